@@ -12,10 +12,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BUDGET = {
-    "tests": 20740, "experiments": 12530, "course": 5165, "web": 2840, "notebooks": 2650,
+    "tests": 20840, "experiments": 12530, "course": 5165, "web": 2840, "notebooks": 2650,
     "the root": 2390, "pipeline": 1405, "loading": 1350, "serving": 1680, "fast": 1060,
     "beam": 750, "command": 620, "configs": 670, "pictures": 450, "demo": 250, "docs": 230,
-    "examples": 50, "paged": 330,
+    "examples": 50, "paged": 330, "apart": 700,
 }  # fmt: skip
 
 # The core of the book: the first files of the README's map, in its order. Here every line counts.

@@ -33,6 +33,7 @@ ORDER = [
     ["executor"],
     ["fast"],
     ["simulate"],  # it makes the policies of paged/ known
+    ["apart"],  # several engines as one
     ["beam"],  # `LLM.beam_search` needs it; the loop and the policies do not
     ["engine"],
     ["pipeline"],
@@ -63,7 +64,7 @@ WITHOUT_TORCH = [
     *(f"import experiments.{name}" for name in SCRIPTS if name not in (*MEASURE, "__init__")),
     "import simulate, loading.policyfile, loading.requests, plan",
     "import pipeline",
-    "import paged.blocks, paged.prompts",
+    "import paged.blocks, paged.prompts, apart.simulate",
     "import beam.request",
     "import web.runner, web.priced",
     "import course.__main__, course.grade, course.selftest, course.picture",

@@ -1,0 +1,72 @@
+"""Which engine gets a request: one function per way. They see what a router in front can see.
+
+A router is a function: engines, request -> one of the engines. It is asked when the request comes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from batch import Request
+from command.checks import lookup
+
+# SGLang's router, --balance-abs-threshold and --cache-threshold: beyond so many requests between
+# the engines, it looks at the load alone; a match of a smaller share of the prompt is no reason
+FAR, SHARE = 32, 0.5
+
+
+class Engine(Protocol):
+    number: int
+    open: int  # requests that it was given and that have not ended
+    tokens: int  # prompt tokens of these
+
+    def hit(self, request: Request) -> int:
+        """Tokens at the beginning of this prompt that are in its cache."""
+        ...
+
+
+Router = Callable[[Sequence[Engine], Request], Engine]
+
+
+def round_robin() -> Router:
+    """One after the other, whatever they hold."""
+    turn = -1
+
+    def choose(engines: Sequence[Engine], request: Request) -> Engine:
+        nonlocal turn
+        turn += 1
+        return engines[turn % len(engines)]
+
+    return choose
+
+
+def least_loaded() -> Router:
+    """The fewest open requests; of these, the fewest prompt tokens."""
+    return lambda engines, request: min(engines, key=load)
+
+
+def by_prefix() -> Router:
+    """The longest hit, if it is half of the prompt and the loads are near; else the least loaded.
+
+    It asks each engine's cache. A router in another process guesses the same from what it has sent
+    where (SGLang's router keeps a tree of prompts, vLLM's of hashes).
+    """
+
+    def choose(engines: Sequence[Engine], request: Request) -> Engine:
+        idle = min(engines, key=load)
+        if max(engine.open for engine in engines) - idle.open > FAR:
+            return idle
+        best = max(engines, key=lambda engine: (engine.hit(request), *(-n for n in load(engine))))
+        return best if best.hit(request) >= SHARE * len(request.prompt) else idle
+
+    return choose
+
+
+def load(engine: Engine) -> tuple[int, int, int]:
+    return engine.open, engine.tokens, engine.number
+
+
+ROUTERS = {each.__name__: each for each in (round_robin, least_loaded, by_prefix)}
+
+
+def make_router(name: str) -> Router:
+    return lookup(ROUTERS, name, "router")()

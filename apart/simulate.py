@@ -1,0 +1,129 @@
+"""`simulate_fleet`: requests on several priced engines. No torch."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from apart.fleet import Engine, Fetch, Fleet, Way
+from apart.halves import KeepsBlocks, KeepsSlots, ReceivesBlocks, ReceivesSlots
+from apart.routers import make_router
+from batch import Request
+from command.checks import UserError, lookup, shown
+from configs import LINKS, ModelConfig
+from loading.requests import check_requests, listed, refuse_beams
+from loop import Loop
+from paged.blocks import BlockMemory, choose_blocks
+from scheduler import Memory, make_scheduler
+from simulate import CostExecutor, make_cost_model
+from timeline import Life, Trace
+
+# the memory of an engine: of slots, and of blocks
+MEMORIES = {
+    "whole": (Memory, BlockMemory),
+    "prefill": (KeepsSlots, KeepsBlocks),
+    "decode": (ReceivesSlots, ReceivesBlocks),
+}
+
+
+@dataclass
+class FleetTrace:
+    """What happened. requests: their lives, as if one engine had served them; no iterations.
+
+    engines: a trace of each, with its iterations; prefill engines first. fetches: of keys and
+    values. guess: see `Trace`.
+    """
+
+    requests: Trace = field(default_factory=Trace)
+    engines: list[Trace] = field(default_factory=list)
+    fetches: list[Fetch] = field(default_factory=list)
+    guess: str = ""
+
+
+def read_layout(layout: str) -> tuple[int, int, int]:
+    """Engines that serve whole requests, prefill engines, decode engines: "4", or "3p1d"."""
+    numbers = layout.removesuffix("d").split("p") if isinstance(layout, str) else []
+    try:
+        counts = [int(number) for number in numbers]
+    except ValueError:
+        counts = []
+    if min(counts, default=0) > 0 and layout == f"{counts[0]}":
+        return counts[0], 0, 0
+    if min(counts, default=0) > 0 and len(counts) == 2 and layout == "{}p{}d".format(*counts):
+        return 0, *counts
+    raise UserError(
+        f"layout {shown(layout)}: give a number of replicas, such as 4, or of prefill and decode"
+        " engines, such as 3p1d"
+    )
+
+
+def simulate_fleet(
+    requests: Iterable[Request],
+    model: str | ModelConfig = "llama3.1-8b",
+    gpu: str = "h100",
+    *,
+    layout: str = "2",
+    router: str = "least_loaded",
+    way: str | None = None,
+    policy: str = "sarathi_serve",
+    chunk_size: int = 512,
+    decode_policy: str | None = None,
+    decode_chunk_size: int | None = None,
+    max_batch_size: int = 128,
+    cache_tokens: int | None = None,
+    tp: int = 1,
+    link: str | None = None,
+    software: str = "sarathi_serve",
+    host: str = "none",
+    cache: str = "slots",
+    block_size: int | None = None,
+    prefix_caching: bool = False,
+    done: Callable[[Life], None] | None = None,
+    keep: bool = False,
+) -> FleetTrace:
+    """`simulate.simulate` over several engines of `tp` GPUs each. All have the same GPUs.
+
+    layout: "4" is four replicas, "3p1d" three prefill engines and one decode engine.
+    router: a name of routers.ROUTERS; from prefill to decode engines, it is the least loaded.
+    way: a name of configs.LINKS, from a prefill to a decode engine; None: the GPU's own link.
+    policy, chunk_size: of replicas and prefill engines. decode_policy, decode_chunk_size: of decode
+    engines; None: the same. max_batch_size, cache_tokens: of each engine.
+    done: is given each request's life when it has ended, and nothing is kept: so a million requests
+    need no more memory than those that run. They may then come from a generator, in order of
+    arrival. keep: the engines' iterations and the fetches stay.
+
+    With one replica, the times are exactly those of `simulate`. Raises UserError as it does.
+    """
+    whole, prefills, decodes = read_layout(layout)
+    cost_model = make_cost_model(model, gpu, tp, link, software, host)
+    limit, name = cost_model.model.max_length, cost_model.model.name
+    blocks = choose_blocks(cache, block_size, prefix_caching)
+
+    def engine(number: int, kind: str, policy: str, chunk_size: int) -> Engine:
+        scheduler = make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)
+        slots, paged = MEMORIES[kind]
+        own = (blocks.size, blocks.prefix_caching) if blocks else ()
+        scheduler.memory = (paged if blocks else slots)(cache_tokens, *own)
+        return Engine(number, Loop(scheduler, CostExecutor(cost_model)), keep)
+
+    trace = FleetTrace(guess=cost_model.guess)
+
+    def collect(life: Life) -> None:
+        trace.requests.lives[life.request_id] = life
+
+    first_kind = "whole" if whole else "prefill"
+    engines = [engine(n, first_kind, policy, chunk_size) for n in range(whole or prefills)]
+    later = decode_policy or policy, decode_chunk_size or chunk_size
+    decoders = [engine(prefills + n, "decode", *later) for n in range(decodes)]
+    own = cost_model.link if way is None else lookup(LINKS, way, "link")
+    fleet = Fleet(
+        engines, make_router(router), done or collect, decoders, make_router("least_loaded"),
+        Way.over(own, cost_model), keep,
+    )  # fmt: skip
+    if done is None:
+        requests = listed(requests)
+        refuse_beams(requests, "price it with beam.cost.simulate_beams")
+        check_requests(requests, limit, name)
+        requests = sorted(requests, key=lambda request: request.arrival)
+    fleet.run(requests)
+    trace.engines = [each.loop.trace for each in (*engines, *decoders)]
+    trace.fetches = fleet.fetches
+    return trace

@@ -1,0 +1,160 @@
+"""Several engines as one: what a router sees, what is under way, and that nothing is lost."""
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from apart.fleet import Engine, Fleet, Way
+from apart.halves import KeepsSlots, ReceivesSlots
+from apart.routers import FAR, ROUTERS, make_router
+from apart.simulate import FleetTrace, simulate_fleet
+from batch import Request
+from configs import LINKS
+from costmodel import make_batch
+from loop import Loop
+from paged.prompts import shared
+from pipeline.policies import is_for_pipelines
+from scheduler import POLICIES, make_scheduler
+from simulate import CostExecutor, make_cost_model, simulate
+
+KW = {"model": "llama3.1-8b", "gpu": "h100", "software": "sarathi_serve"}
+
+
+def workload(seed: int, count: int = 40, rate: float = 30.0) -> list[Request]:
+    """Prompts of 1 to 600 tokens, outputs of 1 to 60."""
+    draw, now, requests = random.Random(seed), 0.0, []
+    for number in range(count):
+        now += draw.expovariate(rate)
+        prompt = shared(draw.randint(1, 600), draw.choice([0, 1]) * draw.randint(0, 1), number)
+        requests.append(Request(number, prompt, draw.randint(1, 60), arrival=now))
+    return requests
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_one_replica_is_simulate(policy: str) -> None:
+    if is_for_pipelines(policy):
+        pytest.skip("it needs a pipeline")
+    options = KW | {"policy": policy, "chunk_size": 128, "max_batch_size": 8, "cache_tokens": 1500}
+    alone = simulate(workload(1), **options).lives
+    assert simulate_fleet(workload(1), layout="1", **options).requests.lives == alone
+
+
+def check(trace: FleetTrace, requests: list[Request], layout: str) -> None:
+    """Every request has its tokens, in order; no port has two fetches at once."""
+    lives = trace.requests.lives
+    assert sorted(lives) == [request.request_id for request in requests]
+    fetched = {each.request_id for each in trace.fetches}
+    for request in requests:
+        life = lives[request.request_id]
+        assert len(life.tokens) == request.max_tokens
+        assert request.arrival <= life.scheduled < life.tokens[0]
+        assert all(before < after for before, after in pairwise(life.tokens))
+        assert life.finished == life.tokens[-1]
+        assert (request.request_id in fetched) == ("p" in layout and request.max_tokens > 1)
+    for number in range(len(trace.engines)):
+        own = [each for each in trace.fetches if number in (each.source, each.target)]
+        for before, after in pairwise(sorted(own, key=lambda each: each.start)):
+            assert after.start >= before.end - LINKS["pcie4"].latency - 1e-12
+        assert not trace.engines[number].lives
+    for each in trace.fetches:
+        assert each.asked <= each.start < each.end <= lives[each.request_id].tokens[1]
+
+
+@pytest.mark.parametrize("layout", ["3", "1p1d", "2p1d", "1p3d"])
+@pytest.mark.parametrize("cache", ["slots", "paged"])
+def test_nothing_is_lost_and_nothing_overtakes_itself(layout: str, cache: str) -> None:
+    for seed in range(12):
+        draw, requests = random.Random(seed), workload(seed)
+        trace = simulate_fleet(
+            requests, layout=layout, way="pcie4", cache=cache, prefix_caching=cache == "paged",
+            router=draw.choice(list(ROUTERS)), policy=draw.choice(["sarathi_serve", "orca"]),
+            decode_policy=draw.choice([None, "vllm_v1"]), chunk_size=draw.choice([16, 64, 512]),
+            max_batch_size=draw.randint(1, 12), cache_tokens=draw.choice([None, 672, 900, 3000]),
+            keep=True, **KW,
+        )  # fmt: skip
+        check(trace, workload(seed), layout)
+
+
+def test_the_memory_of_both_ends_is_given_back() -> None:
+    """Also where second halves are preempted, and where a reservation is taken back."""
+    preempted = 0
+    for seed in range(12):
+        cost, capacity = make_cost_model("llama3.1-8b", "h100", 1, None, "sarathi_serve"), 700
+        engines = []
+        for number, kind in enumerate((KeepsSlots, ReceivesSlots)):
+            scheduler = make_scheduler("sarathi_serve", 8, 64, capacity)
+            scheduler.memory = kind(capacity)
+            engines.append(Engine(number, Loop(scheduler, CostExecutor(cost))))
+        lives, route = [], make_router("round_robin")
+        Fleet(engines[:1], route, lives.append, engines[1:], route, Way(1e-4, 1e-5)).run(
+            workload(seed)
+        )
+        assert len(lives) == 40
+        assert [engine.memory.taken for engine in engines] == [0, 0]
+        assert not engines[1].memory.coming
+        assert (
+            [engine.open for engine in engines] == [engine.tokens for engine in engines] == [0, 0]
+        )
+        preempted += sum(life.preemptions for life in lives)
+    assert preempted > 10
+
+
+def test_one_request_by_hand() -> None:
+    """Two chunks, its keys and values over the link, a row for its second token, then a decode."""
+    cost = make_cost_model("llama3.1-8b", "h100", 1, None, "sarathi_serve")
+    options = {"layout": "1p1d", "way": "pcie4", "chunk_size": 512, "keep": True}
+    trace = simulate_fleet([Request(7, range(600), 3, arrival=2.0)], **options, **KW)
+    first = sum(cost.seconds(make_batch([part])) for part in [(0, 512, 600), (512, 88, 600)])
+    size = 600 * 2 * 32 * 8 * 128 * 2  # bytes: K and V, layers, heads, channels, bfloat16
+    way = 15e-6 + size / (32e9 * cost.efficiency.memory)
+    second = cost.seconds(make_batch([(600, 1, 601)]))
+    third = cost.seconds(make_batch(decodes=1, context=602))
+    moments = [2 + first, 2 + first + way + second, 2 + first + way + second + third]
+    assert trace.requests.lives[7].tokens == pytest.approx(moments, rel=1e-12)
+    assert [len(each.iterations) for each in trace.engines] == [2, 2]
+
+
+class Seen:
+    def __init__(self, number: int, open: int, tokens: int = 0, hit: int = 0):
+        self.number, self.open, self.tokens, self.found = number, open, tokens, hit
+
+    def hit(self, request: Request) -> int:
+        return self.found
+
+
+def test_what_a_router_chooses() -> None:
+    request = Request(0, range(100), 1)
+    ask = make_router("round_robin")
+    assert [ask([Seen(0, 9), Seen(1, 0)], request).number for _ in range(3)] == [0, 1, 0]
+    ask = make_router("least_loaded")
+    assert ask([Seen(0, 2), Seen(1, 1, 50), Seen(2, 1, 40)], request).number == 2
+    ask = make_router("by_prefix")
+    assert ask([Seen(0, 5, hit=80), Seen(1, 0, hit=48)], request).number == 0
+    assert ask([Seen(0, 5, hit=48), Seen(1, 0)], request).number == 1  # less than half of it
+    assert ask([Seen(0, FAR + 1, hit=80), Seen(1, 0)], request).number == 1  # too far apart
+    assert ask([Seen(0, 3, hit=64), Seen(1, 2, hit=64)], request).number == 1
+
+
+def test_prefixes_are_found_where_they_are() -> None:
+    """Two groups of prompts, two engines: by prefix, each engine computes one of them once."""
+    rows = {}
+    for router in ("round_robin", "by_prefix"):
+        requests = [
+            Request(
+                n, shared(640, 512, n) if n // 2 % 2 else range(10**8, 10**8 + 640), 2, arrival=n
+            )
+            for n in range(20)
+        ]
+        options = {"layout": "2", "cache": "paged", "prefix_caching": True, "keep": True}
+        trace = simulate_fleet(requests, router=router, **options, **KW)
+        rows[router] = sum(each.num_prefill_tokens for each in trace.engines)
+    assert rows["by_prefix"] == 640 + 9 * 16 + 640 + 9 * 128
+    assert rows["round_robin"] == 2 * (640 + 4 * 16 + 640 + 4 * 128)
+
+
+def test_requests_may_come_from_a_generator_and_nothing_is_kept() -> None:
+    lives = []
+    trace = simulate_fleet(iter(workload(3)), layout="2p1d", done=lives.append, **KW)
+    assert len(lives) == 40 and not trace.requests.lives and not trace.fetches
+    assert not any(each.iterations or each.finished for each in trace.engines)
