@@ -218,7 +218,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         ),
         "prompts": Kind("P", "tokens of a prompt", TOKENS, several=True),
         "longest-prompt": Kind("P", "tokens of the longest prompt", TOKENS),
-        "workload": Kind("NAME", "workload of bench.py: W or V"),
+        "workload": Kind("NAME", "workload of bench.py: W, V or P"),
         "seed": Kind("N", "seed of all that is drawn at random", SEED),
     },
     "How it is measured": {

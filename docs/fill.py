@@ -30,6 +30,7 @@ from configs import GPUS, MODELS
 from configs.constants import BORROWED, EFFICIENCY
 from costmodel import CostModel
 from experiments import (
+    bench,
     bench_beams,
     beside_benchmarks,
     charges,
@@ -261,6 +262,7 @@ def shape_counts(_: str) -> str:
 
 
 BLOCKS: dict[str, Callable[[str], str]] = {
+    "bench": lambda title: below(title, printed(bench.print_found, results("bench").newest())),
     "report": report,
     "published": published,
     "flags": lambda _: markdown(),

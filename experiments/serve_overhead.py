@@ -30,7 +30,7 @@ from batch import Request
 from command.cli import run_main
 from command.flags import Flag
 from engine import LLM
-from experiments.bench import BATCH_SIZE, MAX_LENGTH, SHAPES, make_workload, run_ours
+from experiments.bench import BATCH_SIZE, MAX_LENGTH, make_workload, run_ours
 from experiments.lib.common import print_table, progress
 from experiments.lib.engines import median_row
 from experiments.lib.flags import start
@@ -144,7 +144,7 @@ def measure(llm: LLM, work: Work, repeats: int, label: str) -> dict[str, list[fl
 FLAGS = {
     "workload": Flag(
         "workload: demo, or W or V of bench.py", shown="all three", quick="demo",
-        choices=("demo", *SHAPES),
+        choices=("demo", *CHUNK_SIZE),
     ),
     "repeats": Flag("rounds, whose median is taken", 9, quick=2),
 }  # fmt: skip
@@ -153,7 +153,7 @@ FLAGS = {
 def main() -> None:
     options = start("", __doc__, others=[f"{NAME}.csv"], **FLAGS)
     rows, lines = Rows(units={"time": "s", "over generate": "x"}), []
-    for workload in [options.workload] if options.workload else ["demo", *SHAPES]:
+    for workload in [options.workload] if options.workload else ["demo", *CHUNK_SIZE]:
         llm, work = load(workload, options.quick)
         seconds = measure(llm, work, options.repeats, workload)
         model, hardware, source = measured_on(llm)

