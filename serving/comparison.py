@@ -34,6 +34,7 @@ from serving.traffic import FASTEST, at_rate, copy_of
 from timeline import Trace
 
 OURS = "sarathi_serve"  # as vLLM; SGLang only with --enable-mixed-chunk
+SAME = "vllm_v1"  # without a threshold, its batches are ours: not searched again
 ROUGH = 1.05  # precision of what the answer is compared with
 DRAWS = 8  # samples of the traffic, for the interval
 LOADS = (0.5, 0.7, 0.9, 1.0)  # of the capacity, in the table of latencies
@@ -169,10 +170,11 @@ def search(
         return perform(partial(question.answer, start=start), jobs, what) if jobs else {}
 
     budgets = question.budgets(*here)
-    jobs = [Job("policy", OURS, size, *here) for size in budgets if size != first.budget]
+    # the longest searches first: those of large budgets, and of many GPUs
+    jobs = [Job("policy", OURS, size, *here) for size in budgets[::-1] if size != first.budget]
     found = run(jobs, "token budgets").values()
     curve = {each.budget: each for each in sorted((first, *found), key=lambda each: each.budget)}
-    rough = best = max(curve.values(), key=lambda each: each.rate)
+    rough = best = max((short := curve).values(), key=lambda each: each.rate)
     if rough.rate:
         near = [size for size, each in curve.items() if each.rate * ROUGH >= rough.rate]
         near += beside(budgets, rough.budget, question.step)
@@ -190,20 +192,23 @@ def search(
     yield "samples", plan
     plan.loads = latencies(plan)
     yield "latencies", plan
-    jobs = [Job("layout", OURS, rough.budget, *each) for each in question.replicas if each != here]
-    found = run(jobs, "other numbers of GPUs")
-    plan.layouts |= {(job.tp, job.pp): each for job, each in found.items()}
+    places = [each for each in question.replicas if each != here]
+    jobs = [Job("layout", OURS, rough.budget, *each) for each in places[::-1]]
+    found = {(job.tp, job.pp): each for job, each in run(jobs, "other numbers of GPUs").items()}
+    plan.layouts |= {each: found[each] for each in places}
     yield "layouts", plan
     own = {name: name.partition(":")[0] in WHOLE for name in policies}
     jobs = [
         Job("policy", name, budget, *here)
         for name in policies
-        if name != OURS
+        if name not in (OURS, SAME)
         for budget in (budgets[:1] if own[name] else budgets)
     ]
     for job, each in run(jobs, "policies").items():
         place = 0 if own[job.policy] else job.budget
         plan.curves.setdefault(job.policy, {})[place] = each
+    if SAME in policies:
+        plan.curves = {name: plan.curves.get(name, short) for name in policies}
     yield "policies", plan
 
 
