@@ -9,14 +9,13 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import compress
 from types import ModuleType, SimpleNamespace
 
 from batch import Batch, Chunk, Request
 from configs import GPU, MODELS, ModelConfig
 from configs.gpus import GPUS
 from costmodel import CostModel
-from scheduler import SarathiServe, Scheduler
+from scheduler import Memory, SarathiServe, Scheduler
 from timeline import contents
 
 VOCABULARY = 251  # tokens of the fake model: each fits a byte
@@ -70,15 +69,16 @@ def clock_of(case: dict) -> Callable[[Batch], float]:
     return CostModel(MODELS[case["model"]], GPUS[case["gpu"]]).seconds
 
 
-def serve(make: type[Scheduler], case: dict) -> dict:
-    """Run a scheduler on a workload with the fake model. Returns a record of every iteration.
+def serve(make: Callable[..., Scheduler], case: dict, model: object = None) -> dict:
+    """Run a scheduler on a workload. Returns a record of every iteration.
 
     case: B, C, cache (tokens or None), and what `make_requests` and `clock_of` take.
+    model: feeds and releases as a `FakeModel` does, which is what None stands for.
     A row: what `schedule` said, and what the scheduler believes after `update`.
     """
     scheduler = make(case["B"], case["C"], case["cache"])
     scheduler.name = getattr(make, "name", "mine")
-    arriving, model, seconds_of = make_requests(case), FakeModel(), clock_of(case)
+    arriving, seconds_of, model = make_requests(case), clock_of(case), model or FakeModel()
     arriving.sort(key=lambda request: request.arrival)
     rows, now = [], 0.0
     most = 100 + 20 * sum(request.most_cached for request in arriving)  # more would be endless
@@ -323,13 +323,17 @@ class Unusable(Exception):
     """Nothing can run on such a table. The checker says why."""
 
 
-class Paged(SarathiServe):
-    """Sarathi-Serve, whose memory is the student's blocks. A hit is prefilled already."""
+class StudentMemory(Memory):
+    """The student's blocks as a scheduler's memory, in blocks (the project's: paged/blocks.py).
 
-    def __init__(self, case: dict, blocks: object):
-        super().__init__(case["B"], case["C"])
-        self.blocks, self.model = blocks, BlockModel(case["blocks"], case["size"])
-        self.tables, self.said = {}, []
+    It is also a `FakeModel`, whose cache is these blocks. said: what was asked, and what ran.
+    """
+
+    def __init__(self, case: dict, blocks: type):
+        super().__init__(None)
+        sizes = case["blocks"], case["size"]
+        self.blocks, self.model, self.said = blocks(*sizes), BlockModel(*sizes), []
+        self.tables, self.cached = {}, {}  # by request id: blocks; tokens
 
     def ask(self, name: str, *given: list[int]) -> object:
         return unchanged(f"`{name}`, or what it calls,", getattr(self.blocks, name), *given)
@@ -337,101 +341,95 @@ class Paged(SarathiServe):
     def note(self, name: str, i: int, *found: object) -> None:
         self.said.append([name, i, *found, list(self.blocks.free), list(self.blocks.references)])
 
-    def can_admit(self) -> bool:
-        room = bool(self.waiting) and len(self.running) < self.max_batch_size
-        return room and self.ask("fits", fed(self.waiting[0], 0, self.waiting[0].prefill_length))
+    def fits(self, newcomer: Request) -> bool:
+        return self.ask("fits", list(newcomer.tokens(0, newcomer.prefill_length)))
 
-    def admit(self) -> Request | None:
-        if (request := super().admit()) is None:
-            return None
-        tokens = fed(request, 0, request.prefill_length)
+    def holds(self, more: int) -> bool:
+        return more <= len(self.blocks.free)
+
+    def next_tokens(self, requests: Sequence[Request]) -> int:
+        return sum(map(self.is_full, requests))
+
+    def is_full(self, request: Request) -> bool:
+        return request.context == len(self.tables[request.request_id]) * self.blocks.size
+
+    def take(self, newcomer: Request) -> int:
+        tokens, i = list(newcomer.tokens(0, newcomer.prefill_length)), newcomer.request_id
         hits, table = (list(self.ask(name, tokens)) for name in ("hits", "allocate"))
-        self.note("allocate", request.request_id, hits, list(table))
-        self.tables[request.request_id] = table
-        request.prefilled = request.context = len(hits) * self.blocks.size
-        if not covers(table, len(tokens), self.blocks) or request.prefilled >= len(tokens):
+        self.note("allocate", i, hits, list(table))
+        self.tables[i], self.cached[i] = table, tokens[: len(hits) * self.blocks.size]
+        self.check(table, len(tokens), self.cached[i] != tokens)
+        return len(self.cached[i])
+
+    def grow(self, decodes: Sequence[Request]) -> None:
+        for request in filter(self.is_full, decodes):
+            table = self.tables[request.request_id]
+            self.check(table, request.context, self.holds(1))
+            table.append(self.blocks.take())
+            self.note("take", request.request_id, table[-1])
+            self.check(table, request.context + 1)
+
+    def check(self, table: list, tokens: int, usable: bool = True) -> None:
+        """A table must have a block for each token, and not one too many."""
+        count, size = len(self.blocks.references), self.blocks.size
+        right = all(type(each) is int and 0 <= each < count for each in table)
+        if not (usable and right and 0 <= len(table) * size - tokens < size):
             raise Unusable
-        return request
 
-    def decodes(self) -> list[Request]:
-        for request in [each for each in self.running if not each.in_prefill]:
-            table = self.tables.get(request.request_id)  # none: it has just been preempted
-            while request in self.running and request.context == len(table) * self.blocks.size:
-                if not self.blocks.free:
-                    self.preempt()
-                    continue
-                table.append(self.blocks.take())
-                self.note("take", request.request_id, table[-1])
-                if not covers(table, request.context + 1, self.blocks):
-                    raise Unusable
-        return [request for request in self.running if not request.in_prefill]
+    def give(self, request: Request) -> None:
+        self.ask("release", self.tables.pop(request.request_id))
+        self.note("release", request.request_id)
 
-    def preempt(self, request: Request | None = None) -> Request:
-        request = super().preempt(request)
-        self.give_back(request.request_id)
-        return request
-
-    def give_back(self, i: int) -> None:
-        self.ask("release", self.tables.pop(i))
-        self.note("release", i)
-
-    def run(self, request: Request, start: int, length: int) -> int:
-        table = self.tables[request.request_id]
-        token = self.model.feed(table, start, fed(request, start, length))
-        self.said.append(["run", request.request_id, start, length])
-        self.ask("store", list(table), fed(request, 0, start + length))
+    def feed(self, i: int, tokens: Sequence[int]) -> int:
+        table, cached = self.tables[i], self.cached[i]
+        token = self.model.feed(table, len(cached), tokens)
+        self.said.append(["run", i, len(cached), len(tokens)])
+        cached += tokens
+        self.ask("store", list(table), list(cached))
         return token
 
-    def serve(self, arriving: list[Request]) -> None:
-        for now in range(100 + 20 * sum(request.most_cached for request in arriving)):
-            while arriving and arriving[0].arrival <= now:
-                self.add(arriving.pop(0))
-            batch = self.schedule(now)
-            if batch is None and not arriving:
-                break
-            if batch is None:
-                continue
-            tokens = [self.run(each.request, each.start, each.length) for each in batch.chunks]
-            tokens = list(compress(tokens, [chunk.is_last for chunk in batch.chunks]))
-            tokens += [self.run(request, request.context, 1) for request in batch.decodes]
-            for request in self.update(batch, tokens):
-                self.give_back(request.request_id)
-
-    def one_by_one(self, name: str, request: Request) -> None:
-        """Allocate, run or release, if that can be."""
-        if name == "allocate":
-            self.waiting.append(request)
-            self.admit()
-            self.waiting.clear()
-        elif request.request_id in self.tables:
-            if name == "release":
-                self.give_back(request.request_id)
-            elif request.in_prefill:
-                self.run(request, request.prefilled, len(request.prompt) - request.prefilled)
-                request.prefilled = len(request.prompt)
+    def release(self, i: int) -> None:
+        """`give` has done so."""
 
 
-def covers(table: list, tokens: int, blocks: object) -> bool:
-    """Whether a table has a block for each token, and not one too many."""
-    right = all(type(each) is int and 0 <= each < len(blocks.references) for each in table)
-    return right and 0 <= len(table) * blocks.size - tokens < blocks.size
+class Paged(SarathiServe):
+    """Sarathi-Serve. Decodes take their blocks before a newcomer is asked about with `fits`."""
 
+    def can_admit(self) -> bool:
+        room = bool(self.waiting) and len(self.running) < self.max_batch_size
+        return room and self.memory.fits(self.waiting[0])
 
-def fed(request: Request, start: int, length: int) -> list[int]:
-    return list(request.tokens(start, start + length))
+    def decodes(self) -> list[Request]:
+        self.memory.grow(decodes := super().decodes())
+        return decodes
 
 
 def e13(mine: ModuleType, case: dict) -> list[list]:
     """What the student's blocks said, to a scheduler or in an order that is given; what ran."""
-    scheduler = Paged(case, mine.Blocks(case["blocks"], case["size"]))
-    requests = make_requests(case)
+    memory = StudentMemory(case, mine.Blocks)
+
+    def make(*sizes: int) -> Paged:
+        (scheduler := Paged(*sizes)).memory = memory
+        return scheduler
+
     with suppress(Unusable):
         if "order" in case:
-            for name, i in case["order"]:
-                scheduler.one_by_one(name, requests[i])
+            one_by_one(memory, make_requests(case), case["order"])
         else:
-            scheduler.serve(sorted(requests, key=lambda request: request.arrival))
-    return scheduler.said
+            serve(make, case | {"cache": None}, memory)
+    return memory.said
+
+
+def one_by_one(memory: StudentMemory, requests: list[Request], order: list) -> None:
+    """Allocate, run or release, if that can be."""
+    for name, request in ((name, requests[i]) for name, i in order):
+        i, length = request.request_id, request.prefill_length
+        if name == "allocate" and memory.fits(request):
+            memory.take(request)
+        elif name == "release" and i in memory.tables:
+            memory.give(request)
+        elif name == "run" and i in memory.tables and len(memory.cached[i]) < length:
+            memory.feed(i, request.prompt[len(memory.cached[i]) :])
 
 
 def hunt(mine: ModuleType, case: dict) -> list[bool]:

@@ -28,6 +28,7 @@ from beam.outputs import beam_requests
 from beam.request import CACHES, BeamSearchParams
 from beam.search import BeamSearch, best_candidates
 from configs import MODELS
+from course.check.e13 import Prefixes
 from engine import LLM
 from executor import ModelExecutor
 from fast.backends import choose_backend, speed_up
@@ -420,73 +421,60 @@ def check_blocks(
     assert set(memory.idle) <= set(memory.key_of) and not set(memory.free) & set(memory.key_of)
 
 
-class Prefixes:
-    """A plain model of what is shared: a set of prefixes, the least recently used first.
+class Shared(Prefixes):
+    """A plain model of a `BlockMemory`: prefixes, the least recently used first.
 
-    A block is the prefix that ends with it, or None if it is its request's own. It has one chance
-    to become a prefix: when it is full, and nobody has that prefix yet.
+    A block is an object. It has one chance to become known: when it is full.
     """
 
     def __init__(self, memory: BlockMemory):
-        self.size, self.most, self.sharing = memory.block_size, memory.most, memory.prefix_caching
-        self.known: list[tuple[int, ...]] = []
-        self.of: dict[Request, list[tuple[int, ...] | None]] = {}
+        super().__init__(memory.block_size)
+        self.most, self.sharing = memory.most, memory.prefix_caching
+        self.of: dict[Request, list[object]] = {}
         self.seen: Counter[Request] = Counter()  # full blocks
 
-    def prefix(self, request: Request, blocks: int) -> tuple[int, ...]:
-        return tuple([*request.prompt, *request.output][: blocks * self.size])
-
-    def held(self) -> list[tuple[int, ...] | None]:
-        """All blocks that somebody holds, once each."""
-        every = [each for own in self.of.values() for each in own]
-        return [None] * every.count(None) + list(set(every) - {None})
+    def held(self) -> set[object]:
+        return {block for own in self.of.values() for block in own}
 
     def enter(self) -> None:
         for request, own in self.of.items() if self.sharing else ():
-            for place in range(self.seen[request], request.context // self.size):
-                self.seen[request] += 1
-                prefix = self.prefix(request, place + 1)
-                if prefix not in self.known:
-                    self.known.append(prefix)
-                    own[place] = prefix
+            tokens = [*request.prompt, *request.output][: request.context]
+            self.store(tokens, own, self.seen[request])
+            self.seen[request] = request.context // self.size
 
-    def hit(self, newcomer: Request) -> list[tuple[int, ...]]:
+    def hit(self, newcomer: Request) -> list[object]:
         self.enter()
-        found: list[tuple[int, ...]] = []
-        while (len(found) + 1) * self.size < newcomer.prefill_length:
-            prefix = self.prefix(newcomer, len(found) + 1)
-            if prefix not in self.known:
-                break
-            found.append(prefix)
-        return found
+        return self.hits([*newcomer.prompt, *newcomer.output])
 
     def cover(self, request: Request, tokens: int) -> None:
         while len(self.of[request]) * self.size < tokens:
-            idle = [each for each in self.known if each not in self.held()]
-            if self.most is not None and len(self.held()) + len(idle) == self.most:
-                self.known.remove(idle[0])
-            self.of[request].append(None)
+            held = self.held()
+            idle = [block for block in self.known.values() if block not in held]
+            if self.most is not None and len(held) + len(idle) == self.most:
+                self.forget(idle[:1])
+            self.of[request].append(object())
 
     def give(self, request: Request) -> None:
         self.enter()
-        for prefix in reversed(self.of.pop(request)):
-            if prefix is not None and prefix not in self.held():
-                self.known.remove(prefix)
-                self.known.append(prefix)
+        own = self.of.pop(request)
+        held, prefix_of = self.held(), {block: prefix for prefix, block in self.known.items()}
+        for block in reversed(own):
+            if block in prefix_of and block not in held:
+                self.known[prefix_of[block]] = self.known.pop(prefix_of[block])
 
 
 class CheckedMemory(BlockMemory):
-    """A `BlockMemory` that must find and evict what `Prefixes` does."""
+    """A `BlockMemory` that must find and evict what `Shared` does."""
 
     def __init__(self, *options: object):
         super().__init__(*options)
-        self.model, self.evicted = Prefixes(self), 0
+        self.model = Shared(self)
 
     def prefill(self, newcomer: Request) -> tuple[int, int]:
         taken, hit = super().prefill(newcomer)
         found = self.model.hit(newcomer)
         assert hit == len(found) * self.block_size, "another hit than a set of prefixes has"
-        held = sum(prefix in self.model.held() for prefix in found) * self.block_size
+        held = len(self.model.held().intersection(found)) * self.block_size
         assert taken == -(-newcomer.prefill_length // self.block_size) * self.block_size - held
         return taken, hit
 

@@ -1,12 +1,14 @@
 """E13: blocks, shared by a hash of the prefix (PagedAttention, arXiv 2309.06180; vLLM's design
 document "Automatic Prefix Caching").
 
-What the student's blocks said to a scheduler is run again, on a plain model: a dict of prefixes,
-two lists, and a cache of the checker's own. Unlike in vLLM, a second block of one prefix becomes
-known only when the first is gone and its request runs again.
+What the student's blocks said to a scheduler is run again, on a plain model: a dict of prefixes
+(tests/oracle.py has the same for paged/blocks.py), two lists, and a cache of the checker's own.
+Unlike in vLLM, a second block of one prefix becomes known only when the first is gone and its
+request runs again.
 """
 
 import random
+from collections.abc import Sequence
 from itertools import zip_longest
 
 from batch import Request
@@ -81,6 +83,33 @@ def cases(rng: random.Random) -> list[dict]:
     return sorted(drawn, key=lambda case: sum(len(p) + most for p, most, *_ in case["requests"]))
 
 
+class Prefixes:
+    """A plain model of what is in the cache: whole prefixes, and no hash.
+
+    known: each prefix of full blocks -> its last block.
+    """
+
+    def __init__(self, size: int):
+        self.size, self.known = size, {}
+
+    def hits(self, tokens: Sequence[int]) -> list:
+        """The blocks of the longest chain of prefixes that are known, without the last token."""
+        found: list = []
+        while (end := self.size * (len(found) + 1)) < len(tokens):
+            if (prefix := tuple(tokens[:end])) not in self.known:
+                break
+            found.append(self.known[prefix])
+        return found
+
+    def store(self, tokens: Sequence[int], table: Sequence, first: int = 0) -> None:
+        """A table's blocks hold these tokens, from block `first` on. What is known stays so."""
+        for place in range(first, len(tokens) // self.size):
+            self.known.setdefault(tuple(tokens[: self.size * (place + 1)]), table[place])
+
+    def forget(self, blocks: Sequence) -> None:
+        self.known = {prefix: b for prefix, b in self.known.items() if b not in blocks}
+
+
 class Replay:
     """A record, run again. It raises Broken at the first property that fails."""
 
@@ -88,7 +117,7 @@ class Replay:
         self.case, count, self.size = case, case["blocks"], case["size"]
         self.requests, self.model = make_requests(case), BlockModel(count, self.size)
         self.free, self.references = list(range(count)), [0] * count
-        self.known: dict[tuple, int] = {}  # a whole prefix -> the last of its blocks
+        self.prefixes = Prefixes(self.size)
         self.tables: dict[int, list[int]] = {}
         self.later: Failure | None = None  # a hit with a wrong content: K10 first, if a token tells
         self.where = f"{many(count, 'block')} of {many(self.size, 'token')}"
@@ -104,9 +133,9 @@ class Replay:
         return model, output
 
     def fail(self, prop: str, expected: object, got: object, teaches: str) -> None:
-        prefixes = {block: " ".join(map(str, prefix)) for prefix, block in self.known.items()}
+        known = {b: " ".join(map(str, prefix)) for prefix, b in self.prefixes.known.items()}
         rows = [["block", "references", "known as the end of"]]
-        rows += [[b, count, prefixes.get(b, "-")] for b, count in enumerate(self.references[:12])]
+        rows += [[b, count, known.get(b, "-")] for b, count in enumerate(self.references[:12])]
         raise Broken(Failure(prop, self.where, str(expected), str(got), teaches, rows))
 
     def run_again(self, record: list) -> None:
@@ -131,9 +160,7 @@ class Replay:
                           "Leave `fits` and `store` as they are, and what they read.")  # fmt: skip
 
     def allocate(self, request: Request, tokens: list[int], hits: list, table: list) -> None:
-        wanted, size = [], self.size
-        while (end := size * (len(wanted) + 1)) < len(tokens) and tuple(tokens[:end]) in self.known:
-            wanted.append(self.known[tuple(tokens[:end])])
+        wanted, size = self.prefixes.hits(tokens), self.size
         if not all(type(b) is int and 0 <= b < len(self.references) for b in hits + table):
             raise TypeError("a hit or an entry of a table is no block")
         if len(table) != (needed := -(-len(tokens) // size)):
@@ -181,7 +208,7 @@ class Replay:
         del self.free[: len(blocks)]
         for block in blocks:
             self.references[block] = 1
-        self.known = {prefix: b for prefix, b in self.known.items() if b not in blocks}
+        self.prefixes.forget(blocks)
 
     def take(self, request: Request, tokens: list[int], block: int) -> None:
         self.new([block])
@@ -218,8 +245,7 @@ class Replay:
             raise TypeError("what ran is not what follows in the cache")
         token = self.model.feed(table, start, tokens[start:end])
         request.context = end
-        for block, full in zip(table, range(size, end + 1, size), strict=False):
-            self.known.setdefault(tuple(tokens[:full]), block)
+        self.prefixes.store(tokens[:end], table)
         if end < len(tokens):
             return
         right, output = self.truth[request.request_id]
