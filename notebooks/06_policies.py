@@ -261,9 +261,10 @@ gantts({policy: traces[policy] for policy in chunked}, BOUND, NAMES, title)
 # ### What engines do today
 #
 # `paged/policies.py` has the defaults of three engines. `vllm_v1` (vLLM) and `no_evict`
-# (TensorRT-LLM) run these four requests in the very batches of `sarathi_serve`: their other words
-# are for the same idea, and for the memory. `prefill_first` (SGLang) cuts prompts, too. But its
-# batch has chunks *or* decodes, and chunks come first.
+# (TensorRT-LLM) run these four requests in the same batches as `sarathi_serve`. `vllm_v1` differs
+# only with its option, a limit for each request; `no_evict` only where memory is short.
+# `prefill_first` (SGLang) cuts prompts, too. But its batch has chunks *or* decodes, and chunks come
+# first. The engines have other names for the same things:
 #
 # | here | vLLM | SGLang |
 # |---|---|---|
@@ -272,25 +273,28 @@ gantts({policy: traces[policy] for policy in chunked}, BOUND, NAMES, title)
 # | hybrid batch | (always) | `--enable-mixed-chunk` |
 # | preempted | preempted | retracted |
 #
-# **Predict first.** No iteration of `prefill_first` has more tokens than one of `sarathi_serve`.
-# How long is B's longest gap?
+# **Predict first.** `prefill_first` has the same token budget as `sarathi_serve`: no iteration may
+# have more tokens. `vllm_v0` has no budget. Under which of the three does B wait longest between
+# two tokens?
 
 # %%
 predict("6.5")
 
 # %%
-pair = {policy: priced(policy) for policy in ("sarathi_serve", "prefill_first")}
-gantts(pair, BOUND, NAMES, title)
-for policy, trace in pair.items():
-    busiest = max(each.num_prefill_tokens + each.num_decodes for each in trace.iterations)
-    print(f"{policy}: at most {busiest} tokens in an iteration, ", end="")
-    print(f"B's longest TBT is {1e3 * max(trace.lives[1].tbt):.0f} ms (predicted)")
+three = {policy: priced(policy) for policy in ("sarathi_serve", "vllm_v0", "prefill_first")}
+gantts(three, BOUND, NAMES, title)
+for policy, trace in three.items():
+    most = max(each.num_prefill_tokens + each.num_decodes for each in trace.iterations)
+    longest = 1e3 * max(trace.lives[1].tbt)
+    print(f"{policy}: at most {most} tokens in an iteration; ", end="")
+    print(f"B waits up to {longest:.0f} ms between two tokens (predicted)")
 
 # %% [markdown]
-# **Explain.** The budget bounds each iteration, and not the number of them that a decode waits. A
-# and B wait for *all* chunks of C and D, longer than for the whole prompts under `vllm_v0`. C has
-# its first token, and then stalls behind the chunks of D. Chunks bound a gap only if decodes run
-# beside them (`sarathi_serve`) or between them (`chunked_only`).
+# **Explain.** The budget limits how long an iteration is. It does not limit how many iterations a
+# decode waits. Under `prefill_first`, A and B wait for *all* chunks of C and D. That takes a little
+# longer than the whole prompts under `vllm_v0`. C gets its first token, and then stalls while the
+# chunks of D run. Chunks keep gaps short only if decodes run beside them (`sarathi_serve`) or
+# between them (`chunked_only`).
 #
 # ## Step 5: your own policy
 #
@@ -491,7 +495,8 @@ gantts({"mine": mine}, BOUND, NAMES, title)
 #
 # E8 is `SarathiServe.prefills` and `preempt`. The hunt turns the table: you write a property, and
 # it must find schedulers with one thing wrong. E13 is what engines have today in place of slots:
-# blocks, which requests share if they begin alike. In a terminal, in the project's folder
+# blocks, which requests share if they begin alike. After your own attempt, read the project's, in
+# `paged/blocks.py` ([about it](../docs/paged.md)). In a terminal, in the project's folder
 # ([how](../course/README.md)):
 #
 #     python -m course start
