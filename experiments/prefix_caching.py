@@ -64,8 +64,8 @@ def served(
 def quantities(
     engine: Deployment, prompts: list[Parts], cache: str, memory: int, seed: int
 ) -> dict[str, float]:
-    offline = served(engine, prompts, cache, memory, [0.0] * REQUESTS)
-    online = served(engine, prompts, cache, memory, poisson(REQUESTS, RATE, seed))
+    offline = served(engine, prompts, cache, memory, [0.0] * len(prompts))
+    online = served(engine, prompts, cache, memory, poisson(len(prompts), RATE, seed))
     hits = sum(life.cached for life in offline.lives.values())
     return {
         "throughput": len(prompts) / offline.seconds,
@@ -74,13 +74,13 @@ def quantities(
     }
 
 
-def over_share(engine: Deployment, share: float, cache: str, seed: int) -> dict[str, float]:
-    prompts = [shared(PROMPT, round(share * PROMPT), i) for i in range(REQUESTS)]
+def over_share(engine: Deployment, share: float, cache: str, n: int, seed: int) -> dict[str, float]:
+    prompts = [shared(PROMPT, round(share * PROMPT), i) for i in range(n)]
     return quantities(engine, prompts, cache, engine.cache_tokens, seed)
 
 
-def over_memory(engine: Deployment, memory: int, cache: str, seed: int) -> dict[str, float]:
-    chosen = np.random.default_rng(seed).integers(DOCUMENTS, size=REQUESTS)
+def over_memory(engine: Deployment, memory: int, cache: str, n: int, seed: int) -> dict[str, float]:
+    chosen = np.random.default_rng(seed).integers(DOCUMENTS, size=n)
     prompts = []
     for i, document in enumerate(chosen.tolist()):
         begin, own = PROMPT * document, 10**9 + PROMPT * i
@@ -111,12 +111,13 @@ def held(engine: Deployment, layout: str) -> dict[str, float]:
 
 
 def sweeps(quick: bool, seed: int = 0) -> list[Sweep]:
-    few = 2 if quick else 1
+    few = 4 if quick else 1
     share, memory = cases(share=SHARES[::few], cache=CACHES), MEMORIES[::few]
+    given, sizes = {"n": REQUESTS // few, "seed": seed}, ("256", "64", "16", "1")[few // 2 :: few]
     return [
-        Sweep(partial(over_share, seed=seed), [MISTRAL], share),
-        Sweep(partial(over_memory, seed=seed), [MISTRAL], cases(memory=memory, cache=CACHES)),
-        Sweep(held, [MISTRAL], cases(layout=["slots", "256", "64", "16", "1"])),
+        Sweep(partial(over_share, **given), [MISTRAL], share),
+        Sweep(partial(over_memory, **given), [MISTRAL], cases(memory=memory, cache=CACHES)),
+        Sweep(held, [MISTRAL], cases(layout=["slots", *sizes])),
     ]
 
 

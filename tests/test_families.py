@@ -1,5 +1,5 @@
-"""Every family of checkpoints against transformers: the same logits, and the same 64 greedy tokens
-under every policy.
+"""Every family of checkpoints against transformers: the same logits, and the same 32 greedy tokens
+under a quarter of the policies for each (test_oracle.py has all of them for each model).
 """
 
 import copy
@@ -145,7 +145,8 @@ def test_logits_and_greedy_tokens_equal_transformers(case: str, tmp_path: Path) 
     )
 
     llm = LLM(str(tmp_path), max_batch_size=2, dtype="float64", device="cpu")
-    for policy, chunk_size in zip(POLICIES, cycle((7, 16)), strict=False):
+    own = [*POLICIES][[*CASES].index(case) % 4 :: 4]
+    for policy, chunk_size in zip(own, cycle((7, 16)), strict=False):
         llm.policy, llm.chunk_size = policy, chunk_size
         outputs = llm.generate(
             [prompt[0].tolist() for prompt in prompts], SamplingParams(max_tokens=32)

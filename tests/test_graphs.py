@@ -59,13 +59,13 @@ def replays() -> Iterator[Callable[[], int]]:
     [*((name, "gathered") for name in TINY), ("llama-gqa", "varlen"), ("gpt2", "varlen")],
 )
 def test_same_tokens_under_every_policy(name: str, attend: str, replays: Callable) -> None:
-    """A third of the policies for each model, thrice each: later runs find the recordings of the
-    first, full of its numbers.
+    """A third of the policies for each model, twice each: the second run finds the recordings of
+    the first, full of its numbers.
     """
     model = tiny_model(name)
     recorded = recordings(model, ATTEND[attend])
     for policy in [*POLICIES][[*TINY].index(name) % 3 :: 3]:
-        for _ in range(3):
+        for _ in range(2):
             assert generate_replaying(model, recorded, policy) == tiny_expected(name, COUNT), policy
     hybrid = [spans for spans, *_ in recorded.recordings if len(spans) > 1]
     assert len(recorded.recordings) > 10 and hybrid
@@ -129,7 +129,8 @@ def test_an_engine(attend: str, replays: Callable, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("engine.slot_length", lambda tokens, device: 256)
     llm = engine()
     llm.resize_cache(3, 48)
-    for policy, tokens in zip(POLICIES, cycle((None, 48)), strict=False):
+    own = [*POLICIES][[*ATTEND].index(attend) :: 2]
+    for policy, tokens in zip(own, cycle((None, 48)), strict=False):
         llm.policy, llm.cache_tokens = policy, tokens
         assert [o.token_ids for o in llm.generate(prompts, params)] == expected, policy
     llm.cache_tokens = None

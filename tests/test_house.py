@@ -11,7 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-from lines import BUDGET, MOST_LINES, book, counted, lines_of_code
+from lines import BUDGET, MOST_LINES, book, counted, lines_of_code, statements
 
 from tests import warm
 
@@ -103,8 +103,8 @@ def dotted(path: Path) -> str:
 @cache
 def imports(path: Path) -> list[ast.Import | ast.ImportFrom]:
     """A file's imports, at the top or nested."""
-    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    nodes = statements((ROOT / path).read_text(encoding="utf-8"))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def imported(path: Path) -> set[str]:

@@ -5,12 +5,12 @@
 
 import statistics
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from command.checks import UserError
 from experiments.lib import common
-from experiments.lib.rows import SOURCES, Numbers, Rows
+from experiments.lib.rows import SOURCES, Number, Numbers, Rows, by_names
 
 
 class Ranges(dict[str, float]):
@@ -26,7 +26,8 @@ class Ranges(dict[str, float]):
 
 def sources(rows: Rows) -> dict[str, Mapping[str, float]]:
     """What a text may quote of one file of results/. The head of docs/holes.toml explains each."""
-    paper, predicted, measured = (rows.named(source) for source in SOURCES)
+    numbers = rows.newest().numbers()
+    paper, predicted, measured = (by_names(numbers, source) for source in SOURCES)
     both = paper.keys() & predicted.keys()
     return {
         "paper": paper,
@@ -34,16 +35,16 @@ def sources(rows: Rows) -> dict[str, Mapping[str, float]]:
         "measured": measured,
         "ms": Numbers({name: 1e3 * seconds for name, seconds in measured.items()}),
         "error": Numbers({name: 100 * (predicted[name] / paper[name] - 1) for name in both}),
-        "off": errors(rows, measured),
+        "off": errors(numbers, measured),
         "least": Ranges(predicted, min),
         "most": Ranges(predicted, max),
     }
 
 
-def errors(rows: Rows, measured: Mapping[str, float]) -> dict[str, float]:
+def errors(numbers: Iterable[Number], measured: Mapping[str, float]) -> dict[str, float]:
     """Quantity -> median error of the predictions in %, of those measured in the same case."""
     found: dict[str, list[float]] = {}
-    for each in rows.numbers():
+    for each in numbers:
         beside = measured.get(each.name) if each.source == "predicted" else None
         if beside:
             found.setdefault(each.quantity, []).append(abs(100 * (each.value / beside - 1)))

@@ -122,25 +122,25 @@ class Rows(list[Row]):
         """
         places = [row for row in self if row["source"] == "predicted"]
         ends = [name for name in WHERE[1:] if len({row[name] for row in places}) > 1]
-        return [
-            Number(
-                name_of(column, case),
-                quantity,
-                row[column],
-                unit,
-                row["source"],
-            )
-            for row in self
-            for case in [self.case(row) | {end: row[end].replace(",", "") for end in ends}]
+        columns = [
+            (quantity, column, unit)
             for quantity, unit in self.units.items()
             for column in (quantity, *(quantity + end for end in SPREAD))
-            if column in row
+            if any(column in row for row in self)
         ]
+        found = []
+        for row in self:
+            rest = name_of("", self.case(row) | {end: row[end].replace(",", "") for end in ends})
+            found += [
+                Number(column + rest, quantity, row[column], unit, row["source"])
+                for quantity, column, unit in columns
+                if column in row
+            ]
+        return found
 
     def named(self, source: str = "predicted") -> "Numbers":
         """The numbers of one source by their names; of measured ones, the newest."""
-        found = self.newest().numbers()
-        return Numbers({each.name: each.value for each in found if each.source == source})
+        return by_names(self.newest().numbers(), source)
 
     def write(self, path: Path) -> None:
         """A CSV file: where it was run, keys, quantities with their ranges."""
@@ -151,6 +151,11 @@ class Rows(list[Row]):
         heads |= {name: f"{name} ({unit})" for name, unit in ends.items() if name in every}
         cells = [[cell(row[name]) if name in row else "" for name in heads] for row in self]
         common.write_table(path, list(heads.values()), cells)
+
+
+def by_names(numbers: Iterable[Number], source: str) -> "Numbers":
+    """Those of one source."""
+    return Numbers({each.name: each.value for each in numbers if each.source == source})
 
 
 def where(row: Row) -> tuple[str, str, str]:
