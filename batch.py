@@ -34,6 +34,7 @@ class Request:
     prefilled: int = 0  # tokens of its prefill whose K and V are in the cache
     context: int = 0  # all tokens whose K and V are in the cache
     chunks_run: int = 0  # chunks of its prefill that have run
+    planned: int = 0  # as `prefilled`, once the batch that is being made has run
     output: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     prefill_length: int = field(init=False)  # the prompt; after a preemption also the output so far
@@ -71,7 +72,7 @@ class Request:
 
     def restart(self) -> None:
         """After a preemption: the next prefill runs the prompt, and then the output so far."""
-        self.prefilled = self.context = self.chunks_run = 0
+        self.prefilled = self.context = self.chunks_run = self.planned = 0
         self.prefill_length = len(self.prompt) + len(self.output)
 
     def tokens(self, start: int, end: int) -> Sequence[int]:

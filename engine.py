@@ -23,14 +23,13 @@ from executor import ModelExecutor
 from fast.backends import check_backend, choose_backend, must_measure, speed_up
 from fast.cuda import slot_length
 from fast.graphs import WHEN, GraphExecutor, graphs_for
-from kvcache import KVCache
 from loading.device import check_memory, choose_device, choose_dtype
 from loading.load import choose_length, find_model, late_tokenizer, load_model
 from loading.prompts import make_requests
 from loading.requests import check_requests
 from loading.tokenizer import load_stop_ids, load_tokenizer
 from loop import Loop
-from paged.blocks import choose_blocks
+from paged.blocks import choose_blocks, real_memory
 from paged.cache import make_cache, manage
 from sampling import SamplingParams
 from scheduler import Scheduler, make_scheduler
@@ -131,16 +130,18 @@ class LLM:
             self.attention = choose_backend(attention, self.device, self.dtype, self.config)
         own = self._own_layers(self.config.n_layer)
         self.part = replace(self.config, n_layer=len(own))  # the layers that are here
+        room = slot_length(self.max_length, self.device)
         self.model = load_model(
             self.config, self.directory, self.dtype, self.device, own=own, slots=max_batch_size,
-            length=slot_length(self.max_length, self.device), seed=seed,
-            check_weights=check_weights,
+            length=room, seed=seed, check_weights=check_weights,
+            blocks=real_memory(self.blocks, max_batch_size, room, cache_tokens),
         )  # fmt: skip
         self.tokenizer, self.stop_ids, self.weights = None, frozenset(), f"random (seed {seed})"
         if self.directory is not None:
             self.tokenizer, self.weights = load_tokenizer(self.directory), str(self.directory)
             self.stop_ids = load_stop_ids(self.directory, self.tokenizer)
-        self.cache, self.graphs = self._make_cache(), None
+        size = self.part, max_batch_size, room, self.dtype, self.device
+        self.cache, self.graphs = make_cache(*size, self.blocks, cache_tokens), None
         if fast:
             measure = attention == "auto" and must_measure(self.device)
             made = speed_up(self.model, self.cache, self.attention, measure)
@@ -228,17 +229,14 @@ class LLM:
         length = choose_length(self.config, self.max_length if max_length is None else max_length)
         held = self.part.parameters * self.dtype.itemsize + self.cache.bytes
         room = slot_length(length, self.device)
-        check_memory(self.part, max_batch_size, room, self.dtype, self.device, held)
+        size = self.part, max_batch_size, room, self.dtype, self.device
+        check_memory(*size, held, real_memory(self.blocks, *size[1:3], self.cache_tokens))
         graphs = "on" if self.graphs else "off"
         self._loop = self.cache = self.graphs = None  # free the old cache first
         self.max_batch_size, self.max_length = max_batch_size, length
         self.model.make_rotary_tables(room)
-        self.cache = self._make_cache()
+        self.cache = make_cache(*size, self.blocks, self.cache_tokens)
         self.graphs = graphs_for(self.model, self.cache, graphs, self.attention)
-
-    def _make_cache(self) -> KVCache:
-        size = self.part, self.max_batch_size, slot_length(self.max_length, self.device)
-        return make_cache(*size, self.dtype, self.device, self.blocks, self.cache_tokens)
 
     # ---- the loop
 

@@ -259,8 +259,8 @@ def whole_prefill(request: Request) -> Chunk:
 
 def next_chunk(request: Request, room: int) -> Chunk:
     """As much of what is left of a prefill as `room` tokens hold."""
-    start = request.prefilled
-    return Chunk(request, start, min(room, request.prefill_length - start))
+    request.planned = min(request.prefilled + room, request.prefill_length)
+    return Chunk(request, request.prefilled, request.planned - request.prefilled)
 
 
 class RequestLevel(Scheduler):

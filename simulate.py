@@ -13,7 +13,7 @@ from configs import GPUS, LINKS, ModelConfig
 from configs.hosts import HOSTS
 from costmodel import CostModel
 from loading.priced import priced_model
-from loading.requests import check_requests, listed, refuse_beams
+from loading.requests import check_requests, check_tokens, listed, refuse_beams
 from loop import Loop, Result
 from paged.blocks import choose_blocks
 from scheduler import make_scheduler
@@ -99,6 +99,7 @@ def simulate(
     scheduler = make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)
     if blocks := choose_blocks(cache, block_size, prefix_caching):
         scheduler.memory = blocks.memory(cache_tokens)
+        check_tokens(requests if prefix_caching else ())
     trace = run_all(Loop(scheduler, CostExecutor(cost_model)), requests)
     trace.guess = cost_model.guess
     return trace

@@ -12,6 +12,7 @@ import torch
 
 from command.checks import UserError, did_you_mean, shown
 from configs import ModelConfig
+from paged.blocks import BlockMemory
 
 
 def check_memory(
@@ -21,11 +22,12 @@ def check_memory(
     dtype: torch.dtype,
     device: torch.device,
     held: int = 0,
+    blocks: BlockMemory | None = None,
 ) -> None:
     """Raise a UserError if weights, rotary tables and cache need more than the device's memory.
 
     On a GPU, a batch and what PyTorch loads need room, too. held: bytes of weights, tables and
-    cache that are on the device already.
+    cache that are on the device already. blocks: those of the cache; None: it has slots.
     """
     memory = memory_of(device)
     if memory is None:
@@ -35,7 +37,9 @@ def check_memory(
     weights = config.parameters * dtype.itemsize
     if config.flavour == "llama":
         weights += length * config.head_dim * dtype.itemsize  # of the rotary tables
-    cache = slots * length * config.kv_bytes_per_token(dtype.itemsize)
+    tokens = blocks.capacity if blocks else slots * length
+    parts = blocks or f"{slots} slots of {length} tokens"
+    cache = tokens * config.kv_bytes_per_token(dtype.itemsize)
     room, also = 0, ""
     if device.type == "cuda":
         room = LOADED + batch_bytes(config, slots, length, dtype.itemsize)
@@ -43,8 +47,8 @@ def check_memory(
     if weights + cache + room > memory:
         raise UserError(
             f"{config.name} needs {weights / 1e9:.1f} GB of weights and {cache / 1e9:.1f} GB of"
-            f" cache ({slots} slots of {length} tokens){also}, but {device} has"
-            f" {memory / 1e9:.1f} GB: choose a smaller model, max_batch_size or max_length"
+            f" cache ({parts}){also}, but {device} has {memory / 1e9:.1f} GB: choose a smaller"
+            f" model, max_batch_size{', cache_tokens' if blocks else ''} or max_length"
         )
 
 

@@ -14,6 +14,7 @@ from loading import checkpoint, files
 from loading.device import check_memory
 from loading.tokenizer import GPT2_VOCABULARY, Tokenizer, gpt2_tokenizer
 from model import Transformer
+from paged.blocks import BlockMemory
 
 
 def find_model(name: str) -> tuple[ModelConfig, Path | None]:
@@ -62,16 +63,18 @@ def load_model(
     length: int | None = None,
     seed: int = 0,
     check_weights: bool = False,
+    blocks: BlockMemory | None = None,
 ) -> Transformer:
     """The weights of a checkpoint, or random ones, in their final dtype and place.
 
     own: the layers of a pipeline's stage; None: all. length: of the longest sequence, in tokens;
-    None: what the model allows. slots: of the cache, of that length each. Raises UserError if
-    weights and cache do not fit the memory, before anything is allocated.
+    None: what the model allows. slots: of the cache, of that length each; blocks: those that the
+    cache has instead. Raises UserError if weights and cache do not fit the memory, before anything
+    is allocated.
     """
     own = range(config.n_layer) if own is None else own
     length = config.max_length if length is None else length
-    check_memory(replace(config, n_layer=len(own)), slots, length, dtype, device)
+    check_memory(replace(config, n_layer=len(own)), slots, length, dtype, device, blocks=blocks)
     model = new_model(config, dtype, device, own, length)
     if directory is None:
         return random_weights(model, seed)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from batch import Request
-from command.checks import UserError, shown
+from command.checks import MOST_SEED, UserError, check_whole, shown
 
 
 def listed(requests: Iterable[Request]) -> list[Request]:
@@ -25,6 +25,15 @@ def refuse_beams(requests: Iterable[Request], instead: str) -> None:
     for request in requests:
         if request.decode_size:
             raise UserError(f"request {request.request_id} is a beam search: {instead}")
+
+
+def check_tokens(requests: Iterable[Request]) -> None:
+    """Raise a UserError if a prompt has anything but token ids. (Prefix caching reads them.)"""
+    for request in requests:
+        for token in request.prompt[:]:
+            if type(token) is not int or not 0 <= token <= MOST_SEED:
+                name = f"request {request.request_id}: a token of its prompt"
+                check_whole(name, token, 0, MOST_SEED)
 
 
 def check_requests(

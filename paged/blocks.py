@@ -11,19 +11,23 @@ Nothing is copied, and their tokens are not prefilled again. A *reference count*
 tables a block is in. A block with a key that nobody holds stays, until its room is needed: then
 the least recently used one is evicted.
 
+A block can be found as soon as a chunk that fills it is in the batch that is being made: as in
+vLLM, requests that come together share. For in each layer, all rows of a batch are written before
+any of them attends. A batch that fails has filled nothing, so its blocks are forgotten.
+
 `BlockMemory` takes the place of `scheduler.Memory`. A policy sees a hit as tokens that are
 prefilled already. Priced and real runs use the same object; paged/cache.py has the tensors.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from heapq import heappop, heappush
 
 from batch import Request
 from command.checks import UserError, check_flag, check_whole, lookup
-from scheduler import Memory
+from scheduler import MOST_CACHED, Memory
 
 BLOCK_SIZE = 16  # tokens; vLLM's default
 ITEM = "q"  # a token as 8 bytes
@@ -48,17 +52,17 @@ class BlockMemory(Memory):
 
     capacity: in tokens, rounded down to whole blocks; None: no limit, so nothing is evicted.
     tables: of running requests. references: how many of them hold each block. free: a heap of
-    blocks whose tokens nobody can want. block_of: key -> block, of full blocks that are computed.
-    idle: those of them that nobody holds, the least recently used first. asked, hits: tokens of all
-    prefills that were admitted, and how many of them were in the cache.
+    blocks whose tokens nobody can want. block_of: key -> block, of full blocks that are computed,
+    or will be by the batch that is being made (`unsure`). idle: blocks with a key that nobody
+    holds, the least recently used first. asked, hits: tokens of all prefills that were admitted,
+    and how many of them were in the cache.
     """
 
     def __init__(
-        self,
-        capacity: int | None,
-        block_size: int = BLOCK_SIZE,
-        prefix_caching: bool = False,
+        self, capacity: int | None, block_size: int = BLOCK_SIZE, prefix_caching: bool = False
     ):
+        if capacity is not None:
+            check_whole("cache_tokens", capacity, most=MOST_CACHED)
         self.most = None if capacity is None else capacity // block_size
         if self.most == 0:
             raise UserError(
@@ -72,9 +76,13 @@ class BlockMemory(Memory):
         self.free: list[int] = []
         self.block_of: dict[bytes, int] = {}
         self.key_of: dict[int, bytes] = {}
+        self.unsure: set[int] = set()
         self.idle: dict[int, None] = {}
         self.asked = self.hits = 0
         self._newcomer: tuple[Request | None, Table] = None, Table()
+
+    def __str__(self) -> str:
+        return f"{self.most} blocks of {self.block_size} tokens"
 
     # ---- what the scheduler asks (scheduler.Memory)
 
@@ -104,7 +112,7 @@ class BlockMemory(Memory):
         """Give a request a table for its whole prefill, the blocks of its hit first."""
         found = self._found(newcomer)
         table = self._table(newcomer)
-        table.entered = len(found)
+        table.entered, newcomer.planned = len(found), 0
         for block in found:
             self._hold(block)
         table.blocks += found
@@ -115,13 +123,19 @@ class BlockMemory(Memory):
         return len(found) * self.block_size
 
     def grow(self, decodes: Sequence[Request]) -> None:
-        """Make room for a token of each. (A real cache has done so, before it was written.)"""
+        """A batch has run: make room for the tokens of its decodes.
+
+        (A real cache has done so, before they were written.)
+        """
+        self._settle(self.tables)
+        self.unsure.clear()
         for request in decodes:
             if request.context % self.block_size == 0:
                 self.cover(request, request.context + 1)
 
     def give(self, request: Request) -> None:
         """Drop a request's table. What is computed of it can still be found."""
+        self._settle([request])
         self._enter()
         self._drop(self.tables.pop(request))
 
@@ -139,6 +153,10 @@ class BlockMemory(Memory):
 
         An interrupt may have come between two lines of the books: so they are written anew.
         """
+        for block in self.unsure:  # the batch that was to fill it has failed
+            self.key_of.pop(block, None)
+        self.block_of = {key: block for block, key in self.key_of.items()}
+        self.unsure.clear()
         self.tables, self._newcomer, self.taken = {}, (None, Table()), 0
         self.references = [0] * len(self.references)
         self.idle |= dict.fromkeys(sorted(self.key_of.keys() - self.idle.keys()))
@@ -185,7 +203,7 @@ class BlockMemory(Memory):
         """The blocks in the cache that its prefill begins with."""
         found: list[int] = []
         if self.prefix_caching:
-            self._enter()
+            self._enter(ahead=True)
             full = (newcomer.prefill_length - 1) // self.block_size
             for key in self._keys(newcomer, self._table(newcomer), full):
                 if key not in self.block_of:
@@ -199,22 +217,46 @@ class BlockMemory(Memory):
             self._newcomer = newcomer, Table()
         return self._newcomer[1]
 
-    def _enter(self) -> None:
+    def _enter(self, ahead: bool = False) -> None:
         """Let others find the blocks that running requests have filled since the last time.
 
-        If two have computed the same block, the second one's stays its own. So a block in a table
-        never changes.
+        ahead: and those that the batch will fill which is being made. If two have computed the same
+        block, the second one's stays its own. So a block in a table never changes.
         """
+        size = self.block_size
         for request, table in self.tables.items() if self.prefix_caching else ():
-            full = request.context // self.block_size
+            full = max(request.context, request.planned if ahead else 0) // size
             if full <= table.entered:
                 continue
             keys = self._keys(request, table, full)
             for place in range(table.entered, full):
                 key, block = keys[place], table.blocks[place]
                 if key not in self.block_of:
+                    if (place + 1) * size > request.context:
+                        self.unsure.add(block)
                     self.block_of[key], self.key_of[block] = block, key
             table.entered = full
+
+    def _settle(self, requests: Iterable[Request]) -> None:
+        """What these requests were to fill is filled now, or nobody can find it any more.
+
+        Raises UserError if somebody has found it, and would read what was never written.
+        """
+        for request in requests if self.prefix_caching else ():
+            table, size = self.tables[request], self.block_size
+            request.planned = 0
+            for place in range(request.context // size, table.entered):
+                block = table.blocks[place]
+                if block not in self.unsure:
+                    continue
+                if self.references[block] > 1:
+                    raise UserError(
+                        f"the policy has made a chunk of request {request.request_id} with"
+                        " `next_chunk`, another request shares it, and less of it is in the batch"
+                    )
+                self.unsure.remove(block)
+                del self.block_of[self.key_of.pop(block)]
+            table.entered = min(table.entered, request.context // size)
 
     def _keys(self, request: Request, table: Table, count: int) -> list[bytes]:
         """The keys of its first `count` blocks, or more: each the SHA-256 of the one before it, and
@@ -226,7 +268,7 @@ class BlockMemory(Memory):
         keys, size = table.keys, self.block_size
         if len(keys) < count:
             tokens = request.tokens(len(keys) * size, count * size)
-            text, width = array(ITEM, tokens).tobytes(), array(ITEM).itemsize * size
+            text, width = array(ITEM, list(tokens)).tobytes(), array(ITEM).itemsize * size
             key = keys[-1] if keys else b""
             for start in range(0, len(text), width):
                 key = sha256(key + text[start : start + width]).digest()
@@ -243,6 +285,18 @@ class Blocks:
 
     def memory(self, cache_tokens: int | None) -> BlockMemory:
         return BlockMemory(cache_tokens, self.size, self.prefix_caching)
+
+
+def real_memory(
+    blocks: Blocks | None, slots: int, length: int, cache_tokens: int | None
+) -> BlockMemory | None:
+    """The blocks of a real cache, which has an end. None for slots.
+
+    cache_tokens: None is as much as `slots` requests of `length` tokens need. Raises UserError.
+    """
+    if blocks and cache_tokens is None:
+        cache_tokens = slots * -(-length // blocks.size) * blocks.size
+    return blocks and blocks.memory(cache_tokens)
 
 
 def choose_blocks(

@@ -12,7 +12,7 @@ from batch import Request
 from command.checks import UserError
 from configs import ModelConfig
 from kvcache import KVCache
-from paged.blocks import BlockMemory, Blocks
+from paged.blocks import BlockMemory, Blocks, real_memory
 from scheduler import Scheduler
 
 
@@ -25,15 +25,9 @@ class PagedCache(KVCache):
     """
 
     def __init__(
-        self,
-        model: ModelConfig,
-        slots: int,
-        length: int,
-        dtype: torch.dtype = torch.float32,
-        device: str | torch.device = "cpu",
-        *,
-        memory: BlockMemory,
-    ):
+        self, model: ModelConfig, slots: int, length: int, dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu", *, memory: BlockMemory,
+    ):  # fmt: skip
         self.memory, size = memory, memory.block_size
         super().__init__(model, memory.most, size, dtype, device)
         self.slots, self.length = slots, -(-length // size) * size
@@ -77,31 +71,27 @@ class PagedCache(KVCache):
 
 
 def make_cache(
-    model: ModelConfig,
-    slots: int,
-    length: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    blocks: Blocks | None,
-    cache_tokens: int | None,
-) -> KVCache:
-    """Slots (blocks: None), or blocks for `cache_tokens`; None: for as many as slots would hold."""
-    if blocks is None:
+    model: ModelConfig, slots: int, length: int, dtype: torch.dtype, device: torch.device,
+    blocks: Blocks | None, cache_tokens: int | None,
+) -> KVCache:  # fmt: skip
+    """Slots (blocks: None), or the blocks of `real_memory`."""
+    memory = real_memory(blocks, slots, length, cache_tokens)
+    if memory is None:
         return KVCache(model, slots, length, dtype, device)
-    if cache_tokens is None:
-        cache_tokens = slots * -(-length // blocks.size) * blocks.size
-    memory = blocks.memory(cache_tokens)
     return PagedCache(model, slots, length, dtype, device, memory=memory)
 
 
 def manage(scheduler: Scheduler, cache: KVCache | None) -> Scheduler:
-    """Let a scheduler account for blocks, if the cache has any. Raises UserError."""
+    """Let a scheduler account for blocks, if the cache has any.
+
+    Raises UserError unless they are as many as the scheduler's `cache_tokens` asks for.
+    """
     if isinstance(cache, PagedCache):
         asked, memory = scheduler.memory.capacity, cache.memory
-        if asked is not None and asked // memory.block_size != memory.most:
+        tokens = cache.slots * cache.length if asked is None else asked
+        if tokens // memory.block_size != memory.most:
             raise UserError(
-                f"cache_tokens is {asked}, and the cache has {memory.most} blocks of"
-                f" {memory.block_size} tokens: call resize_cache"
+                f"cache_tokens is {asked}, and the cache has {memory}: call resize_cache"
             )
         scheduler.memory = memory
     return scheduler

@@ -80,10 +80,12 @@ class PrefillFirst(SarathiServe):
     prompt under vllm_v0, and each chunk reads the weights again.
 
     Left out: SGLang admits by an estimate of how long outputs become (new_token_ratio), and may
-    take the longest shared prefix first.
+    take the longest shared prefix first. Where memory is short, it retracts the requests with the
+    fewest output tokens (of these, the longest prompts first); here the newest are preempted.
 
     github.com/sgl-project/sglang: `get_next_batch_to_run` of python/sglang/srt/managers/
-    scheduler.py; defaults: docs.sglang.ai/advanced_features/server_arguments.html
+    scheduler.py, `retract_decode` of schedule_batch.py; defaults:
+    docs.sglang.ai/advanced_features/server_arguments.html
     """
 
     name = "prefill_first"

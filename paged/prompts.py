@@ -25,6 +25,8 @@ class Parts(Sequence):
         if not isinstance(place, slice):
             return self[place : place + 1 or None][0]
         start, stop, step = place.indices(len(self))
+        if step < 0:
+            return self[:][place]
         pieces = [
             part[max(0, start - first) : max(0, stop - first)]
             for first, part in zip(self.starts, self.parts, strict=False)
