@@ -243,12 +243,9 @@ class BlockMemory(Memory):
         Raises UserError if somebody has found it, and would read what was never written.
         """
         for request in requests if self.prefix_caching else ():
-            table, size = self.tables[request], self.block_size
+            table, full = self.tables[request], request.context // self.block_size
             request.planned = 0
-            for place in range(request.context // size, table.entered):
-                block = table.blocks[place]
-                if block not in self.unsure:
-                    continue
+            for block in self.unsure.intersection(table.blocks[full : table.entered]):
                 if self.references[block] > 1:
                     raise UserError(
                         f"the policy has made a chunk of request {request.request_id} with"
@@ -256,7 +253,7 @@ class BlockMemory(Memory):
                     )
                 self.unsure.remove(block)
                 del self.block_of[self.key_of.pop(block)]
-            table.entered = min(table.entered, request.context // size)
+            table.entered = min(table.entered, full)
 
     def _keys(self, request: Request, table: Table, count: int) -> list[bytes]:
         """The keys of its first `count` blocks, or more: each the SHA-256 of the one before it, and
