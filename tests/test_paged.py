@@ -22,7 +22,7 @@ from paged.blocks import BlockMemory
 from paged.cache import PagedCache
 from paged.prompts import Parts, shared
 from sampling import SamplingParams
-from scheduler import POLICIES, SarathiServe, Scheduler, make_scheduler
+from scheduler import POLICIES, SarathiServe, Scheduler, make_scheduler, next_chunk
 from simulate import simulate
 from tests import oracle
 from tests.conftest import TINY
@@ -224,7 +224,7 @@ class Drops(SarathiServe):
 
 
 def test_a_chunk_that_is_left_out_is_no_hit() -> None:
-    one, other = range(11), range(50, 61)
+    one, other = range(11), range(2**62, 2**62 + 11)
     requests = [Request(i, own, max_tokens=2) for i, own in enumerate((one, other, one, other))]
     scheduler = Drops(4, 64)
     scheduler.memory = memory = BlockMemory(80, 4, prefix_caching=True)
@@ -256,6 +256,14 @@ def test_who_is_preempted_before_it_ran_is_no_hit() -> None:
     assert scheduler.memory.prefill(late) == (4, 8)
     scheduler.preempt()
     assert scheduler.memory.prefill(late) == (12, 0) and len(scheduler.memory.free) == 3
+
+
+def test_a_chunk_on_trial_is_no_hit() -> None:
+    scheduler, early = paged("sarathi_serve", 4, 64, 80, 4), Request(0, range(11), max_tokens=2)
+    next_chunk(early, 64)  # a policy asks what it would cost, as examples/target_tbt.py does
+    scheduler.add(early)
+    assert scheduler.admit() is early
+    assert scheduler.memory.prefill(Request(1, range(11), max_tokens=2)) == (12, 0)
 
 
 def test_no_evict_never_preempts_in_blocks() -> None:
@@ -317,6 +325,8 @@ def test_a_batch_that_fails_has_filled_nothing(
         patch.setattr(ModelExecutor, "forward", fails)
         llm.generate(PROMPTS, params)
     hits = memory.hits
+    llm.cache.reset()
+    check_blocks(None, memory, [])
     assert [each.token_ids for each in llm.generate(PROMPTS, params)] == expected
     assert memory.hits - hits == (24 if good else 16), "of a failed batch, nothing is a hit"
     check_blocks(None, memory, [])
