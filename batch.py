@@ -72,7 +72,7 @@ class Request:
 
     def restart(self) -> None:
         """After a preemption: the next prefill runs the prompt, and then the output so far."""
-        self.prefilled = self.context = self.chunks_run = self.planned = 0
+        self.prefilled = self.context = self.chunks_run = 0
         self.prefill_length = len(self.prompt) + len(self.output)
 
     def tokens(self, start: int, end: int) -> Sequence[int]:

@@ -232,7 +232,8 @@ def test_a_chunk_that_is_left_out_is_no_hit() -> None:
         scheduler.add(request)
     scheduler.which = 1
     assert step(scheduler) == [(0, 0, 11), (2, 8, 3)]
-    assert sorted(memory.block_of.values()) == [0, 1], "nobody can find what request 1 lacks"
+    assert sorted(memory.block_of.values()) == [0, 1]
+    assert memory.prefill(requests[3]) == (12, 0), "nobody can find what request 1 lacks"
     scheduler.add(requests[3])
     assert step(scheduler) == [(1, 0, 11), (3, 8, 3)]
 
@@ -266,8 +267,28 @@ def test_a_chunk_on_trial_is_no_hit() -> None:
     assert scheduler.memory.prefill(Request(1, range(11), max_tokens=2)) == (12, 0)
 
 
+@pytest.mark.parametrize(
+    ("running", "capacity", "new", "fits"),  # (prompt, output); blocks of 8
+    [
+        ([(8, 2), (8, 2)], 32, (5, 4), False),  # 16 are taken, 16 to come, and 8
+        ([(8, 2), (8, 2)], 40, (5, 4), True),
+        ([(5, 4)], 16, (5, 4), True),  # 8 are taken, and the rest of them is enough
+        ([(5, 4)], 23, (5, 5), False),
+    ],
+)
+def test_no_evict_counts_whole_blocks(
+    running: list[tuple[int, int]], capacity: int, new: tuple[int, int], fits: bool
+) -> None:
+    scheduler = paged("no_evict", 9, 64, capacity, 8)
+    for i, (prompt, output) in enumerate(running):
+        scheduler.add(Request(i, range(100 * i, 100 * i + prompt), output))
+    step(scheduler)
+    scheduler.add(Request(9, range(900, 900 + new[0]), new[1]))
+    assert scheduler.can_admit() is fits
+
+
 def test_no_evict_never_preempts_in_blocks() -> None:
-    for seed in range(60):
+    for seed in range(30):
         rng = random.Random(f"no_evict {seed}")
         size = rng.randint(1, 8)
         requests = [
@@ -348,6 +369,8 @@ def test_a_refused_cache_leaves_the_old_one(llm: LLM, monkeypatch: pytest.Monkey
     assert [each.token_ids for each in llm.generate(PROMPTS, params)] == expected
     llm.resize_cache(4)
     assert llm.cache.memory.most == 16, "four slots would need too much, and 16 blocks do not"
+    few = {"cache": "paged", "cache_tokens": 64, "dtype": "float64", "max_batch_size": 4}
+    assert LLM("small", device="cpu", fast=False, **few).cache.slots == 4
     llm.cache_tokens = None
     with pytest.raises(UserError, match="cache_tokens is None, and the cache has 16 blocks"):
         llm.generate(PROMPTS, params)
