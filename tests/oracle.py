@@ -438,9 +438,10 @@ class Shared(Prefixes):
 
     def enter(self) -> None:
         for request, own in self.of.items() if self.sharing else ():
-            tokens = [*request.prompt, *request.output][: request.context]
+            filled = max(request.context, request.planned)  # also by the batch that is being made
+            tokens = [*request.prompt, *request.output][:filled]
             self.store(tokens, own, self.seen[request])
-            self.seen[request] = request.context // self.size
+            self.seen[request] = filled // self.size
 
     def hit(self, newcomer: Request) -> list[object]:
         self.enter()

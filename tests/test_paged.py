@@ -31,28 +31,12 @@ from tests.oracle import DRIVERS, CheckedMemory, check, check_blocks, draw, in_b
 IN_BLOCKS = ["Loop", "LLM", "Runner"]
 
 
-class Prefixes(oracle.Prefixes):
-    """A block has its prefix as soon as a chunk that fills it is in the batch being made."""
-
-    def enter(self) -> None:
-        contexts = [(request, request.context) for request in self.of]
-        for request, context in contexts:
-            request.context = max(context, request.planned)
-        super().enter()
-        for request, context in contexts:
-            request.context = context
-
-
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """All memories of blocks are compared with a set of prefixes. What has happened is counted."""
     count: Counter[str] = Counter()
 
     class Counted(CheckedMemory):
-        def __init__(self, *options: object):
-            super().__init__(*options)
-            self.model = Prefixes(self)
-
         def take(self, newcomer: Request) -> int:
             known, hit = len(self.block_of), super().take(newcomer)
             count.update(hits=hit > 0, own=hit > 0 and newcomer.preemptions > 0)
