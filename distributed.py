@@ -3,10 +3,12 @@
     python distributed.py --stages 2 "def open(" "The list type" --policy sarathi
     python distributed.py --stages 2 --model laptop --lengths 512:16,300:8,700:12
     torchrun --nproc-per-node 2 distributed.py ...
+    python distributed.py --apart "def open(" "The list type" --one-engine
 
 The first command starts two processes on this machine. The second makes up three prompts: 512:16
 is a prompt of 512 tokens, with 16 output tokens. torchrun starts the processes itself, on many
-nodes too (docs/pipelines.md). pipeline/stages.py says what they do.
+nodes too (docs/pipelines.md). pipeline/stages.py says what they do. --apart has no stages: one
+process prefills, and the other decodes (docs/apart.md).
 """
 
 import command.enter  # noqa: F401
@@ -15,19 +17,22 @@ import fast.first  # before torch  # noqa: F401
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
 import torch.distributed as dist
 
+from apart import door
+from apart.real import ApartLLM
 from command.checks import UserError
 from command.cli import MARK, end_with, run_main, write_file
 from command.flags import Flag, Parser
 from configs import MODELS
-from engine import RequestOutput, SamplingParams
+from engine import LLM, RequestOutput, SamplingParams
 from fast import native
 from fast.backends import check_backend
 from loading import checkpoint, files
@@ -66,6 +71,10 @@ FLAGS = {
     "max_tokens": Flag("output tokens of each prompt", 32),
     "max_length": Flag("most tokens of prompt and output", shown="the model's"),
     "lengths": Flag(repeated=True),
+    "apart": Flag(),
+    "decode_policy": Flag("with --apart: policy of the decode half", shown="that of --policy"),
+    "decode_chunk_size": Flag("with --apart: its token budget", shown="that of --chunk-size"),
+    "one_engine": Flag("with --apart: also run one engine, and compare the tokens"),
     "repeats": Flag("runs of each workload", 1),
     **dict.fromkeys(("dtype", "device", "attention"), Flag(default="auto")),
     "check": Flag(),
@@ -115,7 +124,7 @@ def check_sizes(text: str, longest: int) -> None:
             )
 
 
-def make_work(text: str, policy: str, llm: PipelineLLM) -> Work:
+def make_work(text: str, policy: str, llm: LLM) -> Work:
     """Prompts of made-up tokens. A UserError before any is made, if one is too long."""
     check_sizes(text, llm.max_length)
     policy, lengths = read_sizes(text, policy)
@@ -124,33 +133,27 @@ def make_work(text: str, policy: str, llm: PipelineLLM) -> Work:
         [(31 * index + 7 * place) % vocabulary for place in range(prompt)]
         for index, (prompt, _) in enumerate(lengths)
     ]
-    return Work(
-        policy,
-        prompts,
-        [SamplingParams(max_tokens=output, ignore_eos=True) for _, output in lengths],
-    )
+    params = [SamplingParams(max_tokens=output, ignore_eos=True) for _, output in lengths]
+    return Work(policy, prompts, params)
 
 
 def serve(args: argparse.Namespace) -> None:
-    """Make this process's stage, and run every workload. Process 0 prints the results."""
-    llm = PipelineLLM(
-        args.model,
-        policy=args.policy,
-        chunk_size=args.chunk_size,
-        max_batch_size=args.max_batch_size,
-        micro_batches=args.micro_batches,
-        max_length=args.max_length,
-        dtype=args.dtype,
-        device=args.device,
-        attention=args.attention,
-        check_weights=args.check,
-    )
+    """Make this process's stage or half, and run every workload. Process 0 prints the results."""
+    names = ("policy", "chunk_size", "max_batch_size", "max_length", "dtype", "device", "attention")
+    options = {name: getattr(args, name) for name in names} | {"check_weights": args.check}
+    if args.apart:
+        later = {"decode_policy": args.decode_policy, "decode_chunk_size": args.decode_chunk_size}
+        llm = ApartLLM(args.model, **options, **later)
+    else:
+        llm = PipelineLLM(args.model, micro_batches=args.micro_batches, **options)
     llm.cost = cost_here(llm.config.name, str(llm.device), str(llm.dtype), args.calibration)
     works = [make_work(text, args.policy, llm) for text in args.lengths or []]
     if args.prompts or not works:
         prompts = args.prompts or ["def open(", "The list type", "Return True if"]
         works.insert(0, Work(args.policy, prompts, SamplingParams(max_tokens=args.max_tokens)))
-    found = []
+    if args.apart and llm.stage == 1:
+        return llm.follow()
+    found, own = [], door if args.apart else sys.modules[__name__]
     for number in range(args.repeats):
         for index, work in enumerate(works):
             llm.policy = work.policy
@@ -158,42 +161,51 @@ def serve(args: argparse.Namespace) -> None:
             if llm.stage > 0:
                 continue
             place = {"mark": MARK, "workload": index, "repeat": number}
-            found.append(place | summary(llm, outputs))
+            found.append(place | own.summary(llm, outputs))
             if number == args.repeats - 1:
-                report(llm, work.prompts, outputs)
+                print_texts(work.prompts, outputs)
+                own.report(llm, outputs)
+            if args.one_engine:
+                door.compare(llm, work.prompts, work.params, outputs)
+    if args.apart:
+        llm.close()
     if llm.stage == 0 and args.json:
         write_file(args.json, json.dumps(found, indent=1) + "\n")
     if llm.stage == 0 and args.perfetto:
         dtype = str(llm.dtype).removeprefix("torch.")
-        where = f"{llm.stages} stages, {this_machine(str(llm.device))}, {dtype}"
+        parts = "halves" if args.apart else "stages"
+        where = f"{llm.stages} {parts}, {this_machine(str(llm.device))}, {dtype}"
         run = perfetto.About("measured", llm.config.name, where, llm.policy, budget_of(llm))
-        perfetto.save_stages(args.perfetto, {llm.policy: llm.pipeline}, about={llm.policy: run})
+        if args.apart:
+            about = [run, replace(run, policy=llm.decode_policy, chunk_size=args.decode_chunk_size)]
+            about = dict(zip(door.HALVES, about, strict=True))
+            perfetto.save(args.perfetto, door.traces(llm), about=about)
+        else:
+            perfetto.save_stages(args.perfetto, {llm.policy: llm.pipeline}, about={llm.policy: run})
         print(f"wrote {args.perfetto}: open it on https://ui.perfetto.dev")
 
 
 def summary(llm: PipelineLLM, outputs: Sequence[RequestOutput]) -> dict:
     trace = llm.pipeline
-    numbers = {
-        "seconds": trace.seconds,
-        "bubble_share": trace.bubble_share,
-        "busy": trace.busy,
-        "idle": trace.idle,
-        "hop": llm.hop,
-    }
+    names = ("seconds", "bubble_share", "busy", "idle")
+    numbers = {name: getattr(trace, name) for name in names} | {"hop": llm.hop}
     return numbers | {"steps": trace.count, "tokens": [output.token_ids for output in outputs]}
 
 
-def budget_of(llm: PipelineLLM) -> int | None:
+def budget_of(llm: LLM) -> int | None:
     """C in tokens; a policy may have one of its own. None: it has whole prompts only."""
     if is_for_pipelines(llm.policy):
         return None
     return make_scheduler(llm.policy, 1, llm.chunk_size).chunk_size
 
 
-def report(llm: PipelineLLM, prompts: Sequence, outputs: Sequence[RequestOutput]) -> None:
+def print_texts(prompts: Sequence, outputs: Sequence[RequestOutput]) -> None:
     for prompt, output in zip(prompts, outputs, strict=True):
         if output.text:
             print(f"{prompt}{output.text}\n---")
+
+
+def report(llm: PipelineLLM, outputs: Sequence[RequestOutput]) -> None:
     trace, stage_seconds = llm.pipeline, llm.stages * llm.pipeline.seconds
     budget = budget_of(llm)
     size = "whole prompts" if budget is None else f"C = {budget}"
@@ -202,9 +214,8 @@ def report(llm: PipelineLLM, prompts: Sequence, outputs: Sequence[RequestOutput]
         f" {llm.micro_batches} micro-batches, {llm.stages} stages"
     )
     dtype = str(llm.dtype).removeprefix("torch.")
-    print(
-        f"model     {llm.config.name} on {llm.device.type}, {dtype}, attention by {llm.attention}"
-    )
+    where = f"{llm.config.name} on {llm.device.type}, {dtype}"
+    print(f"model     {where}, attention by {llm.attention}")
     print(
         f"run       {len(outputs)} requests, {trace.count} steps in {trace.seconds:.2f} s,"
         f" {trace.requests.throughput:.0f} tokens/s"
@@ -215,11 +226,7 @@ def report(llm: PipelineLLM, prompts: Sequence, outputs: Sequence[RequestOutput]
             f"phases    {phases.count('prefill')} of prefills, {phases.count('decode')} of decodes"
         )
     busy = [f"stage {i} {100 * work / trace.seconds:.0f} %" for i, work in enumerate(trace.busy)]
-    idle = [
-        f"{cause} {100 * seconds / stage_seconds:.1f} %"
-        for cause, seconds in trace.idle.items()
-        if seconds > 0
-    ]
+    idle = [f"{name} {100 * s / stage_seconds:.1f} %" for name, s in trace.idle.items() if s > 0]
     print(f"busy      {', '.join(busy)}")
     print(f"idle      {', '.join(idle)}")
     print(f"bubbles   {100 * trace.bubble_share:.1f} % of all stages' time ({', '.join(BUBBLES)})")
@@ -229,7 +236,9 @@ def check(args: argparse.Namespace) -> None:
     """Find mistakes early, before any process starts and any weight is read."""
     SamplingParams(max_tokens=args.max_tokens)
     policies = [read_sizes(text, args.policy)[0] for text in args.lengths or []]
-    for policy in policies if policies and not args.prompts else [args.policy, *policies]:
+    policies = policies if policies and not args.prompts else [args.policy, *policies]
+    door.check(args, policies)
+    for policy in () if args.apart else policies:
         count = args.stages if args.micro_batches is None else args.micro_batches
         make_micro_batches(
             policy, count, args.stages, args.max_batch_size, args.chunk_size, seconds_of=unmeasured
@@ -243,7 +252,7 @@ def main() -> None:
         # a hub id is downloaded here, once, and not by every process
         directory = files.find(args.model)
         config = MODELS[args.model] if directory is None else checkpoint.load_config(directory)
-        even_layers(config.n_layer, args.stages)
+        even_layers(config.n_layer, 1 if args.apart else args.stages)
         for text in args.lengths or []:
             check_sizes(text, choose_length(config, args.max_length))
         device = stage_device(args.device, 0, args.stages)
@@ -265,7 +274,7 @@ def main() -> None:
             torch.cuda.set_device(device)
         else:
             take_cores(place.local, place.local_stages)
-        meet(place, device)
+        meet(place, torch.device("cpu") if args.apart else device)
         serve(args)
         dist.barrier()
         dist.destroy_process_group()

@@ -158,15 +158,13 @@ class Fleet:
         """An iteration ends, or an idle engine has something to do: begin the next iteration."""
         if engine.due != self.now:
             return  # it has had its turn
-        loop, scheduler, engine.due = engine.loop, engine.loop.scheduler, inf
+        loop, engine.due = engine.loop, inf
         ended, loop.trace.ended = loop.trace.ended, []
         for request, life in ended:
             self.end(engine, request, life)
         self.fetch(engine)
         loop.executor.wait_until(max(self.now, loop.executor.now()))
-        while loop.arriving and loop.arriving[0].arrival <= self.now:
-            scheduler.add(loop.arriving.popleft())
-        if may_run(scheduler):
+        if may_run(loop, self.now):
             loop.step()
             self.next_turn(engine, loop.executor.now())
         elif loop.arriving:

@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batch import Request
+from loop import Loop
 from paged.blocks import BlockMemory
 from paged.prompts import Parts
-from scheduler import Memory, Scheduler
+from scheduler import Memory
 
 
 @dataclass(eq=False, slots=True)
@@ -79,11 +80,15 @@ class Receives:
         self.coming[second] = None
         return True
 
-    def revoke(self) -> bool:
-        """Take the room of the newest one back: it will be prefilled here. False: there is none."""
-        if not self.coming:
+    def revoke(self, second: Request | None = None) -> bool:
+        """Take the room of one (None: the newest) back: it will be prefilled here, if at all.
+
+        False: there is none.
+        """
+        second = second or next(reversed(self.coming), None)
+        if second not in self.coming:
             return False
-        second, _ = self.coming.popitem()
+        del self.coming[second]
         super().give(second)
         return True
 
@@ -115,15 +120,23 @@ class ReceivesBlocks(Receives, BlockMemory):
     pass
 
 
-def may_run(scheduler: Scheduler) -> bool:
-    """Whether a policy can schedule something now, while requests wait or run.
+def may_run(loop: Loop, now: float) -> bool:
+    """Let in who has arrived by now. Then: whether the policy can schedule something.
 
-    A decode engine that stands still takes room back from what is coming: at its head may wait a
-    preempted request that is larger than what is left. A prefill engine waits for a fetch.
+    A decode engine takes room back from what is coming, the newest first: before it preempts what
+    runs, and if it stands still. (At its head may wait a preempted request that is larger than what
+    is left.) A prefill engine waits for a fetch.
     """
-    if scheduler.running:
+    scheduler = loop.scheduler
+    memory, running = scheduler.memory, scheduler.running
+    receives = isinstance(memory, Receives)
+    while loop.arriving and loop.arriving[0].arrival <= now:
+        scheduler.add(loop.arriving.popleft())
+    if running:
+        while receives and not memory.holds(memory.next_tokens(running)) and memory.revoke():
+            pass
         return True
     while scheduler.waiting and not scheduler.can_admit():
-        if not (isinstance(scheduler.memory, Receives) and scheduler.memory.revoke()):
+        if not (receives and memory.revoke()):
             return False
     return bool(scheduler.waiting)

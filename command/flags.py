@@ -120,6 +120,8 @@ TABLE: dict[str, dict[str, Kind]] = {
     "What runs": {
         "model": Kind("NAME", "model: demo, a directory, a hub id, or a name of configs.MODELS"),
         "policy": Kind("NAME", "scheduling policy", repeated=True),
+        "decode-policy": Kind("NAME", "policy where decodes run apart"),
+        "decode-chunk-size": Kind("C", "token budget where decodes run apart", TOKENS),
         "policy-file": Kind("FILE", "Python file with policies of your own, which is run", Path),
         "chunk-size": Kind(
             "C", "token budget: tokens of a batch, chunk and decodes", TOKENS, several=True
@@ -153,6 +155,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         "dtype": Kind("NAME", f"type of the numbers: {either(DTYPES)}", several=True),
         "attention": Kind("NAME", f"attention: {either(BACKENDS)}"),
         "stages": Kind("S", "processes, one for each pipeline stage", FEW),
+        "apart": Kind("", "prefill in one process, decode in another"),
         "micro-batches": Kind("M", "micro-batches in the pipeline at once", MICRO_BATCHES),
         "port": Kind("PORT", "port on which it listens; 0 takes a free one", Range(0, 65535)),
     },
@@ -240,6 +243,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         ),
         "programs": Kind("N", "busy programs that run beside", FEW),
         "operators": Kind("", "also print the time by operator"),
+        "one-engine": Kind("", "also run one engine, and compare the tokens"),
         "overhead": Kind("", "measure only the overhead of an iteration"),
         "pipeline": Kind("", "run on a pipeline of two processes"),
         "td-pipe": Kind("", "compare TD-Pipe with other policies"),

@@ -102,7 +102,7 @@ class PipelineLLM(LLM):
         super().__init__(model, max_batch_size=slots, **options)
         most_rows = self.cache.slots * self.cache.length
         self.wire = Wire(self.config.hidden, self.dtype, self.device, most_rows)
-        self.offset = self._clock_offset()
+        self.offset = clock_offset(self.wire)
         self.pipeline: PipelineTrace | None = None
 
     def _own_layers(self, n_layer: int) -> range:
@@ -314,31 +314,6 @@ class PipelineLLM(LLM):
         trace.close()
         self.pipeline, self.trace = trace, trace.requests
 
-    def _clock_offset(self) -> float:
-        """Seconds by which this process's clock is ahead of stage 0's.
-
-        We send some messages back and forth, and take the quickest exchange. It tells the offset
-        within half of its time. If 0 is possible, we take 0: the clock of one machine is the same
-        for all, and a token must not seem to come after the step that it is needed for.
-        """
-        best, offset = float("inf"), 0.0
-        for stage in range(1, self.stages):
-            for _ in range(10):
-                if self.stage == 0:
-                    asked = time.perf_counter()
-                    self.wire.send(stage, asked)
-                    self.wire.receive(stage)
-                    self.wire.send(stage, time.perf_counter())
-                elif self.stage == stage:
-                    asked = read_seconds(self.wire.receive(0)[0], 0)
-                    here = time.perf_counter()
-                    self.wire.send(0, None)
-                    answered = read_seconds(self.wire.receive(0)[0], 0)
-                    if answered - asked < best:
-                        best, offset = answered - asked, here - (asked + answered) / 2
-        self.wire.flush()  # stage 0 may end soon, because of a mistake
-        return offset if abs(offset) > best / 2 else 0.0
-
 
 def measured_hop(steps: Sequence[Step]) -> float:
     """The median seconds from the end of a step's work on one stage to its start on the next.
@@ -352,3 +327,29 @@ def measured_hop(steps: Sequence[Step]) -> float:
             if before.starts[stage] + before.seconds[stage] < left:
                 gaps.append(step.starts[stage] - left)
     return max(0.0, statistics.median(gaps)) if gaps else 0.0
+
+
+def clock_offset(wire: Wire) -> float:
+    """Seconds by which this process's clock is ahead of stage 0's.
+
+    We send some messages back and forth, and take the quickest exchange. It tells the offset
+    within half of its time. If 0 is possible, we take 0: the clock of one machine is the same
+    for all, and a token must not seem to come after the step that it is needed for.
+    """
+    here, best, offset = dist.get_rank(), float("inf"), 0.0
+    for stage in range(1, dist.get_world_size()):
+        for _ in range(10):
+            if here == 0:
+                asked = time.perf_counter()
+                wire.send(stage, asked)
+                wire.receive(stage)
+                wire.send(stage, time.perf_counter())
+            elif here == stage:
+                asked = read_seconds(wire.receive(0)[0], 0)
+                now = time.perf_counter()
+                wire.send(0, None)
+                answered = read_seconds(wire.receive(0)[0], 0)
+                if answered - asked < best:
+                    best, offset = answered - asked, now - (asked + answered) / 2
+    wire.flush()  # stage 0 may end soon, because of a mistake
+    return offset if abs(offset) > best / 2 else 0.0

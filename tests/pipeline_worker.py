@@ -1,5 +1,5 @@
 """One process of tests/test_distributed.py: all policies on one stage's part of the demo model.
-Process 0 writes what came out.
+With a number of plays: one half of an `ApartLLM`. Process 0 writes what came out.
 """
 
 import json
@@ -12,15 +12,43 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from apart.real import ApartLLM, SecondHalves
 from pipeline.policies import PIPELINE_POLICIES
 from pipeline.stages import PipelineLLM
-from scheduler import POLICIES
-from tests.oracle import LONGEST, by_stages, crowd, draw
+from scheduler import POLICIES, Scheduler
+from tests.oracle import LONGEST, by_halves, by_stages, check_end, crowd, draw
 
 PLAYS = 3  # of each policy
 AHEAD = 1000.0  # s, of stage 1's clock
 OPTIONS = {"max_length": LONGEST + 1, "dtype": "float64", "device": "cpu"}
 NAMES = [*POLICIES, *PIPELINE_POLICIES]
+
+
+def halves(out: Path, plays: int) -> None:
+    """Random plays. What a decode half leaves behind is looked for after each."""
+    run, preempted = SecondHalves.run, []
+
+    def checked(self: SecondHalves) -> None:
+        run(self)
+        scheduler = self.loop.scheduler
+        check_end(self.loop.executor, [scheduler])
+        assert not (scheduler.memory.coming or self.queue or self.open or self.loop.arriving)
+        assert not (self.loop.executor.fetched or self.loop.trace.lives)
+
+    SecondHalves.run = checked
+    preempt = Scheduler.preempt
+    Scheduler.preempt = lambda *who: preempted.append(who) or preempt(*who)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
+    llm = ApartLLM("demo", max_batch_size=6, **OPTIONS)
+    found = [by_halves(llm, draw(seed, None, "demo")) for seed in range(plays)]
+    counts = [torch.tensor(0), torch.tensor(0)]
+    dist.all_gather(counts, torch.tensor(len(preempted)))
+    if llm.stage == 0:
+        preempted = [int(count) for count in counts]
+        out.write_text(json.dumps({"plays": found, "preempted": preempted}), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def main(out: Path) -> None:
@@ -65,4 +93,7 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if len(sys.argv) > 2:
+        halves(Path(sys.argv[1]), int(sys.argv[2]))
+    else:
+        main(Path(sys.argv[1]))

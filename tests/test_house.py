@@ -33,10 +33,10 @@ ORDER = [
     ["executor"],
     ["fast"],
     ["simulate"],  # it makes the policies of paged/ known
-    ["apart"],  # several engines as one
     ["beam"],  # `LLM.beam_search` needs it; the loop and the policies do not
     ["engine"],
     ["pipeline"],
+    ["apart"],  # several engines as one
     ["pictures", "serving"],  # pictures draw pipelines, too
     ["web"],  # the loop behind a server
     ["generate", "distributed", "serve", "demo"],
