@@ -20,7 +20,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 import torch
@@ -173,15 +173,9 @@ def serve(args: argparse.Namespace) -> None:
         write_file(args.json, json.dumps(found, indent=1) + "\n")
     if llm.stage == 0 and args.perfetto:
         dtype = str(llm.dtype).removeprefix("torch.")
-        parts = "halves" if args.apart else "stages"
-        where = f"{llm.stages} {parts}, {this_machine(str(llm.device))}, {dtype}"
+        where = f"{llm.stages} stages, {this_machine(str(llm.device))}, {dtype}"
         run = perfetto.About("measured", llm.config.name, where, llm.policy, budget_of(llm))
-        if args.apart:
-            about = [run, replace(run, policy=llm.decode_policy, chunk_size=args.decode_chunk_size)]
-            about = dict(zip(door.HALVES, about, strict=True))
-            perfetto.save(args.perfetto, door.traces(llm), about=about)
-        else:
-            perfetto.save_stages(args.perfetto, {llm.policy: llm.pipeline}, about={llm.policy: run})
+        perfetto.save_stages(args.perfetto, {llm.policy: llm.pipeline}, about={llm.policy: run})
         print(f"wrote {args.perfetto}: open it on https://ui.perfetto.dev")
 
 

@@ -10,25 +10,22 @@ from command.checks import UserError
 from engine import LLM, RequestOutput
 from loop import Loop
 from scheduler import make_scheduler
-from timeline import Trace
 
 HALVES = ("prefill half", "decode half")
+OWN = ("decode_policy", "decode_chunk_size", "one_engine")  # flags
 
 
 def check(args: Namespace, policies: Iterable[str]) -> None:
     """Find mistakes before any process starts. policies: of the prefill half."""
-    for name in ("decode_policy", "decode_chunk_size", "one_engine"):
-        if getattr(args, name) and not args.apart:
-            raise UserError(f"--{name.replace('_', '-')} needs --apart")
-    if not args.apart:
-        return
-    if args.stages != 2 or args.micro_batches is not None:
-        raise UserError(
-            "--apart has two halves: it takes no other --stages, and no --micro-batches"
-        )
-    for policy in policies:
+    foreign = ("micro_batches", "perfetto") if args.apart else OWN
+    for name in foreign:
+        if getattr(args, name):
+            does = "has no" if args.apart else "is needed for"
+            raise UserError(f"--apart {does} --{name.replace('_', '-')}")
+    if args.apart and args.stages != 2:
+        raise UserError(f"--apart has two halves, and --stages is {args.stages}")
+    for policy in (*policies, args.decode_policy or args.policy) if args.apart else ():
         make_scheduler(policy, args.max_batch_size, args.chunk_size)
-    make_scheduler(args.decode_policy or args.policy, args.max_batch_size, args.chunk_size)
 
 
 def summary(llm: ApartLLM, outputs: Sequence[RequestOutput]) -> dict:
@@ -44,15 +41,6 @@ def summary(llm: ApartLLM, outputs: Sequence[RequestOutput]) -> dict:
         "requests": [asdict(life) for life in fleet.requests.lives.values()],
         "tokens": [output.token_ids for output in outputs],
     }
-
-
-def traces(llm: ApartLLM) -> dict[str, Trace]:
-    """Each half's iterations, and the lives of all requests."""
-    fleet = llm.fleet
-    engines = [
-        Trace(each.iterations, fleet.requests.lives, each.finished) for each in fleet.engines
-    ]
-    return dict(zip(HALVES, engines, strict=True))
 
 
 def seconds_of(llm: ApartLLM) -> float:

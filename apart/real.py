@@ -29,6 +29,7 @@ from batch import Batch, Request
 from command.checks import UserError, shown
 from engine import LLM
 from executor import ModelExecutor
+from loading.requests import refuse_beams
 from loop import Loop
 from pipeline.stages import clock_offset
 from pipeline.wire import Wire, foreign, is_time
@@ -77,42 +78,27 @@ class ApartLLM(LLM):
 
     def make_executor(self) -> ModelExecutor:
         parts = (self.model, self.cache, self.attend, self.time_operators, self.cost)
-        return FetchingExecutor(*parts) if self.stage else KeepingExecutor(*parts)
+        return HalfExecutor(*parts)
 
     def _open(self) -> Post:
         self.post = self.post or Post(self.wire, 1 - self.stage, self.offset)
         return self.post
 
     def _join(self, requests: list[Request]) -> Loop:
-        """See `LLM`. Ids go on counting: of those of a call before, late news may come."""
         if self.stage == 1:
             raise UserError("process 1 is the decode half: it calls `follow`, and nothing else")
-        options = self.policy, self.chunk_size, self.max_batch_size, self.cache_tokens
         if self._loop is None or not self._loop.busy:
             self.cache.reset()
-            self._loop, self._options = FirstHalves(self, self._open()), options
+            self._loop = FirstHalves(self, self._open())
+            scheduling = self.policy, self.chunk_size, self.max_batch_size, self.cache_tokens
+            self._options = *scheduling, self.time_operators
             self.fleet, self.trace = self._loop.fleet, self._loop.fleet.requests
-        elif self._options != options:
-            self._check_idle("policy, chunk_size and other options")
-        self._check(requests)
-        now = self._loop.executor.now() if self._loop.busy else 0.0
-        for request in requests:
-            request.request_id, request.arrival = self._next_id, now + request.arrival
-            self._next_id += 1
-            self._loop.add(request)
-        return self._loop
-
-    def beam_search(self, *arguments: object, **options: object) -> list:
-        """Refused: the beams of a search would have to go over, too."""
-        raise UserError("two halves run no beam search: make an LLM in one process")
-
-    def resize_cache(self, max_batch_size: int, max_length: int | None = None) -> None:
-        """Refused: make another ApartLLM."""
-        raise UserError("the caches of two halves cannot be resized: make another ApartLLM")
+        return super()._join(requests)
 
     def close(self) -> None:
         """In process 0: let `follow` in process 1 end. A later call needs another `follow`."""
-        self._check_idle("the decode half")
+        if self._loop and self._loop.open:
+            self._check_idle("the decode half")
         self._open().close()
         self.post = self._loop = None
 
@@ -127,8 +113,15 @@ class ApartLLM(LLM):
 # ---- the prefill half
 
 
-class KeepingExecutor(ModelExecutor):
-    """It keeps the slot of a first half that goes on, as its memory keeps the account."""
+class HalfExecutor(ModelExecutor):
+    """It keeps the slot of a first half that goes on, and fills the slot of a second half.
+
+    fetched: keys and values, by request id, as `copy` gives them.
+    """
+
+    def __init__(self, *parts: object):
+        super().__init__(*parts)
+        self.fetched: dict[int, Tensor] = {}
 
     def release(self, request: Request) -> None:
         if not (isinstance(request, First) and request.goes_on):
@@ -139,10 +132,19 @@ class KeepingExecutor(ModelExecutor):
 
     def copy(self, first: First) -> Tensor:
         """Keys and values of its prompt: (2, n_layer, n_kv_head, tokens, head_dim), on the CPU."""
-        slot, cache = self.slot_of[first.request_id], self.cache
-        return torch.stack(
-            [each[:, :, slot, : len(first.prompt)] for each in (cache.k, cache.v)]
-        ).cpu()
+        slot, end = self.slot_of[first.request_id], len(first.prompt)
+        parts = [each[:, :, slot, :end] for each in (self.cache.k, self.cache.v)]
+        return torch.stack(parts).cpu()
+
+    def flatten(self, batch: Batch) -> FlatBatch:
+        for chunk in batch.chunks if self.fetched else ():
+            x = self.fetched.pop(chunk.request.request_id, None)
+            if x is not None and chunk.start:  # else its room was taken back
+                slot = self.slot_of[chunk.request.request_id] = self.cache.allocate()
+                self.cache.extend(slot, chunk.start)
+                for cache, new in zip((self.cache.k, self.cache.v), x, strict=True):
+                    cache[:, :, slot, : chunk.start] = new
+        return super().flatten(batch)
 
 
 class FirstHalves(Loop):
@@ -157,20 +159,22 @@ class FirstHalves(Loop):
         self.kept: dict[int, First] = {}  # ended here, and not yet at the decode half
         self.sent: dict[int, tuple[First, float, float]] = {}  # under way: asked, sent
         self.acts = {"fetch": self.send, "got": self.got, "did": self.did}
-        self._within, self._later = False, []  # as `Loop._stepping` and `_leaving`
+        self.next_id = 0
 
     @property
     def busy(self) -> bool:
-        return bool(self.open)
+        """True of a new one, too: `LLM._join` then takes it as it is."""
+        return bool(self.open) or not self.next_id
 
     def add(self, request: Request) -> None:
+        refuse_beams([request], "make an LLM in one process")
         first = First.of(request)
         super().add(first)
-        self.open[request.request_id] = first
+        self.open[request.request_id], self.next_id = first, request.request_id + 1
 
     def cancel(self, request: Request) -> bool:
-        if self._within:
-            self._later.append(request)
+        if self._stepping:
+            self._leaving.append(request)
             return True
         first = self.open.pop(request.request_id, None)
         if first is None:
@@ -184,20 +188,17 @@ class FirstHalves(Loop):
 
     def step(self) -> None:
         """Run an iteration. If there is nothing to run, wait for news or for an arrival."""
-        self._within = True
         self.read(0.0)
         # one who is kept has a slot of the cache, too
         self.scheduler.max_batch_size = min(self.most, self.slots - len(self.kept))
         if may_run(self, self.executor.now()):
             super().step()
             for first, life in self.trace.ended:
-                self.end_first(first, life)
+                if first.request_id in self.open:  # else it was cancelled meanwhile
+                    self.end_first(first, life)
         elif self.open:
             coming = self.arriving[0].arrival - self.executor.now() if self.arriving else None
             self.read(coming and max(0.0, coming))
-        self._within = False
-        while self._later:
-            self.cancel(self._later.pop())
 
     def end_first(self, first: First, life: Life) -> None:
         whole = first.whole
@@ -213,7 +214,7 @@ class FirstHalves(Loop):
     def end(self, whole: Request, reason: str, life: Life) -> None:
         whole.finish_reason, life.finished = reason, life.tokens[-1]
         self.fleet.requests.finished.append((whole.request_id, life.finished))
-        del self.open[whole.request_id]
+        self.open.pop(whole.request_id, None)
 
     # ---- what the decode half says
 
@@ -244,7 +245,8 @@ class FirstHalves(Loop):
         self.let_go(first)
 
     def let_go(self, first: First) -> None:
-        if self.kept.pop(first.request_id, None):  # else it was cancelled, or not kept
+        self.kept.pop(first.request_id, None)
+        if first.request_id in self.executor.slot_of:  # else it was cancelled, or has no slot
             self.executor.let_go(first)
             self.scheduler.memory.let_go(first)
 
@@ -272,27 +274,6 @@ class FirstHalves(Loop):
 
 
 # ---- the decode half
-
-
-class FetchingExecutor(ModelExecutor):
-    """It puts keys and values that were fetched into a slot, before their first batch.
-
-    fetched: by request id, as `KeepingExecutor.copy` gives them.
-    """
-
-    def __init__(self, *parts: object):
-        super().__init__(*parts)
-        self.fetched: dict[int, Tensor] = {}
-
-    def flatten(self, batch: Batch) -> FlatBatch:
-        for chunk in batch.chunks if self.fetched else ():
-            x = self.fetched.pop(chunk.request.request_id, None)
-            if x is not None and chunk.start:  # else its room was taken back
-                slot = self.slot_of[chunk.request.request_id] = self.cache.allocate()
-                self.cache.extend(slot, chunk.start)
-                for cache, new in zip((self.cache.k, self.cache.v), x, strict=True):
-                    cache[:, :, slot, : chunk.start] = new
-        return super().flatten(batch)
 
 
 class SecondHalves:

@@ -26,12 +26,17 @@ MOST_BYTES = 2**28  # of a message: more than any plan or list of times takes
 class Wire:
     """Messages between stages, in order.
 
-    A message is plain numbers in lists (or None), and rows of activations with it. Sending never
-    waits. most_rows: of activations, in one message.
+    A message is plain numbers in lists (or None), and rows of activations with it. Sending does not
+    wait. most_rows: of activations, in one message. in_flight: batches; so of what was sent, all
+    but the last so many has come. (gloo's `is_completed` says so only after a wait.)
     """
 
-    def __init__(self, hidden: int, dtype: torch.dtype, device: torch.device, most_rows: int):
-        self.hidden, self.dtype, self.device, self.most_rows = hidden, dtype, device, most_rows
+    def __init__(
+        self, hidden: int, dtype: torch.dtype, device: torch.device, most_rows: int,
+        in_flight: int = 1,
+    ):  # fmt: skip
+        self.hidden, self.dtype, self.device = hidden, dtype, device
+        self.most_rows, self.in_flight = most_rows, in_flight
         try:
             self.control = dist.new_group(backend="gloo")  # plans and tokens
         except (ValueError, MemoryError) as error:  # somebody else has written into their store
@@ -50,8 +55,7 @@ class Wire:
         if x is not None:
             works.append(dist.isend(x.contiguous(), to, group=self.way(dist.get_rank(), to)))
         self.sending.append((works, [header, data, x]))
-        while self.sending and all(work.is_completed() for work in self.sending[0][0]):
-            self.sending.popleft()
+        self.flush(self.in_flight)
 
     def receive(self, source: int) -> tuple[object, Tensor | None]:
         """The next message, and x (T, H) if there was one. A UserError if it is not one of ours."""
@@ -75,9 +79,9 @@ class Wire:
         """The group that activations take; None: the default group, gloo on CPUs."""
         return self.ways.get((source, to))
 
-    def flush(self) -> None:
-        """Wait until everything has left."""
-        while self.sending:
+    def flush(self, most: int = 0) -> None:
+        """Wait until everything has left, but for the last `most` messages."""
+        while len(self.sending) > most:
             for work in self.sending.popleft()[0]:
                 work.wait()
 

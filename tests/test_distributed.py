@@ -114,6 +114,23 @@ def run_workers(start: Start, out: Path) -> dict:
     return json.loads(out.read_text(encoding="utf-8"))
 
 
+@pytest.mark.parametrize("plays", [8, pytest.param(200, marks=pytest.mark.slow)])
+def test_two_halves_say_what_one_request_alone_gets(
+    plays: int, tmp_path: Path, start: Start
+) -> None:
+    """The sixth driver: streams and cancels, little memory, another policy on the decode half."""
+    out, place = tmp_path / "found.json", group_at(free_port())
+    halves = [
+        start("tests/pipeline_worker.py", str(out), str(plays), **place, RANK=rank) for rank in "01"
+    ]
+    printed = [half.communicate(timeout=PATIENCE) for half in halves]
+    assert [half.returncode for half in halves] == [0, 0], printed
+    found = json.loads(out.read_text(encoding="utf-8"))
+    for seed, play in enumerate(found["plays"]):
+        check(draw(seed, None, "demo"), numbered(play))
+    assert len(found["plays"]) == plays and found["preempted"][1] > 0, "it never preempts"
+
+
 def check_phases(found: dict) -> None:
     """Only TD-Pipe has phases, and in each of them all batches are alike."""
     for name, run in found.items():
@@ -138,6 +155,8 @@ def stages_of(process: warm.Command) -> list[int]:
 @pytest.mark.parametrize(
     ("launcher", "when", "victim"),
     [
+        ("--apart", "in the middle", 0),
+        pytest.param("--apart", "in the middle", 1, marks=pytest.mark.slow),
         pytest.param("distributed.py", "as it starts", 0, marks=pytest.mark.slow),
         ("distributed.py", "in the middle", 1),
         # how it starts is torchrun's own business
@@ -148,7 +167,9 @@ def test_a_stage_that_dies_ends_the_run(
     start: Start, launcher: str, when: str, victim: int
 ) -> None:
     """With a line that says who, and with no process left. The run itself would take hours."""
-    process = start(*(TORCHRUN if launcher == "torchrun" else ()), "distributed.py", *ENDLESS)
+    apart = ("--apart",) * (launcher == "--apart")
+    command = (*(TORCHRUN if launcher == "torchrun" else ()), "distributed.py", *ENDLESS)
+    process = start(*command, *apart)
     children = stages_of(process)
     if when == "in the middle":  # connected, and then some time for the weights
         wait_for(lambda: connected(children))
@@ -242,18 +263,28 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def test_a_stranger_who_joins_gets_nothing_run(start: Start, tmp_path: Path) -> None:
-    """He takes stage 1's place, and sends stage 0 a pickle that would make a file."""
-    port = free_port()
+def group_at(port: int) -> dict[str, str]:
+    """Variables of two processes that meet there."""
+    return {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+@pytest.mark.parametrize(
+    ("ours", "words"),
+    [("0", ()), *(pytest.param(each, ("--apart",), marks=pytest.mark.slow) for each in "01")],
+)
+def test_a_stranger_who_joins_gets_nothing_run(
+    ours: str, words: tuple[str, ...], start: Start, tmp_path: Path
+) -> None:
+    """He takes the other's place, and sends ours a pickle that would make a file."""
+    place, his = group_at(free_port()), str(1 - int(ours))
     made, script = tmp_path / "made", tmp_path / "stranger.py"
     script.write_text(STRANGER, encoding="utf-8")
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    stage = start("distributed.py", "hello", **place, RANK="0")
-    start(str(script), str(made), **place, RANK="1")
+    stage = start("distributed.py", "hello", *words, **place, RANK=ours)
+    start(str(script), str(made), **place, RANK=his)
     _, errors = stage.communicate(timeout=PATIENCE)
-    assert not made.exists(), "stage 0 ran what came over the wire"
+    assert not made.exists(), "it ran what came over the wire"
     assert stage.returncode == 2 and errors.count("\n") == 1, errors
-    assert errors.startswith("error: what came as stage 1's message is not a message of this")
+    assert f"what came as stage {his}'s message is not a message of this" in errors
 
 
 # Where gloo's processes leave their addresses, in the group of all and in `new_group`'s.
@@ -438,9 +469,13 @@ def test_a_send_by_nccl_holds_up_no_receive(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     monkeypatch.setattr(dist, "new_group", lambda ranks=None, **_: ranks)
     moved = []
-    done = SimpleNamespace(is_completed=lambda: True)
-    monkeypatch.setattr(dist, "isend", lambda x, to, group: moved.append((to, group)) or done)
-    wire = Wire(4, torch.float32, torch.device("cuda:1"), 8)
+    left = []
+    work = SimpleNamespace(wait=lambda: left.append(1))
+    monkeypatch.setattr(dist, "isend", lambda x, to, group: moved.append((to, group)) or work)
+    wire = Wire(4, torch.float32, torch.device("cuda:1"), 8, in_flight=2)
+    for sent in range(5):
+        assert len(left) == 2 * max(0, sent - 2), "only what has come is let go"
+        wire.send(0, [])
     wire.send(2, [], torch.zeros(1, 4))
     assert moved[-1] == (2, [1, 2])
     assert wire.way(0, 1) == [0, 1]
@@ -529,6 +564,27 @@ def test_command_line(tmp_path: Path, start: Start) -> None:
     tokens = [event["args"] for event in events if event["name"] == "tokens in memory"]
     # the two prompts in one batch; at the last decode, the longer output has 7 of 8 tokens
     assert tokens[0] == {"tokens in memory": 50} and tokens[-1] == {"tokens in memory": 20 + 6}
+
+
+@pytest.mark.slow
+def test_the_command_of_two_halves(tmp_path: Path, start: Start) -> None:
+    """It compares the tokens itself. Its numbers are those of the runs, and fit together."""
+    numbers = tmp_path / "runs.json"
+    words = ("--apart", "--lengths", "20:3,9:4,30:1", "--chunk-size", "16", "--one-engine")
+    more = ("--decode-policy", "orca", "--json", str(numbers))
+    process = start("distributed.py", *words, *more, "--dtype", "float32", "--device", "cpu")
+    printed, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors
+    assert "one engine    gives the same tokens\n" in printed
+    assert "decode half   orca, " in printed and "fetches       2, " in printed
+    [run] = json.loads(numbers.read_text(encoding="utf-8"))
+    size = LLM("demo").config.kv_bytes_per_token(4)
+    fetches = {each["request_id"]: each for each in run["fetches"]}
+    assert {own: each["bytes"] for own, each in fetches.items()} == {0: 20 * size, 1: 9 * size}
+    first, second = (half["iterations"] for half in run["halves"])
+    assert sum(each["num_prefill_tokens"] for each in first) == 20 + 9 + 30
+    assert [len(each) for each in run["tokens"]] == [3, 4, 1]
+    assert sum(each["num_prefill_tokens"] + each["num_decodes"] for each in second) == 2 + 3
 
 
 def test_measured_hop() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 PATIENCE = 600.0  # s until a test gives up: far more than anything takes, also on a busy machine
 
-# He takes a stage's place, and sends stage 0 pickles that would make the file that he is given.
+# He takes a stage's place, and sends the other pickles that would make the file that he is given.
 STRANGER = """
 import datetime, pickle, sys
 import torch
@@ -24,8 +24,8 @@ dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=100))
 control = dist.new_group(backend="gloo")
 data = torch.frombuffer(bytearray(pickle.dumps(Bomb())), dtype=torch.uint8)
 for _ in range(6):
-    dist.isend(torch.tensor([len(data), 0]), 0, group=control).wait()
-    dist.isend(data, 0, group=control).wait()
+    dist.isend(torch.tensor([len(data), 0]), 1 - dist.get_rank(), group=control).wait()
+    dist.isend(data, 1 - dist.get_rank(), group=control).wait()
     store = dist.distributed_c10d._get_default_store()
     for key in ("0", "1", "plan", "0/1"):
         store.set(key, pickle.dumps(Bomb()))
