@@ -87,7 +87,7 @@ class ApartLLM(LLM):
     def _join(self, requests: list[Request]) -> Loop:
         if self.stage == 1:
             raise UserError("process 1 is the decode half: it calls `follow`, and nothing else")
-        if self._loop is None or not self._loop.busy:
+        if self._loop is None or not self._loop.open:
             self.cache.reset()
             self._loop = FirstHalves(self, self._open())
             scheduling = self.policy, self.chunk_size, self.max_batch_size, self.cache_tokens
