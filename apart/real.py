@@ -77,8 +77,7 @@ class ApartLLM(LLM):
         return scheduler
 
     def make_executor(self) -> ModelExecutor:
-        parts = (self.model, self.cache, self.attend, self.time_operators, self.cost)
-        return HalfExecutor(*parts)
+        return HalfExecutor(self.model, self.cache, self.attend, self.time_operators, self.cost)
 
     def _open(self) -> Post:
         self.post = self.post or Post(self.wire, 1 - self.stage, self.offset)
@@ -314,9 +313,8 @@ class SecondHalves:
         memory = scheduler.memory
         while self.queue and not (scheduler.waiting or self.loop.arriving):
             slots = len(scheduler.running) + len(memory.coming)
-            if slots >= scheduler.max_batch_size:
-                return
-            if not memory.reserve(self.queue[0], scheduler.running):
+            free = slots < scheduler.max_batch_size
+            if not (free and memory.reserve(self.queue[0], scheduler.running)):
                 return
             second = self.queue.popleft()
             self.under_way[second.request_id] = second

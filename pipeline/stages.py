@@ -101,8 +101,7 @@ class PipelineLLM(LLM):
         slots = max_batch_size * self.micro_batches
         super().__init__(model, max_batch_size=slots, **options)
         most_rows = self.cache.slots * self.cache.length
-        sizes = self.config.hidden, self.dtype, self.device, most_rows, self.micro_batches
-        self.wire = Wire(*sizes)
+        self.wire = Wire(self.config.hidden, self.dtype, self.device, most_rows, self.micro_batches)
         self.offset = clock_offset(self.wire)
         self.pipeline: PipelineTrace | None = None
 
