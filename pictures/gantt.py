@@ -52,6 +52,7 @@ STAGE_LOOKS = {
     "prefill": Look("prefill (p), whole or a chunk", "#F5C45E", edge="#8A6100", hatch="///"),
     "hybrid": Look("hybrid batch", "#8FD0B5", edge="#00664B", hatch="\\\\"),
     "decode": Look("decodes (d)", "#0072B2", 0.34, 0.76),
+    "fetch": Look("keys and values on their way", "#009E73", 0.2, 0.9, "#FFFFFF", ".."),
     "PB1": Look("PB1: different numbers of prefill tokens", "#D55E00", 0.05, 0.28),
     "PB2": Look("PB2: prefill next to decode", "#CC79A7", 0.05, 0.28, "#6B2A50", "//"),
     "PB3": Look("PB3: different contexts", "#000000", 0.05, 0.28),

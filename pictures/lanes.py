@@ -1,4 +1,4 @@
-"""A run as lanes of bars over time, one for each request or for each stage of a pipeline.
+"""A run as lanes of bars over time, one for each request, stage of a pipeline, or engine.
 
 gantt.py draws lanes, and perfetto.py writes them.
 """
@@ -6,6 +6,7 @@ gantt.py draws lanes, and perfetto.py writes them.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from apart.simulate import FleetTrace, read_layout
 from pipeline import PipelineTrace
 from timeline import Iteration, Trace
 
@@ -83,6 +84,32 @@ def stage_lanes(
     for last, lane in zip(trace.last, lanes.values(), strict=True):
         if last < trace.end:
             lane.append(Bar(last, trace.end, "drain", "drain"))
+    return lanes
+
+
+def engine_lanes(
+    trace: FleetTrace, layout: str, names: Mapping[int, str] | None = None
+) -> dict[str, list[Bar]]:
+    """One lane per engine, with its iterations; before the decode engines, one for the fetches.
+
+    The trace must have kept them. layout: as in `simulate_fleet`. names: see `request_lanes`.
+    """
+    _, prefills, decodes = read_layout(layout)
+    lanes = {}
+    for number, engine in enumerate(trace.engines):
+        kind = "engine" if not decodes else "prefill" if number < prefills else "decode"
+        if decodes and number == prefills:
+            lanes["link"] = [
+                Bar(each.start, each.end, "fetch", (names or {}).get(each.request_id, ""))
+                for each in trace.fetches
+            ]
+        lanes[f"{kind} {number}"] = [
+            Bar(each.start, each.start + each.seconds, each.kind, step_label(each, names or {}))
+            # what begins on a decode engine is one row: a decode, to all but its scheduler
+            if kind != "decode" or each.num_prefill_tokens > each.num_chunks
+            else Bar(each.start, each.start + each.seconds, "decode")
+            for each in engine.iterations
+        ]
     return lanes
 
 
