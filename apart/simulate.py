@@ -9,6 +9,7 @@ from apart.routers import make_router
 from batch import Request
 from command.checks import UserError, lookup, shown
 from configs import LINKS, ModelConfig
+from costmodel import CostModel
 from loading.requests import check_requests, listed, refuse_beams
 from loop import Loop
 from paged.blocks import BlockMemory, choose_blocks
@@ -78,6 +79,7 @@ def simulate_fleet(
     prefix_caching: bool = False,
     done: Callable[[Life], None] | None = None,
     keep: bool = False,
+    executor: Callable[[CostModel], CostExecutor] = CostExecutor,
 ) -> FleetTrace:
     """`simulate.simulate` over several engines of `tp` GPUs each. All have the same GPUs.
 
@@ -88,7 +90,7 @@ def simulate_fleet(
     engines; None: the same. max_batch_size, cache_tokens: of each engine.
     done: is given each request's life when it has ended, and nothing is kept: so a million requests
     need no more memory than those that run. They may then come from a generator, in order of
-    arrival. keep: the engines' iterations and the fetches stay.
+    arrival. keep: the engines' iterations and the fetches stay. executor: makes that of an engine.
 
     With one replica, the times are exactly those of `simulate`. Raises UserError as it does.
     """
@@ -102,7 +104,7 @@ def simulate_fleet(
         slots, paged = MEMORIES[kind]
         own = (blocks.size, blocks.prefix_caching) if blocks else ()
         scheduler.memory = (paged if blocks else slots)(cache_tokens, *own)
-        return Engine(number, Loop(scheduler, CostExecutor(cost_model)), keep)
+        return Engine(number, Loop(scheduler, executor(cost_model)), keep)
 
     trace = FleetTrace(guess=cost_model.guess)
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from apart.simulate import simulate_fleet
 from batch import Request
 from command.checks import UserError
 from configs import MODELS
@@ -47,6 +48,8 @@ STATES: list[dict] = [
     {"left": "orca", "right": "hybrid_only", "B": 1, "n": 3, "P": 1, "D": 1, "long": 0},
     {"left": "chunked_only", "right": "vllm_v0:600", "n": 50, "B": 9, "rate": 8, "seed": 7, "C": 9},
 ]  # fmt: skip
+ONE_ENGINE = [state for state in STATES if "engines" not in state]
+APART = explore_state.EXAMPLES["Prefill apart from decode"]
 
 
 def close(one: object, other: object, share: float = 1e-12) -> bool:
@@ -61,10 +64,18 @@ def close(one: object, other: object, share: float = 1e-12) -> bool:
 
 
 def simulated(state: State, policy: str) -> Trace:
-    return simulate(
-        explorer.make_requests(state), state.model, state.gpu, policy=policy, chunk_size=state.C,
-        max_batch_size=state.B, tp=state.tp, software=state.software,
-    )  # fmt: skip
+    requests, options = explorer.make_requests(state), {
+        "policy": policy, "chunk_size": state.C, "max_batch_size": state.B, "tp": state.tp,
+        "software": state.software,
+    }  # fmt: skip
+    if state.engines == "1":
+        return simulate(requests, state.model, state.gpu, **options)
+    fleet = simulate_fleet(
+        requests, state.model, state.gpu, layout=state.engines, keep=True, **options
+    )
+    found = [iteration for engine in fleet.engines for iteration in engine.iterations]
+    fleet.requests.iterations = sorted(found, key=lambda each: each.start + each.seconds)
+    return fleet.requests
 
 
 def sides(given: dict) -> Iterator[tuple[State, dict, Trace]]:
@@ -94,9 +105,10 @@ def test_the_numbers_are_those_of_simulate(given: dict) -> None:
             "mean_batch": trace.mean_batch_size,
             "seconds": trace.seconds,
         }
-        assert [(each["t"], each["seconds"]) for each in side["iterations"]] == [
-            (iteration.start, iteration.seconds) for iteration in trace.iterations
-        ]
+        assert [(each["t"], each["seconds"]) for each in side["iterations"]] == sorted(
+            [(iteration.start, iteration.seconds) for iteration in trace.iterations],
+            key=lambda each: each[0],
+        )
         assert sorted(each[1:] for each in side["stalls"]) == sorted(
             [start, start + seconds, request] for request, start, seconds in stalls
         )
@@ -169,7 +181,7 @@ def test_another_python_gives_the_same(version: str) -> None:
 # ----------------------------------------------------------------------------------- the picture
 
 
-@pytest.mark.parametrize("given", STATES)
+@pytest.mark.parametrize("given", ONE_ENGINE)
 def test_a_slot_holds_one_request_at_a_time(given: dict) -> None:
     for state, side, trace in sides(given):
         owner: dict[int, tuple[int, float]] = {}  # slot -> request, until when
@@ -191,7 +203,7 @@ def test_a_slot_holds_one_request_at_a_time(given: dict) -> None:
             assert len(set(taken)) == len(taken) and max(taken) < side["slots"] <= state.B
 
 
-@pytest.mark.parametrize("given", STATES)
+@pytest.mark.parametrize("given", ONE_ENGINE)
 def test_waits_and_bars_fill_the_time_of_a_request(given: dict) -> None:
     """From its first iteration to its last, a request is in a batch or waits in its slot."""
     for _, side, trace in sides(given):
@@ -205,7 +217,7 @@ def test_waits_and_bars_fill_the_time_of_a_request(given: dict) -> None:
         assert all(start < end for _, start, end in side["waits"])
 
 
-@pytest.mark.parametrize("given", STATES)
+@pytest.mark.parametrize("given", ONE_ENGINE)
 def test_the_queue_counts_who_waits_for_a_slot(given: dict) -> None:
     for _, side, trace in sides(given):
         moments = [moment for moment, _ in side["queue"]]
@@ -213,6 +225,33 @@ def test_the_queue_counts_who_waits_for_a_slot(given: dict) -> None:
         for moment, waiting in side["queue"]:
             lives = trace.lives.values()
             assert waiting == sum(life.arrival <= moment < life.scheduled for life in lives)
+
+
+@pytest.mark.parametrize(
+    "given", [APART, APART | {"B": 2, "rate": 0, "n": 9, "engines_right": "2"}]
+)
+def test_engines_have_slots_of_their_own(given: dict) -> None:
+    """And an arrow leads from where a prompt ran to where the request decodes."""
+    for side in schedule(given)["sides"]:
+        [(_, zero), (name, first)] = side["engines"]
+        assert zero == 0 < first < side["slots"] <= 2 * given["B"]
+        apart = name == "decode engine"
+        assert len(side["fetches"]) == (given["n"] if apart else 0)
+        until = dict.fromkeys(range(side["slots"]), 0.0)
+        began: dict[int, list[float]] = {slot: [] for slot in until}
+        for each in side["iterations"]:
+            rows = each["chunks"] + each["decodes"]
+            here = [slot >= first for _, slot, *_ in rows]
+            assert len({slot for _, slot, *_ in rows}) == len(rows) and len(set(here)) == 1
+            assert not apart or all(here) == (not any(n > 1 for *_, n, _ in each["chunks"]))
+            for _, slot, *_ in rows:
+                assert until[slot] <= each["t"] + 1e-12
+                until[slot] = each["t"] + each["seconds"]
+                began[slot].append(each["t"])
+        for source, start, target, end in side["fetches"]:
+            assert source < first <= target and start < end
+            assert min(begin for begin in began[target] if begin >= end) < end + 0.05
+        assert side["queue"][-1][1] == 0 and min(waiting for _, waiting in side["queue"]) == 0
 
 
 def test_a_preempted_request_loses_its_slot_and_waits_again() -> None:

@@ -9,10 +9,29 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from apart.fleet import Fetch
+from apart.simulate import FleetTrace
 from timeline import Trace
-from web.explore_state import State
+from web.explore_state import LAYOUTS, State
 from web.lanes import Lanes
+
+
+@dataclass
+class Several(Trace):
+    """Several engines as one trace: all iterations, in the order of their ends."""
+
+    engines: list[Trace] = field(default_factory=list)
+    fetches: list[Fetch] = field(default_factory=list)
+
+    @staticmethod
+    def of(fleet: FleetTrace) -> "Several":
+        iterations = [iteration for engine in fleet.engines for iteration in engine.iterations]
+        iterations.sort(key=lambda each: each.start + each.seconds)
+        preempted = [each for engine in fleet.engines for each in engine.preempted]
+        lives, engines = fleet.requests.lives, fleet.engines
+        return Several(iterations, lives, [], preempted, [], "", engines, fleet.fetches)
 
 
 def side(state: State, policy: str, trace: Trace, bound: float) -> dict:
@@ -21,32 +40,52 @@ def side(state: State, policy: str, trace: Trace, bound: float) -> dict:
     iterations: {"t": start, "seconds"} and `Lanes.rows`, as in the events of the live page; a
     request's lane is its slot. waits: [slot, from, to], where a request holds a slot and is in no
     batch. stalls: [slot, from, to, request]. queue: [moment, requests that wait from then on].
+    engines: [name, its first slot] of each. fetches: [slot, from, slot, to], of keys and values.
     """
-    iterations, waits, slots = in_slots(trace)
-    stalls = trace.stalls(bound)
+    iterations, waits, slots, engines = [], [], {}, []
+    for name, engine in zip(
+        LAYOUTS[state.engines], getattr(trace, "engines", [trace]), strict=True
+    ):
+        engines.append([name, 1 + max([slot for s in slots.values() for slot, _ in s], default=-1)])
+        own = in_slots(engine, engines[-1][1])
+        iterations, waits = iterations + own[0], waits + own[1]
+        for request, places in own[2].items():
+            slots[request] = sorted(slots.get(request, []) + places, key=lambda place: place[1])
+    iterations.sort(key=lambda each: each["t"])
+    stalls, fetches = trace.stalls(bound), getattr(trace, "fetches", [])
     return {
         "policy": policy,
         "slots": 1 + max(slot for each in slots.values() for slot, _ in each),
+        "engines": engines,
+        "fetches": [
+            [
+                slot_at(slots[each.request_id], each.asked),
+                each.start,
+                next(slot for slot, since in slots[each.request_id] if since >= each.end),
+                each.end,
+            ]
+            for each in fetches
+        ],
         "iterations": iterations,
         "waits": waits,
         "stalls": [
             [slot_at(slots[request], start), start, start + seconds, request]
             for request, start, seconds in stalls
         ],
-        "queue": queue(trace, slots),
+        "queue": queue(trace, slots, fetches),
         "numbers": numbers(trace, stalls),
         "says": says(state, trace, stalls, bound),
     }
 
 
-def in_slots(trace: Trace) -> tuple[list, list, dict[int, list[tuple[int, float]]]]:
+def in_slots(trace: Trace, first: int = 0) -> tuple[list, list, dict[int, list[tuple[int, float]]]]:
     """Iterations and waits by slot, and the slots of each request: (slot, from when).
 
-    See `Lanes`. A preempted request loses its slot.
+    See `Lanes`. A preempted request loses its slot. first: the engine's lowest slot.
     """
     iterations, waits = [], []
     slots: dict[int, list[tuple[int, float]]] = {}
-    lanes = Lanes()
+    lanes = Lanes(first)
     until: dict[int, float] = {}  # request that holds a slot -> the end of its last bar
     leaving = deque(sorted([*trace.finished, *trace.preempted], key=lambda leave: leave[1]))
     for iteration in trace.iterations:
@@ -71,10 +110,13 @@ def slot_at(slots: Sequence[tuple[int, float]], moment: float) -> int:
     return [slot for slot, since in slots if since <= moment][-1]
 
 
-def queue(trace: Trace, slots: dict[int, list[tuple[int, float]]]) -> list[list]:
+def queue(
+    trace: Trace, slots: dict[int, list[tuple[int, float]]], fetches: Sequence[Fetch] = ()
+) -> list[list]:
     """How many requests wait for a slot: [moment, how many from then on]."""
     changes = [(life.arrival, 1) for life in trace.lives.values()]
     changes += [(moment, 1) for _, moment in trace.preempted]
+    changes += [(fetch.asked, 1) for fetch in fetches]
     changes += [(since, -1) for each in slots.values() for _, since in each]
     found: dict[float, int] = {}
     waiting = 0

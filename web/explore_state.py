@@ -24,6 +24,8 @@ class State:
     software: str = "sarathi"
     left: str = "vllm_v0"
     right: str = "sarathi_serve"
+    engines: str = "1"  # of the left side: a layout, as in apart/simulate.py
+    engines_right: str = "1"
     C: int = 256
     C_right: int = 0  # 0: C
     B: int = 6
@@ -64,6 +66,8 @@ SLIDERS = {
     "long": Slider("one long prompt", "tokens; 0: none", Range(0, 131072)),
     "seed": Slider("seed", "of lengths and arrivals", Range(0, 99)),
 }
+# what each engine of a layout is called
+LAYOUTS = {"1": ("",), "2": ("engine 0", "engine 1"), "1p1d": ("prefill engine", "decode engine")}
 RATIOS = Slider("P:D", "prompt tokens per decode", Range(0.25, 512, whole=False))  # keeps P + D
 CHOICES: dict[str, Callable[[], Iterable]] = {
     "model": lambda: MODELS,
@@ -72,6 +76,8 @@ CHOICES: dict[str, Callable[[], Iterable]] = {
     "software": lambda: SOFTWARE,
     "left": lambda: POLICIES,
     "right": lambda: POLICIES,
+    "engines": lambda: LAYOUTS,
+    "engines_right": lambda: LAYOUTS,
 }
 LABELS = {
     "model": "model",
@@ -80,6 +86,8 @@ LABELS = {
     "software": "software",
     "left": "policy, left",
     "right": "policy, right",
+    "engines": "engines, left",
+    "engines_right": "engines, right",
 }
 # What stands beside a schedule: name, unit, and a factor from our unit.
 NUMBERS = {
@@ -104,6 +112,11 @@ EXAMPLES: dict[str, dict] = {
     },
     "Hybrid batches, or chunks": {"left": "hybrid_only", "right": "chunked_only", "C": 512},
     "Chunks, but never beside decodes": {"left": "prefill_first", "C": 512},
+    "Prefill apart from decode": {
+        "model": "llama3.1-8b", "gpu": "h100", "software": "vllm", "left": "sarathi_serve",
+        "engines": "2", "engines_right": "1p1d", "C": 512, "B": 8, "P": 2000, "D": 60, "n": 12,
+        "rate": 16, "long": 0,
+    },
     "Two chunk sizes": {"left": "sarathi_serve", "C": 128, "C_right": 1024},
 }  # fmt: skip
 

@@ -15,21 +15,22 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
-from batch import Request
+from apart.simulate import simulate_fleet
+from batch import Batch, Request
 from command.checks import UserError, check_number, lookup, shown
 from command.cli import run_main, write_file
 from costmodel import CostModel, make_batch, tokens_that_fit
 from loading.policyfile import LOADED, load_policies
 from loading.requests import check_requests
-from loop import Loop
+from loop import Loop, Result
 from scheduler import POLICIES, make_scheduler
 from serving.steady import Workload, balance, split, tokens_per_second
 from simulate import CostExecutor, make_cost_model
 from timeline import Trace
-from web.explore_side import side
+from web.explore_side import Several, side
 from web.explore_state import RATIOS, State, link_of, page, read_state
 
 STALL = 5  # decode-only iterations: a longer gap is a stall (Sarathi-Serve, Table 3, strict)
@@ -65,8 +66,9 @@ def draw_requests(state: State) -> list[Request]:
 
 
 def both(state: State) -> list[tuple[State, str]]:
-    """The left side and the right one: its state, with its own C, and its policy."""
-    return [(state, state.left), (replace(state, C=state.C_right or state.C), state.right)]
+    """The left side and the right one: its state, with its own C and engines, and its policy."""
+    right = replace(state, C=state.C_right or state.C, engines=state.engines_right)
+    return [(state, state.left), (right, state.right)]
 
 
 def make_requests(state: State, allowed: float = math.inf) -> list[Request]:
@@ -76,7 +78,8 @@ def make_requests(state: State, allowed: float = math.inf) -> list[Request]:
     """
     requests = draw_requests(state)
     if state.long:
-        usual = {name: getattr(State, name) for name in ("left", "right", "C", "C_right")}
+        sides = ("left", "right", "C", "C_right", "engines", "engines_right")
+        usual = {name: getattr(State, name) for name in sides}
         alone = replace(state, long=0, **usual)
         arrival = halfway(alone, allowed)  # the same for all policies and chunk sizes
         requests.append(Request(state.n, range(state.long), state.D + 1, arrival=arrival))
@@ -111,20 +114,40 @@ def run(
     More work than `most` raises a UserError. More than `allowed`: TooMuch, so that another process
     can do it.
     """
-    loop = Loop(make_scheduler(policy, state.B, state.C), CostExecutor(cost_of(state)))
+    limited = partial(Limited, policy=policy, allowed=allowed, most=most)
+    if state.engines != "1":
+        return Several.of(
+            simulate_fleet(
+                requests, state.model, state.gpu, layout=state.engines, policy=policy,
+                chunk_size=state.C, max_batch_size=state.B, tp=state.tp, software=state.software,
+                keep=True, executor=limited,
+            )
+        )  # fmt: skip
+    loop = Loop(make_scheduler(policy, state.B, state.C), limited(cost_of(state)))
     for request in requests:
         loop.add(request)
-    work = 0
-    while iteration := loop.step():
-        work += 1 + iteration.num_chunks + iteration.num_decodes
-        if work > allowed:
+    return loop.run()
+
+
+class Limited(CostExecutor):
+    """Of a run with a limit of its work: see `run`. Each engine has its own."""
+
+    def __init__(self, cost_model: CostModel, policy: str, allowed: float, most: int):
+        super().__init__(cost_model)
+        self.policy, self.allowed, self.most = policy, allowed, most
+        self.work = self.iterations = 0
+
+    def execute(self, batch: Batch) -> Result:
+        if self.work > self.allowed:
             raise TooMuch
-        if work > most:
+        if self.work > self.most:
             raise UserError(
-                f"policy {policy!r} has run {len(loop.trace.iterations)} iterations, and is not"
-                " done: choose fewer or shorter requests, or a larger C"
+                f"policy {self.policy!r} has run {self.iterations} iterations, and is not done:"
+                " choose fewer or shorter requests, or a larger C"
             )
-    return loop.trace
+        self.work += 1 + len(batch.chunks) + len(batch.decodes)
+        self.iterations += 1
+        return super().execute(batch)
 
 
 # ------------------------------------------------------------------------------------- the schedule
@@ -216,14 +239,14 @@ def gain_point(given: object, ratio: object, allowed: float = math.inf) -> dict:
     """Throughput of the right policy over the left one's in a steady state, at one P:D (Fig 9).
 
     All requests are alike, with P + D tokens, and there are always more: no arrivals, no spread,
-    no long prompt. left, right: tokens per second. allowed: see `run`.
+    no long prompt, one engine. left, right: tokens per second. allowed: see `run`.
     """
     state, _ = read_state(given)
     check_number("P:D", ratio, 1e-4, 1e5)
     work = Workload(state.P + state.D, state.B, ratio)
     check_requests(work.requests(1), cost_of(state).model.max_length, state.model)
     speeds = []
-    for own, policy in both(state):
+    for own, policy in both(replace(state, engines="1", engines_right="1")):
         trace = run(own, policy, work.requests(5 * state.B), allowed, MOST_GAIN_WORK)
         speeds.append(tokens_per_second(trace, work.length, 2 * state.B, 4 * state.B))
     prompt, decodes = split(work.length, work.ratio)

@@ -22,7 +22,7 @@ class ShortestFirst(SarathiServe):
         return super().schedule(now)
 `;
 const GROUPS = {
-  "Policies": ["left", "right", "C", "C_right", "B"],
+  "Policies": ["left", "right", "C", "C_right", "B", "engines", "engines_right"],
   "Requests": ["long", "n", "P", "D", "ratio", "spread", "rate", "seed"],
   "Where": ["model", "gpu", "tp", "software"],
 };
@@ -242,16 +242,15 @@ async function about() {
     ` for ${state.model} on ${state.tp} × ${state.gpu}. ${where}${redraw ? `; drawn in ${Math.round(redraw)} ms` : ""}.`;
 }
 
-// A side's policy, with its C where the two have their own.
-function named({ left, right, C, C_right: other }, number) {
-  const policy = number ? right : left;
-  return other && other !== C ? `${policy}, C = ${number ? other : C}` : policy;
+// A side's policy, with its C where the two have their own, and its engines where they are several.
+function named({ left, right, C, C_right: other, ...state }, number) {
+  const policy = number ? right : left, engines = number ? state.engines_right : state.engines;
+  const where = { 2: " on two replicas", "1p1d": ", prefill apart from decode" }[engines] ?? "";
+  return (other && other !== C ? `${policy}, C = ${number ? other : C}` : policy) + where;
 }
 
-const ends = () => Math.max(...shown.sides.map((side) => {
-  const last = side.iterations?.at(-1);
-  return last ? last.t + last.seconds : 0;
-}), 1e-9);
+const ends = () => shown.sides.flatMap((side) => side.iterations ?? [])
+  .reduce((most, { t, seconds }) => Math.max(most, t + seconds), 1e-9);
 
 function draw() {
   const view = { end: ends(), long: shown.long };
@@ -310,7 +309,7 @@ function choose(number, step) {
 
 // One point after the other, until a newer schedule is shown.
 async function traceGain(mine) {
-  const asked = { ...state }, { balance } = shown, now = state.P / state.D, points = [];
+  const asked = { ...state, engines: "1", engines_right: "1" }, { balance } = shown, now = state.P / state.D, points = [];
   const [left, right] = [named(asked, 0), named(asked, 1)];
   get("gain-title").textContent = `What ${right} gains over ${left}, by P:D`;
   get("gain-text").textContent = `Throughput of the right over the left in a steady state: always ${asked.B} requests` +

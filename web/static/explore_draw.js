@@ -2,7 +2,7 @@
 
 import { drawQueue, hatched, label, line, LOOKS, prepare, round } from "./looks.js";
 
-const INK = "#222222", SOFT = "#555555", GRID = "#E3E3E3", FONT = "14px system-ui, sans-serif";
+const FETCH = "#00664B", INK = "#222222", SOFT = "#555555", GRID = "#E3E3E3", FONT = "14px system-ui, sans-serif";
 
 // Ticks at 1, 2 or 5 times a power of ten; at most `most` of them up to `end`.
 function ticks(end, most) {
@@ -28,7 +28,7 @@ export function drawSchedule(canvas, side, view, step = null) {
   const { pen, width, height } = prepare(canvas, FONT);
   const place = frame(width, height, side.slots, view.end);
   drawTime(pen, place, view.end, height);
-  drawLanes(pen, place, side.slots);
+  drawLanes(pen, place, side);
   drawWaiting(pen, place, side.queue, view);
   const bar = (kind, slot, start, end) => {
     const [y, tall] = place.bar(slot, LOOKS[kind]);
@@ -56,6 +56,8 @@ export function drawSchedule(canvas, side, view, step = null) {
       if (box[3] >= 12) labels.push([String(tokens), box[0], box[2], box[1] + box[3] / 2]);
     }
   }
+  pen.strokeStyle = pen.fillStyle = FETCH;
+  for (const [from, start, to, end] of side.fetches) drawFetch(pen, place, from, start, to, end);
   pen.fillStyle = LOOKS.stall.colour;
   for (const [slot, start, end] of side.stalls) pen.fillRect(...bar("stall", slot, start, end));
   for (const [text, left, wide, middle] of labels) label(pen, text, left, wide, middle);
@@ -89,13 +91,32 @@ function drawTime(pen, place, end, height) {
   pen.fillText("time (s)", (place.left + place.right) / 2, height - 9);
 }
 
-function drawLanes(pen, place, slots) {
+function drawLanes(pen, place, { slots, engines }) {
   pen.fillStyle = SOFT;
   pen.textAlign = "right";
   const every = [1, 2, 5, 10, 20, 50].find((each) => each * place.lane >= 15);
   for (let slot = 0; slot < slots; slot += every) {
     pen.fillText(`slot ${slot}`, place.left - 5, place.top + (slot + 0.45) * place.lane);
   }
+  for (const [name, first] of engines) { // a line above each engine but the first; its name
+    const y = Math.round(place.top + first * place.lane) + 0.5;
+    pen.strokeStyle = SOFT;
+    if (first) line(pen, place.left - 54, y, place.right, y);
+    pen.fillText(name, place.right - 4, y + 9);
+  }
+}
+
+// An arrow from a prefill engine's slot to a decode engine's: keys and values on their way.
+function drawFetch(pen, place, from, start, to, end) {
+  const [x, y, right, below] = [place.x(start), place.top + (from + 0.5) * place.lane,
+    place.x(end), place.top + (to + 0.5) * place.lane];
+  pen.lineWidth = 1.5;
+  line(pen, x, y, right, below);
+  pen.beginPath();
+  pen.moveTo(right - 4, below - 8);
+  pen.lineTo(right + 4, below - 8);
+  pen.lineTo(right, below);
+  pen.fill();
 }
 
 // How many requests wait, as steps above the lanes, and where the long prompt arrives.
