@@ -19,11 +19,11 @@
 # **You will see**
 # 1. a block table, which you follow by hand;
 # 2. prefix caching: measured with a real model, and predicted for an A100;
-# 3. the same two GPUs as two replicas, and as a prefill engine and a decode engine;
+# 3. the same two GPUs as two whole engines, and as a prefill engine and a decode engine;
 # 4. what the CPU costs, and what it costs when it is hidden;
 # 5. the names of all this in three engines.
 #
-# About 40 minutes; the machine needs under half a minute. Every number says what it is:
+# About 45 minutes; the machine needs under half a minute. Every number says what it is:
 # **predicted** (cost model, for a named GPU) or **measured** (this machine).
 
 # %%
@@ -68,7 +68,8 @@ from simulate import make_cost_model, simulate
 # - B comes one step later: "You are a kind helper . Answer in German : two cats".
 #
 # **Predict first.** Take paper. Write A's block table, and then B's. Which blocks are in both
-# tables? How many tokens of B must run?
+# tables? How many tokens of B must run? (Below, "counts" are the reference counts of blocks 0, 1,
+# and so on.)
 
 # %%
 predict("12.1")
@@ -102,7 +103,7 @@ def step(newcomer="", outputs=3):
     ran = [f"{chunk.length} prompt tokens of {name(chunk.request)}" for chunk in batch.chunks]
     ran += [f"a decode of {name(request)}" for request in batch.decodes]
     tables = [f"{name(request)} {table.blocks}" for request, table in memory.tables.items()]
-    print(f"{' and '.join(ran)}; tables: {', '.join(tables)}; in tables: {memory.references}")
+    print(f"{' and '.join(ran)}; tables: {', '.join(tables)}; counts: {memory.references}")
     scheduler.update(batch, [OUTPUT] * len(batch.sampled))
     for request, table in memory.tables.items():
         own = [[*words, "(output)"][token] for token in request.tokens(0, request.context)]
@@ -137,6 +138,7 @@ draw_cache("The cache when A and B run: in how many tables is each block?")
 # **Explain.** A has 11 tokens: three blocks, and the last one has a free place. B finds its first
 # two blocks in the cache. This is a *hit* of 8 tokens. B takes these blocks into its own table,
 # nothing is copied, and only its last 4 tokens run. Block 2 is A's own: "French" is not "German".
+# A's first output token fills it.
 #
 # **The price.** The last block of a request is seldom full. On average half a block is empty, where
 # a slot wastes most of itself. And the kernel of attention must look up where each block lies.
@@ -160,10 +162,11 @@ step("D", outputs=2)
 print(f"hits: {memory.hits} of {memory.asked} prompt tokens")
 
 # %% [markdown]
-# **Explain.** Of one request, the last block is evicted first. The first block is of use without
-# the blocks behind it, and not the other way round. So C took the two empty blocks, 4 and 5, and
-# for its output block 2, the last one of A. It is no longer in the list: its words are lost. The
-# words that all share stay, and D has its hit.
+# **Explain.** B's table skips block 4: A took it when block 2 was full, and gave it back when it
+# ended. Of one request, the last block is evicted first. The first block is of use without the
+# blocks behind it, and not the other way round. So C took the two empty blocks, 4 and 5, and for
+# its output block 2, the last one of A. It is no longer in the list: its words are lost. The words
+# that all share stay, and D has its hit.
 #
 # ## Step 2: prefix caching
 #
@@ -266,7 +269,8 @@ print("(measured)")
 #
 # Our model is Llama-3.1-8B, and we have two H100 (predicted). We can use them as two *replicas*:
 # two whole engines, and a router in front of them gives each request to the one with fewer
-# requests. Or as 1p1d. Here are five requests in both.
+# requests. Or as 1p1d. The program's names for these *layouts* are `2` and `1p1d`. Here are five
+# requests in both.
 
 
 # %%
@@ -443,17 +447,19 @@ print_table(columns, rows)
 
 # %% [markdown]
 # **Explain.** The host's work grows with the requests in the batch. For one request there is almost
-# nothing to hide, and the hand-over itself takes a little: 0.98. For 256 requests, the H100 waits
-# for 20.6 % of an iteration, and hiding makes it 1.25 times as fast. The A100 is slower, so the
-# same work of the CPU is a smaller part. The faster the GPU, the more its host matters.
+# nothing to hide, and the GPU waits a moment all the same, for its next batch: 0.98. For 256
+# requests, the H100 waits for 20.6 % of an iteration, and hiding makes it 1.25 times as fast. The
+# A100 is slower, so the same work of the CPU is a smaller part. The faster the GPU, the more its
+# host matters.
 #
 # **The price.** The scheduler decides one iteration ahead. So a new request waits up to one
 # iteration longer, and each request that stops has one row too many.
 #
 # ## Step 5: where to find it
 #
-# Sharing and overlap are on by default in all three, so their flags turn them off. So say the
-# documents of [vLLM](https://docs.vllm.ai/en/stable/cli/serve/),
+# Shared blocks and the hidden host are on by default in all three. So for them the table has what
+# turns them *off*. All this is from the documents of
+# [vLLM](https://docs.vllm.ai/en/stable/cli/serve/),
 # [SGLang](https://docs.sglang.io/advanced_features/server_arguments.html) and
 # [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/). Flags change: look at those of your
 # version. In brackets: the default.
@@ -464,7 +470,7 @@ print_table(columns, rows)
 # | `max_batch_size`, B | `--max-num-seqs` | `--max-running-requests` | `max_batch_size` |
 # | policy (ours) | `vllm_v1` | `prefill_first` | `no_evict` |
 # | `block_size` [16] | `--block-size` [16] | `--page-size` [1] | `tokens_per_block` [32] |
-# | no sharing | `--no-enable-prefix-caching` | `--disable-radix-cache` | `enable_block_reuse` |
+# | sharing off | `--no-enable-prefix-caching` | `--disable-radix-cache` | `enable_block_reuse` |
 # | `1p1d` | `--kv-transfer-config` | `--disaggregation-mode` | `cache_transceiver_config` |
 # | exposed | `--no-async-scheduling` | `--disable-overlap-schedule` | `disable_overlap_scheduler` |
 #

@@ -239,7 +239,8 @@ async function about() {
   get("status").textContent = "Move a slider: both are drawn again.";
   const { redraw } = document.body.dataset;
   get("about").textContent = `Predicted by the repository's own scheduler.py and costmodel.py, unchanged,` +
-    ` for ${state.model} on ${state.tp} × ${state.gpu}. ${where}${redraw ? `; drawn in ${Math.round(redraw)} ms` : ""}.`;
+    ` for ${state.model} on ${state.tp} × ${state.gpu}` +
+    `${state.engines + state.engines_right === "11" ? "" : " for each engine"}. ${where}${redraw ? `; drawn in ${Math.round(redraw)} ms` : ""}.`;
 }
 
 // A side's policy, with its C where the two have their own, and its engines where they are several.

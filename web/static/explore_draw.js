@@ -69,6 +69,7 @@ export function drawSchedule(canvas, side, view, step = null) {
     const text = pen.measureText(`stall ${seconds}`).width + 6 > wide ? seconds : `stall ${seconds}`;
     label(pen, text, left, wide, y + 0.35 * place.lane, "#A34600");
   }
+  nameEngines(pen, place, side.engines);
   if (step !== null) {
     const { t, seconds } = side.iterations[step];
     pen.strokeStyle = "#000000";
@@ -98,10 +99,21 @@ function drawLanes(pen, place, { slots, engines }) {
   for (let slot = 0; slot < slots; slot += every) {
     pen.fillText(`slot ${slot}`, place.left - 5, place.top + (slot + 0.45) * place.lane);
   }
-  for (const [name, first] of engines) { // a line above each engine but the first; its name
+  pen.strokeStyle = SOFT;
+  for (const [, first] of engines.slice(1)) {
     const y = Math.round(place.top + first * place.lane) + 0.5;
-    pen.strokeStyle = SOFT;
-    if (first) line(pen, place.left - 54, y, place.right, y);
+    line(pen, place.left - 54, y, place.right, y);
+  }
+}
+
+// Of several engines, at the right end of their first lanes.
+function nameEngines(pen, place, engines) {
+  pen.textAlign = "right";
+  for (const [name, first] of engines) {
+    const y = place.top + first * place.lane + 1, wide = pen.measureText(name).width;
+    pen.fillStyle = "rgba(255, 255, 255, 0.85)";
+    if (name) pen.fillRect(place.right - wide - 8, y, wide + 8, 17);
+    pen.fillStyle = INK;
     pen.fillText(name, place.right - 4, y + 9);
   }
 }
