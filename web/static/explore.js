@@ -380,7 +380,7 @@ function addChoice({ name, label, choices }) {
     add([String(value)]);
     select.value = value;
   };
-  const wide = WIDE.includes(name) ? " wide" : "";
+  const wide = WIDE.includes(name) ? " wide" : name.startsWith("engines") ? " half" : "";
   return make("div", { className: `field${wide}` }, make("label", { htmlFor: select.id, textContent: label }), select);
 }
 
