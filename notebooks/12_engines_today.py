@@ -496,10 +496,8 @@ def what_if(layout="1p1d", rate=8, prompt=2000, output=150):
     print("busy:", " and ".join(f"{share:.0f} %" for share in busy))
 
 
-sliders(
-    what_if, layout=["1", "2", "1p1d", "3", "2p1d", "1p2d"], rate=(2, 32, 2),
-    prompt=(200, 4000, 200), output=(50, 400, 50),
-)  # fmt: skip
+ranges = {"rate": (2, 32, 2), "prompt": (200, 4000, 200), "output": (50, 400, 50)}
+sliders(what_if, layout=["1", "2", "1p1d", "3", "2p1d", "1p2d"], **ranges)
 
 # %% [markdown]
 # ## Questions
