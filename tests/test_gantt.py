@@ -7,9 +7,11 @@ import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 
+from apart.simulate import simulate_fleet
 from batch import Request
 from engine import LLM, SamplingParams
 from pictures.gantt import LOOKS, Bar, Look, draw, draw_lanes
+from pictures.lanes import engine_lanes
 from simulate import simulate
 from timeline import Trace
 
@@ -104,3 +106,19 @@ def test_looks_differ_without_colour() -> None:
     assert len({(look.low, look.high, look.hatch, look.marker) for look in LOOKS.values()}) == len(
         LOOKS
     )
+
+
+def test_a_lane_for_each_engine_and_one_for_the_link() -> None:
+    requests = [Request(i, range(900), 4, arrival=0.01 * i) for i in range(3)]
+    options = {"chunk_size": 512, "software": "vllm", "keep": True}
+    for layout, names in (("2", 2), ("1p1d", 3)):
+        trace = simulate_fleet([*requests], layout=layout, **options)
+        lanes = engine_lanes(trace, layout, dict(enumerate("ABC")))
+        assert len(lanes) == names and list(lanes)[-1].endswith(" 1")
+        bars = [bar for name, lane in lanes.items() if name != "link" for bar in lane]
+        ran = [(each.start, each.seconds) for own in trace.engines for each in own.iterations]
+        assert [(bar.start, bar.end) for bar in bars] == [(t, t + s) for t, s in ran]
+        requests = [Request(i, range(900), 4, arrival=0.01 * i) for i in range(3)]
+    assert [bar.label for bar in lanes["link"]] == ["A", "B", "C"]
+    assert {bar.kind for bar in lanes["prefill 0"]} == {"prefill"}
+    assert {bar.kind for bar in lanes["decode 1"]} == {"decode"}
