@@ -20,7 +20,7 @@
 # 1. a block table, which you follow by hand;
 # 2. prefix caching: measured with a real model, and predicted for an A100;
 # 3. the same two GPUs as two whole engines, and as a prefill engine and a decode engine;
-# 4. what the CPU costs, and what it costs when it is hidden;
+# 4. how long the GPU waits for the CPU, and what is gained if it need not;
 # 5. the names of all this in three engines.
 #
 # About 45 minutes; the machine needs under half a minute. Every number says what it is:
@@ -59,7 +59,7 @@ from simulate import make_cost_model, simulate
 #
 # So two requests may have the same block in their tables. That is right if all tokens up to the end
 # of this block are the same, from the first one on. Then keys and values are the same, too. A
-# *reference count* says in how many tables a block is.
+# *reference count* says in how many tables a block is. Below, "counts" lists them, block by block.
 #
 # Follow it by hand. For us, a word is a token, and a block has four tokens. The cache has six
 # blocks, 0 to 5. A new block is the free one with the lowest number.
@@ -68,8 +68,7 @@ from simulate import make_cost_model, simulate
 # - B comes one step later: "You are a kind helper . Answer in German : two cats".
 #
 # **Predict first.** Take paper. Write A's block table, and then B's. Which blocks are in both
-# tables? How many tokens of B must run? (Below, "counts" are the reference counts of blocks 0, 1,
-# and so on.)
+# tables? How many tokens of B must run?
 
 # %%
 predict("12.1")
@@ -257,7 +256,8 @@ print("(measured)")
 #
 # **The price.** The keys of the blocks are hashes, which the CPU computes for each prompt, also
 # where nothing is shared. And a hit needs room: the cache must still hold the block. In
-# `experiments/prefix_caching.py`, a small cache forgets most documents before somebody asks again.
+# `experiments/prefix_caching.py`, a cache that is too small for all documents forgets some of them
+# before somebody asks again.
 #
 # ## Step 3: the prefill on another machine
 #
@@ -412,12 +412,12 @@ print(f"over Ethernet, the gap before the second token: {1e3 * np.median(gaps):.
 # prepare iteration 2?
 
 # %%
-engine = cost_model.kernels(make_batch(decodes=256, context=1024))
+kernels = cost_model.kernels(make_batch(decodes=256, context=1024))
 work = 256 * HOSTS["vllm-v1"].request
-print(f"256 decodes: {1e3 * engine:.1f} ms on the GPU, {1e3 * work:.1f} ms on the CPU (predicted)")
+print(f"256 decodes: {1e3 * kernels:.1f} ms on the GPU, {1e3 * work:.1f} ms on the CPU (predicted)")
 print("the CPU's time is from", HOSTS["vllm-v1"].source.split(" (")[0])
 figure, (above, below) = plt.subplots(2, 1, figsize=(12, 4.6), sharex=True)
-draw_hosts({"vllm-v1": above, "vllm-async": below}, engine, 256)
+draw_hosts({"vllm-v1": above, "vllm-async": below}, kernels, 256)
 plt.show()
 
 # %% [markdown]
