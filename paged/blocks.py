@@ -251,8 +251,8 @@ class BlockMemory(Memory):
                         f"the policy has made a chunk of request {request.request_id} with"
                         " `next_chunk`, another request shares it, and less of it is in the batch"
                     )
-                self.unsure.remove(block)
                 del self.block_of[self.key_of.pop(block)]
+                self.unsure.remove(block)  # last: an interrupt may come between two lines
             table.entered = min(table.entered, full)
 
     def _keys(self, request: Request, table: Table, count: int) -> list[bytes]:
