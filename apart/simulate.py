@@ -10,7 +10,7 @@ from batch import Request
 from command.checks import UserError, lookup, shown
 from configs import LINKS, ModelConfig
 from costmodel import CostModel
-from loading.requests import check_requests, listed, refuse_beams
+from loading.requests import check_requests, check_tokens, listed, refuse_beams
 from loop import Loop
 from paged.blocks import BlockMemory, choose_blocks
 from scheduler import Memory, make_scheduler
@@ -124,6 +124,7 @@ def simulate_fleet(
         requests = listed(requests)
         refuse_beams(requests, "price it with beam.cost.simulate_beams")
         check_requests(requests, limit, name)
+        check_tokens(requests if prefix_caching else ())
         requests = sorted(requests, key=lambda request: request.arrival)
     fleet.run(requests)
     trace.engines = [each.loop.trace for each in (*engines, *decoders)]
