@@ -100,6 +100,25 @@ def test_the_memory_of_both_ends_is_given_back() -> None:
     assert preempted > 10
 
 
+@pytest.mark.parametrize("policy", ["sarathi", "no_evict", "request_level"])
+@pytest.mark.parametrize("cache", ["slots", "paged"])
+def test_what_is_coming_never_stops_what_runs(policy: str, cache: str) -> None:
+    """The decode engine has room for its largest request alone."""
+    for seed in range(12):
+        draw = random.Random(seed)
+        requests = [
+            Request(i, shared(draw.randint(9, 60), draw.randint(0, 9), i), draw.randint(2, 30))
+            for i in range(12)
+        ]
+        most = max(-(-request.most_cached // 4) * 4 for request in requests)
+        blocks = {"cache": cache, "block_size": 4, "prefix_caching": True}
+        trace = simulate_fleet(
+            requests, layout="1p1d", way="pcie4", decode_policy=policy, max_batch_size=8,
+            cache_tokens=most, keep=True, **(blocks if cache == "paged" else {}), **KW,
+        )  # fmt: skip
+        check(trace, requests, "1p1d")
+
+
 def test_one_request_by_hand() -> None:
     """Two chunks, its keys and values over the link, a row for its second token, then a decode."""
     cost = make_cost_model("llama3.1-8b", "h100", 1, None, "sarathi_serve")
