@@ -24,18 +24,19 @@ from timeline import Iteration, Life, Trace
 class Passing(Trace):
     """A trace that lets go of what has ended: its memory does not grow with the run.
 
-    ended: requests of the last iteration, with their lives. keep: iterations stay.
+    ended: requests of the last iteration, with their lives. keep: iterations stay. count: of all.
     """
 
     def __init__(self, keep: bool = False):
         super().__init__()
-        self.keep, self.ended = keep, []
+        self.keep, self.ended, self.count = keep, [], 0
 
     def record(
         self, batch: Batch, start: float, seconds: float, operators: dict | None,
         ended: Sequence[Request],
     ) -> Iteration:  # fmt: skip
         iteration = super().record(batch, start, seconds, operators, ended)
+        self.count += 1
         self.ended = [(request, self.lives.pop(request.request_id)) for request in ended]
         if not self.keep:
             for each in (self.iterations, self.finished, self.preempted):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from batch import Request
 from loop import Loop
-from paged.blocks import BlockMemory
+from paged.blocks import BlockMemory, Table
 from paged.prompts import Parts
 from scheduler import Memory
 
@@ -104,11 +104,26 @@ class Receives:
         return super().take(newcomer)
 
 
+class HashedOnce(BlockMemory):
+    """Blocks of one of several engines: a prompt is hashed once, whichever of them are asked.
+
+    known: request id -> the keys of its blocks so far; shared by all engines.
+    """
+
+    known: dict[int, list[bytes]]
+
+    def _table(self, newcomer: Request) -> Table:
+        if self._newcomer[0] is not newcomer:
+            keys = self.known.setdefault(newcomer.request_id, [])
+            self._newcomer = newcomer, Table(keys=keys)
+        return self._newcomer[1]
+
+
 class KeepsSlots(Keeps, Memory):
     pass
 
 
-class KeepsBlocks(Keeps, BlockMemory):
+class KeepsBlocks(Keeps, HashedOnce):
     pass
 
 
@@ -116,7 +131,7 @@ class ReceivesSlots(Receives, Memory):
     pass
 
 
-class ReceivesBlocks(Receives, BlockMemory):
+class ReceivesBlocks(Receives, HashedOnce):
     pass
 
 

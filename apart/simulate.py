@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from apart.fleet import Engine, Fetch, Fleet, Way
-from apart.halves import KeepsBlocks, KeepsSlots, ReceivesBlocks, ReceivesSlots
+from apart.halves import HashedOnce, KeepsBlocks, KeepsSlots, ReceivesBlocks, ReceivesSlots
 from apart.routers import make_router
 from batch import Request
 from command.checks import UserError, lookup, shown
@@ -12,14 +12,14 @@ from configs import LINKS, ModelConfig
 from costmodel import CostModel
 from loading.requests import check_requests, check_tokens, listed, refuse_beams
 from loop import Loop
-from paged.blocks import BlockMemory, choose_blocks
+from paged.blocks import choose_blocks
 from scheduler import Memory, make_scheduler
 from simulate import CostExecutor, make_cost_model
 from timeline import Life, Trace
 
 # the memory of an engine: of slots, and of blocks
 MEMORIES = {
-    "whole": (Memory, BlockMemory),
+    "whole": (Memory, HashedOnce),
     "prefill": (KeepsSlots, KeepsBlocks),
     "decode": (ReceivesSlots, ReceivesBlocks),
 }
@@ -102,14 +102,22 @@ def simulate_fleet(
     def engine(number: int, kind: str, policy: str, chunk_size: int) -> Engine:
         scheduler = make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)
         slots, paged = MEMORIES[kind]
-        own = (blocks.size, blocks.prefix_caching) if blocks else ()
-        scheduler.memory = (paged if blocks else slots)(cache_tokens, *own)
+        if blocks:
+            scheduler.memory = paged(cache_tokens, blocks.size, blocks.prefix_caching)
+            scheduler.memory.known = keys
+        else:
+            scheduler.memory = slots(cache_tokens)
         return Engine(number, Loop(scheduler, executor(cost_model)), keep)
 
     trace = FleetTrace(guess=cost_model.guess)
+    keys: dict[int, list[bytes]] = {}  # of blocks
 
     def collect(life: Life) -> None:
-        trace.requests.lives[life.request_id] = life
+        keys.pop(life.request_id, None)
+        if done:
+            done(life)
+        else:
+            trace.requests.lives[life.request_id] = life
 
     first_kind = "whole" if whole else "prefill"
     engines = [engine(n, first_kind, policy, chunk_size) for n in range(whole or prefills)]
@@ -117,7 +125,7 @@ def simulate_fleet(
     decoders = [engine(prefills + n, "decode", *later) for n in range(decodes)]
     own = cost_model.link if way is None else lookup(LINKS, way, "link")
     fleet = Fleet(
-        engines, make_router(router), done or collect, decoders, make_router("least_loaded"),
+        engines, make_router(router), collect, decoders, make_router("least_loaded"),
         Way.over(own, cost_model), keep,
     )  # fmt: skip
     if done is None:

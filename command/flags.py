@@ -247,6 +247,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         "overhead": Kind("", "measure only the overhead of an iteration"),
         "pipeline": Kind("", "run on a pipeline of two processes"),
         "td-pipe": Kind("", "compare TD-Pipe with other policies"),
+        "fleet": Kind("", "run eight engines behind a router"),
     },
     "What is written": {
         "out": Kind("DIR", "folder of the results", Path),

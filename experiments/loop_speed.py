@@ -7,24 +7,32 @@ tokens and outputs of 200 on average, log-normal; Mistral-7B on an A100 under sa
 
     python experiments/loop_speed.py --requests 1000 10000 100000
         instead: the pipeline of SARATHI's Fig 12, GPT-3 on eight stages
+    python experiments/loop_speed.py --fleet --requests 10000 100000
+        instead: conversations (a sample of Azure's, again and again) over eight engines, as
+        replicas and with prefill apart. Requests are made one by one, and no life is kept
 """
 
 import enter  # noqa: F401
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
+from itertools import cycle
 
+from apart.simulate import simulate_fleet
 from batch import Request
 from command.cli import run_main
 from command.flags import Flag
 from experiments import fig12
+from experiments.lib import td
 from experiments.lib.common import print_table
 from experiments.lib.flags import ScriptParser
 from experiments.lib.papers import MISTRAL
 from scheduler import POLICIES
 from serving.traffic import LogNormal, make_requests, poisson
 from simulate import simulate
+from timeline import Life
 
 try:
     import resource
@@ -33,6 +41,7 @@ except ImportError:  # Windows
 
 PROMPTS, OUTPUTS = LogNormal(600, 2250, 8192), LogNormal(150, 400, 2048)
 RATE = 6.0  # requests/s: 85 % of what it can serve
+LAYOUTS, FLEET_RATE = ("8", "4p4d"), 200.0  # of LLaMA-3.1-8B on H100s
 
 
 def peak_memory() -> str:
@@ -88,15 +97,42 @@ def print_conversations(counts: tuple[int, ...]) -> None:
     print_table([*header, "us per decode or chunk", "peak MB"], rows)
 
 
+def print_fleets(counts: list[int]) -> None:
+    """CPU seconds: a shared machine's clock says little."""
+    lengths, rows = td.azure(), []
+    for layout, count in ((layout, count) for layout in LAYOUTS for count in counts):
+        arrivals, ended = poisson(count, FLEET_RATE), Counter()
+        made = (
+            Request(i, range(prompt), output, arrival=arrival)
+            for i, (arrival, (prompt, output)) in enumerate(zip(arrivals, cycle(lengths)))
+        )
+
+        def done(life: Life, ended: Counter = ended) -> None:
+            ended["tokens"] += len(life.tokens)
+
+        start = time.process_time()
+        trace = simulate_fleet(made, layout=layout, software="vllm", done=done)
+        seconds = time.process_time() - start
+        steps = sum(engine.count for engine in trace.engines)
+        cells = [layout, f"{count:,}", f"{ended['tokens']:,}", f"{steps:,}", f"{seconds:.1f}"]
+        rows.append([*cells, f"{steps / seconds:,.0f}", peak_memory()])
+    header = ["layout", "requests", "output tokens", "iterations", "CPU seconds"]
+    print_table([*header, "iterations/s", "peak MB"], rows)
+
+
 FLAGS = {
     "quick": Flag("run fewer requests: a smoke test, not a result"),
     "requests": Flag("numbers of requests through the pipeline of Fig 12", several=True),
+    "fleet": Flag("instead: eight engines behind a router"),
     "max_batch_size": Flag("requests that run at once, in the first table", 16),
 }
 
 
 def main() -> None:
     options = ScriptParser(__doc__, FLAGS).parse_args()
+    if options.fleet:
+        print_fleets(options.requests or ([200] if options.quick else [1000, 10_000]))
+        return
     if options.requests:
         print_pipeline(options.requests)
         return
