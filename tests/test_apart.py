@@ -1,18 +1,20 @@
 """Several engines as one: what a router sees, what is under way, and that nothing is lost."""
 
 import random
+from hashlib import sha256
 from itertools import pairwise
 
 import pytest
 
 from apart.fleet import Engine, Fleet, Way
-from apart.halves import KeepsSlots, ReceivesSlots
+from apart.halves import HashedOnce, KeepsSlots, ReceivesSlots
 from apart.routers import FAR, ROUTERS, make_router
 from apart.simulate import FleetTrace, simulate_fleet
 from batch import Request
 from configs import LINKS
 from costmodel import make_batch
 from loop import Loop
+from paged import blocks
 from paged.prompts import shared
 from pipeline.policies import is_for_pipelines
 from scheduler import POLICIES, make_scheduler
@@ -172,8 +174,26 @@ def test_prefixes_are_found_where_they_are() -> None:
     assert rows["round_robin"] == 2 * (640 + 4 * 16 + 640 + 4 * 128)
 
 
+def test_a_prompt_is_hashed_once_for_all_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 100 prompts has 10 blocks of its own text; an output fills one more."""
+    hashed, memories = [], []
+    monkeypatch.setattr(blocks, "sha256", lambda text: hashed.append(1) or sha256(text))
+    make = HashedOnce.__init__
+    monkeypatch.setattr(
+        HashedOnce, "__init__", lambda self, *own: memories.append(self) or make(self, *own)
+    )
+    requests = (Request(n, shared(160, 0, n), 17, arrival=n / 100) for n in range(100))
+    simulate_fleet(
+        requests, layout="4", router="by_prefix", cache="paged", prefix_caching=True,
+        done=lambda life: None, **KW,
+    )  # fmt: skip
+    assert len(hashed) == 100 * 11
+    assert len(memories) == 4 and all(memory.known == {} for memory in memories)
+
+
 def test_requests_may_come_from_a_generator_and_nothing_is_kept() -> None:
     lives = []
     trace = simulate_fleet(iter(workload(3)), layout="2p1d", done=lives.append, **KW)
     assert len(lives) == 40 and not trace.requests.lives and not trace.fetches
     assert not any(each.iterations or each.finished for each in trace.engines)
+    assert all(each.count for each in trace.engines)

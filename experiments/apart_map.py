@@ -1,0 +1,416 @@
+r"""Prefill apart from decode, chunks, or phases: which of them serves most, of which lengths?
+
+    python experiments/apart_map.py
+        predicted for LLaMA-3.1-8B on four H100s: thirteen minutes of CPU time, on all cores
+
+Three answers to "a prefill disturbs decodes", each on the same four GPUs:
+
+    sarathi_serve    chunks: four replicas; the best chunk size of CHUNKS
+    td_pipe          phases in time: a pipeline of four stages
+    apart            phases in space: the best of one, two or three prefill engines of the four
+
+A cell of a map has one length of prompts, one of outputs, and Poisson arrivals. Its number is the
+goodput: the largest rate at which 90 % of the requests have their first token within 0.5 s, and a
+mean time per output token (TPOT) within a bound. Rates that are tried are 9 % apart, so a lead of
+1.09 is the smallest there is. The link carries keys and values to decode engines, and activations
+from stage to stage.
+
+Below the maps: three cells again, with one thing changed. And DistServe's comparison with vLLM as
+it was before chunked prefills, as near as we can. LLaMA-13B has the size of OPT-13B. Lengths are
+those of Azure's conversations. One engine of vllm_v0 stands against three GPUs. DistServe joins two
+of them to one prefill engine (TP2). Ours are two engines. `host`: vllm_v0 also waits for the
+software around Sarathi-Serve's GPUs (serve_phases.py), and prefill apart does not, for DistServe's
+engine is in C++.
+"""
+
+import enter  # noqa: F401
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import cycle
+
+import matplotlib.pyplot as plt
+
+from apart.simulate import simulate_fleet
+from batch import Request
+from configs import GPUS, MODELS
+from costmodel import CostModel, make_batch, tokens_that_fit
+from experiments.lib import look, td
+from experiments.lib.claims import Claim, bounded
+from experiments.lib.engines import Sweep, cases
+from experiments.lib.papers import LOOKS
+from experiments.lib.rows import Row, Rows, print_rows
+from experiments.lib.study import Panel, Study
+from pipeline import simulate_pipeline
+from serving.capacity import START_SHARE, largest_rate, tpot
+from serving.traffic import poisson
+from simulate import make_cost_model
+from timeline import Life
+
+PROMPTS, OUTPUTS = (128, 512, 2048, 8192), (16, 64, 256, 1024)  # tokens
+LINKS = {"NVLink": "nvlink-h100", "PCIe": "pcie5", "Ethernet": "ethernet-100g"}
+TTFT, TPOTS, SHARE = 0.5, {"TPOT 20 ms": 0.02, "TPOT 10 ms": 0.01}, 0.9  # s, s, of the requests
+TPOT = max(TPOTS.values())
+SIZE = 256  # requests in a batch: vLLM's max_num_seqs
+CHUNKS, PREFILL_CHUNK = (512, 256, 1024), 2048  # tokens
+LAYOUTS = ("2p2d", "1p3d", "3p1d")
+STEP, FACTOR = 2 ** (1 / 8), 2**0.5  # of a search: its last and its first step
+LEAST = 1 / 16  # of the rate where a search starts: what serves less has a goodput of 0
+SECONDS, LIVES, REQUESTS = (
+    20.0,
+    2.0,
+    100,
+)  # a run lasts so long, and as many times as a request may take
+COLOURS = {"sarathi_serve": LOOKS["sarathi_serve"][0], "td_pipe": LOOKS["td_pipe"][0]}
+COLOURS["apart"] = look.COLOURS["orange"]
+
+
+class Missed(Exception):
+    """So many requests were late that the rest cannot matter."""
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """A model on each of `count` GPUs of one kind."""
+
+    model: str
+    gpu: str
+    software: str
+    count: int
+
+    @property
+    def hardware(self) -> str:
+        return f"{self.count} x {self.gpu}"
+
+    @property
+    def cost_model(self) -> CostModel:
+        return make_cost_model(self.model, self.gpu, 1, None, self.software)
+
+    def fits(self, gpus: int = 1) -> int:
+        """Tokens that fit beside one copy of the weights."""
+        gpu = GPUS[self.gpu]
+        return tokens_that_fit(MODELS[self.model], replace(gpu, memory=gpus * gpu.memory), 1)
+
+
+FOUR = Gpus("llama3.1-8b", "h100", "vllm", 4)
+THREE = Gpus("llama-13b", "a100-80gb", "sarathi_serve", 3)
+
+
+@dataclass(frozen=True)
+class Point:
+    """What is served, and how. ttft, tpot: limits in seconds. chunks, layouts: those to try."""
+
+    prompt: int
+    output: int
+    link: str = "NVLink"
+    ttft: float = TTFT
+    tpot: float = TPOT
+    chunks: tuple[int, ...] = CHUNKS
+    layouts: tuple[str, ...] = LAYOUTS
+    size: int = SIZE
+    bounded: bool = True  # the memory is that of the GPUs
+    span: float = SECONDS  # of arrivals, at least
+    lengths: tuple[tuple[int, int], ...] = ()  # in turns; prompt and output are then their means
+
+    def requests(self, count: int, rate: float) -> list[Request]:
+        turns = cycle(self.lengths or [(self.prompt, self.output)])
+        made = enumerate(zip(poisson(count, rate), turns, strict=False))
+        return [Request(i, range(p), n, arrival=arrival) for i, (arrival, (p, n)) in made]
+
+    @property
+    def seconds(self) -> float:
+        """Of arrivals, for a queue to be seen, and for engines to be full."""
+        return max(self.span, LIVES * self.output * self.tpot)
+
+    def late(self, life: Life) -> bool:
+        return life.ttft > self.ttft or tpot(life) > self.tpot
+
+
+Serve = Callable[[list[Request], Callable[[Life], None]], object]
+
+
+def served(point: Point, serve: Serve, rate: float) -> bool:
+    """Whether enough requests are in time. Those of the first quarter do not count."""
+    count = max(REQUESTS, math.ceil(rate * point.seconds))
+    first = round(START_SHARE * count)
+    most, missed = (1 - SHARE) * (count - first), 0
+
+    def see(life: Life) -> None:
+        nonlocal missed
+        missed += life.request_id >= first and point.late(life)
+        if missed > most:
+            raise Missed
+
+    try:
+        serve(point.requests(count, rate), see)
+    except Missed:
+        return False
+    return True
+
+
+def best(
+    point: Point, ways: dict[object, Serve], start: float, first: object = None, most: float = 0.0
+) -> tuple[float, object]:
+    """The largest goodput of several ways, in requests/s, and whose it is.
+
+    A way that does not serve a little more than the best so far is not searched. first: the way to
+    begin with. most: it is not more, as a faster link serves no more; 0: nothing is known.
+    """
+    found, whose = 0.0, None
+    for name in sorted(ways, key=lambda name: name != first):
+        run = cache(partial(served, point, ways[name]))
+        if most and run(most):
+            return most, name
+        if run(found * STEP if whose else LEAST * start):
+            found, whose = largest_rate(run, STEP, found or start, FACTOR), name
+    return found, whose
+
+
+def ways_of(system: str, engine: Gpus, point: Point) -> dict[object, Serve]:
+    """Chunk sizes or layouts, and how each serves requests."""
+    memory = engine.fits() if point.bounded else None
+    common = {"max_batch_size": point.size, "software": engine.software}
+    fleet = partial(
+        simulate_fleet, model=engine.model, gpu=engine.gpu, cache_tokens=memory, **common
+    )
+
+    def replicas(chunk: int, requests: list[Request], see: Callable) -> None:
+        fleet(requests, layout=str(engine.count), chunk_size=chunk, done=see)
+
+    def apart(layout: str, requests: list[Request], see: Callable) -> None:
+        link = LINKS.get(point.link, point.link)
+        fleet(requests, layout=layout, way=link, chunk_size=PREFILL_CHUNK, done=see)
+
+    def pipeline(requests: list[Request], see: Callable) -> None:
+        trace = simulate_pipeline(
+            requests, engine.model, engine.gpu, stages=engine.count, policy="td_pipe",
+            cache_tokens=engine.fits(engine.count) if point.bounded else None, memory="pool",
+            hop=LINKS.get(point.link, point.link), keep=True, **common,
+        )  # fmt: skip
+        for life in trace.requests.lives.values():
+            see(life)
+
+    if system == "sarathi_serve":
+        return {chunk: partial(replicas, chunk) for chunk in point.chunks}
+    if system == "apart":
+        return {layout: partial(apart, layout) for layout in point.layouts}
+    return {"4 stages": pipeline}
+
+
+def estimate(engine: Gpus, point: Point) -> float:
+    """Requests/s, if prefills and decodes in batches of 64 had all GPUs: where a search begins."""
+    cost, context = engine.cost_model, point.prompt + point.output // 2
+    prefill = cost.seconds(make_batch([(0, point.prompt, point.prompt)]))
+    decode = cost.seconds(make_batch(decodes=64, context=context)) / 64
+    return engine.count / (prefill + point.output * decode)
+
+
+def cell(engine: Gpus, prompt: int, output: int, slo: str, span: float) -> list[Row]:
+    """Goodputs of the three systems over each link, per GPU."""
+    rows, found = [], {}
+    for link in LINKS:
+        point = Point(prompt, output, link, tpot=TPOTS[slo], span=span)
+        for system in COLOURS:
+            rate, how = found.get(system, (0.0, None))
+            if system not in found or (rate and system != "sarathi_serve"):  # it needs no link
+                start = rate or found.get("sarathi_serve", (0.0,))[0] or estimate(engine, point)
+                found[system] = best(point, ways_of(system, engine, point), start, how, rate)
+            rate, how = found[system]
+            case = {"link": link, "system": system, "by": str(how)}
+            rows.append(case | {"goodput": rate / engine.count})
+    return rows
+
+
+# -------------------------------------------------------------------------------- one thing changed
+
+
+AS_IT_IS = "as on the map"
+PORT, WAY = Point(512, 64, "Ethernet"), Point(8192, 16, "Ethernet", tpot=0.01)
+LONG, PHASES = Point(8192, 64), Point(512, 256)
+TRIED = {  # cell -> change -> what is then served, and how
+    "512 + 64 over Ethernet": {
+        AS_IT_IS: PORT,
+        "InfiniBand": replace(PORT, link="infiniband-hdr"),
+        "3p1d alone": replace(PORT, layouts=("3p1d",)),
+    },
+    "8192 + 16 over Ethernet in 10 ms": {
+        AS_IT_IS: WAY,
+        "PCIe 4.0": replace(WAY, link="pcie4"),
+        "TPOT 20 ms": replace(WAY, tpot=0.02),
+    },
+    "8192 + 64": {
+        AS_IT_IS: LONG,
+        "TPOT 50 ms": replace(LONG, tpot=0.05),
+        "TTFT 2 s": replace(LONG, ttft=2.0),
+    },
+    "512 + 256": {
+        AS_IT_IS: PHASES,
+        "TTFT 5 s": replace(PHASES, ttft=5.0),
+        "endless memory": replace(PHASES, bounded=False),
+    },
+}
+
+
+def tried(engine: Gpus, cell: str, change: str, span: float) -> list[Row]:
+    """Goodputs in a cell of the map, with one thing changed."""
+    point, rows, start = replace(TRIED[cell][change], span=span), [], 0.0
+    for system in COLOURS:
+        rate, how = best(point, ways_of(system, engine, point), start or estimate(engine, point))
+        rows.append({"system": system, "by": str(how), "goodput": rate / engine.count})
+        start = start or rate
+    return rows
+
+
+# --------------------------------------------------------------------------- DistServe's comparison
+
+
+HOSTS = ("none", "sarathi-serve")
+# its SLO (_plot.py of its artefact); the means of td.azure()
+DISTSERVE = Point(461, 160, ttft=0.25, tpot=0.1)
+TOKENS = 16384  # of a batch of vLLM's prompts there (2-start-api-server.py)
+
+
+def published(engine: Gpus, host: str, span: float) -> Row:
+    """Goodputs per GPU, and gains over one engine of vllm_v0."""
+    point = replace(DISTSERVE, span=span, lengths=tuple(td.azure()))
+    own = partial(
+        simulate_fleet, model=engine.model, gpu=engine.gpu, cache_tokens=engine.fits(),
+        max_batch_size=SIZE, software=engine.software,
+    )  # fmt: skip
+
+    def alone(requests: list[Request], see: Callable, policy: str, host: str) -> None:
+        own(requests, layout="1", policy=policy, done=see, host=host)
+
+    def apart(requests: list[Request], see: Callable) -> None:
+        # under vllm_v0, each newcomer of the decode engine would have an iteration of its own
+        policies = {"policy": f"vllm_v0:{TOKENS}", "decode_policy": "sarathi_serve"}
+        own(requests, layout="2p1d", done=see, **policies)
+
+    start = estimate(engine, point) / engine.count
+    old = partial(alone, policy=f"vllm_v0:{TOKENS}", host=host)
+    ours = partial(alone, policy="sarathi_serve", host="none")
+    vllm, split, chunks = (
+        best(point, {"": serve}, start * gpus)[0] / gpus
+        for serve, gpus in ((old, 1), (apart, engine.count), (ours, 1))
+    )
+    goodputs = dict(zip(GOODPUTS, (vllm, split, chunks), strict=True))
+    return goodputs | dict(zip(GAINS, (split / vllm, chunks / vllm), strict=True))
+
+
+# -------------------------------------------------------------------------------------- the picture
+
+
+MAP = ("slo", "link", "prompt", "output")
+TIE = "tie"
+SHORT = {"sarathi_serve": "chunks", "td_pipe": "phases", "apart": "apart", TIE: TIE}
+
+
+def lead(rows: Rows) -> None:
+    """Of each cell of the maps: who serves most, and how much more than the second one."""
+    for place, own in rows.where("goodput", *MAP).by(*MAP).items():
+        first, second, _ = sorted(own, key=lambda row: -row["goodput"])
+        most = first["goodput"]
+        over = most / max(second["goodput"], LEAST * most)
+        winner = first["system"] if over > 1.01 else TIE
+        rows.add(first, **dict(zip(MAP, place, strict=True)), winner=winner, lead=over)
+
+
+def draw_map(axes: plt.Axes, rows: Rows) -> None:
+    """A cell for each length: the colour and the name of who serves most, and its lead."""
+    prompts, outputs = (sorted(set(rows.column(key))) for key in ("prompt", "output"))
+    for row in rows.where("lead"):
+        x, y = outputs.index(row["output"]), prompts.index(row["prompt"])
+        colour = COLOURS.get(row["winner"], "white")
+        # one step of the search: a pale cell
+        style = {"alpha": 0.35 if row["lead"] < STEP**1.5 else 0.8, "edgecolor": "black"}
+        axes.add_patch(plt.Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, **style))
+        more = "" if row["winner"] == TIE else f"\n{row['lead']:.2f}x"
+        text = SHORT[row["winner"]] + more
+        axes.text(x, y, text, ha="center", va="center", fontsize=14, fontweight="bold")
+    axes.set(xlim=(-0.5, len(outputs) - 0.5), ylim=(-0.5, len(prompts) - 0.5))
+    axes.set_xticks(range(len(outputs)), map(str, outputs))
+    axes.set_yticks(range(len(prompts)), map(str, prompts))
+    axes.set(xlabel="output tokens", ylabel="prompt tokens", title=", ".join(where_of(rows[0])))
+    axes.grid(visible=False)
+
+
+def where_of(row: Row) -> tuple[str, str]:
+    return row["slo"], row["link"]
+
+
+def draw(rows: Rows) -> plt.Figure:
+    maps = rows.where("lead").by("slo", "link")
+    count, wide = len(TPOTS), len(LINKS)
+    figure, grid = look.panels(count + math.ceil(len(PANELS) / wide), wide, 6.5, 5.2)
+    for line, slo in zip(grid, TPOTS, strict=False):
+        for axes, link in zip(line, LINKS, strict=True):
+            if (slo, link) in maps:
+                draw_map(axes, maps[slo, link])
+    predicted, stars = rows.where(source="predicted"), rows.where(source="paper")
+    places = [axes for line in grid[count:] for axes in line]
+    for axes, panel in zip(places, PANELS, strict=False):
+        if panel.rows(predicted):
+            panel.draw(axes, predicted, stars, "predicted")
+            axes.set_title(panel.title)
+    for axes in figure.axes:
+        if not axes.get_title():
+            axes.remove()
+    figure.suptitle(STUDY.title)
+    return figure
+
+
+def report(rows: Rows) -> None:
+    print_rows(rows.where("lead"), (*MAP, "winner", "lead"), "who serves most, and its lead")
+
+
+GAINS = "gain of apart", "gain of sarathi_serve"
+GOODPUTS = "goodput of vllm_v0", "goodput of apart", "goodput of sarathi_serve"
+PANELS = [
+    *(
+        Panel(
+            "change", "goodput", "system", "bars", where={"cell": name}, title=name, colours=COLOURS
+        )
+        for name in TRIED
+    ),
+    Panel("host", GAINS, kind="bars", title="over vllm_v0, LLaMA-13B, A100s", rule=1),
+]
+
+
+def sweeps(quick: bool) -> list[Sweep]:
+    """quick: one cell, and short runs."""
+    prompts, outputs = (8192, 16) if quick else (PROMPTS, OUTPUTS)
+    grid = cases(prompt=prompts, output=outputs, slo=list(TPOTS)[: 1 if quick else None])
+    changes = [{"cell": name, "change": change} for name in TRIED for change in TRIED[name]]
+    jobs = (cell, FOUR, grid), (tried, FOUR, changes), (published, THREE, cases(host=HOSTS))
+    span = 1.0 if quick else SECONDS
+    return [
+        Sweep(partial(run, span=span), [on], every, every[:1], processes=True)
+        for run, on, every in jobs
+    ]
+
+
+STUDY = Study(
+    "apart_map",
+    __doc__,
+    sweeps,
+    units={"goodput": "requests/s per GPU", "lead": "x"}
+    | dict.fromkeys(GAINS, "x")
+    | dict.fromkeys(GOODPUTS, "requests/s per GPU"),
+    title="Who serves most within the SLO, and its lead: LLaMA-3.1-8B on four H100s (predicted)",
+    draw=draw,
+    paper={"ds_opt13b_vllm": ("gain of apart", {"host": "none"})},
+    derive=lead,
+    shown=lambda row, quantity: quantity in GAINS or "change" in row,
+    report=report,
+    claims=[
+        Claim("with short outputs in 10 ms over NVLink, prefill apart leads",
+              bounded("lead", STEP, 1 / LEAST, winner="apart", slo="TPOT 10 ms", link="NVLink",
+                      output=min(OUTPUTS))),
+    ],
+    slow=True,
+)  # fmt: skip
+
+if __name__ == "__main__":
+    STUDY.main()
