@@ -13,7 +13,7 @@ A cell of a map has one length of prompts, one of outputs, and Poisson arrivals.
 goodput: the largest rate at which 90 % of the requests have their first token within 0.5 s, and a
 mean time per output token (TPOT) within a bound. Rates that are tried are 9 % apart, so a lead of
 1.09 is the smallest there is. The link carries keys and values to decode engines, and activations
-from stage to stage.
+to the next stage.
 
 Below the maps: four cells again, with one thing changed. And DistServe's comparison with vLLM as
 it was before chunked prefills, as near as we can. LLaMA-13B has the size of OPT-13B. Lengths are
@@ -35,6 +35,7 @@ import matplotlib.pyplot as plt
 
 from apart.simulate import simulate_fleet
 from batch import Request
+from command.flags import Flag
 from configs import GPUS, MODELS
 from costmodel import CostModel, make_batch, tokens_that_fit
 from experiments.lib import look, td
@@ -112,11 +113,12 @@ class Point:
     size: int = SIZE
     bounded: bool = True  # the memory is that of the GPUs
     span: float = SECONDS  # of arrivals, at least
+    seed: int = 0
     lengths: tuple[tuple[int, int], ...] = ()  # in turns; prompt and output are then their means
 
     def requests(self, count: int, rate: float) -> list[Request]:
         turns = cycle(self.lengths or [(self.prompt, self.output)])
-        made = enumerate(zip(poisson(count, rate), turns, strict=False))
+        made = enumerate(zip(poisson(count, rate, self.seed), turns, strict=False))
         return [Request(i, range(p), n, arrival=arrival) for i, (arrival, (p, n)) in made]
 
     @property
@@ -207,11 +209,11 @@ def estimate(engine: Gpus, point: Point) -> float:
     return engine.count / (prefill + point.output * decode)
 
 
-def cell(engine: Gpus, prompt: int, output: int, slo: str, span: float) -> list[Row]:
-    """Goodputs of the three systems over each link, per GPU."""
+def cell(engine: Gpus, prompt: int, output: int, slo: str, **run: object) -> list[Row]:
+    """Goodputs of the three systems over each link, per GPU. run: span and seed of `Point`."""
     rows, found = [], {}
     for link in LINKS:
-        point = Point(prompt, output, link, tpot=TPOTS[slo], span=span)
+        point = Point(prompt, output, link, tpot=TPOTS[slo], **run)
         for system in COLOURS:
             rate, how = found.get(system, (0.0, None))
             if system not in found or (rate and system != "sarathi_serve"):  # it needs no link
@@ -253,9 +255,9 @@ TRIED = {  # cell -> change -> what is then served, and how
 }
 
 
-def tried(engine: Gpus, cell: str, change: str, span: float) -> list[Row]:
+def tried(engine: Gpus, cell: str, change: str, **run: object) -> list[Row]:
     """Goodputs in a cell of the map, with one thing changed."""
-    point, rows, start = replace(TRIED[cell][change], span=span), [], 0.0
+    point, rows, start = replace(TRIED[cell][change], **run), [], 0.0
     for system in COLOURS:
         rate, _ = best(point, ways_of(system, engine, point), start or estimate(engine, point))
         rows.append({"system": system, "goodput": rate / engine.count})
@@ -272,9 +274,9 @@ DISTSERVE = Point(461, 160, ttft=0.25, tpot=0.1)
 TOKENS = 16384  # of a batch of vLLM's prompts there (2-start-api-server.py)
 
 
-def published(engine: Gpus, host: str, span: float) -> Row:
+def published(engine: Gpus, host: str, **run: object) -> Row:
     """Goodputs per GPU, and gains over one engine of vllm_v0."""
-    point = replace(DISTSERVE, span=span, lengths=tuple(td.azure()))
+    point = replace(DISTSERVE, **run, lengths=tuple(td.azure()))
     own = partial(
         simulate_fleet, model=engine.model, gpu=engine.gpu, cache_tokens=engine.fits(),
         max_batch_size=SIZE, software=engine.software,
@@ -380,15 +382,15 @@ PANELS = [
 ]
 
 
-def sweeps(quick: bool) -> list[Sweep]:
+def sweeps(quick: bool, seed: int = 0) -> list[Sweep]:
     """quick: one cell, and short runs."""
     prompts, outputs = (8192, 16) if quick else (PROMPTS, OUTPUTS)
     grid = cases(prompt=prompts, output=outputs, slo=list(TPOTS)[: 1 if quick else None])
     changes = [{"cell": name, "change": change} for name in TRIED for change in TRIED[name]]
     jobs = (cell, FOUR, grid), (tried, FOUR, changes), (published, THREE, cases(host=HOSTS))
-    span = 1.0 if quick else SECONDS
+    arrivals = {"span": 1.0 if quick else SECONDS, "seed": seed}
     return [
-        Sweep(partial(run, span=span), [on], every, every[:1], processes=True)
+        Sweep(partial(run, **arrivals), [on], every, every[:1], processes=True)
         for run, on, every in jobs
     ]
 
@@ -411,6 +413,7 @@ STUDY = Study(
               bounded("lead", STEP, 1 / LEAST, winner="apart", slo="TPOT 10 ms", link="NVLink",
                       output=min(OUTPUTS))),
     ],
+    flags={"seed": Flag("seed of arrivals", 0)},
     slow=True,
 )  # fmt: skip
 
