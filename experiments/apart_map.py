@@ -271,6 +271,8 @@ def tried(engine: Gpus, cell: str, change: str, **run: object) -> list[Row]:
 HOSTS = ("none", "sarathi-serve")
 # its SLO (_plot.py of its artefact); the means of td.azure()
 DISTSERVE = Point(461, 160, ttft=0.25, tpot=0.1)
+VLLM, SYSTEMS = "goodput of vllm_v0", ("apart", "apart with endless memory", "sarathi_serve")
+GAINS = tuple(f"gain of {system}" for system in SYSTEMS)
 TOKENS = 16384  # of a batch of vLLM's prompts there (2-start-api-server.py)
 
 
@@ -278,27 +280,32 @@ def published(engine: Gpus, host: str, **run: object) -> Row:
     """Goodputs per GPU, and gains over one engine of vllm_v0."""
     point = replace(DISTSERVE, **run, lengths=tuple(td.azure()))
     own = partial(
-        simulate_fleet, model=engine.model, gpu=engine.gpu, cache_tokens=engine.fits(),
-        max_batch_size=SIZE, software=engine.software,
+        simulate_fleet, model=engine.model, gpu=engine.gpu, max_batch_size=SIZE,
+        software=engine.software,
     )  # fmt: skip
 
     def alone(requests: list[Request], see: Callable, policy: str, host: str) -> None:
-        own(requests, layout="1", policy=policy, done=see, host=host)
+        memory = engine.fits()
+        own(requests, layout="1", policy=policy, done=see, host=host, cache_tokens=memory)
 
-    def apart(requests: list[Request], see: Callable) -> None:
+    def apart(requests: list[Request], see: Callable, memory: int | None) -> None:
         # under vllm_v0, each newcomer of the decode engine would have an iteration of its own
         policies = {"policy": f"vllm_v0:{TOKENS}", "decode_policy": "sarathi_serve"}
-        own(requests, layout="2p1d", done=see, **policies)
+        own(requests, layout="2p1d", done=see, cache_tokens=memory, **policies)
 
     start = estimate(engine, point) / engine.count
-    old = partial(alone, policy=f"vllm_v0:{TOKENS}", host=host)
-    ours = partial(alone, policy="sarathi_serve", host="none")
-    vllm, split, chunks = (
-        best(point, {"": serve}, start * gpus)[0] / gpus
-        for serve, gpus in ((old, 1), (apart, engine.count), (ours, 1))
-    )
-    goodputs = dict(zip(GOODPUTS, (vllm, split, chunks), strict=True))
-    return goodputs | dict(zip(GAINS, (split / vllm, chunks / vllm), strict=True))
+    goodputs = {
+        f"goodput of {name}": best(point, {"": serve}, start * gpus)[0] / gpus
+        for name, serve, gpus in (
+            ("vllm_v0", partial(alone, policy=f"vllm_v0:{TOKENS}", host=host), 1),
+            ("apart", partial(apart, memory=engine.fits()), engine.count),
+            ("apart with endless memory", partial(apart, memory=None), engine.count),
+            ("sarathi_serve", partial(alone, policy="sarathi_serve", host="none"), 1),
+        )
+    }
+    return goodputs | {
+        gain: goodputs[gain.replace("gain", "goodput")] / goodputs[VLLM] for gain in GAINS
+    }
 
 
 # -------------------------------------------------------------------------------------- the picture
@@ -369,8 +376,6 @@ def report(rows: Rows) -> None:
     print_rows(rows.where("lead"), (*MAP, "winner", "lead"), "who serves most, and its lead")
 
 
-GAINS = "gain of apart", "gain of sarathi_serve"
-GOODPUTS = "goodput of vllm_v0", "goodput of apart", "goodput of sarathi_serve"
 PANELS = [
     *(
         Panel(
@@ -401,7 +406,7 @@ STUDY = Study(
     sweeps,
     units={"goodput": "requests/s per GPU", "lead": "x"}
     | dict.fromkeys(GAINS, "x")
-    | dict.fromkeys(GOODPUTS, "requests/s per GPU"),
+    | dict.fromkeys([VLLM, *(f"goodput of {each}" for each in SYSTEMS)], "requests/s per GPU"),
     title="Who serves most within the SLO, and its lead: LLaMA-3.1-8B on four H100s (predicted)",
     draw=draw,
     paper={"ds_opt13b_vllm": ("gain of apart", {"host": "none"})},
