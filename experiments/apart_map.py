@@ -20,7 +20,7 @@ it was before chunked prefills, as near as we can. LLaMA-13B has the size of OPT
 those of Azure's conversations. One engine of vllm_v0 stands against three GPUs. DistServe joins two
 of them to one prefill engine (TP2). Ours are two engines. `host`: vllm_v0 also waits for the
 software around Sarathi-Serve's GPUs (serve_phases.py), and prefill apart does not, for DistServe's
-engine is in C++.
+engine is in C++. `unbounded`: its engines have endless memory.
 """
 
 import enter  # noqa: F401
@@ -271,7 +271,7 @@ def tried(engine: Gpus, cell: str, change: str, **run: object) -> list[Row]:
 HOSTS = ("none", "sarathi-serve")
 # its SLO (_plot.py of its artefact); the means of td.azure()
 DISTSERVE = Point(461, 160, ttft=0.25, tpot=0.1)
-VLLM, SYSTEMS = "goodput of vllm_v0", ("apart", "apart with endless memory", "sarathi_serve")
+VLLM, SYSTEMS = "goodput of vllm_v0", ("apart", "apart unbounded", "sarathi_serve")
 GAINS = tuple(f"gain of {system}" for system in SYSTEMS)
 TOKENS = 16384  # of a batch of vLLM's prompts there (2-start-api-server.py)
 
@@ -299,7 +299,7 @@ def published(engine: Gpus, host: str, **run: object) -> Row:
         for name, serve, gpus in (
             ("vllm_v0", partial(alone, policy=f"vllm_v0:{TOKENS}", host=host), 1),
             ("apart", partial(apart, memory=engine.fits()), engine.count),
-            ("apart with endless memory", partial(apart, memory=None), engine.count),
+            ("apart unbounded", partial(apart, memory=None), engine.count),
             ("sarathi_serve", partial(alone, policy="sarathi_serve", host="none"), 1),
         )
     }
@@ -376,6 +376,9 @@ def report(rows: Rows) -> None:
     print_rows(rows.where("lead"), (*MAP, "winner", "lead"), "who serves most, and its lead")
 
 
+SHADES = dict(
+    zip(GAINS, (COLOURS["apart"], look.COLOURS["sky"], COLOURS["sarathi_serve"]), strict=True)
+)
 PANELS = [
     *(
         Panel(
@@ -383,7 +386,9 @@ PANELS = [
         )
         for name in TRIED
     ),
-    Panel("host", GAINS, kind="bars", title="over vllm_v0, LLaMA-13B, A100s", rule=1),
+    Panel(
+        "host", GAINS, kind="bars", title="over vllm_v0, LLaMA-13B, A100s", rule=1, colours=SHADES
+    ),
 ]
 
 
