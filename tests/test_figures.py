@@ -36,6 +36,7 @@ STUDIES = studies()
 LONG = ["serve_capacity", "serve_ablation", "serve_pipelines", "fig5", "fig12", "choose_chunk"]
 LONG += ["policies", "fidelity", "td_lengths", "td_memory", "td_phases", "td_stealing"]
 LONG += ["td_options", "td_switches", "td_throughput", "fig9", "serve_latency", "beside_benchmarks"]
+LONG += ["apart_map", "apart_routing"]
 SHORT = [name for name in STUDIES if name not in LONG]
 SCRIPTS = SHORT + LONG
 
