@@ -12,8 +12,8 @@ from configs import LINKS, ModelConfig
 from costmodel import CostModel
 from loading.requests import check_requests, check_tokens, listed, refuse_beams
 from loop import Loop
-from paged.blocks import choose_blocks
-from scheduler import Memory, make_scheduler
+from paged.blocks import Blocks, choose_blocks
+from scheduler import Memory, Scheduler, make_scheduler
 from simulate import CostExecutor, make_cost_model
 from timeline import Life, Trace
 
@@ -54,6 +54,16 @@ def read_layout(layout: str) -> tuple[int, int, int]:
         f"layout {shown(layout)}: give a number of replicas, such as 4, or of prefill and decode"
         " engines, such as 3p1d"
     )
+
+
+def make_engine(
+    number: int, kind: str, scheduler: Scheduler, executor: CostExecutor, keep: bool = False,
+    blocks: Blocks | None = None,
+) -> Engine:  # fmt: skip
+    """An engine with a memory of this kind, of MEMORIES."""
+    sizes = (blocks.size, blocks.prefix_caching) if blocks else ()
+    scheduler.memory = MEMORIES[kind][bool(blocks)](scheduler.memory.capacity, *sizes)
+    return Engine(number, Loop(scheduler, executor), keep)
 
 
 def simulate_fleet(
@@ -101,13 +111,10 @@ def simulate_fleet(
 
     def engine(number: int, kind: str, policy: str, chunk_size: int) -> Engine:
         scheduler = make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)
-        slots, paged = MEMORIES[kind]
+        made = make_engine(number, kind, scheduler, executor(cost_model), keep, blocks)
         if blocks:
-            scheduler.memory = paged(cache_tokens, blocks.size, blocks.prefix_caching)
-            scheduler.memory.known = keys
-        else:
-            scheduler.memory = slots(cache_tokens)
-        return Engine(number, Loop(scheduler, executor(cost_model)), keep)
+            made.memory.known = keys
+        return made
 
     trace = FleetTrace(guess=cost_model.guess)
     keys: dict[int, list[bytes]] = {}  # of blocks

@@ -10,6 +10,12 @@ Random workloads run for real on this machine, and are predicted from its calibr
         8 workloads on a real pipeline of two processes
     python experiments/validate.py --td-pipe
         there, the same workloads under TD-Pipe, sarathi, sarathi_serve and vllm_v0
+    for name in half beside; do
+        OMP_NUM_THREADS=1 python experiments/calibrate.py --json results/calibration-$name.json &
+    done; wait
+        one thread, beside another program that does the same
+    python experiments/validate.py --apart
+        5 workloads on two real processes: prefill apart from decode
 
 All requests of a workload are there from the start. They go through the same scheduler twice: for
 real, and on `CalibratedModel`. Workloads run in turn, several times; medians are compared. The
@@ -23,20 +29,25 @@ A stage is predicted to take its share of the layers, and the last one the head 
 (`pipeline.StageCosts`). A first run, which does not count, measures the way between stages. The
 stages share the memory, and a calibration of one process does not know what one costs the other.
 `time alone` is the same prediction with all costs scaled by `work`: measured over predicted seconds
-of the stages. It says how well clock and schedules agree when costs are right, and is not the
+of each process. It says how well clock and schedules agree when costs are right, and is not the
 result.
+
+With --apart, the calibration knows a busy neighbour: two calibrations run at the same time, and one
+is used for both halves. The other runs prefills and decodes in turn, and never rests. The way of
+keys and values, s per token, is measured as the hop is.
 """
 
 import enter  # noqa: F401
 
 import json
+import operator
 import os
 import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -45,6 +56,9 @@ from types import SimpleNamespace
 import matplotlib.pyplot as plt
 
 import pipeline
+from apart.fleet import Fleet, Way
+from apart.routers import round_robin
+from apart.simulate import make_engine
 from batch import Request
 from command.checks import UserError
 from command.cli import run_main
@@ -58,7 +72,7 @@ from experiments.lib.rows import SOURCES, Row, Rows, make_directory, print_rows,
 from experiments.lib.steady import run_priced
 from experiments.lib.study import finish
 from experiments.lib.validation import draw_agreement, error_summary, errors, newest, pairs
-from scheduler import POLICIES
+from scheduler import POLICIES, make_scheduler
 from serving.calibration import RESULTS, CalibratedModel, Calibration
 from simulate import CostExecutor
 
@@ -69,21 +83,27 @@ WHOLE_PROMPTS = ("request_level", "orca", "vllm_v0")  # policies that have no C
 # With --td-pipe: more requests than slots, so that TD-Pipe has several phases.
 COMPARED = ("td_pipe", "sarathi", "sarathi_serve", "vllm_v0")
 FEW_REQUESTS, MANY_REQUESTS = (5, 8), (14, 20)
+# With --apart: a slot for each request, and the policy of the decode half
+HALF_SIZES, HALF_POLICY = (FEW_REQUESTS[1], 128), "sarathi_serve"
 QUANTITIES = {"total time": "s", "mean iteration": "ms", "throughput": "tokens/s"}  # compared
-STAGED = {"total time": "s", "bubble share": "%"}
-BESIDE = {"drift": "x", "work": "x", "time alone": "s"}
+STAGED = {"total time": "s", "bubble share": "%", "mean latency": "s"}  # latency: apart only
+WORKS = ("work of process 0", "work of process 1")
+BESIDE = {"drift": "x", **dict.fromkeys(WORKS, "x"), "time alone": "s"}
 UNITS = QUANTITIES | STAGED | BESIDE
 TARGET = 10.0  # %: what we set out to reach, as a median; of quantities WITHIN, in points
 WITHIN = {"bubble share": {"absolute": 5.0}}
-SAMPLES = ((20, len(POLICIES)), (8, 2))  # without and with a pipeline, each also with --quick
+# alone, of a pipeline and apart; each also with --quick
+SAMPLES = {"laptop": (20, len(POLICIES)), "stage": (8, 2), "half": (5, 2)}
 FLAGS = {
     "pipeline": Flag(),
+    "apart": Flag(),
     "td_pipe": Flag(f"run each workload under {', '.join(COMPARED)}, on a pipeline"),
     "calibration": Flag(
         "calibration of this machine",
-        shown="results/calibration-laptop.json; of a pipeline, calibration-stage.json",
+        shown="results/calibration-laptop.json; of a pipeline, calibration-stage.json; apart,"
+        " calibration-half.json",
     ),
-    "samples": Flag("workloads that are drawn", shown="20; of a pipeline, 8"),
+    "samples": Flag("workloads that are drawn", shown="20; of a pipeline, 8; apart, 5"),
     "seed": Flag("seed of the draw", 0),
     "repeats": Flag("runs of each workload, whose median is taken", 3, 1),
 }
@@ -195,9 +215,9 @@ def compare(calibration: Calibration, works: Sequence[Draw], repeats: int) -> Ro
 
 
 def predict(
-    calibration: Calibration, work: Draw, hop: float, slower: float = 1.0
+    calibration: Calibration, work: Draw, hop: float, slower: Sequence[float] = (1.0, 1.0)
 ) -> pipeline.PipelineTrace:
-    """The same schedulers on the calibrated clock. slower: a factor on all costs."""
+    """The same schedulers on the calibrated clock. slower: a factor on the costs of each stage."""
     model = CalibratedModel(calibration)
     costs = pipeline.StageCosts(model, pipeline.even_layers(model.model.n_layer, STAGES))
     sizes, prices = (STAGES, STAGES, *STAGE_SIZES), pipeline.seconds_of_rows(model)
@@ -205,19 +225,45 @@ def predict(
     for request in work.requests():
         filled.add(request)
     trace = pipeline.PipelineTrace(STAGES, filled.count)
-    scaled = lambda batch: [slower * seconds for seconds in costs(batch)]
+    scaled = lambda batch: list(map(operator.mul, slower, costs(batch)))
     return pipeline.run_pipeline(filled, scaled, trace, pipeline.Hop(latency=hop))
 
 
-def run_for_real(calibration: Calibration, works: Sequence[Draw], repeats: int) -> list[list[dict]]:
+def predict_halves(
+    calibration: Calibration, work: Draw, hop: float, slower: Sequence[float] = (1.0, 1.0)
+) -> SimpleNamespace:
+    """As `predict`. hop: of keys and values, s per token."""
+    cost, lives, halves = CalibratedModel(calibration), [], []
+    kinds = zip(("prefill", "decode"), (work.policy, HALF_POLICY), slower, strict=True)
+    for number, (kind, policy, by) in enumerate(kinds):
+        clock = CostExecutor(SimpleNamespace(seconds=lambda batch, by=by: by * cost.seconds(batch)))
+        scheduler = make_scheduler(policy, *HALF_SIZES)
+        halves.append(make_engine(number, kind, scheduler, clock, keep=True))
+    route, over = round_robin(), Way(seconds_per_token=hop)
+    Fleet(halves[:1], route, lives.append, halves[1:], route, over).run(work.requests())
+    iterations = [map(asdict, half.loop.trace.iterations) for half in halves]
+    return SimpleNamespace(**of_halves(map(asdict, lives), iterations))
+
+
+def of_halves(lives: Iterable[dict], halves: Iterable[Iterable[dict]]) -> dict:
+    """A run of two halves, as distributed.py writes a pipeline's. halves: their iterations."""
+    ends = [life["tokens"][-1] for life in lives]
+    busy = [sum(each["seconds"] for each in iterations) for iterations in halves]
+    return {"seconds": max(ends), "latency": fmean(ends), "busy": busy}
+
+
+def run_for_real(
+    calibration: Calibration, works: Sequence[Draw], repeats: int, apart: bool = False
+) -> list[list[dict]]:
     """What distributed.py measured: for each workload, one dict for each repeat."""
+    size, chunk_size = HALF_SIZES if apart else STAGE_SIZES
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "runs.json"
         options = {
             "--stages": STAGES,
             "--model": calibration.load,
-            "--max-batch-size": STAGE_SIZES[0],
-            "--chunk-size": STAGE_SIZES[1],
+            "--max-batch-size": size,
+            "--chunk-size": chunk_size,
             "--max-length": STAGE_PROMPTS[1] + STAGE_OUTPUTS[1],
             "--dtype": calibration.dtype,
             "--device": "cpu",
@@ -226,34 +272,46 @@ def run_for_real(calibration: Calibration, works: Sequence[Draw], repeats: int) 
         }
         command = [sys.executable, str(ROOT / "distributed.py")]
         command += [word for work in works for word in ("--lengths", work.flag)]
+        command += ["--apart", "--decode-policy", HALF_POLICY] if apart else []
         command += [str(word) for option in options.items() for word in option]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise UserError(f"distributed.py failed: {last}")
         runs = json.loads(out.read_text(encoding="utf-8"))
+    for run in runs if apart else ():
+        run |= of_halves(run["requests"], [half["iterations"] for half in run["halves"]])
+        run["hop"] = median((way["end"] - way["start"]) / way["tokens"] for way in run["fetches"])
     return [[run for run in runs if run["workload"] == index] for index in range(len(works))]
 
 
-def compare_staged(calibration: Calibration, works: Sequence[Draw], repeats: int) -> Rows:
-    """As `compare`. The same requests are the same workload.
+def compare_staged(
+    calibration: Calibration, works: Sequence[Draw], repeats: int, apart: bool = False
+) -> Rows:
+    """As `compare`. The same requests are the same workload. apart: in halves, not in stages.
 
-    The first one is run once more before, to warm up and to measure the hop.
+    The first one is run once more before, to warm up and to measure the hop or the way.
     """
-    warm_up, *measured = run_for_real(calibration, [works[0], *works], repeats)
+    warm_up, *measured = run_for_real(calibration, [works[0], *works], repeats, apart)
     hop, rows = median(run["hop"] for run in warm_up), Rows((), UNITS)
     where = {"model": calibration.model.name, "hardware": calibration.gpu.name}
     numbers = list(dict.fromkeys(work.lengths for work in works))
+    foretell = partial(predict_halves if apart else predict, calibration, hop=hop)
     for work, runs in zip(works, measured, strict=True):
-        trace = predict(calibration, work, hop)
-        slower = median(sum(run["busy"]) for run in runs) / sum(trace.busy)
-        alone = predict(calibration, work, hop, slower).seconds
+        ours, real = foretell(work), [SimpleNamespace(**run) for run in runs]
+        busy = map(median, zip(*(run.busy for run in real), strict=True))
+        slower = list(map(operator.truediv, busy, ours.busy))
         case = where | {"workload": 1 + numbers.index(work.lengths), "policy": work.policy}
-        found = {"total time": trace.seconds, "bubble share": 100 * trace.bubble_share}
-        rows.append({"source": "predicted"} | case | found | {"time alone": alone})
-        found = {"total time": median(run["seconds"] for run in runs)}
-        found["bubble share"] = 100 * median(run["bubble_share"] for run in runs)
-        rows.append({"source": "measured"} | case | found | {"work": slower})
+        for source, several, beside in (
+            ("predicted", [ours], {"time alone": foretell(work, slower=slower).seconds}),
+            ("measured", real, dict(zip(WORKS, slower, strict=True))),
+        ):
+            found = {"total time": median(run.seconds for run in several)}
+            if apart:
+                found["mean latency"] = median(run.latency for run in several)
+            else:
+                found["bubble share"] = 100 * median(run.bubble_share for run in several)
+            rows.append({"source": source} | case | found | beside)
     return rows
 
 
@@ -262,7 +320,7 @@ def compare_staged(calibration: Calibration, works: Sequence[Draw], repeats: int
 
 def compared_in(rows: Rows) -> dict[str, str]:
     """The quantities that were predicted and measured."""
-    return STAGED if rows.where("bubble share") else QUANTITIES
+    return {name: unit for name, unit in UNITS.items() if name not in BESIDE and rows.where(name)}
 
 
 def print_outcomes(rows: Rows) -> None:
@@ -323,19 +381,20 @@ def draw(rows: Rows) -> plt.Figure:
             axes, rows, quantity, unit, **WITHIN.get(quantity, {"relative": TARGET / 100})
         )
     grid[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    processes = f", {STAGES} processes" if found is STAGED else ""
+    processes = "" if "throughput" in found else f", {STAGES} processes"
     where = f"{rows[0]['model']}{processes} on {rows[0]['hardware']}"
     figure.suptitle(f"{where}: predicted from a calibration of this machine", fontsize=18)
     return figure
 
 
-def read_calibration(path: Path, staged: bool) -> Calibration:
+def read_calibration(path: Path, kind: str) -> Calibration:
     """The calibration in a file. Raises UserError where it is not of this machine."""
-    if staged and not path.exists():
+    if kind != "laptop" and not path.exists():
         threads = max(1, (os.cpu_count() or 1) // STAGES)  # as distributed.py shares the cores out
         raise UserError(
-            f"no calibration {path}: make one, with the threads that a stage gets, by"
+            f"no calibration {path}: make one, with the threads that a {kind} gets, by"
             f" OMP_NUM_THREADS={threads} python experiments/calibrate.py --json {path}"
+            f"{', beside a second one' if kind == 'half' else ''}"
         )
     calibration = Calibration.read(path)
     calibration.check_machine()
@@ -344,16 +403,16 @@ def read_calibration(path: Path, staged: bool) -> Calibration:
 
 def main() -> None:
     options = ScriptParser(__doc__, FLAGS | WRITES).parse_args()
-    staged, name = options.pipeline or options.td_pipe, "validate"
-    if staged:
-        name += "_td_pipe" if options.td_pipe else "_pipeline"
-    standard = RESULTS / f"calibration-{'stage' if staged else 'laptop'}.json"
-    calibration = read_calibration(options.calibration or standard, staged)
+    way = next((each for each in ("apart", "td_pipe", "pipeline") if getattr(options, each)), "")
+    kind = {"": "laptop", "apart": "half"}.get(way, "stage")
+    name = f"validate_{way}".rstrip("_")
+    standard = RESULTS / f"calibration-{kind}.json"
+    calibration = read_calibration(options.calibration or standard, kind)
     make_directory(options.out, name, force=options.force)
-    count = options.samples or SAMPLES[staged][options.quick]
-    if staged:
+    count = options.samples or SAMPLES[kind][options.quick]
+    if way:
         works = draw_staged(count, options.seed, options.td_pipe)
-        rows = compare_staged(calibration, works, options.repeats)
+        rows = compare_staged(calibration, works, options.repeats, options.apart)
     else:
         rows = compare(calibration, draw_workloads(count, options.seed), options.repeats)
     print(f"{calibration.model.name} on {calibration.gpu.name}, calibrated {calibration.date}\n")
