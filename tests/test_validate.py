@@ -22,7 +22,7 @@ from scheduler import POLICIES
 from serving.calibration import CalibratedModel, Calibration
 from simulate import CostExecutor
 
-HOP = 1e-3
+HOP = 1e-5  # s; with --apart, s per token
 
 
 @pytest.fixture(scope="module")
