@@ -118,9 +118,9 @@ class NoEvict(SarathiServe):
     def can_admit(self) -> bool:
         if not self.waiting or len(self.running) >= self.max_batch_size:
             return False
-        whole = self.memory.whole
-        to_come = [whole(each.most_cached) - whole(held(each)) for each in self.running]
-        return self.memory.holds(sum(to_come) + whole(self.waiting[0].most_cached))
+        new, whole = self.waiting[0], self.memory.whole
+        to_come = [whole(each.most_cached) - whole(held(each)) for each in (*self.running, new)]
+        return self.memory.holds(sum(to_come) + self.memory.prefill(new)[0])
 
 
 POLICIES |= by_name([VLLMv1, PrefillFirst, NoEvict])
