@@ -154,6 +154,7 @@ def serve(args: argparse.Namespace) -> None:
     if args.apart and llm.stage == 1:
         return llm.follow()
     found, own = [], door if args.apart else sys.modules[__name__]
+    dtype = str(llm.dtype).removeprefix("torch.")
     for number in range(args.repeats):
         for index, work in enumerate(works):
             llm.policy = work.policy
@@ -164,6 +165,8 @@ def serve(args: argparse.Namespace) -> None:
             found.append(place | own.summary(llm, outputs))
             if number == args.repeats - 1:
                 print_texts(work.prompts, outputs)
+                where = f"{llm.config.name} on {llm.device.type}, {dtype}"
+                print(f"model     {where}, attention by {llm.attention}")
                 own.report(llm, outputs)
             if args.one_engine:
                 door.compare(llm, work.prompts, work.params, outputs)
@@ -172,7 +175,6 @@ def serve(args: argparse.Namespace) -> None:
     if llm.stage == 0 and args.json:
         write_file(args.json, json.dumps(found, indent=1) + "\n")
     if llm.stage == 0 and args.perfetto:
-        dtype = str(llm.dtype).removeprefix("torch.")
         where = f"{llm.stages} stages, {this_machine(str(llm.device))}, {dtype}"
         run = perfetto.About("measured", llm.config.name, where, llm.policy, budget_of(llm))
         perfetto.save_stages(args.perfetto, {llm.policy: llm.pipeline}, about={llm.policy: run})
@@ -207,9 +209,6 @@ def report(llm: PipelineLLM, outputs: Sequence[RequestOutput]) -> None:
         f"policy    {llm.policy}, {size}, B = {llm.micro_batch_size},"
         f" {llm.micro_batches} micro-batches, {llm.stages} stages"
     )
-    dtype = str(llm.dtype).removeprefix("torch.")
-    where = f"{llm.config.name} on {llm.device.type}, {dtype}"
-    print(f"model     {where}, attention by {llm.attention}")
     print(
         f"run       {len(outputs)} requests, {trace.count} steps in {trace.seconds:.2f} s,"
         f" {trace.requests.throughput:.0f} tokens/s"
@@ -231,9 +230,14 @@ def check(args: argparse.Namespace) -> None:
     SamplingParams(max_tokens=args.max_tokens)
     policies = [read_sizes(text, args.policy)[0] for text in args.lengths or []]
     policies = policies if policies and not args.prompts else [args.policy, *policies]
-    door.check(args, policies)
-    for policy in () if args.apart else policies:
-        count = args.stages if args.micro_batches is None else args.micro_batches
+    door.check(args)
+    if args.apart and args.stages != 2:
+        raise UserError(f"--apart has two halves, and --stages is {args.stages}")
+    count = args.stages if args.micro_batches is None else args.micro_batches
+    for policy in [*policies, args.decode_policy or args.policy] if args.apart else policies:
+        if args.apart:
+            make_scheduler(policy, args.max_batch_size, args.chunk_size)
+            continue
         make_micro_batches(
             policy, count, args.stages, args.max_batch_size, args.chunk_size, seconds_of=unmeasured
         )

@@ -2,7 +2,10 @@
 
 An event is a request that comes, an iteration that ends, or a fetch that ends. They are handled in
 order of time. So a router sees what has ended by then, and not what an iteration in progress will
-bring. Between two events of its own, an engine is exactly `simulate`.
+bring. (But a `hit` may be in a block that the iteration in progress fills.) A decode engine decides
+between two iterations what it fetches. Between two events of its own, an engine is exactly
+`simulate`. Only a policy that waits for more requests before it runs those it has is refused: what
+comes later is not known here.
 """
 
 from collections import deque
@@ -14,7 +17,8 @@ from math import inf
 
 from apart.halves import First, may_run, second_half
 from apart.routers import Router
-from batch import Batch, Request
+from batch import Request
+from command.checks import UserError
 from configs import Link
 from costmodel import CostModel
 from loop import Loop
@@ -31,16 +35,13 @@ class Passing(Trace):
         super().__init__()
         self.keep, self.ended, self.count = keep, [], 0
 
-    def record(
-        self, batch: Batch, start: float, seconds: float, operators: dict | None,
-        ended: Sequence[Request],
-    ) -> Iteration:  # fmt: skip
-        iteration = super().record(batch, start, seconds, operators, ended)
+    def record(self, *what: object) -> Iteration:
+        """See `Trace.record`."""
+        iteration = super().record(*what)
         self.count += 1
-        self.ended = [(request, self.lives.pop(request.request_id)) for request in ended]
+        self.ended = [(request, self.lives.pop(request.request_id)) for request in what[-1]]
         if not self.keep:
-            for each in (self.iterations, self.finished, self.preempted):
-                each.clear()
+            self.iterations, self.finished, self.preempted = [], [], []
         return iteration
 
 
@@ -79,16 +80,11 @@ class Engine:
     """One loop, as a router and the driver see it. open, tokens: see `routers.Engine`."""
 
     def __init__(self, number: int, loop: Loop, keep: bool = False):
-        self.number, self.loop = number, loop
+        self.number, self.loop, self.memory = number, loop, loop.scheduler.memory
         loop.trace = Passing(keep)
         self.open = self.tokens = 0
-        self.due = inf  # when its next turn is
-        self.port = 0.0  # when its port is free
+        self.due, self.port = inf, 0.0  # when its next turn is, and when its port is free
         self.queue: deque[tuple[Request, Engine, First]] = deque()  # to be fetched, and from where
-
-    @property
-    def memory(self) -> object:
-        return self.loop.scheduler.memory
 
     def hit(self, request: Request) -> int:
         return self.memory.prefill(request)[1]
@@ -112,8 +108,7 @@ class Fleet:
     ):  # fmt: skip
         self.engines, self.route, self.done = engines, route, done
         self.decoders, self.hand_over, self.way = decoders, hand_over, way or Way()
-        self.keep, self.fetches = keep, []
-        self.now = 0.0
+        self.keep, self.fetches, self.now = keep, [], 0.0
         self.events: list[tuple[float, int, Callable, tuple]] = []  # a heap
         self.order = count()
         self.firsts: dict[int, Life] = {}  # of first halves, until the second one ends
@@ -124,6 +119,9 @@ class Fleet:
         request = next(arrivals, None)
         while request is not None or self.events:
             if request is not None and (not self.events or request.arrival <= self.events[0][0]):
+                if request.arrival < self.now:
+                    late = f"request {request.request_id}: arrival is {request.arrival} s"
+                    raise UserError(f"{late}, after one at {self.now} s: sort them by arrival")
                 self.now = request.arrival
                 self.arrive(request)
                 request = next(arrivals, None)
@@ -178,37 +176,31 @@ class Fleet:
             first.tokens += life.tokens
             first.finished, first.preemptions = life.finished, first.preemptions + life.preemptions
             self.done(first)
-        elif isinstance(request, First) and request.goes_on:
+        elif isinstance(request, First) and request.stays:
             self.firsts[request.request_id] = life
             target = self.hand_over(self.decoders, request)
             second = second_half(request)
             target.count(second, 1)
             target.queue.append((second, engine, request))
-            self.fetch(target)
+            self.wake(target)
         else:
             self.done(life)
 
     def fetch(self, target: Engine) -> None:
-        """Begin to fetch what has room, oldest first. What was preempted here comes before it."""
-        scheduler, memory = target.loop.scheduler, target.memory
-        while target.queue and not scheduler.waiting:
-            second, source, first = target.queue[0]
-            slots = len(scheduler.running) + len(memory.coming)
-            if slots >= scheduler.max_batch_size or not memory.reserve(second, scheduler.running):
-                return
-            target.queue.popleft()
+        """Begin to fetch what has room, oldest first."""
+        while target.queue and target.memory.reserve(target.queue[0][0], target.loop.scheduler):
+            second, source, first = target.queue.popleft()
             start, tokens = max(self.now, source.port, target.port), len(first.prompt)
             source.port = target.port = start + tokens * self.way.seconds_per_token
             second.arrival = source.port + self.way.latency
             if self.keep:
-                places = source.number, target.number
-                self.fetches.append(
-                    Fetch(second.request_id, *places, tokens, self.now, start, second.arrival)
-                )
+                ended = self.firsts[second.request_id].finished
+                what = second.request_id, source.number, target.number, tokens, ended
+                self.fetches.append(Fetch(*what, start, second.arrival))
             target.loop.add(second)
             self.at(second.arrival, self.fetched, source, first)
-            self.wake(target)
 
     def fetched(self, source: Engine, first: First) -> None:
-        source.memory.let_go(first)
+        first.fetched = True
+        source.memory.give(first)
         self.wake(source)

@@ -5,23 +5,20 @@
              it but the last token is a hit: its keys and values come over the link. So its
              "prefill" is one row, which yields the second output token.
 
-No policy knows of this. The memories of both engines do (`scheduler.Memory`):
-
-    Keeps      a prefill engine's. It keeps what a first half holds until that has been fetched.
-    Receives   a decode engine's. It takes room for a second half before the fetch begins. So what
-               is under way always has a place.
+No policy knows of this. The memories of both engines do (`scheduler.Memory`). A prefill engine's
+keeps what a first half holds until that has been fetched. A decode engine's takes room for a second
+half before the fetch begins. So what is under way always has a place.
 
 If a decode engine preempts a second half, its keys and values are lost, and it is prefilled there.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from batch import Request
 from loop import Loop
 from paged.blocks import BlockMemory, Table
 from paged.prompts import Parts
-from scheduler import Memory
+from scheduler import Memory, Scheduler
 
 
 @dataclass(eq=False, slots=True)
@@ -29,68 +26,59 @@ class First(Request):
     """The first half of `whole`: its prompt, and one output token."""
 
     whole: Request | None = None
+    fetched: bool = False
 
     @staticmethod
     def of(whole: Request) -> "First":
-        return First(
-            whole.request_id, whole.prompt, 1, whole.stop_ids, whole.arrival,
-            sampler=whole.sampler, tags=whole.tags, whole=whole,
-        )  # fmt: skip
+        own = {"sampler": whole.sampler, "tags": whole.tags, "whole": whole}
+        return First(whole.request_id, whole.prompt, 1, whole.stop_ids, whole.arrival, **own)
 
     @property
-    def goes_on(self) -> bool:
-        """Whether a second half follows. Not after a stop token, or if one token was wanted."""
-        return self.finish_reason == "length" and self.whole.max_tokens > 1
+    def stays(self) -> bool:
+        """Whether its keys and values are to be fetched. Not after a stop token, for example."""
+        goes_on = self.finish_reason == "length" and self.whole.max_tokens > 1
+        return goes_on and not self.fetched
 
 
-def second_half(first: First, arrival: float = 0.0) -> Request:
-    whole = first.whole
-    return Request(
-        whole.request_id, Parts([whole.prompt, first.output]), whole.max_tokens - 1, whole.stop_ids,
-        arrival, sampler=whole.sampler, tags=whole.tags,
-    )  # fmt: skip
+def second_half(first: First) -> Request:
+    prompt, left = Parts([first.whole.prompt, first.output]), first.whole.max_tokens - 1
+    return replace(first.whole, prompt=prompt, max_tokens=left, arrival=0.0, output=[])
 
 
-class Keeps:
-    """Mixed into the memory of a prefill engine."""
-
-    def give(self, request: Request) -> None:
-        if not (isinstance(request, First) and request.goes_on):
-            super().give(request)
-
-    def let_go(self, first: First) -> None:
-        """The first half has been fetched."""
-        super().give(first)
-
-
-class Receives:
-    """Mixed into the memory of a decode engine. coming: second halves that have room, but do not
-    run yet, in order."""
+class Halves:
+    """Mixed into the memory of an engine that may have halves. coming: second halves that have
+    room, but do not run yet, in order.
+    """
 
     def __init__(self, *args: object):
         super().__init__(*args)
         self.coming: dict[Request, None] = {}
 
-    def reserve(self, second: Request, running: Sequence[Request]) -> bool:
-        """Take room for it, if there is room for all next tokens, too. Else it would preempt."""
-        nexts = self.next_tokens((*running, *self.coming, second))
-        if self.taken and not self.holds(super().prefill(second)[0] + nexts):
+    def give(self, request: Request) -> None:
+        if not getattr(request, "stays", False):
+            super().give(request)
+
+    def reserve(self, second: Request, scheduler: Scheduler) -> bool:
+        """Take room for it, if there is room for all next tokens, too. Else it would preempt.
+
+        Who was preempted here, or has come, is before it.
+        """
+        others = [*scheduler.running, *self.coming]
+        if scheduler.waiting or len(others) >= scheduler.max_batch_size:
+            return False
+        more = super().prefill(second)[0] + self.next_tokens([*others, second])
+        if self.taken and not self.holds(more):
             return False
         super().take(second)
         self.coming[second] = None
         return True
 
-    def revoke(self, second: Request | None = None) -> bool:
-        """Take the room of one (None: the newest) back: it will be prefilled here, if at all.
-
-        False: there is none.
-        """
-        second = second or next(reversed(self.coming), None)
-        if second not in self.coming:
-            return False
-        del self.coming[second]
-        super().give(second)
-        return True
+    def revoke(self, second: Request | None = None) -> None:
+        """Take the room of one (None: the newest) back: it will be prefilled here, if at all."""
+        second = second or next(reversed(self.coming))
+        if second in self.coming:
+            del self.coming[second]
+            super().give(second)
 
     def prefill(self, newcomer: Request) -> tuple[int, int]:
         if newcomer in self.coming:
@@ -104,8 +92,12 @@ class Receives:
         return super().take(newcomer)
 
 
-class HashedOnce(BlockMemory):
-    """Blocks of one of several engines: a prompt is hashed once, whichever of them are asked.
+class HalfSlots(Halves, Memory):
+    pass
+
+
+class HalfBlocks(Halves, BlockMemory):
+    """A prompt is hashed once, whichever of several engines are asked.
 
     known: request id -> the keys of its blocks so far; shared by all engines.
     """
@@ -119,22 +111,6 @@ class HashedOnce(BlockMemory):
         return self._newcomer[1]
 
 
-class KeepsSlots(Keeps, Memory):
-    pass
-
-
-class KeepsBlocks(Keeps, HashedOnce):
-    pass
-
-
-class ReceivesSlots(Receives, Memory):
-    pass
-
-
-class ReceivesBlocks(Receives, HashedOnce):
-    pass
-
-
 def may_run(loop: Loop, now: float) -> bool:
     """Let in who has arrived by now. Then: whether the policy can schedule something.
 
@@ -144,14 +120,12 @@ def may_run(loop: Loop, now: float) -> bool:
     """
     scheduler = loop.scheduler
     memory, running = scheduler.memory, scheduler.running
-    receives = isinstance(memory, Receives)
     while loop.arriving and loop.arriving[0].arrival <= now:
         scheduler.add(loop.arriving.popleft())
     if running:
-        while receives and not memory.holds(memory.next_tokens(running)) and memory.revoke():
-            pass
+        while memory.coming and not memory.holds(memory.next_tokens(running)):
+            memory.revoke()
         return True
-    while scheduler.waiting and not scheduler.can_admit():
-        if not (receives and memory.revoke()):
-            return False
-    return bool(scheduler.waiting)
+    while scheduler.waiting and memory.coming and not scheduler.can_admit():
+        memory.revoke()
+    return scheduler.can_admit()

@@ -15,26 +15,28 @@ On CUDA, keys and values go over the CPU's memory, by gloo. No GPU has run that.
 """
 
 from collections import deque
+from dataclasses import astuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from apart.fleet import Fetch, Passing
-from apart.halves import First, KeepsSlots, ReceivesSlots, may_run, second_half
-from apart.post import OVER, Post, ask_for, read_id, read_iteration, read_second, tell
+from apart.halves import First, HalfSlots, may_run, second_half
+from apart.post import Post
 from apart.simulate import FleetTrace
 from attention import FlatBatch
 from batch import Batch, Request
 from command.checks import UserError, shown
 from engine import LLM
 from executor import ModelExecutor
-from loading.requests import refuse_beams
+from loading.requests import check_requests, refuse_beams
 from loop import Loop
 from pipeline.stages import clock_offset
-from pipeline.wire import Wire, foreign, is_time
+from pipeline.wire import Wire, foreign
+from sampling import Sampler, SamplingParams
 from scheduler import Scheduler
-from timeline import Life, Trace
+from timeline import Iteration, Trace
 
 
 class ApartLLM(LLM):
@@ -61,11 +63,11 @@ class ApartLLM(LLM):
         if options.get("cache", "slots") != "slots":
             raise UserError(f"two halves have cache 'slots' only, not {shown(options['cache'])}")
         if self.stage == 1:
-            policy, chunk_size = decode_policy or policy, decode_chunk_size or chunk_size
+            policy = self.decode_policy
+            chunk_size = chunk_size if decode_chunk_size is None else decode_chunk_size
         options |= {"policy": policy, "chunk_size": chunk_size, "cuda_graphs": "off"}
         super().__init__(model, **options)
-        part = self.config
-        self.kv_values = 2 * part.n_layer * part.n_kv_head * part.head_dim  # of a token
+        self.kv_values = self.config.kv_bytes_per_token(1)
         self.wire = Wire(self.kv_values, self.dtype, torch.device("cpu"), self.cache.length)
         self.offset = clock_offset(self.wire)
         self.post: Post | None = None  # from the first request to `close`
@@ -73,14 +75,14 @@ class ApartLLM(LLM):
 
     def _scheduler(self) -> Scheduler:
         scheduler = super()._scheduler()
-        scheduler.memory = (ReceivesSlots if self.stage else KeepsSlots)(self.cache_tokens)
+        scheduler.memory = HalfSlots(self.cache_tokens)
         return scheduler
 
     def make_executor(self) -> ModelExecutor:
         return HalfExecutor(self.model, self.cache, self.attend, self.time_operators, self.cost)
 
     def _open(self) -> Post:
-        self.post = self.post or Post(self.wire, 1 - self.stage, self.offset)
+        self.post = self.post or Post(self.wire, self.stage, self.offset, self.config.vocab_size)
         return self.post
 
     def _join(self, requests: list[Request]) -> Loop:
@@ -93,6 +95,10 @@ class ApartLLM(LLM):
             self._options = *scheduling, self.time_operators
             self.fleet, self.trace = self._loop.fleet, self._loop.fleet.requests
         return super()._join(requests)
+
+    def resize_cache(self, max_batch_size: int, max_length: int | None = None) -> None:
+        """Refused: the other half's would stay as it is."""
+        raise UserError("the caches of two halves cannot be resized: make another ApartLLM")
 
     def close(self) -> None:
         """In process 0: let `follow` in process 1 end. A later call needs another `follow`."""
@@ -115,7 +121,7 @@ class ApartLLM(LLM):
 class HalfExecutor(ModelExecutor):
     """It keeps the slot of a first half that goes on, and fills the slot of a second half.
 
-    fetched: keys and values, by request id, as `copy` gives them.
+    fetched: keys and values, by request id, as they came: keys first.
     """
 
     def __init__(self, *parts: object):
@@ -123,26 +129,23 @@ class HalfExecutor(ModelExecutor):
         self.fetched: dict[int, Tensor] = {}
 
     def release(self, request: Request) -> None:
-        if not (isinstance(request, First) and request.goes_on):
+        if not getattr(request, "stays", False):
             super().release(request)
 
-    def let_go(self, first: First) -> None:
-        super().release(first)
-
-    def copy(self, first: First) -> Tensor:
-        """Keys and values of its prompt: (2, n_layer, n_kv_head, tokens, head_dim), on the CPU."""
-        slot, end = self.slot_of[first.request_id], len(first.prompt)
-        parts = [each[:, :, slot, :end] for each in (self.cache.k, self.cache.v)]
-        return torch.stack(parts).cpu()
+    def places(self, own: int, tokens: int) -> list[Tensor]:
+        """Keys and values of a request's first tokens: (n_layer, n_kv_head, tokens, head_dim)."""
+        slot = self.slot_of[own]
+        return [each[:, :, slot, :tokens] for each in (self.cache.k, self.cache.v)]
 
     def flatten(self, batch: Batch) -> FlatBatch:
         for chunk in batch.chunks if self.fetched else ():
-            x = self.fetched.pop(chunk.request.request_id, None)
+            own = chunk.request.request_id
+            x = self.fetched.pop(own, None)
             if x is not None and chunk.start:  # else its room was taken back
-                slot = self.slot_of[chunk.request.request_id] = self.cache.allocate()
-                self.cache.extend(slot, chunk.start)
-                for cache, new in zip((self.cache.k, self.cache.v), x, strict=True):
-                    cache[:, :, slot, : chunk.start] = new
+                self.slot_of[own] = self.cache.allocate()
+                self.cache.extend(self.slot_of[own], chunk.start)
+                for place, new in zip(self.places(own, chunk.start), x.chunk(2), strict=True):
+                    place.copy_(new.view(place.shape))
         return super().flatten(batch)
 
 
@@ -151,125 +154,124 @@ class FirstHalves(Loop):
 
     def __init__(self, llm: ApartLLM, post: Post):
         super().__init__(llm._scheduler(), llm.make_executor())
-        self.post, self.vocabulary, self.most = post, llm.config.vocab_size, llm.max_batch_size
-        self.trace, self.slots = Passing(keep=True), llm.cache.slots
+        self.post, self.most, self.slots = post, llm.max_batch_size, llm.cache.slots
+        self.trace = Passing(keep=True)
         self.fleet = FleetTrace(engines=[self.trace, Trace()])
         self.open: dict[int, First] = {}
         self.kept: dict[int, First] = {}  # ended here, and not yet at the decode half
-        self.sent: dict[int, tuple[First, float, float]] = {}  # under way: asked, sent
-        self.acts = {"fetch": self.send, "got": self.got, "did": self.did}
-        self.next_id = 0
+        self.sent: dict[int, float] = {}  # when; those that are under way
 
     @property
     def busy(self) -> bool:
         """True of a new one, too: `LLM._join` then takes it as it is."""
-        return bool(self.open) or not self.next_id
+        return bool(self.open) or self.batch is None
 
     def add(self, request: Request) -> None:
         refuse_beams([request], "make an LLM in one process")
         first = First.of(request)
         super().add(first)
-        self.open[request.request_id], self.next_id = first, request.request_id + 1
+        self.open[request.request_id] = first
 
     def cancel(self, request: Request) -> bool:
         if self._stepping:
             self._leaving.append(request)
             return True
-        first = self.open.pop(request.request_id, None)
-        if first is None:
+        if (first := self.open.pop(request.request_id, None)) is None:
             return False
         if not super().cancel(first):
             self.let_go(first)
             self.post.send(["cancel", request.request_id])
         request.finish_reason = "abort"
+        self.trace.lives.pop(request.request_id, None)
         self.fleet.requests.cancelled.append((request.request_id, self.executor.now()))
         return True
 
     def step(self) -> None:
         """Run an iteration. If there is nothing to run, wait for news or for an arrival."""
-        self.read(0.0)
-        # one who is kept has a slot of the cache, too
-        self.scheduler.max_batch_size = min(self.most, self.slots - len(self.kept))
-        if may_run(self, self.executor.now()):
-            super().step()
-            for first, life in self.trace.ended:
-                if first.request_id in self.open:  # else it was cancelled meanwhile
-                    self.end_first(first, life)
-        elif self.open:
-            coming = self.arriving[0].arrival - self.executor.now() if self.arriving else None
-            self.read(coming and max(0.0, coming))
+        self._stepping = True  # so who is cancelled meanwhile leaves at the end
+        try:
+            self.post.read(self, 0.0)
+            # one who is kept has a slot of the cache, too
+            self.scheduler.max_batch_size = min(self.most, self.slots - len(self.kept))
+            if may_run(self, now := self.executor.now()):
+                super().step()
+                for first, life in self.trace.ended:
+                    if first.request_id in self.open:
+                        self.fleet.requests.lives[first.request_id] = life
+                        self.take(first, first.output[0], 0)
+                        if first.stays:
+                            self.ask_for(first)
+            elif self.open:
+                wait = max(0.0, self.arriving[0].arrival - now) if self.arriving else None
+                self.post.read(self, wait)
+        except BaseException:  # such as Ctrl-C: the next call finds the decode half empty
+            for own in self.open:
+                self.post.send(["cancel", own])
+            raise
+        self._stepping = False
+        while self._leaving:
+            self.cancel(self._leaving.pop())
 
-    def end_first(self, first: First, life: Life) -> None:
-        whole = first.whole
-        self.fleet.requests.lives[whole.request_id] = life
-        whole.output += first.output
-        if not first.goes_on:
-            self.end(whole, first.finish_reason, life)
-            return
-        life.finished = None
-        self.kept[whole.request_id] = first
-        self.post.send(ask_for(second_half(first)))
+    def ask_for(self, first: First) -> None:
+        """Ask the decode half to take its second half."""
+        self.kept[first.request_id], second, how = first, second_half(first), []
+        ids, stops = list(second.prompt), sorted(second.stop_ids)
+        if sampler := second.sampler:
+            params, seed = sampler.params, sampler.generator.initial_seed()
+            how = [[float(params.temperature), params.top_k, float(params.top_p), seed]]
+        self.post.send(["ask", second.request_id, ids, second.max_tokens, stops, how, second.tags])
 
-    def end(self, whole: Request, reason: str, life: Life) -> None:
-        whole.finish_reason, life.finished = reason, life.tokens[-1]
-        self.fleet.requests.finished.append((whole.request_id, life.finished))
-        self.open.pop(whole.request_id, None)
+    def take(self, first: First, token: int, preemptions: int) -> None:
+        """A token of a request has come. Perhaps it was the last one."""
+        whole, life = first.whole, self.fleet.requests.lives[first.request_id]
+        whole.output.append(token)
+        stops, life.finished = token in whole.stop_ids, None
+        if stops or len(whole.output) == whole.max_tokens:
+            whole.finish_reason = "stop" if stops else "length"
+            life.finished, life.preemptions = life.tokens[-1], life.preemptions + preemptions
+            self.fleet.requests.finished.append((whole.request_id, life.finished))
+            self.open.pop(whole.request_id, None)
+
+    def let_go(self, first: First) -> None:
+        self.kept.pop(first.request_id, None)
+        if first.stays:  # else it was cancelled, or has no slot
+            first.fetched = True
+            self.executor.release(first)
+            self.scheduler.memory.give(first)
 
     # ---- what the decode half says
 
-    def read(self, patience: float | None) -> None:
-        for news in self.post.news(patience):
-            self.post.act(*news, self.acts)
-
-    def send(self, rest: list, x: Tensor | None, moment: float) -> None:
-        own = read_id(rest, 1)
+    def fetch(self, own: int) -> None:
         if own not in self.open:
             return  # it was cancelled meanwhile
         if own not in self.kept or own in self.sent:
             raise foreign(1, f"it fetches request {own}")
-        first = self.kept[own]
-        asked = self.fleet.requests.lives[own].tokens[0]
-        self.sent[own] = first, asked, self.executor.now()
-        self.post.send(["give", own], self.executor.copy(first).view(len(first.prompt), -1))
+        self.sent[own], tokens = self.executor.now(), len(self.kept[own].prompt)
+        x = torch.stack(self.executor.places(own, tokens)).cpu()
+        self.post.send(["give", own], x.view(tokens, -1))
 
-    def got(self, rest: list, x: Tensor | None, moment: float) -> None:
-        own, end = read_id(rest[:1], 1), rest[-1]
-        if not is_time(end):
-            raise foreign(1, "it is no time")
-        if own not in self.sent:
-            return  # of a call before
-        first, asked, start = self.sent.pop(own)
-        end -= self.executor.origin
-        self.fleet.fetches.append(Fetch(own, 0, 1, len(first.prompt), asked, start, end))
-        self.let_go(first)
+    def got(self, own: int, end: float) -> None:
+        start, first = self.sent.pop(own, None), self.kept.get(own)
+        if start and first:  # else it was cancelled meanwhile
+            asked, end = self.fleet.requests.lives[own].tokens[0], end - self.executor.origin
+            self.fleet.fetches.append(Fetch(own, 0, 1, len(first.prompt), asked, start, end))
+            self.let_go(first)
 
-    def let_go(self, first: First) -> None:
-        self.kept.pop(first.request_id, None)
-        if first.request_id in self.executor.slot_of:  # else it was cancelled, or has no slot
-            self.executor.let_go(first)
-            self.scheduler.memory.let_go(first)
-
-    def did(self, rest: list, x: Tensor | None, moment: float) -> None:
-        iteration, tokens = read_iteration(rest, self.vocabulary)
+    def did(self, values: list, tokens: list) -> None:
+        iteration, engine = Iteration(*values), self.fleet.engines[1]
         iteration.start -= self.executor.origin
         if iteration.start < 0:
             return  # of a call before
-        engine, end = self.fleet.engines[1], iteration.start + iteration.seconds
+        end = iteration.start + iteration.seconds
         engine.iterations.append(iteration)
         for own, token, preemptions in tokens:
-            first = self.open.get(own)
-            if first is None:
-                continue  # it was cancelled meanwhile
-            if not first.goes_on:
-                raise foreign(1, f"request {own} has no second half")
-            whole, life = first.whole, self.fleet.requests.lives[own]
-            whole.output.append(token)
-            life.tokens.append(end)
-            stops, full = token in whole.stop_ids, len(whole.output) == whole.max_tokens
-            if stops or full:
-                life.preemptions += preemptions
-                engine.finished.append((own, end))
-                self.end(whole, "stop" if stops else "length", life)
+            if first := self.open.get(own):  # else it was cancelled meanwhile
+                if not first.fetched:
+                    raise foreign(1, f"request {own} has no second half")
+                self.fleet.requests.lives[own].tokens.append(end)
+                self.take(first, token, preemptions)
+                if first.whole.finish_reason:
+                    engine.finished.append((own, end))
 
 
 # ---- the decode half
@@ -285,73 +287,65 @@ class SecondHalves:
         self.loop = Loop(llm._scheduler(), llm.make_executor())
         self.loop.executor.origin = llm.offset  # so its clock is the prefill half's
         self.loop.trace = Passing()
-        self.post, self.model, self.longest = post, llm.config, llm.max_length
+        self.post, self.longest = post, llm.max_length
         self.open: dict[int, Request] = {}
         self.queue: deque[Request] = deque()
         self.under_way: dict[int, Request] = {}
-        self.acts = {"ask": self.asked, "give": self.given, "cancel": self.cancel}
 
     def run(self) -> None:
         loop, idle = self.loop, True
-        while True:
-            for message, x, moment in self.post.news(None if idle else 0.0):
-                if message == OVER and not self.open:
-                    self.post.close()
-                    return
-                self.post.act(message, x, moment, self.acts)
+        while not self.post.over:
+            self.post.read(self, None if idle else 0.0)
             self.fetch()
             idle = not may_run(loop, loop.executor.now())
             if not idle:
-                iteration = loop.step()
-                self.post.send(tell(iteration, loop.batch.sampled))
+                did, sampled = astuple(loop.step()), loop.batch.sampled
+                tokens = [[r.request_id, r.output[-1], r.preemptions] for r in sampled]
+                self.post.send(["did", did, tokens])
                 for second, _ in loop.trace.ended:
                     del self.open[second.request_id]
+        self.post.close()
 
     def fetch(self) -> None:
-        """As `Fleet.fetch`: the oldest first, and after what was preempted here."""
+        """As `Fleet.fetch`."""
         scheduler = self.loop.scheduler
-        memory = scheduler.memory
-        while self.queue and not (scheduler.waiting or self.loop.arriving):
-            slots = len(scheduler.running) + len(memory.coming)
-            free = slots < scheduler.max_batch_size
-            if not (free and memory.reserve(self.queue[0], scheduler.running)):
-                return
+        while self.queue and scheduler.memory.reserve(self.queue[0], scheduler):
             second = self.queue.popleft()
             self.under_way[second.request_id] = second
             self.post.send(["fetch", second.request_id])
 
     # ---- what the prefill half says
 
-    def asked(self, rest: list, x: Tensor | None, moment: float) -> None:
-        second = read_second(rest, self.model.vocab_size, self.longest)
-        if second.request_id in self.open or second.request_id in self.under_way:
-            raise foreign(0, f"request {second.request_id} is here already")
+    def ask(self, own: int, ids: list, most: int, stops: list, how: list, tags: dict) -> None:
+        if own in self.open:
+            raise foreign(0, f"request {own} is here already")
+        sampler = None
+        for *params, seed in how:
+            sampler = Sampler(SamplingParams(1, *params), seed)
+            # its first token has taken one number from the generator: see sampling.py
+            torch.rand((), generator=sampler.generator, dtype=torch.float64)
+        second = Request(own, ids, most, frozenset(stops), sampler=sampler, tags=tags)
+        check_requests([second], self.longest, "max_length")
         self.loop.scheduler.check(second)
-        self.open[second.request_id] = second
+        self.open[own] = second
         self.queue.append(second)
 
-    def given(self, rest: list, x: Tensor | None, moment: float) -> None:
-        own = read_id(rest, 0)
-        second = self.under_way.pop(own, None)
+    def give(self, own: int) -> None:
+        second, (x, moment) = self.under_way.pop(own, None), self.post.came
         tokens = len(second.prompt) - 1 if second else 0
         if x is None or len(x) != tokens:
             raise foreign(0, f"it gives request {own}, and {tokens} tokens were asked for")
-        if own not in self.open:
-            return  # it was cancelled meanwhile
         if second in self.loop.scheduler.memory.coming:
-            model = self.model
-            shape = 2, model.n_layer, model.n_kv_head, tokens, model.head_dim
-            self.loop.executor.fetched[own] = x.view(shape)
+            self.loop.executor.fetched[own] = x.view(2, -1)
         second.arrival = moment
         self.loop.add(second)
 
-    def cancel(self, rest: list, x: Tensor | None, moment: float) -> None:
-        second = self.open.pop(read_id(rest, 0), None)
-        if second is None:
-            return  # it has ended meanwhile
-        self.loop.executor.fetched.pop(second.request_id, None)
-        if second in self.queue:
-            self.queue.remove(second)
-        self.loop.scheduler.memory.revoke(second)
-        self.loop.cancel(second)
-        self.loop.trace.lives.pop(second.request_id, None)
+    def cancel(self, own: int) -> None:
+        if second := self.open.pop(own, None):  # else it has ended meanwhile
+            self.loop.executor.fetched.pop(own, None)
+            self.under_way.pop(own, None)  # it will not be given any more
+            if second in self.queue:
+                self.queue.remove(second)
+            self.loop.scheduler.memory.revoke(second)
+            self.loop.cancel(second)
+            self.loop.trace.lives.pop(own, None)

@@ -1,10 +1,11 @@
 """`simulate_fleet`: requests on several priced engines. No torch."""
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from apart.fleet import Engine, Fetch, Fleet, Way
-from apart.halves import HashedOnce, KeepsBlocks, KeepsSlots, ReceivesBlocks, ReceivesSlots
+from apart.halves import HalfBlocks, HalfSlots
 from apart.routers import make_router
 from batch import Request
 from command.checks import UserError, lookup, shown
@@ -12,17 +13,12 @@ from configs import LINKS, ModelConfig
 from costmodel import CostModel
 from loading.requests import check_requests, check_tokens, listed, refuse_beams
 from loop import Loop
-from paged.blocks import Blocks, choose_blocks
-from scheduler import Memory, Scheduler, make_scheduler
+from paged.blocks import choose_blocks
+from scheduler import make_scheduler
 from simulate import CostExecutor, make_cost_model
 from timeline import Life, Trace
 
-# the memory of an engine: of slots, and of blocks
-MEMORIES = {
-    "whole": (Memory, HashedOnce),
-    "prefill": (KeepsSlots, KeepsBlocks),
-    "decode": (ReceivesSlots, ReceivesBlocks),
-}
+LAYOUT = re.compile("([1-9][0-9]{0,3})|([1-9][0-9]{0,3})p([1-9][0-9]{0,3})d")
 
 
 @dataclass
@@ -41,56 +37,25 @@ class FleetTrace:
 
 def read_layout(layout: str) -> tuple[int, int, int]:
     """Engines that serve whole requests, prefill engines, decode engines: "4", or "3p1d"."""
-    numbers = layout.removesuffix("d").split("p") if isinstance(layout, str) else []
-    try:
-        counts = [int(number) for number in numbers]
-    except ValueError:
-        counts = []
-    if min(counts, default=0) > 0 and layout == f"{counts[0]}":
-        return counts[0], 0, 0
-    if min(counts, default=0) > 0 and len(counts) == 2 and layout == "{}p{}d".format(*counts):
-        return 0, *counts
+    if isinstance(layout, str) and (found := LAYOUT.fullmatch(layout)):
+        return tuple(int(number or 0) for number in found.groups())
     raise UserError(
         f"layout {shown(layout)}: give a number of replicas, such as 4, or of prefill and decode"
         " engines, such as 3p1d"
     )
 
 
-def make_engine(
-    number: int, kind: str, scheduler: Scheduler, executor: CostExecutor, keep: bool = False,
-    blocks: Blocks | None = None,
-) -> Engine:  # fmt: skip
-    """An engine with a memory of this kind, of MEMORIES."""
-    sizes = (blocks.size, blocks.prefix_caching) if blocks else ()
-    scheduler.memory = MEMORIES[kind][bool(blocks)](scheduler.memory.capacity, *sizes)
-    return Engine(number, Loop(scheduler, executor), keep)
-
-
 def simulate_fleet(
-    requests: Iterable[Request],
-    model: str | ModelConfig = "llama3.1-8b",
-    gpu: str = "h100",
-    *,
-    layout: str = "2",
-    router: str = "least_loaded",
-    way: str | None = None,
-    policy: str = "sarathi_serve",
-    chunk_size: int = 512,
-    decode_policy: str | None = None,
-    decode_chunk_size: int | None = None,
-    max_batch_size: int = 128,
-    cache_tokens: int | None = None,
-    tp: int = 1,
-    link: str | None = None,
-    software: str = "sarathi_serve",
-    host: str = "none",
-    cache: str = "slots",
-    block_size: int | None = None,
-    prefix_caching: bool = False,
-    done: Callable[[Life], None] | None = None,
-    keep: bool = False,
+    requests: Iterable[Request], model: str | ModelConfig = "llama3.1-8b", gpu: str = "h100", *,
+    layout: str = "2", router: str = "least_loaded", way: str | None = None,
+    policy: str = "sarathi_serve", chunk_size: int = 512, decode_policy: str | None = None,
+    decode_chunk_size: int | None = None, max_batch_size: int = 128,
+    cache_tokens: int | None = None, tp: int = 1, link: str | None = None,
+    software: str = "sarathi_serve", host: str = "none", cache: str = "slots",
+    block_size: int | None = None, prefix_caching: bool = False,
+    done: Callable[[Life], None] | None = None, keep: bool = False,
     executor: Callable[[CostModel], CostExecutor] = CostExecutor,
-) -> FleetTrace:
+) -> FleetTrace:  # fmt: skip
     """`simulate.simulate` over several engines of `tp` GPUs each. All have the same GPUs.
 
     layout: "4" is four replicas, "3p1d" three prefill engines and one decode engine.
@@ -106,15 +71,25 @@ def simulate_fleet(
     """
     whole, prefills, decodes = read_layout(layout)
     cost_model = make_cost_model(model, gpu, tp, link, software, host)
-    limit, name = cost_model.model.max_length, cost_model.model.name
     blocks = choose_blocks(cache, block_size, prefix_caching)
 
-    def engine(number: int, kind: str, policy: str, chunk_size: int) -> Engine:
+    def engine(number: int, policy: str, chunk_size: int) -> Engine:
         scheduler = make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)
-        made = make_engine(number, kind, scheduler, executor(cost_model), keep, blocks)
         if blocks:
-            made.memory.known = keys
-        return made
+            scheduler.memory = HalfBlocks(cache_tokens, blocks.size, blocks.prefix_caching)
+            scheduler.memory.known = keys
+        else:
+            scheduler.memory = HalfSlots(cache_tokens)
+        return Engine(number, Loop(scheduler, executor(cost_model)), keep)
+
+    def checked() -> Iterator[Request]:
+        """In order of arrival: all together, or one by one as they come."""
+        for group in [requests] if done is None else ([each] for each in requests):
+            group = listed(group)
+            refuse_beams(group, "price it with beam.cost.simulate_beams")
+            check_requests(group, cost_model.model.max_length, cost_model.model.name)
+            check_tokens(group if prefix_caching else ())
+            yield from sorted(group, key=lambda request: request.arrival)
 
     trace = FleetTrace(guess=cost_model.guess)
     keys: dict[int, list[bytes]] = {}  # of blocks
@@ -126,22 +101,15 @@ def simulate_fleet(
         else:
             trace.requests.lives[life.request_id] = life
 
-    first_kind = "whole" if whole else "prefill"
-    engines = [engine(n, first_kind, policy, chunk_size) for n in range(whole or prefills)]
-    later = decode_policy or policy, decode_chunk_size or chunk_size
-    decoders = [engine(prefills + n, "decode", *later) for n in range(decodes)]
+    engines = [engine(n, policy, chunk_size) for n in range(whole or prefills)]
+    later = chunk_size if decode_chunk_size is None else decode_chunk_size
+    decoders = [engine(prefills + n, decode_policy or policy, later) for n in range(decodes)]
     own = cost_model.link if way is None else lookup(LINKS, way, "link")
     fleet = Fleet(
         engines, make_router(router), collect, decoders, make_router("least_loaded"),
         Way.over(own, cost_model), keep,
     )  # fmt: skip
-    if done is None:
-        requests = listed(requests)
-        refuse_beams(requests, "price it with beam.cost.simulate_beams")
-        check_requests(requests, limit, name)
-        check_tokens(requests if prefix_caching else ())
-        requests = sorted(requests, key=lambda request: request.arrival)
-    fleet.run(requests)
+    fleet.run(checked())
     trace.engines = [each.loop.trace for each in (*engines, *decoders)]
     trace.fetches = fleet.fetches
     return trace

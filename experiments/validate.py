@@ -56,9 +56,9 @@ from types import SimpleNamespace
 import matplotlib.pyplot as plt
 
 import pipeline
-from apart.fleet import Fleet, Way
+from apart.fleet import Engine, Fleet, Way
+from apart.halves import HalfSlots
 from apart.routers import round_robin
-from apart.simulate import make_engine
 from batch import Request
 from command.checks import UserError
 from command.cli import run_main
@@ -72,6 +72,7 @@ from experiments.lib.rows import SOURCES, Row, Rows, make_directory, print_rows,
 from experiments.lib.steady import run_priced
 from experiments.lib.study import finish
 from experiments.lib.validation import draw_agreement, error_summary, errors, newest, pairs
+from loop import Loop
 from scheduler import POLICIES, make_scheduler
 from serving.calibration import RESULTS, CalibratedModel, Calibration
 from simulate import CostExecutor
@@ -234,11 +235,11 @@ def predict_halves(
 ) -> SimpleNamespace:
     """As `predict`. hop: of keys and values, s per token."""
     cost, lives, halves = CalibratedModel(calibration), [], []
-    kinds = zip(("prefill", "decode"), (work.policy, HALF_POLICY), slower, strict=True)
-    for number, (kind, policy, by) in enumerate(kinds):
+    for number, (policy, by) in enumerate(zip((work.policy, HALF_POLICY), slower, strict=True)):
         clock = CostExecutor(SimpleNamespace(seconds=lambda batch, by=by: by * cost.seconds(batch)))
         scheduler = make_scheduler(policy, *HALF_SIZES)
-        halves.append(make_engine(number, kind, scheduler, clock, keep=True))
+        scheduler.memory = HalfSlots(None)
+        halves.append(Engine(number, Loop(scheduler, clock), keep=True))
     route, over = round_robin(), Way(seconds_per_token=hop)
     Fleet(halves[:1], route, lives.append, halves[1:], route, over).run(work.requests())
     iterations = [map(asdict, half.loop.trace.iterations) for half in halves]

@@ -115,18 +115,18 @@ def read_plan(
         slots, positions, logit_rows, spans, own = message
         good = (
             rows > 0
-            and is_list(slots, cache.slots, rows)
-            and is_list(positions, cache.length, rows)
-            and is_list(logit_rows, rows)
-            and is_list(own, math.inf, len(logit_rows))
+            and fits(slots, (cache.slots,) * rows)
+            and fits(positions, (cache.length,) * rows)
+            and fits(logit_rows, [rows])
+            and fits(own, (math.inf,) * len(logit_rows))
             and set(own) <= set(ids)
         )
         end = 0
         for first, last, span_slots, contexts in spans:
-            good = good and first == end and is_list([first, last], rows + 1) and first < last
-            good = good and is_list(span_slots, cache.slots) and len(span_slots) > 0
+            good = good and first == end and fits([first, last], [rows + 1]) and first < last
+            good = good and fits(span_slots, [cache.slots]) and len(span_slots) > 0
             good = good and (last - first) % len(span_slots) == 0
-            good = good and is_list(contexts, cache.length + 1, len(span_slots))
+            good = good and fits(contexts, (cache.length + 1,) * len(span_slots))
             good = good and min(contexts) >= (last - first) // len(span_slots)
             end = last
         good = good and end == rows
@@ -145,40 +145,36 @@ def read_plan(
     return FlatBatch(whole[0], *whole[:2], parts, whole[2]), own
 
 
-def is_list(values: object, below: float, count: int | None = None) -> bool:
-    """Whether these are whole numbers from 0 to below - 1 in a list, `count` of them if given."""
-    return (
-        isinstance(values, list)
-        and (count is None or len(values) == count)
-        and all(type(value) is int and 0 <= value < below for value in values)
-    )
+def fits(value: object, shape: object) -> bool:
+    """Whether a value has a shape: a tuple of shapes, one for each; a list of one, for all; a type;
+    or a number, for whole numbers from 0 that are below it.
+    """
+    if isinstance(shape, tuple | list):
+        if not isinstance(value, list):
+            return False
+        own = shape * len(value) if isinstance(shape, list) else shape
+        return len(value) == len(own) and all(map(fits, value, own))
+    if isinstance(shape, type):
+        return isinstance(value, shape) and (shape is not float or math.isfinite(value))
+    return type(value) is int and 0 <= value < shape
 
 
 def read_tokens(message: object, count: int, vocabulary: int, source: int) -> list[int]:
     """`count` token ids below `vocabulary`, or a UserError."""
-    if not is_list(message, vocabulary, count):
+    if not fits(message, (vocabulary,) * count):
         raise foreign(source, f"it is not a list of {count} tokens")
     return message
 
 
 def read_seconds(message: object, source: int) -> float:
     """A time, or a UserError."""
-    if not is_time(message):
+    if not fits(message, float):
         raise foreign(source, "it is no time")
     return message
 
 
 def read_times(message: object, count: int, source: int) -> list[tuple[float, float]]:
     """Start and end of `count` steps, in seconds, or a UserError."""
-    if not (
-        isinstance(message, list)
-        and len(message) == count
-        and all(isinstance(pair, list) and len(pair) == 2 for pair in message)
-        and all(is_time(moment) for pair in message for moment in pair)
-    ):
+    if not fits(message, ((float, float),) * count):
         raise foreign(source, f"it is not a list of {count} times")
     return [(start, end) for start, end in message]
-
-
-def is_time(value: object) -> bool:
-    return type(value) is float and math.isfinite(value)

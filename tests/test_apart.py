@@ -7,10 +7,11 @@ from itertools import pairwise
 import pytest
 
 from apart.fleet import Engine, Fleet, Way
-from apart.halves import HashedOnce, KeepsSlots, ReceivesSlots
+from apart.halves import HalfBlocks, HalfSlots
 from apart.routers import FAR, ROUTERS, make_router
 from apart.simulate import FleetTrace, simulate_fleet
 from batch import Request
+from command.checks import UserError
 from configs import LINKS
 from costmodel import make_batch
 from loop import Loop
@@ -60,7 +61,8 @@ def check(trace: FleetTrace, requests: list[Request], layout: str) -> None:
             assert after.start >= before.end - LINKS["pcie4"].latency - 1e-12
         assert not trace.engines[number].lives
     for each in trace.fetches:
-        assert each.asked <= each.start < each.end <= lives[each.request_id].tokens[1]
+        life = lives[each.request_id]
+        assert life.tokens[0] == each.asked <= each.start < each.end <= life.tokens[1]
 
 
 @pytest.mark.parametrize("layout", ["3", "1p1d", "2p1d", "1p3d"])
@@ -84,9 +86,9 @@ def test_the_memory_of_both_ends_is_given_back() -> None:
     for seed in range(12):
         cost, capacity = make_cost_model("llama3.1-8b", "h100", 1, None, "sarathi_serve"), 700
         engines = []
-        for number, kind in enumerate((KeepsSlots, ReceivesSlots)):
+        for number in range(2):
             scheduler = make_scheduler("sarathi_serve", 8, 64, capacity)
-            scheduler.memory = kind(capacity)
+            scheduler.memory = HalfSlots(capacity)
             engines.append(Engine(number, Loop(scheduler, CostExecutor(cost))))
         lives, route = [], make_router("round_robin")
         Fleet(engines[:1], route, lives.append, engines[1:], route, Way(1e-4, 1e-5)).run(
@@ -119,6 +121,29 @@ def test_what_is_coming_never_stops_what_runs(policy: str, cache: str) -> None:
             cache_tokens=most, keep=True, **(blocks if cache == "paged" else {}), **KW,
         )  # fmt: skip
         check(trace, requests, "1p1d")
+
+
+def test_a_fetch_waits_for_a_slot_that_is_really_free() -> None:
+    """Not for one whose request ends with the iteration in progress."""
+    waited = 0
+    for seed in range(4):
+        options = {"layout": "2p1d", "max_batch_size": 2, "keep": True}
+        trace = simulate_fleet(workload(seed), **options, **KW)
+        lives = trace.requests.lives
+        for each in trace.fetches:
+            held = [
+                other for other in trace.fetches
+                if other.start <= each.start < lives[other.request_id].finished
+            ]  # fmt: skip
+            assert len(held) <= 2
+            waited += each.start > each.asked
+    assert waited > 50
+
+
+def test_what_no_evict_has_fetched_is_not_counted_twice() -> None:
+    options = {"layout": "1p1d", "decode_policy": "no_evict", "cache_tokens": 109, "keep": True}
+    trace = simulate_fleet([Request(0, range(100), 10)], **options, **KW)
+    assert trace.engines[1].num_prefill_tokens == 1
 
 
 def test_one_request_by_hand() -> None:
@@ -178,9 +203,9 @@ def test_a_prompt_is_hashed_once_for_all_engines(monkeypatch: pytest.MonkeyPatch
     """Each of 100 prompts has 10 blocks of its own text; an output fills one more."""
     hashed, memories = [], []
     monkeypatch.setattr(blocks, "sha256", lambda text: hashed.append(1) or sha256(text))
-    make = HashedOnce.__init__
+    make = HalfBlocks.__init__
     monkeypatch.setattr(
-        HashedOnce, "__init__", lambda self, *own: memories.append(self) or make(self, *own)
+        HalfBlocks, "__init__", lambda self, *own: memories.append(self) or make(self, *own)
     )
     requests = (Request(n, shared(160, 0, n), 17, arrival=n / 100) for n in range(100))
     simulate_fleet(
@@ -197,3 +222,21 @@ def test_requests_may_come_from_a_generator_and_nothing_is_kept() -> None:
     assert len(lives) == 40 and not trace.requests.lives and not trace.fetches
     assert not any(each.iterations or each.finished for each in trace.engines)
     assert all(each.count for each in trace.engines)
+
+
+def test_bad_requests_are_refused_also_one_by_one() -> None:
+    late, options = [Request(0, [1], 1, arrival=2.0), Request(1, [1], 1, arrival=1.0)], KW
+    for requests, words in (
+        (late, "request 1: arrival is 1.0 s, after one at 2.0 s: sort them by arrival"),
+        (["a"], "'a' is no Request"),
+        ([Request(0, range(200_000), 9)], "exceed"),
+    ):
+        with pytest.raises(UserError, match=words):
+            simulate_fleet(iter(requests), done=lambda life: None, **options)
+    for more, words in (
+        ({"layout": "1p1d", "decode_chunk_size": 0}, "chunk_size is 0"),
+        ({"layout": "10000"}, "layout '10000'"),
+        ({"cache": "paged", "prefix_caching": True}, "a token of its prompt"),
+    ):
+        with pytest.raises(UserError, match=words):
+            simulate_fleet([Request(0, ["x"] * 40, 2)], **more, **options)

@@ -575,8 +575,8 @@ def test_the_command_of_two_halves(tmp_path: Path, start: Start) -> None:
     process = start("distributed.py", *words, *more, "--dtype", "float32", "--device", "cpu")
     printed, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
-    assert "one engine    gives the same tokens\n" in printed
-    assert "decode half   orca, " in printed and "fetches       2, " in printed
+    assert "alone     one engine gives the same tokens\n" in printed
+    assert "decode    orca, " in printed and "fetches   2, " in printed
     [run] = json.loads(numbers.read_text(encoding="utf-8"))
     size = LLM("demo").config.kv_bytes_per_token(4)
     fetches = {each["request_id"]: each for each in run["fetches"]}
