@@ -75,31 +75,25 @@ def simulate_fleet(
 
     def engine(number: int, policy: str, chunk_size: int) -> Engine:
         scheduler = make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)
-        if blocks:
-            scheduler.memory = HalfBlocks(cache_tokens, blocks.size, blocks.prefix_caching)
-            scheduler.memory.known = keys
-        else:
-            scheduler.memory = HalfSlots(cache_tokens)
+        own = (blocks.size, blocks.prefix_caching) if blocks else ()
+        scheduler.memory = (HalfBlocks if blocks else HalfSlots)(cache_tokens, *own)
+        scheduler.memory.known = keys
         return Engine(number, Loop(scheduler, executor(cost_model)), keep)
 
     def checked() -> Iterator[Request]:
         """In order of arrival: all together, or one by one as they come."""
-        for group in [requests] if done is None else ([each] for each in requests):
-            group = listed(group)
+        for group in map(listed, [requests] if done is None else ([each] for each in requests)):
             refuse_beams(group, "price it with beam.cost.simulate_beams")
             check_requests(group, cost_model.model.max_length, cost_model.model.name)
             check_tokens(group if prefix_caching else ())
             yield from sorted(group, key=lambda request: request.arrival)
 
-    trace = FleetTrace(guess=cost_model.guess)
     keys: dict[int, list[bytes]] = {}  # of blocks
+    lives = (trace := FleetTrace(guess=cost_model.guess)).requests.lives
 
     def collect(life: Life) -> None:
         keys.pop(life.request_id, None)
-        if done:
-            done(life)
-        else:
-            trace.requests.lives[life.request_id] = life
+        done(life) if done else lives.update({life.request_id: life})
 
     engines = [engine(n, policy, chunk_size) for n in range(whole or prefills)]
     later = chunk_size if decode_chunk_size is None else decode_chunk_size
@@ -110,6 +104,5 @@ def simulate_fleet(
         Way.over(own, cost_model), keep,
     )  # fmt: skip
     fleet.run(checked())
-    trace.engines = [each.loop.trace for each in (*engines, *decoders)]
-    trace.fetches = fleet.fetches
+    trace.engines, trace.fetches = [e.loop.trace for e in (*engines, *decoders)], fleet.fetches
     return trace
