@@ -61,8 +61,9 @@ from simulate import make_cost_model, simulate
 # of this block are the same, from the first one on. Then keys and values are the same, too. A
 # *reference count* says in how many tables a block is. Below, "counts" lists them, block by block.
 #
-# Follow it by hand. For us, a word is a token, and a block has four tokens. The cache has six
-# blocks, 0 to 5. A new block is the free one with the lowest number.
+# Follow it by hand. For us, a word is a token, and a point or a colon is one, too. A block has four
+# tokens. The cache has six blocks, 0 to 5. A new block is the free one with the lowest number. A
+# request gets the blocks of its whole prompt when it begins.
 #
 # - A comes first: "You are a kind helper . Answer in French : hello".
 # - B comes one step later: "You are a kind helper . Answer in German : two cats".
@@ -99,6 +100,8 @@ def step(newcomer="", outputs=3):
         prompt = [words.index(word) for word in texts[newcomer].split()]
         scheduler.add(Request("ABCD".index(newcomer), prompt, outputs))
     batch = scheduler.schedule(now=0.0)
+    for request in batch.decodes:  # as a real cache does: a place for the token that is written now
+        memory.cover(request, request.context + 1)
     ran = [f"{chunk.length} prompt tokens of {name(chunk.request)}" for chunk in batch.chunks]
     ran += [f"a decode of {name(request)}" for request in batch.decodes]
     tables = [f"{name(request)} {table.blocks}" for request, table in memory.tables.items()]
@@ -146,7 +149,8 @@ draw_cache("The cache when A and B run: in how many tables is each block?")
 # may still ask for them. They are *idle*. A newcomer takes empty blocks first. If there are none,
 # the idle block that was used longest ago is *evicted*: its words are lost.
 #
-# **Predict first.** A and B end. C comes with eight other words, and needs three blocks in the end.
+# **Predict first.** A and B end. C comes with eight other words: two blocks, and a third one for its
+# output.
 # Then D comes: "You are a kind helper . Answer in one word : why". Does D still find its first two
 # blocks?
 
@@ -161,11 +165,14 @@ step("D", outputs=2)
 print(f"hits: {memory.hits} of {memory.asked} prompt tokens")
 
 # %% [markdown]
-# **Explain.** B's table skips block 4: A took it when block 2 was full, and gave it back when it
-# ended. Of one request, the last block is evicted first. The first block is of use without the
-# blocks behind it, and not the other way round. So C took the two empty blocks, 4 and 5, and for
-# its output block 2, the last one of A. It is no longer in the list: its words are lost. The words
-# that all share stay, and D has its hit.
+# **Explain.** In the first of these steps, blocks 2 and 3 are full. So A takes block 4 for its next
+# token, and B takes block 5. Neither is full when A and B end. Only full blocks can be shared, so
+# blocks 4 and 5 are empty again.
+#
+# Of one request, the last block is evicted first. The first block is of use without the blocks
+# behind it, and not the other way round. So C took the two empty blocks, 4 and 5. For its output it
+# took block 2, the first one in the list: A's own words are lost. The words that all share stay,
+# and D has its hit.
 #
 # ## Step 2: prefix caching
 #
@@ -308,10 +315,11 @@ traces = {
 engines(traces)
 
 # %% [markdown]
-# **Explain.** "Ap" is a chunk of A's prompt. With two replicas, both engines do both kinds of work:
-# hybrid batches, which are longer than decodes alone. In 1p1d, the first engine has prompts only.
-# The thin green bars are keys and values on their way. The decode engine has no chunk, so all its
-# iterations are short. But look at E: it waits behind four prompts, and ends later.
+# **Explain.** "Ap" is a chunk of A's prompt. A bar without a name has parts of two prompts, or
+# chunks and decodes. With two replicas, both engines do both kinds of work: hybrid batches, which
+# are longer than decodes alone. In 1p1d, the first engine has prompts only. The thin green bars are
+# keys and values on their way. The decode engine has no chunk, so all its iterations are short. But
+# look at E: it waits behind four prompts, and ends later.
 #
 # Now 160 requests of 2000 prompt tokens and 150 output tokens, which come at random moments.
 #
@@ -371,14 +379,16 @@ plt.show()
 
 # %% [markdown]
 # **Explain.** No chunk disturbs a decode in 1p1d. At 8 requests per second, its P99 of the TBTs is
-# 8.6 ms, and 14.2 ms with two replicas. Its median TTFT is a little shorter, too: no decode rides
-# in its prefill batches. But only *one* engine prefills. When several prompts come close together,
-# they queue there, and the P99 of the TTFTs is longer. At 24 requests per second, the median TTFT
-# is four times as long as with replicas.
+# 8.6 ms, and 14.2 ms with two replicas. Its median TBT is a little longer: one engine has the
+# decodes of all requests. Its median TTFT is a little shorter: no decode rides in its prefill
+# batches. But only *one* engine prefills. When several prompts come close together, they queue
+# there, and the P99 of the TTFTs is longer. At 24 requests per second, the median TTFT is four
+# times as long as with replicas.
 #
 # The replicas share all work. In 1p1d, each kind of work has half of the GPUs, whether it needs
-# them or not. At 4 requests per second, the prefill engine is busy for 18 % of the time. So a
-# service chooses how many of each it has, such as 3p1d, and changes that with its load.
+# them or not. At 4 requests per second, the prefill engine is busy for 18 % of the time. An engine
+# is "busy" while any batch runs, also one of a single decode. So 98 % need not mean full. A service
+# chooses how many of each it has, such as 3p1d, and changes that with its load.
 #
 # **The price.** Keys and values of a prompt of 2000 tokens go over the link. How long does that
 # take?
@@ -397,16 +407,18 @@ gaps = [life.tbt[0] for life in trace.requests.lives.values()]
 print(f"over Ethernet, the gap before the second token: {1e3 * np.median(gaps):.0f} ms (median)")
 
 # %% [markdown]
-# **Explain.** Over NVLink nobody sees the way. Over Ethernet (as NCCL uses it over TCP), it takes
-# longer than the prefill itself. The reader has the first token by then, and waits for the second.
-# Splitwise sends each layer as soon as it is computed, which hides a part of the way.
+# **Explain.** Over NVLink nobody sees the way. Over Ethernet, it takes longer than the prefill
+# itself. The wire carries 12.5 GB per second. With NCCL over TCP, users measured 4 to 6, and we
+# take 4.6. The reader has the first token by then, and waits for the second. Splitwise sends each
+# layer as soon as it is computed, which hides a part of the way.
 #
 # ## Step 4: the host
 #
 # **The idea (SGLang's overlap schedule, vLLM's async scheduling).** Between two iterations, the CPU
 # works: it takes the tokens, asks the scheduler, and prepares the next batch. This is the *host's*
 # time. If the GPU waits for it, it is *exposed*. It can be *overlapped*: the CPU prepares iteration
-# 2 while the GPU runs iteration 1.
+# 2 while the GPU runs iteration 1. Below, the host `vllm-v1` is exposed, and `vllm-async` is
+# overlapped.
 #
 # **Predict first.** The CPU does not know yet which tokens iteration 1 will sample. How can it
 # prepare iteration 2?
@@ -447,10 +459,10 @@ print_table(columns, rows)
 
 # %% [markdown]
 # **Explain.** The host's work grows with the requests in the batch. For one request there is almost
-# nothing to hide, and the GPU waits a moment all the same, for its next batch: 0.98. For 256
-# requests, the H100 waits for 20.6 % of an iteration, and hiding makes it 1.25 times as fast. The
-# A100 is slower, so the same work of the CPU is a smaller part. The faster the GPU, the more its
-# host matters.
+# nothing to hide. Even so, the GPU waits a moment for its next batch, so the "gain" is a small
+# loss: 0.98. For 256 requests, the H100 waits for 20.6 % of an iteration, and hiding makes it 1.25
+# times as fast. The A100 is slower, so the same work of the CPU is a smaller part. The faster the
+# GPU, the more its host matters.
 #
 # **The price.** The scheduler decides one iteration ahead. So a new request waits up to one
 # iteration longer, and each request that stops has one row too many.
