@@ -152,9 +152,9 @@ def draw_hosts(places: dict[str, plt.Axes], kernels: float, requests: int) -> No
 
 
 PANELS = [
-    Panel("B", "GPU waits", "host", where=PICTURE, log="x", title="where the GPU waits"),
+    Panel("B", "GPU waits", "host", where=PICTURE, log="x", title="how much the GPU waits"),
     Panel("B", "gain of hiding", ("model", "hardware", "batch"), log="x", rule=1.0,
-          title="vllm-v1 over vllm-async"),
+          title="an iteration of vllm-v1 over one of vllm-async"),
     Panel(("model", "B"), ("kernels", "work"), kind="stacks", where={"batch": "decodes"},
           title="our engine"),
 ]  # fmt: skip

@@ -149,10 +149,9 @@ draw_cache("The cache when A and B run: in how many tables is each block?")
 # may still ask for them. They are *idle*. A newcomer takes empty blocks first. If there are none,
 # the idle block that was used longest ago is *evicted*: its words are lost.
 #
-# **Predict first.** A and B end. C comes with eight other words: two blocks, and a third one for its
-# output.
-# Then D comes: "You are a kind helper . Answer in one word : why". Does D still find its first two
-# blocks?
+# **Predict first.** A and B end. C comes with eight other words: two blocks, and a third one for
+# its output. Then D comes: "You are a kind helper . Answer in one word : why". Does D still find
+# its first two blocks?
 
 # %%
 for _ in range(3):  # until A and B have ended
