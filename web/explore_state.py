@@ -86,8 +86,8 @@ LABELS = {
     "software": "software",
     "left": "policy, left",
     "right": "policy, right",
-    "engines": "engines, left",
-    "engines_right": "engines, right",
+    "engines": "engines",
+    "engines_right": "on the right",
 }
 # What stands beside a schedule: name, unit, and a factor from our unit.
 NUMBERS = {
