@@ -38,6 +38,7 @@ EXCEPTIONS: dict[int, dict[str, str]] = {
         "96": "question 3 gives it: twice 48 GB",
     },
     10: {"1550": "the name of a GPU"},
+    12: {"12.5": "100 Gb/s, in GB"},
 }
 
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
