@@ -103,13 +103,15 @@ class Question:
         fit = [size for size in self.sizes if fits(replica.holds(size), self.traffic)]
         return budgets_of(replica, self.traffic, self.slo, fit)
 
-    def answer(self, job: Job, start: float = 0.0) -> Found:
+    def answer(self, job: Job, starts: Mapping[int, float]) -> Found:
+        """starts: by token budget, a rate that may be near."""
         replica = self.replicas[job.tp, job.pp]
         shared = replica, self.traffic, self.slo, job.policy
         if job.what == "layout":
             budgets = self.budgets(job.tp, job.pp)
             return best_budget(*shared, budgets, ROUGH, min(job.budget, budgets[-1]))
         precision = ROUGH if job.what == "policy" else EXACT
+        start = starts.get(job.budget, 0.0)
         return find_capacity(*shared, job.budget, precision, job.seed, start)
 
 
@@ -166,8 +168,10 @@ def search(
     the phase, for the line that tells how far it is. first: `first_answer`, not searched again.
     """
 
-    def run(jobs: Sequence[Job], what: str, start: float = 0.0) -> dict[Job, Found]:
-        return perform(partial(question.answer, start=start), jobs, what) if jobs else {}
+    def run(
+        jobs: Sequence[Job], what: str, starts: Mapping[int, float] | None = None
+    ) -> dict[Job, Found]:
+        return perform(partial(question.answer, starts=starts or {}), jobs, what) if jobs else {}
 
     budgets = question.budgets(*here)
     # the longest searches first: those of large budgets, and of many GPUs
@@ -179,7 +183,7 @@ def search(
         near = [size for size, each in curve.items() if each.rate * ROUGH >= rough.rate]
         near += beside(budgets, rough.budget, question.step)
         jobs = [Job("exact", OURS, size, *here) for size in near]
-        exact = list(run(jobs, "exact capacity", rough.rate).values())
+        exact = list(run(jobs, "exact capacity", dict.fromkeys(near, rough.rate)).values())
         curve = dict(sorted((curve | {each.budget: each for each in exact}).items()))
         best = max(exact, key=lambda each: (each.rate, -each.budget))
     if not best.rate:  # a part of the requests may be served, and all of them not
@@ -187,7 +191,7 @@ def search(
     plan = Plan(question, question.replicas[here], {OURS: curve}, best, [], {here: best}, refused)
     yield "capacity", plan
     jobs = [Job("draw", OURS, best.budget, *here, seed) for seed in range(DRAWS)]
-    found = run(jobs, "other samples of the traffic", best.rate)
+    found = run(jobs, "other samples of the traffic", {best.budget: best.rate})
     plan.draws = [each.rate for each in found.values()]
     yield "samples", plan
     plan.loads = latencies(plan)
@@ -204,7 +208,8 @@ def search(
         if name not in (OURS, SAME)
         for budget in (budgets[:1] if own[name] else budgets)
     ]
-    for job, each in run(jobs, "policies").items():
+    starts = {budget: each.rate for budget, each in short.items()}  # most are near ours
+    for job, each in run(jobs, "policies", starts).items():
         place = 0 if own[job.policy] else job.budget
         plan.curves.setdefault(job.policy, {})[place] = each
     if SAME in policies:

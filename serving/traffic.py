@@ -298,6 +298,7 @@ def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
     header, lines = read_table(path, MOST_JSON if is_json(path) else MOST_BYTES)
     columns = find_columns(path, header)
     if columns["arrival"][0] == len(header):
+        print(f"{path}: no {' or '.join(HEADERS['arrival'])}: all requests come at once")
         lines = [(place, [*cells, "0"]) for place, cells in lines]
     if columns["output"][1] == "Response tokens":
         sizes = [columns[each][0] for each in ("prompt", "output")]

@@ -282,8 +282,8 @@ def test_burstgpts_failed_requests(tmp_path: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == f"{path}: left out 2 of 4 requests: no tokens\n"
 
 
-def test_the_requests_of_td_pipes_artefact(tmp_path: Path) -> None:
-    """A list of objects without arrivals; the predictions are tags."""
+def test_the_requests_of_td_pipes_artefact(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """A list of objects without arrivals, of which it speaks; the predictions are tags."""
     path = tmp_path / "mine.json"
     rows = [
         {"input": "Why?", "input_token_length": 7 + i, "output_token_length": 90 - i}
@@ -292,6 +292,7 @@ def test_the_requests_of_td_pipes_artefact(tmp_path: Path) -> None:
     ]
     path.write_text(json.dumps(rows), encoding="utf-8")
     found = read_trace(path)
+    assert "all requests come at once" in capsys.readouterr().out
     assert [(len(r.prompt), r.max_tokens) for r in found] == [(7, 90), (8, 89), (9, 88)]
     assert {r.arrival for r in found} == {0.0}
     assert found[1].tags == {"input": "Why?", "predict_mean_len": "80.5"}
