@@ -176,7 +176,7 @@ def search(
     budgets = question.budgets(*here)
     # the longest searches first: those of large budgets, and of many GPUs
     jobs = [Job("policy", OURS, size, *here) for size in budgets[::-1] if size != first.budget]
-    found = run(jobs, "token budgets").values()
+    found = run(jobs, "token budgets", dict.fromkeys(budgets, first.rate)).values()
     curve = {each.budget: each for each in sorted((first, *found), key=lambda each: each.budget)}
     rough = best = max((short := curve).values(), key=lambda each: each.rate)
     if rough.rate:
