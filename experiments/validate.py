@@ -34,7 +34,8 @@ result.
 
 With --apart, the calibration knows a busy neighbour: two calibrations run at the same time, and one
 is used for both halves. The other runs prefills and decodes in turn, and never rests. The way of
-keys and values, s per token, is measured as the hop is.
+keys and values, s per token, is measured as the hop is. `wait`, measured: from a first token until
+the fetch begins, the mean of all requests.
 """
 
 import enter  # noqa: F401
@@ -89,7 +90,7 @@ HALF_SIZES, HALF_POLICY = (FEW_REQUESTS[1], 128), "sarathi_serve"
 QUANTITIES = {"total time": "s", "mean iteration": "ms", "throughput": "tokens/s"}  # compared
 STAGED = {"total time": "s", "bubble share": "%", "mean latency": "s"}  # latency: apart only
 WORKS = ("work of process 0", "work of process 1")
-BESIDE = {"drift": "x", **dict.fromkeys(WORKS, "x"), "time alone": "s"}
+BESIDE = {"drift": "x", **dict.fromkeys(WORKS, "x"), "time alone": "s", "wait": "s"}
 UNITS = QUANTITIES | STAGED | BESIDE
 TARGET = 10.0  # %: what we set out to reach, as a median; of quantities WITHIN, in points
 WITHIN = {"bubble share": {"absolute": 5.0}}
@@ -241,16 +242,20 @@ def predict_halves(
         scheduler.memory = HalfSlots(None)
         halves.append(Engine(number, Loop(scheduler, clock), keep=True))
     route, over = round_robin(), Way(seconds_per_token=hop)
-    Fleet(halves[:1], route, lives.append, halves[1:], route, over).run(work.requests())
+    fleet = Fleet(halves[:1], route, lives.append, halves[1:], route, over, keep=True)
+    fleet.run(work.requests())
     iterations = [map(asdict, half.loop.trace.iterations) for half in halves]
-    return SimpleNamespace(**of_halves(map(asdict, lives), iterations))
+    return SimpleNamespace(**of_halves(map(asdict, lives), iterations, map(asdict, fleet.fetches)))
 
 
-def of_halves(lives: Iterable[dict], halves: Iterable[Iterable[dict]]) -> dict:
+def of_halves(
+    lives: Iterable[dict], halves: Iterable[Iterable[dict]], fetches: Iterable[dict]
+) -> dict:
     """A run of two halves, as distributed.py writes a pipeline's. halves: their iterations."""
     ends = [life["tokens"][-1] for life in lives]
     busy = [sum(each["seconds"] for each in iterations) for iterations in halves]
-    return {"seconds": max(ends), "latency": fmean(ends), "busy": busy}
+    wait = fmean(each["start"] - each["asked"] for each in fetches)
+    return {"seconds": max(ends), "latency": fmean(ends), "busy": busy, "wait": wait}
 
 
 def run_for_real(
@@ -281,7 +286,8 @@ def run_for_real(
             raise UserError(f"distributed.py failed: {last}")
         runs = json.loads(out.read_text(encoding="utf-8"))
     for run in runs if apart else ():
-        run |= of_halves(run["requests"], [half["iterations"] for half in run["halves"]])
+        iterations = [half["iterations"] for half in run["halves"]]
+        run |= of_halves(run["requests"], iterations, run["fetches"])
         run["hop"] = median((way["end"] - way["start"]) / way["tokens"] for way in run["fetches"])
     return [[run for run in runs if run["workload"] == index] for index in range(len(works))]
 
@@ -310,6 +316,7 @@ def compare_staged(
             found = {"total time": median(run.seconds for run in several)}
             if apart:
                 found["mean latency"] = median(run.latency for run in several)
+                found["wait"] = median(run.wait for run in several)
             else:
                 found["bubble share"] = 100 * median(run.bubble_share for run in several)
             rows.append({"source": source} | case | found | beside)

@@ -61,9 +61,10 @@ from simulate import make_cost_model, simulate
 # of this block are the same, from the first one on. Then keys and values are the same, too. A
 # *reference count* says in how many tables a block is. Below, "counts" lists them, block by block.
 #
-# Follow it by hand. For us, a word is a token, and a point or a colon is one, too. A block has four
-# tokens. The cache has six blocks, 0 to 5. A new block is the free one with the lowest number. A
-# request gets the blocks of its whole prompt when it begins.
+# Follow it by hand. For us, a word is a token, and a full stop or a colon is one, too. A block has
+# four tokens. The cache has six blocks, 0 to 5. A new block is the free one with the lowest number.
+# A request gets the blocks of its whole prompt when it begins. When its blocks are full, an output
+# token takes one more.
 #
 # - A comes first: "You are a kind helper . Answer in French : hello".
 # - B comes one step later: "You are a kind helper . Answer in German : two cats".
@@ -473,7 +474,7 @@ print_table(columns, rows)
 # [vLLM](https://docs.vllm.ai/en/stable/cli/serve/),
 # [SGLang](https://docs.sglang.io/advanced_features/server_arguments.html) and
 # [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/). Flags change: look at those of your
-# version. In brackets: the default.
+# version. In brackets: the default. "Exposed" is the host of step 4.
 #
 # | here | vLLM | SGLang | TensorRT-LLM |
 # |---|---|---|---|
@@ -551,8 +552,8 @@ sliders(what_if, layout=["1", "2", "1p1d", "3", "2p1d", "1p2d"], **ranges)
 # <details><summary>Answer</summary>
 #
 # Chunks, on two replicas. Long prompts and short outputs keep the prefill engine busy, and the
-# decode engine idle. And without NVLink, the way of long prompts is long. 1p1d is for many GPUs:
-# then you can choose how many of them prefill, and its P99 TBT is worth the link.
+# decode engine idle. And without NVLink, keys and values of long prompts take long to arrive.
+# With many GPUs, you can choose how many of them prefill. Then a shorter P99 TBT may be worth it.
 #
 # </details>
 

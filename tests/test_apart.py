@@ -140,6 +140,21 @@ def test_a_fetch_waits_for_a_slot_that_is_really_free() -> None:
     assert waited > 50
 
 
+@pytest.mark.parametrize(("capacity", "fits"), [(17, False), (18, True)])
+def test_room_for_what_is_coming(capacity: int, fits: bool) -> None:
+    """10 tokens are taken, 6 are coming, and both requests take a next one."""
+    scheduler = make_scheduler("sarathi_serve", 4, 64, capacity)
+    scheduler.memory = memory = HalfSlots(capacity)
+    scheduler.add(Request(0, range(10), 3))
+    scheduler.update(scheduler.schedule(0.0), [0])
+    second = Request(1, range(6), 2)
+    assert memory.reserve(second, scheduler) is fits
+    assert memory.taken == (16 if fits else 10)
+    assert memory.prefill(second) == ((0, 5) if fits else (6, 0)), "its last token runs here"
+    memory.revoke(second)
+    assert memory.taken == 10 and memory.prefill(second) == (6, 0)
+
+
 def test_what_no_evict_has_fetched_is_not_counted_twice() -> None:
     options = {"layout": "1p1d", "decode_policy": "no_evict", "cache_tokens": 109, "keep": True}
     trace = simulate_fleet([Request(0, range(100), 10)], **options, **KW)

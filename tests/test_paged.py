@@ -72,7 +72,7 @@ def test_blocks_give_the_tokens_of_slots(driver: str, seen: Counter[str]) -> Non
 def test_blocks_give_the_tokens_of_slots_in_a_thousand_runs(
     driver: str, policy: str, seen: Counter[str]
 ) -> None:
-    perform(driver, policy, range(100, 121))
+    perform(driver, policy, range(100, 131))
     assert seen["hits"]
 
 
