@@ -56,7 +56,7 @@ class Loop:
     def __init__(self, scheduler: Scheduler, executor: Executor):
         self.scheduler, self.executor = scheduler, executor
         scheduler.cost = executor.cost or scheduler.cost
-        self.trace = Trace()
+        self.trace = Trace(policy=scheduler.name)
         self.batch: Batch | None = None
         self.arriving: deque[Request] = deque()  # in order of arrival
         self._stepping, self._leaving = False, []  # _leaving: requests cancelled during a step

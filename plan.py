@@ -25,7 +25,6 @@ import gc
 import json
 import os
 import sys
-import textwrap
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -33,7 +32,6 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TextIO
 
-from batch import Request
 from command.checks import UserError
 from command.cli import MARK, ROOT, run_main, write_file
 from command.flags import Flag
@@ -43,15 +41,22 @@ from costmodel import SOFTWARE, TILE, CostModel, constants
 from experiments.lib.common import run_jobs
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
 from experiments.lib.flags import WRITES, ScriptParser, make_directory, model_flag
-from experiments.lib.plan_names import check_together, gpu_of, requests_of, that_fit
+from experiments.lib.plan_names import (
+    HERE,
+    budgets_tried,
+    check_together,
+    demands_of,
+    gpu_of,
+    requests_of,
+    that_fit,
+)
 from experiments.lib.plan_report import (
     NAME,
     PARTS,
     answer_of,
-    describe_lengths,
+    describe,
     draw,
     engine_lines,
-    hardware_of,
     print_anchor,
     print_benches,
     print_engines,
@@ -63,10 +68,8 @@ from experiments.lib.plan_slo import SLO_FLAGS, slo_of
 from experiments.lib.study import finish
 from loading.priced import priced_model
 from serving.anchor import anchor_of, scaled
-from serving.calibration import BATCH_SIZE, LENGTH, RESULTS, CalibratedModel, Calibration
-from serving.capacity import MAX_DELAY, Slo
+from serving.calibration import BATCH_SIZE, RESULTS, CalibratedModel, Calibration
 from serving.comparison import (
-    Demand,
     Job,
     Plan,
     Question,
@@ -76,12 +79,9 @@ from serving.comparison import (
     policies_of,
     search,
 )
-from serving.planner import BUDGETS, SMALL_BUDGETS, Found, Replica, Traffic
-from serving.traffic import busy_times
+from serving.planner import SMALL_BUDGETS, Found, Replica, Traffic
 
-HERE = "here"  # --gpu: this machine
 REQUESTS = 2048  # that are drawn, where no file has them
-FEW = 100  # requests of a trace; fewer give an interval that says little
 TP, PP = (1, 2, 4, 8), (2, 4)
 # of a GPU's memory: vLLM's default for years; today's is 0.92 (serving/engines.py)
 UTILIZATION = 0.9
@@ -160,11 +160,6 @@ def replica_of(options: Namespace, model: ModelConfig, tp: int, pp: int) -> Repl
     return replica
 
 
-def budgets_tried(options: Namespace) -> list[int]:
-    sizes = SMALL_BUDGETS if options.gpu == HERE else BUDGETS
-    return sorted(set(options.chunk_size or sizes[:: 3 if options.quick else 1]))
-
-
 def replica_here(options: Namespace, model: ModelConfig) -> Replica:
     """This machine, as its calibration describes it."""
     for name in ("gpu_spec", "software", "link", "hop", *PRICED):
@@ -181,45 +176,6 @@ def replica_here(options: Namespace, model: ModelConfig) -> Replica:
     if calibration.model.name != model.name:
         raise UserError(f"{path} is of {calibration.model.name}, and --model is {model.name}")
     return Replica(CalibratedModel(calibration), options.max_batch_size or BATCH_SIZE, None)
-
-
-def describe(options: Namespace, replica: Replica, traffic: Traffic, slo: Slo) -> None:
-    """The question, and what the answer stands on."""
-    cost, model = replica.cost, replica.cost.model
-    mean = float((traffic.prompts + traffic.outputs).mean())
-    print(f"\n{model.name} ({model.parameters / 1e9:.2f} B parameters) on {hardware_of(replica)}")
-    print(
-        f"traffic    {traffic.name}: {len(traffic.prompts)} requests\n"
-        f"           tokens of a prompt {describe_lengths(traffic.prompts)},\n"
-        f"           of an output {describe_lengths(traffic.outputs)}"
-    )
-    if (count := len(traffic.prompts)) < FEW:
-        say = f"Few: an interval from {count} requests says little; give {FEW} or more."
-        print(f"           {say}")
-    if options.only != "load":
-        print(textwrap.fill(f"SLO        {slo}", 88, subsequent_indent=11 * " "))
-        print(f"           and always: median scheduling delay at most {MAX_DELAY:g} s")
-    if (cache_tokens := replica.holds(budgets_tried(options)[0])) is None:
-        print(f"memory     {replica.max_batch_size} requests of up to {LENGTH} tokens")
-    else:
-        up_to = "up to " if replica.utilization else ""
-        print(
-            f"memory     {up_to}{cache_tokens} tokens of cache: {cache_tokens / mean:.0f} requests"
-            f" of the mean {mean:.0f} tokens;\n"
-            f"           at most {replica.max_batch_size}, or C, run at once"
-        )
-    if isinstance(cost, CalibratedModel):
-        print(f"constants  measured here on {cost.calibration.date}: calibrate.py")
-        return
-    _, owner = gpu_of(options)
-    guess = constants(owner, options.software or "vllm")[1]
-    print(textwrap.fill(f"constants  {cost.efficiency.source}", 88, subsequent_indent=11 * " "))
-    if options.gpu_spec:
-        print(f"           A guess: all but memory, FLOPS and bandwidth is that of the {owner}.")
-    if guess:
-        print(textwrap.indent(textwrap.fill(f"A guess: {guess}.", 77), 11 * " "))
-    host = f"host       {next(name for name in HOSTS if HOSTS[name].source == cost.host.source)}:"
-    print(textwrap.fill(f"{host} {cost.host.source}", 88, subsequent_indent=11 * " "))
 
 
 # --------------------------------------------------------------------------------------------- main
@@ -276,18 +232,6 @@ def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
     slo, price = slo_of(options, replica.decode_iteration), options.dollars_per_gpu_hour
     step = SMALL_BUDGETS[0] if options.gpu == HERE else TILE
     return Question(replicas, traffic, slo, sizes, step, demands, anchor, price), refused
-
-
-def demands_of(options: Namespace, requests: Sequence[Request], from_file: bool) -> list[Demand]:
-    """The rate of the user's own trace, if it has times; and that of --rate, if it is given."""
-    found, times = [], busy_times(requests) if from_file else None
-    gaps = "even gaps: the file has no times" if from_file else "Poisson arrivals"
-    if times:
-        gaps = "the gaps of your trace, all stretched or shrunk alike"
-        found.append(Demand("your trace", *times, gaps))
-    if options.rate:
-        found.append(Demand("you expect", options.rate, None, gaps))
-    return found
 
 
 def on_all_cores(

@@ -463,4 +463,5 @@ def make_scheduler(
     scheduler = policy(max_batch_size, chunk_size, cache_tokens)
     if colon:
         scheduler.configure(option)
+        scheduler.name = f"{policy.name}:{option}"
     return scheduler

@@ -4,7 +4,7 @@
 differs: it asks the cost model for the seconds of a batch, and moves a virtual clock by them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import paged.policies  # three more policies  # noqa: F401
 from batch import Batch, Request
@@ -13,11 +13,11 @@ from configs import GPUS, LINKS, ModelConfig
 from configs.hosts import HOSTS
 from costmodel import CostModel
 from loading.priced import priced_model
-from loading.requests import check_requests, check_tokens, listed, refuse_beams
+from loading.requests import OneByOne, checked
 from loop import Loop, Result
 from paged.blocks import choose_blocks
 from scheduler import make_scheduler
-from timeline import Trace
+from timeline import Life, Passing, Trace
 
 
 class CostExecutor:
@@ -78,6 +78,7 @@ def simulate(
     cache: str = "slots",
     block_size: int | None = None,
     prefix_caching: bool = False,
+    done: Callable[[Life], None] | None = None,
 ) -> Trace:
     """Predicted times of these requests, with placeholder tokens.
 
@@ -88,21 +89,29 @@ def simulate(
     cache, block_size, prefix_caching: see `engine.LLM`. Only prompts that say which tokens they
     share can share them: see paged/prompts.py.
 
+    done: is given each request's life when it has ended, and nothing is kept: so a million requests
+    need no more memory than those that run. They may then come from a generator, in order of
+    arrival. The trace has the number of iterations, `count`.
+
     The GPU's memory is not checked. Without cache_tokens, B requests run at once, even if their
     keys and values would not fit (`costmodel.requests_that_fit` says how many fit).
     Raises UserError if a request is too long for the model or for `cache_tokens`.
     """
     cost_model = make_cost_model(model, gpu, tp, link, software, host)
-    requests = listed(requests)
-    refuse_beams(requests, "price it with beam.cost.simulate_beams")
-    check_requests(requests, cost_model.model.max_length, cost_model.model.name)
+    ready = checked(requests, cost_model.model, prefix_caching, done is not None)
     scheduler = make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)
     if blocks := choose_blocks(cache, block_size, prefix_caching):
         scheduler.memory = blocks.memory(cache_tokens)
-        check_tokens(requests if prefix_caching else ())
-    trace = run_all(Loop(scheduler, CostExecutor(cost_model)), requests)
-    trace.guess = cost_model.guess
-    return trace
+    loop = Loop(scheduler, CostExecutor(cost_model))
+    if done is None:
+        run_all(loop, ready)
+    else:
+        loop.trace, loop.arriving = Passing(policy=scheduler.name), OneByOne(ready)
+        while loop.step():
+            for _, life in loop.trace.ended:
+                done(life)
+    loop.trace.guess = cost_model.guess
+    return loop.trace
 
 
 def run_all(loop: Loop, requests: Iterable[Request]) -> Trace:

@@ -20,11 +20,22 @@ the engine's clock.
     capacity             the largest request rate that still meets the SLO (serving/capacity.py).
 """
 
+import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from itertools import pairwise
+from pathlib import Path
 
 from batch import Batch, Request
+from command.cli import claim, write_file
+
+# of `Trace.to_csv`, before the tags. All times are seconds
+COLUMNS = (
+    "request", "policy", "arrival", "scheduled", "first_token", "last_token", "ttft", "mean_tbt",
+    "longest_tbt", "latency", "prompt_tokens", "output_tokens", "cached_tokens", "preemptions",
+    "ended",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -71,6 +82,7 @@ class Life:
     finished: float | None = None
     preemptions: int = 0
     cached: int = 0  # prompt tokens that were in the cache when it was scheduled (paged/)
+    tags: dict[str, str] = field(default_factory=dict)  # the request's
 
     @property
     def ttft(self) -> float:
@@ -96,6 +108,19 @@ class Life:
         """Seconds of latency per output token."""
         return self.latency / len(self.tokens)
 
+    def row(self, policy: str = "") -> dict[str, object]:
+        """By COLUMNS, and a column tag_NAME for each tag. What it has not reached is None."""
+        tokens, gaps = self.tokens, self.tbt
+        values = (
+            self.request_id, policy, self.arrival, self.scheduled,
+            *((tokens[0], tokens[-1], self.ttft) if tokens else (None,) * 3),
+            *((sum(gaps) / len(gaps), max(gaps)) if gaps else (None,) * 2),
+            self.latency if tokens else None, self.prompt_tokens, len(tokens), self.cached,
+            self.preemptions, int(self.finished is not None),
+        )  # fmt: skip
+        tags = {f"tag_{name}": value for name, value in self.tags.items()}
+        return dict(zip(COLUMNS, values, strict=True)) | tags
+
 
 @dataclass
 class Trace:
@@ -104,7 +129,7 @@ class Trace:
     iterations: all of them. lives: by request id, in order of their first iteration.
     finished, preempted, cancelled: (request id, time). In its next iteration, a preempted request
     starts its prefill again. guess: whose constants a cost model borrowed for these times; "" if
-    none.
+    none. policy: whose batches they were.
     """
 
     iterations: list[Iteration] = field(default_factory=list)
@@ -113,6 +138,7 @@ class Trace:
     preempted: list[tuple[int, float]] = field(default_factory=list)
     cancelled: list[tuple[int, float]] = field(default_factory=list)
     guess: str = ""
+    policy: str = ""
 
     def record(
         self,
@@ -136,8 +162,8 @@ class Trace:
         for chunk in batch.chunks:
             request, own = chunk.request, chunk.request.request_id
             if own not in lives:
-                prompt, hit = len(request.prompt), chunk.start
-                lives[own] = Life(own, request.arrival, prompt, start, cached=hit)
+                prompt, known = len(request.prompt), {"cached": chunk.start, "tags": request.tags}
+                lives[own] = Life(own, request.arrival, prompt, start, **known)
             if chunk.is_last:
                 lives[own].tokens.append(end)
         for request_id in decodes:
@@ -153,13 +179,6 @@ class Trace:
         life = self.lives[request.request_id]
         life.preemptions = request.preemptions
         del life.tokens[len(request.output) :]  # a beam search restarts, without its tokens
-
-    @property
-    def first_token(self) -> dict[int, float]:
-        """When each request's first token came, by request id."""
-        return {
-            request_id: life.tokens[0] for request_id, life in self.lives.items() if life.tokens
-        }
 
     @property
     def seconds(self) -> float:
@@ -214,3 +233,47 @@ class Trace:
             for before, after in pairwise(life.tokens)
             if after - before > bound
         ]
+
+    def by_tag(self, name: str) -> dict[str, "Trace"]:
+        """The lives of the requests with each value of a tag, for any metric; no iterations.
+
+        "" has those without the tag.
+        """
+        found: dict[str, Trace] = {}
+        for own, life in self.lives.items():
+            value = life.tags.get(name, "")
+            found.setdefault(value, Trace(policy=self.policy)).lives[own] = life
+        return dict(sorted(found.items()))
+
+    def to_csv(self, path: Path | str, force: bool = False) -> None:
+        """A row for each request that has run, as `Life.row` says; pandas reads it as it is.
+
+        Raises UserError where the file is not ours, without force.
+        """
+        rows, text = [life.row(self.policy) for life in self.lives.values()], StringIO()
+        header = dict.fromkeys([*COLUMNS, *(name for row in rows for name in row)])
+        table = csv.DictWriter(text, header, lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+        write_file(claim(Path(path), force), text.getvalue())
+
+
+class Passing(Trace):
+    """A trace that lets go of what has ended: its memory does not grow with the run.
+
+    ended: requests of the last iteration, with their lives. keep: iterations and events stay.
+    count: of all iterations.
+    """
+
+    def __init__(self, keep: bool = False, policy: str = ""):
+        super().__init__(policy=policy)
+        self.keep, self.ended, self.count = keep, [], 0
+
+    def record(self, *what: object) -> Iteration:
+        """See `Trace.record`."""
+        iteration = super().record(*what)
+        self.count += 1
+        self.ended = [(request, self.lives.pop(request.request_id)) for request in what[-1]]
+        if not self.keep:
+            self.iterations, self.finished, self.preempted = [], [], []
+        return iteration

@@ -18,31 +18,10 @@ from math import inf
 from apart.halves import First, may_run, second_half
 from apart.routers import Router
 from batch import Request
-from command.checks import UserError
 from configs import Link
 from costmodel import CostModel
 from loop import Loop
-from timeline import Iteration, Life, Trace
-
-
-class Passing(Trace):
-    """A trace that lets go of what has ended: its memory does not grow with the run.
-
-    ended: requests of the last iteration, with their lives. keep: iterations stay. count: of all.
-    """
-
-    def __init__(self, keep: bool = False):
-        super().__init__()
-        self.keep, self.ended, self.count = keep, [], 0
-
-    def record(self, *what: object) -> Iteration:
-        """See `Trace.record`."""
-        iteration = super().record(*what)
-        self.count += 1
-        self.ended = [(request, self.lives.pop(request.request_id)) for request in what[-1]]
-        if not self.keep:
-            self.iterations, self.finished, self.preempted = [], [], []
-        return iteration
+from timeline import Life, Passing
 
 
 @dataclass(frozen=True)
@@ -119,9 +98,6 @@ class Fleet:
         request = next(arrivals, None)
         while request is not None or self.events:
             if request is not None and (not self.events or request.arrival <= self.events[0][0]):
-                if request.arrival < self.now:
-                    late = f"request {request.request_id}: arrival is {request.arrival} s"
-                    raise UserError(f"{late}, after one at {self.now} s: sort them by arrival")
                 self.now = request.arrival
                 self.arrive(request)
                 request = next(arrivals, None)

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from apart.fleet import Fetch, Passing
+from apart.fleet import Fetch
 from apart.halves import First, HalfSlots, may_run, second_half
 from apart.post import Post
 from apart.simulate import FleetTrace
@@ -36,7 +36,7 @@ from pipeline.stages import clock_offset
 from pipeline.wire import Wire, foreign
 from sampling import Sampler, SamplingParams
 from scheduler import Scheduler
-from timeline import Iteration, Trace
+from timeline import Iteration, Passing, Trace
 
 
 class ApartLLM(LLM):

@@ -1,7 +1,7 @@
 """`simulate_fleet`: requests on several priced engines. No torch."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from apart.fleet import Engine, Fetch, Fleet, Way
@@ -11,7 +11,7 @@ from batch import Request
 from command.checks import UserError, lookup, shown
 from configs import LINKS, ModelConfig
 from costmodel import CostModel
-from loading.requests import check_requests, check_tokens, listed, refuse_beams
+from loading.requests import checked
 from loop import Loop
 from paged.blocks import choose_blocks
 from scheduler import make_scheduler
@@ -80,14 +80,6 @@ def simulate_fleet(
         scheduler.memory.known = keys
         return Engine(number, Loop(scheduler, executor(cost_model)), keep)
 
-    def checked() -> Iterator[Request]:
-        """In order of arrival: all together, or one by one as they come."""
-        for group in map(listed, [requests] if done is None else ([each] for each in requests)):
-            refuse_beams(group, "price it with beam.cost.simulate_beams")
-            check_requests(group, cost_model.model.max_length, cost_model.model.name)
-            check_tokens(group if prefix_caching else ())
-            yield from sorted(group, key=lambda request: request.arrival)
-
     keys: dict[int, list[bytes]] = {}  # of blocks
     lives = (trace := FleetTrace(guess=cost_model.guess)).requests.lives
 
@@ -103,6 +95,6 @@ def simulate_fleet(
         engines, make_router(router), collect, decoders, make_router("least_loaded"),
         Way.over(own, cost_model), keep,
     )  # fmt: skip
-    fleet.run(checked())
+    fleet.run(checked(requests, cost_model.model, prefix_caching, done is not None))
     trace.engines, trace.fetches = [e.loop.trace for e in (*engines, *decoders)], fleet.fetches
     return trace

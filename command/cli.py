@@ -36,6 +36,7 @@ BEGINNINGS = (
     b'{\n  "mark": "made by nano-sarathi"',
     b"<!-- made by nano-sarathi",
     b"source,model,hardware,",
+    b"request,policy,arrival,",
     b"id,where,quantity,conditions,unit,paper,predicted,error,kind,verdict,explanation\n",
 )
 

@@ -183,7 +183,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         "slo": Kind("NAME:pP:MS", "bound of a latency at a percentile, in ms", repeated=True),
         "attainment": Kind("PERCENT", "requests that keep all limits", Range(0, 100, False, True)),
         "dollars-per-gpu-hour": Kind("X", "price of a GPU for an hour", ABOVE_ZERO),
-        "rate": Kind("R", "requests per second that you expect", ABOVE_ZERO),
+        "rate": Kind("R", "requests per second that you expect", ABOVE_ZERO, several=True),
         "pd": Kind("RATIO", "P:D, prompt tokens per output token", ABOVE_ZERO),
         "decodes": Kind("N", "requests that decode", ITEMS),
         "context": Kind("N", "tokens that a decoding request has", TOKENS),
@@ -213,6 +213,10 @@ TABLE: dict[str, dict[str, Kind]] = {
         "table-requests": Kind("N", "requests in each line of the table of options", ITEMS),
         "requests-file": Kind(
             "FILE", "CSV, JSON or JSONL file of requests: arrival, prompt, output, tags", Path
+        ),
+        "by": Kind("TAG", "tag of the requests, each of whose values has lines of its own"),
+        "predicted-lengths": Kind(
+            "NAME", "how output lengths are predicted: oracle, classes=A or constant=N"
         ),
         "file": Kind("FILE", "UTF-8 text file with one prompt on each line", Path),
         "lengths": Kind(

@@ -7,6 +7,8 @@ tokens and outputs of 200 on average, log-normal; Mistral-7B on an A100 under sa
 
     python experiments/loop_speed.py --requests 1000 10000 100000
         instead: the pipeline of SARATHI's Fig 12, GPT-3 on eight stages
+    python experiments/loop_speed.py --one-engine --requests 100000 1000000
+        instead: the second table's conversations, made one by one. No life is kept
     python experiments/loop_speed.py --fleet --requests 10000 100000
         instead: conversations (a sample of Azure's, again and again) over eight engines, as
         replicas and with prefill apart. Requests are made one by one, and no life is kept
@@ -30,7 +32,7 @@ from experiments.lib.common import print_table
 from experiments.lib.flags import ScriptParser
 from experiments.lib.papers import MISTRAL
 from scheduler import POLICIES
-from serving.traffic import LogNormal, make_requests, poisson
+from serving.traffic import LogNormal, make_requests, poisson, stream_requests
 from simulate import simulate
 from timeline import Life
 
@@ -97,6 +99,25 @@ def print_conversations(counts: tuple[int, ...]) -> None:
     print_table([*header, "us per decode or chunk", "peak MB"], rows)
 
 
+def print_streamed(counts: list[int]) -> None:
+    """CPU seconds, those that draw the requests among them."""
+    rows = []
+    for count in counts:
+        made, ended = stream_requests(count, RATE, PROMPTS, OUTPUTS), Counter()
+
+        def done(life: Life, ended: Counter = ended) -> None:
+            ended["requests"] += 1
+            ended["tokens"] += len(life.tokens)
+
+        start = time.process_time()
+        trace = MISTRAL.serve(made, "sarathi_serve", 512, done)
+        seconds = time.process_time() - start
+        cells = [f"{ended['requests']:,}", f"{ended['tokens']:,}", f"{trace.count:,}"]
+        rows.append([*cells, f"{seconds:.1f}", f"{trace.count / seconds:,.0f}", peak_memory()])
+    header = ["requests", "output tokens", "iterations", "CPU seconds", "iterations/s", "peak MB"]
+    print_table(header, rows)
+
+
 def print_fleets(counts: list[int]) -> None:
     """CPU seconds: a shared machine's clock says little."""
     lengths, rows = td.azure(), []
@@ -123,6 +144,7 @@ def print_fleets(counts: list[int]) -> None:
 FLAGS = {
     "quick": Flag("run fewer requests: a smoke test, not a result"),
     "requests": Flag("numbers of requests through the pipeline of Fig 12", several=True),
+    "one_engine": Flag("instead: conversations on one engine, of which no life is kept"),
     "fleet": Flag("instead: eight engines behind a router"),
     "max_batch_size": Flag("requests that run at once, in the first table", 16),
 }
@@ -130,8 +152,9 @@ FLAGS = {
 
 def main() -> None:
     options = ScriptParser(__doc__, FLAGS).parse_args()
-    if options.fleet:
-        print_fleets(options.requests or ([200] if options.quick else [1000, 10_000]))
+    if options.fleet or options.one_engine:
+        run = print_fleets if options.fleet else print_streamed
+        run(options.requests or ([200] if options.quick else [1000, 10_000]))
         return
     if options.requests:
         print_pipeline(options.requests)

@@ -36,9 +36,8 @@ from experiments.lib import papers
 from experiments.lib.claims import Claim, bounded
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
-from experiments.lib.flags import POLICIES as POLICY_FLAGS
-from experiments.lib.flags import WRITES, ScriptParser, word_of
-from experiments.lib.papers import ARXIV, CHAT, MISTRAL, OURS, POLICIES, YI
+from experiments.lib.flags import SERVED, WRITES, ScriptParser, word_of
+from experiments.lib.papers import ARXIV, CHAT, MISTRAL, OURS, POLICIES, YI, deployments
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
 from serving.capacity import BUDGETS, PRECISION, RELAXED, STRICT, Deployment
@@ -49,7 +48,7 @@ REQUESTS = 1024
 BUDGETS_TRIED = (256, 512, 1024, 2048)  # tokens: with --policy, each policy gets the best of them
 ALL = "all"  # --policy
 GROUP = ("model", "data", "slo")  # what has a capacity of each policy
-MORE = POLICY_FLAGS["policy"].help
+MORE = SERVED["policy"].help
 NUMBERS = paper_numbers()
 # s: Table 3. Yi-34B's strict SLO is a fifth of its relaxed one, as 5 decode iterations are of 25.
 PAPER_SLOS = {
@@ -66,8 +65,9 @@ def slos(deployment: Deployment) -> dict[str, tuple[float, int]]:
     found = {}
     for kind, iterations in (("strict", STRICT), ("relaxed", RELAXED)):
         found[kind] = iterations * deployment.decode_iteration, BUDGETS[iterations]
-        value = PAPER_SLOS[deployment][iterations]
-        found[f"{value:g} s"] = value, BUDGETS[iterations]
+        if deployment in PAPER_SLOS:
+            value = PAPER_SLOS[deployment][iterations]
+            found[f"{value:g} s"] = value, BUDGETS[iterations]
     return found
 
 
@@ -102,7 +102,7 @@ def sweeps(
     seed: int = 0,
     requests_file: Path | None = None,
     policy: Sequence[str] | None = None,
-    **_: object,
+    **own: object,
 ) -> list[Sweep]:
     """requests_file: in the place of the published lengths. policy: names of more policies; where
     it is given, the token budgets are searched, too. quick: to a few parts in ten.
@@ -119,7 +119,8 @@ def sweeps(
         precision=1.3 if quick else PRECISION,
     )
     jobs = cases(data=list(workloads), policy=[*POLICIES, *more_policies(policy)])
-    return [Sweep(bounds, DEPLOYMENTS, [{}]), Sweep(run, DEPLOYMENTS, jobs, processes=True)]
+    on = deployments(DEPLOYMENTS, **own)
+    return [Sweep(bounds, on, [{}]), Sweep(run, on, jobs, processes=True)]
 
 
 def gains(rows: Rows) -> None:
@@ -193,19 +194,15 @@ STUDY = Study(
     flags={
         "seed": Flag("seed of arrivals and lengths", 0),
         "requests": Flag("requests of each search", REQUESTS, 64),
-        "requests_file": Flag(
-            "a CSV file of arrivals, prompt and output tokens, instead of chat and arxiv"
-        ),
     }
-    | POLICY_FLAGS
-    | {"policy": replace(POLICY_FLAGS["policy"], help=f"{MORE}; all means every one")},
+    | SERVED
+    | {"policy": replace(SERVED["policy"], help=f"{MORE}; all means every one")},
 )
 
 
 def main() -> None:
     options = ScriptParser(__doc__, STUDY.flags | WRITES).parse_args()
-    own = options.requests_file or options.policy
-    (replace(STUDY, paper={}) if own else STUDY).run()
+    (replace(STUDY, paper={}) if options.policy else STUDY).run()  # then budgets are searched
 
 
 if __name__ == "__main__":

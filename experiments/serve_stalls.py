@@ -22,6 +22,7 @@ import enter  # noqa: F401
 import math
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -30,14 +31,13 @@ from command.cli import run_main
 from command.flags import Flag
 from experiments.lib.claims import Claim, bounded
 from experiments.lib.engines import Real, Sweep, cases
-from experiments.lib.flags import POLICIES as POLICY_FLAGS
-from experiments.lib.flags import WRITES, ScriptParser
-from experiments.lib.papers import ARXIV, OURS, POLICIES, YI
+from experiments.lib.flags import SERVED, WRITES, ScriptParser
+from experiments.lib.papers import ARXIV, OURS, POLICIES, YI, Dataset, Recorded, deployments
 from experiments.lib.rows import Row
 from experiments.lib.study import Panel, Study
 from pictures import perfetto
 from serving.capacity import Deployment, p99_tbt, token_times
-from serving.traffic import Uniform, make_requests
+from serving.traffic import Uniform, copy_of, make_requests
 from timeline import Trace
 
 COMPARED = (*POLICIES, "prefill_first")
@@ -49,7 +49,7 @@ RUNS: dict[str, tuple[Trace, perfetto.About]] = {}  # for --perfetto, by their n
 
 def waiting(requests: Sequence[Request]) -> list[Request]:
     """The same requests, all there from the start."""
-    return [Request(request.request_id, request.prompt, request.max_tokens) for request in requests]
+    return [copy_of(request, request.request_id, 0.0) for request in requests]
 
 
 def output(engine: Deployment | Real, requests: Sequence[Request], policy: str, C: int) -> Trace:
@@ -77,27 +77,39 @@ def over_time(trace: Trace) -> list[Row]:
     return [gaps, *({"step": i, "time": x, "output tokens": y} for i, (x, y) in curve)]
 
 
-def on_gpus(engine: Deployment, policy: str, C: int, count: int, seed: int) -> list[Row]:
-    return over_time(output(engine, waiting(ARXIV.requests(count, seed=seed)), policy, C))
+def on_gpus(
+    engine: Deployment, policy: str, C: int, count: int, seed: int, data: Dataset | Recorded
+) -> list[Row]:
+    return over_time(output(engine, waiting(data.requests(count, seed=seed)), policy, C))
 
 
-def on_this_machine(engine: Real, policy: str, C: int, L: int, B: int, count: int) -> list[Row]:
+def on_this_machine(
+    engine: Real, policy: str, C: int, L: int, B: int, count: int, data: Recorded | None
+) -> list[Row]:
     """L: tokens of the longest request. B: its batch size."""
     lengths = Uniform(L // 4, 3 * L // 4), Uniform(L // 16, L // 4)
-    return over_time(output(engine, make_requests([0.0] * count, *lengths), policy, C))
+    requests = make_requests([0.0] * count, *lengths) if data is None else data.requests(count)
+    return over_time(output(engine, waiting(requests), policy, C))
 
 
 def sweeps(
-    quick: bool, seed: int = 0, policy: Sequence[str] | None = None, **_: object
+    quick: bool,
+    seed: int = 0,
+    policy: Sequence[str] | None = None,
+    requests_file: Path | None = None,
+    **own: object,
 ) -> list[Sweep]:
-    """policy: more of them, with the same token budget."""
+    """policy: more of them, with the same token budget. The rest: see SERVED."""
+    data = Recorded(requests_file) if requests_file else None
+    on = deployments([YI], **own)
     policies = tuple(dict.fromkeys((*COMPARED, *(policy or ()))))
     (L, B, C), count = ((64, 3, 16), 6) if quick else ((512, 8, 64), 24)
-    run = partial(on_gpus, count=64 if quick else REQUESTS, seed=seed)
+    L, B = data.max_length if data else L, own.get("max_batch_size") or B
+    run = partial(on_gpus, count=64 if quick else REQUESTS, seed=seed, data=data or ARXIV)
     here = cases(policy=policies, C=C, L=L, B=B)
     return [
-        Sweep(run, [YI], cases(policy=policies, C=BUDGET)),
-        Sweep(partial(on_this_machine, count=count), [], [], measured=here),
+        Sweep(run, on, cases(policy=policies, C=BUDGET)),
+        Sweep(partial(on_this_machine, count=count, data=data), [], [], measured=here),
     ]
 
 
@@ -121,7 +133,7 @@ STUDY = Study(
         "seed": Flag("seed of the predicted requests", 0),
         "perfetto": Flag("write the runs for https://ui.perfetto.dev (JSON)"),
     }
-    | POLICY_FLAGS,
+    | SERVED,
     measure=True,
     repeats=3,
     shown=lambda row, _: "step" not in row,

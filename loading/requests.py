@@ -1,9 +1,12 @@
 """Requests that a user hands in, or one line that says what is wrong with them. No torch."""
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from batch import Request
 from command.checks import MOST_SEED, UserError, check_whole, shown
+from configs import ModelConfig
 
 
 def listed(requests: Iterable[Request]) -> list[Request]:
@@ -55,3 +58,37 @@ def check_requests(
         if request.request_id in ids:
             raise UserError(f"two requests have the id {request.request_id}: give each its own")
         ids.add(request.request_id)
+
+
+def checked(
+    requests: Iterable[Request], model: ModelConfig, tokens: bool, one_by_one: bool
+) -> Iterator[Request]:
+    """The requests in order of arrival, each of which the model can run; else a UserError.
+
+    tokens: prompts must be token ids, because their prefixes are compared. one_by_one: they come
+    from a generator, in order of arrival already; each is taken only when it is asked for, and
+    whether two share an id is not looked at.
+    """
+    last = 0.0
+    for group in map(listed, ([each] for each in requests) if one_by_one else [requests]):
+        refuse_beams(group, "price it with beam.cost.simulate_beams")
+        check_requests(group, model.max_length, model.name)
+        check_tokens(group if tokens else ())
+        for request in sorted(group, key=lambda request: request.arrival):
+            if request.arrival < last:
+                late = f"request {request.request_id}: arrival is {request.arrival} s"
+                raise UserError(f"{late}, after one at {last} s: sort them by arrival")
+            last = request.arrival
+            yield request
+
+
+class OneByOne(deque):
+    """Requests that have not arrived. The next is made when the one before it arrives."""
+
+    def __init__(self, requests: Iterator[Request]):
+        super().__init__(islice(requests, 1))
+        self.rest = requests
+
+    def popleft(self) -> Request:
+        self.extend(islice(self.rest, 1))
+        return super().popleft()

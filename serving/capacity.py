@@ -23,7 +23,7 @@ number of its paper.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -70,6 +70,7 @@ class Deployment:
     link: str = "nvlink-a100"  # joins the GPUs of a stage
     hop: str = "ethernet-100g-tcp-4.6"  # joins the stages
     orca_batch_size: int = ORCA_BATCH_SIZE
+    max_batch_size: int = MAX_BATCH_SIZE  # of all policies but Orca
     host: str = "none"  # of HOSTS; a pipeline's first stage waits for it
 
     def __post_init__(self) -> None:
@@ -126,19 +127,30 @@ class Deployment:
         """
         return self.passage(make_batch(decodes=DECODES, context=CONTEXT))
 
-    def serve(self, requests: Sequence[Request], policy: str, budget: int) -> Trace:
+    def serve(
+        self,
+        requests: Iterable[Request],
+        policy: str,
+        budget: int,
+        done: Callable[[Life], None] | None = None,
+    ) -> Trace:
         """The requests under a policy, with the batch sizes and the memory of the paper.
 
+        done: see `simulate`; a pipeline keeps all lives, and takes none.
         A pipeline has as many micro-batches as stages. They share the batch size evenly. They also
         share one pool of memory: the paper's software has one block manager for all batches.
         """
-        size = self.orca_batch_size if policy == "orca" else MAX_BATCH_SIZE
+        size = self.orca_batch_size if policy == "orca" else self.max_batch_size
         options = {
             "policy": policy, "chunk_size": budget, "cache_tokens": self.cache_tokens,
             "tp": self.tp, "link": self.link, "software": "sarathi_serve", "host": self.host,
         }  # fmt: skip
         if self.stages == 1:
-            return simulate(requests, self.model, self.gpu, max_batch_size=size, **options)
+            return simulate(
+                requests, self.model, self.gpu, max_batch_size=size, done=done, **options
+            )
+        if done is not None:
+            raise UserError("`done` needs a single stage: a pipeline keeps the lives of all")
         pipeline = simulate_pipeline(
             requests, self.model, self.gpu, max_batch_size=size // self.stages,
             stages=self.stages, memory="pool", hop=self.hop, keep=True, **options,

@@ -20,7 +20,7 @@ max_tokens = n: the prefill yields the first of them.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -40,6 +40,7 @@ ARRIVALS, PROMPTS, OUTPUTS = range(3)  # the streams of one seed
 MOST_REQUESTS = 10**7
 MOST_TOKENS = 10**7  # of one prompt, or of one output
 FASTEST, MOST_CV = 1e9, 1e6
+BLOCK = 4096  # requests that are drawn at once, where they are made one by one
 MOST_BYTES, MOST_JSON = 10**9, 10**8  # of a trace file
 MINUTE = 60.0  # s
 
@@ -262,6 +263,29 @@ def make_requests(
             zip(arrivals, prompt_tokens.tolist(), output_tokens.tolist(), strict=True)
         )
     ]
+
+
+def stream_requests(
+    count: int, rate: float, prompts: Lengths, outputs: Lengths, seed: int = 0
+) -> Iterator[Request]:
+    """One by one, `make_requests(poisson(count, rate, seed), prompts, outputs, seed)`.
+
+    They are drawn in blocks. So a million of them take no memory.
+    """
+    check_whole("count", count, 0, MOST_REQUESTS)
+    check_number("rate", rate, 1 / FASTEST, FASTEST, "number of requests per second")
+    gaps, *lengths = (stream(seed, which) for which in (ARRIVALS, PROMPTS, OUTPUTS))
+    moment = 0.0
+    for first in range(0, count, BLOCK):
+        size = min(BLOCK, count - first)
+        moments = np.cumsum([moment, *gaps.gamma(1.0, 1.0, size)])[1:]
+        moment = moments[-1]
+        drawn = [
+            each.draw(size, draws).tolist()
+            for each, draws in zip((prompts, outputs), lengths, strict=True)
+        ]
+        for i, values in enumerate(zip((moments / rate).tolist(), *drawn, strict=True), first):
+            yield Request(i, range(values[1]), values[2], arrival=values[0])
 
 
 # ------------------------------------------------------------------------------------------- traces

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from command.checks import MOST
 from command.flags import Flag, Parser
-from configs import MODELS
+from configs import GPUS, MODELS
 from experiments.lib import common
 from experiments.lib.common import ROOT
 from experiments.lib.rows import make_directory
@@ -47,6 +47,16 @@ def model_flag(default: str | None = None, shown: str = "") -> Flag:
     return Flag(f"model: {words}", default, shown=shown)
 
 
+# Of every script that serves requests over time, priced (lib/papers.py: `deployments`, `Recorded`).
+SERVED = POLICIES | {
+    "requests_file": Flag("requests of a file, instead of the paper's lengths: the first of them"),
+    "model": model_flag(shown="the paper's"),
+    "gpu": Flag(f"GPU, one of {', '.join(GPUS)}", shown="the paper's"),
+    "tp": Flag("", shown="the paper's"),
+    "max_batch_size": Flag("", shown="the paper's; measured, 8"),
+}
+
+
 class ScriptParser(Parser):
     """The flags of a script, and --wide. The policies of --policy-file are there from then on."""
 
@@ -59,7 +69,7 @@ class ScriptParser(Parser):
         options = super().parse_args(args, namespace)
         if getattr(options, "policy_file", None):
             names = load_policies(options.policy_file)
-            options.policy = options.policy or names
+            options.policy = getattr(options, "policy", None) or names
         given = getattr(options, "policy", None) or ()
         for policy in [given] if isinstance(given, str) else given:
             if policy != "all":  # of serve_capacity.py
@@ -69,9 +79,12 @@ class ScriptParser(Parser):
 
 
 def file_name(name: str, options: Namespace) -> str:
-    """Of a figure's files. With other requests, or more policies, it has files of their own."""
+    """Of a figure's files. With requests, policies, a model or a GPU of yours, it has its own."""
     file, policies = (getattr(options, flag, None) for flag in ("requests_file", "policy"))
-    return "-".join([name, *map(word_of, [*([file.stem] if file else []), *(policies or ())])])
+    own = [file.stem] if file else []
+    if hasattr(options, "gpu") and not getattr(options, "measure", False):  # else it is what runs
+        own += [each for each in (options.model, options.gpu) if each]
+    return "-".join([name, *map(word_of, [*own, *(policies or ())])])
 
 
 def word_of(text: str) -> str:

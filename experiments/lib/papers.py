@@ -3,16 +3,33 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from itertools import cycle
+from pathlib import Path
 
 from batch import Request
-from command.checks import UserError
+from command.checks import UserError, lookup
+from configs import GPUS
 from experiments.lib.common import paper_numbers
+from experiments.lib.flags import word_of
 from experiments.lib.look import COLOURS, SERIES
 from experiments.lib.rows import Row, Rows, print_rows
 from serving.capacity import PRECISION, Deployment, Load, settled_capacity
-from serving.traffic import Lengths, LogNormal, at_rate, make_requests, poisson, repeat
+from serving.lengths import tag_lengths
+from serving.traffic import (
+    FASTEST,
+    Lengths,
+    LogNormal,
+    at_rate,
+    make_requests,
+    poisson,
+    read_trace,
+    repeat,
+)
+
+MOST_VALUES = 12  # of a tag, that a figure shows
+NAMED = ("model", "gpu", "tp", "max_batch_size")  # flags that change a deployment
 
 # How a policy looks in every picture that compares policies: colour and marker.
 LOOKS = {
@@ -75,6 +92,66 @@ class Dataset:
 
 
 CHAT, ARXIV = Dataset.published("chat", 8192), Dataset.published("arxiv", 16384)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The requests of a user's file, in the place of a `Dataset`. lengths: see serving/lengths."""
+
+    path: Path
+    lengths: str | None = None
+
+    @property
+    def name(self) -> str:
+        return word_of(self.path.stem)
+
+    @cached_property
+    def every(self) -> list[Request]:
+        return read_trace(self.path)
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest."""
+        return max(request.most_cached for request in self.every) + 1
+
+    def requests(self, count: int, rate: float = 1.0, seed: int = 0) -> list[Request]:
+        """The first `count`, with their arrivals scaled to this rate. seed: of the lengths."""
+        made = at_rate(self.every[:count], rate)
+        return made if self.lengths is None else tag_lengths(made, self.lengths, seed)
+
+    def values(self, tag: str) -> list[str]:
+        """Of a tag, in all requests. Raises UserError where there are none, or too many to show."""
+        found = sorted({request.tags.get(tag, "") for request in self.every})
+        if found == [""] or len(found) > MOST_VALUES:
+            known = dict.fromkeys(name for request in self.every for name in request.tags)
+            raise UserError(
+                f"{self.path}: tag {tag!r} has {len(found) if any(found) else 'no'} values; --by"
+                f" needs 1 to {MOST_VALUES}. Its tags: {', '.join(known) or 'none'}"
+            )
+        return found
+
+
+def deployments(own: Sequence[Deployment], **flags: object) -> list[Deployment]:
+    """The paper's; or, if a user gives one of NAMED, the first of them with what is given."""
+    changes = {name: flags[name] for name in NAMED if flags.get(name) is not None}
+    if not changes:
+        return list(own)
+    if "gpu" in changes:
+        changes["link"] = lookup(GPUS, changes["gpu"], "GPU").link
+    if "max_batch_size" in changes:
+        changes["orca_batch_size"] = changes["max_batch_size"]
+    one = replace(own[0], **changes)
+    if not one.cache_tokens > 0:  # it also refuses what does not divide
+        raise UserError(f"{one.model} does not fit {one.hardware}: give more GPUs with --tp")
+    return [one]
+
+
+@lru_cache(8)
+def burst_rate(engine: Deployment, data: Dataset | Recorded, count: int, budget: int) -> float:
+    """Requests per second, if `count` of them wait from the start. seed 0."""
+    trace = engine.serve(data.requests(count, FASTEST), OURS, budget)
+    return len(trace.finished) / trace.seconds
+
 
 # --------------------------------------------------------------------------------------- capacities
 

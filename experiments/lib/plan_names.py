@@ -13,8 +13,11 @@ from configs import GPU, GPUS
 from experiments.lib.papers import ARXIV, CHAT
 from serving.anchor import lengths_of
 from serving.calibration import LENGTH, CalibratedModel
-from serving.planner import Replica
-from serving.traffic import Fixed, make_requests, poisson, read_trace
+from serving.comparison import Demand
+from serving.planner import BUDGETS, SMALL_BUDGETS, Replica
+from serving.traffic import Fixed, busy_times, make_requests, poisson, read_trace
+
+HERE = "here"  # --gpu: this machine
 
 DATASETS = {data.name: data for data in (CHAT, ARXIV)}
 NOT_LOAD = ("tbt_slo", "ttft_slo", "slo", "attainment", "dollars_per_gpu_hour", "rate")
@@ -119,3 +122,20 @@ def check_together(options: Namespace) -> None:
             )
     if options.json and options.json.resolve() in own:
         raise UserError(f"--json {options.json}: the plan writes its own file there; name another")
+
+
+def budgets_tried(options: Namespace) -> list[int]:
+    sizes = SMALL_BUDGETS if options.gpu == HERE else BUDGETS
+    return sorted(set(options.chunk_size or sizes[:: 3 if options.quick else 1]))
+
+
+def demands_of(options: Namespace, requests: Sequence[Request], from_file: bool) -> list[Demand]:
+    """The rate of the user's own trace, if it has times; and that of --rate, if it is given."""
+    found, times = [], busy_times(requests) if from_file else None
+    gaps = "even gaps: the file has no times" if from_file else "Poisson arrivals"
+    if times:
+        gaps = "the gaps of your trace, all stretched or shrunk alike"
+        found.append(Demand("your trace", *times, gaps))
+    if options.rate:
+        found.append(Demand("you expect", options.rate, None, gaps))
+    return found

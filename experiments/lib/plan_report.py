@@ -12,17 +12,20 @@ import matplotlib.pyplot as plt
 
 from configs import MODELS
 from configs.hosts import HOSTS
+from costmodel import constants
 from experiments.lib.common import ROOT, print_table, three_digits
 from experiments.lib.look import COLOURS, labelled_bars, panels
 from experiments.lib.papers import LOOKS, looks_of
+from experiments.lib.plan_names import budgets_tried, gpu_of
 from experiments.lib.rows import Rows, read_rows
-from serving.calibration import CalibratedModel
+from serving.calibration import LENGTH, CalibratedModel
 from serving.capacity import MAX_DELAY, PER_REQUEST, Load, Slo, percentile
 from serving.comparison import BURST, OURS, ROUGH, Anchor, Demand, Plan, Question
 from serving.engines import engine_flags
 from serving.planner import Replica, Traffic
 
 NAME = "plan"
+FEW = 100  # requests of a trace; fewer give an interval that says little
 ROUGHLY = "capacity on short runs"
 ABOUT = "searched to 5 % on short runs"
 USUAL = (("tbt", 99), ("ttft", 90))  # latencies that every answer states
@@ -69,6 +72,45 @@ def error_of(
     middle, most = (rows.one(name) for name in ("median error", "90th percentile"))
     kind += ", anchored" * (way in ANCHORED)
     return {"kind": kind, "median": middle, "nine of ten": most}
+
+
+def describe(options: Namespace, replica: Replica, traffic: Traffic, slo: Slo) -> None:
+    """The question, and what the answer stands on."""
+    cost, model = replica.cost, replica.cost.model
+    mean = float((traffic.prompts + traffic.outputs).mean())
+    print(f"\n{model.name} ({model.parameters / 1e9:.2f} B parameters) on {hardware_of(replica)}")
+    print(
+        f"traffic    {traffic.name}: {len(traffic.prompts)} requests\n"
+        f"           tokens of a prompt {describe_lengths(traffic.prompts)},\n"
+        f"           of an output {describe_lengths(traffic.outputs)}"
+    )
+    if (count := len(traffic.prompts)) < FEW:
+        say = f"Few: an interval from {count} requests says little; give {FEW} or more."
+        print(f"           {say}")
+    if options.only != "load":
+        print(textwrap.fill(f"SLO        {slo}", 88, subsequent_indent=11 * " "))
+        print(f"           and always: median scheduling delay at most {MAX_DELAY:g} s")
+    if (cache_tokens := replica.holds(budgets_tried(options)[0])) is None:
+        print(f"memory     {replica.max_batch_size} requests of up to {LENGTH} tokens")
+    else:
+        up_to = "up to " if replica.utilization else ""
+        print(
+            f"memory     {up_to}{cache_tokens} tokens of cache: {cache_tokens / mean:.0f} requests"
+            f" of the mean {mean:.0f} tokens;\n"
+            f"           at most {replica.max_batch_size}, or C, run at once"
+        )
+    if isinstance(cost, CalibratedModel):
+        print(f"constants  measured here on {cost.calibration.date}: calibrate.py")
+        return
+    _, owner = gpu_of(options)
+    guess = constants(owner, options.software or "vllm")[1]
+    print(textwrap.fill(f"constants  {cost.efficiency.source}", 88, subsequent_indent=11 * " "))
+    if options.gpu_spec:
+        print(f"           A guess: all but memory, FLOPS and bandwidth is that of the {owner}.")
+    if guess:
+        print(textwrap.indent(textwrap.fill(f"A guess: {guess}.", 77), 11 * " "))
+    host = f"host       {next(name for name in HOSTS if HOSTS[name].source == cost.host.source)}:"
+    print(textwrap.fill(f"{host} {cost.host.source}", 88, subsequent_indent=11 * " "))
 
 
 def print_error(replica: Replica, traffic: Traffic, single: bool = False) -> None:

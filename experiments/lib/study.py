@@ -95,6 +95,10 @@ class Study:
         sweeps = self.swept(quick, **flags)
         rows = Rows([row for sweep in sweeps for row in sweep.predict(quick)], self.units)
         self.derive(rows)
+        if any(
+            flags.get(each) for each in ("model", "gpu", "tp", "max_batch_size", "requests_file")
+        ):
+            return rows  # a user's own: nothing is published of it
         return Rows([*rows, *self.published(rows)], self.units)
 
     def places(self, rows: Rows) -> dict[str, Row]:
@@ -137,6 +141,8 @@ class Study:
         others = [path.stem + end for end in (".png", *self.more)]
         make_directory(options.out, path.stem, others, options.force)
         given, quick = {name: getattr(options, name) for name in self.flags}, options.quick
+        if self.measure and options.measure and "model" in given:  # it is what runs
+            given["model"], options.model = None, options.model or MEASURE["model"].default
         self.swept(quick, **given)  # refuses flags before any work
         llm = self.load(options, given) if self.measure and options.measure else None
         print(self.description.splitlines()[0])
@@ -186,7 +192,7 @@ class Study:
         dtype = replace(MEASURE["dtype"], default=self.dtype)
         runs = "runs of each case, whose median is taken"
         repeats = Flag(runs, self.repeats, self.quick_repeats, measure=True)
-        return dict(self.flags) | MEASURE | {"dtype": dtype, "repeats": repeats}
+        return MEASURE | dict(self.flags) | {"dtype": dtype, "repeats": repeats}
 
     def picture(self, rows: Rows) -> plt.Figure:
         if self.draw:
@@ -211,7 +217,7 @@ def draw_panels(
         own = rows.where(source=source)
         found[source] = [each for panel in panels for each in panel.facets(own)]
     count = max(map(len, found.values()))
-    columns = columns or (len(found) if count == 1 else count)
+    columns = columns or (len(found) if count == 1 else count if count < 7 else -(-count // 2))
     drawn = [(source, panel) for source, several in found.items() for panel in several]
     size = (8, 6) if columns < 3 else (6.5, 5.5)
     figure, grid = look.panels(-(-len(drawn) // columns), columns, *size)

@@ -1,0 +1,258 @@
+"""What a run leaves for a paper: a table of requests, metrics by tag, a trace in little memory."""
+
+import csv
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import pytest
+from conftest import call
+
+from batch import Request
+from command.checks import UserError
+from command.flags import Flag
+from engine import LLM, SamplingParams
+from experiments import serve_latency
+from experiments.lib.engines import Sweep, cases
+from experiments.lib.flags import POLICIES
+from experiments.lib.papers import CHAT, YI, Recorded, deployments
+from experiments.lib.rows import read_rows
+from experiments.lib.study import Study
+from loading.policyfile import load_policies
+from serving.capacity import median_ttft
+from serving.lengths import TAG, length_error, tag_lengths
+from serving.traffic import (
+    BLOCK,
+    LogNormal,
+    Uniform,
+    gamma,
+    make_requests,
+    poisson,
+    read_trace,
+    stream_requests,
+)
+from simulate import simulate
+from timeline import COLUMNS, Life, Trace
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+USERS, FAIR = EXAMPLES / "users.csv", EXAMPLES / "fair_share.py"
+SIZES = {"max_batch_size": 4, "chunk_size": 128}
+SHORT = Uniform(20, 300), Uniform(1, 30)
+
+pytestmark = pytest.mark.usefixtures("sketches")
+
+
+def tagged(count: int = 60, rate: float = 10.0) -> list[Request]:
+    requests = make_requests(poisson(count, rate), *SHORT)
+    for request in requests:
+        request.tags = {"user": ("ann,", "bob", "eve")[request.request_id % 3]}
+    return requests
+
+
+# ---------------------------------------------------------------------------------- tables and tags
+
+
+def test_a_table_has_a_row_for_each_request(tmp_path: Path) -> None:
+    """Each time as `Life` has it, to the last digit."""
+    trace = simulate(tagged(), policy="sarathi_serve", cache_tokens=700, **SIZES)
+    assert sum(life.preemptions for life in trace.lives.values()), "a preemption is in it"
+    trace.to_csv(tmp_path / "run.csv")
+    with open(tmp_path / "run.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == [*COLUMNS, "tag_user"] and len(rows) == 60
+    for row in rows:
+        life = trace.lives[int(row["request"])]
+        assert float(row["ttft"]) == life.ttft and float(row["latency"]) == life.latency
+        assert float(row["arrival"]) == life.arrival
+        assert float(row["longest_tbt"] or "0") == max(life.tbt, default=0.0)
+        assert int(row["output_tokens"]) == len(life.tokens)
+        assert int(row["preemptions"]) == life.preemptions and row["ended"] == "1"
+        assert row["policy"] == "sarathi_serve" and row["tag_user"] == life.tags["user"]
+    trace.to_csv(tmp_path / "run.csv")  # ours may be replaced
+
+
+def test_what_a_request_has_not_reached_is_an_empty_cell(tmp_path: Path) -> None:
+    Trace(lives={3: Life(3, 1.0, 5, 2.0)}).to_csv(tmp_path / "run.csv")
+    [row] = csv.DictReader((tmp_path / "run.csv").read_text().splitlines())
+    assert row["ttft"] == row["latency"] == row["mean_tbt"] == "" and row["ended"] == "0"
+
+
+def test_another_file_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("a,b\n1,2\n", encoding="utf-8")
+    with pytest.raises(UserError, match="without a mark of this project"):
+        Trace().to_csv(path)
+    assert path.read_text(encoding="utf-8") == "a,b\n1,2\n"
+
+
+def test_metrics_of_each_user() -> None:
+    requests = tagged()
+    del requests[5].tags["user"]
+    trace = simulate(requests, policy="sarathi_serve", **SIZES)
+    parts = trace.by_tag("user")
+    assert list(parts) == ["", "ann,", "bob", "eve"] and list(parts[""].lives) == [5]
+    assert median_ttft(parts["bob"]) == median(trace.lives[i].ttft for i in range(1, 60, 3))
+    assert sum(len(part.tbts) for part in parts.values()) == len(trace.tbts)
+
+
+def test_a_policys_name_has_its_option() -> None:
+    assert simulate(tagged(3), policy="vllm_v0:4096").policy == "vllm_v0:4096"
+
+
+def test_tags_are_in_the_trace_of_the_real_engine() -> None:
+    llm = LLM("demo", policy="sarathi_serve", dtype="float64")
+    params = [SamplingParams(max_tokens=2, tags={"user": name}) for name in ("ann", "bob")]
+    llm.generate(["def", "class"], params)
+    assert list(llm.trace.by_tag("user")) == ["ann", "bob"] and llm.trace.policy == "sarathi_serve"
+
+
+# ------------------------------------------------------------------------------ nothing is kept
+
+
+@pytest.mark.parametrize("policy", ["sarathi_serve", "vllm_v0", "request_level", "no_evict"])
+@pytest.mark.parametrize("cache_tokens", [None, 700])
+def test_one_by_one_is_the_same_run(policy: str, cache_tokens: int | None) -> None:
+    """Also where several requests arrive at once."""
+    options = {"policy": policy, "cache_tokens": cache_tokens, **SIZES}
+
+    def made() -> list[Request]:
+        arrivals = [round(each, 1) for each in gamma(60, 10.0, 3.0)]
+        assert any(one == other for one, other in pairwise(arrivals))
+        return make_requests(arrivals, *SHORT)
+
+    kept, lives = simulate(made(), **options), []
+    passing = simulate(iter(made()), done=lives.append, **options)
+    assert {life.request_id: life for life in lives} == kept.lives
+    assert passing.count == len(kept.iterations)
+    assert not (passing.lives or passing.iterations or passing.finished or passing.preempted)
+
+
+def test_a_request_is_made_when_the_one_before_it_arrives() -> None:
+    drawn, ended = [], []
+
+    def made() -> Iterator[Request]:
+        for i in range(50):
+            drawn.append(i)
+            yield Request(i, range(100), 5, arrival=10.0 * i)
+
+    def done(life: Life) -> None:
+        ended.append(life.request_id)
+        assert len(drawn) <= len(ended) + 1
+
+    simulate(made(), done=done)
+    assert ended == drawn == list(range(50))
+
+
+def test_a_late_one_is_refused() -> None:
+    late = [Request(0, [1], 1, arrival=2.0), Request(1, [1], 1, arrival=1.0)]
+    with pytest.raises(UserError, match="request 1: arrival is 1.0 s, after one at 2.0 s: sort"):
+        simulate(iter(late), done=lambda life: None)
+
+
+def test_streamed_requests_are_those_of_a_list() -> None:
+    lengths = LogNormal(600, 2250, 8192), LogNormal(150, 400, 2048)
+    count = 2 * BLOCK + 7
+    listed = make_requests(poisson(count, 6.0, 3), *lengths, 3)
+
+    def told(request: Request) -> tuple:
+        return request.request_id, request.prompt, request.max_tokens, request.arrival
+
+    streamed = stream_requests(count, 6.0, *lengths, 3)
+    assert list(map(told, streamed)) == list(map(told, listed))
+
+
+# --------------------------------------------------------------------------- from file to figure
+
+
+def test_fair_shares_spare_those_who_ask_little() -> None:
+    """eve sends bursts. Under fair_share, ann's and bob's requests do not queue behind them."""
+    load_policies(FAIR)
+    waits = {}
+    for policy in ("sarathi_serve", "fair_share"):
+        trace = simulate(read_trace(USERS), "llama-13b", "a6000", policy=policy, **SIZES)
+        waits[policy] = {who: median_ttft(part) for who, part in trace.by_tag("user").items()}
+        assert len(trace.finished) == len(read_trace(USERS))
+    for who in ("ann", "bob"):
+        assert 2 * waits["fair_share"][who] < waits["sarathi_serve"][who]
+    assert waits["fair_share"]["eve"] > waits["fair_share"]["ann"]
+
+
+def test_fair_shares_change_no_token() -> None:
+    load_policies(FAIR)
+    llm = LLM("demo", policy="fair_share", chunk_size=16, max_batch_size=1, dtype="float64")
+    prompts = ["The list type", "def open(", "class ", "Return"]
+    params = [SamplingParams(max_tokens=4, tags={"user": user}) for user in "eeea"]
+    fair = [output.text for output in llm.generate(prompts, params)]
+    assert [request for request, _ in llm.trace.finished].index(3) == 1, "after eve's first"
+    llm.policy = "sarathi_serve"
+    assert fair == [output.text for output in llm.generate(prompts, params)]
+
+
+def test_a_figure_by_tag(tmp_path: Path) -> None:
+    """With the requests, the policy, the model and the GPU of a user."""
+    flags = ("--requests-file", USERS, "--by", "user", "--policy-file", FAIR, "--model",
+             "llama3.1-8b", "--gpu", "h100", "--tp", "1", "--max-batch-size", "4", "--rate", "9",
+             "20")  # fmt: skip
+    done = call(serve_latency, *flags, "--quick", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = read_rows(tmp_path / "serve_latency-users-llama3.1-8b-h100-fair_share.csv")
+    own = rows.where(policy="fair_share", rate=20)
+    assert [row.get("tag") for row in own] == [None, "user-ann", "user-bob", "user-eve"]
+    assert set(rows.column("model")) == {"llama3.1-8b"} and set(rows.column("hardware")) == {"h100"}
+
+
+@pytest.mark.parametrize("flag", ["policy_file", "both"])
+def test_a_new_figure_takes_a_policy_file(
+    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As CONTRIBUTING's recipe says; and where the figure has no flag for a policy's name."""
+
+    def sweeps(quick: bool, policy: list[str] | None = None, **_: object) -> list[Sweep]:
+        return [Sweep(waits, [YI], cases(policy=["orca", *(policy or ())]))]
+
+    def waits(engine: object, policy: str) -> dict[str, float]:
+        return {"wait": median_ttft(engine.serve(CHAT.requests(4), policy, 512))}
+
+    flags = POLICIES if flag == "both" else {"policy_file": Flag()}
+    study = Study("mine", "A study.", sweeps, units={"wait": "s"}, title="", flags=flags)
+    words = ["mine", "--policy-file", str(FAIR), "--out", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", words)
+    monkeypatch.setattr(study.__class__, "picture", lambda self, rows: None)
+    monkeypatch.setattr("experiments.lib.look.save_figure", lambda figure, path: None)
+    study.run()
+    found = read_rows(tmp_path / "mine-fair_share.csv").column("policy")
+    assert found == (["orca", "fair_share"] if flag == "both" else ["orca"])
+
+
+def test_a_users_model_and_gpu_take_the_papers_place() -> None:
+    assert deployments([YI]) == [YI]
+    [one] = deployments([YI], model="llama3.1-8b", gpu="h100", tp=1)
+    assert one.hardware == "h100" and one.link != YI.link
+    with pytest.raises(UserError, match="does not fit|do not fit"):
+        deployments([YI], model="llama2-70b", gpu="a6000", tp=1)
+
+
+# -------------------------------------------------------------------------------- predicted lengths
+
+
+def test_lengths_are_predicted_with_a_stated_error() -> None:
+    requests, errors = make_requests(poisson(2000, 1.0), *SHORT), {}
+    for name in ("oracle", "classes=0.9", "classes=0.5", "constant=15"):
+        assert tag_lengths(requests, name) == requests
+        errors[name] = length_error(requests)
+    assert errors["oracle"] == 0 < errors["classes=0.9"] < errors["classes=0.5"]
+    assert {request.tags[TAG] for request in requests} == {"15"}
+    tag_lengths(requests, "oracle")
+    assert all(int(request.tags[TAG]) == request.max_tokens for request in requests)
+
+
+def test_a_files_lengths_are_predicted_and_its_tags_stay() -> None:
+    request = Recorded(USERS, "oracle").requests(5)[0]
+    assert request.tags[TAG] == str(request.max_tokens) and request.tags["user"]
+
+
+@pytest.mark.parametrize("name", ["", "classes", "classes=2", "constant=0", "constant=x", "bert"])
+def test_no_such_predictor(name: str) -> None:
+    with pytest.raises(UserError, match="oracle, classes=A|accuracy is"):
+        tag_lengths([Request(0, [1], 1)], name)
