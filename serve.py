@@ -11,6 +11,7 @@ is run to its end. docs/serve.md says how to use it.
 import command.enter  # noqa: F401
 
 import argparse
+import asyncio
 import logging
 import os
 
@@ -21,6 +22,7 @@ from configs import GPUS
 from loading.files import find
 from loading.policyfile import load_policies
 from pipeline.policies import policy_names
+from serving.calibration import cost_here
 from web import explore_routes, live
 from web.api import Api
 from web.api import router as api_routes
@@ -28,10 +30,12 @@ from web.chat import Chat, read_template
 from web.priced import PricedEngine
 from web.runner import Engine, Runner
 from web.server import Limits, Server, hash_of, listen, room_for
+from web.trial import try_policy
 
 KEY = "NANO_SARATHI_API_KEY"  # of the environment; a flag is seen by all who may list processes
 REAL = {"dtype": "auto", "device": "auto", "attention": "auto", "cuda_graphs": "auto",
-        "check": False, "cache": "slots", "block_size": None, "prefix_caching": False}  # fmt: skip
+        "check": False, "cache": "slots", "block_size": None, "prefix_caching": False,
+        "calibration": None}  # fmt: skip
 
 
 FLAGS = {
@@ -55,7 +59,10 @@ FLAGS = {
     "drain": Flag("how long running requests may take after Ctrl-C, in s", 30),
     "pyodide": Flag("folder with the files of Pyodide, for browsers without a network",
                     shown="none: a browser loads it"),
+    "lenient": Flag(),
     **{name: Flag(default=usual) for name, usual in REAL.items()},
+    "calibration": Flag("calibration of this machine, for policies that ask what a batch costs",
+                        shown="results/calibration-MODEL.json"),
 }  # fmt: skip
 
 
@@ -84,10 +91,10 @@ def make_engine(args: argparse.Namespace) -> Engine:
     from web.real import RealEngine
 
     options = {name: getattr(args, name) for name in REAL}
-    options["check_weights"] = options.pop("check")
-    return RealEngine(
-        LLM(args.model or "demo", max_batch_size=args.max_batch_size or 8, **shared, **options)
-    )
+    options["check_weights"], calibration = options.pop("check"), options.pop("calibration")
+    llm = LLM(args.model or "demo", max_batch_size=args.max_batch_size or 8, **shared, **options)
+    llm.cost = cost_here(llm.config.name, str(llm.device), str(llm.dtype), calibration)
+    return RealEngine(llm)
 
 
 def read_keys(args: argparse.Namespace) -> tuple[bytes, ...]:
@@ -113,10 +120,11 @@ def serve(args: argparse.Namespace) -> bool:
     listener = listen(args.host, args.port)
     read_keys(args)
     engine = make_engine(args)
+    asyncio.run(try_policy(engine, engine.policy, engine.chunk_size))
     name = args.model or engine.name
     name = engine.name if os.path.isdir(name) else name
     template = None if engine.priced else read_template(find(args.model or "demo"))
-    api = Api(engine, name, Chat(*template) if template else None)
+    api = Api(engine, name, Chat(*template) if template else None, args.lenient)
     runner = Runner(engine, queue=args.queue, deliver=api.deliver)
     api.attach(runner)
     limits = make_limits(args, engine)

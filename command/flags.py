@@ -166,6 +166,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         "queue": Kind("N", "requests that may wait", Range(0, 10**6)),
         "connections": Kind("N", "connections at once", Range(1, 10**5)),
         "max-body": Kind("MB", "size of a request's body at most, in MB", MEGABYTES),
+        "lenient": Kind("", "leave out parameters that the server lacks, and name them"),
         "drain": Kind("S", "how long running requests may take at the end, in s", SECONDS),
     },
     "What is predicted": {

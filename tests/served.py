@@ -36,11 +36,12 @@ class Served:
 
 @contextlib.contextmanager
 def served(
-    engine: Engine, chat: Chat | None = None, queue: int = 256, more: tuple = (), **limits: object
-) -> Iterator[Served]:
+    engine: Engine, chat: Chat | None = None, queue: int = 256, more: tuple = (),
+    lenient: bool = False, **limits: object
+) -> Iterator[Served]:  # fmt: skip
     """more: routers beside the API's."""
     listener = listen("127.0.0.1", 0)
-    api = Api(engine, engine.name, chat)
+    api = Api(engine, engine.name, chat, lenient)
     runner = Runner(engine, queue=queue, deliver=api.deliver)
     api.attach(runner)
     server = Server(api, Limits(**limits), [api_routes(api), *more])

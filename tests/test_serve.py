@@ -14,11 +14,13 @@ import signal
 import socket
 import subprocess
 import time
+import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 from prometheus_client.parser import text_string_to_metric_families
 from served import Served, served
 from tokenizers import Tokenizer as Library
@@ -34,7 +36,7 @@ from tests import warm
 from web import chat as chats
 from web import schemas
 from web.chat import Chat, Unfit, read_template
-from web.priced import PricedEngine
+from web.priced import Clock, PricedEngine
 from web.real import RealEngine
 from web.server import hash_of, listen
 from web.text import Pieces, Stops, Words
@@ -174,6 +176,55 @@ def test_a_token_that_ends_a_text_is_not_shown(client: object, llm: LLM) -> None
     )  # fmt: skip
     assert answer.choices[0].text == expected.text and answer.choices[0].finish_reason == "stop"
     assert answer.usage.completion_tokens == len(expected.token_ids) <= 7
+
+
+def without(model: object, stop_ids: list[int], prompt: list[int], least: int) -> list[int]:
+    """20 greedy tokens, computed without a cache; none of the first `least` is a stop id."""
+    tokens: list[int] = []
+    while len(tokens) < 20 and not (tokens and tokens[-1] in stop_ids):
+        logits = model.forward_full(torch.tensor([prompt + tokens]))[0, -1].clone()
+        if len(tokens) < least:
+            logits[stop_ids] = -torch.inf
+        tokens.append(int(logits.argmax()))
+    return tokens
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_no_text_ends_before_min_tokens(client: object, llm: LLM, ignore_eos: bool) -> None:
+    """The first tokens are drawn among the others: also the model's own end, as in vLLM."""
+    prompt = llm.tokenizer.encode(PROMPTS[0])
+    greedy = llm.generate([prompt], SamplingParams(max_tokens=20))[0].token_ids
+    stop_ids = sorted({greedy[0], greedy[4]})
+    ask = {"model": "demo", "prompt": prompt, "max_tokens": 20, "temperature": 0}
+    for least in (0, 1, 9, 20):
+        more = {"min_tokens": least, "stop_token_ids": stop_ids, "ignore_eos": ignore_eos}
+        answer = client.completions.create(**ask, extra_body=more)
+        ends = [*stop_ids, *llm.stop_ids]
+        expected = without(llm.model, ends, prompt, least)
+        assert answer.usage.completion_tokens == len(expected) >= least
+        ended = expected[-1] in ends
+        assert answer.choices[0].finish_reason == ("stop" if ended else "length")
+        assert answer.choices[0].text == llm.tokenizer.decode(expected[: len(expected) - ended])
+
+
+@pytest.mark.parametrize("eos", [5, None])
+def test_the_models_own_end_is_not_drawn_before_min_tokens(eos: int | None) -> None:
+    """Greedy, and drawn; after that, the sampler sees the logits as they are."""
+    engine = SimpleNamespace(vocab_size=8, stop_ids=frozenset(() if eos is None else {eos}))
+    logits = torch.zeros(8, dtype=torch.float64)
+    logits[[2, 5, 7]] = torch.tensor([60.0, 80.0, 99.0], dtype=torch.float64)
+    for temperature in (0.0, 1.0):
+        draws = RealEngine.sampler(engine, 3, 2, [7, 2**40, -1], temperature=temperature)
+        assert [draws.draw(logits) for _ in range(3)] == [2 if eos else 5] * 2 + [7]
+    assert float(logits[7]) == 99.0, "the caller's logits are as they were"
+
+
+def test_min_tokens_leaves_other_draws_as_they_are(client: object) -> None:
+    """A seed gives the same text, where nothing is to be left out."""
+    ask = {"model": "demo", "prompt": PROMPTS[1], "max_tokens": 12, "seed": 5, "n": 3}
+    usual = client.completions.create(**ask)
+    least = client.completions.create(**ask, extra_body={"min_tokens": 2})
+    assert [c.text for c in usual.choices] == [c.text for c in least.choices]
 
 
 def test_logprobs(client: object) -> None:
@@ -382,6 +433,131 @@ def test_stop_strings_are_found_however_the_text_comes() -> None:
             assert expected.startswith(shown)
         shown += "" if looker.found else looker.end()
         assert shown == expected and looker.found == bool(ends)
+
+
+def test_a_stop_string_may_begin_before_min_tokens_but_not_end() -> None:
+    """As vLLM has it, whose text of the first tokens is not looked through."""
+    letters = "xabcabcab"
+
+    def text_of(stops: list[str], least: int) -> tuple[str, bool]:
+        words = Words(lambda tokens: "".join(letters[token] for token in tokens), stops, least)
+        return "".join(pieces_of(words, list(range(len(letters))))), words.stopped
+
+    assert text_of(["abc"], 0) == text_of(["abc"], 3) == ("x", True)
+    assert text_of(["abc"], 4) == text_of(["abc"], 6) == ("xabc", True)
+    assert text_of(["abc"], 7) == (letters, False)
+    assert text_of(["ab", "xabc"], 3) == ("", True)
+    assert text_of(["ab", "bcz"], 3) == ("xabc", True), "what is held back has been looked through"
+
+
+# ------------------------------------------------------------------------- what clients of vLLM ask
+
+
+def ask(running: Served, path: str, body: object = None, **headers: str) -> tuple[int, dict, dict]:
+    data = request(path, body, "POST" if body is not None else "GET", **headers)
+    status, found, answer = parse(raw(running.place, data))
+    return status, found, json.loads(answer)
+
+
+def test_texts_become_tokens_and_texts_again(demo: Served, llm: LLM) -> None:
+    text = "The list type 🤦 é"
+    ids = llm.tokenizer.encode(text)
+    _, _, found = ask(demo, "/tokenize", {"prompt": text, "model": "demo"})
+    longest = demo.api.engine.max_length
+    assert found == {"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": None}
+    _, _, found = ask(demo, "/tokenize", {"prompt": "def open(", "return_token_strs": True})
+    assert "".join(found["token_strs"]) == "def open(" and len(found["token_strs"]) > 1
+    assert ask(demo, "/detokenize", {"tokens": ids})[2] == {"prompt": text}
+    messages = [{"role": "user", "content": "Hello"}]
+    _, _, found = ask(demo, "/tokenize", {"messages": messages})
+    body = {"messages": messages, "max_tokens": 1}
+    usage = ask(demo, "/v1/chat/completions", body)[2]["usage"]
+    assert found["count"] == usage["prompt_tokens"]
+
+
+class Held(Clock):
+    """Batches run only once they are let go."""
+
+    def wait(self, seconds: float) -> None:
+        self.stopped.wait()
+
+
+def test_the_first_event_of_a_chat_comes_with_its_first_token() -> None:
+    """`vllm bench serve` takes any first event for the first token."""
+    engine = PricedEngine("llama-13b", "a6000", max_batch_size=2, clock=Held())
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "stream": True}
+    with served(engine) as running, socket.create_connection(running.place) as connection:
+        connection.sendall(request(CHAT, body))
+        wait_for(lambda: running.runner.state()["running"])
+        connection.settimeout(0.3)
+        found = b""
+        with contextlib.suppress(TimeoutError):
+            while part := connection.recv(65536):
+                found += part
+        assert b" 200 OK" in found and b"data:" not in found
+        engine.clock.stop()
+        connection.settimeout(60)
+        assert b'"role":"assistant"' in connection.recv(65536)
+
+
+def test_it_tells_its_version_and_that_it_is_alive(demo: Served) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert ask(demo, "/version")[2] == {"version": project["version"]}
+    assert ask(demo, "/ping")[::2] == ask(demo, "/health")[::2]
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+def test_what_costs_time_needs_the_key(priced: PricedEngine, path: str) -> None:
+    with served(priced, keys=(hash_of("secret"),)) as running:
+        assert ask(running, path, {"prompt": "x"})[0] == 401
+
+
+def test_null_is_not_given(demo: Served, client: object) -> None:
+    """A client sends its answers back, with all that they hold; null content is an empty text."""
+    asked = [{"role": "user", "content": "Hi"}]
+    options = {"model": "demo", "max_tokens": 3, "temperature": 0}
+    first = client.chat.completions.create(messages=asked, **options).choices[0].message
+    assert client.chat.completions.create(messages=[*asked, first], **options).choices
+    whole = {"role": "assistant", "content": None, "tool_calls": None, "audio": None}
+    ends = [{"content": ""}, {"content": None}, whole, {}]
+    counts = [
+        ask(demo, "/tokenize", {"messages": [*asked, {"role": "assistant"} | end]})[2]["count"]
+        for end in ends
+    ]
+    assert len(set(counts)) == 1
+
+
+def test_a_lenient_server_leaves_out_what_it_lacks_and_tells_it(
+    priced: PricedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the answer's head. What would make the answer another one is refused as ever."""
+    odd = "a\r\nset-cookie: x\u00e9\u4e2d" + 900 * "y"
+    message = {"role": "user", "content": "x", "reasoning_content": "z", "refusal": None}
+    cases = (
+        (GOOD | {"frequency_penalty": 0.5, "best_of": 2, "min_p": 0}, "best_of, frequency_penalty"),
+        (GOOD | {"guidance": 1, "stream": True, "stream_options": {"chunked": 1}},
+         "guidance, stream_options.chunked"),
+        ({"messages": [message] * 3, "max_tokens": 2}, "messages.reasoning_content"),
+        (GOOD | {odd: 1}, "a\\r\\nset-cookie: x\\xe9\\u4e2d"),
+        (GOOD | dict.fromkeys(map(str, range(10_000, 60_000)), 1), "10000, 10001, "),
+        (GOOD, None),
+    )  # fmt: skip
+    # to look for a likely name of each took seconds
+    monkeypatch.setattr(schemas, "did_you_mean", lambda *_: pytest.fail("none is refused"))
+    with served(priced, lenient=True) as running:
+        for body, ignored in cases:
+            path = CHAT if "messages" in body else TEXT
+            status, headers, _ = parse(raw(running.place, request(path, body)))
+            found = headers.get("x-ignored")
+            assert status == 200 and (found or "").startswith(ignored or "")
+            assert (found is None) == (ignored is None) and len(found or "") < 500
+            assert "set-cookie" not in headers
+        for wrong in (
+            {"tools": [{}]}, {"response_format": {"type": "json_object"}}, {"echo": True},
+            {"max_tokens": "x"}, {"messages": [message | {"tool_calls": [1]}]},
+        ):  # fmt: skip
+            status, _, answer = ask(running, CHAT, {"messages": [message], "max_tokens": 2} | wrong)
+            assert status == 400 and answer["error"]["param"] in {*wrong, "messages"}
 
 
 # ---------------------------------------------------------------------------------------- mistakes

@@ -2,7 +2,8 @@
 
     POST /v1/completions, /v1/chat/completions    text; with "stream": true, token by token
     GET  /v1/models, /v1/models/NAME              the model that is served
-    GET  /health, /metrics                        whether it is alive; numbers for Prometheus
+    POST /tokenize, /detokenize                   vLLM's: text to token ids, and back
+    GET  /health, /ping, /version, /metrics       whether it is alive; numbers for Prometheus
 
 The engine's thread hands over all tokens of an iteration together, in `Api.deliver`. Everything
 else here runs in asyncio's thread.
@@ -13,8 +14,10 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+import tomllib
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -22,11 +25,22 @@ from starlette.types import Receive, Scope, Send
 
 import batch
 from command.checks import MOST_SEED, UserError, did_you_mean, shown
-from command.cli import one_line
+from command.cli import ROOT, one_line, read_text
 from web.chat import Chat, Unfit
 from web.metrics import CONTENT_TYPE, Metrics, Stopwatch
 from web.runner import Delta, Full, Runner, Stopping
-from web.schemas import Body, Completion, Refused, read
+from web.schemas import (
+    Asked,
+    Body,
+    Completion,
+    Detokenize,
+    Refused,
+    Talk,
+    Tokenize,
+    TokenizeChat,
+    read,
+    read_json,
+)
 from web.schemas import Chat as ChatBody
 from web.text import Token, Words
 from web.worker import until_gone
@@ -37,7 +51,9 @@ AT_ONCE = 2000  # letters that are tokenized in asyncio's thread; longer texts g
 LEAST_LOGPROB = -9999.0  # in place of minus infinity, which JSON lacks
 EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store",
           "X-Accel-Buffering": "no"}  # fmt: skip
-END = b"data: [DONE]\n\n"
+END, JSON = b"data: [DONE]\n\n", "application/json"
+VERSION = tomllib.loads(read_text(ROOT / "pyproject.toml", 10**6))["project"]["version"]
+TOLD = 20  # names in a header, at most
 
 log = logging.getLogger("nano-sarathi")
 
@@ -64,6 +80,7 @@ class Choice:
         if self.reason is not None:  # a stop string has ended it; the engine did not know yet
             return
         reason, stop_id = delta.finish_reason, delta.finish_reason == "stop"
+        self.answer.policies[delta.policy] = None
         if delta.token is not None:
             self.count += 1
             self.watch.token()
@@ -102,10 +119,16 @@ class Answer:
         self.choices: list[Choice] = []
         self.prompt_tokens = 0
         self.fresh, self.news = asyncio.Event(), {}  # news: choices with something new, in order
+        self.policies: dict[str, None] = {}  # that gave it its tokens, in order
 
     def wake(self, choice: Choice) -> None:
         self.news[choice] = None
         self.fresh.set()
+
+    @property
+    def served_by(self) -> str:
+        """The policies that gave it its tokens so far; before the first one, what is in force."""
+        return "; ".join(self.policies) or self.api.runner.in_force
 
     @property
     def usage(self) -> dict[str, int]:
@@ -147,8 +170,12 @@ class Answer:
             return Refused(500, f"an output token has no text: {fault}", kind="server_error",
                            code="no_text")  # fmt: skip
         if "error" in reasons:
-            return Refused(500, "the engine failed and was restarted: send the request again",
-                           kind="server_error", code="engine_failed")  # fmt: skip
+            last = next(reversed(self.policies))
+            told = f"the engine failed under the policy {last}, and was restarted"
+            return Refused(
+                500, f"{told}: {self.api.runner.error}", kind="server_error", code="engine_failed",
+                headers={"x-should-retry": "false"},  # else a client would hide it by asking again
+            )  # fmt: skip
         if "abort" in reasons:
             return turned_away(Stopping())
         return None
@@ -169,20 +196,23 @@ class Answer:
             for choice in self.choices
         ]  # fmt: skip
         answer = self.head(self.form.whole) | {"choices": choices, "usage": self.usage}
-        return Response(dumps(answer), media_type="application/json")
+        return Response(dumps(answer), media_type=JSON)
 
     def head(self, kind: str) -> dict:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.api.name}
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.api.name,
+                "system_fingerprint": self.served_by}  # fmt: skip
 
     # ---- as it comes
 
     async def stream(self, receive: Receive) -> AsyncIterator[bytes]:
         """Server-sent events. All tokens that wait to be sent go into one event."""
         async with self.attended(receive):
-            for choice in self.choices:
-                if first := self.form.first():
-                    yield self.event(choice, first, None, None)
+            begun = set()
             async for choice in self.changes():
+                # with its first token, as in vLLM: load generators take it for that
+                if choice not in begun and (first := self.form.first()):
+                    yield self.event(choice, first, None, None)
+                begun.add(choice)
                 text, tokens = "".join(choice.text), choice.tokens
                 choice.text, choice.tokens = [], []
                 if text or tokens or choice.reason in ("stop", "length"):
@@ -283,12 +313,12 @@ class ChatForm(Form):
 class Api:
     """What the endpoints share.
 
-    name: of the model, as clients call it. chat: its template. loop: asyncio's; it is set before
-    the first request.
+    name: of the model, as clients call it. chat: its template. lenient: leave out parameters that
+    are not known, or not supported. loop: asyncio's; it is set before the first request.
     """
 
-    def __init__(self, engine, name: str, chat: Chat | None):
-        self.engine, self.name, self.chat = engine, name, chat
+    def __init__(self, engine, name: str, chat: Chat | None, lenient: bool = False):
+        self.engine, self.name, self.chat, self.lenient = engine, name, chat, lenient
         self.tokenizer = engine.tokenizer
         self.started = int(time.time())
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -314,7 +344,7 @@ class Api:
         answer.prompt_tokens = sum(map(len, prompts))
         requests = self.requests(body, prompts)
         for index, each in enumerate(requests):
-            words = Words(self.decode, body.stops)
+            words = Words(self.decode, body.stops, body.min_tokens)
             answer.choices.append(Choice(answer, index, each, words))
         self.submit(answer, requests)
         return Events(answer) if body.stream else await answer.whole(request.receive)
@@ -344,7 +374,8 @@ class Api:
     def requests(self, body: Body, prompts: list[list[int]]) -> list[batch.Request]:
         """n requests for each prompt. Choice k of a prompt draws with the seed + k, as in vLLM."""
         stop_ids = frozenset() if body.ignore_eos else self.engine.stop_ids
-        stop_ids = stop_ids.union(body.stop_token_ids)
+        # placeholders of a priced engine end no text
+        stop_ids = stop_ids.union(() if self.engine.priced else body.stop_token_ids)
         label = "chat" if isinstance(body, ChatBody) else "text"
         seed = secrets.randbits(62) if body.seed is None else body.seed
         most, found = self.engine.max_length, []
@@ -358,25 +389,17 @@ class Api:
                     400, f"prompt {number} has {len(prompt)} tokens{what}; prompt and output may"
                     f" have {most + 1} together", "prompt", "context_length_exceeded",
                 )  # fmt: skip
+            if body.min_tokens > tokens:
+                raise Refused(400, f"min_tokens is {body.min_tokens}, and max_tokens is {tokens}",
+                              "min_tokens")  # fmt: skip
             for choice in range(body.n):
-                sampler = self.sampler(body, (seed + choice) % (MOST_SEED + 1))
-                tags = {"label": label}  # for the live page
+                sampler = self.engine.sampler(
+                    (seed + choice) % (MOST_SEED + 1), body.min_tokens, body.stop_token_ids,
+                    temperature=body.temperature, top_k=max(0, body.top_k), top_p=body.top_p,
+                )  # fmt: skip
+                tags = {"label": label, **body.tags}  # label: for the live page
                 found.append(batch.Request(0, prompt, tokens, stop_ids, sampler=sampler, tags=tags))
         return found
-
-    def sampler(self, body: Body, seed: int) -> object:
-        """What draws the tokens of one request; None: nothing is drawn."""
-        if self.engine.priced or body.temperature == 0:
-            return None
-        from sampling import (
-            Sampler,
-            SamplingParams,
-        )  # here: it needs torch, a priced engine does not
-
-        params = SamplingParams(
-            temperature=body.temperature, top_k=max(0, body.top_k), top_p=body.top_p
-        )
-        return Sampler(params, seed)
 
     # ---- text
 
@@ -387,26 +410,28 @@ class Api:
         found = []
         for number, prompt in enumerate(body.prompts):
             if isinstance(prompt, str):
-                if self.tokenizer is None:
-                    raise Refused(400, f"{self.name} has no tokenizer: give token ids", "prompt")
-                ids = await self.tokens(prompt, self.tokenizer.encode)
+                ids = await self.tokens(prompt, "encode")
             else:
-                ids, size = prompt, self.engine.vocab_size
-                wrong = next((token for token in ids if not 0 <= token < size), None)
-                if wrong is not None:
-                    raise Refused(400, f"prompt {number}: token id {shown(wrong)} is not in 0 .."
-                                  f" {size - 1}", "prompt")  # fmt: skip
+                ids = self.known(prompt, f"prompt {number}: ", "prompt")
             if not ids:
                 raise Refused(400, f"prompt {number} is empty; it needs at least one token",
                               "prompt")  # fmt: skip
             found.append(ids)
         return found
 
-    async def chat_tokens(self, body: ChatBody) -> list[int]:
+    def known(self, ids: list[int], where: str, param: str) -> list[int]:
+        size = self.engine.vocab_size
+        wrong = next((token for token in ids if not 0 <= token < size), None)
+        if wrong is not None:
+            told = f"{where}token id {shown(wrong)} is not in 0 .. {size - 1}"
+            raise Refused(400, told, param)
+        return ids
+
+    async def chat_tokens(self, body: Talk) -> list[int]:
         messages = [message.as_template_wants() for message in body.messages]
         if self.engine.priced:  # no template, no tokens: only their number counts
             text = "\n".join(message["content"] for message in messages)
-            return await self.tokens(text, self.tokenizer.encode)
+            return await self.tokens(text, "encode")
         if self.chat is None:
             raise Refused(
                 400, f"{self.name} has no chat template: use /v1/completions", "messages",
@@ -416,10 +441,13 @@ class Api:
             text = await self.chat.prompt(messages, body.chat_template_kwargs)
         except Unfit as error:
             raise Refused(400, str(error), "messages") from None
-        return await self.tokens(text, self.tokenizer.encode_chat)
+        return await self.tokens(text, "encode_chat")
 
-    async def tokens(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
-        most = self.engine.max_length
+    async def tokens(self, text: str, way: str) -> list[int]:
+        """Token ids of a text. way: the method of the tokenizer."""
+        if self.tokenizer is None:
+            raise Refused(400, f"{self.name} has no tokenizer: give token ids", "prompt")
+        most, encode = self.engine.max_length, getattr(self.tokenizer, way)
         if len(text) > LETTERS * most:
             raise Refused(
                 400, f"the prompt has {len(text)} letters: more than {most} tokens can be",
@@ -428,6 +456,30 @@ class Api:
         if len(text) <= AT_ONCE:
             return encode(text)
         return await asyncio.to_thread(encode, text)
+
+    async def tokenize(self, body: Tokenize | TokenizeChat) -> dict:
+        """vLLM's answer for a prompt, or for messages."""
+        self.check_model(body.model)
+        if isinstance(body, TokenizeChat):
+            ids = await self.chat_tokens(body)
+        else:
+            way = "encode" if body.add_special_tokens else "encode_chat"
+            ids = await self.tokens(body.prompt, way)
+        strings = None
+        if body.return_token_strs:
+            own = list(set(ids))  # there may be many: others are served meanwhile
+            texts = await asyncio.to_thread(lambda: [self.decode([token]) for token in own])
+            text_of = dict(zip(own, texts, strict=True))
+            strings = [text_of[token] for token in ids]
+        return {"count": len(ids), "max_model_len": self.engine.max_length, "tokens": ids,
+                "token_strs": strings}  # fmt: skip
+
+    async def detokenize(self, body: Detokenize) -> dict:
+        self.check_model(body.model)
+        ids = self.known(body.tokens, "", "tokens")
+        if self.tokenizer is None:
+            raise Refused(400, f"{self.name} has no tokenizer", "tokens")
+        return {"prompt": await asyncio.to_thread(self.decode, ids)}
 
     def decode(self, tokens: list[int]) -> str:
         return "" if self.tokenizer is None else self.tokenizer.decode(tokens)
@@ -447,6 +499,13 @@ class Api:
             "owned_by": "nano-sarathi", "max_model_len": self.engine.max_length,
             "priced": self.engine.priced, "description": self.engine.description,
         }  # fmt: skip
+
+
+def names_in_a_header(names: Sequence[str]) -> bytes:
+    """What a client called its parameters, in printable ASCII."""
+    more = f", and {len(names) - TOLD} more" if len(names) > TOLD else ""
+    told = ", ".join(shown(name, one_line) for name in names[:TOLD]) + more
+    return told.encode("ascii", "backslashreplace")
 
 
 def turned_away(error: Full | Stopping) -> Refused:
@@ -475,13 +534,37 @@ def router(api: Api) -> APIRouter:
     """The endpoints."""
     routes = APIRouter()
 
+    async def asked(request: Request, kind: type[Asked], chat: type[Asked] | None = None) -> Any:
+        """The body of a request. chat: its kind where it has messages."""
+        raw = read_json(await request.body())
+        is_chat = chat is not None and raw.get("messages") is not None
+        body = read(chat if is_chat else kind, raw, api.lenient)
+        if body._ignored:
+            told = names_in_a_header(body._ignored)
+            request.scope["log"]["headers"] = [(b"x-ignored", told)]
+        return body
+
     @routes.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        return await api.answer(request, read(Completion, await request.body()), Form())
+        return await api.answer(request, await asked(request, Completion), Form())
 
     @routes.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await api.answer(request, read(ChatBody, await request.body()), ChatForm())
+        return await api.answer(request, await asked(request, ChatBody), ChatForm())
+
+    @routes.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        found = await api.tokenize(await asked(request, Tokenize, TokenizeChat))
+        return Response(dumps(found), media_type=JSON)
+
+    @routes.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        found = await api.detokenize(await asked(request, Detokenize))
+        return Response(dumps(found), media_type=JSON)
+
+    @routes.get("/version")
+    async def version() -> Response:
+        return JSONResponse({"version": VERSION})
 
     @routes.get("/v1/models")
     async def models() -> Response:
@@ -492,6 +575,7 @@ def router(api: Api) -> APIRouter:
         api.check_model(name)
         return JSONResponse(api.model())
 
+    @routes.get("/ping")
     @routes.get("/health")
     async def health() -> Response:
         state = api.runner.state()

@@ -2,7 +2,8 @@
 
     GET  /              the page. /static/...: its script, its style, its icon
     GET  /live/events   server-sent events: a snapshot, then what the engine does
-    POST /live/policy   {"policy": "vllm_v0", "chunk_size": 256}: switch, between two iterations
+    POST /live/policy   {"policy": "vllm_v0", "chunk_size": 256}: try it, and if it runs, switch
+                        between two iterations
     POST /live/throw    {"kind": "long", "tokens": 4000}, {"kind": "burst", "count": 8} or
                         {"kind": "chats", "count": 8}: requests of the page's own; chats go on
                         until a count of 0, until nobody watches, or until the engine fails
@@ -27,6 +28,7 @@ from command.checks import UserError, check_whole, shown
 from web.bundle import STATIC
 from web.runner import Engine, Full, Runner, Stopping
 from web.schemas import Refused
+from web.trial import try_policy
 
 PAUSE = 0.05  # s between two messages to a page
 SILENCE = 5.0  # s without an event, after which a page hears that the connection is alive
@@ -207,7 +209,7 @@ def words(engine: Engine, count: int) -> Sequence[int]:
 
 def router(runner: Runner) -> APIRouter:
     """The live page's routes."""
-    routes, feed = APIRouter(), Feed(runner)
+    routes, feed, turn = APIRouter(), Feed(runner), asyncio.Lock()  # turn: one trial at a time
 
     @routes.get("/")
     def page() -> FileResponse:
@@ -235,7 +237,9 @@ def router(runner: Runner) -> APIRouter:
         check_whole("chunk_size", fields["chunk_size"])
         if len(name := str(fields["policy"])) > LONGEST_NAME:  # it is in each event from then on
             raise UserError(f"policy is {shown(name)}; it must have {LONGEST_NAME} letters at most")
-        await asyncio.wrap_future(runner.switch(**fields))
+        async with turn:
+            await try_policy(runner.engine, **fields)
+            await asyncio.wrap_future(runner.switch(**fields))
         return fields
 
     @routes.post("/live/throw")

@@ -63,6 +63,8 @@ class Placeholders:
     def encode(self, text: str) -> list[int]:
         return [0] * max(1, len(text.split()))
 
+    encode_chat = encode
+
     def decode(self, tokens: Sequence[int]) -> str:
         return " ·" * len(tokens)
 
@@ -117,6 +119,10 @@ class PricedEngine:
         self.tokenizer, self.clock = Placeholders(), clock or Clock()
         self.scheduler(policy, chunk_size)  # complains at once
 
+    @property
+    def cost(self) -> Callable[[Batch], float]:
+        return self.cost_model.seconds
+
     def scheduler(self, policy: str, chunk_size: int) -> Scheduler:
         return make_scheduler(policy, self.max_batch_size, chunk_size, self.cache_tokens)
 
@@ -131,6 +137,9 @@ class PricedEngine:
         check_requests(requests, self.max_length, "max_length")
         if logprobs is not None:
             raise UserError("logprobs: the cost model computes no tokens, and so no probabilities")
+
+    def sampler(self, *_: object, **params: float) -> None:
+        """Nothing is drawn."""
 
     def surroundings(self) -> AbstractContextManager:
         return nullcontext()

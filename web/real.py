@@ -1,5 +1,6 @@
 """A real model as an engine that serves, with the log-probabilities of its tokens."""
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -14,6 +15,7 @@ from executor import ModelExecutor
 from loading.requests import check_requests, refuse_beams
 from loop import Result
 from paged.cache import manage
+from sampling import Sampler, SamplingParams
 from scheduler import Scheduler, make_scheduler
 
 MOST_LOGPROBS = 20  # of one token, as in OpenAI's API
@@ -59,6 +61,24 @@ def logprobs(logits: Tensor, token: int, most: int) -> Logprobs:
     return float(found[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True))
 
 
+class AtLeast:
+    """Draws no token that ends a text before `least` tokens have come (vLLM's min_tokens).
+
+    sampler: draws them; None: they are greedy. stop_ids: the tokens that it must not draw.
+    """
+
+    def __init__(self, sampler: Sampler | None, least: int, stop_ids: list[int]):
+        self.sampler, self.least, self.stop_ids = sampler, least, stop_ids
+
+    def draw(self, logits: Tensor) -> int:
+        """A token id from logits (vocab,)."""
+        if self.least > 0:
+            self.least -= 1
+            logits = logits.clone()
+            logits[self.stop_ids] = -math.inf
+        return self.sampler.draw(logits) if self.sampler else int(logits.argmax())
+
+
 class RealEngine:
     """An `LLM` behind a runner. While the runner runs, call nothing of the `LLM`."""
 
@@ -73,6 +93,10 @@ class RealEngine:
         self.tokenizer, self.stop_ids = llm.tokenizer, llm.stop_ids
         dtype = str(llm.dtype).removeprefix("torch.")
         self.description = f"{self.name} in {dtype} on {llm.device}, run for real"
+
+    @property
+    def cost(self) -> Callable[[Batch], float] | None:
+        return self.llm.cost
 
     def scheduler(self, policy: str, chunk_size: int) -> Scheduler:
         scheduling = policy, self.max_batch_size, chunk_size, self.llm.cache_tokens
@@ -96,6 +120,14 @@ class RealEngine:
             for token in (min(request.prompt), max(request.prompt)):
                 if not 0 <= token < self.vocab_size:
                     raise UserError(f"token id {token} is not in 0 .. {self.vocab_size - 1}")
+
+    def sampler(
+        self, seed: int, least: int, stop_ids: Iterable[int], **params: float
+    ) -> Sampler | AtLeast | None:
+        """What draws the tokens of one request, as SamplingParams(**params) say; None: greedy."""
+        own = Sampler(SamplingParams(**params), seed) if params["temperature"] else None
+        ends = sorted(self.stop_ids.union(stop_ids).intersection(range(self.vocab_size)))
+        return AtLeast(own, least, ends) if least else own
 
     def surroundings(self) -> AbstractContextManager:
         return self.llm.surroundings()

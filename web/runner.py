@@ -59,13 +59,14 @@ class Delta:
     """News of a request: a token, or its end, or both.
 
     token: None if it ended without one. finish_reason: "stop", "length", "abort" (cancelled) or
-    "error"; None: it goes on. moment: s on the engine's clock. logprob, top: of this token, and
-    (token id, its own) of the likeliest ones, if they were asked for.
+    "error"; None: it goes on. moment: s on the engine's clock. policy: what was in force. logprob,
+    top: of this token, and (token id, its own) of the likeliest ones, if they were asked for.
     """
 
     token: int | None
     finish_reason: str | None
     moment: float
+    policy: str
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
 
@@ -80,7 +81,15 @@ class Engine(Protocol):
     max_batch_size: int
     max_length: int  # tokens of one request
 
+    cost: Callable[[Batch], float] | None  # see `loop.Executor`
+
     def scheduler(self, policy: str, chunk_size: int) -> Scheduler: ...
+
+    def sampler(self, seed: int, least: int, stop_ids: Iterable[int], **params: float) -> object:
+        """What draws the tokens of one request; None: nothing is drawn.
+
+        least: tokens before `stop_ids`, or the model's own, may end it. params: of SamplingParams.
+        """
 
     def executor(self, wanted: dict[int, int], begin: Callable[[Batch], None]) -> Executor:
         """A new executor on an empty cache. wanted: request id -> how many log-probabilities.
@@ -184,6 +193,11 @@ class Runner:
             self.listeners = (*self.listeners, listener)
         return partial(self._unwatch, listener)
 
+    @property
+    def in_force(self) -> str:
+        """The policy and its C, as an answer tells them."""
+        return f"{self.policy} C={self.chunk_size}"
+
     def state(self) -> dict:
         """The current state, ready for JSON."""
         loop, scheduler = self.loop, self.loop.scheduler
@@ -255,7 +269,7 @@ class Runner:
         finally:  # whatever has happened, no client must wait for ever
             with self.changed:
                 self.stopping = self.closed = True
-            self._end_all("abort")
+            self._end_all("abort", self.in_force)
             self._flush()
             self._read_inbox()
 
@@ -288,10 +302,10 @@ class Runner:
         end = iteration.start + iteration.seconds
         if self.listeners:
             self._tell("iteration", **self._shown(iteration))
-        found = getattr(loop.executor, "found", {})  # log-probabilities
+        found, policy = getattr(loop.executor, "found", {}), self.in_force  # log-probabilities
         for request in loop.batch.sampled:
             own = found.get(request.request_id, ())
-            self._send(request, Delta(request.output[-1], request.finish_reason, end, *own))
+            self._send(request, Delta(request.output[-1], request.finish_reason, end, policy, *own))
 
     def _begin(self, batch: Batch) -> None:
         """Give new requests a lane, and announce a batch with chunks, which may run for long."""
@@ -329,7 +343,7 @@ class Runner:
     def _cancel(self, request: Request) -> None:
         here, _ = self.streams.get(request.request_id, (None, None))
         if here is request and self.loop.cancel(request):
-            self._send(request, Delta(None, "abort", self.loop.executor.now()))
+            self._send(request, Delta(None, "abort", self.loop.executor.now(), self.in_force))
 
     def _switch(self, policy: str, chunk_size: int, future: Future) -> None:
         if not future.set_running_or_notify_cancel():
@@ -339,14 +353,11 @@ class Runner:
             return
         try:
             scheduler = self.engine.scheduler(policy, chunk_size)
-        except Exception as error:  # noqa: BLE001 (a policy of a user's own)
-            future.set_exception(error)  # and nothing has changed
-            return
-        try:
-            preempted = self._change_to(scheduler)
-        except Exception as error:
-            future.set_exception(error)
-            raise
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (a policy of a user's own)
+            future.set_exception(UserError(one_line(error) or type(error).__name__))
+            return  # and nothing has changed
+        preempted = [request.request_id for request in take_over(self.loop, scheduler)]
+        self._tell_preempted()
         self.before = self.policy, self.chunk_size
         self.policy, self.chunk_size = policy, chunk_size
         self._tell_switched(preempted)
@@ -357,18 +368,6 @@ class Runner:
             "switched", t=self.loop.executor.now(), policy=self.policy, chunk_size=self.chunk_size,
             budget=budget_of(self.loop.scheduler), preempted=preempted,
         )  # fmt: skip
-
-    def _change_to(self, scheduler: Scheduler) -> list[int]:
-        """Replace the loop's scheduler. Returns the ids of preempted requests."""
-        loop = self.loop
-        preempted = hand_over(loop.scheduler, scheduler)
-        scheduler.cost = loop.executor.cost or scheduler.cost
-        loop.scheduler, moment = scheduler, loop.executor.now()
-        for request in preempted:
-            loop.trace.preempt(request, moment)
-            loop.executor.release(request)
-        self._tell_preempted()
-        return [request.request_id for request in preempted]
 
     def _send(self, request: Request, delta: Delta) -> None:
         """Queue a token, or the end, of a request that has not ended before."""
@@ -410,13 +409,14 @@ class Runner:
     def _fail(self, error: BaseException) -> None:
         """End all streams with "error", and go on with a new loop on an empty cache."""
         log.error("the engine failed and was restarted", exc_info=error)
+        failed = self.in_force
         self.failures, self.error = self.failures + 1, one_line(error) or type(error).__name__
         scheduler, told = self._next_scheduler()
         if told:
             log.error(told)
             self.error += f"; {told}"
         self._tell("failed", t=self.loop.executor.now(), error=self.error)
-        self._end_all("error")
+        self._end_all("error", failed)
         self._new_loop(scheduler)
         if told:
             self._tell_switched([])
@@ -445,13 +445,13 @@ class Runner:
         self.policy, self.chunk_size, self.before = policy, chunk_size, first
         return scheduler, f"{now[0]} gives way to {policy}, C = {chunk_size}{broken}"
 
-    def _end_all(self, reason: str) -> None:
-        moment = self.loop.executor.now()
+    def _end_all(self, reason: str, policy: str) -> None:
+        last = Delta(None, reason, self.loop.executor.now(), policy)
         with self.changed:
             left = [request for request, _ in self.streams.values()]
         for request in left:
             if request.request_id not in self.ended:
-                self._send(request, Delta(None, reason, moment))
+                self._send(request, last)
 
     def _new_loop(self, scheduler: Scheduler) -> None:
         self.loop = Loop(scheduler, self.engine.executor(self.wanted, self._begin))
@@ -459,16 +459,23 @@ class Runner:
         self.lanes = Lanes()
 
 
-def hand_over(old: Scheduler, new: Scheduler) -> list[Request]:
-    """Give the requests and the memory of one scheduler to another. Returns those preempted.
+def take_over(loop: Loop, new: Scheduler) -> list[Request]:
+    """Replace a loop's scheduler. Returns the preempted requests.
 
     These were in the middle of their prefill. They go to the head of the queue, in their order.
-    The new one has not seen any of them in its `add`.
+    The new one has not seen any of them in its `add`. The old one is not asked: a user's own might
+    fail.
     """
-    for request in reversed(old.started()):
-        old.preempt(request)
+    old, moment = loop.scheduler, loop.executor.now()
+    for request in reversed(Scheduler.started(old)):
+        Scheduler.preempt(old, request)
     new.waiting, new.running, new.memory = old.waiting, old.running, old.memory
-    return old.take_preempted()
+    new.cost = loop.executor.cost or new.cost
+    loop.scheduler, preempted = new, Scheduler.take_preempted(old)
+    for request in preempted:
+        loop.trace.preempt(request, moment)
+        loop.executor.release(request)
+    return preempted
 
 
 def budget_of(scheduler: Scheduler) -> int | None:

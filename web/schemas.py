@@ -1,7 +1,8 @@
 """What a client may ask for: OpenAI's parameters that this server has, and some of vLLM's.
 
 Any other parameter is refused, and the error names it. One that we lack is accepted with a value
-that changes nothing, such as presence_penalty 0. null means that a parameter is not given.
+that changes nothing, such as presence_penalty 0. null means that a parameter is not given. A
+lenient server leaves out what it does not know or have, except where the answer would be another.
 """
 
 import json
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from command.checks import MOST, SEED, TEMPERATURE, TOP_P, Range, did_you_mean, shown
@@ -17,6 +18,8 @@ from command.checks import MOST, SEED, TEMPERATURE, TOP_P, Range, did_you_mean, 
 MOST_CHOICES, MOST_PROMPTS, MOST_MESSAGES = 128, 1024, 10_000
 MOST_STOPS, LONGEST_STOP = 16, 500  # strings; letters of one
 MOST_LOGPROBS = 20
+MOST_LABELS, LONGEST_LABEL, LONGEST_VALUE = 16, 64, 512  # of metadata, as in OpenAI's API
+TAKEN = ("label", "priority", "user")  # tags that metadata may not set
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 # Parameters of OpenAI and vLLM that this server lacks, and the values that change nothing.
@@ -27,14 +30,23 @@ IDLE: dict[str, tuple] = {
     "documents": ([],), "echo": (False,), "frequency_penalty": (0,), "function_call": ("none",),
     "functions": ([],), "guided_choice": (), "guided_grammar": (), "guided_json": (),
     "guided_regex": (), "include_reasoning": (False,), "include_stop_str_in_output": (False,),
-    "length_penalty": (1,), "logit_bias": ({},), "metadata": ({},), "min_p": (0,),
-    "min_tokens": (0,), "modalities": (["text"],), "parallel_tool_calls": (True, False),
-    "prediction": (), "presence_penalty": (0,), "priority": (0,), "prompt_logprobs": (),
+    "length_penalty": (1,), "logit_bias": ({},), "min_p": (0,),
+    "modalities": (["text"],), "parallel_tool_calls": (True, False),
+    "prediction": (), "presence_penalty": (0,), "prompt_logprobs": (),
     "reasoning_effort": (), "repetition_penalty": (1,), "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"), "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,), "store": (False,), "structured_outputs": (),
     "suffix": ("",), "tool_choice": ("none",), "tools": ([],), "truncate_prompt_tokens": (),
     "use_beam_search": (False,), "verbosity": (), "web_search_options": (),
+}  # fmt: skip
+# Never left out: without them, the prompt, the answer's form, or what it may hold would be another.
+KEPT = {
+    "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "audio", "bad_words",
+    "chat_template", "continue_final_message", "documents", "echo", "function_call", "functions",
+    "guided_choice", "guided_grammar", "guided_json", "guided_regex", "include_stop_str_in_output",
+    "logit_bias", "modalities", "prompt_embeds", "prompt_logprobs", "response_format",
+    "return_token_ids", "skip_special_tokens", "structured_outputs", "suffix", "tool_call_id",
+    "tool_calls", "tool_choice", "tools", "truncate_prompt_tokens", "use_beam_search",
 }  # fmt: skip
 
 
@@ -127,6 +139,13 @@ Content = allowed(
 )
 Role = allowed(str, f"one of {', '.join(ROLES)}", lambda v: isinstance(v, str) and v in ROLES)
 TokenIds = allowed(list, "a list of token ids", lambda value: is_list(value, is_token, 0, 1000))
+Labels = allowed(
+    dict, f"an object of {MOST_LABELS} texts at most, each of {LONGEST_VALUE} letters at most, with"
+    f" names of 1 to {LONGEST_LABEL} letters, but not {', '.join(TAKEN)}",
+    lambda v: isinstance(v, dict) and len(v) <= MOST_LABELS
+    and all(is_text(name, 1, LONGEST_LABEL) and name not in TAKEN for name in v)
+    and all(is_text(each, most=LONGEST_VALUE) for each in v.values()),
+)  # fmt: skip
 Options = allowed(
     dict, "an object of 20 texts, numbers, true or false at most",
     lambda v: isinstance(v, dict) and len(v) <= 20
@@ -148,6 +167,11 @@ def objects(kind: type, words: str) -> Any:
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
+    @model_validator(mode="before")
+    @classmethod
+    def without_null(cls, raw: dict) -> dict:
+        return {name: value for name, value in raw.items() if value is not None}
+
 
 class StreamOptions(Strict):
     include_usage: Flag = False
@@ -156,7 +180,7 @@ class StreamOptions(Strict):
 
 class Message(Strict):
     role: Role
-    content: Content
+    content: Content = ""  # as vLLM has it
     name: Name = None
 
     def as_template_wants(self) -> dict[str, str]:
@@ -167,10 +191,21 @@ class Message(Strict):
         return own if self.name is None else own | {"name": self.name}
 
 
-class Body(Strict):
-    """What both kinds of completion share. The defaults are OpenAI's and vLLM's."""
+class Asked(Strict):
+    """What all share."""
 
     model: Name = None
+    _ignored: list[str] = []  # parameters that a lenient server has left out
+
+
+class Talk(Asked):
+    messages: objects(list[Message], f"a list of 1 to {MOST_MESSAGES} objects")
+    chat_template_kwargs: Options = {}  # vLLM's
+
+
+class Body(Asked):
+    """What both kinds of completion share. The defaults are OpenAI's and vLLM's."""
+
     max_tokens: within(Range(1, MOST)) = None
     temperature: within(TEMPERATURE) = 1.0
     top_p: within(TOP_P) = 1.0
@@ -180,9 +215,18 @@ class Body(Strict):
     stop: Stop = []
     stop_token_ids: TokenIds = []  # vLLM's
     ignore_eos: Flag = False  # vLLM's
+    min_tokens: within(Range(0, MOST)) = 0  # vLLM's
     stream: Flag = False
     stream_options: objects(StreamOptions, "an object") = None
     user: Name = None
+    metadata: Labels = {}
+    priority: within(Range(-SEED.most - 1, SEED.most)) = None  # vLLM's
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """What policies see of a request."""
+        own = {"user": self.user, "priority": self.priority}
+        return self.metadata | {name: str(own[name]) for name in own if own[name] is not None}
 
     @property
     def stops(self) -> list[str]:
@@ -213,16 +257,28 @@ class Completion(Body):
         return self.logprobs
 
 
-class Chat(Body):
-    messages: objects(list[Message], f"a list of 1 to {MOST_MESSAGES} objects")
+class Chat(Body, Talk):
     max_completion_tokens: within(Range(1, MOST)) = None
     logprobs: Flag = False
     top_logprobs: within(Range(0, MOST_LOGPROBS)) = None
-    chat_template_kwargs: Options = {}  # vLLM's
 
     @property
     def wanted(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class Tokenize(Asked):
+    prompt: allowed(str, "a text", lambda value: isinstance(value, str))
+    add_special_tokens: Flag = True
+    return_token_strs: Flag = False
+
+
+class TokenizeChat(Talk):
+    return_token_strs: Flag = False
+
+
+class Detokenize(Asked):
+    tokens: allowed(list, "a list of token ids", lambda value: is_list(value, is_token, 0, MOST))
 
 
 # ------------------------------------------------------------------------------- reading a body
@@ -261,25 +317,42 @@ def read_json(body: bytes) -> dict:
     return value
 
 
-def read(kind: type[Body], body: bytes) -> Any:
+def read(kind: type[Asked], raw: dict, lenient: bool = False) -> Any:
     """A body of this kind. Raises Refused with one sentence that names the parameter."""
-    raw = {name: value for name, value in read_json(body).items() if value is not None}
-    for name in list(raw):
-        if name not in kind.model_fields:
-            check_idle(name, raw.pop(name), kind)
+    raw = {name: value for name, value in raw.items() if value is not None}
+    ignored: set[str] = set()
+    for name in [name for name in raw if name not in kind.model_fields]:
+        value = raw.pop(name)
+        if is_idle(name, value):
+            continue
+        if name in KEPT or not lenient:
+            raise unsupported(name, value, kind)
+        ignored.add(name)
+    if lenient:
+        leave_out(raw.get("messages"), Message, "messages.", ignored)
+        leave_out([raw.get("stream_options")], StreamOptions, "stream_options.", ignored)
     try:
         found = kind.model_validate(raw)
     except ValidationError as error:
         raise sentence(error) from None
-    if found.stream_options is not None and not found.stream:
+    if isinstance(found, Body) and found.stream_options is not None and not found.stream:
         raise Refused(400, "stream_options is given, but stream is not true", "stream_options")
     if isinstance(found, Chat):
         check_chat(found)
+    found._ignored = sorted(ignored)
     return found
 
 
+def leave_out(objects: object, kind: type[Strict], place: str, ignored: set[str]) -> None:
+    """Take from these objects what `kind` does not know, and note the names."""
+    known = KEPT.union(kind.model_fields)
+    for each in objects if isinstance(objects, list) else ():
+        for name in set(each).difference(known) if isinstance(each, dict) else ():
+            ignored |= {place + name} if each.pop(name) is not None else set()
+
+
 def check_chat(body: Chat) -> None:
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise Refused(400, "top_logprobs is given, but logprobs is not true", "top_logprobs")
     if body.max_completion_tokens is not None:
         if body.max_tokens not in (None, body.max_completion_tokens):
@@ -290,15 +363,18 @@ def check_chat(body: Chat) -> None:
         body.max_tokens = body.max_completion_tokens
 
 
-def check_idle(name: str, value: object, kind: type[Body]) -> None:
-    """Raise Refused for a parameter that we lack, unless its value asks for nothing."""
+def is_idle(name: str, value: object) -> bool:
+    """Whether a parameter that we lack asks for nothing."""
+    idle = IDLE.get(name, ())
+    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in idle)
+
+
+def unsupported(name: str, value: object, kind: type[Asked]) -> Refused:
+    """Why a parameter that we lack is refused."""
     if name not in IDLE:
         near = did_you_mean(name, kind.model_fields)
-        raise Refused(400, f"unknown parameter {shown(name)}{near}", shown(name, str))
-    for idle in IDLE[name]:
-        if value == idle and isinstance(value, bool) == isinstance(idle, bool):
-            return
-    raise Refused(
+        return Refused(400, f"unknown parameter {shown(name)}{near}", shown(name, str))
+    return Refused(
         400, f"{name} is {shown(value)}; this server does not support it: leave it out", name,
         "unsupported_parameter",
     )  # fmt: skip

@@ -47,7 +47,8 @@ MOST_HEADERS = 32_768  # bytes
 MOST_CHUNKS, SMALL_CHUNK = 1000, 256  # chunks of a body: 1000, and one more for each 256 bytes
 LONGEST_ID = 128  # letters of a client's own x-request-id
 ID = re.compile(rf"[\x21-\x7e]{{1,{LONGEST_ID}}}")
-GUARDED = ("/v1/", "/live/", "/explore/run")  # what asks for the key
+# what asks for the key
+GUARDED = ("/v1/", "/live/", "/explore/run", "/tokenize", "/detokenize")
 SAFE = [
     (b"x-content-type-options", b"nosniff"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
@@ -215,7 +216,7 @@ class Gate:
                 own = message.setdefault("headers", [])
                 names = {name.lower() for name, _ in own}
                 own.append((b"x-request-id", scope["id"].encode()))
-                extra = [*SAFE, *self.limits.headers]
+                extra = [*SAFE, *self.limits.headers, *scope["log"].get("headers", ())]
                 own.extend(pair for pair in extra if pair[0] not in names)
             await send(message)
 
@@ -356,7 +357,7 @@ def for_pages_of(origins: Sequence[str], gate: Gate) -> ASGIApp:
     return CORSMiddleware(
         gate, allow_origins=origins, allow_methods=["GET", "POST"],
         allow_headers=["authorization", "content-type", "x-request-id"],
-        expose_headers=["x-request-id", "retry-after"],
+        expose_headers=["x-request-id", "x-ignored", "retry-after"],
     )  # fmt: skip
 
 

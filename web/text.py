@@ -56,14 +56,15 @@ class Stops:
         self.stops, self.held, self.found = tuple(stops), "", False
         self.longest = max(map(len, self.stops), default=0)
 
-    def add(self, piece: str) -> str:
-        """The text that is safe to show."""
+    def add(self, piece: str, look: bool = True) -> str:
+        """The text that is safe to show. look: False if no stop string may end with this piece."""
         if not self.stops or not piece:
             return piece
         text = self.held + piece
-        ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in self.stops]
-        ends = [end for end in ends if end[1] >= 0]
-        if ends:
+        new = len(self.held) + 1  # a stop string ends there, or later
+        found = [(stop, text.find(stop, max(0, new - len(stop)))) for stop in self.stops]
+        ends = [(at + len(stop), at) for stop, at in found if at >= 0]
+        if ends and look:
             self.found, self.held = True, ""
             return text[: min(ends)[1]]
         keep = self.beginning(text)
@@ -93,10 +94,15 @@ class Token:
 
 
 class Words:
-    """The text of one answer. `add` its tokens, then `end` it; both return text to show."""
+    """The text of one answer. `add` its tokens, then `end` it; both return text to show.
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()):
-        self.pieces, self.stops, self.length = Pieces(decode), Stops(stops), 0
+    least: tokens before a stop string may end the text (vLLM's min_tokens).
+    """
+
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = (), least: int = 0
+    ):
+        self.pieces, self.stops, self.length, self.least = Pieces(decode), Stops(stops), 0, least
 
     @property
     def stopped(self) -> bool:
@@ -104,6 +110,7 @@ class Words:
         return self.stops.found
 
     def add(self, token: int) -> str:
+        self.least -= 1
         return self.show(self.pieces.add(token))
 
     def end(self) -> str:
@@ -112,4 +119,4 @@ class Words:
 
     def show(self, piece: str) -> str:
         self.length += len(piece)  # characters so far, those that are held among them
-        return self.stops.add(piece)
+        return self.stops.add(piece, look=self.least < 0)

@@ -1,0 +1,324 @@
+"""Policies of a user's own behind the server: one that cannot run is refused, while all streams go
+on; one that fails later does not hide; and a policy sees who asks.
+"""
+
+import asyncio
+import importlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import call
+from served import Served, served
+from watch import wait_for
+
+from command.checks import UserError
+from engine import LLM, SamplingParams
+from experiments.lib.clients import parse, raw, request, streamed
+from loading.policyfile import load_policies
+from scheduler import POLICIES, SarathiServe, Scheduler
+from web import live, trial
+from web.priced import Clock, PricedEngine
+from web.real import RealEngine
+from web.runner import Runner
+from web.trial import try_policy
+
+HEAD = "from scheduler import SarathiServe\nclass Mine(SarathiServe):\n    name = {!r}\n"
+SCHEDULE = "    def schedule(self, now):\n        {}\n        return super().schedule(now)\n"
+ROOT = Path(__file__).parent.parent
+EXAMPLES, DOCUMENT = ROOT / "examples", ROOT / "docs" / "serve.md"
+PROMPTS = ["The with statement", "def open(", "The list type is " * 9]
+
+
+class Hurried(Clock):
+    """A hundred times as fast as real time."""
+
+    def wait(self, seconds: float) -> None:
+        super().wait(seconds / 100)
+
+
+@pytest.fixture(autouse=True)
+def no_more_policies() -> Iterator[None]:
+    """What a test adds is gone after it."""
+    before = dict(POLICIES)
+    yield
+    POLICIES.clear()
+    POLICIES.update(before)
+
+
+@pytest.fixture
+def engine() -> PricedEngine:
+    return PricedEngine(policy="sarathi_serve", max_batch_size=4, clock=Hurried())
+
+
+def policy_of(folder: Path, name: str, body: str) -> str:
+    path = folder / f"{name}.py"
+    path.write_text(HEAD.format(name) + body, encoding="utf-8")
+    return load_policies(path)[0]
+
+
+def why(engine: PricedEngine, policy: str, chunk_size: int = 8) -> str:
+    with pytest.raises(UserError) as refused:
+        asyncio.run(try_policy(engine, policy, chunk_size))
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+# -------------------------------------------------------------------------------------- the trial
+
+
+def test_every_policy_that_runs_passes(engine: PricedEngine) -> None:
+    """Whatever B and C are; a price is there where the engine has one."""
+    load_policies(EXAMPLES / "priority.py")
+    load_policies(EXAMPLES / "target_tbt.py")
+    for engine.max_batch_size in (1, 4, 256):
+        for policy in [*POLICIES, "dynamic:1", "vllm_v0:40", "target_tbt:5"]:
+            for chunk_size in (1, 7, 256, 10**9):
+                asyncio.run(try_policy(engine, policy, chunk_size))
+
+
+FAILS = {
+    "lazy": ("    def schedule(self, now): return None\n", "it schedules nothing"),
+    "idle": ("    has_work = False\n", "has_work is False"),
+    "exits": (SCHEDULE.format("raise SystemExit"), "exits.py, line 5: SystemExit"),
+    "spoils": (SCHEDULE.format("self.memory = None"), "AttributeError: 'NoneType'"),
+    "asks": (SCHEDULE.format("[r.tags['user'] for r in self.waiting]"), "line 5: KeyError: 'user'"),
+    "cancels": ("    def cancel(self, request): 1 / 0\n", "line 4: ZeroDivisionError"),
+    "preempts": ("    def preempt(self, request=None): 1 / 0\n", "line 4: ZeroDivisionError"),
+    "makes": ("    def __init__(self, *a):\n        self.running = []\n", "AttributeError"),
+    # it knows the requests that have come to it, and not those that were there before
+    "knows": (
+        "    def add(self, request):\n        vars(self).setdefault('of', set()).add(request)\n"
+        "        super().add(request)\n" + SCHEDULE.format("assert self.of >= set(self.running)"),
+        "line 8: AttributeError",
+    ),
+    # it has a queue of its own, in which nobody else looks
+    "keeps": (
+        "    def add(self, new): vars(self).setdefault('own', []).append(new)\n",
+        "requests neither wait nor run",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAILS)
+def test_what_is_wrong_is_told_in_one_line(engine: PricedEngine, tmp_path: Path, name: str) -> None:
+    body, told = FAILS[name]
+    found = why(engine, policy_of(tmp_path, name, body))
+    assert told in found and found.startswith(f"policy '{name}' fails as it is tried: ")
+
+
+def test_a_policy_that_asks_the_price_needs_one(engine: PricedEngine, tmp_path: Path) -> None:
+    policy_of(tmp_path, "prices", SCHEDULE.format("[self.cost(Batch([], self.decodes()))]").replace(
+        "[self", "from batch import Batch; [self"))  # fmt: skip
+    asyncio.run(try_policy(engine, "prices", 8))
+    engine.__class__ = type("Unpriced", (PricedEngine,), {"cost": None})
+    assert "it asks what a batch costs: give a --calibration" in why(engine, "prices")
+
+
+ENDLESS = [
+    "while True: 1",
+    "while True:\n            try: 1\n            except Exception: pass",
+]
+
+
+@pytest.mark.parametrize("number", range(len(ENDLESS)))
+def test_an_endless_policy_is_left_alone(
+    engine: PricedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Even one that catches each error. Its thread ends, too."""
+    monkeypatch.setattr(trial, "SECONDS", 0.3)
+    name = policy_of(tmp_path, f"endless{number}", SCHEDULE.format(ENDLESS[number]))
+    assert f"it has not ended in 0.3 s: {tmp_path}/endless{number}.py, line" in why(engine, name)
+    wait_for(lambda: "trial" not in [thread.name for thread in threading.enumerate()])
+
+
+# ------------------------------------------------------------------------------- while streams run
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    """In exact arithmetic: the same tokens, whatever else is in a batch."""
+    return LLM("demo", policy="sarathi_serve", chunk_size=64, dtype="float64")
+
+
+def switch(running: Served, policy: str) -> tuple[int, str]:
+    body = {"policy": policy, "chunk_size": 64}
+    status, _, answer = parse(raw(running.place, request("/live/policy", body)))
+    return status, json.loads(answer).get("error", {}).get("message", "")
+
+
+def with_live_page(running: Served) -> Served:
+    running.server.gate.app.include_router(live.router(running.runner))
+    return running
+
+
+def test_a_policy_that_fails_is_refused_and_no_stream_notices(llm: LLM, tmp_path: Path) -> None:
+    """The old policy stays in force. Each stream has the tokens of `LLM.generate`."""
+    for name, (body, _) in FAILS.items():
+        policy_of(tmp_path, name, body)
+    good = policy_of(tmp_path, "good", "")
+    outputs = llm.generate(PROMPTS * 2, SamplingParams(max_tokens=150, ignore_eos=True))
+    with served(RealEngine(llm), queue=80) as running:
+        with_live_page(running)
+
+        async def ask_all() -> list:
+            bodies = [
+                {"prompt": prompt, "max_tokens": 150, "temperature": 0, "ignore_eos": True}
+                for prompt in PROMPTS * 2
+            ]
+            streams = [asyncio.create_task(streamed(running.place, body)) for body in bodies]
+            await asyncio.to_thread(wait_for, lambda: running.runner.state()["running"])
+            for name, (_, told) in FAILS.items():
+                status, sentence = await asyncio.to_thread(switch, running, name)
+                assert status == 400 and told in sentence
+                assert running.runner.state()["policy"] == "sarathi_serve"
+            assert (await asyncio.to_thread(switch, running, good))[0] == 200
+            return await asyncio.gather(*streams)
+
+        found = asyncio.run(ask_all())
+        assert [stream.text for stream in found] == [output.text for output in outputs]
+        assert running.runner.state()["policy"] == "good"
+        assert running.runner.state()["failures"] == 0
+
+
+def test_a_policy_that_fails_later_does_not_hide_behind_a_retry(
+    engine: PricedEngine, tmp_path: Path
+) -> None:
+    """OpenAI's client asks again after most errors: then the old policy would answer."""
+    openai = importlib.import_module("openai")
+    fails = "assert not any(r.tags.get('user') == 'unlucky' for r in self.waiting)"
+    mine = policy_of(tmp_path, "later", SCHEDULE.format(fails))
+    with served(engine) as running:
+        with_live_page(running)
+        client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=2)
+        assert switch(running, mine)[0] == 200
+        ask = {"model": "llama-13b", "prompt": "one two", "max_tokens": 3}
+        answer = client.completions.create(**ask)
+        assert answer.system_fingerprint == "later C=64"
+        with pytest.raises(openai.InternalServerError) as failed:
+            client.completions.create(**ask, user="unlucky")
+        assert "failed under the policy later C=64" in failed.value.message
+        assert "later.py, line 5: AssertionError" in failed.value.message
+        assert "gives way to sarathi_serve" in failed.value.message
+        assert running.runner.state()["failures"] == 1, "nobody has asked again"
+        events = list(client.completions.create(**ask, user="unlucky", stream=True))
+        assert {event.system_fingerprint for event in events} == {"sarathi_serve C=256"}
+
+
+def test_an_answer_names_all_policies_that_served_it(engine: PricedEngine) -> None:
+    with served(engine) as running:
+        steps = []
+
+        def change(event: dict) -> None:
+            steps.append(event["type"])
+            if steps.count("iteration") == 3 and event["type"] == "iteration":
+                running.runner.switch("orca", 99)
+
+        running.runner.watch(change)
+        body = {"prompt": "one two three", "max_tokens": 9}
+        _, _, answer = parse(raw(running.place, request("/v1/completions", body)))
+        assert json.loads(answer)["system_fingerprint"] == "sarathi_serve C=256; orca C=99"
+
+
+def test_the_first_policy_is_tried_too(tmp_path: Path) -> None:
+    """Before anybody is served."""
+    serve = importlib.import_module("serve")
+    path = tmp_path / "first.py"
+    path.write_text(HEAD.format("first") + FAILS["lazy"][0], encoding="utf-8")
+    done = call(serve, "--gpu", "a6000", "--port", 0, "--policy-file", path, "--policy", "first")
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.startswith("error: policy 'first' fails as it is tried: ")
+
+
+# ------------------------------------------------------------------------------------------ tags
+
+
+def tags_of(runner: Runner) -> list[dict[str, str]]:
+    """Filled with the tags of each request that is scheduled from now on."""
+    found: list[dict[str, str]] = []
+    scheduler = runner.loop.scheduler
+    add = scheduler.add
+    scheduler.add = lambda request: found.append(request.tags) or add(request)
+    return found
+
+
+def test_a_policy_sees_who_asks(engine: PricedEngine) -> None:
+    with served(engine) as running:
+        found = tags_of(running.runner)
+        for path, more in (
+            ("/v1/completions", {"prompt": "x"}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ):
+            told = {"user": "ada", "priority": -3, "metadata": {"tenant": "é", "tier": "2"}}
+            for each in ({}, told):
+                body = {"max_tokens": 1} | more | each
+                assert parse(raw(running.place, request(path, body)))[0] == 200
+    seen = {"user": "ada", "priority": "-3", "tenant": "é", "tier": "2"}
+    assert found == [{"label": own} | more for own in ("text", "chat") for more in ({}, seen)]
+
+
+def load_fair_share(folder: Path) -> str:
+    """The policy of docs/serve.md. Returns the client that stands there, too."""
+    blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
+    policy, client = [each for each in blocks if "FairShare" in each or "USERS" in each]
+    path = folder / "fair_share.py"
+    path.write_text(policy, encoding="utf-8")
+    assert load_policies(path) == ["fair_share"]
+    return client
+
+
+@pytest.mark.parametrize("policy", ["sarathi_serve", "fair_share"])
+def test_a_fair_share_by_user(engine: PricedEngine, tmp_path: Path, policy: str) -> None:
+    """One user sends twelve requests, then another sends two. First come, first served: the two
+    end last. With fair shares they end before most of the twelve.
+    """
+    load_fair_share(tmp_path)
+    order: list[str] = []
+    with served(engine) as running:
+        with_live_page(running)
+        assert switch(running, policy)[0] == 200
+        user_of: dict[int, str] = {}
+        scheduler: Scheduler = running.runner.loop.scheduler
+        assert isinstance(scheduler, SarathiServe)
+        add = scheduler.add
+
+        def note(new: object) -> None:
+            user_of[new.request_id] = new.tags["user"]
+            add(new)
+
+        scheduler.add = note
+        running.runner.watch(
+            lambda event: order.append(user_of[event["id"]]) if event["type"] == "ended" else None
+        )
+
+        async def ask(user: str, count: int) -> None:
+            body = {"prompt": ["a b c"] * count, "max_tokens": 40, "user": user}
+            await asyncio.to_thread(raw, running.place, request("/v1/completions", body))
+
+        async def ask_both() -> None:
+            first = asyncio.create_task(ask("many", 12))
+            await asyncio.to_thread(wait_for, lambda: running.runner.state()["waiting"] == 8)
+            await asyncio.gather(first, ask("few", 2))
+
+        asyncio.run(ask_both())
+    last = max(place for place, user in enumerate(order) if user == "few")
+    assert len(order) == 14 and (last == 13) == (policy == "sarathi_serve")
+    assert policy == "sarathi_serve" or last < 8
+
+
+def test_the_documents_client_tells_times_by_user(
+    engine: PricedEngine, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    client = load_fair_share(tmp_path)
+    with served(engine) as running:
+        with_live_page(running)
+        exec(client.replace("http://127.0.0.1:8000", running.url), {})  # noqa: S102
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [row[:4] for row in rows] == [
+        [policy, "C=256", user, str(count)]
+        for policy in ("sarathi_serve", "fair_share")
+        for user, count in (("many", 24), ("few", 4))
+    ]
