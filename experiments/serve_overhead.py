@@ -1,11 +1,11 @@
 """What the server costs: the same requests by `LLM.generate`, by its runner, and over HTTP.
 
-    python experiments/serve_overhead.py                        all three workloads
+    python experiments/serve_overhead.py                        all four workloads
     python experiments/serve_overhead.py --workload demo --repeats 20
 
 demo: 64 requests of 64 prompt and 64 output tokens to the demo model, whose iterations take about
-a millisecond. W and V: those of bench.py, to a LLaMA of 0.2 B parameters (`laptop`) with random
-weights. At most 8 run at once; greedy, end-of-text ignored.
+a millisecond. W, V and 1x64+32 (one request alone): those of bench.py, to a LLaMA of 0.2 B
+parameters (`laptop`) with random weights. At most 8 run at once; greedy, end-of-text ignored.
 
     generate     LLM.generate, as bench.py times it
     runner       web/runner.py: a thread of its own, no HTTP
@@ -46,7 +46,7 @@ from web.server import Limits, Server, listen
 
 NAME = "serve_overhead"
 DEMO = {False: (64, 64, 64), True: (6, 8, 6)}  # with --quick: requests, prompt, output tokens
-CHUNK_SIZE = {"W": 512, "V": 256}  # what bench.py chose in docs/performance.md
+CHUNK_SIZE = {"W": 512, "V": 256, "1x64+32": 256}  # what bench.py chose in docs/performance.md
 WAYS = ("generate", "runner", "whole", "streamed")
 PATIENCE = 60.0  # s, for the server to begin
 
@@ -143,7 +143,7 @@ def measure(llm: LLM, work: Work, repeats: int, label: str) -> dict[str, list[fl
 
 FLAGS = {
     "workload": Flag(
-        "workload: demo, or W or V of bench.py", shown="all three", quick="demo",
+        "workload: demo, or W, V or 1x64+32 of bench.py", shown="all four", quick="demo",
         choices=("demo", *CHUNK_SIZE),
     ),
     "repeats": Flag("rounds, whose median is taken", 9, quick=2),

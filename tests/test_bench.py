@@ -27,6 +27,8 @@ def test_workloads_are_what_the_docstring_says() -> None:
     assert all(0 <= token < 8192 for prompt, _ in v for token in prompt)
     p = make_workload("P", 8192)
     assert [(len(prompt), outputs) for prompt, outputs in p] == [(640, 16)] * 16
+    small = make_workload("4x512+16", 8192)
+    assert [(len(prompt), outputs) for prompt, outputs in small] == [(512, 16)] * 4
     columns = list(zip(*[prompt for prompt, _ in p], strict=True))
     assert [len(set(column)) == 1 for column in columns] == [True] * 512 + [False] * 128
 
