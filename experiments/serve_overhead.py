@@ -37,6 +37,7 @@ from experiments.lib.flags import start
 from experiments.lib.measuring import measured_on
 from experiments.lib.peers import Work, http_client
 from experiments.lib.rows import SPREAD, Rows, with_kept
+from fast.process import end_threads
 from web.api import Api
 from web.api import router as api_routes
 from web.priced import Placeholders
@@ -129,13 +130,16 @@ def measure(llm: LLM, work: Work, repeats: int, label: str) -> dict[str, list[fl
     """Seconds of each round, by the way. A first round, which warms up, does not count."""
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     wanted = sum(count for _, count in work)
-    with served(llm) as own, http_client() as ask:
+    with http_client() as ask:
         for turn in progress(range(repeats + 1), label):
-            found = {"generate": run_ours(llm, work)[0], "runner": own.run(work)}
-            for way in ("whole", "streamed"):
-                answer = ask(own.port, bodies_of(work, way == "streamed"))
-                assert answer["tokens"] == wanted, "tokens are missing"
-                found[way] = answer["seconds"]
+            found = {"generate": run_ours(llm, work)[0]}
+            end_threads()
+            with served(llm) as own:  # ends with the round: its threads would slow `generate`
+                found["runner"] = own.run(work)
+                for way in ("whole", "streamed"):
+                    answer = ask(own.port, bodies_of(work, way == "streamed"))
+                    assert answer["tokens"] == wanted, "tokens are missing"
+                    found[way] = answer["seconds"]
             for way in WAYS if turn else ():
                 seconds[way].append(found[way])
     return seconds
