@@ -179,7 +179,8 @@ def both(
                 # it leaves files in the folder for temporary ones
                 offline = {"HF_HUB_OFFLINE": "1", "TMPDIR": directory}
                 environment = vllm_environment(python) | offline
-            servers.append(choose(partial(Started, own, ask, command, environment), budgets, work))
+            start = partial(Started, own, ask, command, environment)
+            servers.append(choose(start, budgets, {"burst": work})["burst"])
             stack.callback(servers[-1].close)
         yield servers
 

@@ -151,17 +151,24 @@ def test_the_fastest_budget_stays_and_all_others_end() -> None:
         def __call__(self, work: list) -> dict:
             if self.budget == 0:
                 raise KeyboardInterrupt
-            return {"seconds": {128: 3.0, 256: 1.0, 512: 2.0}[self.budget]}
+            long = {128: 4.0, 256: 2.0, 512: 3.0} if len(work) > 1 else {128: 1, 256: 1, 512: 0.9}
+            return {"seconds": long[self.budget]}
 
         def close(self) -> None:
             self.ended = True
 
     engines: list[Engine] = []
-    assert bench.choose(Engine, [128, 256, 512], [([1], 1)]).budget == 256
+    long, short = [([1], 1)] * 2, [([1], 1)]
+    chosen = bench.choose(Engine, [128, 256, 512], {"long": long})
+    assert chosen["long"].budget == 256
     assert [each.ended for each in engines] == [True, False, True]
     engines.clear()
+    chosen = bench.choose(Engine, [128, 256, 512], {"long": long, "short": short})
+    assert {name: each.budget for name, each in chosen.items()} == {"long": 256, "short": 512}
+    assert [each.ended for each in engines] == [True, False, False]
+    engines.clear()
     with pytest.raises(KeyboardInterrupt):
-        bench.choose(Engine, [128, 0, 256], [([1], 1)])
+        bench.choose(Engine, [128, 0, 256], {"long": long})
     assert [each.ended for each in engines] == [True, True]
 
 
