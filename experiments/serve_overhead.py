@@ -177,7 +177,7 @@ def main() -> None:
     header = ["workload", "way", "s", "tokens/s", "over generate", "lowest .. highest"]
     print_table(header, lines)
     path = options.out / f"{NAME}.csv"
-    with_kept(path, rows).write(path)
+    with_kept(path, rows, "workload").write(path)
     print(f"\nwrote {path}")
 
 
