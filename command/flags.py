@@ -224,6 +224,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         "workload": Kind(
             "NAME",
             "workload of bench.py: W, V, P, 1x64+32, 2x128+24, 8x64+24, 4x512+16 or 1x1024+1",
+            repeated=True,
         ),
         "seed": Kind("N", "seed of all that is drawn at random", SEED),
     },
