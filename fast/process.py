@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -11,6 +11,8 @@ from configs import ModelConfig
 SMALL_LAYER = (
     4e6  # bytes of a layer's weights. In a smaller one, threads mostly wait for each other
 )
+
+OMP_PAUSE_HARD = 2  # from omp.h
 
 
 def keep_freed_memory() -> None:
@@ -26,6 +28,17 @@ def keep_freed_memory() -> None:
         return
     mallopt(trim_threshold, 2**31 - 1)
     mallopt(mmap_max, 0)
+
+
+def end_threads() -> None:
+    """End the OpenMP threads of this Python thread. Its next operator starts new ones.
+
+    A model is loaded by one Python thread, and a server runs it in another. libgomp gives threads
+    to each of the two. If they are together more than the cores, a thread that waits looks half as
+    often before it sleeps, and each product of a decode waits until the other threads are awake.
+    """
+    with suppress(OSError, AttributeError, TypeError):  # no libgomp; TypeError: Windows
+        ctypes.CDLL(None).omp_pause_resource_all(OMP_PAUSE_HARD)
 
 
 def threads_for(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int | None:

@@ -27,6 +27,8 @@ def test_workloads_are_what_the_docstring_says() -> None:
     assert all(0 <= token < 8192 for prompt, _ in v for token in prompt)
     p = make_workload("P", 8192)
     assert [(len(prompt), outputs) for prompt, outputs in p] == [(640, 16)] * 16
+    small = make_workload("4x512+16", 8192)
+    assert [(len(prompt), outputs) for prompt, outputs in small] == [(512, 16)] * 4
     columns = list(zip(*[prompt for prompt, _ in p], strict=True))
     assert [len(set(column)) == 1 for column in columns] == [True] * 512 + [False] * 128
 
@@ -149,17 +151,24 @@ def test_the_fastest_budget_stays_and_all_others_end() -> None:
         def __call__(self, work: list) -> dict:
             if self.budget == 0:
                 raise KeyboardInterrupt
-            return {"seconds": {128: 3.0, 256: 1.0, 512: 2.0}[self.budget]}
+            long = {128: 4.0, 256: 2.0, 512: 3.0} if len(work) > 1 else {128: 1, 256: 1, 512: 0.9}
+            return {"seconds": long[self.budget]}
 
         def close(self) -> None:
             self.ended = True
 
     engines: list[Engine] = []
-    assert bench.choose(Engine, [128, 256, 512], [([1], 1)]).budget == 256
+    long, short = [([1], 1)] * 2, [([1], 1)]
+    chosen = bench.choose(Engine, [128, 256, 512], {"long": long})
+    assert chosen["long"].budget == 256
     assert [each.ended for each in engines] == [True, False, True]
     engines.clear()
+    chosen = bench.choose(Engine, [128, 256, 512], {"long": long, "short": short})
+    assert {name: each.budget for name, each in chosen.items()} == {"long": 256, "short": 512}
+    assert [each.ended for each in engines] == [True, False, False]
+    engines.clear()
     with pytest.raises(KeyboardInterrupt):
-        bench.choose(Engine, [128, 0, 256], [([1], 1)])
+        bench.choose(Engine, [128, 0, 256], {"long": long})
     assert [each.ended for each in engines] == [True, True]
 
 

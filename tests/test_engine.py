@@ -14,6 +14,7 @@ import torch
 from conftest import TINY, one_at_a_time, run_loop, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from warm import fresh
 
 from attention import FlatBatch, Span
 from batch import Batch, Request
@@ -205,6 +206,32 @@ def test_a_small_model_takes_one_thread_and_gives_it_back(llm: LLM) -> None:
         assert threads_for(MODELS["laptop"], torch.bfloat16, llm.device) is None
     finally:
         torch.set_num_threads(before)
+
+
+THREADS = """
+import os, torch
+from fast.process import end_threads
+
+def count():
+    return len(os.listdir("/proc/self/task"))
+
+torch.set_num_threads(2)
+before = count()
+torch.ones(10**6).add_(1)
+print(count() - before)
+end_threads()
+print(count() - before)
+from engine import LLM
+LLM("demo", device="cpu")
+print(count() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="Linux tells a process's threads")
+def test_loading_leaves_no_threads_of_openmp() -> None:
+    """With those of the thread that runs the model, they would be more than the cores."""
+    done = fresh("-c", THREADS, check=True)
+    assert done.stdout.split() == ["1", "0", "0"]
 
 
 def test_a_stream_that_was_never_asked(llm: LLM) -> None:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from configs import ModelConfig
 
 BATCH_SIZE = 8
+REST = 2.0  # s before a run beside another engine: vLLM's idle processes spin for one more second
 Work = list[tuple[list[int], int]]  # prompt token ids, output tokens
 Prompts = list[list[int]]
 Answer = Callable[[object], dict]
