@@ -6,6 +6,7 @@ loads and runs nothing. Gradescope gets them as plain text.
 
 import html
 import json
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -16,8 +17,8 @@ from string import Template
 from command.checks import UserError
 from command.cli import MARK, write_file
 from course.exercises import EXERCISES, HERE
-from course.handed import Submission
 from course.predictions import LESSONS, Outcome, outcomes
+from course.submissions import Submission
 
 RUBRIC = HERE / "instructor" / "rubric.md"
 MOST_NOTES = 10
@@ -78,7 +79,7 @@ class Grade:
     def says(self, key: str) -> str:
         """The check's words on an exercise, or why there are none."""
         if key in self.told:
-            return clean("\n".join(self.told[key]))
+            return clean("\n".join(self.told[key]).replace(f"{HERE.parent}{os.sep}", ""))
         result = self.results[key]
         why = self.handed.refused.get(EXERCISES[key].file, "") if result == "refused" else ""
         return clean(WHY[result] + (f": {why}" if why else ""))
@@ -144,8 +145,10 @@ def notes(grade: Grade) -> list[str]:
 def write_feedback(
     folder: Path, grades: list[Grade], points: dict[str, float], seed: int, first: str
 ) -> None:
-    """For each student NUMBER_NAME.html and .json; for the lecturer predictions.html."""
-    folder.mkdir(exist_ok=True)
+    """For each student NUMBER_NAME.html and .json; for the lecturer predictions.html.
+
+    folder: it exists.
+    """
     came_out = {
         outcome.question: (f"{lesson}.{number}", outcome)
         for lesson in range(1, len(LESSONS) + 1)

@@ -34,8 +34,8 @@ from command.cli import claim, write_file
 from course.check.frame import examine, lines
 from course.exercises import EXERCISES, AnswerError, Exercise, read_answer
 from course.feedback import Grade, harmless, rubric, write_feedback
-from course.handed import Submission, submission, submissions
 from course.sandbox import PROTECTIONS
+from course.submissions import Submission, submission, submissions
 from course.worker import LONGEST_ANSWER
 
 try:
@@ -350,6 +350,7 @@ def grade(
             f"{str(folder)!r} has no submissions: a folder or a .zip for each, or files as Canvas"
             " names them; --one if it is a submission itself"
         )
+    feedback.mkdir(exist_ok=True)  # now, and not after an hour, it may be impossible
     container, start, stopped = container_of(image), time.perf_counter(), threading.Event()
     with ended_by_signals(), workplace() as place, ThreadPoolExecutor(workers) as pool:
         try:

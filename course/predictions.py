@@ -28,6 +28,27 @@ def questions(lesson: int) -> list[str]:
     return [text.partition(MARK)[2].strip() for text in texts if MARK in text]
 
 
+HEAD = re.compile(
+    r"# Lesson (\d+): (.+?)\n.*?\*\*Goal\*\*: (.+?)\. \*\*Needs\*\*: (.+?)\."
+    r" \*\*Difficulty\*\*: (\d) of 3\. \*\*Time\*\*: (.+?) minutes \((.+?)\);",
+    re.DOTALL,
+)
+
+
+def syllabus() -> list[tuple[str, ...]]:
+    """Rows on the lessons, out of their heads: a link to each, goal, needs, difficulty, minutes."""
+    rows = [("lesson", "afterwards you can", "needs", "difficulty", "minutes")]
+    for path in LESSONS:
+        text = re.sub(r"\n# (?=\w|\*)", " ", path.read_text("utf-8")).replace("\n# #", "\n#")
+        found = HEAD.search(text)
+        if not found:
+            raise UserError(f"{path}: its head lacks Goal, Needs, Difficulty or Time")
+        number, title, goal, needs, difficulty, minutes, source = found.groups()
+        link = f"{number}. [{title[0].upper()}{title[1:]}](notebooks/{path.stem}.ipynb)"
+        rows.append((link, goal, needs, f"{difficulty} of 3", f"{minutes}, {source}"))
+    return rows
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What came out, as the lesson's notebook has it.

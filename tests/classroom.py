@@ -20,9 +20,9 @@ from command.cli import run_main
 from course import reference
 from course.exercises import EXERCISES, STUBS
 from course.grade import grade
-from course.handed import LONGEST_FILE
 from course.plants import plants
 from course.predictions import outcomes
+from course.submissions import LONGEST_FILE
 
 SOURCES = {name: (STUBS / f"{name}.py").read_text("utf-8") for name in ("e07", "e13")}
 
@@ -63,6 +63,15 @@ RIGHT = {
     "hunt": of("bad").replace("SimpleNamespace", "object"),
     "final": "from scheduler import SarathiServe\n\n\nclass Mine(SarathiServe):\n    pass\n",
 }
+# Planted mistakes that stand alone, and the property that finds each.
+WRONG = {
+    key: [
+        (text, plant.caught_by)
+        for plant in plants()
+        if plant.exercise == key and "course" not in (text := plant.path.read_text("utf-8"))
+    ]
+    for key in EXERCISES
+}
 ENDLESS = "while True:\n    pass\n"
 PRINTS = "while True:\n    print('x' * (1 << 20))\n"
 FORKS = "import os\nwhile True:\n    os.fork()\n"
@@ -79,16 +88,12 @@ def pack(path: Path, files: dict[str, str], how: int) -> None:
 def drawn(rng: random.Random) -> tuple[dict[str, str], dict[str, str]]:
     """A student's files, and what each exercise must get."""
     files, wanted = {}, {}
-    wrong = {each.exercise: [] for each in plants()}
-    for plant in plants():
-        wrong[plant.exercise].append(plant)
     for key, exercise in EXERCISES.items():
-        what, plant = rng.random(), rng.choice(wrong[key])
-        name = f"{exercise.file}.py"
+        what, name = rng.random(), f"{exercise.file}.py"
         if what < 0.6 and exercise.file in RIGHT:
             files[name], wanted[key] = RIGHT[exercise.file], "passed"
-        elif what < 0.85:
-            files[name], wanted[key] = plant.path.read_text("utf-8"), plant.caught_by
+        elif what < 0.85 and WRONG[key]:
+            files[name], wanted[key] = rng.choice(WRONG[key])
         elif what < 0.95:
             files[name], wanted[key] = (STUBS / name).read_text("utf-8"), "answer"
         else:

@@ -33,10 +33,10 @@ from course.check.rounds import judge_record
 from course.drive import serve
 from course.exercises import EXERCISES, AnswerError, find, load, read_answer
 from course.feedback import Grade, harmless
-from course.handed import LONGEST_FILE, Submission
 from course.local import asker
 from course.plants import Plant, plants
 from course.sandbox import PROTECTIONS
+from course.submissions import LONGEST_FILE, Submission
 from course.worker import processor_clock
 from scheduler import Sarathi
 from tests import warm

@@ -23,7 +23,7 @@ from course import feedback, predictions, quiz
 from course.exercises import EXERCISES
 from course.feedback import Grade
 from course.grade import grade
-from course.handed import CANVAS, Submission, submission, submissions
+from course.submissions import CANVAS, Submission, submission, submissions
 from tests import classroom
 
 ROOT = Path(__file__).parent.parent
@@ -196,6 +196,7 @@ def made(tmp_path: Path, **fields: object) -> Path:
     results = dict.fromkeys(EXERCISES, "-") | {"6": "passed", "7": "Q1", "8": "refused"}
     told = {"6": ["E6 passed"], "7": [NASTY]}
     one = Grade(handed, results, told=told, **fields)
+    (tmp_path / "f").mkdir()
     feedback.write_feedback(tmp_path / "f", [one, one], feedback.rubric(), 5, "protected")
     return tmp_path / "f"
 
