@@ -24,6 +24,7 @@ RUBRIC = HERE / "instructor" / "rubric.md"
 MOST_NOTES = 10
 WHY = {
     "-": "not handed in",
+    "stub": "not written yet: it is the file that you were given",
     "time": "not tried: the earlier exercises had used up the time of the whole submission",
     "refused": "not read",
 }
@@ -69,8 +70,11 @@ class Grade:
     def name(self) -> str:
         return self.handed.name
 
+    def got(self, key: str, rubric: dict[str, float]) -> float:
+        return rubric[key] if self.results[key] == "passed" else 0.0
+
     def points(self, rubric: dict[str, float]) -> float:
-        return sum(rubric[key] for key, result in self.results.items() if result == "passed")
+        return sum(self.got(key, rubric) for key in self.results)
 
     def page(self, number: int) -> str:
         """A file's name, without .html: the number keeps apart what a file system may not."""
@@ -125,7 +129,7 @@ def results_json(grade: Grade, points: dict[str, float], seed: int, first: str) 
         "tests": [
             {
                 "name": f"{each.name} {each.title}",
-                "score": points[key] if grade.results[key] == "passed" else 0.0,
+                "score": grade.got(key, points),
                 "max_score": points[key],
                 "status": "passed" if grade.results[key] == "passed" else "failed",
                 "output": grade.says(key),
@@ -178,11 +182,9 @@ def page(
     rows = [("exercise", "points", "result")]
     parts = []
     for key, each in EXERCISES.items():
-        passed, result = grade.results[key] == "passed", grade.results[key]
-        got = points[key] if passed else 0
-        words = result if passed or key in grade.told else WHY[result]
-        rows.append((f"{each.name} {each.title}", f"{got:g} of {points[key]:g}", words))
-        if result not in ("-", "time"):
+        result, got = grade.results[key], f"{grade.got(key, points):g} of {points[key]:g}"
+        rows.append((f"{each.name} {each.title}", got, WHY.get(result, result)))
+        if key in grade.told or result == "refused":
             told = html.escape(grade.says(key))
             parts.append(f"<section><h2>{html.escape(each.name)}</h2><pre>{told}</pre></section>")
     body = f"<h1>{name}</h1>\n<p><b>{grade.points(points):g} of {total:g} points</b>"

@@ -32,7 +32,7 @@ from types import FrameType
 from command.checks import UserError, check_whole
 from command.cli import claim, write_file
 from course.check.frame import examine, lines
-from course.exercises import EXERCISES, AnswerError, Exercise, read_answer
+from course.exercises import EXERCISES, STUBS, AnswerError, Exercise, read_answer
 from course.feedback import Grade, harmless, rubric, write_feedback
 from course.sandbox import PROTECTIONS
 from course.submissions import Submission, submission, submissions
@@ -262,8 +262,9 @@ def graded(
                 refused = exercise.file in handed.refused
                 grade.results[exercise.key] = "refused" if refused else "-"
                 continue
-            if left <= 0:
-                grade.results[exercise.key] = "time"
+            stub = (STUBS / f"{exercise.file}.py").read_text("utf-8")
+            if left <= 0 or handed.files[exercise.file].split() == stub.split():
+                grade.results[exercise.key] = "time" if left <= 0 else "stub"
                 continue
             if worker is None:
                 worker = Worker(handed.files, container, stopped, place)

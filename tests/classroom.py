@@ -95,7 +95,7 @@ def drawn(rng: random.Random) -> tuple[dict[str, str], dict[str, str]]:
         elif what < 0.85 and WRONG[key]:
             files[name], wanted[key] = rng.choice(WRONG[key])
         elif what < 0.95:
-            files[name], wanted[key] = (STUBS / name).read_text("utf-8"), "answer"
+            files[name], wanted[key] = (STUBS / name).read_text("utf-8"), "stub"
         else:
             wanted[key] = "-"
     asked = rng.choice([outcomes(1), outcomes(3)])
