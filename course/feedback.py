@@ -42,9 +42,11 @@ pre {{ white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem; paddin
   border: 1px solid #8888; border-radius: .4rem; }}
 table {{ border-collapse: collapse; }}
 td, th {{ text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0;
-  overflow-wrap: anywhere; border-bottom: 1px solid #8888; }}
+  border-bottom: 1px solid #8888; }}
+td:last-child {{ overflow-wrap: anywhere; }}
 section {{ break-inside: avoid; }}
 .sheet {{ break-after: page; }}
+.sheet p {{ margin-bottom: 2.2rem; }}
 </style></head><body>
 $body
 </body></html>
@@ -182,7 +184,10 @@ def page(
     rows = [("exercise", "points", "result")]
     parts = []
     for key, each in EXERCISES.items():
-        result, got = grade.results[key], f"{grade.got(key, points):g} of {points[key]:g}"
+        result, got = (
+            grade.results[key],
+            f"{grade.got(key, points):g}\N{NO-BREAK SPACE}of\N{NO-BREAK SPACE}{points[key]:g}",
+        )
         rows.append((f"{each.name} {each.title}", got, WHY.get(result, result)))
         if key in grade.told or result == "refused":
             told = html.escape(grade.says(key))

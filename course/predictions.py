@@ -73,9 +73,10 @@ def outcomes(lesson: int) -> list[Outcome]:
             continue
         end = next(j for j in range(i + 1, len(cells)) if cells[j]["cell_type"] == "markdown")
         said = [output for ran in cells[i + 1 : end] for output in ran.get("outputs", [])]
-        printed = "".join("".join(output.get("text", "")) for output in said).strip("\n")
+        printed = "".join("".join(output.get("text", "")) for output in said)
+        printed = re.sub(r"^your prediction: .*\n", "", printed, flags=re.MULTILINE).strip("\n")
         pictures = sum("image/png" in output.get("data", {}) for output in said)
-        where = f"Lesson {lesson} shows it below this question" + ", in a picture." * (pictures > 0)
+        where = f"Lesson {lesson} shows it below this question{', in a picture' * (pictures > 0)}."
         mark, _, words = texts[end].partition("\n\n")[0].partition("**Explain.**")
         explained = "" if mark else " ".join(words.split())
         question = texts[i].partition(MARK)[2].partition("\n\n")[0]
