@@ -92,7 +92,8 @@ SPECIAL = (  # all others of experiments/ need no arguments
 # They have a main, but other programs start them, and nobody types their names.
 NO_COMMANDS = (
     "tests/pipeline_worker.py",
-    "tests/classroom.py", "tests/cpus.py", "tests/lines.py", "tests/mutants.py", "tests/gpu_launches.py",
+    "tests/classroom.py",
+    "tests/cpus.py", "tests/lines.py", "tests/mutants.py", "tests/gpu_launches.py",
     "tests/gpu_memory.py",
     "tests/hostile/__main__.py", "tests/which_kernel.py", "fast/watched.py", "fast/kernels.py",
     "course/worker.py",
