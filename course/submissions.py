@@ -34,6 +34,7 @@ KNOWN = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 PREDICTIONS = "predictions"
+LONGEST_SAID = 300  # letters of a prediction
 
 
 @dataclass
@@ -99,6 +100,8 @@ def hidden(name: str) -> bool:
 
 def in_zip(path: Path, order: int) -> Iterator[Found]:
     """Raises OSError or BadZipFile. A name inside is only compared, and never a place to write."""
+    if not path.is_file():  # a pipe would be waited for
+        raise OSError("no file")
     if path.stat().st_size > LONGEST_ZIP:
         raise OSError(f"a zip above {LONGEST_ZIP >> 20} MB")
     with zipfile.ZipFile(path) as packed:
@@ -172,8 +175,9 @@ def answers(text: str) -> dict[str, str]:
     except (ValueError, RecursionError):
         return {}
     kept = list(kept.values()) if isinstance(kept, dict) else []
-    pairs = [(e.get("question"), e.get("answer")) for e in kept if isinstance(e, dict)]
-    return {q: a[:300] for q, a in pairs if isinstance(q, str) and isinstance(a, str)}
+    said = [(each.get("question"), each.get("answer")) for each in kept if isinstance(each, dict)]
+    texts = [pair for pair in said if all(isinstance(text, str) for text in pair)]
+    return {question: answer[:LONGEST_SAID] for question, answer in texts}
 
 
 def submissions(folder: Path) -> tuple[list[Submission], list[str]]:

@@ -146,7 +146,10 @@ def test_a_link_reads_nobody_elses_work(tmp_path: Path) -> None:
     link.external_attr = 0o120777 << 16
     with zipfile.ZipFile(tmp_path / "zip.zip", "w") as packed:
         packed.writestr(link, "ben/e06.py")
+    os.mkfifo(tmp_path / "ben" / "pipe.zip")  # whoever opens it waits
+    os.mkfifo(tmp_path / "ben" / "e07.py")
     found, left = submissions(tmp_path)
+    assert found[0].refused["e07"] == "no file"
     assert {each.name: each.files for each in found if each.files} == {"ben": {"e06": "ben's"}}
     assert found[1].refused == found[2].refused == {"e06": "a link"} and left == ["eve_1_2_e06.py"]
 
