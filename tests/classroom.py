@@ -1,6 +1,6 @@
 """A made-up class, graded: what each student gets is known beforehand.
 
-    python -m tests.classroom DIR [--students 100]
+    python -m tests.classroom DIR [--students 100] [--exercises 1 6 9 12]
 
 Students hand in a folder, the zip of `make submit` (deflated, or stored as a page in the browser
 may do), Moodle's folder with a zip, or files as Canvas names them. Each exercise is right, a
@@ -14,6 +14,7 @@ import json
 import random
 import time
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from command.cli import run_main
@@ -85,11 +86,11 @@ def pack(path: Path, files: dict[str, str], how: int) -> None:
             packed.writestr(name, text)
 
 
-def drawn(rng: random.Random) -> tuple[dict[str, str], dict[str, str]]:
+def drawn(rng: random.Random, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
     """A student's files, and what each exercise must get."""
     files, wanted = {}, {}
     for key, exercise in EXERCISES.items():
-        what, name = rng.random(), f"{exercise.file}.py"
+        what, name = rng.random() if key in keys else 1.0, f"{exercise.file}.py"
         if what < 0.6 and exercise.file in RIGHT:
             files[name], wanted[key] = RIGHT[exercise.file], "passed"
         elif what < 0.85 and WRONG[key]:
@@ -162,12 +163,14 @@ def attack(folder: Path) -> dict[str, dict[str, str]]:
     return {name: {"1": result} for name, result in found.items()}
 
 
-def make(folder: Path, students: int, seed: int) -> dict[str, dict[str, str]]:
+def make(
+    folder: Path, students: int, seed: int, keys: Sequence[str] = tuple(EXERCISES)
+) -> dict[str, dict[str, str]]:
     """Write a class. Returns what each exercise of each submission must get."""
     wanted, rng = {}, random.Random(seed)
     folder.mkdir(parents=True)
     for number in range(students):
-        files, results = drawn(rng)
+        files, results = drawn(rng, keys)
         wanted[hand_in(folder, number, files)] = results
     return wanted | attack(folder)
 
@@ -176,8 +179,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="a new one")
     parser.add_argument("--students", type=int, default=100)
+    parser.add_argument("--exercises", nargs="+", choices=EXERCISES, default=list(EXERCISES))
     options = parser.parse_args()
-    wanted = make(options.folder / "class", options.students, 7)
+    wanted = make(options.folder / "class", options.students, 7, options.exercises)
     start = time.perf_counter()
     out = options.folder / "grades.csv"
     grades = {each.name: each for each in grade(options.folder / "class", out, 5, 2, None, False)}
