@@ -180,6 +180,16 @@ def answers(text: str) -> dict[str, str]:
     return {question: answer[:LONGEST_SAID] for question, answer in texts}
 
 
+def canvas_made(paths: list[tuple[int, Path]]) -> bool:
+    """Whether these files are of one student: cs_2026_17_doe.zip may be a lecturer's own name.
+
+    Canvas gives no number twice, and no student two files of one name. Two zips are no sign of it.
+    """
+    names = [CANVAS.fullmatch(path.name)["name"] for _, path in paths]
+    zips = sum(path.suffix.lower() == ".zip" for _, path in paths)
+    return len(dict(paths)) == len(set(names)) == len(paths) and zips < 2
+
+
 def submissions(folder: Path) -> tuple[list[Submission], list[str]]:
     """All submissions of a folder, and the names of what is none.
 
@@ -201,8 +211,9 @@ def submissions(folder: Path) -> tuple[list[Submission], list[str]]:
             found["zip", path.name] = [(0, path)]
         else:
             left.append(path.name)
-    for key in [key for key, paths in found.items() if len({i for i, _ in paths}) < len(paths)]:
-        # two files of one number: these names are not Canvas's, and nobody's work may be mixed
+    for key in [
+        key for key, paths in found.items() if key[0] == "canvas" and not canvas_made(paths)
+    ]:
         found |= {("file", path.name): [(0, path)] for _, path in found.pop(key)}
     handed = [
         submission(name, [path for _, path in sorted(paths)], late=(kind, name) in late)

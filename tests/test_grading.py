@@ -112,13 +112,18 @@ def test_the_files_of_canvas_become_a_submission_for_each_student(tmp_path: Path
     assert left == ["e06.py", "notes.txt"]
 
 
-def test_names_that_only_look_like_canvas_mix_nobodys_work(tmp_path: Path) -> None:
-    for name in ("smith", "jones"):
-        with zipfile.ZipFile(tmp_path / f"hw_2026_1117_{name}.zip", "w") as packed:
-            packed.writestr("e06.py", name)
-    assert {name: each.files["e06"] for name, each in by_name(tmp_path).items()} == {
-        "hw_2026_1117_smith.zip": "smith", "hw_2026_1117_jones.zip": "jones",
-    }  # fmt: skip
+@pytest.mark.parametrize("name", ["hw_2026_1117_{}.zip", "cs_2026_{}_doe.zip", "cs_2026_{}_e06.py"])
+def test_names_that_only_look_like_canvas_mix_nobodys_work(tmp_path: Path, name: str) -> None:
+    paths = [tmp_path / name.format(number) for number in (17, 18)]
+    for path in paths:
+        if path.suffix == ".py":
+            path.write_text(path.name)
+        else:
+            classroom.pack(path, {"e06.py": path.name}, zipfile.ZIP_STORED)
+    found = by_name(tmp_path)
+    assert {each.name: found[each.name].files["e06"] for each in paths} == {
+        each.name: each.name for each in paths
+    }
 
 
 def test_a_folder_may_hold_a_zip_and_a_folder(tmp_path: Path) -> None:
