@@ -191,6 +191,7 @@ def main() -> None:
     sub.add_argument("--workers", type=int, default=2, help="submissions at a time (2)")
     sub.add_argument("--image", help="of a container: see course/instructor/README.md")
     sub.add_argument("--feedback", type=Path, help="a page of each student (grades_feedback/)")
+    sub.add_argument("--only", nargs="+", metavar="E", help="the exercises that were set, as 1 9")
     sub.add_argument("--one", action="store_true", help="the folder is one submission")
     sub.add_argument("--force", action="store_true", help="replace a file of your own")
     sub = commands.add_parser("quiz")
@@ -224,9 +225,9 @@ def main() -> None:
     elif options.command == "grade":
         from course.grade import grade
 
-        seed = drawn(options.seed)
+        seed, only = drawn(options.seed), [find(key).key for key in options.only or EXERCISES]
         grade(options.folder, options.out, seed, options.workers, options.image, options.force,
-              options.feedback, options.one)  # fmt: skip
+              options.feedback, options.one, only)  # fmt: skip
     elif options.command == "quiz":
         from course.quiz import quiz
 

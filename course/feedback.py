@@ -130,14 +130,14 @@ def results_json(grade: Grade, points: dict[str, float], seed: int, first: str) 
         "test_name_format": "text",
         "tests": [
             {
-                "name": f"{each.name} {each.title}",
+                "name": f"{EXERCISES[key].name} {EXERCISES[key].title}",
                 "score": grade.got(key, points),
                 "max_score": points[key],
                 "status": "passed" if grade.results[key] == "passed" else "failed",
                 "output": grade.says(key),
                 "tags": [grade.results[key]],
             }
-            for key, each in EXERCISES.items()
+            for key in points
         ],
     }
 
@@ -183,7 +183,7 @@ def page(
     name, total = html.escape(harmless(grade.name)), sum(points.values())
     rows = [("exercise", "points", "result")]
     parts = []
-    for key, each in EXERCISES.items():
+    for key, each in ((key, EXERCISES[key]) for key in points):
         result, got = (
             grade.results[key],
             f"{grade.got(key, points):g}\N{NO-BREAK SPACE}of\N{NO-BREAK SPACE}{points[key]:g}",
@@ -193,7 +193,7 @@ def page(
             told = html.escape(grade.says(key))
             parts.append(f"<section><h2>{html.escape(each.name)}</h2><pre>{told}</pre></section>")
     body = f"<h1>{name}</h1>\n<p><b>{grade.points(points):g} of {total:g} points</b>"
-    body += " by the checks. Your lecturer gives the others.</p>\n"
+    body += " by the checks.</p>\n"
     body += "".join(f"<p>{html.escape(note)}</p>\n" for note in notes(grade))
     body += html_table(rows) + "\n" + "\n".join(parts)
     body += "<p>To try the same cases again (here for exercise 6):</p>\n"

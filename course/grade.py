@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -246,16 +246,21 @@ def container_of(image: str | None) -> list[str]:
 
 
 def graded(
-    handed: Submission, seed: int, container: list[str], stopped: threading.Event, place: Path
+    handed: Submission,
+    keys: Iterable[str],
+    seed: int,
+    container: list[str],
+    stopped: threading.Event,
+    place: Path,
 ) -> Grade:
-    """All exercises of one submission. A worker that dies or hangs is replaced for the next one.
+    """Some exercises of one submission. A worker that dies or hangs is replaced for the next one.
 
     Raises Stopped soon after `stopped` is set, and leaves no worker.
     """
     grade, began = Grade(handed, held=list(PROTECTIONS)), time.perf_counter()
     left, worker = WHOLE, None
     try:
-        for exercise in EXERCISES.values():
+        for exercise in map(EXERCISES.__getitem__, keys):
             if stopped.is_set():
                 raise Stopped
             if exercise.file not in handed.files:
@@ -328,11 +333,13 @@ def grade(
     force: bool,
     feedback: Path | None = None,
     one: bool = False,
+    only: Iterable[str] = EXERCISES,
 ) -> list[Grade]:
     """Grade all submissions of a folder. It prints the table, and writes it as CSV.
 
     feedback: a folder for a page and Gradescope's results of each student (None: beside the table).
-    one: the folder is one submission. Raises UserError rather than write over a file.
+    one: the folder is one submission. only: the keys of what was set. Raises UserError rather than
+    write over a file.
     """
     if not folder.is_dir():
         raise UserError(f"{str(folder)!r} is no folder: give the folder of all submissions")
@@ -344,7 +351,7 @@ def grade(
             f"{str(feedback)!r} is there: give another name with --feedback, move it away, or add"
             " --force"
         )
-    points = rubric()
+    points = {key: worth for key, worth in rubric().items() if key in only}
     handed, left = ([submission(folder.name, [folder])], []) if one else submissions(folder)
     if not handed:
         raise UserError(
@@ -355,7 +362,9 @@ def grade(
     container, start, stopped = container_of(image), time.perf_counter(), threading.Event()
     with ended_by_signals(), workplace() as place, ThreadPoolExecutor(workers) as pool:
         try:
-            one_of = partial(graded, seed=seed, container=container, stopped=stopped, place=place)
+            one_of = partial(
+                graded, keys=points, seed=seed, container=container, stopped=stopped, place=place
+            )
             grades = list(pool.map(one_of, handed))
         finally:  # after Ctrl-C, nobody waits for the submissions under way
             stopped.set()
@@ -365,9 +374,9 @@ def grade(
     print(first)
     print(f"seed {seed}, {len(grades)} submissions, {time.perf_counter() - start:.0f} s")
     wide = max(len(harmless(each.name)) for each in grades)
-    print(" " * wide, *[f"{key:>7}" for key in EXERCISES], " points")
+    print(" " * wide, *[f"{key:>7}" for key in points], " points")
     for each in grades:
-        results = [f"{each.results[key]:>7}" for key in EXERCISES]
+        results = [f"{each.results[key]:>7}" for key in points]
         print(f"{harmless(each.name):{wide}}", *results, f"{each.points(points):7g}")
     for name in left:
         print(f"left alone, because it is no submission: {harmless(name)}")
@@ -379,13 +388,13 @@ def table(grades: list[Grade], points: dict[str, float], seed: int, first: str) 
     """A line for each student, as CSV."""
     text = StringIO()
     rows = csv.writer(text)
-    rows.writerow(["submission", *EXERCISES, "passed", "points", "late", "scores", "page", "seed",
+    rows.writerow(["submission", *points, "passed", "points", "late", "scores", "page", "seed",
                    "protection"])  # fmt: skip
     for number, each in enumerate(grades, 1):
         passed = sum(result == "passed" for result in each.results.values())
         scores = "; ".join(f"{key}: {told}" for key, told in each.scores.items())
         late = "late" if each.handed.late else ""
-        results = [each.results[key] for key in EXERCISES]
+        results = [each.results[key] for key in points]
         rows.writerow([harmless(each.name), *results, passed, f"{each.points(points):g}", late,
                        scores, f"{each.page(number)}.html", seed, first])  # fmt: skip
     return text.getvalue()

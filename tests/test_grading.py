@@ -313,6 +313,18 @@ def test_nothing_of_the_lecturers_is_written_over(
     assert len(asked.stdout.splitlines()) == 2 or not (ROOT / ".git").exists()
 
 
+def test_only_what_was_set_is_graded_and_counts(tmp_path: Path) -> None:
+    (tmp_path / "all" / "anna").mkdir(parents=True)
+    for name in ("e01", "e12"):
+        (tmp_path / "all" / "anna" / f"{name}.py").write_text(classroom.RIGHT[name])
+    out = tmp_path / "grades.csv"
+    [found] = grade(tmp_path / "all", out, 1, 1, None, False, only=["9", "12"])
+    assert found.results == {"9": "-", "12": "passed"}
+    assert out.read_text("utf-8").startswith("submission,9,12,passed,points")
+    page = (tmp_path / "grades_feedback" / f"{found.page(1)}.html").read_text("utf-8")
+    assert "<b>3 of 7 points</b>" in page and "E1 " not in page
+
+
 @pytest.mark.slow
 def test_a_class_gets_what_it_must(tmp_path: Path) -> None:
     """All ways to hand in, right and wrong answers, and hostile submissions, together."""
