@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 READY := $(if $(wildcard .venv/figures.stamp),,.venv/figures.stamp)
 
 .PHONY: fig9 figures install serve measure docs test cpus slow browser hostile hostile-quick mutants notebooks notebooks-refresh format lines clean \
-	course-start check hint picture predict submit grade pictures-for-slides \
+	course-start check hint picture predict submit grade gradescope pictures-for-slides \
 	course-selftest
 
 fig9: .venv/figures.stamp
@@ -81,6 +81,12 @@ predict: $(READY)
 
 grade: .venv/run.stamp
 	$(BIN)/python -m course grade $(DIR)
+
+# What Gradescope wants, in build/autograder.zip: the files that git knows, and two scripts.
+gradescope:
+	@mkdir -p build
+	git archive -o build/autograder.zip --add-file=course/instructor/gradescope/setup.sh \
+		--add-file=course/instructor/gradescope/run_autograder HEAD '*.py' '*.md' '*.ipynb' pyproject.toml
 
 # The lecture's pictures, large, in build/slides.
 pictures-for-slides: .venv/run.stamp

@@ -2,11 +2,13 @@
 
     python -m course start          your copies of the exercises, in course/mine/
     python -m course predict 3      what do you expect of lesson 3? Asked, and written down
+                                    (afterwards, with --compare: beside what came out)
     python -m course check 6        does your E6 keep its properties? If not: the smallest case
     python -m course hint 6         the next of three hints
     python -m course picture 6      your attempt beside what it should be: course/mine/e06.png
     python -m course submit         course/mine/submission.zip
     python -m course grade DIR      for instructors: all submissions of a folder
+    python -m course quiz           for instructors: sheets with drawn numbers, and a key
     python -m course slides         for instructors: the lecture's pictures, large: build/slides/
     python -m course selftest       for maintainers: does the course check what it says?
 
@@ -26,7 +28,7 @@ from pathlib import Path
 from command.checks import UserError
 from command.cli import claim, run_main, write_file
 from course.exercises import EXERCISES, HINTS, MINE, STUBS, Exercise, find
-from course.predictions import HOW, LESSONS, predict
+from course.predictions import HOW, LESSONS, compare, predict
 
 BASE = 1  # seed of the cases of `check`: the same each time, so that a failure stays
 HINTED, CHECKED = "hints.json", "checks.json"  # in mine/: the last hint, and whether it passed
@@ -158,6 +160,10 @@ def state() -> list[str]:
     return [*told, f"predictions: lessons {', '.join(lessons) or 'none'}"]
 
 
+def drawn(seed: int | None) -> int:
+    return secrets.randbits(40) if seed is None else seed
+
+
 def main() -> None:
     parser = Parser("python -m course", description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
@@ -174,6 +180,9 @@ def main() -> None:
             sub.add_argument("--force", action="store_true", help="replace a file of your own")
     sub = commands.add_parser("predict", description=HOW)
     sub.add_argument("lesson", type=int, help=f"1 to {len(LESSONS)}")
+    sub.add_argument(
+        "--compare", action="store_true", help="afterwards: your answers beside what came out"
+    )
     commands.add_parser("submit")
     sub = commands.add_parser("grade")
     sub.add_argument("folder", type=folder, help="a folder or .zip for each submission")
@@ -181,7 +190,15 @@ def main() -> None:
     sub.add_argument("--seed", type=int, help="of the cases (default: drawn, and printed)")
     sub.add_argument("--workers", type=int, default=2, help="submissions at a time (2)")
     sub.add_argument("--image", help="of a container: see course/instructor/README.md")
+    sub.add_argument("--feedback", type=Path, help="a page of each student (grades_feedback/)")
+    sub.add_argument("--only", nargs="+", metavar="E", help="the exercises that were set, as 1 9")
+    sub.add_argument("--one", action="store_true", help="the folder is one submission")
     sub.add_argument("--force", action="store_true", help="replace a file of your own")
+    sub = commands.add_parser("quiz")
+    sub.add_argument("--students", type=Path, help="a file with a name on each line")
+    sub.add_argument("--seed", type=int, help="of the numbers (default: drawn, and printed)")
+    sub.add_argument("--out", type=Path, default=Path("build/quiz"), help="a folder (build/quiz)")
+    sub.add_argument("--force", action="store_true", help="replace files of your own")
     sub = commands.add_parser("slides")
     sub.add_argument("only", nargs="?", type=int, help="the number of one slide (default: all)")
     sub.add_argument(
@@ -199,14 +216,22 @@ def main() -> None:
     elif options.command == "picture":
         draw(find(options.exercise), options.force)
     elif options.command == "predict":
+        if options.compare:
+            print("\n".join(compare(options.lesson)))
+            return
         print(f"{predict(options.lesson)} predictions of lesson {options.lesson} are written down")
     elif options.command == "submit":
         submit()
     elif options.command == "grade":
         from course.grade import grade
 
-        seed = secrets.randbits(40) if options.seed is None else options.seed
-        grade(options.folder, options.out, seed, options.workers, options.image, options.force)
+        seed, only = drawn(options.seed), [find(key).key for key in options.only or EXERCISES]
+        grade(options.folder, options.out, seed, options.workers, options.image, options.force,
+              options.feedback, options.one, only)  # fmt: skip
+    elif options.command == "quiz":
+        from course.quiz import quiz
+
+        quiz(options.students, drawn(options.seed), options.out, options.force)
     elif options.command == "slides":
         from course.slides import slides  # all figures are slow to load
 

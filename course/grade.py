@@ -16,18 +16,14 @@ import os
 import queue
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import zipfile
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -35,9 +31,11 @@ from types import FrameType
 
 from command.checks import UserError, check_whole
 from command.cli import claim, write_file
-from course.check.frame import examine
-from course.exercises import EXERCISES, AnswerError, Exercise, read_answer
+from course.check.frame import examine, lines
+from course.exercises import EXERCISES, STUBS, AnswerError, Exercise, read_answer
+from course.feedback import Grade, harmless, rubric, write_feedback
 from course.sandbox import PROTECTIONS
+from course.submissions import Submission, submission, submissions
 from course.worker import LONGEST_ANSWER
 
 try:
@@ -46,7 +44,6 @@ except ImportError:  # Windows
     fcntl = None
 
 ROOT = Path(__file__).resolve().parent.parent
-LONGEST_FILE, LONGEST_ZIP = 64 << 10, 1 << 20  # bytes
 MEMORY = 1 << 30  # bytes, beyond what Python, numpy and torch take
 # s of the processor: until a worker is ready; of one answer, of an exercise's, of a submission's
 START, CASE, EXERCISE, WHOLE = 60.0, 5.0, 15.0, 60.0
@@ -58,15 +55,6 @@ FENCE = [
     "--network=none", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges",
     "--user=65534:65534", "--pids-limit=64", "--memory=3g", "--tmpfs=/tmp:size=16m",
 ]  # fmt: skip
-
-
-@dataclass
-class Submission:
-    """name: of its folder or zip. files: texts, by exercise. refused: what was not read."""
-
-    name: str
-    files: dict[str, str]
-    refused: list[str]
 
 
 class Stopped(Exception):
@@ -254,80 +242,34 @@ def container_of(image: str | None) -> list[str]:
     return []
 
 
-# ------------------------------------------------------------------------ what students hand in
-
-
-def read_regular(path: Path) -> bytes:
-    """A small file, and nothing that looks like one: a link, a pipe or a device is refused."""
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    if path.is_symlink():
-        raise OSError("a link")
-    descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0))
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError("no file")
-        return file.read(LONGEST_FILE + 1)
-
-
-def read_zip(path: Path, name: str) -> bytes:
-    """A small file of a small zip. It unpacks no more than it reads."""
-    if path.stat().st_size > LONGEST_ZIP:
-        raise OSError("too long")
-    with zipfile.ZipFile(path) as packed, packed.open(name) as file:
-        if packed.getinfo(name).compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise OSError("packed in an unusual way")  # some take gigabytes to unpack
-        return file.read(LONGEST_FILE + 1)
-
-
-def submission(path: Path) -> Submission:
-    """The exercises in a folder or a zip. All other files are left alone."""
-    found, packed = Submission(path.name, {}, []), path.suffix == ".zip" and path.is_file()
-    for exercise in EXERCISES.values():
-        name = f"{exercise.file}.py"
-        try:
-            data = read_zip(path, name) if packed else read_regular(path / name)
-            if len(data) > LONGEST_FILE:
-                raise ValueError("too long")
-            found.files[exercise.file] = data.decode("utf-8-sig")
-        except (FileNotFoundError, KeyError):
-            continue
-        except (OSError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error):
-            found.refused.append(name)
-    return found
-
-
 # --------------------------------------------------------------------------------- the grades
 
 
-@dataclass
-class Grade:
-    """results: for each exercise "passed", a property's name, or "-"; scores: of those passed."""
-
-    name: str
-    results: dict[str, str]
-    scores: dict[str, str]
-    held: list[str]
-
-
 def graded(
-    handed: Submission, seed: int, container: list[str], stopped: threading.Event, place: Path
+    handed: Submission,
+    keys: Iterable[str],
+    seed: int,
+    container: list[str],
+    stopped: threading.Event,
+    place: Path,
 ) -> Grade:
-    """All exercises of one submission. A worker that dies or hangs is replaced for the next one.
+    """Some exercises of one submission. A worker that dies or hangs is replaced for the next one.
 
     Raises Stopped soon after `stopped` is set, and leaves no worker.
     """
-    grade = Grade(handed.name, {}, {}, list(PROTECTIONS))
+    grade, began = Grade(handed, held=list(PROTECTIONS)), time.perf_counter()
     left, worker = WHOLE, None
     try:
-        for exercise in EXERCISES.values():
+        for exercise in map(EXERCISES.__getitem__, keys):
             if stopped.is_set():
                 raise Stopped
             if exercise.file not in handed.files:
-                refused = f"{exercise.file}.py" in handed.refused
+                refused = exercise.file in handed.refused
                 grade.results[exercise.key] = "refused" if refused else "-"
                 continue
-            if left <= 0:
-                grade.results[exercise.key] = "time"
+            stub = (STUBS / f"{exercise.file}.py").read_text("utf-8")
+            if left <= 0 or handed.files[exercise.file].split() == stub.split():
+                grade.results[exercise.key] = "time" if left <= 0 else "stub"
                 continue
             if worker is None:
                 worker = Worker(handed.files, container, stopped, place)
@@ -341,6 +283,7 @@ def graded(
     finally:
         if worker:
             worker.close()
+    grade.seconds = time.perf_counter() - began
     return grade
 
 
@@ -362,6 +305,7 @@ def one(exercise: Exercise, worker: Worker, seed: int, grade: Grade, seconds: fl
 
     verdict = examine(exercise, ask, seed)
     grade.results[exercise.key] = verdict.failure.prop if verdict.failure else "passed"
+    grade.told[exercise.key] = lines(exercise, verdict)
     if verdict.score:
         grade.scores[exercise.key] = verdict.score
     return alive
@@ -381,46 +325,76 @@ def protection(grades: list[Grade], container: list[str]) -> str:
 
 
 def grade(
-    folder: Path, out: Path, seed: int, workers: int, image: str | None, force: bool
+    folder: Path,
+    out: Path,
+    seed: int,
+    workers: int,
+    image: str | None,
+    force: bool,
+    feedback: Path | None = None,
+    one: bool = False,
+    only: Iterable[str] = EXERCISES,
 ) -> list[Grade]:
-    """Grade all submissions of a folder; print the table, and write it as CSV."""
+    """Grade all submissions of a folder. It prints the table, and writes it as CSV.
+
+    feedback: a folder for a page and Gradescope's results of each student (None: beside the table).
+    one: the folder is one submission. only: the keys of what was set. Raises UserError rather than
+    write over a file.
+    """
     if not folder.is_dir():
         raise UserError(f"{str(folder)!r} is no folder: give the folder of all submissions")
     check_whole("workers", workers, 1, 64)
     claim(out, force)
-    paths = [path for path in sorted(folder.iterdir()) if path.suffix == ".zip" or path.is_dir()]
-    handed = [submission(path) for path in paths if not path.is_symlink()]
+    feedback = feedback or out.with_name(f"{out.stem}_feedback")
+    if feedback.exists() and not (feedback.is_dir() and (force or not any(feedback.iterdir()))):
+        raise UserError(
+            f"{str(feedback)!r} is there: give another name with --feedback, move it away, or add"
+            " --force"
+        )
+    points = {key: worth for key, worth in rubric().items() if key in only}
+    handed, left = ([submission(folder.name, [folder])], []) if one else submissions(folder)
     if not handed:
-        raise UserError(f"{str(folder)!r} has no submissions: a folder or a .zip for each")
+        raise UserError(
+            f"{str(folder)!r} has no submissions: a folder or a .zip for each, or files as Canvas"
+            " names them; --one if it is a submission itself"
+        )
+    feedback.mkdir(exist_ok=True)  # now, and not after an hour, it may be impossible
     container, start, stopped = container_of(image), time.perf_counter(), threading.Event()
     with ended_by_signals(), workplace() as place, ThreadPoolExecutor(workers) as pool:
         try:
-            one_of = partial(graded, seed=seed, container=container, stopped=stopped, place=place)
+            one_of = partial(
+                graded, keys=points, seed=seed, container=container, stopped=stopped, place=place
+            )
             grades = list(pool.map(one_of, handed))
         finally:  # after Ctrl-C, nobody waits for the submissions under way
             stopped.set()
     first = protection(grades, container)
-    keys = list(EXERCISES)
-    text = StringIO()
-    table = csv.writer(text)
-    table.writerow(["submission", *keys, "passed", "scores", "seed", "protection"])
-    for each in grades:
-        passed = sum(result == "passed" for result in each.results.values())
-        scores = "; ".join(f"{key}: {told}" for key, told in each.scores.items())
-        results = [each.results[key] for key in keys]
-        table.writerow([harmless(each.name), *results, passed, scores, seed, first])
-    write_file(out, text.getvalue())
+    write_file(out, table(grades, points, seed, first))
+    write_feedback(feedback, grades, points, seed, first)
     print(first)
     print(f"seed {seed}, {len(grades)} submissions, {time.perf_counter() - start:.0f} s")
     wide = max(len(harmless(each.name)) for each in grades)
-    print(" " * wide, *[f"{key:>7}" for key in keys])
+    print(" " * wide, *[f"{key:>7}" for key in points], " points")
     for each in grades:
-        print(f"{harmless(each.name):{wide}}", *[f"{each.results[key]:>7}" for key in keys])
-    print(f"wrote {out}")
+        results = [f"{each.results[key]:>7}" for key in points]
+        print(f"{harmless(each.name):{wide}}", *results, f"{each.points(points):7g}")
+    for name in left:
+        print(f"left alone, because it is no submission: {harmless(name)}")
+    print(f"wrote {out}\nwrote {feedback}{os.sep}")
     return grades
 
 
-def harmless(name: str) -> str:
-    """A name that a spreadsheet does not run, and a terminal does not obey."""
-    text = "".join(letter if letter.isprintable() else "?" for letter in name)[:60]
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+def table(grades: list[Grade], points: dict[str, float], seed: int, first: str) -> str:
+    """A line for each student, as CSV."""
+    text = StringIO()
+    rows = csv.writer(text)
+    rows.writerow(["submission", *points, "passed", "points", "late", "scores", "page", "seed",
+                   "protection"])  # fmt: skip
+    for number, each in enumerate(grades, 1):
+        passed = sum(result == "passed" for result in each.results.values())
+        scores = "; ".join(f"{key}: {told}" for key, told in each.scores.items())
+        late = "late" if each.handed.late else ""
+        results = [each.results[key] for key in points]
+        rows.writerow([harmless(each.name), *results, passed, f"{each.points(points):g}", late,
+                       scores, f"{each.page(number)}.html", seed, first])  # fmt: skip
+    return text.getvalue()

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from command.checks import UserError, check_whole
 from command.cli import write_file
@@ -25,6 +26,78 @@ def questions(lesson: int) -> list[str]:
         " ".join(line.removeprefix("#").strip() for line in p.splitlines()) for p in paragraphs
     ]
     return [text.partition(MARK)[2].strip() for text in texts if MARK in text]
+
+
+HEAD = re.compile(
+    r"# Lesson (\d+): (.+?)\n.*?\*\*Goal\*\*: (.+?)\. \*\*Needs\*\*: (.+?)\."
+    r" \*\*Difficulty\*\*: (\d) of 3\. \*\*Time\*\*: (.+?) minutes \((.+?)\);",
+    re.DOTALL,
+)
+
+
+def syllabus() -> list[tuple[str, ...]]:
+    """Rows on the lessons, out of their heads: a link to each, goal, needs, difficulty, minutes."""
+    rows = [("lesson", "afterwards you can", "needs", "difficulty", "minutes")]
+    for path in LESSONS:
+        text = re.sub(r"\n# (?=\w|\*)", " ", path.read_text("utf-8")).replace("\n# #", "\n#")
+        found = HEAD.search(text)
+        if not found:
+            raise UserError(f"{path}: its head lacks Goal, Needs, Difficulty or Time")
+        number, title, goal, needs, difficulty, minutes, source = found.groups()
+        link = f"{number}. [{title[0].upper()}{title[1:]}](notebooks/{path.stem}.ipynb)"
+        rows.append((link, goal, needs, f"{difficulty} of 3", f"{minutes}, {source}"))
+    return rows
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out, as the lesson's notebook has it.
+
+    printed: by the cells between a question and the next text. explained: that text, if it
+    explains. where: a sentence that says where to look, with the number of pictures.
+    """
+
+    question: str
+    printed: str
+    explained: str
+    where: str
+
+
+def outcomes(lesson: int) -> list[Outcome]:
+    """What came out of each question of a lesson, in the order of `questions`."""
+    cells = json.loads(LESSONS[lesson - 1].with_suffix(".ipynb").read_text("utf-8"))["cells"]
+    texts = ["".join(cell["source"]) for cell in cells]
+    found = []
+    for i, cell in enumerate(cells):
+        if cell["cell_type"] != "markdown" or MARK not in texts[i]:
+            continue
+        end = next(j for j in range(i + 1, len(cells)) if cells[j]["cell_type"] == "markdown")
+        said = [output for ran in cells[i + 1 : end] for output in ran.get("outputs", [])]
+        printed = "".join("".join(output.get("text", "")) for output in said)
+        printed = re.sub(r"^your prediction: .*\n", "", printed, flags=re.MULTILINE).strip("\n")
+        pictures = sum("image/png" in output.get("data", {}) for output in said)
+        where = f"Lesson {lesson} shows it below this question{', in a picture' * (pictures > 0)}."
+        mark, _, words = texts[end].partition("\n\n")[0].partition("**Explain.**")
+        explained = "" if mark else " ".join(words.split())
+        question = texts[i].partition(MARK)[2].partition("\n\n")[0]
+        found.append(Outcome(" ".join(question.split()), printed, explained, where))
+    return found
+
+
+def compare(lesson: int) -> list[str]:
+    """Each answer of a student beside what came out, in lines. Without an answer, no result."""
+    asked, kept = questions(lesson), recorded()
+    told, missing = [], []
+    for number, outcome in enumerate(outcomes(lesson), 1):
+        name = f"{lesson}.{number}"
+        if name not in kept:
+            missing.append(name)
+            continue
+        told += [f"{name}  {outcome.question}", f"  you said: {kept[name]['answer']}"]
+        told += [f"  | {line}".rstrip() for line in outcome.printed.splitlines()]
+        told += [f"  {outcome.explained or outcome.where}", ""]
+    told += [f"{len(told) and len(asked) - len(missing)} of {len(asked)} questions have an answer"]
+    return told + ([f"not yet: {' '.join(missing)}"] if missing else [])
 
 
 def recorded() -> dict[str, dict[str, str]]:

@@ -29,6 +29,7 @@ from command.flags import Parser, markdown
 from configs import GPUS, MODELS
 from configs.constants import BORROWED, EFFICIENCY
 from costmodel import CostModel
+from course.predictions import syllabus
 from experiments import (
     bench,
     bench_beams,
@@ -261,11 +262,18 @@ def shape_counts(_: str) -> str:
     return below("Measured: ", printed(shapes.print_findings, where, claims))
 
 
+def lessons() -> str:
+    """The heads of the lessons, as a table."""
+    head, *rows = [f"| {' | '.join(row)} |" for row in syllabus()]
+    return "\n".join([head, "|---|---|---|---|---|", *rows])
+
+
 BLOCKS: dict[str, Callable[[str], str]] = {
     "bench": lambda title: below(title, printed(bench.print_found, results("bench").newest())),
     "report": report,
     "published": published,
     "flags": lambda _: markdown(),
+    "lessons": lambda _: lessons(),
     "fidelity": summary,
     "charges": lambda heading: "\n".join(lookup(charged(), heading, "section")),
     "plan": plan_printed,

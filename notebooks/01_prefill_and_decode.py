@@ -22,9 +22,12 @@
 # 4. the paper's GPU, where a decode token costs up to 200 times as much as a prefill token (paper,
 #    Fig 3).
 #
-# About 30 minutes; the machine needs under a minute. Every number says what it is: **paper**
-# (published), **predicted** (cost model, for a named GPU) or **measured** (this machine). "Sec" and
-# "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
+# **Goal**: say which of the two phases computes and which one reads, and what batching changes for
+# each. **Needs**: nothing. **Difficulty**: 1 of 3. **Time**: 30 minutes (estimated); the machine
+# needs under a minute.
+#
+# Every number says what it is: **paper** (published), **predicted** (cost model, for a named GPU)
+# or **measured** (this machine). "Sec" and "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
 
 # %%
 from dataclasses import replace

@@ -22,9 +22,12 @@
 # 4. a real run, in which requests fill slots and leave them;
 # 5. how many requests fit: the paper's formula, and the 18 requests that the paper ran.
 #
-# About 25 minutes; the machine needs seconds. Every number says what it is: **paper** (published),
-# **predicted** (computed for a named GPU) or **measured** (this machine). "Sec" and "Fig" mean
-# [SARATHI](https://arxiv.org/abs/2308.16369).
+# **Goal**: say how many requests a GPU's memory holds, and follow a slot from the first chunk to
+# the last token. **Needs**: lesson 1. **Difficulty**: 1 of 3. **Time**: 25 minutes (estimated); the
+# machine needs seconds.
+#
+# Every number says what it is: **paper** (published), **predicted** (computed for a named GPU) or
+# **measured** (this machine). "Sec" and "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
 
 # %%
 import fast.first  # before torch  # noqa: F401

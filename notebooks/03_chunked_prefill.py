@@ -23,9 +23,11 @@
 # 4. the logits, checked live: they are the same, and a wrong mask changes them;
 # 5. the price of chunks: on the paper's GPU (predicted) and on your CPU (measured).
 #
-# About 30 minutes; the machine needs under half a minute. Every number says what it is: **paper**
-# (published), **predicted** (cost model, for a named GPU) or **measured** (this machine). "Sec" and
-# "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
+# **Goal**: say why chunks give the same result, and what they cost. **Needs**: lessons 1, 2.
+# **Difficulty**: 2 of 3. **Time**: 30 minutes (estimated); the machine needs under half a minute.
+#
+# Every number says what it is: **paper** (published), **predicted** (cost model, for a named GPU)
+# or **measured** (this machine). "Sec" and "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
 
 # %%
 import fast.first  # before torch  # noqa: F401

@@ -22,10 +22,12 @@
 # 4. the times of the operators, and the cost of a riding decode, on your CPU;
 # 5. the paper's Table 2, and how well the cost model fits it.
 #
-# About 35 minutes; the machine needs under half a minute. Every number says what it is: **paper**
-# (published), **predicted** (cost model, for a named GPU), **fitted** (cost model, but its
-# constants come from this same number) or **measured** (this machine). "Sec" and "Table" mean
-# [SARATHI](https://arxiv.org/abs/2308.16369).
+# **Goal**: fill a hybrid batch by hand, and say why its decodes are cheap. **Needs**: lessons 1, 3.
+# **Difficulty**: 2 of 3. **Time**: 35 minutes (estimated); the machine needs under half a minute.
+#
+# Every number says what it is: **paper** (published), **predicted** (cost model, for a named GPU),
+# **fitted** (cost model, but its constants come from this same number) or **measured** (this
+# machine). "Sec" and "Table" mean [SARATHI](https://arxiv.org/abs/2308.16369).
 
 # %%
 import fast.first  # before torch  # noqa: F401

@@ -21,10 +21,12 @@
 # 3. the gain over the baseline at each P:D, and its peak (the paper's Fig 9);
 # 4. how to choose C, step by step. The paper leaves this to its readers.
 #
-# About 30 minutes; the machine needs under half a minute. Every number says what it is: **paper**
-# (published), **predicted** (cost model, for a named GPU), **fitted** (cost model, but its
-# constants come from that number) or **measured** (this machine). "Sec" and "Fig" mean
-# [SARATHI](https://arxiv.org/abs/2308.16369).
+# **Goal**: choose a chunk size for a workload, and say why 257 is a bad one. **Needs**: lesson 4.
+# **Difficulty**: 2 of 3. **Time**: 30 minutes (estimated); the machine needs under half a minute.
+#
+# Every number says what it is: **paper** (published), **predicted** (cost model, for a named GPU),
+# **fitted** (cost model, but its constants come from that number) or **measured** (this machine).
+# "Sec" and "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
 
 # %%
 from collections import Counter

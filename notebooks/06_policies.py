@@ -23,10 +23,13 @@
 # 4. all policies on one map: late first tokens against long gaps;
 # 5. a policy of your own, in the cost model and in the engine.
 #
-# About 40 minutes; the machine needs under half a minute. Every number says what it is: **paper**
-# (published), **predicted** (cost model, for a named GPU) or **measured** (this machine). "Sec",
-# "Fig" and "Algorithm" mean [Sarathi-Serve](https://arxiv.org/abs/2403.02310), the second paper.
-# "SARATHI" is [the first one](https://arxiv.org/abs/2308.16369).
+# **Goal**: say for each policy who waits and who stalls. **Needs**: lesson 4. **Difficulty**: 2 of
+# 3. **Time**: 40 minutes (estimated); the machine needs under half a minute.
+#
+# Every number says what it is: **paper** (published), **predicted** (cost model, for a named GPU)
+# or **measured** (this machine). "Sec", "Fig" and "Algorithm" mean
+# [Sarathi-Serve](https://arxiv.org/abs/2403.02310), the second paper. "SARATHI" is [the first
+# one](https://arxiv.org/abs/2308.16369).
 
 # %%
 import matplotlib.pyplot as plt

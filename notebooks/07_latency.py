@@ -24,10 +24,14 @@
 # 4. the token budget: what it costs, what it gains, and how to choose it from one profile;
 # 5. all this for real, on your machine, with requests that arrive in real time.
 #
-# About 40 minutes; the machine needs under a minute. Every number says what it is: **paper**
-# (published), **predicted** (cost model, for a named GPU) or **measured** (this machine). "Sec" and
-# "Fig" mean [Sarathi-Serve](https://arxiv.org/abs/2403.02310). We know some of its numbers only
-# from other sources. They are marked "second hand", and `results/fidelity.md` lists them.
+# **Goal**: read TTFT, TBT and their percentiles, and find the load that an SLO allows. **Needs**:
+# lesson 6. **Difficulty**: 2 of 3. **Time**: 40 minutes (estimated); the machine needs under a
+# minute.
+#
+# Every number says what it is: **paper** (published), **predicted** (cost model, for a named GPU)
+# or **measured** (this machine). "Sec" and "Fig" mean
+# [Sarathi-Serve](https://arxiv.org/abs/2403.02310). We know some of its numbers only from other
+# sources. They are marked "second hand", and `results/fidelity.md` lists them.
 
 # %%
 from dataclasses import replace

@@ -22,9 +22,12 @@
 # 4. why more stages make bubbles worse, and GPT-3 on 64 GPUs (Fig 12);
 # 5. a real pipeline, and its bubbles: two processes on this machine.
 #
-# About 40 minutes; the machine needs under a minute. Every number says what it is: **paper**
-# (published), **predicted** (cost model, for a named GPU) or **measured** (this machine). "Sec" and
-# "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
+# **Goal**: find the bubbles of a pipeline, and say which policy leaves fewer, and why. **Needs**:
+# lesson 4. **Difficulty**: 2 of 3. **Time**: 40 minutes (estimated); the machine needs under a
+# minute.
+#
+# Every number says what it is: **paper** (published), **predicted** (cost model, for a named GPU)
+# or **measured** (this machine). "Sec" and "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
 
 # %%
 import json

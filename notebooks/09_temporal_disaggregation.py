@@ -19,9 +19,13 @@
 # call at a time, and its three rules; and, by two sweeps, when phases are faster, and when others
 # are.
 #
-# More than an hour; the machine needs a minute. Every number says what it is: **paper**
-# (published) or **predicted** (cost model, for a named GPU). "Sec" and "Fig" mean TD-Pipe. The goal
-# is throughput. All requests wait from the start, and the time between two tokens does not matter.
+# **Goal**: say when phases are faster than chunks, and follow TD-Pipe's controller by hand.
+# **Needs**: lesson 8. **Difficulty**: 3 of 3. **Time**: 60 to 90 minutes (one new reader); the
+# machine needs a minute.
+#
+# Every number says what it is: **paper** (published) or **predicted** (cost model, for a named
+# GPU). "Sec" and "Fig" mean TD-Pipe. The goal is throughput. All requests wait from the start, and
+# the time between two tokens does not matter.
 
 # %%
 import random

@@ -20,9 +20,13 @@
 # and a common mistake with it; one softmax over two segments; a search beside other requests; and
 # the gain, with its causes.
 #
-# More than an hour; the machine needs a minute. Every number says what it is: **paper**
-# (published), **predicted** (formula or cost model) or **measured** (this machine). "Sec" means
-# Intel's paper. BS is the number of searches, BW the *beam width*: the number of beams of each.
+# **Goal**: say where the memory of a beam search goes, and fill the table of the segment cache by
+# hand. **Needs**: lessons 2, 4. **Difficulty**: 3 of 3. **Time**: 60 to 90 minutes (one new
+# reader); the machine needs a minute.
+#
+# Every number says what it is: **paper** (published), **predicted** (formula or cost model) or
+# **measured** (this machine). "Sec" means Intel's paper. BS is the number of searches, BW the *beam
+# width*: the number of beams of each.
 
 # %%
 import fast.first  # before torch  # noqa: F401

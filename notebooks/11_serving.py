@@ -20,10 +20,14 @@
 # 2. the batches of a running server, and a stall as a client sees it;
 # 3. capacity by experiment, beside the prediction of `simulate`.
 #
-# About 25 minutes; the machine needs about a minute. Every number says what it is: **paper**
-# (published), **predicted** (cost model, for a named GPU), **measured** (this machine) or
-# **emulated** (predicted GPU, measured server: the server really waits for as long as the cost
-# model says). "Sec" means [Sarathi-Serve](https://arxiv.org/abs/2403.02310).
+# **Goal**: find by experiment what a server can serve under each policy, and say what HTTP adds.
+# **Needs**: lesson 7. **Difficulty**: 2 of 3. **Time**: 25 minutes (estimated); the machine needs
+# about a minute.
+#
+# Every number says what it is: **paper** (published), **predicted** (cost model, for a named GPU),
+# **measured** (this machine) or **emulated** (predicted GPU, measured server: the server really
+# waits for as long as the cost model says). "Sec" means
+# [Sarathi-Serve](https://arxiv.org/abs/2403.02310).
 
 # %%
 import asyncio

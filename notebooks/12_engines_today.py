@@ -23,8 +23,12 @@
 # 4. how long the GPU waits for the CPU, and what is gained if it need not;
 # 5. the names of all this in three engines.
 #
-# About 45 minutes; the machine needs under half a minute. Every number says what it is:
-# **predicted** (cost model, for a named GPU) or **measured** (this machine).
+# **Goal**: say what requests share in today's engines, and when a prefill belongs on another GPU.
+# **Needs**: lesson 7. **Difficulty**: 3 of 3. **Time**: 45 minutes (estimated); the machine needs
+# under half a minute.
+#
+# Every number says what it is: **predicted** (cost model, for a named GPU) or **measured** (this
+# machine).
 
 # %%
 import time

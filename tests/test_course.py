@@ -32,9 +32,11 @@ from course.check.frame import ANSWER, examine, judged, lines, same
 from course.check.rounds import judge_record
 from course.drive import serve
 from course.exercises import EXERCISES, AnswerError, find, load, read_answer
+from course.feedback import Grade, harmless
 from course.local import asker
 from course.plants import Plant, plants
 from course.sandbox import PROTECTIONS
+from course.submissions import LONGEST_FILE, Submission
 from course.worker import processor_clock
 from scheduler import Sarathi
 from tests import warm
@@ -489,7 +491,7 @@ def test_attacks_earn_nothing_and_harm_nothing(
         )
         (folder / "link" / "e01.py").symlink_to(secret)
         os.mkfifo(folder / "pipe" / "e01.py")
-        (folder / "long" / "e01.py").write_text(attack("pass") + "#" * grade.LONGEST_FILE)
+        (folder / "long" / "e01.py").write_text(attack("pass") + "#" * LONGEST_FILE)
         (folder / "latin" / "e01.py").write_bytes(b"# \xe9\n" + attack("pass").encode())
         (folder / "elsewhere").symlink_to(tmp_path)
         with zipfile.ZipFile(folder / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as packed:
@@ -822,7 +824,7 @@ def test_a_worker_that_does_not_start_says_why(
 
 def test_the_first_line_says_what_is_not_protected() -> None:
     def line(*held: list[str]) -> str:
-        return grade.protection([grade.Grade("a", {}, {}, each) for each in held], [])
+        return grade.protection([Grade(Submission("a"), held=each) for each in held], [])
 
     assert "NOT PROTECTED: memory, processes, files, network, signals" in line([])
     assert line(list(PROTECTIONS)).endswith("are protected") and "NOT" not in line(
@@ -834,8 +836,8 @@ def test_the_first_line_says_what_is_not_protected() -> None:
 
 
 def test_names_cannot_run_in_a_spreadsheet_or_a_terminal() -> None:
-    assert grade.harmless("=1+1") == "'=1+1" and grade.harmless("\x1b[2J") == "?[2J"
-    assert len(grade.harmless("x" * 999)) == 60 and grade.harmless("Zoë") == "Zoë"
+    assert harmless("=1+1") == "'=1+1" and harmless("\x1b[2J") == "?[2J"
+    assert len(harmless("x" * 999)) == 60 and harmless("Zoë") == "Zoë"
 
 
 @POSIX

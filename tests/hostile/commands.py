@@ -86,11 +86,13 @@ SPECIAL = (  # all others of experiments/ need no arguments
     Command(COURSE, sub=("submit",)),
     Command(COURSE, ("class", "--out", "grades.csv"), sub=("grade",)),
     Command(COURSE, sub=("selftest",)),
+    Command(COURSE, sub=("quiz",)),
     Command(COURSE, ("7",), sub=("slides",)),
 )
 # They have a main, but other programs start them, and nobody types their names.
 NO_COMMANDS = (
     "tests/pipeline_worker.py",
+    "tests/classroom.py",
     "tests/cpus.py", "tests/lines.py", "tests/mutants.py", "tests/gpu_launches.py",
     "tests/gpu_memory.py",
     "tests/hostile/__main__.py", "tests/which_kernel.py", "fast/watched.py", "fast/kernels.py",

@@ -1,0 +1,222 @@
+"""What students hand in: a folder or a zip for each, or loose files as Canvas names them.
+
+All of it may be hostile. It is read, and never unpacked: no more than LONGEST_FILE bytes of a file
+whose name is an exercise's. Links are refused. What is not read is named.
+"""
+
+import json
+import os
+import re
+import stat
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from command.checks import UserError
+from course.exercises import EXERCISES, find
+
+LONGEST_FILE, LONGEST_ZIP = 64 << 10, 1 << 20  # bytes
+DEEPEST, MOST_FILES = 3, 2000  # of a folder: what is below, or beyond, is left alone
+# How lib/content_zipper.rb of github.com/instructure/canvas-lms builds a name: the student's, LATE,
+# the user's id (anon_... where grading is anonymous), the file's id, and the student's own name.
+CANVAS = re.compile(
+    r"(?:(?!LATE_)(?P<who>.+?)_)?(?P<late>LATE_)?(?P<user>[1-9]\d*|anon_[^_]+)_(?P<id>[1-9]\d*)_"
+    r"(?P<name>.+)",
+    re.ASCII | re.DOTALL,
+)
+# e06.py; e06-1.py (Canvas, handed in again); e06 (1).py (a browser, downloaded again)
+KNOWN = re.compile(
+    r"(?:(e\d{1,2}|hunt|final)(?:-(\d+)| ?\((\d+)\))?\.py"
+    r"|(predictions)(?:-(\d+)| ?\((\d+)\))?\.json)",
+    re.ASCII | re.IGNORECASE,
+)
+PREDICTIONS = "predictions"
+LONGEST_SAID = 300  # letters of a prediction
+
+
+@dataclass
+class Submission:
+    """name: of its folder or zip, or Canvas's name and number of the student.
+
+    files: texts, by exercise. refused: why a file was not read, by exercise. predictions: answers,
+    by question. notes: sentences on what else was there.
+    """
+
+    name: str
+    files: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    late: bool = False
+    predictions: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file of a submission. rank: of two with the same name, the higher one counts."""
+
+    name: str
+    rank: tuple[int, int, int]
+    read: Callable[[], bytes]
+
+
+def read_regular(path: Path) -> bytes:
+    """A small file, and nothing that looks like one: a link, a pipe or a device is refused."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    if path.is_symlink():
+        raise OSError("a link")
+    descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0))
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("no file")
+        return file.read(LONGEST_FILE + 1)
+
+
+def read_member(path: Path, info: zipfile.ZipInfo) -> bytes:
+    """A small file of a zip. It unpacks no more than it reads."""
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise OSError("packed in an unusual way")  # some take gigabytes to unpack
+    if stat.S_ISLNK(info.external_attr >> 16):
+        raise OSError("a link")
+    with zipfile.ZipFile(path) as packed, packed.open(info) as file:
+        return file.read(LONGEST_FILE + 1)
+
+
+def ours(name: str) -> tuple[str, int]:
+    """The exercise that a file's name means, or "predictions", and which copy. "" if none."""
+    if found := KNOWN.fullmatch(name):
+        copy = int((found[2] or found[3] or found[5] or found[6] or "0")[:9])
+        with suppress(UserError):  # there is no e99
+            return (PREDICTIONS if found[4] else find(found[1]).file), copy
+    return "", 0
+
+
+def hidden(name: str) -> bool:
+    """What systems add by themselves."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def in_zip(path: Path, order: int) -> Iterator[Found]:
+    """Raises OSError or BadZipFile. A name inside is only compared, and never a place to write."""
+    if not path.is_file():  # a pipe would be waited for
+        raise OSError("no file")
+    if path.stat().st_size > LONGEST_ZIP:
+        raise OSError(f"a zip above {LONGEST_ZIP >> 20} MB")
+    with zipfile.ZipFile(path) as packed:
+        members = packed.infolist()
+    for info in members:
+        *folders, name = re.split(r"[/\\]", info.filename)
+        if name and not any(map(hidden, (*folders, name))):
+            rank = (order, -len(folders), ours(name)[1])
+            yield Found(name, rank, lambda info=info: read_member(path, info))
+
+
+def in_folder(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):  # it follows no link
+        deep = len(Path(place).relative_to(folder).parts) + 1
+        folders[:] = sorted(name for name in folders if not hidden(name)) if deep < DEEPEST else []
+        yield from (Path(place, name) for name in sorted(names) if not hidden(name))
+
+
+def submission(name: str, paths: list[Path], late: bool = False) -> Submission:
+    """What one student handed in: all files of some folders, zips, and files, the newest last."""
+    told, best = Submission(name, late=late), {}
+    for order, path in enumerate(paths):
+        inside = in_folder(path) if path.is_dir() else [path]
+        for number, each in enumerate(inside):
+            if number == MOST_FILES:
+                told.notes.append(f"More than {MOST_FILES} files: the others were left alone.")
+                break
+            for file in found_in(each, path, order, told):
+                key, _ = ours(file.name)
+                old = best.get(key)
+                if not key:
+                    told.notes.append(f"Not read: {file.name}. No exercise has this name.")
+                elif old is None or file.rank >= old.rank:
+                    best[key] = file
+                if key and old:
+                    told.notes.append(f"{key} came more than once: {best[key].name} counts.")
+    for key, file in best.items():
+        try:
+            data = file.read()
+            if len(data) > LONGEST_FILE:
+                raise OSError(f"above {LONGEST_FILE >> 10} kB")
+            told.refused.pop(key, None)
+            told.files[key] = data.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            told.refused[key] = "not UTF-8"
+        except (OSError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as bad:
+            told.refused[key] = str(bad)[:100] or "damaged"
+    told.predictions = answers(told.files.pop(PREDICTIONS, ""))
+    return told
+
+
+def found_in(path: Path, top: Path, order: int, told: Submission) -> Iterator[Found]:
+    """A file itself, or what is in a zip. A zip that cannot be read may have held anything."""
+    canvas = CANVAS.fullmatch(path.name)
+    name = canvas["name"] if canvas and not ours(path.name)[0] else path.name
+    if path.suffix.lower() == ".zip" and not path.is_symlink():
+        try:
+            yield from in_zip(path, order)
+        except (OSError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile) as bad:
+            for exercise in EXERCISES.values():
+                told.refused.setdefault(exercise.file, f"{path.name}: {bad}"[:100])
+    else:
+        deep = len(path.relative_to(top).parts)
+        yield Found(name, (order, -deep, ours(name)[1]), lambda: read_regular(path))
+
+
+def answers(text: str) -> dict[str, str]:
+    """The predictions of a student, by question. What has another form is left out."""
+    try:
+        kept = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    kept = list(kept.values()) if isinstance(kept, dict) else []
+    said = [(each.get("question"), each.get("answer")) for each in kept if isinstance(each, dict)]
+    texts = [pair for pair in said if all(isinstance(text, str) for text in pair)]
+    return {question: answer[:LONGEST_SAID] for question, answer in texts}
+
+
+def canvas_made(paths: list[tuple[int, Path]]) -> bool:
+    """Whether these files are of one student: cs_2026_17_doe.zip may be a lecturer's own name.
+
+    Canvas gives no number twice, and no student two files of one name. Two zips are no sign of it.
+    """
+    names = [CANVAS.fullmatch(path.name)["name"] for _, path in paths]
+    zips = sum(path.suffix.lower() == ".zip" for _, path in paths)
+    return len(dict(paths)) == len(set(names)) == len(paths) and zips < 2
+
+
+def submissions(folder: Path) -> tuple[list[Submission], list[str]]:
+    """All submissions of a folder, and the names of what is none.
+
+    A folder or a zip is one. Files with a name of Canvas are one for each student.
+    """
+    found: dict[tuple[str, str], list[tuple[int, Path]]] = {}
+    late, left = set(), []
+    for path in sorted(folder.iterdir()):
+        canvas = CANVAS.fullmatch(path.name)
+        if path.is_symlink() or hidden(path.name):
+            left.append(path.name)
+        elif path.is_dir():
+            found["folder", path.name] = [(0, path)]
+        elif canvas and path.suffix.lower() in (".py", ".zip", ".json"):
+            key = "canvas", "_".join(filter(None, (canvas["who"], canvas["user"])))
+            found.setdefault(key, []).append((int(canvas["id"]), path))
+            late |= {key} if canvas["late"] else set()
+        elif path.suffix.lower() == ".zip":
+            found["zip", path.name] = [(0, path)]
+        else:
+            left.append(path.name)
+    for key in [
+        key for key, paths in found.items() if key[0] == "canvas" and not canvas_made(paths)
+    ]:
+        found |= {("file", path.name): [(0, path)] for _, path in found.pop(key)}
+    handed = [
+        submission(name, [path for _, path in sorted(paths)], late=(kind, name) in late)
+        for (kind, name), paths in sorted(found.items(), key=lambda each: each[0][1])
+    ]
+    return handed, left

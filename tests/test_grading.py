@@ -1,0 +1,407 @@
+"""What grading reads and gives back: names of files, pages, Gradescope's results, quiz sheets."""
+
+import csv
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from html.parser import HTMLParser
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from attention import chunk_mask
+from command.checks import UserError
+from course import __main__ as commands
+from course import feedback, predictions, quiz
+from course.exercises import EXERCISES
+from course.feedback import Grade
+from course.grade import grade
+from course.submissions import CANVAS, Submission, submission, submissions
+from tests import classroom
+
+ROOT = Path(__file__).parent.parent
+INSTRUCTOR = ROOT / "course" / "instructor"
+
+# Written from Gradescope's description, https://gradescope-autograders.readthedocs.io/en/latest/specs/
+# (its source: docs/specs.md of github.com/gradescope/autograder_samples).
+VISIBILITY = {"enum": ["hidden", "after_due_date", "after_published", "visible"]}
+FORMAT = {"enum": ["text", "html", "simple_format", "md", "ansi"]}
+NUMBER, STRING = {"type": "number"}, {"type": "string"}
+TEST = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "score": NUMBER, "max_score": NUMBER, "status": {"enum": ["passed", "failed"]},
+        "name": STRING, "name_format": FORMAT, "number": STRING, "output": STRING,
+        "output_format": FORMAT, "tags": {"type": "array", "items": STRING},
+        "visibility": VISIBILITY, "extra_data": {"type": "object"},
+    },
+}  # fmt: skip
+GRADESCOPE = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "score": NUMBER, "execution_time": NUMBER, "output": STRING, "output_format": FORMAT,
+        "test_output_format": FORMAT, "test_name_format": FORMAT, "visibility": VISIBILITY,
+        "stdout_visibility": VISIBILITY, "extra_data": {"type": "object"},
+        "tests": {"type": "array", "items": TEST},
+        "leaderboard": {"type": "array", "items": {
+            "type": "object", "required": ["name", "value"], "additionalProperties": False,
+            "properties": {"name": STRING, "value": {}, "order": {"enum": ["asc", "desc"]}}}},
+    },
+    "anyOf": [
+        {"required": ["score"]},
+        {"required": ["tests"], "properties": {"tests": {"items": {"required": ["score"]}}}},
+    ],
+}  # fmt: skip
+
+
+def by_name(folder: Path) -> dict[str, Submission]:
+    return {each.name: each for each in submissions(folder)[0]}
+
+
+# ------------------------------------------------------------------------- the names of files
+
+
+@pytest.mark.parametrize(
+    ("name", "who", "user", "late", "own"),
+    [
+        ("doe_123_456_e06.py", "doe", "123", False, "e06.py"),
+        ("doejane_LATE_123_456_submission.zip", "doejane", "123", True, "submission.zip"),
+        ("o_neil_5_7_e06-1.py", "o_neil", "5", False, "e06-1.py"),
+        ("müller_12_13_e06 (2).py", "müller", "12", False, "e06 (2).py"),
+        ("anon_x7Q_77_e06.py", None, "anon_x7Q", False, "e06.py"),
+        ("LATE_anon_x7Q_77_e06.py", None, "anon_x7Q", True, "e06.py"),
+        ("doe_1_2_a_3_4_e06.py", "doe", "1", False, "a_3_4_e06.py"),
+    ],
+)
+def test_a_name_of_canvas_is_taken_apart(
+    name: str, who: str, user: str, late: bool, own: str
+) -> None:
+    found = CANVAS.fullmatch(name)
+    assert (found["who"], found["user"], bool(found["late"]), found["name"]) == (
+        who, user, late, own,
+    )  # fmt: skip
+
+
+def test_the_files_of_canvas_become_a_submission_for_each_student(tmp_path: Path) -> None:
+    """Two students of one name; a file handed in again, which Canvas renames; a late zip."""
+    for name in ("doe_1_20_e06.py", "doe_1_9_e06-1.py", "doe_2_30_e06.py", "doe_1_21_E7 (3).py"):
+        (tmp_path / name).write_text(name)
+    with zipfile.ZipFile(tmp_path / "roe_LATE_3_40_submission-2.zip", "w") as packed:
+        packed.writestr("mine\\e06.py", "in a folder of Windows")
+        packed.writestr("__MACOSX/e06.py", "no program")
+    (tmp_path / "e06.py").write_text("whose?")
+    (tmp_path / "notes.txt").write_text("the lecturer's")
+    found, left = submissions(tmp_path)
+    files = {each.name: each.files for each in found}
+    assert files == {
+        "doe_1": {"e06": "doe_1_20_e06.py", "e07": "doe_1_21_E7 (3).py"},
+        "doe_2": {"e06": "doe_2_30_e06.py"},
+        "roe_3": {"e06": "in a folder of Windows"},
+    }
+    assert [each.late for each in found] == [False, False, True]
+    assert "more than once: e06.py counts" in found[0].notes[0], "the file with the higher number"
+    assert left == ["e06.py", "notes.txt"]
+
+
+@pytest.mark.parametrize("name", ["hw_2026_1117_{}.zip", "cs_2026_{}_doe.zip", "cs_2026_{}_e06.py"])
+def test_names_that_only_look_like_canvas_mix_nobodys_work(tmp_path: Path, name: str) -> None:
+    paths = [tmp_path / name.format(number) for number in (17, 18)]
+    for path in paths:
+        if path.suffix == ".py":
+            path.write_text(path.name)
+        else:
+            classroom.pack(path, {"e06.py": path.name}, zipfile.ZIP_STORED)
+    found = by_name(tmp_path)
+    assert {each.name: found[each.name].files["e06"] for each in paths} == {
+        each.name: each.name for each in paths
+    }
+
+
+def test_a_folder_may_hold_a_zip_and_a_folder(tmp_path: Path) -> None:
+    """As Moodle and a hasty student make them. What has no name of ours is told."""
+    place = tmp_path / "Doe Jane_77_assignsubmission_file_"
+    (place / "mine").mkdir(parents=True)
+    (place / "mine" / "e09.py").write_text("nine")
+    (place / "essay.docx").write_bytes(b"\xff")
+    with zipfile.ZipFile(place / "submission (1).zip", "w") as packed:
+        packed.writestr("e06.py", "six")
+    [found] = submissions(tmp_path)[0]
+    assert found.files == {"e09": "nine", "e06": "six"} and not found.refused
+    assert found.notes == ["Not read: essay.docx. No exercise has this name."]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="it needs links")
+def test_a_link_reads_nobody_elses_work(tmp_path: Path) -> None:
+    (tmp_path / "ben").mkdir()
+    (tmp_path / "ben" / "e06.py").write_text("ben's")
+    (tmp_path / "eve").mkdir()
+    (tmp_path / "eve" / "e06.py").symlink_to(tmp_path / "ben" / "e06.py")
+    (tmp_path / "eve" / "below").symlink_to(tmp_path / "ben")
+    (tmp_path / "eve_1_2_e06.py").symlink_to(tmp_path / "ben" / "e06.py")
+    link = zipfile.ZipInfo("e06.py")
+    link.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(tmp_path / "zip.zip", "w") as packed:
+        packed.writestr(link, "ben/e06.py")
+    os.mkfifo(tmp_path / "ben" / "pipe.zip")  # whoever opens it waits
+    os.mkfifo(tmp_path / "ben" / "e07.py")
+    found, left = submissions(tmp_path)
+    assert found[0].refused["e07"] == "no file"
+    assert {each.name: each.files for each in found if each.files} == {"ben": {"e06": "ben's"}}
+    assert found[1].refused == found[2].refused == {"e06": "a link"} and left == ["eve_1_2_e06.py"]
+
+
+@pytest.mark.parametrize("text", ["", "[", "[1]", "[" * 9999, '{"1": 2}', '{"1": {"answer": 3}}'])
+def test_predictions_of_another_form_are_left_out(tmp_path: Path, text: str) -> None:
+    (tmp_path / "predictions.json").write_text(text)
+    (tmp_path / "e06.py").write_text("x = 1")
+    found = submission("a", [tmp_path])
+    assert found.predictions == {} and found.files == {"e06": "x = 1"}
+
+
+# ----------------------------------------------------------------- what a student gets back
+
+
+def test_the_rubric_is_read_from_its_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert feedback.rubric().keys() == EXERCISES.keys()
+    text = feedback.RUBRIC.read_text("utf-8")
+    [(whole, checks, hand)] = re.findall(r"(\d+) points: (\d+) by the checks, (\d+) by hand", text)
+    assert sum(feedback.rubric().values()) == int(checks) == int(whole) - int(hand)
+    monkeypatch.setattr(feedback, "RUBRIC", tmp_path / "rubric.md")
+    feedback.RUBRIC.write_text(text.replace("| E6 | 10 |", "| E6 | 12.5 |"))
+    assert feedback.rubric()["6"] == 12.5
+    feedback.RUBRIC.write_text(text.replace("| E6 | 10 |", "| E6 | ten |"))
+    with pytest.raises(UserError, match=r"no row '\| E6 \| POINTS \|'"):
+        feedback.rubric()
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        self.found |= {tag, *(name for name, _ in attrs if name.startswith("on"))}
+
+
+NASTY = "</pre><script>alert(1)</script><img src=x onerror=alert(1)>\ud800\u202e\x1b[2J$title"
+
+
+def made(tmp_path: Path, **fields: object) -> Path:
+    """The folder of feedback for a made-up grade."""
+    handed = Submission(NASTY, notes=[NASTY], predictions={NASTY: NASTY})
+    handed.predictions |= {predictions.outcomes(3)[0].question: NASTY}
+    results = dict.fromkeys(EXERCISES, "-") | {"6": "passed", "7": "Q1", "8": "refused"}
+    told = {"6": ["E6 passed"], "7": [NASTY]}
+    one = Grade(handed, results, told=told, **fields)
+    (tmp_path / "f").mkdir()
+    feedback.write_feedback(tmp_path / "f", [one, one], feedback.rubric(), 5, "protected")
+    return tmp_path / "f"
+
+
+def test_a_page_shows_what_a_stranger_wrote_and_obeys_none_of_it(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    pages = sorted(folder.glob("*.html"))
+    assert len(pages) == 3 and len(list(folder.glob("*.json"))) == 2, "names collide: two pages"
+    ours = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "b", "pre", "em"}
+    for page in pages:
+        text, tags = page.read_text("utf-8"), Tags()
+        tags.feed(text)
+        assert tags.found <= ours | {"table", "tr", "th", "td", "section", "code"}, page.name
+        assert "&lt;script&gt;" in text and not re.search("[\u202e\x1b\ud800]", text)
+    student = pages[0].read_text("utf-8")
+    assert "10 of 95 points" in student and "--seed 5" in student
+
+
+def test_a_page_shows_a_prediction_beside_what_came_out(tmp_path: Path) -> None:
+    outcome = predictions.outcomes(3)[0]
+    for page in sorted(made(tmp_path).glob("*.html")):
+        text = page.read_text("utf-8")
+        assert feedback.marked(outcome.question) in text, page.name
+        assert feedback.marked(outcome.explained) in text, page.name
+
+
+def test_gradescopes_results_have_the_form_that_gradescope_describes(tmp_path: Path) -> None:
+    points = feedback.rubric()
+    for path in made(tmp_path).glob("*.json"):
+        found = json.loads(path.read_text("utf-8"))
+        jsonschema.validate(found, GRADESCOPE)
+        tests = dict(zip(EXERCISES, found["tests"], strict=True))
+        assert [each["max_score"] for each in found["tests"]] == list(points.values())
+        assert sum(each["score"] for each in found["tests"]) == tests["6"]["score"] == points["6"]
+        assert [key for key, each in tests.items() if each["status"] == "passed"] == ["6"]
+        assert found["output_format"] == found["test_output_format"] == "text", "never as HTML"
+    for wrong in ({}, {"tests": [{"name": "x"}]}, {"score": 1, "visibility": "never"}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, GRADESCOPE)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="Gradescope runs bash")
+@pytest.mark.parametrize("kind", ["right", "empty", "broken"])
+def test_gradescopes_autograder_leaves_results_whatever_is_handed_in(
+    tmp_path: Path, kind: str
+) -> None:
+    """As Gradescope lays its folders out: submission, source, results."""
+    (tmp_path / "submission").mkdir()
+    (tmp_path / "source").symlink_to(ROOT)
+    if kind == "right":
+        (tmp_path / "submission" / "e01.py").write_text(classroom.RIGHT["e01"])
+        (tmp_path / "submission" / "__MACOSX").mkdir()
+    python = sys.executable if kind != "broken" else "/bin/false"
+    environment = os.environ | {"AUTOGRADER": str(tmp_path), "PYTHON": python}
+    script = INSTRUCTOR / "gradescope" / "run_autograder"
+    subprocess.run(["bash", script], env=environment, check=True, capture_output=True)
+    found = json.loads((tmp_path / "results" / "results.json").read_text("utf-8"))
+    jsonschema.validate(found, GRADESCOPE)
+    score = found.get("score", sum(each["score"] for each in found.get("tests", [])))
+    assert score == (feedback.rubric()["1"] if kind == "right" else 0)
+    assert kind != "broken" or "The grader stopped" in found["output"]
+
+
+def test_gradescopes_zip_has_what_gradescope_looks_for(tmp_path: Path) -> None:
+    """`make gradescope`, from the files that git knows."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("no git")
+    place = tmp_path / "autograder.zip"
+    recipe = (ROOT / "Makefile").read_text("utf-8").partition("\ngradescope:\n")[2]
+    line = (
+        recipe.partition("\n\n")[0].replace("\\\n", " ").replace("build/autograder.zip", str(place))
+    )
+    subprocess.run(["sh", "-c", line.replace("@", "")], cwd=ROOT, check=True, capture_output=True)
+    with zipfile.ZipFile(place) as packed:
+        names = set(packed.namelist())
+        assert packed.getinfo("run_autograder").external_attr >> 16 & 0o100, "it can be run"
+    assert {"setup.sh", "run_autograder", "course/grade.py", "scheduler.py"} <= names
+    assert any(name.startswith("notebooks/") and name.endswith(".ipynb") for name in names)
+
+
+def test_the_classrooms_workflow_has_the_names_that_a_classroom_wants() -> None:
+    """As github.com/classroom-resources/autograding-grading-reporter has them."""
+    text = (INSTRUCTOR / "github" / "classroom.yml").read_text("utf-8")
+    workflow = yaml.safe_load(text)
+    assert workflow["name"] == "Autograding Tests" and "NOT TRIED" in text
+    assert list(workflow["jobs"]) == ["run-autograding-tests"]
+    assert "title=Autograding report::" in text and '\\"totalPoints\\":' in text
+
+
+def test_nothing_of_the_lecturers_is_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "all" / "anna").mkdir(parents=True)
+    (tmp_path / "all" / "anna" / "e01.py").write_text(classroom.RIGHT["e01"])
+    out = tmp_path / "grades.csv"
+    grade(tmp_path / "all", out, 1, 1, None, False)
+    [row] = csv.DictReader(out.read_text("utf-8").splitlines())
+    assert row["points"] == "4" and (tmp_path / "grades_feedback" / f"{row['page']}").exists()
+    with pytest.raises(UserError, match="grades.csv.*add --force"):
+        grade(tmp_path / "all", out, 1, 1, None, False)
+    out.unlink()
+    with pytest.raises(UserError, match="grades_feedback' is there"):
+        grade(tmp_path / "all", out, 1, 1, None, False)
+    ignored = ["git", "check-ignore", "grades.csv", "grades_feedback/1.html"]
+    asked = subprocess.run(ignored, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert len(asked.stdout.splitlines()) == 2 or not (ROOT / ".git").exists()
+
+
+def test_only_what_was_set_is_graded_and_counts(tmp_path: Path) -> None:
+    (tmp_path / "all" / "anna").mkdir(parents=True)
+    for name in ("e01", "e12"):
+        (tmp_path / "all" / "anna" / f"{name}.py").write_text(classroom.RIGHT[name])
+    out = tmp_path / "grades.csv"
+    [found] = grade(tmp_path / "all", out, 1, 1, None, False, only=["9", "12"])
+    assert found.results == {"9": "-", "12": "passed"}
+    assert out.read_text("utf-8").startswith("submission,9,12,passed,points")
+    page = (tmp_path / "grades_feedback" / f"{found.page(1)}.html").read_text("utf-8")
+    assert "<b>3 of 7 points</b>" in page and "E1 " not in page
+
+
+@pytest.mark.slow
+def test_a_class_gets_what_it_must(tmp_path: Path) -> None:
+    """All ways to hand in, right and wrong answers, and hostile submissions, together."""
+    wanted = classroom.make(tmp_path / "class", 5, 3)
+    out = tmp_path / "grades.csv"
+    grades = {each.name: each for each in grade(tmp_path / "class", out, 5, 2, None, False)}
+    assert grades.keys() == wanted.keys()
+    for name, results in wanted.items():
+        assert {key: grades[name].results[key] for key in results} == results, name
+    for path in (tmp_path / "grades_feedback").glob("*.json"):
+        jsonschema.validate(json.loads(path.read_text("utf-8")), GRADESCOPE)
+    assert not Path("/tmp/escaped").exists()
+
+
+# ------------------------------------------------------------------------- predictions
+
+
+def test_what_came_out_is_that_of_the_same_question() -> None:
+    for lesson in range(1, len(predictions.LESSONS) + 1):
+        found = predictions.outcomes(lesson)
+        assert [each.question for each in found] == predictions.questions(lesson)
+        assert all(each.printed or "picture" in each.where for each in found), lesson
+
+
+def test_a_student_sees_a_prediction_beside_the_result_and_no_result_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predictions, "MINE", tmp_path)
+    first, second, *_ = predictions.outcomes(3)
+    predictions.record("3.1", first.question, "4 x 12")
+    told = "\n".join(predictions.compare(3))
+    assert "you said: 4 x 12" in told and first.explained in told
+    assert first.printed.splitlines()[0] in told
+    assert second.explained not in told and "not yet: 3.2" in told
+
+
+# --------------------------------------------------------------------------------- quiz
+
+
+def test_the_answers_of_a_quiz_are_what_the_books_code_does() -> None:
+    for seed in range(20):
+        found = quiz.draw(random.Random(seed))
+        start = found["token"] - 1
+        mask = chunk_mask(start, found["short"] - start)
+        assert found["mask"] == "".join("01"[seen] for seen in mask[1].int().tolist())
+        assert found["ran"] == found["outputs"] - 1
+        assert found["cached"] == found["prompt"] + found["ran"]
+        assert found["chunk"] + found["decodes"] == found["chunk_size"]
+        assert found["one_ms"] < found["many_ms"] < found["longer_ms"] < 2 * found["one_ms"]
+
+
+def test_a_quiz_has_a_sheet_for_each_name_with_numbers_of_its_own(tmp_path: Path) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("Anna\n\n<b>Zoë</b>\nAnna\n", "utf-8")
+    quiz.quiz(names, 7, tmp_path / "a", False)
+    sheets = (tmp_path / "a" / "sheets.html").read_text("utf-8").split('<section class="sheet">')
+    key = (tmp_path / "a" / "key.html").read_text("utf-8")
+    assert len(sheets) == 4 and len({each.partition("</h1>")[2] for each in sheets[1:]}) == 3
+    assert "&lt;b&gt;Zoë" in sheets[2] and "Anna (2)" in sheets[3] and "{" not in sheets[1]
+    assert "seed 7" in key and "no two requests share" in key and "no two" not in sheets[1]
+    names.write_text("Anna\n", "utf-8")
+    quiz.quiz(names, 7, tmp_path / "b", False)
+    assert sheets[1].partition("</section>")[0] in (tmp_path / "b" / "sheets.html").read_text()
+    (tmp_path / "a" / "key.html").write_text("my notes")
+    with pytest.raises(UserError, match="key.html"):
+        quiz.quiz(names, 7, tmp_path / "a", False)
+    names.write_text("\n")
+    with pytest.raises(UserError, match="has 0 names"):
+        quiz.quiz(names, 7, tmp_path / "c", False)
+
+
+def test_every_hole_of_the_quiz_is_filled_and_every_value_has_one() -> None:
+    _, questions, answers = quiz.texts()
+    assert list(questions) == list(answers) == [str(number) for number in range(1, 11)]
+    asked = set().union(*map(quiz.holes, [*questions.values(), *answers.values()]))
+    assert asked == quiz.draw(random.Random(1)).keys()
+
+
+def test_the_commands_are_there() -> None:
+    assert all(f"course {name}" in commands.__doc__ for name in ("grade", "quiz", "predict"))
