@@ -8,7 +8,7 @@ READY := $(if $(wildcard .venv/figures.stamp),,.venv/figures.stamp)
 
 .PHONY: fig9 figures install serve measure docs test cpus slow browser hostile hostile-quick mutants notebooks notebooks-refresh format lines clean \
 	course-start check hint picture predict submit grade pictures-for-slides \
-	course-selftest
+	usb course-selftest
 
 fig9: .venv/figures.stamp
 	$(BIN)/python experiments/fig9.py
@@ -82,9 +82,14 @@ predict: $(READY)
 grade: .venv/run.stamp
 	$(BIN)/python -m course grade $(DIR)
 
-# The lecture's pictures, large, in build/slides.
-pictures-for-slides: .venv/run.stamp
+# The lecture's pictures, large, and a deck of them with notes, in build/slides.
+pictures-for-slides: .venv/room.stamp
 	$(BIN)/python -m course slides
+
+# A folder for a stick, build/usb: the course as pages, served to a room without a network; packages
+# for three systems. The first time, it downloads them. It needs git, and npm for the pages.
+usb: site .venv/room.stamp
+	$(BIN)/python -m course usb
 
 course-selftest: .venv/dev.stamp
 	$(BIN)/python -m course selftest
@@ -109,7 +114,11 @@ format: .venv/dev.stamp
 	$(PIP) -r requirements.txt
 	touch $@
 
-.venv/dev.stamp: requirements-dev.txt .venv/run.stamp
+.venv/room.stamp: requirements-room.txt .venv/run.stamp
+	$(PIP) -r requirements-room.txt
+	touch $@
+
+.venv/dev.stamp: requirements-dev.txt .venv/room.stamp
 	$(PIP) -r requirements-dev.txt
 	touch $@
 

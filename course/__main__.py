@@ -7,24 +7,32 @@
     python -m course picture 6      your attempt beside what it should be: course/mine/e06.png
     python -m course submit         course/mine/submission.zip
     python -m course grade DIR      for instructors: all submissions of a folder
-    python -m course slides         for instructors: the lecture's pictures, large: build/slides/
+    python -m course slides         for instructors: the lecture's pictures, and a deck of them
+    python -m course usb            for instructors: a stick for a room without a network
+    python -m course doctor         what is missing on this machine?
     python -m course selftest       for maintainers: does the course check what it says?
 
 Exercises: 1 to 13, hunt, final. `make check E=6` does the same.
 To predict: read each step of the lesson up to **Predict first**, then answer.
 """
 
+import sys
+
+if sys.argv[1:2] == ["doctor"] or sys.version_info < (3, 11):
+    from course.doctor import doctor  # before all that may be missing, or too new for this Python
+
+    sys.exit(not doctor())
+
 import argparse
 import json
 import re
 import secrets
-import sys
 import zipfile
 from io import BytesIO
 from pathlib import Path
 
 from command.checks import UserError
-from command.cli import claim, run_main, write_file
+from command.cli import ROOT, claim, run_main, write_file
 from course.exercises import EXERCISES, HINTS, MINE, STUBS, Exercise, find
 from course.predictions import HOW, LESSONS, predict
 
@@ -188,6 +196,13 @@ def main() -> None:
         "--out", type=Path, default=Path("build/slides"), help="a folder (build/slides)"
     )
     sub.add_argument("--force", action="store_true", help="replace files of your own")
+    sub = commands.add_parser("usb")
+    sub.add_argument("--site", type=folder, default=ROOT / "build" / "site", help="of make site")
+    sub.add_argument(
+        "--out", type=folder, default=ROOT / "build" / "usb", help="a folder (build/usb)"
+    )
+    sub.add_argument("--force", action="store_true", help="write into a folder of your own")
+    commands.add_parser("doctor")
     commands.add_parser("selftest")
     options = parser.parse_args()
     if options.command == "start":
@@ -211,6 +226,10 @@ def main() -> None:
         from course.slides import slides  # all figures are slow to load
 
         slides(options.only, options.out, options.force)
+    elif options.command == "usb":
+        from course.usb import usb  # it prices a schedule as it is loaded
+
+        usb(options.out, options.site, options.force)
     else:
         from course.selftest import selftest
 
