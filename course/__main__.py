@@ -18,9 +18,9 @@ To predict: read each step of the lesson up to **Predict first**, then answer.
 
 import sys
 
-if sys.argv[1:2] == ["doctor"] or sys.version_info < (3, 11):
-    from course.doctor import doctor  # before all that may be missing, or too new for this Python
+from course.doctor import doctor
 
+if sys.version_info < (3, 11):  # noqa: UP036  (it could not read what follows)
     sys.exit(not doctor())
 
 import argparse
@@ -223,9 +223,15 @@ def main() -> None:
         seed = secrets.randbits(40) if options.seed is None else options.seed
         grade(options.folder, options.out, seed, options.workers, options.image, options.force)
     elif options.command == "slides":
-        from course.slides import slides  # all figures are slow to load
-
+        try:
+            from course.slides import slides  # all figures are slow to load
+        except ModuleNotFoundError as error:
+            raise UserError(
+                f"slides need {error.name}: pip install -r requirements-room.txt"
+            ) from None
         slides(options.only, options.out, options.force)
+    elif options.command == "doctor":
+        sys.exit(not doctor())
     elif options.command == "usb":
         from course.usb import usb  # it prices a schedule as it is loaded
 

@@ -36,6 +36,7 @@ BUILD = "hatchling\neditables\n"  # for `-e .`, which pip builds with what it fi
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 WHERE = {"PIP_INDEX_URL": "--index-url", "PIP_EXTRA_INDEX_URL": "--extra-index-url",
          "PIP_FIND_LINKS": "--find-links"}  # pip reads these by itself, uv does not  # fmt: skip
+MACOS = "14.0"  # what torch asks for; uv reads it from a variable
 MANYLINUX = ("2_28", "2_27", "2_26", "2_24", "2_17", "2_12", "2_5")  # of glibc: pip adds none
 
 
@@ -64,8 +65,10 @@ class Unavailable(Exception):
 
 def run(*command: str, given: str = "") -> str:
     """What a Python module prints: pip, uv. given: its input. Raises Unavailable."""
-    words = (sys.executable, "-m", *command)
-    done = subprocess.run(words, cwd=ROOT, input=given, capture_output=True, text=True, check=False)
+    words, env = (sys.executable, "-m", *command), os.environ | {"MACOSX_DEPLOYMENT_TARGET": MACOS}
+    done = subprocess.run(
+        words, cwd=ROOT, env=env, input=given, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         said = " ".join(done.stderr.split()) or f"{command[0]} ended with {done.returncode}"
         raise Unavailable(said[-300:])
