@@ -52,7 +52,7 @@ class System:
 
 SYSTEMS = (
     System("Windows, x86-64", "x86_64-pc-windows-msvc", ("win_amd64",)),
-    System("Mac, M processor", "aarch64-apple-darwin", ("macosx_14_0_arm64",)),
+    System("Mac, M processor, macOS 14", "aarch64-apple-darwin", ("macosx_14_0_arm64",)),
     System("Linux, x86-64", "x86_64-manylinux_2_28",
            (*(f"manylinux_{each}_x86_64" for each in MANYLINUX), "manylinux2014_x86_64",
             "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"), cuda=True),
@@ -95,7 +95,6 @@ def fetch(system: System, python: str, name: str, index: list[str], wheels: Path
         "--python-platform", system.uv, "--python-version", python, *own, *index,
         given=added(system, name),
     )  # fmt: skip
-    pins = re.sub(r"^(--|-[a-z]\b).*\n", "", pins, flags=re.MULTILINE)  # its own flags, repeated
     with tempfile.TemporaryDirectory() as folder:
         listed = Path(folder, "pins.txt")
         write_file(listed, pins)
