@@ -70,8 +70,8 @@ def run(*command: str, given: str = "") -> str:
         words, cwd=ROOT, env=env, input=given, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        said = " ".join(done.stderr.split()) or f"{command[0]} ended with {done.returncode}"
-        raise Unavailable(said[-300:])
+        causes = " ".join(done.stderr.split()).strip(": ").split(" cause: ")
+        raise Unavailable(": ".join(dict.fromkeys((causes[0], causes[-1])))[:300])
     return done.stdout
 
 
