@@ -8,7 +8,7 @@ READY := $(if $(wildcard .venv/figures.stamp),,.venv/figures.stamp)
 
 .PHONY: fig9 figures install serve measure docs test cpus slow browser hostile hostile-quick mutants notebooks notebooks-refresh format lines clean \
 	course-start check hint picture predict submit grade pictures-for-slides \
-	usb course-selftest
+	course-selftest
 
 fig9: .venv/figures.stamp
 	$(BIN)/python experiments/fig9.py
@@ -88,6 +88,7 @@ pictures-for-slides: .venv/room.stamp
 
 # A folder for a stick, build/usb: the course as pages, served to a room without a network; packages
 # for three systems. The first time, it downloads them. It needs git, and npm for the pages.
+.PHONY: usb
 usb: site .venv/room.stamp
 	$(BIN)/python -m course usb
 

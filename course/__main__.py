@@ -1,5 +1,6 @@
 """The course's commands.
 
+    python -m course doctor         what is missing on this machine?
     python -m course start          your copies of the exercises, in course/mine/
     python -m course predict 3      what do you expect of lesson 3? Asked, and written down
     python -m course check 6        does your E6 keep its properties? If not: the smallest case
@@ -7,32 +8,30 @@
     python -m course picture 6      your attempt beside what it should be: course/mine/e06.png
     python -m course submit         course/mine/submission.zip
     python -m course grade DIR      for instructors: all submissions of a folder
-    python -m course slides         for instructors: the lecture's pictures, and a deck of them
-    python -m course usb            for instructors: a stick for a room without a network
-    python -m course doctor         what is missing on this machine?
+    python -m course slides         for instructors: the lecture's pictures, large: build/slides/
     python -m course selftest       for maintainers: does the course check what it says?
+    python -m course usb            for instructors: a stick for a room without a network
 
 Exercises: 1 to 13, hunt, final. `make check E=6` does the same.
 To predict: read each step of the lesson up to **Predict first**, then answer.
 """
 
-import sys
+from course.doctor import TOO_OLD, doctor
 
-from course.doctor import doctor
-
-if sys.version_info < (3, 11):  # noqa: UP036  (it could not read what follows)
-    sys.exit(not doctor())
+if TOO_OLD:  # it could not read what follows
+    raise SystemExit(not doctor())
 
 import argparse
 import json
 import re
 import secrets
+import sys
 import zipfile
 from io import BytesIO
 from pathlib import Path
 
 from command.checks import UserError
-from command.cli import ROOT, claim, run_main, write_file
+from command.cli import claim, run_main, write_file
 from course.exercises import EXERCISES, HINTS, MINE, STUBS, Exercise, find
 from course.predictions import HOW, LESSONS, predict
 
@@ -197,10 +196,8 @@ def main() -> None:
     )
     sub.add_argument("--force", action="store_true", help="replace files of your own")
     sub = commands.add_parser("usb")
-    sub.add_argument("--site", type=folder, default=ROOT / "build" / "site", help="of make site")
-    sub.add_argument(
-        "--out", type=folder, default=ROOT / "build" / "usb", help="a folder (build/usb)"
-    )
+    sub.add_argument("--site", type=folder, default=Path("build/site"), help="of make site")
+    sub.add_argument("--out", type=folder, default=Path("build/usb"), help="a folder (build/usb)")
     sub.add_argument("--force", action="store_true", help="write into a folder of your own")
     commands.add_parser("doctor")
     commands.add_parser("selftest")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LEAST = (3, 11)
+TOO_OLD = sys.version_info < LEAST
 DISK, MEMORY = 6, 2  # GB: the README's .venv with CUDA; a lesson with the demo model
 GOOD, NOTE, MISSING = "ok", "note", "MISSING"  # MISSING: the exercises here do not run without it
 WINDOWS, LINUX = sys.platform == "win32", sys.platform.startswith("linux")
