@@ -82,7 +82,7 @@ predict: $(READY)
 grade: .venv/run.stamp
 	$(BIN)/python -m course grade $(DIR)
 
-# The lecture's pictures, large, and a deck of them with notes, in build/slides.
+# The lecture's pictures, large, in build/slides.
 pictures-for-slides: .venv/room.stamp
 	$(BIN)/python -m course slides
 

@@ -174,7 +174,7 @@ def usb(out: Path, site: Path, force: bool) -> None:
 
     Raises UserError if the folder has other things in it, unless `force`; if the site is not whole.
     """
-    names, archive = pages(site), project()
+    names, archive, out = pages(site), project(), out.resolve()
     if out.exists() and not is_ours(out) and not force:
         raise UserError(
             f"--out {out} is there, and this command did not write it: give another folder, or add"
