@@ -89,8 +89,14 @@ gradescope:
 		--add-file=course/instructor/gradescope/run_autograder HEAD '*.py' '*.md' '*.ipynb' pyproject.toml
 
 # The lecture's pictures, large, in build/slides.
-pictures-for-slides: .venv/run.stamp
+pictures-for-slides: .venv/room.stamp
 	$(BIN)/python -m course slides
+
+# A folder for a stick, build/usb: the course as pages, served to a room without a network; packages
+# for three systems. The first time, it downloads them. It needs git, and npm for the pages.
+.PHONY: usb
+usb: site .venv/room.stamp
+	$(BIN)/python -m course usb
 
 course-selftest: .venv/dev.stamp
 	$(BIN)/python -m course selftest
@@ -115,7 +121,11 @@ format: .venv/dev.stamp
 	$(PIP) -r requirements.txt
 	touch $@
 
-.venv/dev.stamp: requirements-dev.txt .venv/run.stamp
+.venv/room.stamp: requirements-room.txt .venv/run.stamp
+	$(PIP) -r requirements-room.txt
+	touch $@
+
+.venv/dev.stamp: requirements-dev.txt .venv/room.stamp
 	$(PIP) -r requirements-dev.txt
 	touch $@
 

@@ -1,5 +1,6 @@
 """The course's commands.
 
+    python -m course doctor         what is missing on this machine?
     python -m course start          your copies of the exercises, in course/mine/
     python -m course predict 3      what do you expect of lesson 3? Asked, and written down
                                     (afterwards, with --compare: beside what came out)
@@ -11,10 +12,16 @@
     python -m course quiz           for instructors: sheets with drawn numbers, and a key
     python -m course slides         for instructors: the lecture's pictures, large: build/slides/
     python -m course selftest       for maintainers: does the course check what it says?
+    python -m course usb            for instructors: a stick for a room without a network
 
 Exercises: 1 to 13, hunt, final. `make check E=6` does the same.
 To predict: read each step of the lesson up to **Predict first**, then answer.
 """
+
+from course.doctor import TOO_OLD, doctor
+
+if TOO_OLD:  # it could not read what follows
+    raise SystemExit(not doctor())
 
 import argparse
 import json
@@ -205,6 +212,11 @@ def main() -> None:
         "--out", type=Path, default=Path("build/slides"), help="a folder (build/slides)"
     )
     sub.add_argument("--force", action="store_true", help="replace files of your own")
+    sub = commands.add_parser("usb")
+    sub.add_argument("--site", type=folder, default=Path("build/site"), help="of make site")
+    sub.add_argument("--out", type=folder, default=Path("build/usb"), help="a folder (build/usb)")
+    sub.add_argument("--force", action="store_true", help="write into a folder of your own")
+    commands.add_parser("doctor")
     commands.add_parser("selftest")
     options = parser.parse_args()
     if options.command == "start":
@@ -233,9 +245,19 @@ def main() -> None:
 
         quiz(options.students, drawn(options.seed), options.out, options.force)
     elif options.command == "slides":
-        from course.slides import slides  # all figures are slow to load
-
+        try:
+            from course.slides import slides  # all figures are slow to load
+        except ModuleNotFoundError as error:
+            raise UserError(
+                f"slides need {error.name}: pip install -r requirements-room.txt"
+            ) from None
         slides(options.only, options.out, options.force)
+    elif options.command == "doctor":
+        sys.exit(not doctor())
+    elif options.command == "usb":
+        from course.usb import usb  # it prices a schedule as it is loaded
+
+        usb(options.out, options.site, options.force)
     else:
         from course.selftest import selftest
 

@@ -1,15 +1,22 @@
-"""The lecture's pictures at a projector's size, 16:9, each with a caption.
+"""The lecture's pictures at a projector's size, 16:9, each with a caption; and a deck of them.
 
 The pictures are those of the experiments and of `course picture`, one panel or two on each slide.
+The deck is a .pptx: PowerPoint, LibreOffice, Keynote and Google Slides open it, show its notes to
+the lecturer alone, and let the lecturer change it. Its notes are instructor/lecture90.md.
 """
 
+import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+from pptx import Presentation
+from pptx.util import Inches, Pt
 
-from command.checks import check_whole
+from command.checks import UserError, check_whole
 from command.cli import MARK, write_file
 from course.drive import serve
 from course.exercises import PLANTED, find, load
@@ -23,6 +30,8 @@ from pictures.gantt import draw_lanes, legend_handles
 from pictures.lanes import request_lanes
 
 SIZE, DPI = (12.0, 6.75), 160  # inches; 1920 x 1080 pixels: letters of 15 pt have 33 pixels
+DECK, CAPTIONS = "lecture.pptx", "captions.md"
+LECTURE = Path(__file__).with_name("instructor") / "lecture90.md"
 PAPER = [(40, 4), (90, 3), (20, 6), (30, 2)]  # instructor/lecture90.md: prompt and output tokens
 
 
@@ -127,18 +136,78 @@ SLIDES = (
 )  # fmt: skip
 
 
+def notes() -> list[str]:
+    """What lecture90.md says of each slide; before that, of its minutes, on their first slide."""
+    plain = re.sub(r"\*\*|\*|`|\[(.*?)\]\(.*?\)", r"\1", LECTURE.read_text("utf-8"))
+    said = re.findall(r"^\d+\. (.*?)\n(?=\d+\. |\n)", plain, re.MULTILINE | re.DOTALL)
+    found, before = [], ""
+    for slide, text in zip(SLIDES, said, strict=True):
+        text, minute = " ".join(text.split()), slide.when.removeprefix("minute ")
+        row = re.search(rf"^\| ({minute}-\d+) \| (.*?) \| (.*?) \|$", plain, re.MULTILINE)
+        if row and minute != before:
+            text = f"Minutes {row[1]}. Show: {row[2]}\nAsk first: {row[3]}\n\n{text}"
+        found.append(text)
+        before = minute
+    return found
+
+
+def deck(out: Path) -> bytes:
+    """The pictures of a folder as a .pptx: the caption as a title, and the notes."""
+    show = Presentation()
+    show.slide_width, show.slide_height = Inches(13.333), Inches(7.5)
+    [layout] = [each for each in show.slide_layouts if each.name == "Title Only"]
+    for slide, said in zip(SLIDES, notes(), strict=True):
+        page = show.slides.add_slide(layout)
+        title = page.shapes.title
+        title.left, title.top, title.width, title.height = map(Inches, (0.4, 0.1, 12.5, 0.8))
+        title.text = slide.caption
+        title.text_frame.paragraphs[0].font.size = Pt(30)
+        path = str(out / f"{slide.name}.png")
+        picture = page.shapes.add_picture(path, Inches(1.067), Inches(0.95), width=Inches(11.2))
+        picture._element.nvPicPr.cNvPr.set("descr", slide.caption)  # for who cannot see it
+        page.notes_slide.notes_text_frame.text = said
+    data = BytesIO()
+    show.save(data)
+    return data.getvalue()
+
+
+def captions(out: Path) -> str:
+    """captions.md as it is there: it has a hash of the deck, too."""
+    return (out / CAPTIONS).read_text("utf-8") if (out / CAPTIONS).is_file() else ""
+
+
+def check_deck(out: Path, force: bool) -> None:
+    """A UserError if somebody has changed the deck: lecturers do."""
+    path = out / DECK
+    if not path.exists() or force:
+        return
+    if hashlib.sha256(path.read_bytes()).hexdigest() not in captions(out):
+        raise UserError(f"{path} was changed: move it away, or add --force to lose the changes")
+
+
 def slides(only: int | None, out: Path, force: bool) -> None:
-    """Write the slides to a folder, and captions.md. Files there that are not ours are kept."""
+    """Write the slides to a folder, captions.md, and the deck if it is not one slide alone.
+
+    Files there that are not ours are kept.
+    """
     if only is not None:
         check_whole("slide", only, 1, len(SLIDES))
     chosen = [slide for i, slide in enumerate(SLIDES, 1) if only in (None, i)]
     paths = [out / f"{slide.name}.png" for slide in chosen]
-    make_directory(out, others=[*(path.name for path in paths), "captions.md"], force=force)
+    make_directory(out, others=[*(path.name for path in paths), CAPTIONS], force=force)
+    check_deck(out, force)
     look.use_style()
     for slide, path in zip(chosen, paths, strict=True):
         figure = slide.draw()
         figure.set_size_inches(*SIZE)
         look.save_figure(figure, path, dpi=DPI, bbox=None)
         print(f"wrote {path}")
+    seal = re.search(rf"^<!-- {DECK}.*", captions(out), re.MULTILINE)
+    seal = seal[0] if seal else ""
+    if only is None:
+        data = deck(out)
+        seal = f"<!-- {DECK} as it was written: {hashlib.sha256(data).hexdigest()} -->"
+        write_file(out / DECK, data)
+        print(f"wrote {out / DECK}, with notes")
     told = [f"- `{slide.name}.png` ({slide.when}): {slide.caption}" for slide in SLIDES]
-    write_file(out / "captions.md", f"<!-- {MARK} -->\n" + "\n".join(told) + "\n")
+    write_file(out / CAPTIONS, "\n".join((f"<!-- {MARK} -->", *told, seal)).rstrip() + "\n")
