@@ -49,10 +49,10 @@ LINKS = [
 # What a page may ask for in its own worker: the answer as the page gets it.
 ASK = """async (question) => {
   const manifest = await (await fetch("manifest.json")).json();
-  const worker = self.testWorker ??= new Worker("explore_worker.js", { type: "module" });
+  const worker = self.testWorker ??= new Worker("python_worker.js", { type: "module" });
   self.testReady ??= new Promise((resolve) => {
     worker.addEventListener("message", ({ data }) => data.ready && resolve(data.ready));
-    worker.postMessage({ manifest });
+    worker.postMessage({ manifest, base: location.href });
   });
   await self.testReady;
   return new Promise((resolve) => {
@@ -78,8 +78,8 @@ class Quiet(SimpleHTTPRequestHandler):
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where static pages are: /with has Pyodide beside the page, /without has not."""
     root = tmp_path_factory.mktemp("sites")
-    bundle.write(root / "with", PYODIDE)
-    bundle.write(root / "without")
+    for name, pyodide in (("with", PYODIDE), ("without", None)):
+        bundle.write(bundle.EXPLORER, bundle.of_explorer(), root / name, pyodide)
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=root))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"

@@ -9,21 +9,11 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from command.cli import MARK, write_file
+from experiments.lib.colours import COLOURS
 from experiments.lib.rows import spread
 
 matplotlib.use("Agg")  # pictures go to files: no window, no display needed
 
-# Okabe and Ito's palette: told apart with any colour vision. Markers differ as well, for print in
-# grey.
-COLOURS = {
-    "orange": "#E69F00",
-    "sky": "#56B4E9",
-    "green": "#009E73",
-    "blue": "#0072B2",
-    "vermilion": "#D55E00",
-    "purple": "#CC79A7",
-    "black": "#000000",
-}
 SERIES = [
     (COLOURS["orange"], "^"),
     (COLOURS["blue"], "o"),
