@@ -4,10 +4,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 # The course installs in a bare clone alone: in class, nobody waits for pip again.
+PYODIDE := build/npm/node_modules/pyodide
 READY := $(if $(wildcard .venv/figures.stamp),,.venv/figures.stamp)
 
 .PHONY: fig9 figures install serve measure docs test cpus slow browser hostile hostile-quick mutants notebooks notebooks-refresh format lines clean \
-	course-start check hint picture predict submit grade gradescope pictures-for-slides \
+	course-start check hint picture predict submit grade gradescope page pictures-for-slides \
 	course-selftest
 
 fig9: .venv/figures.stamp
@@ -47,7 +48,7 @@ mutants: .venv/dev.stamp
 slow: .venv/dev.stamp
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
-# The pages in a real browser. Without a Chromium, its tests are skipped; without npm, the explorer's.
+# The pages in a real browser. Without a Chromium, its tests are skipped; without npm, those with Python.
 browser: .venv/browser.stamp
 	$(BIN)/python -m pytest -m browser
 
@@ -87,6 +88,10 @@ gradescope:
 	@mkdir -p build
 	git archive -o build/autograder.zip --add-file=course/instructor/gradescope/setup.sh \
 		--add-file=course/instructor/gradescope/run_autograder HEAD '*.py' '*.md' '*.ipynb' pyproject.toml
+
+# The exercises for a browser, in build/exercises. With npm, it needs no network when it is opened.
+page: .venv/npm.stamp
+	$(BIN)/python -m course page $$(test -d $(PYODIDE) && echo --pyodide $(PYODIDE))
 
 # The lecture's pictures, large, in build/slides.
 pictures-for-slides: .venv/room.stamp
@@ -129,10 +134,15 @@ format: .venv/dev.stamp
 	$(PIP) -r requirements-dev.txt
 	touch $@
 
-.venv/browser.stamp: requirements-browser.txt .venv/dev.stamp
+.venv/browser.stamp: requirements-browser.txt .venv/dev.stamp .venv/npm.stamp
 	$(PIP) -r requirements-browser.txt
-	-npm install --prefix build/npm --no-audit --no-fund --ignore-scripts \
-		pyodide@$$($(BIN)/python -c "from web.bundle import VERSION; print(VERSION)")
+	touch $@
+
+# Pyodide, the editor and its bundler, as web/package-lock.json pins them. Pages do without them.
+.venv/npm.stamp: web/package.json web/package-lock.json .venv/figures.stamp
+	mkdir -p build/npm
+	cp web/package.json web/package-lock.json build/npm
+	-npm ci --prefix build/npm --no-audit --no-fund --ignore-scripts
 	touch $@
 
 clean:

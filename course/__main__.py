@@ -10,6 +10,7 @@
     python -m course submit         course/mine/submission.zip
     python -m course grade DIR      for instructors: all submissions of a folder
     python -m course quiz           for instructors: sheets with drawn numbers, and a key
+    python -m course page           the exercises for a browser, in a folder: build/exercises
     python -m course slides         for instructors: the lecture's pictures, large: build/slides/
     python -m course selftest       for maintainers: does the course check what it says?
     python -m course usb            for instructors: a stick for a room without a network
@@ -25,19 +26,16 @@ if TOO_OLD:  # it could not read what follows
 
 import argparse
 import json
-import re
 import secrets
 import sys
-import zipfile
-from io import BytesIO
 from pathlib import Path
 
 from command.checks import UserError
 from command.cli import claim, run_main, write_file
-from course.exercises import EXERCISES, HINTS, MINE, STUBS, Exercise, find
+from course import handed
+from course.exercises import BASE, EXERCISES, MINE, STUBS, Exercise, find, hints
 from course.predictions import HOW, LESSONS, compare, predict
 
-BASE = 1  # seed of the cases of `check`: the same each time, so that a failure stays
 HINTED, CHECKED = "hints.json", "checks.json"  # in mine/: the last hint, and whether it passed
 
 
@@ -108,40 +106,34 @@ def keep(name: str, exercise: Exercise, value: int) -> None:
 
 def hint(exercise: Exercise, level: int | None) -> None:
     """The next hint, or one that is asked for. What was shown is kept in mine/hints.json."""
-    text = (HINTS / f"{exercise.file}.md").read_text("utf-8")
-    parts = re.split(r"^## \d\n", text, flags=re.MULTILINE)
     last = kept(HINTED).get(exercise.key)
     last = last if last in (1, 2, 3) else 0
     again = " (you have seen all three: this is the last)" if last == 3 and level is None else ""
     level = level or min(3, last + 1)
-    print(f"hint {level} of 3 for {exercise.name}{again}\n\n{parts[level].strip()}")
+    print(f"hint {level} of 3 for {exercise.name}{again}\n\n{hints(exercise)[level - 1]}")
     keep(HINTED, exercise, level)
 
 
 def draw(exercise: Exercise, force: bool) -> None:
     from course.local import mine_of  # matplotlib is slow to start
+    from course.paint import figure_of
     from course.picture import picture
     from experiments.lib.look import save_figure
 
     needs_torch(exercise)
     mine = mine_of(exercise)
     path = claim(MINE / f"{exercise.file}.png", force)
-    save_figure(picture(exercise, mine), path)
+    save_figure(figure_of(f"{exercise.name}: {exercise.title}", picture(exercise, mine)), path)
     print(f"wrote {path}")
 
 
 def submit() -> None:
     """One zip with the exercises and predictions, no other file. An older one is replaced."""
-    files = [MINE / f"{exercise.file}.py" for exercise in EXERCISES.values()]
-    files = [path for path in (*files, MINE / "predictions.json") if path.is_file()]
-    if not any(path.suffix == ".py" for path in files):
+    found = {name: MINE / name for name in handed.NAMES if (MINE / name).is_file()}
+    if not any(name.endswith(".py") for name in found):
         raise UserError(f"{MINE} has no exercises: run 'python -m course start' once")
     path = MINE / "submission.zip"
-    data = BytesIO()
-    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as packed:
-        for each in files:
-            packed.write(each, each.name)
-    write_file(path, data.getvalue())
+    write_file(path, handed.pack({name: each.read_bytes() for name, each in found.items()}))
     print(f"wrote {path}")
     print("\n".join(state()))
 
@@ -206,6 +198,13 @@ def main() -> None:
     sub.add_argument("--seed", type=int, help="of the numbers (default: drawn, and printed)")
     sub.add_argument("--out", type=Path, default=Path("build/quiz"), help="a folder (build/quiz)")
     sub.add_argument("--force", action="store_true", help="replace files of your own")
+    sub = commands.add_parser("page")
+    sub.add_argument(
+        "--out", type=Path, default=Path("build/exercises"), help="a folder (build/exercises)"
+    )
+    sub.add_argument("--pyodide", type=folder, help="node_modules/pyodide: it is copied")
+    sub.add_argument("--pyodide-at", help="Pyodide's address, also one relative to the page")
+    sub.add_argument("--force", action="store_true", help="replace files of your own")
     sub = commands.add_parser("slides")
     sub.add_argument("only", nargs="?", type=int, help="the number of one slide (default: all)")
     sub.add_argument(
@@ -240,6 +239,16 @@ def main() -> None:
         seed, only = drawn(options.seed), [find(key).key for key in options.only or EXERCISES]
         grade(options.folder, options.out, seed, options.workers, options.image, options.force,
               options.feedback, options.one, only)  # fmt: skip
+    elif options.command == "page":
+        from course.page import EDITOR, write
+
+        names = write(options.out, options.pyodide or options.pyodide_at, force=options.force)
+        print(f"{len(names)} files in {options.out}")
+        if EDITOR not in names:
+            print("without npm's packages (make browser), the editor is a plain text field")
+        print(
+            f"to look: python -m http.server --directory {options.out}, then http://localhost:8000"
+        )
     elif options.command == "quiz":
         from course.quiz import quiz
 

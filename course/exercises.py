@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from command.checks import UserError, did_you_mean
 
 HERE = Path(__file__).resolve().parent
 STUBS, MINE, HINTS, PLANTED = (HERE / name for name in ("stubs", "mine", "hints", "planted"))
+
+BASE = 1  # seed of the cases of `check`: the same each time, so that a failure stays
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,12 @@ def find(key: str) -> Exercise:
         near = "" if digits.isdecimal() else did_you_mean(name, EXERCISES)
         raise UserError(f"unknown exercise {key[:60]!r}: choose 1 to 13, hunt or final{near}")
     return EXERCISES[name]
+
+
+def hints(exercise: Exercise) -> list[str]:
+    """Three, each says more than the one before."""
+    text = (HINTS / f"{exercise.file}.md").read_text("utf-8")
+    return [part.strip() for part in re.split(r"^## \d\n", text, flags=re.MULTILINE)[1:]]
 
 
 def load(source: str, name: str) -> ModuleType:

@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from command.checks import UserError, moved
 from course.drive import answer_of
@@ -55,6 +55,8 @@ def limited(work: Callable[[], object], name: str) -> object:
     Returns and raises what the work does. AnswerError after LONGEST; the thread runs on until the
     process ends. name: of the student's file.
     """
+    if sys.platform == "emscripten":
+        return watched(work, name)
     done: list[tuple[object, BaseException | None]] = []
 
     def run() -> None:
@@ -69,14 +71,40 @@ def limited(work: Callable[[], object], name: str) -> object:
         thread.join(0.2)  # in pieces: on Windows, Ctrl-C cannot end a longer one
         if not done and time.process_time() - start > LONGEST:
             stack = traceback.extract_stack(sys._current_frames().get(thread.ident))
-            places = [frame.lineno for frame in stack if frame.filename == name]
-            where = f" (line {places[-1]} of {name})" if places else ""
-            says = f"Your code has run {LONGEST:g} s: does a loop never end?{where}"
-            raise AnswerError(f"none in {LONGEST:g} s", says)
+            raise endless([frame.lineno for frame in stack if frame.filename == name], name)
     answer, error = done[0]
     if error:
         raise error
     return answer
+
+
+def endless(places: list[int], name: str) -> AnswerError:
+    """places: lines of the student's file, the innermost last."""
+    where = f" (line {places[-1]} of {name})" if places else ""
+    says = f"Your code has run {LONGEST:g} s: does a loop never end?{where}"
+    return AnswerError(f"none in {LONGEST:g} s", says)
+
+
+def watched(work: Callable[[], object], name: str) -> object:
+    """`limited` in a browser, which has no threads: each jump and each call in the student's file
+    looks at the clock. A loop inside one of Python's own functions is ended by the page alone."""
+    monitor, start = sys.monitoring, time.process_time()  # Python 3.12
+
+    def look(code: CodeType, *_: object) -> object:
+        if code.co_filename != name:
+            return monitor.DISABLE
+        if time.process_time() - start > LONGEST:
+            raise endless([sys._getframe(1).f_lineno], name)
+
+    monitor.use_tool_id(monitor.DEBUGGER_ID, name)
+    try:
+        for event in (monitor.events.JUMP, monitor.events.PY_START):
+            monitor.register_callback(monitor.DEBUGGER_ID, event, look)
+        monitor.set_events(monitor.DEBUGGER_ID, monitor.events.JUMP | monitor.events.PY_START)
+        return work()
+    finally:
+        monitor.set_events(monitor.DEBUGGER_ID, 0)
+        monitor.free_tool_id(monitor.DEBUGGER_ID)
 
 
 def lines_in(error: BaseException, name: str) -> list[int]:
@@ -107,9 +135,15 @@ def mine_of(exercise: Exercise) -> ModuleType:
     path = MINE / f"{exercise.file}.py"
     if not path.is_file():
         raise UserError(f"{path} is not there: run 'python -m course start' once")
+    return loaded(path.read_bytes(), path)
+
+
+def loaded(source: bytes, path: Path) -> ModuleType:
+    """A student's text as a module. A UserError if it does not load. path: what it is called."""
+    name = path.name
     try:
-        return limited(lambda: load(path.read_text("utf-8-sig"), path.name), path.name)
+        return limited(lambda: load(source.decode("utf-8-sig"), name), name)
     except AnswerError as error:
         raise UserError(f"{path} cannot be loaded: {error.says}") from None
     except (Exception, SystemExit) as error:  # noqa: BLE001
-        raise UserError(f"{path} cannot be loaded: {told(error, path.name)}") from None
+        raise UserError(f"{path} cannot be loaded: {told(error, name)}") from None

@@ -15,7 +15,7 @@ from course.stubs.e07 import ATTENTION, COMPUTE, MEMORY, roofline
 from pipeline.account import BUBBLES, PipelineTrace, Step
 from pipeline.phases import share_out as steal
 from scheduler import Sarathi, SarathiServe  # noqa: F401  (solutions of E6 and E8)
-from serving.capacity import percentile
+from serving.search import percentile
 from timeline import Life, Trace
 
 

@@ -21,7 +21,8 @@ from command.cli import MARK, write_file
 from course.drive import serve
 from course.exercises import PLANTED, find, load
 from course.local import asker
-from course.picture import answers, batches, occupied, picture
+from course.paint import figure_of
+from course.picture import answers, batches, picture
 from course.reference import solution
 from experiments import fig3, fig4, fig5, fig6, fig7, fig9, policies, serve_stalls
 from experiments.lib import look
@@ -49,27 +50,20 @@ def intensity() -> plt.Figure:
 def slots() -> plt.Figure:
     exercise = find("2")
     draw, case, ask = answers(exercise, asker(exercise, solution("e02")))
-    answer = ask(case)
-    answer["used"] = occupied(case, answer["said"])
-    figure, [[axes]] = look.panels(1, 1, *SIZE)
-    draw(axes, case, answer)
-    axes.set_title("Three slots of six tokens, after each call")
-    return figure
+    return figure_of("Three slots of six tokens, after each call", [draw(case, ask(case), False)])
 
 
 def mistake(key: str, plant: str) -> plt.Figure:
-    path = PLANTED / f"{plant}.py"
-    return picture(find(key), load(path.read_text("utf-8"), path.name))
+    path, exercise = PLANTED / f"{plant}.py", find(key)
+    shown = picture(exercise, load(path.read_text("utf-8"), path.name))
+    return figure_of(f"{exercise.name}: {exercise.title}", shown)
 
 
 def four_requests() -> plt.Figure:
     requests = [[list(range(prompt)), most, [], 0.0] for prompt, most in PAPER]
     case = {"B": 4, "C": 64, "cache": None, "requests": requests}
-    figure, [[axes]] = look.panels(1, 1, *SIZE)
-    batches(axes, case, serve(solution("e06").Sarathi, case))
-    axes.set_title("Prompts of 40, 90, 20 and 30 tokens; C = 64, B = 4")
-    axes.legend()
-    return figure
+    title = "Prompts of 40, 90, 20 and 30 tokens; C = 64, B = 4"
+    return figure_of(title, [batches(case, serve(solution("e06").Sarathi, case))])
 
 
 def gain() -> plt.Figure:

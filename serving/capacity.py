@@ -36,7 +36,7 @@ from configs.hosts import HOSTS
 from costmodel import TILE, CostModel, make_batch, tokens_that_fit
 from loading.priced import priced_model
 from pipeline import Hop, StageCosts, even_layers, simulate_pipeline
-from serving.traffic import FASTEST
+from serving.search import PRECISION, AlwaysServed, largest_rate
 from simulate import make_cost_model, simulate
 from timeline import Life, Trace
 
@@ -49,10 +49,6 @@ BUDGETS = {STRICT: 512, RELAXED: 2048}
 MAX_BATCH_SIZE = 128  # B of all policies but Orca (the artefact's osdi-experiments/figure-5-6)
 # Orca reserves memory for the longest possible request, for each one: so few fit (same source)
 ORCA_BATCH_SIZE = 16
-# The search ends when a rate that is served and a rate that is not differ by less than this factor
-# (2.5 %, as in the artefact).
-PRECISION = 1.025
-FINEST, COARSEST = 1.0001, 1e3  # factors that a search may use
 START_SHARE = 0.25  # of the requests: `Load.steady` leaves out as many at the start
 LOOKS = 16  # of `overload_of` at a run
 FEW, SHORT, COARSE = 1 / 8, 64, 1.1  # a short run: share, and number, of requests; its precision
@@ -374,10 +370,6 @@ class Load:
         return all(self.value(each.quantity, each.percent) <= each.seconds for each in slo.bounds)
 
 
-class AlwaysServed(UserError):
-    """All requests are served in time, even if all of them arrive at once."""
-
-
 def capacity(
     load: Callable[[float], Load],
     slo: float,
@@ -391,56 +383,6 @@ def capacity(
     """
     check_number("slo", slo, 0, LATEST, "number of seconds")
     return largest_rate(lambda rate: load(rate).meets(slo), precision, start, factor)
-
-
-def largest_rate(
-    served: Callable[[float], bool],
-    precision: float = PRECISION,
-    start: float = 1.0,
-    factor: float = 2.0,
-) -> float:
-    """The largest rate that is served, in requests per second, within a factor of `precision`.
-
-    start: the first rate. The search multiplies or divides it by `factor`, until one rate is served
-    and one is not. Each further step is the square of the one before, up to 2. If `start` is good,
-    a small factor needs fewer runs. All rates that it tries are powers of one number. So searches
-    from several starts, and for several SLOs, try the same rates, and find the same answer.
-
-    Returns 0 if not even 1/1000 of `start` is served. Raises UserError if every rate is served.
-    """
-    check_number("start", start, 1 / FASTEST, FASTEST, "number of requests per second")
-    for name, value in (("precision", precision), ("factor", factor)):
-        check_number(name, value, FINEST, COARSEST)
-    # steps from a rate to its double: halved again and again, they are those of a bisection
-    octave = 2 ** math.ceil(math.log2(max(1.0, math.log(2) / math.log(precision))))
-    first, far = round(octave * math.log2(start)), 10 * octave
-
-    def rate(place: int) -> float:
-        return 2.0 ** (place / octave)
-
-    low = high = first
-    step = max(1, round(octave * math.log2(factor)))
-    largest = max(step, octave)
-    if served(rate(first)):
-        while served(rate(high := high + step)):
-            low, step = high, min(2 * step, largest)
-            if high > first + far:
-                raise AlwaysServed(
-                    "too few requests to find a capacity: the SLO is met even if all of them arrive"
-                    " at once; give more or longer ones"
-                )
-    else:
-        while not served(rate(low := low - step)):
-            high, step = low, min(2 * step, largest)
-            if low < first - far:
-                return 0.0
-    while high - low > 1:
-        middle = (low + high) // 2
-        if served(rate(middle)):
-            low = middle
-        else:
-            high = middle
-    return rate(low)
 
 
 def settled_capacity(

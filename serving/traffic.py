@@ -34,12 +34,13 @@ from batch import LATEST, Request
 from command.checks import MOST_SEED, UserError, check_number, check_whole, shown
 from loading.requests import listed
 from loading.tables import is_json, read_table
+from serving.search import FASTEST
 
 ARRIVALS, PROMPTS, OUTPUTS = range(3)  # the streams of one seed
 # Bounds of what may be asked for. Beyond them, numpy's 64-bit numbers or the memory run out.
 MOST_REQUESTS = 10**7
 MOST_TOKENS = 10**7  # of one prompt, or of one output
-FASTEST, MOST_CV = 1e9, 1e6
+MOST_CV = 1e6
 BLOCK = 4096  # requests that are drawn at once, where they are made one by one
 MOST_BYTES, MOST_JSON = 10**9, 10**8  # of a trace file
 MINUTE = 60.0  # s

@@ -480,7 +480,7 @@ def modules_of(body: Sequence[ast.stmt]) -> set[str]:
 
 
 def test_the_files_need_the_standard_library_alone() -> None:
-    needed = bundle.needed()
+    needed = bundle.EXPLORER.book
     assert {"scheduler.py", "loop.py", "costmodel.py", "web/__init__.py"} <= {*needed}
     assert {"web/explorer.py", "web/explore_side.py", "web/explore_state.py"} <= {*needed}
     ours = {path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in needed}
@@ -492,17 +492,22 @@ def test_the_files_need_the_standard_library_alone() -> None:
     # cli.py has tqdm for type checkers, and for bars of progress, which the browser does not draw
 
 
+def write(out: Path, force: bool = False) -> None:
+    bundle.write(bundle.EXPLORER, bundle.of_explorer(), out, force=force)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("explorer") / "site"
-    bundle.write(out)
+    write(out)
     return out
 
 
 def test_the_folder_has_the_repositorys_files_byte_for_byte(site: Path) -> None:
     manifest = json.loads((site / "manifest.json").read_text(encoding="utf-8"))
     files = {str(path.relative_to(site)) for path in site.rglob("*") if path.is_file()}
-    assert files == {*bundle.PAGE, "manifest.json", *(f"book/{path}" for path in bundle.needed())}
+    book = {f"book/{path}" for path in bundle.EXPLORER.book}
+    assert files == {*bundle.EXPLORER.files, "manifest.json", *book}
     for path, integrity in manifest["book"].items():
         data = (site / "book" / path).read_bytes()
         assert data == (ROOT / path).read_bytes() and bundle.integrity(data) == integrity
@@ -526,24 +531,25 @@ def test_the_page_has_no_script_inside_and_its_links_are_there() -> None:
     assert not re.search(r"<script(?![^>]*src=)|<style|\son\w+=|style=|javascript:", page)
     names = set(re.findall(r'(?:src|href)="([^"#:]+)"', page))
     assert names == {"explore.css", "explore.js"}
-    for script in bundle.PAGE[2:]:
+    scripts = [name for name in bundle.EXPLORER.files if name.endswith(".js")]
+    for script in scripts:
         text = (bundle.STATIC / script).read_text(encoding="utf-8")
         assert not re.search(r"\beval\(|new Function|innerHTML|document\.write", text), script
-        assert set(re.findall(r'from "\./([^"]+)"|Worker\("([^"]+)"', text)) <= {
-            (name, "") for name in bundle.PAGE
-        } | {("", name) for name in bundle.PAGE}
+        named = re.findall(r'from "\./([^"]+)"|Worker\(new URL\("([^"]+)"', text)
+        assert {a or b for a, b in named} <= {*scripts}
+    assert len(scripts) == 5
     assert explore_routes.PAGE_POLICY in page, "the policy is the same without a server's headers"
 
 
 def test_a_folder_of_others_is_left_alone(site: Path, tmp_path: Path) -> None:
-    bundle.write(site)  # our own: again
+    write(site)  # our own: again
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(UserError, match="this command did not write it"):
-        bundle.write(tmp_path)
+        write(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
     with pytest.raises(UserError, match="this command did not write it"):
-        bundle.write(tmp_path / "thesis.txt")
-    bundle.write(tmp_path, force=True)
+        write(tmp_path / "thesis.txt")
+    write(tmp_path, force=True)
     assert (tmp_path / "thesis.txt").read_text() == "mine"
 
 
@@ -563,11 +569,12 @@ def client() -> Iterator[TestClient]:
 def test_the_server_gives_the_page_and_the_books_files(client: TestClient) -> None:
     page = client.get("/explore")
     assert page.url.path == "/explore/" and "<h1>" in page.text
-    for path in (*bundle.PAGE, "manifest.json", *(f"book/{path}" for path in bundle.needed())):
+    book = [f"book/{path}" for path in bundle.EXPLORER.book]
+    for path in (*bundle.EXPLORER.files, "manifest.json", *book):
         found = client.get(f"/explore/{path}")
         assert found.status_code == 200, path
         policy = found.headers["content-security-policy"]
-        assert ("wasm-unsafe-eval" in policy) == (path == "explore_worker.js")
+        assert ("wasm-unsafe-eval" in policy) == (path == "python_worker.js")
         assert "unsafe-inline" not in policy and "'unsafe-eval'" not in policy
     assert client.get("/explore/book/scheduler.py").content == (ROOT / "scheduler.py").read_bytes()
     manifest = client.get("/explore/manifest.json").json()

@@ -70,13 +70,16 @@ WITHOUT_TORCH = [
     "import course.__main__, course.grade, course.quiz, course.selftest, course.picture",
     "import scheduler, loop, batch, costmodel, timeline, configs",
 ]
+# What the browser runs. It has no package at all.
+WITHOUT_NUMPY = ["import web.explorer", "import course.browser"]
 
 
-def test_what_is_priced_needs_no_torch() -> None:
-    """In a fresh interpreter: whatever imports torch is named."""
+@pytest.mark.parametrize(("package", "lines"), [("torch", WITHOUT_TORCH), ("numpy", WITHOUT_NUMPY)])
+def test_what_needs_no_package_imports_none(package: str, lines: list[str]) -> None:
+    """In a fresh interpreter: whatever imports it is named."""
     code = "import sys\n"
-    for line in WITHOUT_TORCH:
-        code += f"{line}\nif 'torch' in sys.modules: sys.exit({line!r})\n"
+    for line in lines:
+        code += f"{line}\nif {package!r} in sys.modules: sys.exit({line!r})\n"
     done = warm.fresh("-c", code)
     assert done.returncode == 0, done.stderr
 

@@ -1,4 +1,5 @@
-"""The explorer as a folder that any web server can give, with the repository's own files in it.
+"""A page as a folder that any web server can give, with the repository's own files in it: Python
+runs in the browser. As a command, it writes the explorer.
 
     python -m web.bundle                            writes build/explorer
     python -m web.bundle --pyodide FOLDER           with Pyodide beside the page: needs no network
@@ -13,9 +14,11 @@ import ast
 import base64
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from command.checks import UserError
 from command.cli import MARK, ROOT, run_main, write_file
@@ -23,10 +26,8 @@ from command.flags import Flag, Parser
 from web import explore_state, explorer
 
 STATIC = ROOT / "web" / "static"
-PAGE = ("explore.html", "explore.css", "explore.js", "explore_draw.js", "looks.js",
-        "explore_worker.js")  # fmt: skip
+PYTHON = ("python.js", "python_worker.js")  # what every page with Python has
 MANIFEST, BOOK, BESIDE = "manifest.json", "book", "pyodide"  # names in the folder
-START = "web.explorer"  # the module that the browser imports
 # Pyodide as the npm package has it. jsDelivr gives the same files.
 VERSION = "314.0.7"
 CDN = f"https://cdn.jsdelivr.net/npm/pyodide@{VERSION}/"
@@ -48,10 +49,10 @@ def integrity(data: bytes) -> str:
 
 
 @cache
-def needed() -> list[str]:
-    """The repository's files that `web.explorer` imports, and those that they import."""
+def needed(start: str) -> list[str]:
+    """The repository's files that a module imports as it is loaded, and those that they import."""
     found: list[str] = []
-    modules = [START]
+    modules = [start]
     while modules:
         name = modules.pop()
         parts = name.split(".")
@@ -98,20 +99,37 @@ def at_load(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 # --------------------------------------------------------------------------------------- the folder
 
 
-def manifest(beside: bool = False, server: bool = False) -> dict:
-    """What the page reads first.
+@dataclass(frozen=True)
+class Page:
+    """start: the module whose `in_browser` answers the page. files: of the page itself, by name;
+    the first is what a reader opens. also: paths that `start` reads or imports later. command: what
+    writes the folder."""
 
-    page: its controls. first: the answer for the default state, so that a schedule is there at
-    once. book, pyodide: files, and their hashes. beside: Pyodide is in a folder beside the page.
-    server: POST run answers, too.
+    start: str
+    files: Mapping[str, Path]
+    command: str
+    also: Sequence[str] = ()
+
+    @property
+    def book(self) -> list[str]:
+        """The repository's files that Python needs, relative to it."""
+        return sorted({*needed(self.start), *self.also})
+
+
+def manifest(page: Page, own: Mapping[str, object], pyodide: str = CDN) -> dict:
+    """What a page reads first. own: what it alone reads. pyodide: its address, also a relative one.
+
+    start: see `Page`. book, pyodide: files, and their hashes. again: the command, if one can put
+    Pyodide beside the page.
     """
+    again = {"again": page.command} if pyodide == CDN and not own.get("server") else {}
     return {
         "mark": MARK,
-        "server": server,
-        "page": explore_state.page(),
-        "first": explorer.schedule({}),
-        "book": {path: integrity((ROOT / path).read_bytes()) for path in needed()},
-        "pyodide": {"version": VERSION, "from": f"{BESIDE}/" if beside else CDN, "files": PYODIDE},
+        **own,
+        **again,
+        "start": page.start,
+        "book": {path: integrity((ROOT / path).read_bytes()) for path in page.book},
+        "pyodide": {"version": VERSION, "from": pyodide, "files": PYODIDE},
     }
 
 
@@ -134,17 +152,27 @@ def check_pyodide(folder: Path) -> dict[str, bytes]:
     return found
 
 
-def write(out: Path, pyodide: Path | None = None, force: bool = False) -> list[str]:
-    """Write the folder. Returns the names of its files.
+def write(
+    page: Page,
+    own: Mapping[str, object],
+    out: Path,
+    pyodide: Path | str | None = None,
+    force: bool = False,
+    built: Mapping[str, bytes] = MappingProxyType({}),
+) -> list[str]:
+    """Write a page's folder. Returns the names of its files.
 
+    own: see `manifest`. pyodide: a folder, which is copied; or an address, also one relative to the
+    page; None: the page loads it from the network. built: further files.
     Raises UserError if there is a folder with other things in it, unless `force`.
     """
-    text = json.dumps(manifest(beside=pyodide is not None), indent=1, ensure_ascii=False)
+    copied = check_pyodide(pyodide) if isinstance(pyodide, Path) else {}
+    address = f"{BESIDE}/" if copied else pyodide or CDN
+    text = json.dumps(manifest(page, own, address), indent=1, ensure_ascii=False)
     files = {MANIFEST: text.encode()}  # first: a folder that was not finished is still ours
-    files |= {name: (STATIC / name).read_bytes() for name in PAGE}
-    files |= {f"{BOOK}/{path}": (ROOT / path).read_bytes() for path in needed()}
-    if pyodide is not None:
-        files |= {f"{BESIDE}/{name}": data for name, data in check_pyodide(pyodide).items()}
+    files |= {name: path.read_bytes() for name, path in page.files.items()} | built
+    files |= {f"{BOOK}/{path}": (ROOT / path).read_bytes() for path in page.book}
+    files |= {f"{BESIDE}/{name}": data for name, data in copied.items()}
     try:
         foreign = out.exists() and not is_ours(out)
     except OSError as error:
@@ -176,6 +204,26 @@ def is_ours(folder: Path) -> bool:
         return False
 
 
+EXPLORER = Page(
+    "web.explorer",
+    {
+        name: STATIC / name
+        for name in ("explore.html", "explore.css", "explore.js", "explore_draw.js", "looks.js",
+                     *PYTHON)
+    },
+    "python -m web.bundle",
+)  # fmt: skip
+
+
+def of_explorer(server: bool = False) -> dict:
+    """What the explorer reads of its manifest.
+
+    page: its controls. first: the answer for the default state, so that a schedule is there at
+    once. server: POST run answers, too.
+    """
+    return {"server": server, "page": explore_state.page(), "first": explorer.schedule({})}
+
+
 FLAGS = {
     "out": Flag("folder that is written", ROOT / "build" / "explorer"),
     "pyodide": Flag(),
@@ -185,11 +233,11 @@ FLAGS = {
 
 def main() -> None:
     options = Parser(__doc__, FLAGS).parse_args()
-    names = write(options.out, options.pyodide, options.force)
+    names = write(EXPLORER, of_explorer(), options.out, options.pyodide, options.force)
     print(
         f"{len(names)} files in {options.out}\n"
         f"to look: python -m http.server --directory {options.out}, then"
-        f" http://localhost:8000/{PAGE[0]}"
+        f" http://localhost:8000/explore.html"
     )
 
 

@@ -86,7 +86,9 @@ def router(pyodide: Path | None = None) -> APIRouter:
 
     @cache
     def manifest() -> str:
-        return json.dumps(bundle.manifest(beside=pyodide is not None, server=True))
+        address = bundle.CDN if pyodide is None else f"{bundle.BESIDE}/"
+        own = bundle.of_explorer(server=True)
+        return json.dumps(bundle.manifest(bundle.EXPLORER, own, address))
 
     @routes.get("", include_in_schema=False)
     async def without_slash() -> RedirectResponse:
@@ -110,13 +112,13 @@ def router(pyodide: Path | None = None) -> APIRouter:
 
     @routes.get("/{path:path}", include_in_schema=False)
     def file(path: str) -> Response:
-        path = path or bundle.PAGE[0]
+        path = path or "explore.html"
         if path == bundle.MANIFEST:
             return Response(manifest(), media_type=KINDS[".json"], headers=headers(path))
         folder, _, name = path.partition("/")
-        if path in bundle.PAGE:
-            found = bundle.STATIC / path
-        elif folder == bundle.BOOK and name in bundle.needed():
+        if path in bundle.EXPLORER.files:
+            found = bundle.EXPLORER.files[path]
+        elif folder == bundle.BOOK and name in bundle.EXPLORER.book:
             found = ROOT / name
         elif folder == bundle.BESIDE and name in beside:
             found = beside[name]

@@ -5,7 +5,6 @@ schedules, you may skip it. Times are in seconds, lengths in tokens. It needs th
 standard library alone.
 """
 
-import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 
 from apart.fleet import Fetch
 from apart.simulate import FleetTrace
+from serving.search import percentile
 from timeline import Trace
 from web.explore_state import LAYOUTS, State
 from web.lanes import Lanes
@@ -132,19 +132,12 @@ def numbers(trace: Trace, stalls: Sequence[tuple[int, float, float]]) -> dict:
     return {
         "throughput": trace.throughput,
         "ttft_median": statistics.median(ttfts),
-        "ttft_p99": percentile(ttfts, 0.99),
-        "tbt_p99": percentile(tbts, 0.99),
+        "ttft_p99": percentile(ttfts, 99),
+        "tbt_p99": percentile(tbts, 99),
         "longest_stall": max([seconds for _, _, seconds in stalls], default=None),
         "mean_batch": trace.mean_batch_size,
         "seconds": trace.seconds,
     }
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of them lie, interpolated as numpy does."""
-    values, place = sorted(values), share * (len(values) - 1)
-    below = values[math.floor(place)]
-    return below + (values[math.ceil(place)] - below) * (place - math.floor(place))
 
 
 def says(

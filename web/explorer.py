@@ -315,6 +315,11 @@ def answer(text: str, calls: dict[str, Call] = CALLS, allowed: float = math.inf)
     return json.dumps(found)
 
 
+def in_browser(text: str, tell: object = None) -> str:
+    """What the page's worker asks (web/static/python_worker.js)."""
+    return answer(text, IN_BROWSER)
+
+
 def is_too_much(answered: str | bytes) -> bool:
     """Whether an answer says that the question takes more work than is allowed."""
     return len(answered) < 100 and "too_much" in json.loads(answered)  # a schedule is longer

@@ -9,7 +9,7 @@ from course import drive
 from course.check.frame import Failure, many, same
 from course.reference import seconds
 from course.stubs.e07 import ATTENTION, COMPUTE, MEMORY
-from experiments.lib.common import paper_numbers
+from experiments.lib.published import paper_numbers
 
 PROPERTIES = {
     "Q2": "rows are rounded up to whole tiles: stairs",

@@ -9,7 +9,7 @@ from course.check.rounds import SENTENCES, Replay, judge_record, workloads
 from course.drive import serve
 from course.exercises import AnswerError, Ask
 from course.reference import Final
-from serving.capacity import AlwaysServed, capacity, p99_tbt, percentile
+from serving.search import AlwaysServed, largest_rate, percentile
 
 PROPERTIES = {name: SENTENCES[name] for name in ("K0", "K6", "K7", "K8", "K10")}
 PRICED = {"model": "mistral-7b", "gpu": "a100-80gb", "B": 12, "C": 512, "cache": None}
@@ -72,10 +72,11 @@ def capacity_of(ask: Ask, requests: list[list]) -> float:
         except Broken as broken:
             raise Broken(replace(broken.failure, where="a hidden workload", table=())) from None
         trace = replay.trace
-        return Latency(p99_tbt(trace), max(trace.tbts, default=0.0), percentile(trace.ttfts, 90))
+        gaps = trace.tbts
+        return Latency(percentile(gaps, 99), max(gaps, default=0.0), percentile(trace.ttfts, 90))
 
     try:
-        return capacity(load, SLO, STEP, start=4.0)
+        return largest_rate(lambda rate: load(rate).meets(SLO), STEP, start=4.0)
     except AlwaysServed:
         return inf
 

@@ -23,19 +23,11 @@ from typing import TypeVar
 
 from command.checks import UserError
 from command.cli import claim, interrupts_held, is_ours, progress, write_file
+from experiments.lib.published import paper_numbers  # noqa: F401  (as all scripts know it)
 from loading.policyfile import LOADED, load_policies
 
 ROOT = Path(__file__).resolve().parents[2]
 Job, Outcome = TypeVar("Job"), TypeVar("Outcome")  # a script's own, see `run_jobs`
-
-
-def paper_numbers() -> dict[str, float]:
-    """Every published number by its id.
-
-    paper_numbers.csv says which paper, which figure, what it means and in which unit.
-    """
-    with open(ROOT / "experiments" / "paper_numbers.csv", newline="", encoding="utf-8") as file:
-        return {row["id"]: float(row["value"]) for row in csv.DictReader(file)}
 
 
 def write_table(

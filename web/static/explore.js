@@ -1,12 +1,12 @@
 // The explorer's page. It asks Python, and draws what Python answers; it computes no schedule.
 //
-// Python runs in a worker of this browser (explore_worker.js), or on the server that gave the page.
+// Python runs in a worker of this browser (python.js), or on the server that gave the page.
 // The state is in the address after #, so that every picture is a link.
 
 import { drawGain, drawSchedule, stepAt } from "./explore_draw.js";
+import { LIMIT, Problem, Python } from "./python.js";
 
 const KEY = "nano-sarathi-key"; // as in live.js: given once, it opens both pages
-const LIMIT = 10000; // ms of one answer: then the worker is ended
 const COPIED = 3000; // ms for which "Copied" is shown
 const OWN = `from batch import Batch
 from scheduler import SarathiServe
@@ -47,71 +47,24 @@ const fields = {}; // by name: how to show a value
 
 // ------------------------------------------------------------------------------------------ Python
 
-class Problem extends Error {} // one sentence for the reader
-
-// Python in a worker. `own` is the pasted text that it has loaded.
-class BrowserPython {
+// `own` is the pasted text that it has loaded.
+class BrowserPython extends Python {
   constructor() {
-    this.start();
+    super(manifest, location.href, { endless });
   }
 
   start() {
-    this.waiting = new Map(); // number -> how to answer
-    this.number = 0;
     this.own = "";
-    this.loaded = false;
-    this.worker = new Worker("explore_worker.js", { type: "module" });
-    this.ready = new Promise((resolve, reject) => {
-      this.worker.onerror = () => reject(new Problem(unreachable("the worker cannot start")));
-      this.worker.onmessage = ({ data }) => {
-        if (data.ready) {
-          this.loaded = true;
-          resolve(data.ready);
-        } else if (data.failed) {
-          reject(new Problem(unreachable(data.failed)));
-        } else {
-          this.waiting.get(data.id)?.resolve(data.answer);
-        }
-      };
-    });
-    this.ready.catch(() => {});
-    this.worker.postMessage({ manifest });
+    super.start();
   }
 
   async ask(question) {
     await this.ready;
     if (this.own !== own && question.call !== "own") {
       this.own = own;
-      await this.send({ call: "own", code: own }); // whether it fails has been said before
+      await super.ask({ call: "own", code: own }); // whether it fails has been said before
     }
-    return this.send(question);
-  }
-
-  async send(question) {
-    const id = this.number++;
-    let timer;
-    try {
-      return await new Promise((resolve, reject) => {
-        this.waiting.set(id, { resolve, reject });
-        timer = setTimeout(() => {
-          this.end(endless());
-          this.start();
-        }, LIMIT);
-        this.worker.postMessage({ id, question });
-      });
-    } finally {
-      clearTimeout(timer);
-      this.waiting.delete(id);
-    }
-  }
-
-  end(why) {
-    this.worker.terminate();
-    for (const { reject } of this.waiting.values()) reject(new Problem(why));
-  }
-
-  get name() {
-    return this.ready.then((version) => `Python ${version} in this browser (Pyodide ${manifest.pyodide.version})`);
+    return super.ask(question);
   }
 }
 
@@ -141,19 +94,10 @@ class ServerPython {
   }
 }
 
-function unreachable(why) {
-  const { version, from } = manifest.pyodide;
-  const remedy = manifest.server
-    ? "connect to the network"
-    : "connect to the network, or put it beside this page: python -m web.bundle --pyodide FOLDER";
-  return `The sliders need Pyodide ${version}, Python for browsers. It cannot be loaded from ${from}: ${remedy}. (${why})`;
-}
-
 function endless() {
-  const seconds = LIMIT / 1000;
   return own
-    ? `Your policy ran for ${seconds} s without an end, so it was stopped. Is there a loop that never ends?`
-    : `This takes more than ${seconds} s, so it was stopped: choose fewer or shorter requests.`;
+    ? `Your policy ran for ${LIMIT / 1000} s without an end, so it was stopped. Is there a loop that never ends?`
+    : `This takes more than ${LIMIT / 1000} s, so it was stopped: choose fewer or shorter requests.`;
 }
 
 // The pasted text runs in the browser alone, whatever else the server can do.

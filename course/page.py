@@ -1,0 +1,83 @@
+"""The exercises as a folder that any web server can give: `python -m course page`.
+
+Python runs in the reader's browser (web/bundle.py), the editor is CodeMirror. Where npm has not
+installed CodeMirror and esbuild (web/package.json), the editor is a plain text field.
+"""
+
+import json
+import os
+import subprocess
+import tempfile
+import tomllib
+from functools import cache
+from pathlib import Path
+
+from command.checks import UserError
+from command.cli import ROOT
+from course.exercises import EXERCISES, HERE, STUBS, hints
+from course.plants import plants
+from web import bundle
+
+STATIC = HERE / "static"
+NPM = ROOT / "build" / "npm" / "node_modules"
+EDITOR = "editor.js"
+LICENCE = "/* CodeMirror 6, https://codemirror.net: MIT licence, (c) Marijn Haverbeke and others */"
+
+
+@cache
+def page() -> bundle.Page:
+    """The page, and all that its Python needs: the checks, and the mistakes of the hunt."""
+    checks = {path for each in EXERCISES.values() for path in bundle.needed(each.check.__name__)}
+    mistakes = [plant.path for plant in plants() if plant.exercise == "6"]
+    also = {path.relative_to(ROOT).as_posix() for path in mistakes}
+    return bundle.Page(
+        "course.browser",
+        {name: STATIC / name for name in ("index.html", "page.css", "page.js")}
+        | {name: bundle.STATIC / name for name in bundle.PYTHON},
+        "python -m course page",
+        sorted(checks | also | {"experiments/paper_numbers.csv"}),
+    )
+
+
+def own(editor: bool) -> dict:
+    """What the page reads of its manifest. editor: whether editor.js is there.
+
+    repository: the project's address, or "".
+    """
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    exercises = [
+        {
+            "key": each.key, "name": each.name, "title": each.title, "file": f"{each.file}.py",
+            "lesson": each.lesson, "lines": each.lines, "torch": each.torch,
+            "stub": (STUBS / f"{each.file}.py").read_text("utf-8"), "hints": hints(each),
+            "properties": each.check.PROPERTIES,
+        }
+        for each in EXERCISES.values()
+    ]  # fmt: skip
+    repository = about.get("urls", {}).get("Repository", "")
+    return {"editor": editor, "repository": repository, "exercises": exercises}
+
+
+def editor(npm: Path) -> bytes | None:
+    """CodeMirror in one file. None if npm has not installed what it is made of."""
+    program = npm / ".bin" / ("esbuild.cmd" if os.name == "nt" else "esbuild")
+    if not program.exists() or not (npm / "@codemirror").is_dir():
+        return None
+    with tempfile.TemporaryDirectory() as place:
+        out = Path(place, EDITOR)
+        command = [program, STATIC / EDITOR, "--bundle", "--minify", "--format=esm",
+                   f"--banner:js={LICENCE}", f"--outfile={out}", "--log-level=warning"]  # fmt: skip
+        environment = os.environ | {"NODE_PATH": str(npm)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise UserError(f"esbuild: {json.dumps(done.stderr.strip()[:300])}")
+        return out.read_bytes()
+
+
+def write(
+    out: Path, pyodide: Path | str | None = None, npm: Path = NPM, force: bool = False
+) -> list[str]:
+    """Write the page's folder; the names of its files. pyodide, force: see `bundle.write`."""
+    built = editor(npm)
+    files = {} if built is None else {EDITOR: built}
+    return bundle.write(page(), own(bool(files)), out, pyodide, force, files)

@@ -1,0 +1,56 @@
+"""Panels of course/sketch.py with matplotlib: for `course picture`, and for slides."""
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+from matplotlib.patches import Patch
+
+from course.sketch import INK, PAPER, Bar, Line, Panel, Words
+from experiments.lib.look import panels, use_style
+
+MARKS = {"dot": ("o", 8, "full"), "ring": ("o", 13, "none"), "cross": ("X", 10, "full")}
+
+
+def paint(axes: plt.Axes, panel: Panel) -> None:
+    for shape in panel.shapes:
+        ink = colour(shape.colour)
+        if isinstance(shape, Bar):
+            axes.bar(shape.x, shape.height, shape.width, shape.y, align="edge", color=ink,
+                     edgecolor="white")  # fmt: skip
+        elif isinstance(shape, Line):
+            axes.plot(*zip(*shape.points, strict=True), "--" if shape.dashed else "-", color=ink)
+        elif isinstance(shape, Words):
+            axes.text(shape.x, shape.y, shape.text, color=ink, va="center", fontsize=11,
+                      ha="center" if shape.centred else "left", clip_on=True)  # fmt: skip
+        else:
+            marker, size, fill = MARKS[shape.kind]
+            axes.plot(shape.x, shape.y, marker, color=ink, markersize=size, fillstyle=fill)
+    for axis, ticks in zip((axes.xaxis, axes.yaxis), panel.ticks, strict=True):
+        axis.set_ticks([place for place, _ in ticks], [str(name) for _, name in ticks])
+    if len("".join(str(name) for _, name in panel.ticks[0])) > 40:
+        axes.tick_params("x", rotation=60, labelsize=11)
+    axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label, xlim=panel.x,
+             ylim=panel.y[::-1] if panel.down else panel.y)  # fmt: skip
+    axes.grid(visible=not panel.down)
+
+
+def legend_of(shown: Sequence[Panel]) -> list[Patch]:
+    key = {words: each for panel in shown for words, each in panel.key.items()}
+    return [Patch(facecolor=colour(each), edgecolor="grey", label=words)
+            for words, each in key.items()]  # fmt: skip
+
+
+def figure_of(title: str, shown: Sequence[Panel]) -> plt.Figure:
+    """Panels side by side, with one legend."""
+    use_style()
+    figure, [row] = panels(1, len(shown), 8, 5.5)
+    for axes, panel in zip(row, shown, strict=True):
+        paint(axes, panel)
+    if handles := legend_of(shown):
+        figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=12)
+    figure.suptitle(title)
+    return figure
+
+
+def colour(name: str) -> str:
+    return {INK: "black", PAPER: "white"}.get(name, name)
