@@ -4,10 +4,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 # The course installs in a bare clone alone: in class, nobody waits for pip again.
+PYODIDE := build/npm/node_modules/pyodide
 READY := $(if $(wildcard .venv/figures.stamp),,.venv/figures.stamp)
 
-.PHONY: fig9 figures install serve measure docs test cpus slow browser hostile hostile-quick mutants notebooks notebooks-refresh format lines clean \
-	course-start check hint picture predict submit grade pictures-for-slides \
+.PHONY: fig9 figures install serve measure docs site test cpus slow browser hostile hostile-quick mutants notebooks notebooks-refresh format lines clean \
+	course-start check hint picture predict submit grade page pictures-for-slides \
 	course-selftest
 
 fig9: .venv/figures.stamp
@@ -35,6 +36,10 @@ test: .venv/dev.stamp
 docs: .venv/run.stamp
 	$(BIN)/python -m docs.fill
 
+# README, documents, lessons, exercises, explorer and gallery for any web server: build/site.
+site: .venv/site.stamp .venv/npm.stamp
+	$(BIN)/python -m docs.site
+
 # What depends on the CPU's instructions, under each set of them that this CPU has; and for ARM.
 cpus: .venv/dev.stamp
 	$(BIN)/python -m tests.cpus
@@ -47,8 +52,8 @@ mutants: .venv/dev.stamp
 slow: .venv/dev.stamp
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
-# The pages in a real browser. Without a Chromium, its tests are skipped; without npm, the explorer's.
-browser: .venv/browser.stamp
+# The pages in a real browser. Without a Chromium, its tests are skipped; without npm, those with Python.
+browser: .venv/browser.stamp site
 	$(BIN)/python -m pytest -m browser
 
 # Malformed inputs, random schedules, kills and faults, on a copy of the files: under 15 minutes on two
@@ -82,6 +87,10 @@ predict: $(READY)
 grade: .venv/run.stamp
 	$(BIN)/python -m course grade $(DIR)
 
+# The exercises for a browser, in build/exercises. With npm, it needs no network when it is opened.
+page: .venv/npm.stamp
+	$(BIN)/python -m course page $$(test -d $(PYODIDE) && echo --pyodide $(PYODIDE))
+
 # The lecture's pictures, large, in build/slides.
 pictures-for-slides: .venv/run.stamp
 	$(BIN)/python -m course slides
@@ -113,10 +122,19 @@ format: .venv/dev.stamp
 	$(PIP) -r requirements-dev.txt
 	touch $@
 
-.venv/browser.stamp: requirements-browser.txt .venv/dev.stamp
+.venv/browser.stamp: requirements-browser.txt .venv/dev.stamp .venv/npm.stamp
 	$(PIP) -r requirements-browser.txt
-	-npm install --prefix build/npm --no-audit --no-fund --ignore-scripts \
-		pyodide@$$($(BIN)/python -c "from web.bundle import VERSION; print(VERSION)")
+	touch $@
+
+.venv/site.stamp: requirements-site.txt .venv/figures.stamp
+	$(PIP) -q -r requirements-site.txt
+	touch $@
+
+# Pyodide, the editor and its bundler, as web/package-lock.json pins them. Pages do without them.
+.venv/npm.stamp: web/package.json web/package-lock.json .venv/figures.stamp
+	mkdir -p build/npm
+	cp web/package.json web/package-lock.json build/npm
+	-npm ci --prefix build/npm --no-audit --no-fund --ignore-scripts
 	touch $@
 
 clean:

@@ -1,4 +1,4 @@
-"""The colours of all pictures. The browser has them, too: no package."""
+"""The colours of all pictures. The lessons in the browser have them, too: no package is needed."""
 
 # Okabe and Ito's palette: told apart with any colour vision. Markers differ as well, for print in
 # grey.
@@ -10,4 +10,40 @@ COLOURS = {
     "vermilion": "#D55E00",
     "purple": "#CC79A7",
     "black": "#000000",
+}
+SERIES = [
+    (COLOURS["orange"], "^"),
+    (COLOURS["blue"], "o"),
+    (COLOURS["green"], "s"),
+    (COLOURS["vermilion"], "D"),
+    (COLOURS["purple"], "v"),
+    (COLOURS["sky"], "P"),
+    (COLOURS["black"], "X"),
+    ("#777777", "*"),
+]
+GREY = "#999999"
+# Colour and hatch of each operator, in all figures and lessons.
+OPERATOR_LOOKS = {
+    "preproj": (COLOURS["orange"], ""),
+    "attn": (COLOURS["blue"], "//"),
+    "postproj": (COLOURS["green"], ".."),
+    "ffn_ln1": (COLOURS["vermilion"], ""),
+    "ffn_ln2": (COLOURS["purple"], "\\\\"),
+    "others": (GREY, "xx"),
+}
+
+# How a policy looks in every picture that compares policies: colour and marker.
+LOOKS = {
+    "vllm_v0": SERIES[0],
+    "orca": SERIES[2],
+    "sarathi_serve": SERIES[1],
+    "chunked_only": SERIES[4],
+    "hybrid_only": SERIES[3],
+    "request_level": SERIES[7],
+    "sarathi": SERIES[5],
+    "dynamic": SERIES[6],
+    "vllm_v1": ("#8C510A", ">"),
+    "prefill_first": ("#882255", "<"),
+    "no_evict": ("#332288", "p"),
+    "td_pipe": (COLOURS["green"], "H"),  # as in TD-Pipe's own figures, where orca is not
 }

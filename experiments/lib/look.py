@@ -9,31 +9,10 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from command.cli import MARK, write_file
-from experiments.lib.colours import COLOURS
+from experiments.lib.colours import COLOURS, GREY, OPERATOR_LOOKS, SERIES  # noqa: F401
 from experiments.lib.rows import spread
 
 matplotlib.use("Agg")  # pictures go to files: no window, no display needed
-
-SERIES = [
-    (COLOURS["orange"], "^"),
-    (COLOURS["blue"], "o"),
-    (COLOURS["green"], "s"),
-    (COLOURS["vermilion"], "D"),
-    (COLOURS["purple"], "v"),
-    (COLOURS["sky"], "P"),
-    (COLOURS["black"], "X"),
-    ("#777777", "*"),
-]
-GREY = "#999999"
-# Colour and hatch of each operator, in all figures and lessons.
-OPERATOR_LOOKS = {
-    "preproj": (COLOURS["orange"], ""),
-    "attn": (COLOURS["blue"], "//"),
-    "postproj": (COLOURS["green"], ".."),
-    "ffn_ln1": (COLOURS["vermilion"], ""),
-    "ffn_ln2": (COLOURS["purple"], "\\\\"),
-    "others": (GREY, "xx"),
-}
 
 
 def use_style() -> None:

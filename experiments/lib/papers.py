@@ -8,27 +8,12 @@ from itertools import cycle
 
 from batch import Request
 from command.checks import UserError
+from experiments.lib.colours import LOOKS
 from experiments.lib.common import paper_numbers
-from experiments.lib.look import COLOURS, SERIES
 from experiments.lib.rows import Row, Rows, print_rows
 from serving.capacity import PRECISION, Deployment, Load, settled_capacity
 from serving.traffic import Lengths, LogNormal, at_rate, make_requests, poisson, repeat
 
-# How a policy looks in every picture that compares policies: colour and marker.
-LOOKS = {
-    "vllm_v0": SERIES[0],
-    "orca": SERIES[2],
-    "sarathi_serve": SERIES[1],
-    "chunked_only": SERIES[4],
-    "hybrid_only": SERIES[3],
-    "request_level": SERIES[7],
-    "sarathi": SERIES[5],
-    "dynamic": SERIES[6],
-    "vllm_v1": ("#8C510A", ">"),
-    "prefill_first": ("#882255", "<"),
-    "no_evict": ("#332288", "p"),
-    "td_pipe": (COLOURS["green"], "H"),  # as in TD-Pipe's own figures, where orca is not
-}
 # for policies that are not ours: olive, dark green, lilac, brick
 SPARE_LOOKS = (("#999933", "x"), ("#117733", "d"), ("#AA88DD", "h"), ("#B03A2E", "8"))
 
