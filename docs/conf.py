@@ -19,9 +19,8 @@ project = html_title = "nano-sarathi"
 extensions = ["myst_nb"]
 root_doc = "README"
 include_patterns = [
-    "README.md", "CONTRIBUTING.md", "docs/*.md", "notebooks/[01]*.ipynb", "course/*.md",
-    "course/hints/*.md", "course/instructor/*.md", "examples/README.md", "demo/README.md",
-    "results/fidelity.md",
+    "README.md", "CONTRIBUTING.md", "docs/*.md", "notebooks/*.ipynb", "course/*.md",
+    "course/instructor/*.md", "examples/README.md", "demo/README.md", "results/fidelity.md",
 ]  # fmt: skip
 exclude_patterns = [".*", "build"]
 nb_execution_mode = "off"  # lessons as they were run
@@ -29,6 +28,8 @@ nb_ipywidgets_js = {}  # no scripts from elsewhere
 nb_merge_streams = True
 myst_heading_anchors = 6
 suppress_warnings = ["myst.header"]  # a lesson may begin with a heading of the second level
+
+highlight_language = "text"  # of blocks that name none: what commands print
 
 html_theme = "furo"
 html_theme_options = {"source_repository": about.get("urls", {}).get("Repository", "")}
@@ -56,10 +57,10 @@ notebooks/*
 ```{toctree}
 :hidden:
 :caption: Practise
+:glob:
 course/README
-course/GLOSSARY
-course/MAP
-course/instructor/README
+course/*
+course/instructor/*
 ```
 ```{toctree}
 :hidden:

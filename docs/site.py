@@ -74,7 +74,9 @@ def main() -> None:
     Parser(__doc__).parse_args()
     cache = ROOT / "build" / "doctrees"
     strict = ["--fail-on-warning", "--keep-going", "--quiet", "--jobs", "auto"]
-    if status := sphinx([*strict, "-c", str(Path(__file__).parent), "-d", str(cache), ROOT, OUT]):
+    if status := sphinx(
+        [*strict, "-c", str(Path(__file__).parent), "-d", str(cache), str(ROOT), str(OUT)]
+    ):
         sys.exit(status)
     shutil.copyfile(OUT / "README.html", OUT / "index.html")
     write_gallery()
