@@ -36,8 +36,9 @@ html_theme_options = {"source_repository": about.get("urls", {}).get("Repository
 html_copy_source = False
 html_show_sphinx = False
 html_favicon = "../web/static/icon.svg"
-html_static_path = ["theme"]
+html_static_path = ["theme/static"]
 html_css_files = ["site.css"]
+html_js_files = [("site.js", {"defer": "defer"})]
 templates_path = ["theme"]
 html_sidebars = {
     "**": [

@@ -26,9 +26,9 @@ async function start() {
     const lesson = manifest.lessons[name];
     const python = new Python(manifest, BASE);
     const { controls } = await python.ask({ lesson });
-    const text = made("pre", { tabIndex: 0 });
+    const text = made("pre", {});
     text.setAttribute("aria-live", "polite");
-    const pictures = made("div", {});
+    const pictures = made("div", { tabIndex: 0 });
     const chosen = Object.fromEntries(controls.map(({ name, value }) => [name, value]));
     let busy = false, again = false;
     const show = async () => { // the newest choice; those in between are left out
@@ -42,6 +42,7 @@ async function start() {
           text.textContent = answer.error ?? answer.text;
           text.hidden = !text.textContent;
           pictures.innerHTML = (answer.pictures ?? []).join("");
+          pictures.hidden = !answer.pictures?.length;
         } catch (problem) {
           text.textContent = problem.message;
           text.hidden = false;
