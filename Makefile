@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 PYODIDE := build/npm/node_modules/pyodide
 READY := $(if $(wildcard .venv/figures.stamp),,.venv/figures.stamp)
 
-.PHONY: fig9 figures install serve measure docs test cpus slow browser hostile hostile-quick mutants notebooks notebooks-refresh format lines clean \
+.PHONY: fig9 figures install serve measure docs site test cpus slow browser hostile hostile-quick mutants notebooks notebooks-refresh format lines clean \
 	course-start check hint picture predict submit grade gradescope page pictures-for-slides \
 	course-selftest
 
@@ -36,6 +36,10 @@ test: .venv/dev.stamp
 docs: .venv/run.stamp
 	$(BIN)/python -m docs.fill
 
+# README, documents, lessons, exercises, explorer and gallery for any web server: build/site.
+site: .venv/site.stamp .venv/npm.stamp
+	$(BIN)/python -m docs.site
+
 # What depends on the CPU's instructions, under each set of them that this CPU has; and for ARM.
 cpus: .venv/dev.stamp
 	$(BIN)/python -m tests.cpus
@@ -49,7 +53,7 @@ slow: .venv/dev.stamp
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 # The pages in a real browser. Without a Chromium, its tests are skipped; without npm, those with Python.
-browser: .venv/browser.stamp
+browser: .venv/browser.stamp site
 	$(BIN)/python -m pytest -m browser
 
 # Malformed inputs, random schedules, kills and faults, on a copy of the files: under 15 minutes on two
@@ -136,6 +140,10 @@ format: .venv/dev.stamp
 
 .venv/browser.stamp: requirements-browser.txt .venv/dev.stamp .venv/npm.stamp
 	$(PIP) -r requirements-browser.txt
+	touch $@
+
+.venv/site.stamp: requirements-site.txt .venv/figures.stamp
+	$(PIP) -q -r requirements-site.txt
 	touch $@
 
 # Pyodide, the editor and its bundler, as web/package-lock.json pins them. Pages do without them.

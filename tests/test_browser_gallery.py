@@ -16,6 +16,8 @@ LOADED = """async () => {
     await Promise.all(images.map(image => image.decode()));
     return images.filter(image => image.naturalWidth > 0).length;
 }"""
+COLOURS = """[getComputedStyle(document.body).color,
+    getComputedStyle(document.documentElement).backgroundColor]"""
 UNFOLD = "document.querySelectorAll('details').forEach(each => { each.open = true; })"
 # what sticks out of the window at the right, but for what scrolls in a box of its own
 WIDE = """[...document.body.querySelectorAll("*")].filter(each =>
@@ -68,13 +70,15 @@ def test_keys_alone_lead_to_a_figure_and_its_numbers(page: "playwright.Page") ->
     assert page.evaluate("document.activeElement.getAttribute('role')") == "region"
 
 
-def test_it_is_dark_on_light_whatever_the_system_is(page: "playwright.Page") -> None:
+@pytest.mark.parametrize(("scheme", "media"), [("light", "screen"), ("dark", "print")])
+def test_it_is_dark_on_light(page: "playwright.Page", scheme: str, media: str) -> None:
+    page.emulate_media(color_scheme=scheme, media=media)
+    assert page.evaluate(COLOURS) == ["rgb(34, 34, 34)", "rgb(255, 255, 255)"]
+
+
+def test_it_is_light_on_dark_where_the_system_is_dark(page: "playwright.Page") -> None:
     page.emulate_media(color_scheme="dark")
-    colours = page.evaluate(
-        "[getComputedStyle(document.body).color,"
-        " getComputedStyle(document.documentElement).backgroundColor]"
-    )
-    assert colours == ["rgb(34, 34, 34)", "rgb(255, 255, 255)"]
+    assert page.evaluate(COLOURS) == ["rgb(221, 221, 221)", "rgb(22, 24, 28)"]
 
 
 def test_in_print_the_figures_are_left(page: "playwright.Page") -> None:

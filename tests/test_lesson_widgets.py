@@ -5,9 +5,11 @@ import json
 import re
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from course import predictions
+from docs import whatif
 
 ipywidgets = pytest.importorskip("ipywidgets")
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
@@ -97,3 +99,50 @@ def test_every_argument_has_a_slider(path: Path) -> None:
     [call] = re.findall(r"^sliders\(what_if, (.+)\)$", text, re.MULTILINE)
     known = set(re.findall(r"(\w+)=", call)) | set(re.findall(r'"(\w+)": \(', text))
     assert set(arguments) <= known
+
+
+# What draws random lengths with numpy, or imports what does: no browser has it.
+IN_BROWSER = [path for path in SOURCES if path.stem[:2] not in ("07", "09")]
+
+
+@pytest.mark.parametrize("path", IN_BROWSER, ids=lambda path: path.stem)
+def test_the_browser_prints_what_the_lesson_printed(path: Path) -> None:
+    """Of the lesson, it runs `what_if` and what that needs."""
+    cells = [
+        cell
+        for cell in nbformat.read(path.with_suffix(".ipynb"), as_version=4).cells
+        if cell.cell_type == "code"
+    ]
+    excerpt = whatif.excerpt(cell.source for cell in cells)
+    assert not re.search("numpy|matplotlib|torch", excerpt)
+    controls = whatif.controls(excerpt)
+    answer = whatif.run(excerpt, {each["name"]: each["value"] for each in controls})
+    [cell] = [cell for cell in cells if "sliders(what_if" in cell.source]
+    printed = [each.text for each in cell.outputs if each.output_type == "stream"]
+    drawn = [each for each in cell.outputs if each.output_type == "display_data"]
+    assert answer["text"] == "".join(printed)
+    assert bool(answer["pictures"]) == bool(drawn)
+
+
+def test_an_excerpt_has_the_last_definition_before_the_sliders() -> None:
+    cells = [
+        "import numpy as np\nfrom os import path, sep\na = 1\nprint(a)",
+        "a, unused = 2, 3\nb = lambda x: x + a",
+        "def what_if(n=1):\n    print(b(n), sep)\n\nsliders(what_if, n=[1, 2])",
+        "a = 4",
+    ]
+    assert whatif.excerpt(cells) == (
+        "from os import sep\na, unused = (2, 3)\nb = lambda x: x + a\n"
+        "def what_if(n=1):\n    print(b(n), sep)\nsliders(what_if, n=[1, 2])"
+    )
+
+
+def test_a_choice_of_the_page_is_the_argument() -> None:
+    code = """def what_if(size=3, word="y"):
+    print(size, word)
+sliders(what_if, size=(1, 9, 2), word=[("a", "x"), ("b", "y")])"""
+    size, word = whatif.controls(code)
+    assert size == {"name": "size", "min": 1, "max": 9, "step": 2, "value": 3}
+    assert (word["labels"], word["value"]) == (("a", "b"), 1)
+    question = json.dumps({"lesson": code, "chosen": {"size": 5, "word": 0}})
+    assert json.loads(whatif.in_browser(question)) == {"text": "5 x\n", "pictures": []}

@@ -1,0 +1,104 @@
+"""Sphinx's settings: the repository's Markdown and notebooks as a site. `make site` builds it.
+
+All that a page loads lies in the site. Links stay as GitHub wants them: the source folder is the
+repository itself. A link to a file that is no page, such as scheduler.py, leads to a copy of it in
+the site. So it works without a network, and is of the same version as the page.
+"""
+
+import tomllib
+
+from docutils import nodes
+from sphinx.application import Sphinx
+
+from command.cli import ROOT
+from docs import site
+
+about = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+project = html_title = "nano-sarathi"
+extensions = ["myst_nb"]
+root_doc = "README"
+include_patterns = [
+    "README.md", "CONTRIBUTING.md", "docs/*.md", "notebooks/*.ipynb", "course/*.md",
+    "course/instructor/*.md", "examples/README.md", "demo/README.md", "results/fidelity.md",
+]  # fmt: skip
+exclude_patterns = [".*", "build"]
+nb_execution_mode = "off"  # lessons as they were run
+nb_ipywidgets_js = {}  # no scripts from elsewhere
+nb_merge_streams = True
+myst_heading_anchors = 6
+suppress_warnings = ["myst.header"]  # a lesson may begin with a heading of the second level
+
+highlight_language = "text"  # of blocks that name none: what commands print
+
+html_theme = "furo"
+html_theme_options = {"source_repository": about.get("urls", {}).get("Repository", "")}
+html_copy_source = False
+html_show_sphinx = False
+html_favicon = "../web/static/icon.svg"
+html_static_path = ["theme/static"]
+html_css_files = ["site.css"]
+html_js_files = [("site.js", {"defer": "defer"})]
+templates_path = ["theme"]
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html", "sidebar/search.html", "sidebar/scroll-start.html", "doors.html",
+        "sidebar/navigation.html", "sidebar/scroll-end.html",
+    ]
+}  # fmt: skip
+
+# What stands in the sidebar. On GitHub, README.md needs no such list.
+CONTENTS = """
+```{toctree}
+:hidden:
+:caption: Lessons
+:glob:
+notebooks/*
+```
+```{toctree}
+:hidden:
+:caption: Practise
+:glob:
+course/README
+course/*
+course/instructor/*
+```
+```{toctree}
+:hidden:
+:caption: Documents
+:glob:
+docs/*
+results/fidelity
+examples/README
+demo/README
+CONTRIBUTING
+```
+"""
+
+
+def add_contents(app: Sphinx, name: str, text: list[str]) -> None:
+    """Give README.md the list of all pages."""
+    if name == root_doc:
+        text[0] += CONTENTS
+
+
+def describe_pictures(app: Sphinx, tree: nodes.document) -> None:
+    """Say of a lesson's picture in words where it belongs: notebooks have no place for that."""
+    for image in tree.findall(nodes.image):
+        if not image.get("alt"):
+            section = image
+            while not isinstance(section, nodes.section):
+                section = section.parent
+            image["alt"] = f"Picture: {section.next_node(nodes.title).astext()}"
+
+
+def add_sliders(app: Sphinx, page: str, *_: object) -> None:
+    """The script of the lessons whose "what if" the browser can run."""
+    if page.removeprefix("notebooks/") in site.sliders() and site.PYODIDE.is_dir():
+        app.add_js_file("whatif.js", type="module")
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", add_contents)
+    app.connect("doctree-read", describe_pictures)
+    app.connect("html-page-context", add_sliders)

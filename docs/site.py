@@ -1,0 +1,97 @@
+"""The site: README, documents, lessons, exercises, explorer and gallery as one folder, build/site.
+
+    make site                    (or: python -m docs.site)
+
+Any web server can give the folder, under any path and without a network:
+python -m http.server --directory build/site. Sphinx makes the pages (conf.py says how), and the
+search. Lessons are shown as they were run. Where npm has installed Pyodide, their "what if" cells
+are sliders, and the explorer needs no network.
+"""
+
+import re
+import shutil
+import sys
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import nbformat
+from sphinx.cmd.build import main as sphinx
+
+from command.cli import ROOT, run_main
+from command.flags import Parser
+from course import page as exercises
+from docs import whatif
+from web import bundle
+
+OUT = ROOT / "build" / "site"
+PYODIDE = ROOT / "build" / "npm" / "node_modules" / "pyodide"
+ELSEWHERE = "../explorer/pyodide/"  # one Pyodide for all pages
+PACKAGES = {"matplotlib", "numpy", "torch"}  # the browser has none of them
+
+
+@cache
+def sliders() -> dict[str, str]:
+    """What the sliders of a lesson run, by its name; only of lessons that need no package."""
+    found = {}
+    for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):
+        cells = nbformat.read(path, as_version=4).cells
+        lesson = whatif.excerpt(cell.source for cell in cells if cell.cell_type == "code")
+        if not PACKAGES & {name.split(".")[0] for file in files_of(lesson) for name in file[1]}:
+            found[path.stem] = lesson
+    return found
+
+
+def files_of(lesson: str) -> list[tuple[str, set[str]]]:
+    """The repository's files that an excerpt imports, each with the modules that it imports."""
+    modules = {name for name in bundle.imported(lesson) if bundle.file_of(name)}
+    paths = sorted({path for name in modules for path in bundle.needed(name)})
+    return [(path, {*bundle.imported((ROOT / path).read_text("utf-8"))}) for path in paths]
+
+
+def write_sliders() -> None:
+    also = {path for lesson in sliders().values() for path, _ in files_of(lesson)}
+    page = bundle.Page(
+        "docs.whatif",
+        {name: bundle.STATIC / name for name in bundle.PYTHON},
+        "make site",
+        sorted(also),
+    )
+    bundle.write(page, {"lessons": sliders()}, OUT / "whatif", ELSEWHERE)
+
+
+def write_gallery() -> None:
+    """The page of all figures, and the files that it leads to."""
+    results = ROOT / "results"
+    import_module("experiments.all").write_page(results)
+    text = (results / "index.html").read_text("utf-8")
+    for name in {"index.html", *re.findall(r'(?:src|href)="([^"#:]+)"', text)}:
+        (OUT / "gallery" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(results / name, OUT / "gallery" / name)
+
+
+def main() -> None:
+    Parser(__doc__).parse_args()
+    cache = ROOT / "build" / "doctrees"
+    strict = ["--fail-on-warning", "--keep-going", "--quiet", "--jobs", "auto"]
+    if status := sphinx(
+        [*strict, "-c", str(Path(__file__).parent), "-d", str(cache), str(ROOT), str(OUT)]
+    ):
+        sys.exit(status)
+    shutil.copyfile(OUT / "README.html", OUT / "index.html")
+    write_gallery()
+    there = PYODIDE if PYODIDE.is_dir() else None
+    bundle.write(bundle.EXPLORER, bundle.of_explorer(), OUT / "explorer", there)
+    exercises.write(OUT / "exercises", ELSEWHERE if there else None)
+    if there:
+        write_sliders()
+    else:
+        print(
+            f"without npm's Pyodide {bundle.VERSION}: no sliders in lessons; exercises, explorer"
+            " load it from the network"
+        )
+    print(f"to look: python -m http.server --directory {OUT.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,75 @@
+// The "what if" of a lesson: below its cell, sliders ask Python in this browser (docs/whatif.py).
+//
+// Python is loaded when a reader asks for it, and not before: it has 13 MB.
+
+import { Python } from "../whatif/python.js";
+
+const BASE = new URL("../whatif/manifest.json", import.meta.url);
+const name = location.pathname.split("/").at(-1).replace(/\.html$/, "");
+const cell = [...document.querySelectorAll("div.cell")].find((each) => each.textContent.includes("sliders(what_if"));
+const place = made("section", { className: "what-if" });
+place.setAttribute("aria-label", "Change the numbers");
+const button = made("button", { type: "button", textContent: "Change the numbers: this page runs the book's own code" });
+place.append(button);
+cell.after(place);
+button.onclick = start;
+
+function made(tag, properties) {
+  return Object.assign(document.createElement(tag), properties);
+}
+
+async function start() {
+  button.disabled = true;
+  button.textContent = "Python starts …";
+  try {
+    const manifest = await (await fetch(BASE)).json();
+    const lesson = manifest.lessons[name];
+    const python = new Python(manifest, BASE);
+    const { controls } = await python.ask({ lesson });
+    const text = made("pre", {});
+    text.setAttribute("aria-live", "polite");
+    const pictures = made("div", { tabIndex: 0 });
+    const chosen = Object.fromEntries(controls.map(({ name, value }) => [name, value]));
+    let busy = false, again = false;
+    const show = async () => { // the newest choice; those in between are left out
+      again = true;
+      if (busy) return;
+      busy = true;
+      while (again) {
+        again = false;
+        try {
+          const answer = await python.ask({ lesson, chosen });
+          text.textContent = answer.error ?? answer.text;
+          text.hidden = !text.textContent;
+          pictures.innerHTML = (answer.pictures ?? []).join("");
+          pictures.hidden = !answer.pictures?.length;
+        } catch (problem) {
+          text.textContent = problem.message;
+          text.hidden = false;
+        }
+      }
+      busy = false;
+      place.dataset.shown = Number(place.dataset.shown ?? 0) + 1; // for tests
+    };
+    place.replaceChildren(...controls.map((control) => drawn(control, chosen, show)), text, pictures);
+    await show();
+  } catch (problem) {
+    place.replaceChildren(made("p", { textContent: problem.message }));
+  }
+}
+
+// A slider or a list, with its name and its value.
+function drawn({ name, labels, value, ...range }, chosen, show) {
+  const label = made("label", {});
+  const input = labels ? made("select", {}) : made("input", { type: "range", ...range, value });
+  if (labels) input.append(...labels.map((text, value) => made("option", { textContent: text, value })));
+  input.value = value;
+  const said = made("output", { textContent: labels ? "" : value });
+  input.oninput = () => {
+    chosen[name] = Number(input.value);
+    if (!labels) said.textContent = input.value;
+    show();
+  };
+  label.append(made("span", { textContent: name.replaceAll("_", " ") }), input, said);
+  return label;
+}

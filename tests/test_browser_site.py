@@ -1,0 +1,184 @@
+"""The site of `make site` in Chromium, under a path of its own, without a network.
+
+    make site
+    python -m pytest tests/test_browser_site.py
+
+Skipped where the site is not built, or Playwright, Chromium or npm's packages are missing.
+"""
+
+import hashlib
+import importlib
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import cache, partial
+from html.parser import HTMLParser
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urldefrag
+
+import nbformat
+import pytest
+from test_browser_explorer import SIZES, Opened, Quiet, opened  # noqa: F401
+
+ROOT = Path(__file__).parent.parent
+SITE = ROOT / "build" / "site"
+AXE = ROOT / "build" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not (SITE / "whatif").is_dir(), reason="make site, where npm is"),
+]
+PAGES = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html"))
+LESSONS = sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9]*.ipynb"))
+UNDER = "some/where"
+SERIOUS = """async () => (await axe.run()).violations
+    .filter(({ impact }) => ["serious", "critical"].includes(impact))
+    .map(({ id, nodes }) => `${id}: ${nodes.slice(0, 3).map(({ html }) => html.slice(0, 200))}`)"""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where the site is: a folder of a web server."""
+    root = tmp_path_factory.mktemp("host")
+    (root / UNDER).parent.mkdir()
+    (root / UNDER).symlink_to(SITE)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=root))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/{UNDER}/"
+    server.shutdown()
+
+
+class Links(HTMLParser):
+    """What a page leads to or loads, and the places in it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+        self.places: set[str] = set()
+        self.feed(path.read_text("utf-8"))
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        for name, value in attributes:
+            if name in ("href", "src") and value:
+                self.found.add(value)
+            elif name in ("id", "name") and value:
+                self.places.add(value)
+
+
+links = cache(Links)
+
+
+def leads(page: str, link: str) -> bool:
+    """Whether a link leads to a file of the site, and to a place that is there."""
+    path, place = urldefrag(link.partition("?")[0])
+    target = ((SITE / page).parent / unquote(path)).resolve() if path else SITE / page
+    if not target.is_file() or SITE not in target.parents:
+        return False
+    return not place or target.suffix != ".html" or place in links(target).places
+
+
+def test_each_link_leads_to_a_page_and_to_a_place_in_it() -> None:
+    found = [(page, link) for page in PAGES for link in links(SITE / page).found]
+    inside = [(page, link) for page, link in found if not re.match(r"[a-z]+:", link)]
+    assert len(inside) > 1000
+    assert [each for each in inside if not leads(*each)] == []
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_each_page_fits_and_says_no_error(
+    size: tuple[int, int],
+    opened: Opened,  # noqa: F811
+    address: str,
+) -> None:
+    """Nothing is asked of another machine."""
+    page = opened(address, size)
+    for name in PAGES:
+        page.goto(address + name)
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0], name
+        assert (page.asked, page.wrong) == ([], []), name
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(scheme: str, opened: Opened, address: str) -> None:  # noqa: F811
+    page = opened(address)
+    page.emulate_media(color_scheme=scheme)
+    found = {}
+    # the exercises have a test of their own: test_browser_exercises.py
+    for name in [page for page in PAGES if not page.startswith("exercises/")]:
+        page.goto(address + name)
+        page.evaluate(AXE.read_text("utf-8"))
+        if serious := page.evaluate(SERIOUS):
+            found[name] = serious
+    assert found == {}
+
+
+def test_it_is_dark_where_the_system_is(opened: Opened, address: str) -> None:  # noqa: F811
+    page = opened(address)
+    page.emulate_media(color_scheme="dark")
+    page.goto(address)
+    red = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]")
+    assert int(red) < 60
+
+
+def test_search_leads_to_a_lesson(opened: Opened, address: str) -> None:  # noqa: F811
+    page = opened(address, SIZES[1])
+    page.goto(address + "search.html?q=piggyback")
+    page.locator("#search-results li a").first.wait_for()
+    lesson = page.locator("#search-results li a[href*='04_decode']").first
+    lesson.click()
+    assert "04_decode" in page.url and page.wrong == []
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_the_sliders_of_a_lesson_compute(
+    lesson: str,
+    opened: Opened,  # noqa: F811
+    address: str,
+) -> None:
+    """First what the lesson shows, too; then something else."""
+    page = opened(f"{address}notebooks/{lesson}.html", SIZES[1])
+    if "whatif.js" not in page.content():
+        assert lesson not in importlib.import_module("docs.site").sliders()
+        return
+    place = page.locator(".what-if")
+    place.locator("button").click()
+    page.wait_for_selector(".what-if[data-shown='1']")
+    printed, drawn = place.locator("pre").text_content(), place.locator("svg").count()
+    assert printed == shown_by(lesson)
+    assert bool(drawn) == ("plt." in what_if(lesson) or "gantts" in what_if(lesson))
+    before = place.inner_html()
+    control = place.locator("input, select").last
+    control.focus()
+    control.press("ArrowLeft" if control.evaluate("each => each.value === each.max") else "End")
+    page.wait_for_selector(".what-if[data-shown='2']")
+    assert place.inner_html() != before
+    assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[1][0]
+    assert (page.asked, page.wrong) == ([], [])
+
+
+@cache
+def cells(lesson: str) -> list[nbformat.NotebookNode]:
+    path = ROOT / "notebooks" / f"{lesson}.ipynb"
+    return [each for each in nbformat.read(path, 4).cells if each.cell_type == "code"]
+
+
+def what_if(lesson: str) -> str:
+    return next(cell.source for cell in cells(lesson) if "sliders(what_if" in cell.source)
+
+
+def shown_by(lesson: str) -> str:
+    """What the cell printed when the lesson was run."""
+    cell = next(cell for cell in cells(lesson) if "sliders(what_if" in cell.source)
+    return "".join(each.text for each in cell.outputs if each.output_type == "stream")
+
+
+def test_a_second_run_changes_nothing() -> None:
+    def files() -> dict[Path, str]:
+        paths = [path for path in SITE.rglob("*") if path.is_file()]
+        return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+    before = files()
+    subprocess.run([sys.executable, "-m", "docs.site"], cwd=ROOT, check=True, capture_output=True)
+    assert files() == before
