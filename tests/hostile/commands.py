@@ -89,7 +89,7 @@ SPECIAL = (  # all others of experiments/ need no arguments
     Command(COURSE, sub=("quiz",)),
     Command(COURSE, ("7",), sub=("slides",)),
     Command(COURSE, sub=("doctor",)),
-    Command(COURSE, ("--site", "nowhere"), sub=("usb",)),  # a whole one downloads
+    Command(COURSE, sub=("usb",)),  # without a site, it ends: a whole one downloads
 )
 # They have a main, but other programs start them, and nobody types their names.
 NO_COMMANDS = (
