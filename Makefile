@@ -3,13 +3,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
-# The course installs in a bare clone alone: in class, nobody waits for pip again.
 PYODIDE := build/npm/node_modules/pyodide
+# The course installs in a bare clone alone: in class, nobody waits for pip again.
 READY := $(if $(wildcard .venv/figures.stamp),,.venv/figures.stamp)
 
 .PHONY: fig9 figures install serve measure docs site test cpus slow browser hostile hostile-quick mutants notebooks notebooks-refresh format lines clean \
 	course-start check hint picture predict submit grade gradescope page pictures-for-slides \
-	course-selftest
+	usb course-selftest
 
 fig9: .venv/figures.stamp
 	$(BIN)/python experiments/fig9.py
@@ -103,7 +103,6 @@ pictures-for-slides: .venv/room.stamp
 
 # A folder for a stick, build/usb: the course as pages, served to a room without a network; packages
 # for three systems. The first time, it downloads them. It needs git, and npm for the pages.
-.PHONY: usb
 usb: site .venv/room.stamp
 	$(BIN)/python -m course usb
 
