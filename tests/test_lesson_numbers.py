@@ -52,7 +52,7 @@ UNREAD = re.compile(
     r"|(?:Sec|Fig|Table|Algorithm|Lesson|Step|Question|cell)s? \d[\w.]*"
     r"(?:(?:,|,? (?:and|or|to)) \d[\w.]*)*"
     r"|[A-Za-z][\w.]*-\d[\w.]*"  # names: LLaMA-13B
-    r"|About \d+ minutes",
+    r"|\*\*Time\*\*: [\d to]+ minutes",
     re.DOTALL | re.IGNORECASE,
 )
 COUNTS = 10  # whole numbers up to here, without a unit, may just count what the text lists
