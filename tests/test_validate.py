@@ -98,7 +98,7 @@ def test_errors_are_of_the_median_run(foretell, calibration, monkeypatch):
         second = 100 * slow.bubble_share if foretell is predict else slow.latency
         assert (row["total time"], row[other]) == pytest.approx((slow.seconds, second))
         if foretell is predict_halves:
-            assert row["wait"] == pytest.approx(slow.wait) and ours["wait"] < row["wait"]
+            assert row["wait"] == pytest.approx(slow.wait)
         assert [row[name] for name in WORKS] == pytest.approx([2.0, 2.0])
         assert ours["time alone"] == pytest.approx(slow.seconds)
         fast = foretell(calibration, work, HOP)
