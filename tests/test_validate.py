@@ -4,7 +4,6 @@ The real run is tests/test_distributed.py's.
 
 import dataclasses
 import sys
-from functools import partial
 
 import pytest
 from test_calibrate import calibrated
@@ -35,8 +34,9 @@ def calibration() -> Calibration:
 
 def as_measured(trace, work: int = 0) -> dict:
     """A predicted run, written as distributed.py writes a measured one."""
-    names = filter(partial(hasattr, trace), ("seconds", "busy", "bubble_share", "latency"))
-    return {name: getattr(trace, name) for name in names} | {"workload": work, "hop": HOP}
+    names = ("seconds", "busy", "bubble_share", "latency", "wait")
+    found = {name: getattr(trace, name) for name in names if hasattr(trace, name)}
+    return found | {"workload": work, "hop": HOP}
 
 
 def test_one_request_takes_as_long_as_without_a_pipeline(calibration):
@@ -97,6 +97,8 @@ def test_errors_are_of_the_median_run(foretell, calibration, monkeypatch):
         slow = foretell(calibration, work, HOP, (2.0, 2.0))
         second = 100 * slow.bubble_share if foretell is predict else slow.latency
         assert (row["total time"], row[other]) == pytest.approx((slow.seconds, second))
+        if foretell is predict_halves:
+            assert row["wait"] == pytest.approx(slow.wait)
         assert [row[name] for name in WORKS] == pytest.approx([2.0, 2.0])
         assert ours["time alone"] == pytest.approx(slow.seconds)
         fast = foretell(calibration, work, HOP)
