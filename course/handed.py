@@ -33,10 +33,10 @@ def unpack(data: bytes) -> dict[str, bytes]:
                     continue
                 with packed.open(member) as file:
                     found[name] = file.read(LONGEST + 1)
-                if len(found[name]) > LONGEST:
-                    raise UserError(f"{name} is longer than {LONGEST} bytes")
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError) as error:
         raise UserError(f"this zip cannot be read: {error}") from None
+    if long := [name for name, text in found.items() if len(text) > LONGEST]:
+        raise UserError(f"{long[0]} is longer than {LONGEST} bytes")
     if not found:
         raise UserError(f"this zip has none of {NAMES[0]}, ..., {NAMES[-1]}")
     return found

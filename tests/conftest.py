@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -347,6 +347,40 @@ def browser() -> Iterator[object]:
     ]  # fmt: skip
     with playwright.sync_playwright() as driver:
         yield driver.chromium.launch(executable_path=chromium, args=options)
+
+
+Opened = Callable[..., object]  # address, size -> a page of Playwright's
+PATIENCE = 180_000  # ms until a test of a page gives up
+
+
+@pytest.fixture
+def opened(browser: object) -> Iterator[Opened]:
+    """Opens an address. Whatever else than this machine is asked for does not answer.
+
+    Each page has `asked`, the addresses elsewhere, and `wrong`, what the console complains of.
+    """
+    contexts = []
+
+    def new(address: str, size: tuple[int, int] = (1280, 800)) -> object:
+        context = browser.new_context(viewport={"width": size[0], "height": size[1]})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE)
+        page.asked, page.wrong = [], []
+
+        def away(route: object) -> None:
+            page.asked.append(route.request.url)
+            route.abort("internetdisconnected")
+
+        context.route(lambda url: not url.startswith(("http://127.0.0.1", "blob:", "data:")), away)
+        page.on("pageerror", lambda error: page.wrong.append(str(error)))
+        page.on("console", lambda said: said.type == "error" and page.wrong.append(said.text))
+        page.goto(address)
+        return page
+
+    yield new
+    for context in contexts:
+        context.close()
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import re
 import socket
 import statistics
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,6 +21,7 @@ import uvicorn
 from fastapi import FastAPI
 from test_explorer import close
 
+from tests.conftest import Opened
 from web import bundle, explore_routes, explorer
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -33,7 +34,6 @@ pytestmark = [
     ),
 ]
 
-PATIENCE = 180_000  # ms until a test gives up
 SIZES = [(1280, 800), (390, 844)]
 SMALLEST = 14  # px of a letter
 BIG = "left=vllm_v0&right=sarathi_serve&C=512&B=32&P=512&D=64&spread=50&n=100&long=3000&tp=8"
@@ -98,39 +98,6 @@ def server() -> Iterator[str]:
     yield f"http://127.0.0.1:{listener.getsockname()[1]}/explore/"
     running.should_exit = True
     thread.join(30)
-
-
-Opened = Callable[..., "playwright.Page"]
-
-
-@pytest.fixture
-def opened(browser: "playwright.Browser") -> Iterator[Opened]:
-    """Opens an address. Whatever else than this machine is asked for does not answer.
-
-    Each page has `asked`, the addresses elsewhere, and `wrong`, what the console complains of.
-    """
-    contexts = []
-
-    def new(address: str, size: tuple[int, int] = SIZES[0]) -> "playwright.Page":
-        context = browser.new_context(viewport={"width": size[0], "height": size[1]})
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(PATIENCE)
-        page.asked, page.wrong = [], []
-
-        def away(route: "playwright.Route") -> None:
-            page.asked.append(route.request.url)
-            route.abort("internetdisconnected")
-
-        context.route(lambda url: not url.startswith(("http://127.0.0.1", "blob:", "data:")), away)
-        page.on("pageerror", lambda error: page.wrong.append(str(error)))
-        page.on("console", lambda said: said.type == "error" and page.wrong.append(said.text))
-        page.goto(address)
-        return page
-
-    yield new
-    for context in contexts:
-        context.close()
 
 
 def drawn(page: "playwright.Page", times: int = 1) -> None:

@@ -1,6 +1,7 @@
 """The course: its commands, what its self-test finds, and submissions that attack the grader."""
 
 import ast
+import base64
 import csv
 import doctest
 import errno
@@ -19,22 +20,27 @@ import time
 import zipfile
 from collections import Counter
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from watch import alive, children_of, descendants_of, wait_for
 
 from command.checks import UserError
 from course import __main__ as commands
-from course import grade, predictions, selftest
+from course import grade, page, predictions, selftest
+from course.browser import in_browser
 from course.check import final, hunt
 from course.check.frame import ANSWER, examine, judged, lines, same
 from course.check.rounds import judge_record
 from course.drive import serve
 from course.exercises import EXERCISES, AnswerError, find, load, read_answer
 from course.local import asker
+from course.picture import picture
 from course.plants import Plant, plants
 from course.sandbox import PROTECTIONS
+from course.sketch import Words, svg
 from course.worker import processor_clock
 from scheduler import Sarathi
 from tests import warm
@@ -48,6 +54,14 @@ RIGHT = (
     "    return max(size / gpu.bandwidth, 2 * rows * weights / gpu.peak)\n"
 )
 POSIX = pytest.mark.skipif(os.name != "posix", reason="it needs signals and links")
+
+
+def zipped(name: str, data: bytes, how: int = zipfile.ZIP_DEFLATED) -> str:
+    """A zip of one file, as base64."""
+    out = BytesIO()
+    with zipfile.ZipFile(out, "w", how) as packed:
+        packed.writestr(name, data)
+    return base64.b64encode(out.getvalue()).decode()
 
 
 @pytest.fixture
@@ -252,20 +266,83 @@ def test_no_torch_for_exercises_1_and_6_to_13() -> None:
     "key", ["3", "5", "8", "10", "11", "12", "13", pytest.param("hunt", marks=pytest.mark.slow)]
 )
 def test_a_picture_shows_both(key: str, tmp_path: Path) -> None:
-    from course.picture import picture
+    """By matplotlib, and as SVG with the same words."""
+    from course.paint import figure_of
 
     exercise = find(key)
     plant = next(plant for plant in plants() if plant.exercise == key)
     module = load(plant.path.read_text("utf-8"), plant.path.name)
-    figure = picture(exercise, module)
-    left, right = figure.axes
-    assert left.get_title() == "what it should be" and right.get_title() == "yours"
+    shown = picture(exercise, module)
+    assert [panel.title for panel in shown] == ["what it should be", "yours"]
+    figure = figure_of("<both>", shown)
+    assert [axes.get_title() for axes in figure.axes] == [panel.title for panel in shown]
     path = tmp_path / "picture.png"
     figure.savefig(path, dpi=40)
     assert path.stat().st_size > 3000
+    for panel in shown:
+        drawn = ElementTree.fromstring(svg(panel))
+        words = {
+            "".join(each.itertext()) for each in drawn.iter("{http://www.w3.org/2000/svg}text")
+        }
+        wanted = {panel.title, panel.y_label, *panel.x_label.split("\n"), *panel.key}
+        wanted |= {row for each in panel.shapes if isinstance(each, Words)
+                   for row in str(each.text).split("\n")}  # fmt: skip
+        assert words >= wanted - {""}
     broken = load("def chunk_mask(start, length):\n    return 5\n", "e03.py")
     with pytest.raises(UserError, match="no picture"):
         picture(find("3"), broken)
+
+
+def test_the_failing_case_is_drawn_if_it_fits() -> None:
+    code = next(each.path for each in plants() if each.path.stem == "p01").read_text("utf-8")
+    told = json.loads(in_browser(json.dumps({"call": "check", "exercise": "6", "code": code}), int))
+    assert told["draw"] and told["case"]["C"] == 4
+    question = {"call": "picture", "exercise": "6", "code": code, "case": told["case"]}
+    shown = json.loads(in_browser(json.dumps(question), int))
+    assert "C = 4" in shown["svg"][1] and shown["words"] == "The smallest case that was found."
+    question["case"]["requests"] *= 100
+    shown = json.loads(in_browser(json.dumps(question), int))
+    assert "C = 16" in shown["svg"][1] and shown["words"] == "A case that is always the same."
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        ({"call": "check", "exercise": "6", "code": "def"}, "e06.py cannot be loaded: SyntaxError"),
+        ({"call": "check", "exercise": "14", "code": ""}, "unknown exercise '14'"),
+        ({"call": "own"}, "unknown call 'own'"),
+        ({"call": "unpack", "zip": "UEsDBA=="}, "this zip cannot be read"),
+        ({"call": "unpack", "zip": zipped("e01.py", b"\xff")}, "a file of this zip is no text"),
+        ({"call": "unpack", "zip": zipped("diary.txt", b"")}, "this zip has none of e01.py"),
+        ({"call": "unpack", "zip": zipped("e01.py", b"0" * 9_000_000)}, "e01.py is longer than"),
+        ({"call": "unpack", "zip": zipped("e01.py", b"", zipfile.ZIP_LZMA)}, "this zip has none"),
+    ],
+)
+def test_the_page_gets_one_sentence_for_a_mistake(question: dict, words: str) -> None:
+    said = json.loads(in_browser(json.dumps(question), int))
+    assert said["error"].startswith(words) and "\n" not in said["error"]
+
+
+def test_the_page_has_all_that_its_python_reads(tmp_path: Path) -> None:
+    """Without any package, from the written folder alone: a right answer and a picture."""
+    written = page.write(tmp_path / "site", npm=tmp_path)
+    manifest = json.loads((tmp_path / "site" / "manifest.json").read_text("utf-8"))
+    assert {*manifest["book"]} == {name[5:] for name in written if name.startswith("book/")}
+    assert [each["name"] for each in manifest["exercises"] if each["torch"]] == [
+        "E2", "E3", "E4", "E5",
+    ]  # fmt: skip
+    assert page.EDITOR not in written and not manifest["editor"]
+    code = (
+        f"import json, sys; sys.path.insert(0, {str(tmp_path / 'site' / 'book')!r})\n"
+        "from course.browser import in_browser\n"
+        "for key in ('1', '7', '12', 'hunt'):\n"
+        "    question = {'exercise': key, 'code': 'from course.reference import *\\n'}\n"
+        "    for call in ('check', 'picture'):\n"
+        "        print(in_browser(json.dumps(question | {'call': call}), print)[:50])\n"
+    )
+    done = warm.fresh("-I", "-S", "-B", "-c", code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('{"passed": true') == done.stdout.count('{"svg": ["<svg') == 4
 
 
 def test_a_stub_is_not_written_yet_in_a_check_and_in_a_picture(

@@ -27,6 +27,8 @@ from experiments.lib.papers import (
 )
 from experiments.lib.rows import read_rows
 from scheduler import POLICIES, SarathiServe, whole_prefill
+from serving import capacity as rates
+from serving import search
 from serving.capacity import (
     MAX_DELAY,
     ORCA_BATCH_SIZE,
@@ -67,6 +69,12 @@ def test_metrics_by_hand() -> None:
     )
     assert median_delay(trace) == 2.0
     assert token_times(trace) == [2.0, 3.0, 5.0, 6.0, 8.0, 15.0]
+
+
+@given(st.lists(st.floats(-1e9, 1e9), max_size=40), st.floats(0, 100))
+def test_a_percentile_without_numpy_is_numpys(values: list[float], percent: float) -> None:
+    """To the last bit: figures and grades must not depend on where they are computed."""
+    assert search.percentile(values, percent) == rates.percentile(values, percent)
 
 
 def test_composition_loses_no_token() -> None:

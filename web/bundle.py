@@ -122,7 +122,7 @@ def manifest(page: Page, own: Mapping[str, object], pyodide: str = CDN) -> dict:
     start: see `Page`. book, pyodide: files, and their hashes. again: the command, if one can put
     Pyodide beside the page.
     """
-    again = {"again": page.command} if pyodide == CDN else {}
+    again = {"again": page.command} if pyodide == CDN and not own.get("server") else {}
     return {
         "mark": MARK,
         **own,

@@ -3,7 +3,7 @@
 
 import { Problem, Python } from "./python.js";
 
-const LIMIT = 40000; // ms without a sign of Python: then its worker is ended
+const LIMIT = 60000; // ms without a sign of Python: then its worker is ended
 const ENDED = "Your code ran for a long time without an end, so it was stopped. Does a loop never end?";
 const KEPT = "nano-sarathi-exercises/"; // what our names in the browser's storage begin with
 const PREDICTIONS = "predictions.json"; // of a submission.zip that was opened: kept, and given back
@@ -154,7 +154,7 @@ async function check() {
 }
 
 function busy(is) {
-  get("check").disabled = is;
+  get("check").ariaDisabled = is; // not disabled: that would take the focus away
   get("stop").hidden = !is;
 }
 
@@ -278,7 +278,7 @@ async function start() {
   python.ready.then(() => { document.body.dataset.python = "ready"; }, (error) => !running && say(error.message));
   const { makeEditor } = manifest.editor ? await import("./editor.js") : { makeEditor: plainField };
   editor = await makeEditor(get("editor"), "Your Python", (text) => write(current, text), check);
-  get("keys").textContent = "Ctrl-Enter checks." + (manifest.editor ? " Tab indents; Escape, then Tab leaves the editor." : "");
+  get("keys").textContent = "Ctrl-Enter (on a Mac, Cmd-Enter) checks." + (manifest.editor ? " Tab indents; Escape, then Tab leaves the editor." : "");
   get("list").append(...exercises.map(({ key, name, title }) => make("li", {},
     make("a", { href: `#${key}`, title }, name, make("span")))));
   get("check").onclick = check;

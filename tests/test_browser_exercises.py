@@ -1,0 +1,284 @@
+"""The exercises in a browser: Chromium, and no network but this machine's own.
+
+    make browser                                        installs Playwright, Pyodide, CodeMirror
+    python -m pytest tests/test_browser_exercises.py -s     prints how long checks take
+
+Skipped where Playwright, Chromium or npm's packages are missing.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from test_browser_explorer import PYODIDE, Quiet
+
+from course import handed, page
+from course.check.frame import ANSWER, examine, lines
+from course.exercises import BASE, EXERCISES, STUBS, find, load
+from course.local import asker
+from course.plants import plants
+from course.reference import solution
+from tests.conftest import Opened
+
+playwright = pytest.importorskip("playwright.sync_api")
+AXE = page.NPM / "axe-core" / "axe.min.js"
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not (PYODIDE.is_dir() and AXE.is_file()), reason="make browser"),
+]
+ROOT = Path(__file__).parent.parent
+PHONE = (390, 844)
+HERE = [each for each in EXERCISES.values() if not each.torch]  # what the page checks
+RIGHT = "from course.reference import *\nMine = Final\n"
+ENDLESS = {
+    "line 3": "class Blocks:\n    def __init__(self, *sizes):\n        while True: pass\n",
+    "nothing sees it": "from itertools import count\nclass Blocks:\n    def __init__(self, *sizes):"
+    "\n        sum(count())\n",
+}
+# A question to Python as the page asks it, in a worker of the test's own.
+ASK = """async (question) => {
+  const { Python } = await import(new URL("python.js", location.href));
+  const manifest = await (await fetch("manifest.json")).json();
+  self.tested ??= new Python(manifest, location.href, { limit: 300000 });
+  return self.tested.ask(question);
+}"""
+
+
+# The same check in a process of its own, as the command line does it.
+ALONE = """import sys
+from course.check.frame import examine
+from course.exercises import BASE, find, load
+from course.local import asker
+exercise = find(sys.argv[1])
+print(examine(exercise, asker(exercise, load(sys.argv[2], "mine.py")), BASE).failure)
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Pages under a path: with Pyodide beside them; `sub` has it elsewhere, and no editor."""
+    root = tmp_path_factory.mktemp("site")
+    page.write(root / "a" / "course", PYODIDE)
+    page.write(root / "a" / "b" / "sub", "../../course/pyodide/", npm=root / "none")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=root))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/a"
+    server.shutdown()
+
+
+def fill(shown: "playwright.Page", text: str) -> None:
+    """Write into the editor, as a paste does."""
+    field = shown.locator("#editor [contenteditable], #editor textarea")
+    field.click()
+    shown.keyboard.press("Control+a")
+    shown.keyboard.insert_text(text)
+
+
+def check(shown: "playwright.Page", text: str | None = None) -> str:
+    """Check, and wait for the end of it. What the result says."""
+    if text is not None:
+        fill(shown, text)
+    times = int(shown.get_attribute("body", "data-checked") or 0)
+    shown.click("#check")
+    shown.wait_for_selector(f"body[data-checked='{times + 1}']")
+    return shown.inner_text("#result")
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+def test_planted_mistakes_are_told_as_on_the_command_line(site: str, opened: Opened) -> None:
+    """All of the exercises without torch, and their references: word for word.
+
+    But for the words of Python's own errors: the browser's Python is a newer one.
+    """
+    shown = opened(f"{site}/course/")
+    tried = [plant for plant in plants() if not EXERCISES[plant.exercise].torch]
+    assert len({plant.exercise for plant in tried}) == len(HERE)
+    wrong = []
+    for plant in tried:
+        exercise, code = find(plant.exercise), plant.path.read_text("utf-8")
+        module = load(code, f"{exercise.file}.py")
+        verdict = examine(exercise, asker(exercise, module), BASE)
+        told = shown.evaluate(ASK, {"call": "check", "exercise": exercise.key, "code": code})
+        here = json.loads(json.dumps(asdict(verdict.failure)))
+        there, found = told["failure"], "\n".join(told["lines"])
+        if here["prop"] == ANSWER:
+            here["got"], there["got"] = (each["got"].partition(":")[0] for each in (here, there))
+        else:
+            found = found if told["lines"] == lines(exercise, verdict) else ""
+        if not (here == there and here["prop"] == plant.caught_by and plant.message in found):
+            wrong.append((plant.path.name, here, there))
+    assert not wrong
+    for exercise in HERE:
+        verdict = examine(exercise, asker(exercise, solution(exercise.file)), BASE)
+        told = shown.evaluate(ASK, {"call": "check", "exercise": exercise.key, "code": RIGHT})
+        assert told["passed"] and told["score"] == verdict.score, exercise.name
+    print(f"\n{len(tried)} mistakes and {len(HERE)} references: told as `make check` tells them")
+    assert not shown.asked and not shown.wrong
+
+
+def test_an_exercise_from_the_stub_to_the_pass(site: str, opened: Opened) -> None:
+    shown = opened(f"{site}/course/#6")
+    assert check(shown) == "E6 SARATHI's chunk: not written yet (NotImplementedError)"
+    wrong = next(each for each in plants() if each.path.stem == "p01")
+    told = check(shown, wrong.path.read_text("utf-8"))
+    assert wrong.message in told and "4 + 1 = 5 rows" in told
+    assert shown.locator("#picture svg").count() == 2
+    assert shown.inner_text("figcaption") == "The smallest case that was found."
+    assert shown.locator("#list .begun").inner_text() == "E6 (begun)"
+    told = check(shown, RIGHT)
+    assert told.startswith("E6 SARATHI's chunk: passed.") and "not yet" not in told
+    assert shown.locator("#list .passed").inner_text() == "E6 (passed)"
+    shown.reload()  # what was written is kept
+    assert "from course.reference" in shown.inner_text("#editor")
+    assert shown.locator("#list .passed").count() == 1
+    assert not shown.asked and not shown.wrong
+
+
+def test_hints_come_one_after_the_other(site: str, opened: Opened) -> None:
+    shown = opened(f"{site}/course/#8")
+    for number in (1, 2, 3):
+        assert shown.inner_text("#hint") == f"Hint {number} of 3"
+        shown.click("#hint")
+        assert shown.locator("#hints li").count() == number
+    assert shown.is_disabled("#hint")
+    shown.goto(f"{site}/course/#9")
+    assert shown.is_hidden("#hints") and not shown.wrong
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+def test_an_endless_loop_is_ended_and_the_page_goes_on(
+    site: str, opened: Opened, what: str
+) -> None:
+    """The first by the check itself, which names the line; the second by the reader."""
+    shown = opened(f"{site}/course/#13")
+    shown.wait_for_selector("body[data-python]")
+    fill(shown, ENDLESS[what])
+    shown.click("#check")
+    if what == "nothing sees it":
+        shown.wait_for_selector("#status:has-text('Checking')")
+        shown.click("#stop")
+    shown.wait_for_selector("body[data-checked='1']")
+    told = shown.inner_text("#result")
+    assert ("does a loop never end? (line 3 of e13.py)" in told) == (what == "line 3")
+    assert (told == "Stopped.") == (what != "line 3")
+    assert check(shown, RIGHT).startswith("E13") and "passed" in shown.inner_text("#result")
+    assert shown.is_hidden("#stop") and not shown.wrong
+
+
+def test_what_needs_torch_says_where_to_go(site: str, opened: Opened) -> None:
+    shown = opened(f"{site}/course/")
+    for exercise in EXERCISES.values():
+        shown.goto(f"{site}/course/#{exercise.key}")
+        shown.wait_for_function("(name) => title.textContent.startsWith(name)", arg=exercise.name)
+        assert shown.is_visible("#check") != exercise.torch == shown.is_visible("#torch")
+    shown.goto(f"{site}/course/#2")
+    said = shown.inner_text("#torch")
+    assert "make install" in said and "Colab" in said and "course check 2" in said
+
+
+def test_the_zip_is_graded_as_that_of_the_command_line(
+    site: str, opened: Opened, tmp_path: Path
+) -> None:
+    """A submission.zip goes out, is graded, and comes in again in another browser."""
+    written = {"e01.py": RIGHT, "e12.py": "def reorder(table, parents):\n    return table\n"}
+    shown = opened(f"{site}/course/")
+    for name, text in written.items():
+        shown.goto(f"{site}/course/#{name.removeprefix('e').removesuffix('.py').lstrip('0')}")
+        fill(shown, text)
+    with shown.expect_download() as download:
+        shown.click("#save")
+    ours, theirs = tmp_path / "all" / "page.zip", tmp_path / "all" / "command.zip"
+    ours.parent.mkdir()
+    download.value.save_as(ours)
+    assert download.value.suggested_filename == "submission.zip"
+    stubs = {f"{each.file}.py": (STUBS / f"{each.file}.py").read_bytes()
+             for each in EXERCISES.values()}  # fmt: skip
+    theirs.write_bytes(handed.pack(stubs | {name: text.encode() for name, text in written.items()}))
+    with zipfile.ZipFile(ours) as a, zipfile.ZipFile(theirs) as b:
+        assert {name: a.read(name) for name in a.namelist()} == {
+            name: b.read(name) for name in b.namelist()
+        }
+    command = [sys.executable, "-m", "course", "grade", ours.parent, "--out", tmp_path / "g.csv"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    *_, one, other = (tmp_path / "g.csv").read_text().splitlines()
+    assert one.partition(",")[2] == other.partition(",")[2] and ",passed," in one
+    other = opened(f"{site}/b/sub/#12")
+    other.set_input_files("#files", ours)
+    other.wait_for_selector("#opened:has-text('Opened: e01.py')")
+    assert other.input_value("#editor textarea") == written["e12.py"]
+    broken = tmp_path / "broken.zip"
+    broken.write_bytes(ours.read_bytes()[:-100])
+    other.set_input_files("#files", broken)
+    other.wait_for_selector("#opened:has-text('broken.zip: this zip cannot be read')")
+    assert not shown.wrong and not other.wrong
+
+
+def test_without_npm_and_with_pyodide_elsewhere(site: str, opened: Opened) -> None:
+    shown = opened(f"{site}/b/sub/#1")
+    assert check(shown, RIGHT).startswith("E1 the floor of an iteration: passed.")
+    assert shown.locator("#editor textarea").count() == 1 and not shown.asked and not shown.wrong
+
+
+@pytest.mark.parametrize("size", [(1280, 800), PHONE])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everybody_can_use_it(
+    site: str, opened: Opened, size: tuple[int, int], scheme: str
+) -> None:
+    """axe-core finds nothing serious; nothing is wider than the screen; the keyboard is enough."""
+    shown = opened("about:blank", size)
+    shown.emulate_media(color_scheme=scheme)
+    shown.goto(f"{site}/course/#12")
+    shown.wait_for_selector("body[data-python]")
+    plant = next(each for each in plants() if each.exercise == "12")
+    fill(shown, plant.path.read_text("utf-8"))
+    shown.keyboard.press("Control+Enter")
+    shown.wait_for_selector("body[data-checked='1']")
+    shown.click("#hint")
+    for summary in shown.locator("summary").all():
+        summary.click()
+    width, inner = shown.evaluate("() => [document.documentElement.scrollWidth, innerWidth]")
+    assert width <= inner == size[0]
+    shown.evaluate(AXE.read_text("utf-8"))
+    found = shown.evaluate("() => axe.run()")
+    serious = [
+        (each["id"], [node["target"] for node in each["nodes"]])
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
+    assert len(found["passes"]) > 20 and not serious
+    shown.locator("#editor [contenteditable]").focus()
+    for key in ("Escape", "Tab"):
+        shown.keyboard.press(key)
+    assert shown.evaluate("() => document.activeElement.id") == "check"
+    assert not shown.wrong
+
+
+def test_how_long_checks_take(site: str, opened: Opened) -> None:
+    """Prints it, and asserts no time."""
+    began = time.perf_counter()
+    shown = opened(f"{site}/course/#6")
+    check(shown, RIGHT)
+    print(f"\nE6: checked {time.perf_counter() - began:.1f} s after the page was opened")
+    for exercise in HERE:
+        shown.goto(f"{site}/course/#{exercise.key}")
+        fill(shown, RIGHT)
+        began = time.perf_counter()
+        check(shown)
+        took, began = time.perf_counter() - began, time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", ALONE, exercise.key, RIGHT], cwd=ROOT,
+                              capture_output=True, text=True, check=True)  # fmt: skip
+        alone = time.perf_counter() - began
+        assert done.stdout == "None\n" and "passed" in shown.inner_text("#result")
+        print(f"{exercise.name}: {took:.1f} s in the page, {alone:.1f} s on the command line")
