@@ -40,6 +40,8 @@ html_static_path = ["theme/static"]
 html_css_files = ["site.css"]
 html_js_files = [("site.js", {"defer": "defer"})]
 templates_path = ["theme"]
+# Lessons whose "what if" the browser can run: doors.html loads their script.
+html_context = {"sliders": [*site.sliders()] if site.PYODIDE.is_dir() else []}
 html_sidebars = {
     "**": [
         "sidebar/brand.html", "sidebar/search.html", "sidebar/scroll-start.html", "doors.html",
@@ -92,13 +94,6 @@ def describe_pictures(app: Sphinx, tree: nodes.document) -> None:
             image["alt"] = f"Picture: {section.next_node(nodes.title).astext()}"
 
 
-def add_sliders(app: Sphinx, page: str, *_: object) -> None:
-    """The script of the lessons whose "what if" the browser can run."""
-    if page.removeprefix("notebooks/") in site.sliders() and site.PYODIDE.is_dir():
-        app.add_js_file("whatif.js", type="module")
-
-
 def setup(app: Sphinx) -> None:
     app.connect("source-read", add_contents)
     app.connect("doctree-read", describe_pictures)
-    app.connect("html-page-context", add_sliders)

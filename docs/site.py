@@ -9,19 +9,18 @@ are sliders, and the explorer needs no network.
 """
 
 import re
-import shutil
 import sys
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 
 import nbformat
 from sphinx.cmd.build import main as sphinx
 
-from command.cli import ROOT, run_main
+from command.cli import ROOT, run_main, write_file
 from command.flags import Parser
 from course import page as exercises
 from docs import whatif
+from experiments import all as gallery
 from web import bundle
 
 OUT = ROOT / "build" / "site"
@@ -63,11 +62,11 @@ def write_sliders() -> None:
 def write_gallery() -> None:
     """The page of all figures, and the files that it leads to."""
     results = ROOT / "results"
-    import_module("experiments.all").write_page(results)
+    gallery.write_page(results)
     text = (results / "index.html").read_text("utf-8")
+    (OUT / "gallery").mkdir(exist_ok=True)
     for name in {"index.html", *re.findall(r'(?:src|href)="([^"#:]+)"', text)}:
-        (OUT / "gallery" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(results / name, OUT / "gallery" / name)
+        write_file(OUT / "gallery" / name, (results / name).read_bytes())
 
 
 def main() -> None:
@@ -78,7 +77,7 @@ def main() -> None:
         [*strict, "-c", str(Path(__file__).parent), "-d", str(cache), str(ROOT), str(OUT)]
     ):
         sys.exit(status)
-    shutil.copyfile(OUT / "README.html", OUT / "index.html")
+    write_file(OUT / "index.html", (OUT / "README.html").read_bytes())
     write_gallery()
     there = PYODIDE if PYODIDE.is_dir() else None
     bundle.write(bundle.EXPLORER, bundle.of_explorer(), OUT / "explorer", there)

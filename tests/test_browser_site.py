@@ -21,7 +21,9 @@ from urllib.parse import unquote, urldefrag
 
 import nbformat
 import pytest
-from test_browser_explorer import SIZES, Opened, Quiet, opened  # noqa: F401
+from test_browser_explorer import SIZES, Quiet
+
+from tests.conftest import Opened
 
 ROOT = Path(__file__).parent.parent
 SITE = ROOT / "build" / "site"
@@ -89,7 +91,7 @@ def test_each_link_leads_to_a_page_and_to_a_place_in_it() -> None:
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_each_page_fits_and_says_no_error(
     size: tuple[int, int],
-    opened: Opened,  # noqa: F811
+    opened: Opened,
     address: str,
 ) -> None:
     """Nothing is asked of another machine."""
@@ -101,7 +103,7 @@ def test_each_page_fits_and_says_no_error(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(scheme: str, opened: Opened, address: str) -> None:  # noqa: F811
+def test_axe_finds_nothing_serious(scheme: str, opened: Opened, address: str) -> None:
     page = opened(address)
     page.emulate_media(color_scheme=scheme)
     found = {}
@@ -114,7 +116,7 @@ def test_axe_finds_nothing_serious(scheme: str, opened: Opened, address: str) ->
     assert found == {}
 
 
-def test_it_is_dark_where_the_system_is(opened: Opened, address: str) -> None:  # noqa: F811
+def test_it_is_dark_where_the_system_is(opened: Opened, address: str) -> None:
     page = opened(address)
     page.emulate_media(color_scheme="dark")
     page.goto(address)
@@ -122,7 +124,7 @@ def test_it_is_dark_where_the_system_is(opened: Opened, address: str) -> None:  
     assert int(red) < 60
 
 
-def test_search_leads_to_a_lesson(opened: Opened, address: str) -> None:  # noqa: F811
+def test_search_leads_to_a_lesson(opened: Opened, address: str) -> None:
     page = opened(address, SIZES[1])
     page.goto(address + "search.html?q=piggyback")
     page.locator("#search-results li a").first.wait_for()
@@ -134,7 +136,7 @@ def test_search_leads_to_a_lesson(opened: Opened, address: str) -> None:  # noqa
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_the_sliders_of_a_lesson_compute(
     lesson: str,
-    opened: Opened,  # noqa: F811
+    opened: Opened,
     address: str,
 ) -> None:
     """First what the lesson shows, too; then something else."""
