@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 from test_browser_explorer import PYODIDE, Quiet
+from test_course import RIGHT as FLOOR
 
 from course import handed, page
 from course.check.frame import ANSWER, examine, lines
@@ -140,7 +141,7 @@ def test_an_exercise_from_the_stub_to_the_pass(site: str, opened: Opened) -> Non
     assert told.startswith("E6 SARATHI's chunk: passed.") and "not yet" not in told
     assert shown.locator("#list .passed").inner_text() == "E6 (passed)"
     shown.reload()  # what was written is kept
-    assert "from course.reference" in shown.inner_text("#editor")
+    shown.wait_for_selector("#editor [contenteditable]:has-text('from course.reference')")
     assert shown.locator("#list .passed").count() == 1
     assert not shown.asked and not shown.wrong
 
@@ -191,7 +192,8 @@ def test_the_zip_is_graded_as_that_of_the_command_line(
     site: str, opened: Opened, tmp_path: Path
 ) -> None:
     """A submission.zip goes out, is graded, and comes in again in another browser."""
-    written = {"e01.py": RIGHT, "e12.py": "def reorder(table, parents):\n    return table\n"}
+    floor = FLOOR.replace("def right", "def iteration_floor")
+    written = {"e01.py": floor, "e12.py": "def reorder(table, parents):\n    return table\n"}
     shown = opened(f"{site}/course/")
     for name, text in written.items():
         shown.goto(f"{site}/course/#{name.removeprefix('e').removesuffix('.py').lstrip('0')}")
