@@ -31,7 +31,9 @@ class Several(Trace):
         iterations.sort(key=lambda each: each.start + each.seconds)
         preempted = [each for engine in fleet.engines for each in engine.preempted]
         lives, engines = fleet.requests.lives, fleet.engines
-        return Several(iterations, lives, [], preempted, [], "", engines, fleet.fetches)
+        return Several(
+            iterations, lives, preempted=preempted, engines=engines, fetches=fleet.fetches
+        )
 
 
 def side(state: State, policy: str, trace: Trace, bound: float) -> dict:

@@ -83,7 +83,7 @@ def file_name(name: str, options: Namespace) -> str:
     file, policies = (getattr(options, flag, None) for flag in ("requests_file", "policy"))
     own = [file.stem] if file else []
     if hasattr(options, "gpu") and not getattr(options, "measure", False):  # else it is what runs
-        own += [each for each in (options.model, options.gpu) if each]
+        own += [each for flag in ("model", "gpu") if (each := getattr(options, flag, None))]
     return "-".join([name, *map(word_of, [*own, *(policies or ())])])
 
 

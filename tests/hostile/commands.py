@@ -53,6 +53,7 @@ SPECIAL = (  # all others of experiments/ need no arguments
     Command("plan.py", ("--requests-file", "200:20", "--requests", "64")),
     Command("serve.py", ("--port", "0")),
     Command("docs/fill.py"),
+    Command("docs/site.py"),
     Command("web/bundle.py"),
     Command("demo/train.py", ("--out", "out", "--minutes", "0.01"), ("--minutes",)),
     Command("notebooks/execute.py", ("nothing.py",)),
