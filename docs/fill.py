@@ -51,9 +51,7 @@ NUMBER = r"[+-]?\d+(?:[.,]\d+)*"
 BLOCK = re.compile(
     r"^(<!-- filled: (.+) -->\n(?:```\w*\n)?)(?s:.*?)^((?:```\n)?<!-- end -->)$", re.MULTILINE
 )
-PRINTED = re.compile(
-    r"^(```python\n((?:(?!```).*\n)*)```\n+```text\n)(?s:.*?)^```$", re.MULTILINE
-)
+PRINTED = re.compile(r"^(```python\n((?:(?!```).*\n)*)```\n+```text\n)(?s:.*?)^```$", re.MULTILINE)
 
 
 @cache
