@@ -14,9 +14,9 @@ if find_spec("torch") is None:
 
 # A thread that waits for another one looks so many times ("spins") before it sleeps. libgomp's own
 # number, 300,000, takes milliseconds. If a busy program has the other thread's core, each of
-# thousands of waits takes that long. 8,000 spins last longer than Python's work between two
+# thousands of waits takes that long. 2,000 spins last about as long as Python's work between two
 # operators. So on an idle machine, few threads fall asleep (docs/performance.md).
-SPINS = "8000"
+SPINS = "2000"
 
 # oneDNN keeps what it has prepared for each shape of a product, and PyTorch keeps it a second time.
 # Each keeps up to 1024. If no two batches are alike, these take several times the demo's memory.
