@@ -35,7 +35,8 @@ def student(question: dict) -> tuple[Exercise, ModuleType]:
 
 
 def check(question: dict, tell: Tell) -> dict:
-    """lines: as the command line prints it. failure: as a `Failure`, or None. case: see `Verdict`.
+    """lines: as the command line prints it. failure: as a `Failure`, or None. case: the one
+    that failed, if it can be drawn.
 
     It tells how many cases were asked.
     """
@@ -51,14 +52,14 @@ def check(question: dict, tell: Tell) -> dict:
         return ask(case)
 
     verdict = examine(exercise, telling, question.get("seed", BASE))
-    failure = verdict.failure
+    failure, case = verdict.failure, verdict.case
     return {
         "passed": failure is None,
         "draw": failure is None or failure.prop != ANSWER,
         "lines": lines(exercise, verdict),
         "failure": failure and asdict(failure),
         "score": verdict.score,
-        "case": verdict.case,
+        "case": case if case and pictures.can_draw(exercise, case) else None,
     }
 
 

@@ -112,6 +112,7 @@ def test_planted_mistakes_are_told_as_on_the_command_line(site: str, opened: Ope
         verdict = examine(exercise, asker(exercise, module), BASE)
         told = shown.evaluate(ASK, {"call": "check", "exercise": exercise.key, "code": code})
         here = json.loads(json.dumps(asdict(verdict.failure)))
+        assert told.get("failure"), (plant.path.name, told)
         there, found = told["failure"], "\n".join(told["lines"])
         if here["prop"] == ANSWER:
             here["got"], there["got"] = (each["got"].partition(":")[0] for each in (here, there))

@@ -3,7 +3,7 @@
 from itertools import pairwise
 from types import SimpleNamespace
 
-import numpy as np
+from serving.search import percentile
 
 exercise = "9"
 caught_by = "T1"
@@ -24,4 +24,4 @@ def stalls(times: SimpleNamespace, bound: float) -> list[tuple[float, float]]:
 
 def p99(requests: list[SimpleNamespace]) -> float:
     gaps = [gap for times in requests for gap in tbts(times)]
-    return float(np.percentile(gaps, 99)) if gaps else 0.0
+    return percentile(gaps, 99)

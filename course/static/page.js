@@ -258,7 +258,9 @@ async function plainField(parent, label, changed, run) {
   const field = make("textarea", { rows: 24, spellcheck: false, autocapitalize: "off" });
   field.setAttribute("aria-label", label);
   field.oninput = () => changed(field.value);
-  field.onkeydown = (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && run();
+  field.onkeydown = (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) run();
+  };
   parent.append(field);
   return { get text() { return field.value; }, set text(text) { field.value = text; } };
 }

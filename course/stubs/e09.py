@@ -6,6 +6,8 @@ times.tokens (when each output token came). All are seconds; there is at least o
 
 from types import SimpleNamespace
 
+from serving.search import percentile
+
 
 def ttft(times: SimpleNamespace) -> float:
     """Time to first token, in seconds: what a reader waits from the arrival on."""
@@ -23,8 +25,8 @@ def stalls(times: SimpleNamespace, bound: float) -> list[tuple[float, float]]:
 
 
 def p99(requests: list[SimpleNamespace]) -> float:
-    """The P99 of the times between tokens of all requests, interpolated as numpy.percentile does.
+    """The P99 of the times between tokens of all requests.
 
-    0.0 if there is no gap.
+    percentile(values, 99) interpolates as numpy does, and is 0.0 where there are no values.
     """
     raise NotImplementedError
