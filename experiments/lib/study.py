@@ -95,9 +95,8 @@ class Study:
         sweeps = self.swept(quick, **flags)
         rows = Rows([row for sweep in sweeps for row in sweep.predict(quick)], self.units)
         self.derive(rows)
-        if any(
-            flags.get(each) for each in ("model", "gpu", "tp", "max_batch_size", "requests_file")
-        ):
+        own = ("model", "gpu", "tp", "max_batch_size", "requests_file")
+        if any(flags.get(each) and not self.flags[each].measure for each in own):
             return rows  # a user's own: nothing is published of it
         return Rows([*rows, *self.published(rows)], self.units)
 
