@@ -56,7 +56,7 @@ QUICK_RATES = (0.3, 1.0, 1.45)  # those of the caption
 SHARES = {"a third": 1 / 3, "two thirds": 2 / 3}  # of what this machine can serve
 SMALL, LARGE = 512, 1536  # token budgets; the rivals read none
 # of what is served if all requests wait: the rates, where requests, model or GPU are a user's
-PARTS = (0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)
+PARTS = (0.3, 0.5, 0.7, 0.9, 1.1)
 Data = Dataset | Recorded
 WHOLE = ("strict SLO", "length error")  # of no single run
 FLAGS = {

@@ -14,6 +14,7 @@ from command.checks import UserError
 from command.flags import Flag
 from engine import LLM, SamplingParams
 from experiments import serve_latency
+from experiments.lib import measuring
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.flags import POLICIES
 from experiments.lib.papers import CHAT, YI, Recorded, deployments
@@ -105,6 +106,8 @@ def test_tags_are_in_the_trace_of_the_real_engine() -> None:
     params = [SamplingParams(max_tokens=2, tags={"user": name}) for name in ("ann", "bob")]
     llm.generate(["def", "class"], params)
     assert list(llm.trace.by_tag("user")) == ["ann", "bob"] and llm.trace.policy == "sarathi_serve"
+    measuring.generate(llm, tagged(2), "sarathi_serve", 64)
+    assert list(llm.trace.by_tag("user")) == ["ann,", "bob"], "in an experiment, too"
 
 
 # ------------------------------------------------------------------------------ nothing is kept
@@ -196,7 +199,9 @@ def test_a_figure_by_tag(tmp_path: Path) -> None:
              "20")  # fmt: skip
     done = call(serve_latency, *flags, "--quick", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
-    rows = read_rows(tmp_path / "serve_latency-users-llama3.1-8b-h100-fair_share.csv")
+    [path] = tmp_path.glob("*.csv")
+    assert path.stem == "serve_latency-users-llama3.1-8b-h100-tp1-B4-fair_share"
+    rows = read_rows(path)
     own = rows.where(policy="fair_share", rate=20)
     assert [row.get("tag") for row in own] == [None, "user-ann", "user-bob", "user-eve"]
     assert set(rows.column("model")) == {"llama3.1-8b"} and set(rows.column("hardware")) == {"h100"}

@@ -82,8 +82,11 @@ def file_name(name: str, options: Namespace) -> str:
     """Of a figure's files. With requests, policies, a model or a GPU of yours, it has its own."""
     file, policies = (getattr(options, flag, None) for flag in ("requests_file", "policy"))
     own = [file.stem] if file else []
-    if hasattr(options, "gpu") and not getattr(options, "measure", False):  # else it is what runs
-        own += [each for each in (options.model, options.gpu) if each]
+    if hasattr(options, "tp") and hasattr(options, "requests_file"):  # one of SERVED
+        runs = getattr(options, "measure", False)  # then the model is the one that runs
+        sizes = {"tp": options.tp, "B": options.max_batch_size}
+        own += [each for each in (None if runs else options.model, options.gpu) if each]
+        own += [f"{size}{number}" for size, number in sizes.items() if number]
     return "-".join([name, *map(word_of, [*own, *(policies or ())])])
 
 

@@ -160,7 +160,9 @@ def prepare(
     vocabulary = llm.config.vocab_size
     prompts = [[(31 * r.request_id + 7 * j) % vocabulary for j in r.prompt] for r in requests]
     params = [
-        SamplingParams(max_tokens=request.max_tokens, temperature=0.0, ignore_eos=True)
+        SamplingParams(
+            max_tokens=request.max_tokens, temperature=0.0, ignore_eos=True, tags=request.tags
+        )
         for request in requests
     ]
     return prompts, params, [request.arrival for request in requests]
