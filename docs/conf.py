@@ -8,6 +8,7 @@ the site. So it works without a network, and is of the same version as the page.
 import tomllib
 
 from docutils import nodes
+from myst_nb.sphinx_ext import add_global_html_resources
 from sphinx.application import Sphinx
 
 from command.cli import ROOT
@@ -33,7 +34,7 @@ highlight_language = "text"  # of blocks that name none: what commands print
 
 html_theme = "furo"
 html_theme_options = {"source_repository": about.get("urls", {}).get("Repository", "")}
-html_copy_source = False
+html_copy_source = html_use_index = False
 html_show_sphinx = False
 html_favicon = "../web/static/icon.svg"
 html_static_path = ["theme/static"]
@@ -94,6 +95,13 @@ def describe_pictures(app: Sphinx, tree: nodes.document) -> None:
             image["alt"] = f"Picture: {section.next_node(nodes.title).astext()}"
 
 
+def style_first(app: Sphinx) -> None:
+    """Write MyST-NB's style before the pages, which name its checksum. It would come last."""
+    (app.outdir / "_static").mkdir(parents=True, exist_ok=True)
+    add_global_html_resources(app, None)
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("builder-inited", style_first)
     app.connect("source-read", add_contents)
     app.connect("doctree-read", describe_pictures)
