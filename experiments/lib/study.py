@@ -96,7 +96,7 @@ class Study:
         rows = Rows([row for sweep in sweeps for row in sweep.predict(quick)], self.units)
         self.derive(rows)
         own = ("model", "gpu", "tp", "max_batch_size", "requests_file")
-        if any(flags.get(each) and not self.flags[each].measure for each in own):
+        if any(flags.get(each) and self.flags[each].default is None for each in own):
             return rows  # a user's own: nothing is published of it
         return Rows([*rows, *self.published(rows)], self.units)
 
