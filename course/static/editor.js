@@ -30,6 +30,7 @@ export function makeEditor(parent, label, changed, run) {
   ];
   let setting = false;
   const view = new EditorView({ parent });
+  view.scrollDOM.tabIndex = 0; // what scrolls can have the focus
   return {
     get text() {
       return view.state.doc.toString();
