@@ -8,6 +8,8 @@ search. Lessons are shown as they were run. Where npm has installed Pyodide, the
 are sliders, and the explorer needs no network.
 """
 
+import command.enter  # noqa: F401  (Ctrl-C ends it at once, while Sphinx is loaded, too)
+
 import re
 import sys
 from functools import cache
