@@ -8,16 +8,13 @@ search. Lessons are shown as they were run. Where npm has installed Pyodide, the
 are sliders, and the explorer needs no network.
 """
 
-import command.enter  # noqa: F401  (Ctrl-C ends it at once, while Sphinx is loaded, too)
-
+import json
 import re
 import sys
 from functools import cache
 from pathlib import Path
 
-import nbformat
-from sphinx.cmd.build import main as sphinx
-
+from command.checks import UserError
 from command.cli import ROOT, run_main, write_file
 from command.flags import Parser
 from course import page as exercises
@@ -36,8 +33,9 @@ def sliders() -> dict[str, str]:
     """What the sliders of a lesson run, by its name; only of lessons that need no package."""
     found = {}
     for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):
-        cells = nbformat.read(path, as_version=4).cells
-        lesson = whatif.excerpt(cell.source for cell in cells if cell.cell_type == "code")
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+        lesson = whatif.excerpt(code)
         if not PACKAGES & {name.split(".")[0] for file in files_of(lesson) for name in file[1]}:
             found[path.stem] = lesson
     return found
@@ -73,6 +71,10 @@ def write_gallery() -> None:
 
 def main() -> None:
     Parser(__doc__).parse_args()
+    try:
+        from sphinx.cmd.build import main as sphinx  # only the site needs it, and it is slow
+    except ModuleNotFoundError as error:
+        raise UserError(f"no {error.name}: pip install -r requirements-site.txt") from None
     cache = ROOT / "build" / "doctrees"
     strict = ["--fail-on-warning", "--keep-going", "--quiet", "--jobs", "auto"]
     if status := sphinx(
