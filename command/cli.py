@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = tuple(ROOT / folder for folder in ("", "command", "docs", "experiments", "demo", "notebooks"))
+SCRIPTS = tuple(map(ROOT.joinpath, ("", "command", "docs", "experiments", "demo", "notebooks")))
 HEAD, LONGEST_LINE = 600, 800  # letters of an error: its beginning, and all that is shown
 STREAMS = ("/dev/std", "/dev/fd/", "/proc/")  # names of what is open, even of a file
 # Why `replace` fails: a mounted file; another owner; an owner whom a container does not know.
