@@ -219,6 +219,7 @@ def test_the_zip_is_graded_as_that_of_the_command_line(
     one, other = (row.replace("001_command", "").replace("002_page", "") for row in (one, other))
     assert one.partition(",")[2] == other.partition(",")[2] and ",passed," in one
     other = opened(f"{site}/b/sub/#12")
+    other.wait_for_selector("body[data-python]")
     other.set_input_files("#files", ours)
     other.wait_for_selector("#opened:has-text('Opened: e01.py')")
     assert other.input_value("#editor textarea") == written["e12.py"]
