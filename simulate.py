@@ -90,7 +90,7 @@ def simulate(
     share can share them: see paged/prompts.py.
 
     done: is given each request's life when it has ended, and nothing is kept: so a million requests
-    need no more memory than those that run. They may then come from a generator, in order of
+    need no more memory than those that wait or run. They may come from a generator, in order of
     arrival. The trace has the number of iterations, `count`.
 
     The GPU's memory is not checked. Without cache_tokens, B requests run at once, even if their

@@ -9,7 +9,7 @@ from command.checks import UserError
 from course.exercises import EXERCISES
 
 NAMES = (*(f"{exercise.file}.py" for exercise in EXERCISES.values()), "predictions.json")
-LONGEST = 64 << 10  # bytes of a file
+LONGEST_FILE = 64 << 10  # bytes of a file
 
 
 def pack(files: Mapping[str, bytes]) -> bytes:
@@ -32,11 +32,11 @@ def unpack(data: bytes) -> dict[str, bytes]:
                 if name not in NAMES or member.compress_type not in (0, zipfile.ZIP_DEFLATED):
                     continue
                 with packed.open(member) as file:
-                    found[name] = file.read(LONGEST + 1)
+                    found[name] = file.read(LONGEST_FILE + 1)
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError) as error:
         raise UserError(f"this zip cannot be read: {error}") from None
-    if long := [name for name, text in found.items() if len(text) > LONGEST]:
-        raise UserError(f"{long[0]} is longer than {LONGEST} bytes")
+    if long := [name for name, text in found.items() if len(text) > LONGEST_FILE]:
+        raise UserError(f"{long[0]} is longer than {LONGEST_FILE} bytes")
     if not found:
         raise UserError(f"this zip has none of {NAMES[0]}, ..., {NAMES[-1]}")
     return found

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from command.checks import UserError
 from course.exercises import EXERCISES, find
+from course.handed import LONGEST_FILE
 
-LONGEST_FILE, LONGEST_ZIP = 64 << 10, 1 << 20  # bytes
+LONGEST_ZIP = 1 << 20  # bytes
 DEEPEST, MOST_FILES = 3, 2000  # of a folder: what is below, or beyond, is left alone
 # How lib/content_zipper.rb of github.com/instructure/canvas-lms builds a name: the student's, LATE,
 # the user's id (anon_... where grading is anonymous), the file's id, and the student's own name.
