@@ -133,6 +133,7 @@ class Plan:
     layouts: dict[tuple[int, int], Found]
     refused: dict[tuple[int, int], str]  # why a layout is none
     loads: list[tuple[float, float, Load, float]] = field(default_factory=list)  # `latencies`
+    short: dict[int, Found] = field(default_factory=dict)  # ours on short runs, as other policies
 
 
 def first_answer(question: Question, here: tuple[int, int]) -> Found:
@@ -189,6 +190,7 @@ def search(
     if not best.rate:  # a part of the requests may be served, and all of them not
         raise UserError(too_strict(question, here))
     plan = Plan(question, question.replicas[here], {OURS: curve}, best, [], {here: best}, refused)
+    plan.short = short
     yield "capacity", plan
     jobs = [Job("draw", OURS, best.budget, *here, seed) for seed in range(DRAWS)]
     found = run(jobs, "other samples of the traffic", {best.budget: best.rate})

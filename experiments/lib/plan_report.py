@@ -279,10 +279,11 @@ def print_benches(benches: Sequence[Mapping[str, object]]) -> None:
 
 
 def print_policies(plan: Plan) -> None:
-    rows = []
-    for name, curve in plan.curves.items():
+    """All of them on short runs: long ones would be another measure for ours alone."""
+    rows, ours = [], plan.short or plan.curves[OURS]
+    for name, curve in (plan.curves | {OURS: ours}).items():
         best = max(curve.values(), key=lambda each: each.rate)
-        share = f"{100 * best.rate / max(each.rate for each in plan.curves[OURS].values()):.0f} %"
+        share = f"{100 * best.rate / max(each.rate for each in ours.values()):.0f} %"
         rows.append([name, "-" if 0 in curve else best.budget, rounded(best.rate), share])
     header = ["policy", "C", "requests/s", f"of {OURS}"]
     print_table(header, rows, f"policies, each at its best budget, {ABOUT}")
