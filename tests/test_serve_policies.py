@@ -7,7 +7,6 @@ import importlib
 import json
 import re
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,15 +37,6 @@ class Hurried(Clock):
 
     def wait(self, seconds: float) -> None:
         super().wait(seconds / 100)
-
-
-@pytest.fixture(autouse=True)
-def no_more_policies() -> Iterator[None]:
-    """What a test adds is gone after it."""
-    before = dict(POLICIES)
-    yield
-    POLICIES.clear()
-    POLICIES.update(before)
 
 
 @pytest.fixture
