@@ -25,7 +25,7 @@ from experiments.lib.engines import Priced, Real, gain
 from experiments.lib.flags import MEASURE, ScriptParser
 from experiments.lib.measuring import load_llm, time_batches
 from experiments.lib.rows import Rows, read_rows
-from experiments.lib.steady import Workload, balance
+from experiments.lib.steady import Workload
 from fast.cuda import gathered
 from fast.graphs import GraphExecutor, Graphs
 from loading import checkpoint
@@ -117,14 +117,6 @@ def test_orca_at_its_best_gains_as_sarathi_with_long_chunks() -> None:
     assert best == pytest.approx(
         gain(A6000, Workload(1024, 18, 40), "sarathi", 1024 + 18), rel=1e-6
     )
-
-
-def test_the_gain_peaks_at_the_balance() -> None:
-    middle = balance(256, 18)
-    gains = [
-        gain(A6000, Workload(1024, 18, factor * middle), "sarathi", 256) for factor in (0.7, 1, 1.5)
-    ]
-    assert gains[1] == max(gains)
 
 
 # ----------------------------------------------------------------------------------------- fidelity
