@@ -53,16 +53,7 @@ from experiments.lib.common import print_table, progress
 from experiments.lib.engines import median_row
 from experiments.lib.flags import start
 from experiments.lib.measuring import hardware_of
-from experiments.lib.peers import (
-    BATCH_SIZE,
-    BUDGETED,
-    REST,
-    TASKS,
-    VLLM,
-    Peer,
-    Work,
-    saved_model,
-)
+from experiments.lib.peers import BATCH_SIZE, BUDGETED, REST, TASKS, VLLM, Peer, Work, saved_model
 from experiments.lib.rows import Row, Rows, spread, with_kept
 from fast import native
 from kvcache import KVCache

@@ -73,8 +73,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [*SHORT, *(pytest.param(n, marks=pytest.mark.slow) for n in LONG if n in STUDIES)],
+    "name", [*SHORT, *(pytest.param(n, marks=pytest.mark.slow) for n in LONG if n in STUDIES)]
 )
 def test_a_study_writes_what_it_says(name: str, request: pytest.FixtureRequest) -> None:
     """Its columns, the published numbers beside its own, and what it claims."""

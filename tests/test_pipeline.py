@@ -27,11 +27,7 @@ from simulate import simulate
 
 
 def run_by_hand(
-    requests: list[Request],
-    costs,
-    micro_batches: int,
-    stages: int = 2,
-    hop: Hop | None = None,
+    requests: list[Request], costs, micro_batches: int, stages: int = 2, hop: Hop | None = None
 ) -> PipelineTrace:
     """One request in each micro-batch, dealt out in turn."""
     filled = filled_with(requests, "orca", micro_batches, stages, 1, 256, deal="turns")

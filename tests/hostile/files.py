@@ -23,14 +23,7 @@ from serving.traffic import at_rate, read_trace
 from simulate import simulate
 from tests.hostile import samples
 from tests.hostile.commands import COMMANDS, run
-from tests.hostile.mutations import (
-    PLACES,
-    Spoiled,
-    spoil_bytes,
-    spoil_csv,
-    spoil_json,
-    spoil_place,
-)
+from tests.hostile.mutations import PLACES, Spoiled, spoil_bytes, spoil_csv, spoil_json, spoil_place
 from tests.hostile.sandbox import Case
 
 PROMPT_FILE = "def f(\n\nThe list type\n  Return\tTrue \u2026\n".encode()
