@@ -53,7 +53,17 @@ from experiments.lib.common import print_table, progress
 from experiments.lib.engines import median_row
 from experiments.lib.flags import start
 from experiments.lib.measuring import hardware_of
-from experiments.lib.peers import BATCH_SIZE, BUDGETED, REST, TASKS, VLLM, Peer, Work, saved_model
+from experiments.lib.peers import (
+    BATCH_SIZE,
+    BUDGETED,
+    REST,
+    TASKS,
+    VLLM,
+    Peer,
+    Work,
+    saved_model,
+    version_of_vllm,
+)
 from experiments.lib.rows import Row, Rows, spread, with_kept
 from fast import native
 from kvcache import KVCache
@@ -538,6 +548,8 @@ def main() -> None:
     if options.overhead:
         print_overhead(options.attention, rounds=1 if options.quick else 6)
         return
+    if any(name.startswith("vllm") for name in options.peer or ()):
+        version_of_vllm(options.vllm_python)  # a mistake is told before minutes of work
     dtype = choose_dtype(options.dtype, CPU)
     name = str(dtype).removeprefix("torch.")
     config = MODELS["demo" if options.quick else "laptop"]
