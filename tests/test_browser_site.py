@@ -90,7 +90,9 @@ def test_each_link_leads_to_a_page_and_to_a_place_in_it() -> None:
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_each_page_fits_and_says_no_error(
-    size: tuple[int, int], opened: Opened, address: str
+    size: tuple[int, int],
+    opened: Opened,
+    address: str,
 ) -> None:
     """Nothing is asked of another machine."""
     page = opened(address, size)
@@ -132,7 +134,11 @@ def test_search_leads_to_a_lesson(opened: Opened, address: str) -> None:
 
 
 @pytest.mark.parametrize("lesson", LESSONS)
-def test_the_sliders_of_a_lesson_compute(lesson: str, opened: Opened, address: str) -> None:
+def test_the_sliders_of_a_lesson_compute(
+    lesson: str,
+    opened: Opened,
+    address: str,
+) -> None:
     """First what the lesson shows, too; then something else."""
     page = opened(f"{address}notebooks/{lesson}.html", SIZES[1])
     if "whatif.js" not in page.content():

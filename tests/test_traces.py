@@ -181,6 +181,17 @@ def test_fair_shares_spare_those_who_ask_little() -> None:
     assert waits["fair_share"]["eve"] > waits["fair_share"]["ann"]
 
 
+def test_fair_shares_change_no_token() -> None:
+    load_policies(FAIR)
+    llm = LLM("demo", policy="fair_share", chunk_size=16, max_batch_size=1, dtype="float64")
+    prompts = ["The list type", "def open(", "class ", "Return"]
+    params = [SamplingParams(max_tokens=4, tags={"user": user}) for user in "eeea"]
+    fair = [output.text for output in llm.generate(prompts, params)]
+    assert [request for request, _ in llm.trace.finished].index(3) == 1, "after eve's first"
+    llm.policy = "sarathi_serve"
+    assert fair == [output.text for output in llm.generate(prompts, params)]
+
+
 def test_a_figure_by_tag(tmp_path: Path) -> None:
     """With the requests, the policy, the model and the GPU of a user."""
     flags = ("--requests-file", USERS, "--by", "user", "--policy-file", FAIR, "--model",
