@@ -56,8 +56,8 @@ slow: .venv/dev.stamp
 browser: .venv/browser.stamp site
 	$(BIN)/python -m pytest -m browser
 
-# Malformed inputs, random schedules, kills and faults, on a copy of the files: under 15 minutes on two
-# idle cores. `python -m tests.hostile --help` lists its parts.
+# Malformed inputs, random schedules and kills, on a copy of the files: under 15 minutes on two idle
+# cores. `python -m tests.hostile --help` lists its parts.
 hostile: .venv/dev.stamp
 	$(BIN)/python -m tests.hostile
 

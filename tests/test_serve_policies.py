@@ -7,12 +7,11 @@ import importlib
 import json
 import re
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import call
-from served import Served, served
+from served import Hurried, Served, served
 from watch import wait_for
 
 from command.checks import UserError
@@ -21,7 +20,7 @@ from experiments.lib.clients import parse, raw, request, streamed
 from loading.policyfile import load_policies
 from scheduler import POLICIES, SarathiServe, Scheduler
 from web import live, trial
-from web.priced import Clock, PricedEngine
+from web.priced import PricedEngine
 from web.real import RealEngine
 from web.runner import Runner
 from web.trial import try_policy
@@ -31,22 +30,6 @@ SCHEDULE = "    def schedule(self, now):\n        {}\n        return super().sch
 ROOT = Path(__file__).parent.parent
 EXAMPLES, DOCUMENT = ROOT / "examples", ROOT / "docs" / "serve.md"
 PROMPTS = ["The with statement", "def open(", "The list type is " * 9]
-
-
-class Hurried(Clock):
-    """A hundred times as fast as real time."""
-
-    def wait(self, seconds: float) -> None:
-        super().wait(seconds / 100)
-
-
-@pytest.fixture(autouse=True)
-def no_more_policies() -> Iterator[None]:
-    """What a test adds is gone after it."""
-    before = dict(POLICIES)
-    yield
-    POLICIES.clear()
-    POLICIES.update(before)
 
 
 @pytest.fixture

@@ -96,10 +96,7 @@ def word_of(text: str) -> str:
 
 
 def start(
-    name: str,
-    description: str,
-    others: Sequence[str] | None = None,
-    **flags: Flag,
+    name: str, description: str, others: Sequence[str] | None = None, **flags: Flag
 ) -> Namespace:
     """The flags of a script that writes NAME.csv and NAME.png, or `others`, to --out.
 

@@ -64,10 +64,7 @@ BATCH_SIZE, BUDGET = 256, 512  # vLLM 0.5.3's max_num_seqs, and its token budget
 COUNT = 2000  # requests of a run
 NO_HOST = HOSTS["none"]
 # The other reading of a node's measured all-reduce (td_allreduce.py).
-OTHER_READING = {
-    "pcie-l20-node": "pcie-l20-node-algorithm",
-    "pcie-a100-node": "pcie-a100-node-bus",
-}
+OTHER_READING = {"pcie-l20-node": "pcie-l20-node-algorithm", "pcie-a100-node": "pcie-a100-node-bus"}
 # The colour of each system and node in every picture.
 LOOKS = {
     "TP+SB": COLOURS["sky"],
