@@ -18,7 +18,6 @@ import yaml
 
 from attention import chunk_mask
 from command.checks import UserError
-from course import __main__ as commands
 from course import feedback, predictions, quiz
 from course.exercises import EXERCISES
 from course.feedback import Grade
@@ -137,6 +136,18 @@ def test_a_folder_may_hold_a_zip_and_a_folder(tmp_path: Path) -> None:
     [found] = submissions(tmp_path)[0]
     assert found.files == {"e09": "nine", "e06": "six"} and not found.refused
     assert found.notes == ["Not read: essay.docx. No exercise has this name."]
+
+
+@pytest.mark.parametrize("second", ["submission (1).zip", "submission-1.zip"])
+def test_of_two_zips_in_a_folder_the_one_that_was_made_later_counts(
+    tmp_path: Path, second: str
+) -> None:
+    """A browser and Canvas number what comes again; these names sort before the first one's."""
+    classroom.pack(tmp_path / "submission.zip", {"e06.py": "first"}, zipfile.ZIP_STORED)
+    classroom.pack(tmp_path / second, {"mine/e06.py": "second"}, zipfile.ZIP_STORED)
+    found = submission("a", [tmp_path])
+    assert found.files == {"e06": "second"} and not found.refused
+    assert found.notes == [f"e06 came more than once: {second}/mine/e06.py counts."]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="it needs links")
@@ -313,6 +324,18 @@ def test_nothing_of_the_lecturers_is_written_over(
     assert len(asked.stdout.splitlines()) == 2 or not (ROOT / ".git").exists()
 
 
+def test_graded_again_nobody_keeps_an_old_page(tmp_path: Path) -> None:
+    """A student who hands in late moves all numbers behind: an old page must not stay beside."""
+    grades = [Grade(Submission(name), dict.fromkeys(EXERCISES, "-")) for name in "ac"]
+    points, own = feedback.rubric(), tmp_path / "002_notes.html"
+    own.write_text("the lecturer's")
+    feedback.write_feedback(tmp_path, grades, points, 5, "protected")
+    grades.insert(1, Grade(Submission("b"), dict.fromkeys(EXERCISES, "-")))
+    feedback.write_feedback(tmp_path, grades, points, 5, "protected")
+    names = {path.stem for path in tmp_path.iterdir()} - {"predictions"}
+    assert names == {"001_a", "002_b", "003_c", "002_notes"} and own.read_text()
+
+
 def test_only_what_was_set_is_graded_and_counts(tmp_path: Path) -> None:
     (tmp_path / "all" / "anna").mkdir(parents=True)
     for name in ("e01", "e12"):
@@ -401,7 +424,3 @@ def test_every_hole_of_the_quiz_is_filled_and_every_value_has_one() -> None:
     assert list(questions) == list(answers) == [str(number) for number in range(1, 11)]
     asked = set().union(*map(quiz.holes, [*questions.values(), *answers.values()]))
     assert asked == quiz.draw(random.Random(1)).keys()
-
-
-def test_the_commands_are_there() -> None:
-    assert all(f"course {name}" in commands.__doc__ for name in ("grade", "quiz", "predict"))

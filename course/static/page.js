@@ -206,7 +206,8 @@ const plain = (cell) => (typeof cell === "string" ? cell : JSON.stringify(cell))
 async function save() {
   const files = Object.fromEntries(exercises.map((each) => [each.file, textOf(each)]));
   if (kept(PREDICTIONS) !== null) files[PREDICTIONS] = kept(PREDICTIONS);
-  const { zip } = await python.ask({ call: "pack", files });
+  const { zip, error } = await python.ask({ call: "pack", files });
+  if (error) throw new Problem(`${error}.`);
   const data = Uint8Array.from(atob(zip), (letter) => letter.charCodeAt(0));
   const address = URL.createObjectURL(new Blob([data], { type: "application/zip" }));
   make("a", { href: address, download: "submission.zip" }).click();
