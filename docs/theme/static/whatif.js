@@ -4,6 +4,7 @@
 
 import { Python } from "../whatif/python.js";
 
+const LIMIT = 60000; // ms of one answer: hundreds of requests on a phone
 const BASE = new URL("../whatif/manifest.json", import.meta.url);
 const name = location.pathname.split("/").at(-1).replace(/\.html$/, "");
 const cell = [...document.querySelectorAll("div.cell")].find((each) => each.textContent.includes("sliders(what_if"));
@@ -24,7 +25,7 @@ async function start() {
   try {
     const manifest = await (await fetch(BASE)).json();
     const lesson = manifest.lessons[name];
-    const python = new Python(manifest, BASE);
+    const python = new Python(manifest, BASE, { limit: LIMIT });
     const { controls } = await python.ask({ lesson });
     const text = made("pre", {});
     text.setAttribute("aria-live", "polite");
