@@ -27,7 +27,7 @@ from pathlib import Path
 
 from command.checks import UserError
 from command.cli import MARK, ROOT, write_file
-from web.bundle import MANIFEST, is_ours
+from web.bundle import MANIFEST, check_folder
 
 STICK, ARCHIVE = ROOT / "course" / "stick", "nano-sarathi.zip"
 PYTHONS = ("3.11", "3.12", "3.13")
@@ -175,11 +175,7 @@ def usb(out: Path, site: Path, force: bool) -> None:
     Raises UserError if the folder has other things in it, unless `force`; if the site is not whole.
     """
     names, archive, out = pages(site), project(), out.resolve()
-    if out.exists() and not is_ours(out) and not force:
-        raise UserError(
-            f"--out {out} is there, and this command did not write it: give another folder, or add"
-            " --force"
-        )
+    check_folder(out, force)
     wheels, told = out / "wheels", {"mark": MARK, "site": [], "packages": {}}
     wheels.mkdir(parents=True, exist_ok=True)
     with suppress(OSError, ValueError):

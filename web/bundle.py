@@ -173,6 +173,19 @@ def write(
     files |= {name: path.read_bytes() for name, path in page.files.items()} | built
     files |= {f"{BOOK}/{path}": (ROOT / path).read_bytes() for path in page.book}
     files |= {f"{BESIDE}/{name}": data for name, data in copied.items()}
+    check_folder(out, force)
+    for name, data in files.items():
+        path = out / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, data)
+        except OSError as error:
+            raise UserError(f"--out {out}: {name}: {error.strerror}") from None
+    return list(files)
+
+
+def check_folder(out: Path, force: bool) -> None:
+    """A UserError if there is a folder with other things in it, unless `force`."""
     try:
         foreign = out.exists() and not is_ours(out)
     except OSError as error:
@@ -182,14 +195,6 @@ def write(
             f"--out {out} is there, and this command did not write it: give another folder, or add"
             " --force"
         )
-    for name, data in files.items():
-        path = out / name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(path, data)
-        except OSError as error:
-            raise UserError(f"--out {out}: {name}: {error.strerror}") from None
-    return list(files)
 
 
 def is_ours(folder: Path) -> bool:
