@@ -87,11 +87,12 @@ predict: $(READY)
 grade: .venv/run.stamp
 	$(BIN)/python -m course grade $(DIR)
 
-# What Gradescope wants, in build/autograder.zip: the files that git knows, and two scripts.
+# What Gradescope wants, in build/autograder.zip: files that git knows, and two scripts.
 gradescope:
 	@mkdir -p build
 	git archive -o build/autograder.zip --add-file=course/instructor/gradescope/setup.sh \
-		--add-file=course/instructor/gradescope/run_autograder HEAD '*.py' '*.md' '*.ipynb' pyproject.toml
+		--add-file=course/instructor/gradescope/run_autograder HEAD '*.py' '*.md' '*.ipynb' \
+		pyproject.toml experiments/paper_numbers.csv
 
 # The exercises for a browser, in build/exercises. With npm, it needs no network when it is opened.
 page: .venv/npm.stamp
