@@ -50,8 +50,7 @@ def files_of(lesson: str) -> list[tuple[str, set[str]]]:
 
 def write_sliders() -> None:
     also = {path for lesson in sliders().values() for path, _ in files_of(lesson)}
-    files = {name: bundle.STATIC / name for name in bundle.PYTHON}
-    page = bundle.Page("docs.whatif", files, "make site", sorted(also))
+    page = bundle.Page("docs.whatif", bundle.PYTHON, "make site", sorted(also))
     bundle.write(page, {"lessons": sliders()}, OUT / "whatif", ELSEWHERE)
 
 
@@ -81,7 +80,7 @@ def main() -> None:
     write_file(OUT / "index.html", (OUT / "README.html").read_bytes())
     there = PYODIDE if PYODIDE.is_dir() else None
     bundle.write(bundle.EXPLORER, bundle.of_explorer(), OUT / "explorer", there)
-    exercises.write(OUT / "exercises", ELSEWHERE if there else None)
+    exercises.write(OUT / "exercises", ELSEWHERE if there else None, home="../")
     if there:
         write_sliders()
     else:

@@ -137,6 +137,13 @@ def test_search_leads_to_a_lesson_and_to_a_figure(
     assert place in page.url and page.wrong == []
 
 
+def test_an_exercise_leads_to_its_lesson(opened: Opened, address: str) -> None:
+    page = opened(f"{address}exercises/index.html#6")
+    page.locator("#about a").click()
+    page.wait_for_url("**/notebooks/04_decode_maximal_batching.html")
+    assert page.wrong == []
+
+
 @pytest.mark.parametrize("lesson", [name for name in LESSONS if name != "07_latency"])
 def test_the_sliders_of_a_lesson_compute(
     lesson: str,

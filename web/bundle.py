@@ -26,7 +26,8 @@ from command.flags import Flag, Parser
 from web import explore_state, explorer
 
 STATIC = ROOT / "web" / "static"
-PYTHON = ("python.js", "python_worker.js")  # what every page with Python has
+# What every page with Python has.
+PYTHON = {name: STATIC / name for name in ("python.js", "python_worker.js")}
 MANIFEST, BOOK, BESIDE = "manifest.json", "book", "pyodide"  # names in the folder
 # Pyodide as the npm package has it. jsDelivr gives the same files.
 VERSION = "314.0.7"
@@ -211,11 +212,8 @@ def is_ours(folder: Path) -> bool:
 
 EXPLORER = Page(
     "web.explorer",
-    {
-        name: STATIC / name
-        for name in ("explore.html", "explore.css", "explore.js", "explore_draw.js", "looks.js",
-                     *PYTHON)
-    },
+    {name: STATIC / name for name in ("explore.html", "explore.css", "explore.js",
+                                      "explore_draw.js", "looks.js")} | PYTHON,
     "python -m web.bundle",
 )  # fmt: skip
 

@@ -60,10 +60,11 @@ function write(exercise, text) {
 function show() {
   const key = decodeURIComponent(location.hash.slice(1)).toLowerCase();
   current = exercises.find((each) => each.key === key) ?? exercises[0];
-  const { name, title, lesson, lines, torch, properties } = current;
+  const { name, title, lesson, page, lines, torch, properties } = current;
+  const told = `Lesson ${lesson}`, link = () => make("a", { href: manifest.home + page, textContent: told });
   document.title = `${name}: ${title}`;
   get("title").textContent = `${name}: ${title}`;
-  get("about").textContent = `Lesson ${lesson}. About ${lines} lines.`;
+  get("about").replaceChildren(manifest.home ? link() : told, `. About ${lines} lines.`);
   get("torch").hidden = !torch;
   get("check").hidden = torch;
   if (torch) get("torch").replaceChildren(...needsTorch());
