@@ -27,7 +27,7 @@ from web import explore_state, explorer
 
 STATIC = ROOT / "web" / "static"
 # What every page with Python has.
-PYTHON = {name: STATIC / name for name in ("python.js", "python_worker.js")}
+PYTHON = {name: STATIC / name for name in ("dom.js", "python.js", "python_worker.js")}
 MANIFEST, BOOK, BESIDE = "manifest.json", "book", "pyodide"  # names in the folder
 # Pyodide as the npm package has it. jsDelivr gives the same files.
 VERSION = "314.0.7"

@@ -1,18 +1,13 @@
 // The page of the exercises. It keeps what is written, and asks Python (course/browser.py) for the
 // rest. Everything stays in this browser.
 
+import { get, make } from "./dom.js";
 import { Problem, Python } from "./python.js";
 
 const LIMIT = 60000; // ms without a sign of Python: then its worker is ended
 const ENDED = "Your code ran for a long time without an end, so it was stopped. Does a loop never end?";
 const KEPT = "nano-sarathi-exercises/"; // what our names in the browser's storage begin with
 const PREDICTIONS = "predictions.json"; // of a submission.zip that was opened: kept, and given back
-const get = (id) => document.getElementById(id);
-const make = (kind, properties = {}, ...inside) => {
-  const element = Object.assign(document.createElement(kind), properties);
-  element.append(...inside);
-  return element;
-};
 
 let manifest, exercises, python, editor;
 let current; // the exercise that is shown
