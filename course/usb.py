@@ -23,6 +23,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from command.checks import UserError
@@ -191,25 +192,19 @@ def usb(out: Path, site: Path, force: bool) -> None:
         put(out / "site" / name, (site / name).read_bytes())
     put(out / ARCHIVE, archive)
     put(out / "serve_room.py", (STICK / "serve_room.py").read_bytes())
-    for system in SYSTEMS:
-        for python in PYTHONS:
-            key = f"{system.name}, Python {python}"
-            kept = told["packages"].get(key, {})
-            found = told["packages"][key] = packages(system, python, kept, wheels)
-            size = megabytes([wheels / name for name in found["files"]])
-            again = " (was there)" if found is kept else ""
-            print(
-                f"{key}: {found['what']}, {len(found['files'])} wheels, {size}{again}", flush=True
-            )
-            if found["why"]:
-                print(f"  because: {found['why']}")
-            tell()
-    rows = [
-        f"<tr><td>{system.name}</td><td>{python} {told['packages'][key]['what']}</td></tr>"
-        for system in SYSTEMS
-        for python in PYTHONS
-        if told["packages"][key := f"{system.name}, Python {python}"]["files"]
-    ]
+    rows = []
+    for system, python in product(SYSTEMS, PYTHONS):
+        key = f"{system.name}, Python {python}"
+        kept = told["packages"].get(key, {})
+        found = told["packages"][key] = packages(system, python, kept, wheels)
+        size = megabytes([wheels / name for name in found["files"]])
+        again = " (was there)" if found is kept else ""
+        print(f"{key}: {found['what']}, {len(found['files'])} wheels, {size}{again}", flush=True)
+        if found["why"]:
+            print(f"  because: {found['why']}")
+        if found["files"]:
+            rows.append(f"<tr><td>{system.name}</td><td>{python} {found['what']}</td></tr>")
+        tell()
     if not rows:
         raise UserError(f"no packages for any system: {found['why']}")
     page = (STICK / "START.html").read_text("utf-8").replace("<!-- packages -->", "\n".join(rows))
