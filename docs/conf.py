@@ -99,7 +99,8 @@ def describe_pictures(app: Sphinx, tree: nodes.document) -> None:
 
 def index_gallery(app: Sphinx) -> list:
     """Let the search find figures by their captions: the gallery is no page of Sphinx's."""
-    name, title, whole = "gallery/index", "Gallery of figures", nodes.document(None, None)
+    name, title = "gallery/index", "Gallery of figures"
+    whole = nodes.section("", nodes.title("", title))
     text = (ROOT / "results" / "index.html").read_text(encoding="utf-8")
     for key, caption in re.findall(r'<section id="(\w+)">(.*?)</section>', text, re.DOTALL):
         head, *words = html.unescape(re.sub("<[^>]+>", " ", caption)).strip().split("\n")
