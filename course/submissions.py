@@ -33,7 +33,7 @@ KNOWN = re.compile(
 )
 PREDICTIONS = "predictions"
 LONGEST_SAID = 300  # letters of a prediction
-LONGEST_NAME = 100  # letters of a file's name that a note repeats
+LONGEST_NAME = 100  # letters of a file's name, or of why it was not read
 
 
 @dataclass
@@ -123,7 +123,7 @@ def submission(name: str, paths: list[Path], late: bool = False) -> Submission:
         except UnicodeDecodeError:
             told.refused[key] = "not UTF-8"
         except DAMAGED as bad:
-            told.refused[key] = str(bad)[:100] or "damaged"
+            told.refused[key] = str(bad)[:LONGEST_NAME] or "damaged"
     told.predictions = answers(told.files.pop(PREDICTIONS, ""))
     return told
 
@@ -149,8 +149,10 @@ def found_in(path: Path, top: Path, order: int, told: Submission) -> Iterator[Fo
             own, again = ours(parts[-1])
             yield Found(own, "/".join((name, *parts)), (order, copy, 1 - len(parts), again), read)
     except DAMAGED as bad:
+        why = f"{path.name}: {bad}"[:LONGEST_NAME]
+        told.notes.append(f"Not read: {why}.")
         for exercise in EXERCISES.values():
-            told.refused.setdefault(exercise.file, f"{path.name}: {bad}"[:100])
+            told.refused.setdefault(exercise.file, why)
 
 
 def answers(text: str) -> dict[str, str]:

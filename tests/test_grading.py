@@ -148,6 +148,9 @@ def test_of_two_zips_in_a_folder_the_one_that_was_made_later_counts(
     found = submission("a", [tmp_path])
     assert found.files == {"e06": "second"} and not found.refused
     assert found.notes == [f"e06 came more than once: {second}/mine/e06.py counts."]
+    (tmp_path / second).write_bytes(b"PK")
+    found = submission("a", [tmp_path])
+    assert found.files == {"e06": "first"} and f"Not read: {second}: " in found.notes[0]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="it needs links")
