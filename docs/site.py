@@ -50,6 +50,7 @@ def files_of(lesson: str) -> list[tuple[str, set[str]]]:
 
 def write_sliders() -> None:
     also = {path for lesson in sliders().values() for path, _ in files_of(lesson)}
+    also.add("experiments/paper_numbers.csv")  # lesson 9 reads it
     page = bundle.Page("docs.whatif", bundle.PYTHON, "make site", sorted(also))
     bundle.write(page, {"lessons": sliders()}, OUT / "whatif", ELSEWHERE)
 

@@ -3,7 +3,7 @@
 // Python is loaded when a reader asks for it, and not before: it has 13 MB.
 
 import { make } from "../whatif/dom.js";
-import { Python } from "../whatif/python.js";
+import { Problem, Python } from "../whatif/python.js";
 
 const LIMIT = 60000; // ms of one answer: hundreds of requests on a phone
 const BASE = new URL("../whatif/manifest.json", import.meta.url);
@@ -23,7 +23,8 @@ async function start() {
     const manifest = await (await fetch(BASE)).json();
     const lesson = manifest.lessons[name];
     const python = new Python(manifest, BASE, { limit: LIMIT });
-    const { controls } = await python.ask({ lesson });
+    const { controls, error } = await python.ask({ lesson });
+    if (error) throw new Problem(error);
     const text = make("pre", {});
     text.setAttribute("aria-live", "polite");
     const pictures = make("div", { tabIndex: 0 });
