@@ -531,7 +531,7 @@ def test_the_page_has_no_script_inside_and_its_links_are_there() -> None:
         assert not re.search(r"\beval\(|new Function|innerHTML|document\.write", text), script
         named = re.findall(r'from "\./([^"]+)"|Worker\(new URL\("([^"]+)"', text)
         assert {a or b for a, b in named} <= {*scripts}
-    assert len(scripts) == 5
+    assert len(scripts) == 6
     assert explore_routes.PAGE_POLICY in page, "the policy is the same without a server's headers"
 
 
