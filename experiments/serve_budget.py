@@ -57,7 +57,7 @@ FLAGS = {
 
 def latencies(
     engine: Deployment, C: int, data: Data, count: int, seed: int,
-    rate: float = RATE, policy: str = OURS,
+    rate: float, policy: str = OURS,
 ) -> dict[str, float]:  # fmt: skip
     """Seconds, of `count` requests under a token budget of C."""
     trace = engine.serve(data.requests(count, rate, seed), policy, C)
@@ -85,7 +85,8 @@ def sweeps(
 ) -> list[Sweep]:
     """policy: more of them. The rest: see SERVED; or they are those of `print_budget`."""
     count, data = 64 if quick else REQUESTS, Recorded(requests_file) if requests_file else CHAT
-    on, keys = deployments([MISTRAL, YI], **own), {"C": BUDGETS[1::4] if quick else BUDGETS}
+    on = deployments([MISTRAL, YI], **own)
+    keys = {"C": BUDGETS[1::4] if quick else BUDGETS, "rate": RATE}
     if data != CHAT or on[0] != MISTRAL:
         keys["rate"] = float(f"{0.8 * burst_rate(on[0], data, count, 512):.3g}")
     if policy:

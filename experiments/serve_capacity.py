@@ -198,7 +198,9 @@ STUDY = Study(
 
 def main() -> None:
     options = ScriptParser(__doc__, STUDY.flags | WRITES).parse_args()
-    (replace(STUDY, paper={}) if options.policy else STUDY).run()  # then budgets are searched
+    study = replace(STUDY, paper={}) if options.policy else STUDY  # then budgets are searched
+    title = STUDY.title.removesuffix("; A100s") if options.gpu else STUDY.title
+    replace(study, title=title).run()
 
 
 if __name__ == "__main__":
