@@ -37,6 +37,9 @@ from course.exercises import BASE, EXERCISES, MINE, STUBS, Exercise, find, hints
 from course.predictions import HOW, LESSONS, compare, predict
 
 HINTED, CHECKED = "hints.json", "checks.json"  # in mine/: the last hint, and whether it passed
+BUILD = Path("build")
+WRITES = {"quiz": BUILD / "quiz", "page": BUILD / "exercises", "slides": BUILD / "slides",
+          "usb": BUILD / "usb"}  # by command: a folder  # fmt: skip
 
 
 class Parser(argparse.ArgumentParser):
@@ -193,28 +196,20 @@ def main() -> None:
     sub.add_argument("--only", nargs="+", metavar="E", help="the exercises that were set, as 1 9")
     sub.add_argument("--one", action="store_true", help="the folder is one submission")
     sub.add_argument("--force", action="store_true", help="replace a file of your own")
-    sub = commands.add_parser("quiz")
-    sub.add_argument("--students", type=Path, help="a file with a name on each line")
-    sub.add_argument("--seed", type=int, help="of the numbers (default: drawn, and printed)")
-    sub.add_argument("--out", type=Path, default=Path("build/quiz"), help="a folder (build/quiz)")
-    sub.add_argument("--force", action="store_true", help="replace files of your own")
-    sub = commands.add_parser("page")
-    sub.add_argument(
-        "--out", type=Path, default=Path("build/exercises"), help="a folder (build/exercises)"
-    )
-    sub.add_argument("--pyodide", type=folder, help="node_modules/pyodide: it is copied")
-    sub.add_argument("--pyodide-at", help="Pyodide's address, also one relative to the page")
-    sub.add_argument("--force", action="store_true", help="replace files of your own")
-    sub = commands.add_parser("slides")
-    sub.add_argument("only", nargs="?", type=int, help="the number of one slide (default: all)")
-    sub.add_argument(
-        "--out", type=Path, default=Path("build/slides"), help="a folder (build/slides)"
-    )
-    sub.add_argument("--force", action="store_true", help="replace files of your own")
-    sub = commands.add_parser("usb")
-    sub.add_argument("--site", type=folder, default=Path("build/site"), help="of make site")
-    sub.add_argument("--out", type=folder, default=Path("build/usb"), help="a folder (build/usb)")
-    sub.add_argument("--force", action="store_true", help="write into a folder of your own")
+    for name, place in WRITES.items():
+        sub = commands.add_parser(name)
+        sub.add_argument("--out", type=folder, default=place, help=f"a folder ({place})")
+        sub.add_argument("--force", action="store_true", help="replace files of your own")
+        if name == "quiz":
+            sub.add_argument("--students", type=Path, help="a file with a name on each line")
+            sub.add_argument("--seed", type=int, help="of the numbers (drawn)")
+        if name == "page":
+            sub.add_argument("--pyodide", type=folder, help="node_modules/pyodide: it is copied")
+            sub.add_argument("--pyodide-at", help="Pyodide's address, also relative to the page")
+        if name == "slides":
+            sub.add_argument("only", nargs="?", type=int, help="the number of one slide (all)")
+        if name == "usb":
+            sub.add_argument("--site", type=folder, default=Path("build/site"), help="of make site")
     commands.add_parser("doctor")
     commands.add_parser("selftest")
     options = parser.parse_args()

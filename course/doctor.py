@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -113,16 +114,12 @@ def compiler() -> Found:
     return GOOD, f"{name}, with OpenMP"
 
 
-def make() -> Found:
-    if shutil.which("make"):
-        return GOOD, "make"
-    return NOTE, "no make: course/README.md has the same commands without it"
+def tool(name: str, without: str) -> Found:
+    return (GOOD, name) if shutil.which(name) else (NOTE, f"no {name}: {without}")
 
 
-def git() -> Found:
-    if shutil.which("git"):
-        return GOOD, "git"
-    return NOTE, "no git: the course runs; only updates need it (git-scm.com)"
+make = partial(tool, "make", "course/README.md has the same commands without it")
+git = partial(tool, "git", "the course runs; only updates need it (git-scm.com)")
 
 
 def disk() -> Found:

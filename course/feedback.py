@@ -15,13 +15,13 @@ from pathlib import Path
 from string import Template
 
 from command.checks import UserError
-from command.cli import MARK, write_file
+from command.cli import MARK, is_ours, write_file
 from course.exercises import EXERCISES, HERE
 from course.predictions import LESSONS, Outcome, outcomes
 from course.submissions import Submission
 
 RUBRIC = HERE / "instructor" / "rubric.md"
-MOST_NOTES = 10
+MOST_NOTES, LONGEST_LINE = 10, 1000  # an answer may have megabytes
 WHY = {
     "-": "not handed in",
     "stub": "not written yet: it is the file that you were given",
@@ -85,7 +85,8 @@ class Grade:
     def says(self, key: str) -> str:
         """The check's words on an exercise, or why there are none."""
         if key in self.told:
-            return clean("\n".join(self.told[key]).replace(f"{HERE.parent}{os.sep}", ""))
+            told = "\n".join(line[:LONGEST_LINE] for line in self.told[key])
+            return clean(told.replace(f"{HERE.parent}{os.sep}", ""))
         result = self.results[key]
         why = self.handed.refused.get(EXERCISES[key].file, "") if result == "refused" else ""
         return clean(WHY[result] + (f": {why}" if why else ""))
@@ -153,8 +154,11 @@ def write_feedback(
 ) -> None:
     """For each student NUMBER_NAME.html and .json; for the lecturer predictions.html.
 
-    folder: it exists.
+    folder: it exists. Pages of an earlier run go: their numbers may be others'.
     """
+    for old in filter(is_ours, folder.glob("[0-9][0-9][0-9]*_*.html")):
+        old.unlink()
+        old.with_suffix(".json").unlink(missing_ok=True)
     came_out = {
         outcome.question: (f"{lesson}.{number}", outcome)
         for lesson in range(1, len(LESSONS) + 1)
@@ -183,11 +187,9 @@ def page(
     name, total = html.escape(harmless(grade.name)), sum(points.values())
     rows = [("exercise", "points", "result")]
     parts = []
-    for key, each in ((key, EXERCISES[key]) for key in points):
-        result, got = (
-            grade.results[key],
-            f"{grade.got(key, points):g}\N{NO-BREAK SPACE}of\N{NO-BREAK SPACE}{points[key]:g}",
-        )
+    for key, most in points.items():
+        each, result = EXERCISES[key], grade.results[key]
+        got = f"{grade.got(key, points):g} of {most:g}".replace(" ", "\N{NO-BREAK SPACE}")
         rows.append((f"{each.name} {each.title}", got, WHY.get(result, result)))
         if key in grade.told or result == "refused":
             told = html.escape(grade.says(key))

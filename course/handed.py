@@ -1,22 +1,35 @@
-"""submission.zip: what a student hands in, from the command line or from the page."""
+"""submission.zip: what a student hands in, from the command line or from the page.
 
+A zip may be hostile. No name in it is a place to write, and no more is unpacked than is read.
+"""
+
+import re
+import stat
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from io import BytesIO
+from pathlib import Path
 
 from command.checks import UserError
 from course.exercises import EXERCISES
 
 NAMES = (*(f"{exercise.file}.py" for exercise in EXERCISES.values()), "predictions.json")
 LONGEST_FILE = 64 << 10  # bytes of a file
+TOO_LONG = f"above {LONGEST_FILE >> 10} kB"
+# What a file raises that cannot be read, or a zip that is damaged.
+DAMAGED = (OSError, ValueError, RuntimeError, EOFError, ArithmeticError, zipfile.BadZipFile,
+           zlib.error)  # fmt: skip
 
 
 def pack(files: Mapping[str, bytes]) -> bytes:
-    """A zip of the files of NAMES."""
+    """A zip of the files of NAMES. UserError if one is longer than `grade` reads."""
     data = BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as packed:
         for name in NAMES:
+            if len(files.get(name, b"")) > LONGEST_FILE:
+                raise UserError(f"{name} is {TOO_LONG}: nobody could grade it; make it shorter")
             if name in files:
                 packed.writestr(name, files[name])
     return data.getvalue()
@@ -24,19 +37,40 @@ def pack(files: Mapping[str, bytes]) -> bytes:
 
 def unpack(data: bytes) -> dict[str, bytes]:
     """The files of NAMES in a zip, wherever they lie in it. UserError if it is damaged."""
-    found = {}
+    found, name = {}, "this zip"
     try:
-        with zipfile.ZipFile(BytesIO(data)) as packed:
-            for member in packed.infolist():
-                name = member.filename.rpartition("/")[2]
-                if name not in NAMES or member.compress_type not in (0, zipfile.ZIP_DEFLATED):
-                    continue
-                with packed.open(member) as file:
-                    found[name] = file.read(LONGEST_FILE + 1)
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError) as error:
-        raise UserError(f"this zip cannot be read: {error}") from None
-    if long := [name for name, text in found.items() if len(text) > LONGEST_FILE]:
-        raise UserError(f"{long[0]} is longer than {LONGEST_FILE} bytes")
+        for parts, read in members(BytesIO(data)):
+            if parts[-1] in NAMES:
+                name = parts[-1]
+                found[name] = read()
+    except DAMAGED as error:
+        raise UserError(f"{name} cannot be read: {error}") from None
     if not found:
         raise UserError(f"this zip has none of {NAMES[0]}, ..., {NAMES[-1]}")
     return found
+
+
+def members(place: Path | BytesIO) -> list[tuple[list[str], Callable[[], bytes]]]:
+    """The files of a zip: the parts of each name, and what reads it. Both raise one of DAMAGED."""
+    with zipfile.ZipFile(place) as packed:
+        named = [(re.split(r"[/\\]", info.filename), info) for info in packed.infolist()]
+    return [(parts, partial(read_member, place, info)) for parts, info in named
+            if parts[-1] and not any(map(hidden, parts))]  # fmt: skip
+
+
+def read_member(place: Path | BytesIO, info: zipfile.ZipInfo) -> bytes:
+    """A small file of a zip."""
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise OSError("packed in an unusual way")  # some take gigabytes to unpack
+    if stat.S_ISLNK(info.external_attr >> 16):
+        raise OSError("a link")
+    with zipfile.ZipFile(place) as packed, packed.open(info) as file:
+        data = file.read(LONGEST_FILE + 1)
+    if len(data) > LONGEST_FILE:
+        raise OSError(TOO_LONG)
+    return data
+
+
+def hidden(name: str) -> bool:
+    """What systems add by themselves."""
+    return name.startswith(".") or name == "__MACOSX"

@@ -16,6 +16,7 @@ from command.checks import UserError
 from command.cli import ROOT
 from course.exercises import EXERCISES, HERE, STUBS, hints
 from course.plants import plants
+from course.predictions import LESSONS
 from web import bundle
 
 STATIC = HERE / "static"
@@ -30,17 +31,13 @@ def page() -> bundle.Page:
     checks = {path for each in EXERCISES.values() for path in bundle.needed(each.check.__name__)}
     mistakes = [plant.path for plant in plants() if plant.exercise == "6"]
     also = {path.relative_to(ROOT).as_posix() for path in mistakes}
-    return bundle.Page(
-        "course.browser",
-        {name: STATIC / name for name in ("index.html", "page.css", "page.js")}
-        | {name: bundle.STATIC / name for name in bundle.PYTHON},
-        "python -m course page",
-        sorted(checks | also | {"experiments/paper_numbers.csv"}),
-    )
+    files = {name: STATIC / name for name in ("index.html", "page.css", "page.js")} | bundle.PYTHON
+    also |= checks | {"experiments/paper_numbers.csv"}
+    return bundle.Page("course.browser", files, "python -m course page", sorted(also))
 
 
-def own(editor: bool) -> dict:
-    """What the page reads of its manifest. editor: whether editor.js is there.
+def own(editor: bool, home: str) -> dict:
+    """What the page reads of its manifest. editor: whether editor.js is there. home: see `write`.
 
     repository: the project's address, or "".
     """
@@ -49,13 +46,14 @@ def own(editor: bool) -> dict:
         {
             "key": each.key, "name": each.name, "title": each.title, "file": f"{each.file}.py",
             "lesson": each.lesson, "lines": each.lines, "torch": each.torch,
+            "page": f"notebooks/{LESSONS[each.lesson - 1].stem}.html",
             "stub": (STUBS / f"{each.file}.py").read_text("utf-8"), "hints": hints(each),
             "properties": each.check.PROPERTIES,
         }
         for each in EXERCISES.values()
     ]  # fmt: skip
     repository = about.get("urls", {}).get("Repository", "")
-    return {"editor": editor, "repository": repository, "exercises": exercises}
+    return {"editor": editor, "home": home, "repository": repository, "exercises": exercises}
 
 
 def editor(npm: Path) -> bytes | None:
@@ -75,9 +73,13 @@ def editor(npm: Path) -> bytes | None:
 
 
 def write(
-    out: Path, pyodide: Path | str | None = None, npm: Path = NPM, force: bool = False
-) -> list[str]:
-    """Write the page's folder; the names of its files. pyodide, force: see `bundle.write`."""
+    out: Path, pyodide: Path | str | None = None, npm: Path = NPM, force: bool = False,
+    home: str = "",
+) -> list[str]:  # fmt: skip
+    """Write the page's folder; the names of its files. pyodide, force: see `bundle.write`.
+
+    home: the address of the site that has the lessons, or "" if none has.
+    """
     built = editor(npm)
     files = {} if built is None else {EDITOR: built}
-    return bundle.write(page(), own(bool(files)), out, pyodide, force, files)
+    return bundle.write(page(), own(bool(files), home), out, pyodide, force, files)

@@ -34,19 +34,16 @@ def paint(axes: plt.Axes, panel: Panel) -> None:
     axes.grid(visible=not panel.down)
 
 
-def legend_of(shown: Sequence[Panel]) -> list[Patch]:
-    key = {words: each for panel in shown for words, each in panel.key.items()}
-    return [Patch(facecolor=colour(each), edgecolor="grey", label=words)
-            for words, each in key.items()]  # fmt: skip
-
-
 def figure_of(title: str, shown: Sequence[Panel]) -> plt.Figure:
     """Panels side by side, with one legend."""
     use_style()
     figure, [row] = panels(1, len(shown), 8, 5.5)
     for axes, panel in zip(row, shown, strict=True):
         paint(axes, panel)
-    if handles := legend_of(shown):
+    key = {words: each for panel in shown for words, each in panel.key.items()}
+    handles = [Patch(facecolor=colour(each), edgecolor="grey", label=words)
+               for words, each in key.items()]  # fmt: skip
+    if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=12)
     figure.suptitle(title)
     return figure

@@ -8,16 +8,15 @@ import json
 import os
 import re
 import stat
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from command.checks import UserError
 from course.exercises import EXERCISES, find
-from course.handed import LONGEST_FILE
+from course.handed import DAMAGED, LONGEST_FILE, TOO_LONG, hidden, members
 
 LONGEST_ZIP = 1 << 20  # bytes
 DEEPEST, MOST_FILES = 3, 2000  # of a folder: what is below, or beyond, is left alone
@@ -30,12 +29,11 @@ CANVAS = re.compile(
 )
 # e06.py; e06-1.py (Canvas, handed in again); e06 (1).py (a browser, downloaded again)
 KNOWN = re.compile(
-    r"(?:(e\d{1,2}|hunt|final)(?:-(\d+)| ?\((\d+)\))?\.py"
-    r"|(predictions)(?:-(\d+)| ?\((\d+)\))?\.json)",
-    re.ASCII | re.IGNORECASE,
+    r"(.+?)(?:-(\d+)| ?\((\d+)\))?(\.py|\.json|\.zip)", re.ASCII | re.IGNORECASE | re.DOTALL
 )
 PREDICTIONS = "predictions"
 LONGEST_SAID = 300  # letters of a prediction
+LONGEST_NAME = 100  # letters of a file's name, or of why it was not read
 
 
 @dataclass
@@ -56,10 +54,11 @@ class Submission:
 
 @dataclass(frozen=True)
 class Found:
-    """A file of a submission. rank: of two with the same name, the higher one counts."""
+    """A file of a submission. key: see `ours`. rank: of two with one key, the higher one counts."""
 
+    key: str
     name: str
-    rank: tuple[int, int, int]
+    rank: tuple[int, ...]
     read: Callable[[], bytes]
 
 
@@ -72,46 +71,24 @@ def read_regular(path: Path) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError("no file")
-        return file.read(LONGEST_FILE + 1)
-
-
-def read_member(path: Path, info: zipfile.ZipInfo) -> bytes:
-    """A small file of a zip. It unpacks no more than it reads."""
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise OSError("packed in an unusual way")  # some take gigabytes to unpack
-    if stat.S_ISLNK(info.external_attr >> 16):
-        raise OSError("a link")
-    with zipfile.ZipFile(path) as packed, packed.open(info) as file:
-        return file.read(LONGEST_FILE + 1)
+        data = file.read(LONGEST_FILE + 1)
+    if len(data) > LONGEST_FILE:
+        raise OSError(TOO_LONG)
+    return data
 
 
 def ours(name: str) -> tuple[str, int]:
-    """The exercise that a file's name means, or "predictions", and which copy. "" if none."""
-    if found := KNOWN.fullmatch(name):
-        copy = int((found[2] or found[3] or found[5] or found[6] or "0")[:9])
+    """The exercise that a file's name means, or "predictions", or ""; and which copy it is."""
+    if not (found := KNOWN.fullmatch(name)):
+        return "", 0
+    stem, kind = found[1].lower(), found[4].lower()
+    copy = int((found[2] or found[3] or "0")[:9])
+    if kind == ".json" and stem == PREDICTIONS:
+        return PREDICTIONS, copy
+    if kind == ".py" and re.fullmatch(r"e\d{1,2}|hunt|final", stem, re.ASCII):
         with suppress(UserError):  # there is no e99
-            return (PREDICTIONS if found[4] else find(found[1]).file), copy
-    return "", 0
-
-
-def hidden(name: str) -> bool:
-    """What systems add by themselves."""
-    return name.startswith(".") or name == "__MACOSX"
-
-
-def in_zip(path: Path, order: int) -> Iterator[Found]:
-    """Raises OSError or BadZipFile. A name inside is only compared, and never a place to write."""
-    if not path.is_file():  # a pipe would be waited for
-        raise OSError("no file")
-    if path.stat().st_size > LONGEST_ZIP:
-        raise OSError(f"a zip above {LONGEST_ZIP >> 20} MB")
-    with zipfile.ZipFile(path) as packed:
-        members = packed.infolist()
-    for info in members:
-        *folders, name = re.split(r"[/\\]", info.filename)
-        if name and not any(map(hidden, (*folders, name))):
-            rank = (order, -len(folders), ours(name)[1])
-            yield Found(name, rank, lambda info=info: read_member(path, info))
+            return find(stem).file, copy
+    return "", copy
 
 
 def in_folder(folder: Path) -> Iterator[Path]:
@@ -131,10 +108,9 @@ def submission(name: str, paths: list[Path], late: bool = False) -> Submission:
                 told.notes.append(f"More than {MOST_FILES} files: the others were left alone.")
                 break
             for file in found_in(each, path, order, told):
-                key, _ = ours(file.name)
-                old = best.get(key)
+                key, name, old = file.key, file.name[:LONGEST_NAME], best.get(file.key)
                 if not key:
-                    told.notes.append(f"Not read: {file.name}. No exercise has this name.")
+                    told.notes.append(f"Not read: {name}. No exercise has this name.")
                 elif old is None or file.rank >= old.rank:
                     best[key] = file
                 if key and old:
@@ -142,31 +118,41 @@ def submission(name: str, paths: list[Path], late: bool = False) -> Submission:
     for key, file in best.items():
         try:
             data = file.read()
-            if len(data) > LONGEST_FILE:
-                raise OSError(f"above {LONGEST_FILE >> 10} kB")
             told.refused.pop(key, None)
             told.files[key] = data.decode("utf-8-sig")
         except UnicodeDecodeError:
             told.refused[key] = "not UTF-8"
-        except (OSError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as bad:
-            told.refused[key] = str(bad)[:100] or "damaged"
+        except DAMAGED as bad:
+            told.refused[key] = str(bad)[:LONGEST_NAME] or "damaged"
     told.predictions = answers(told.files.pop(PREDICTIONS, ""))
     return told
 
 
 def found_in(path: Path, top: Path, order: int, told: Submission) -> Iterator[Found]:
-    """A file itself, or what is in a zip. A zip that cannot be read may have held anything."""
+    """A file itself, or what is in a zip. A zip that cannot be read may have held anything.
+
+    Of two zips, the later copy counts; in one of them, what lies higher, then the later copy.
+    """
     canvas = CANVAS.fullmatch(path.name)
     name = canvas["name"] if canvas and not ours(path.name)[0] else path.name
-    if path.suffix.lower() == ".zip" and not path.is_symlink():
-        try:
-            yield from in_zip(path, order)
-        except (OSError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile) as bad:
-            for exercise in EXERCISES.values():
-                told.refused.setdefault(exercise.file, f"{path.name}: {bad}"[:100])
-    else:
+    key, copy = ours(name)
+    if path.suffix.lower() != ".zip" or path.is_symlink():
         deep = len(path.relative_to(top).parts)
-        yield Found(name, (order, -deep, ours(name)[1]), lambda: read_regular(path))
+        yield Found(key, name, (order, 0, -deep, copy), partial(read_regular, path))
+        return
+    try:
+        if not path.is_file():  # a pipe would be waited for
+            raise OSError("no file")
+        if path.stat().st_size > LONGEST_ZIP:
+            raise OSError(f"a zip above {LONGEST_ZIP >> 20} MB")
+        for parts, read in members(path):
+            own, again = ours(parts[-1])
+            yield Found(own, "/".join((name, *parts)), (order, copy, 1 - len(parts), again), read)
+    except DAMAGED as bad:
+        why = f"{path.name}: {bad}"[:LONGEST_NAME]
+        told.notes.append(f"Not read: {why}.")
+        for exercise in EXERCISES.values():
+            told.refused.setdefault(exercise.file, why)
 
 
 def answers(text: str) -> dict[str, str]:

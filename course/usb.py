@@ -23,11 +23,12 @@ import sys
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from command.checks import UserError
 from command.cli import MARK, ROOT, write_file
-from web.bundle import MANIFEST, is_ours
+from web.bundle import MANIFEST, check_folder
 
 STICK, ARCHIVE = ROOT / "course" / "stick", "nano-sarathi.zip"
 PYTHONS = ("3.11", "3.12", "3.13")
@@ -175,11 +176,7 @@ def usb(out: Path, site: Path, force: bool) -> None:
     Raises UserError if the folder has other things in it, unless `force`; if the site is not whole.
     """
     names, archive, out = pages(site), project(), out.resolve()
-    if out.exists() and not is_ours(out) and not force:
-        raise UserError(
-            f"--out {out} is there, and this command did not write it: give another folder, or add"
-            " --force"
-        )
+    check_folder(out, force)
     wheels, told = out / "wheels", {"mark": MARK, "site": [], "packages": {}}
     wheels.mkdir(parents=True, exist_ok=True)
     with suppress(OSError, ValueError):
@@ -195,25 +192,19 @@ def usb(out: Path, site: Path, force: bool) -> None:
         put(out / "site" / name, (site / name).read_bytes())
     put(out / ARCHIVE, archive)
     put(out / "serve_room.py", (STICK / "serve_room.py").read_bytes())
-    for system in SYSTEMS:
-        for python in PYTHONS:
-            key = f"{system.name}, Python {python}"
-            kept = told["packages"].get(key, {})
-            found = told["packages"][key] = packages(system, python, kept, wheels)
-            size = megabytes([wheels / name for name in found["files"]])
-            again = " (was there)" if found is kept else ""
-            print(
-                f"{key}: {found['what']}, {len(found['files'])} wheels, {size}{again}", flush=True
-            )
-            if found["why"]:
-                print(f"  because: {found['why']}")
-            tell()
-    rows = [
-        f"<tr><td>{system.name}</td><td>{python} {told['packages'][key]['what']}</td></tr>"
-        for system in SYSTEMS
-        for python in PYTHONS
-        if told["packages"][key := f"{system.name}, Python {python}"]["files"]
-    ]
+    rows = []
+    for system, python in product(SYSTEMS, PYTHONS):
+        key = f"{system.name}, Python {python}"
+        kept = told["packages"].get(key, {})
+        found = told["packages"][key] = packages(system, python, kept, wheels)
+        size = megabytes([wheels / name for name in found["files"]])
+        again = " (was there)" if found is kept else ""
+        print(f"{key}: {found['what']}, {len(found['files'])} wheels, {size}{again}", flush=True)
+        if found["why"]:
+            print(f"  because: {found['why']}")
+        if found["files"]:
+            rows.append(f"<tr><td>{system.name}</td><td>{python} {found['what']}</td></tr>")
+        tell()
     if not rows:
         raise UserError(f"no packages for any system: {found['why']}")
     page = (STICK / "START.html").read_text("utf-8").replace("<!-- packages -->", "\n".join(rows))

@@ -5,6 +5,8 @@ repository itself. A link to a file that is no page, such as scheduler.py, leads
 the site. So it works without a network, and is of the same version as the page.
 """
 
+import html
+import re
 import tomllib
 
 from docutils import nodes
@@ -95,6 +97,20 @@ def describe_pictures(app: Sphinx, tree: nodes.document) -> None:
             image["alt"] = f"Picture: {section.next_node(nodes.title).astext()}"
 
 
+def index_gallery(app: Sphinx) -> list:
+    """Let the search find figures by their captions: the gallery is no page of Sphinx's."""
+    name, title = "gallery/index", "Gallery of figures"
+    whole = nodes.section("", nodes.title("", title))
+    text = (ROOT / "results" / "index.html").read_text(encoding="utf-8")
+    for key, caption in re.findall(r'<section id="(\w+)">(.*?)</section>', text, re.DOTALL):
+        head, *words = html.unescape(re.sub("<[^>]+>", " ", caption)).strip().split("\n")
+        parts = nodes.title("", head), nodes.paragraph("", "\n".join(words))
+        whole += nodes.section("", *parts, ids=[key])
+    app.env.all_docs[name], app.env.titles[name] = 0, nodes.title("", title)
+    app.builder.indexer.feed(name, f"{name}.html", title, whole)
+    return []
+
+
 def style_first(app: Sphinx) -> None:
     """Write MyST-NB's style before the pages, which name its checksum. It would come last."""
     (app.outdir / "_static").mkdir(parents=True, exist_ok=True)
@@ -104,4 +120,5 @@ def style_first(app: Sphinx) -> None:
 def setup(app: Sphinx) -> None:
     app.connect("builder-inited", style_first)
     app.connect("source-read", add_contents)
+    app.connect("html-collect-pages", index_gallery)
     app.connect("doctree-read", describe_pictures)

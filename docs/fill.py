@@ -37,6 +37,7 @@ from experiments import (
     charges,
     fidelity,
     plan_here,
+    serve_peer,
     shapes,
     studies,
     validate,
@@ -280,6 +281,7 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "plan_here": planned,
     "shapes": shape_counts,
     "validate": lambda name: below("Absolute error", printed(validate.print_errors, results(name))),
+    "serve_peer": lambda _: printed(serve_peer.print_found, results("serve_peer").newest()),
     "compared": lambda name: printed(validate.print_compared, results(name)),
     "bench_beams": lambda title: below(
         title, printed(bench_beams.print_rows, results("bench_beams"))

@@ -50,21 +50,17 @@ def files_of(lesson: str) -> list[tuple[str, set[str]]]:
 
 def write_sliders() -> None:
     also = {path for lesson in sliders().values() for path, _ in files_of(lesson)}
-    page = bundle.Page(
-        "docs.whatif",
-        {name: bundle.STATIC / name for name in bundle.PYTHON},
-        "make site",
-        sorted(also),
-    )
+    also.add("experiments/paper_numbers.csv")  # lesson 9 reads it
+    page = bundle.Page("docs.whatif", bundle.PYTHON, "make site", sorted(also))
     bundle.write(page, {"lessons": sliders()}, OUT / "whatif", ELSEWHERE)
 
 
 def write_gallery() -> None:
-    """The page of all figures, and the files that it leads to."""
+    """The page of all figures, and the files that it leads to. conf.py reads its captions."""
     results = ROOT / "results"
     gallery.write_page(results)
     text = (results / "index.html").read_text("utf-8")
-    (OUT / "gallery").mkdir(exist_ok=True)
+    (OUT / "gallery").mkdir(parents=True, exist_ok=True)
     for name in {"index.html", *re.findall(r'(?:src|href)="([^"#:]+)"', text)}:
         write_file(OUT / "gallery" / name, (results / name).read_bytes())
 
@@ -75,6 +71,7 @@ def main() -> None:
         from sphinx.cmd.build import main as sphinx  # only the site needs it, and it is slow
     except ModuleNotFoundError as error:
         raise UserError(f"no {error.name}: pip install -r requirements-site.txt") from None
+    write_gallery()
     cache = ROOT / "build" / "doctrees"
     strict = ["--fail-on-warning", "--keep-going", "--quiet", "--jobs", "auto"]
     if status := sphinx(
@@ -82,10 +79,9 @@ def main() -> None:
     ):
         sys.exit(status)
     write_file(OUT / "index.html", (OUT / "README.html").read_bytes())
-    write_gallery()
     there = PYODIDE if PYODIDE.is_dir() else None
     bundle.write(bundle.EXPLORER, bundle.of_explorer(), OUT / "explorer", there)
-    exercises.write(OUT / "exercises", ELSEWHERE if there else None)
+    exercises.write(OUT / "exercises", ELSEWHERE if there else None, home="../")
     if there:
         write_sliders()
     else:

@@ -36,7 +36,7 @@ class FairShare(SarathiServe):
 
     def admit(self) -> Request | None:
         request = super().admit()
-        if request:
+        if request and not request.preemptions:  # to run it again is no service
             self.served[user_of(request)] += len(request.prompt)
         return request
 

@@ -1,8 +1,10 @@
 """Shortest output first: of the waiting requests, the one with the fewest predicted tokens is next.
 
 What is predicted is the tag `predicted_tokens`. It comes from a file, from a client, or from
-serving/lengths.py, which also says how large the error is.
+serving/lengths.py, which also says how large the error is. Requests without such a number are last.
 """
+
+import math
 
 from batch import Batch, Request
 from scheduler import SarathiServe
@@ -17,8 +19,6 @@ class ShortestOutput(SarathiServe):
         self.waiting.extend(order)
         return super().schedule(now)
 
-    def length(self, request: Request) -> int:
+    def length(self, request: Request) -> float:
         told = request.tags.get("predicted_tokens", "")
-        if not told.isdecimal():
-            raise self.broken(f"predicted_tokens is {told!r}; it must be a whole number of tokens")
-        return int(told)
+        return float(told) if told.isdecimal() else math.inf

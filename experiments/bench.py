@@ -62,6 +62,7 @@ from experiments.lib.peers import (
     Peer,
     Work,
     saved_model,
+    version_of_vllm,
 )
 from experiments.lib.rows import Row, Rows, spread, with_kept
 from fast import native
@@ -96,7 +97,7 @@ QUICK_SHAPES |= {name: alike(name, 16) for name in SMALL}
 SHARED = 0.8  # of each prompt of P
 MAX_LENGTH = 1024 + 64
 BUDGETS = [128, 256, 512]  # tokens of a batch
-TRIAL = 1.5  # s
+TRIAL = 1.5  # s: a budget's runs go on until they have taken so long
 OURS = "slots"
 CACHES = {"blocks": Blocks(BLOCK_SIZE, False), "prefix-caching": Blocks(BLOCK_SIZE, True)}
 PEERS = (*CACHES, *TASKS["generate"])
@@ -547,6 +548,8 @@ def main() -> None:
     if options.overhead:
         print_overhead(options.attention, rounds=1 if options.quick else 6)
         return
+    if any(name.startswith("vllm") for name in options.peer or ()):
+        version_of_vllm(options.vllm_python)  # a mistake is told before minutes of work
     dtype = choose_dtype(options.dtype, CPU)
     name = str(dtype).removeprefix("torch.")
     config = MODELS["demo" if options.quick else "laptop"]

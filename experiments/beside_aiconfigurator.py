@@ -27,7 +27,6 @@ To regenerate aiconfigurator.csv (x86 Linux, Python 3.11 to 3.13), in an environ
 
 import enter  # noqa: F401
 
-import csv
 import math
 import random
 import statistics
@@ -44,7 +43,7 @@ from command.cli import run_main
 from command.flags import Flag
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel, make_batch, tokens_that_fit
-from experiments.lib.common import ROOT, print_table, write_table
+from experiments.lib.common import ROOT, print_table, read_table, write_table
 from experiments.lib.flags import start
 from experiments.lib.rows import SPREAD, Rows
 from experiments.lib.study import Panel, draw_panels, finish
@@ -217,9 +216,8 @@ def collect() -> None:
 
 def estimated() -> list[Row]:
     """The rows of aiconfigurator.csv."""
-    with open(FILE, newline="", encoding="utf-8") as file:
-        lines = csv.DictReader(line for line in file if not line.startswith("#"))
-        return [Row(**{f.name: f.type(line[f.name]) for f in fields(Row)}) for line in lines]
+    lines = read_table(FILE)
+    return [Row(**{f.name: f.type(line[f.name]) for f in fields(Row)}) for line in lines]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ throughput that is the load: at a rate that the server keeps up with, anybody pr
 
 import enter  # noqa: F401
 
-import csv
 import hashlib
 import math
 import statistics
@@ -37,7 +36,7 @@ from batch import Request
 from configs import GPUS, MODELS
 from configs.hosts import HOSTS
 from costmodel import CostModel, tokens_that_fit
-from experiments.lib.common import ROOT
+from experiments.lib.common import ROOT, read_table
 from experiments.lib.engines import ANY, Sweep
 from experiments.lib.look import COLOURS, log_axis, panels
 from experiments.lib.papers import CHAT
@@ -147,12 +146,10 @@ def number(text: str, kind: type) -> object:
 
 @cache
 def benchmarks() -> tuple[Benchmark, ...]:
-    with open(FILE, newline="", encoding="utf-8") as file:
-        lines = csv.DictReader(line for line in file if not line.startswith("#"))
-        return tuple(
-            Benchmark(**{f.name: number(line[f.name], f.type) for f in fields(Benchmark)})
-            for line in lines
-        )
+    return tuple(
+        Benchmark(**{f.name: number(line[f.name], f.type) for f in fields(Benchmark)})
+        for line in read_table(FILE)
+    )
 
 
 # --------------------------------------------------------------------------------------- simulation

@@ -54,14 +54,7 @@ from experiments.lib.flags import MEASURE, ScriptParser
 from experiments.lib.measuring import batch_runner, device_for, hardware_of
 from experiments.lib.rows import make_directory
 from loop import Result
-from serving.calibration import (
-    BATCH_SIZE,
-    LENGTH,
-    LINEARS,
-    CalibratedModel,
-    Calibration,
-    Curve,
-)
+from serving.calibration import BATCH_SIZE, LENGTH, LINEARS, CalibratedModel, Calibration, Curve
 
 # prompts from token 0
 TOKENS = (

@@ -14,7 +14,6 @@ read from the results that their scripts wrote, where there are any.
 
 import enter  # noqa: F401
 
-import csv
 import statistics
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields
@@ -111,9 +110,8 @@ class Row:
 
 def published_rows(source: str) -> list[dict[str, str]]:
     """The rows of paper_numbers.csv of one paper: sarathi or sarathi-serve."""
-    path = common.ROOT / "experiments" / "paper_numbers.csv"
-    with open(path, newline="", encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file) if row["source"] == source]
+    table = common.read_table(common.ROOT / "experiments" / "paper_numbers.csv")
+    return [row for row in table if row["source"] == source]
 
 
 def kind_of(published: Mapping[str, str], ours: float | None) -> str:
@@ -278,8 +276,7 @@ def write(ours: list[Row], theirs: list[Row], out: Path) -> None:
 
 def read(path: Path) -> list[Row]:
     """The rows of a results/fidelity.csv."""
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = common.read_table(path)
     for row in rows:
         for name in ("paper", "predicted", "error"):
             row[name] = float(row[name]) if row[name] else None

@@ -82,12 +82,7 @@ STUDY = Study(
             measured=cases(L=512, B=(1, 2, 4, 8)),
             quick_measured=cases(L=64, B=(1, 2)),
         ),
-        Sweep(
-            all_priced,
-            [Priced(MODEL, GPU, efficiency=elementwise_too)],
-            SIZES,
-            quick=QUICK,
-        ),
+        Sweep(all_priced, [Priced(MODEL, GPU, efficiency=elementwise_too)], SIZES, quick=QUICK),
     ],
     units={
         **dict.fromkeys((*OPERATORS, "total"), "ms per token"),

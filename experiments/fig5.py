@@ -17,6 +17,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from batch import Request
+from experiments.lib.claims import Claim, bounded, falls
 from experiments.lib.engines import Priced, Sweep, cases
 from experiments.lib.look import panels
 from experiments.lib.rows import Row, Rows, print_rows
@@ -89,6 +90,7 @@ def save_runs(path: Path) -> None:
     print(f"wrote {path}: open it on https://ui.perfetto.dev")
 
 
+KINDS = ("PB1", "PB2", "PB3")
 STUDY = Study(
     "fig5",
     __doc__,
@@ -102,6 +104,11 @@ STUDY = Study(
     draw=draw,
     shown=None,
     report=report,
+    claims=[
+        *(Claim(f"Orca has {each}", bounded(each, 1e-3, 1, policy="orca")) for each in KINDS),
+        Claim("SARATHI has few", bounded("bubble share", 0, 5, policy="sarathi")),
+        Claim("SARATHI ends sooner", falls("makespan", "policy")),
+    ],
     more={".json": save_runs},
 )
 

@@ -33,7 +33,6 @@ vllm    Measured kernels on an A100, an H100 and an L40S: vllm_kernels.csv, a th
 
 import enter  # noqa: F401
 
-import csv
 import math
 import statistics
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -62,7 +61,7 @@ from configs.constants import (
 )
 from configs.experts import EXPERTS, FP8, Experts
 from costmodel import CostModel, make_batch
-from experiments.lib.common import ROOT, paper_numbers, print_table, progress
+from experiments.lib.common import ROOT, paper_numbers, print_table, progress, read_table
 from experiments.lib.flags import ScriptParser
 from experiments.lib.measured_kernels import (
     Kernel,
@@ -204,8 +203,8 @@ def sarathi(efficiency: Efficiency, names: Iterable[str]) -> list[float]:
 @cache
 def iterations() -> dict[int, float]:
     """TD-Pipe's: rows -> ms of a whole iteration."""
-    with open(ROOT / "experiments" / "l20_iterations.csv", newline="", encoding="utf-8") as file:
-        return {int(row["rows"]): float(row["ms"]) for row in csv.DictReader(file)}
+    table = read_table(ROOT / "experiments" / "l20_iterations.csv")
+    return {int(row["rows"]): float(row["ms"]) for row in table}
 
 
 @cache

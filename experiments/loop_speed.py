@@ -24,6 +24,7 @@ from itertools import cycle
 
 from apart.simulate import simulate_fleet
 from batch import Request
+from command.checks import UserError
 from command.cli import run_main
 from command.flags import Flag
 from experiments import fig12
@@ -152,6 +153,8 @@ FLAGS = {
 
 def main() -> None:
     options = ScriptParser(__doc__, FLAGS).parse_args()
+    if options.fleet and options.one_engine:
+        raise UserError("--fleet and --one-engine exclude each other: leave one out")
     if options.fleet or options.one_engine:
         run = print_fleets if options.fleet else print_streamed
         run(options.requests or ([200] if options.quick else [1000, 10_000]))

@@ -7,9 +7,10 @@
 Chunks alone bound the time between tokens. But they alternate with decodes, which delays prompts.
 Hybrid batches alone let prompts in at once and whole, which stalls decodes. 1024 requests arrive at
 1 per second (chat) or 0.5 (arxiv); the token budget is 1024. The rates are those of the paper's
-artefact (osdi-experiments/table-6). Its hybrid_only has the longest request as its budget: it cuts
-no prompt. For the arxiv rows we have no published numbers. Where requests, model or GPU are yours,
-the rate is 0.8 of what is served if all requests wait from the start.
+artefact (osdi-experiments/table-6). Its hybrid_only has the longest request as its budget (but at
+least 1024 tokens): it cuts no prompt. For the arxiv rows we have no published numbers. Where
+requests, model or GPU are yours, the rate is 0.8 of what is served if all requests wait from the
+start.
 """
 
 import enter  # noqa: F401
@@ -23,13 +24,13 @@ from command.flags import Flag
 from experiments.lib.claims import Claim, Finding
 from experiments.lib.engines import Sweep
 from experiments.lib.flags import SERVED
-from experiments.lib.papers import ARXIV, CHAT, YI, Dataset, Recorded, burst_rate, deployments
+from experiments.lib.papers import ARXIV, CHAT, YI, Data, Recorded, burst_rate, deployments
 from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Panel, Study
 from serving.capacity import Deployment, median_ttft, p99_tbt
 
 REQUESTS, BUDGET = 1024, 1024
-Workloads = Mapping[str, tuple[Dataset | Recorded, float]]  # by name
+Workloads = Mapping[str, tuple[Data, float]]  # by name
 DATASETS: Workloads = {"chat": (CHAT, 1.0), "arxiv": (ARXIV, 0.5)}  # and requests/s
 # and the ids of the paper's numbers
 POLICIES = {"hybrid_only": "hybrid", "chunked_only": "chunked", "sarathi_serve": "both"}
@@ -44,7 +45,9 @@ def latencies(
 ) -> dict[str, float]:  # fmt: skip
     """Seconds, of `count` requests. C: None: no prompt is cut."""
     lengths, rate = workloads[data]
-    trace = engine.serve(lengths.requests(count, rate, seed), policy, C or lengths.max_length)
+    trace = engine.serve(
+        lengths.requests(count, rate, seed), policy, C or max(BUDGET, lengths.max_length)
+    )
     return {metric: value(trace) for metric, value in METRICS.items()}
 
 

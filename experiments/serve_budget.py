@@ -6,6 +6,9 @@ It also finds the budget that an SLO allows.
         predicted for Mistral-7B on an A100: seconds
     python experiments/serve_budget.py --tbt-slo 50
         the budget for an SLO of 50 ms
+    python experiments/serve_budget.py --requests-file examples/users.csv --model llama3.1-8b \
+            --gpu h100 --policy-file examples/priority.py
+        your requests, model, GPU and policy
     python experiments/serve_budget.py --calibration results/calibration-laptop.json \
             --tbt-slo 300 --decodes 8 --context 512 --longest-prompt 512
         for the machine that calibrate.py measured
@@ -13,13 +16,17 @@ It also finds the budget that an SLO allows.
 A small budget keeps each iteration short, and so the time between tokens. But it reads the weights
 more often for the same prompts, and at some load the queue grows. Take the largest multiple of the
 tile whose worst iteration stays within the SLO. One profile finds it, without running a single
-request. The curves check it on 512 chat requests at 2.5 per second, under sarathi_serve.
+request. The curves check it on 512 chat requests at 2.5 per second, under sarathi_serve. Where
+requests, model or GPU are yours, the rate is 0.8 of what is served if all requests wait from the
+start.
 """
 
 import enter  # noqa: F401
 
 from argparse import Namespace
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 from command.checks import UserError
 from command.cli import run_main
@@ -27,8 +34,8 @@ from command.flags import Flag
 from costmodel import TILE
 from experiments.lib.claims import Claim, Finding, bounded, rises
 from experiments.lib.engines import Sweep, cases
-from experiments.lib.flags import WRITES, ScriptParser
-from experiments.lib.papers import CHAT, MISTRAL, YI
+from experiments.lib.flags import DEPLOYED, SERVED, WRITES, ScriptParser
+from experiments.lib.papers import CHAT, MISTRAL, OURS, YI, Data, Recorded, burst_rate, deployments
 from experiments.lib.rows import Rows
 from experiments.lib.study import Panel, Study
 from serving import capacity
@@ -45,12 +52,15 @@ FLAGS = {
     "context": Flag("with --tbt-slo: tokens of each of them", capacity.CONTEXT),
     "longest_prompt": Flag("with --tbt-slo: tokens of the longest prompt", capacity.LONGEST),
     "seed": Flag("seed of arrivals and lengths", 0),
-}
+} | SERVED
 
 
-def latencies(engine: Deployment, C: int, count: int, seed: int) -> dict[str, float]:
+def latencies(
+    engine: Deployment, C: int, data: Data, count: int, seed: int,
+    rate: float, policy: str = OURS,
+) -> dict[str, float]:  # fmt: skip
     """Seconds, of `count` requests under a token budget of C."""
-    trace = engine.serve(CHAT.requests(count, RATE, seed), "sarathi_serve", C)
+    trace = engine.serve(data.requests(count, rate, seed), policy, C)
     return {
         "P99 TBT": capacity.p99_tbt(trace),
         "longest TBT": max(trace.tbts),
@@ -66,12 +76,25 @@ def budget_of(engine: Deployment, slo: str) -> dict[str, float]:
     return {"SLO": seconds, "token budget": token_budget(engine.cost_model, seconds)}
 
 
-def sweeps(quick: bool, seed: int = 0, **_: object) -> list[Sweep]:
-    """The other flags are those of `print_budget`."""
-    served = partial(latencies, count=64 if quick else REQUESTS, seed=seed)
+def sweeps(
+    quick: bool,
+    seed: int = 0,
+    policy: Sequence[str] | None = None,
+    requests_file: Path | None = None,
+    **own: object,
+) -> list[Sweep]:
+    """policy: more of them. The rest: see SERVED; or they are those of `print_budget`."""
+    count, data = 64 if quick else REQUESTS, Recorded(requests_file) if requests_file else CHAT
+    on = deployments([MISTRAL, YI], **own)
+    keys = {"C": BUDGETS[1::4] if quick else BUDGETS, "rate": RATE}
+    if data != CHAT or on[0] != MISTRAL:
+        keys["rate"] = float(f"{0.8 * burst_rate(on[0], data, count, 512):.3g}")
+    if policy:
+        keys["policy"] = list(dict.fromkeys((OURS, *policy)))
+    run = partial(latencies, data=data, count=count, seed=seed)
     return [
-        Sweep(served, [MISTRAL], cases(C=BUDGETS), quick=cases(C=BUDGETS[1::4])),
-        Sweep(budget_of, [MISTRAL, YI], cases(slo=list(SLOS))),
+        Sweep(run, on[:1], cases(**keys)),
+        Sweep(budget_of, on, cases(slo=list(SLOS))),
     ]
 
 
@@ -89,15 +112,12 @@ STUDY = Study(
         **dict.fromkeys(("median TTFT", "P90 TTFT"), "s"),
         "token budget": "tokens",
     },
-    title=(
-        f"The token budget: {MISTRAL.model} on {MISTRAL.hardware}, chat lengths, {RATE:g}"
-        " requests/s (predicted)"
-    ),
+    title="The token budget: time between tokens, and time to first token",
     panels=[
         Panel(
             "C",
             ("worst iteration", "longest TBT", "P99 TBT"),
-            where={"model": MISTRAL.model},
+            facet=("model", "rate", "policy"),
             title="time between tokens",
             rule="SLO",
             log="xy",
@@ -106,7 +126,7 @@ STUDY = Study(
         Panel(
             "C",
             ("P90 TTFT", "median TTFT"),
-            where={"model": MISTRAL.model},
+            facet=("model", "rate", "policy"),
             title="time to first token",
             log="xy",
             show={"xlabel": "token budget C"},
@@ -131,7 +151,13 @@ STUDY = Study(
 
 def print_budget(options: Namespace) -> None:
     """The budget for --tbt-slo."""
-    cost = MISTRAL.cost_model
+    more = ["policy_file", "policy", "requests_file", "max_batch_size"]
+    for flag in more + [*DEPLOYED] * bool(options.calibration):
+        if getattr(options, flag) is not None:
+            mode, flag = "--tbt-slo" if flag in more else "--calibration", flag.replace("_", "-")
+            raise UserError(f"{mode} and --{flag} exclude each other: leave one out")
+    [engine] = deployments([MISTRAL], **{flag: getattr(options, flag) for flag in DEPLOYED})
+    cost = engine.cost_model
     if options.calibration:
         cost = CalibratedModel(Calibration.read(options.calibration))
     shape = options.decodes, options.context, options.longest_prompt

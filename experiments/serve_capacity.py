@@ -36,12 +36,11 @@ from experiments.lib import papers
 from experiments.lib.claims import Claim, bounded
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
-from experiments.lib.flags import SERVED, WRITES, ScriptParser, word_of
+from experiments.lib.flags import SERVED, WRITES, ScriptParser
 from experiments.lib.papers import ARXIV, CHAT, MISTRAL, OURS, POLICIES, YI, deployments
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
 from serving.capacity import BUDGETS, PRECISION, RELAXED, STRICT, Deployment
-from serving.traffic import read_trace
 
 DEPLOYMENTS, DATASETS = (MISTRAL, YI), (CHAT, ARXIV)
 REQUESTS = 1024
@@ -108,10 +107,7 @@ def sweeps(
     it is given, the token budgets are searched, too. quick: to a few parts in ten.
     """
     count = requests or (64 if quick else REQUESTS)
-    if requests_file is None:
-        workloads = {data.name: data.requests(count, seed=seed) for data in DATASETS}
-    else:
-        workloads = {word_of(requests_file.stem): read_trace(requests_file, count)}
+    workloads = papers.workloads(DATASETS, requests_file, count, seed)
     run = partial(
         capacities,
         workloads=workloads,
@@ -202,7 +198,9 @@ STUDY = Study(
 
 def main() -> None:
     options = ScriptParser(__doc__, STUDY.flags | WRITES).parse_args()
-    (replace(STUDY, paper={}) if options.policy else STUDY).run()  # then budgets are searched
+    study = replace(STUDY, paper={}) if options.policy else STUDY  # then budgets are searched
+    title = STUDY.title.removesuffix("; A100s") if options.gpu else STUDY.title
+    replace(study, title=title).run()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ r"""Sarathi-Serve, Fig 1b: P99 time between tokens and median time to first toke
 
 The same 512 requests with Poisson arrivals come at every rate and under every policy; only the
 arrival times are scaled. The token budgets are 1536, as in the paper's Fig 1, and 512, its choice
-for a strict SLO. The dotted line is that SLO: 5 decode iterations. Where requests, model or GPU are
+for a strict SLO. The black line is that SLO: 5 decode iterations. Where requests, model or GPU are
 yours, the rates are parts of what the GPU serves if all requests wait from the start. On this
 machine all policies take turns, with a small model, short prompts (or those of your file), B = 8
 and a token budget of 64. They come at a third and two thirds of what it serves; yours also at 1.1
@@ -38,7 +38,7 @@ from experiments.lib.papers import (
     OURS,
     RIVALS,
     YI,
-    Dataset,
+    Data,
     Recorded,
     burst_rate,
     deployments,
@@ -59,7 +59,6 @@ SHARES = {"a third": 1 / 3, "two thirds": 2 / 3, "more than all": 1.1}
 SMALL, LARGE = 512, 1536  # token budgets; the rivals read none
 # of what is served if all requests wait: the rates, where requests, model or GPU are a user's
 PARTS = (0.3, 0.5, 0.7, 0.9, 1.1)
-Data = Dataset | Recorded
 WHOLE = ("strict SLO", "length error")  # of no single run
 FLAGS = {
     "seed": Flag("seed of the predicted requests", 0),

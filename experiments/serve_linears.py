@@ -1,6 +1,8 @@
 """Sarathi-Serve, Fig 5 and 6: how many tokens the linear operators need to be bound by compute.
 
     python experiments/serve_linears.py     predicted for LLaMA2-70B on A100s: seconds, no GPU
+    python experiments/serve_linears.py --model llama3.1-8b --gpu h100 --tp 1
+        for your model and GPU. Nothing is served: it takes no requests and no policies
 
 A linear operator reads its weights once for all tokens of a batch. So it does more FLOPs per byte,
 the more tokens there are (Fig 5). Few tokens cost as much as one, since reading the weights takes
@@ -16,13 +18,15 @@ from configs import GPUS
 from costmodel import CostModel
 from experiments.lib.claims import Claim, rises
 from experiments.lib.engines import Sweep, cases
+from experiments.lib.flags import DEPLOYED
+from experiments.lib.papers import deployments
 from experiments.lib.rows import Row
 from experiments.lib.study import Panel, Study
 from experiments.serve_phases import saturating_tokens
 from serving.capacity import Deployment
 
 FOUR = Deployment("llama2-70b", tp=4)  # the GPUs of Fig 5
-DEGREES = [replace(FOUR, tp=tp) for tp in (1, 2, 4, 8)]
+DEGREES = (1, 2, 4, 8)
 TOKENS = (1, 4, 8, 16, 32, 64, 128, 256, 384, 512, 640, 768, 1024, 1536, 2048, 4096)
 
 
@@ -35,10 +39,13 @@ def intensity(cost: CostModel, tokens: int) -> float:
 
 
 def linears(engine: Deployment, tokens: int) -> Row:
-    """ms of all linear operators, and FLOPs per byte."""
-    cost = engine.cost_model
-    ms = 1e3 * sum(cost.linears(tokens).values())
-    return {"layout": engine.layout, "time": ms, "intensity": intensity(cost, tokens)}
+    """ms of all linear operators."""
+    ms = 1e3 * sum(engine.cost_model.linears(tokens).values())
+    return {"layout": engine.layout, "time": ms}
+
+
+def intensities(engine: Deployment, tokens: int) -> Row:
+    return {"layout": engine.layout, "intensity": intensity(engine.cost_model, tokens)}
 
 
 def find_knee(engine: Deployment) -> Row:
@@ -51,23 +58,33 @@ def data_sheet(engine: Deployment) -> Row:
     return {"layout": engine.layout, "FLOP to bandwidth ratio": gpu.peak / gpu.bandwidth}
 
 
+def sweeps(quick: bool, **own: object) -> list[Sweep]:
+    """own: see DEPLOYED."""
+    [one] = deployments([FOUR], **own)
+    heads = one.cost_model.model.n_kv_head
+    degrees = {one.tp, *(tp for tp in DEGREES if heads % tp == 0)}
+    on = [replace(one, tp=tp) for tp in sorted(degrees)]
+    return [
+        Sweep(linears, on, cases(tokens=TOKENS)),
+        Sweep(intensities, [one], cases(tokens=TOKENS)),
+        Sweep(find_knee, on, [{}]),
+        Sweep(data_sheet, [one], [{}]),
+    ]
+
+
 STUDY = Study(
     "serve_linears",
     __doc__,
-    [
-        Sweep(linears, DEGREES, cases(tokens=TOKENS)),
-        Sweep(find_knee, DEGREES, [{}]),
-        Sweep(data_sheet, [FOUR], [{}]),
-    ],
+    sweeps,
     units={"time": "ms", "intensity": "FLOP/B", "knee": "tokens"}
     | {"FLOP to bandwidth ratio": "FLOP/B"},
-    title=f"Sarathi-Serve Fig 5 and 6: the linear operators of {FOUR.model}",
+    title="Sarathi-Serve Fig 5 and 6: the linear operators",
     panels=[
         Panel(
             "tokens",
             "intensity",
-            where={"layout": FOUR.layout},
-            title=f"(Fig 5) arithmetic intensity, {FOUR.layout}",
+            facet="layout",
+            title="(Fig 5) arithmetic intensity",
             rule="FLOP to bandwidth ratio",
             log="xy",
         ),
@@ -85,6 +102,7 @@ STUDY = Study(
     shown=lambda row, quantity: (
         quantity != "intensity" and row.get("tokens", 1) in (1, 128, 256, 512, 1024)
     ),
+    flags=DEPLOYED,
 )
 
 if __name__ == "__main__":

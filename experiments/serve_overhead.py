@@ -47,7 +47,8 @@ from web.server import Limits, Server, listen
 
 NAME = "serve_overhead"
 DEMO = {False: (64, 64, 64), True: (6, 8, 6)}  # with --quick: requests, prompt, output tokens
-CHUNK_SIZE = {"W": 512, "V": 256, "1x64+32": 256}  # what bench.py chose in docs/performance.md
+# what bench.py chose in docs/performance.md; for a single prompt of 64 tokens, all are alike
+CHUNK_SIZE = {"W": 512, "V": 256, "1x64+32": 256}
 WAYS = ("generate", "runner", "whole", "streamed")
 PATIENCE = 60.0  # s, for the server to begin
 

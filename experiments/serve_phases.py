@@ -2,6 +2,8 @@
 
     python experiments/serve_phases.py      predicted for Mistral-7B on an A100, and for Yi-34B on
                                             two; seconds, no GPU needed
+    python experiments/serve_phases.py --model llama3.1-8b --gpu h100
+        for your model and GPU. Nothing is served: it takes no requests and no policies
 
 One prompt fills the GPU, so a larger batch of prompts is hardly faster. A decode-only batch reads
 all weights for B tokens, so its throughput grows with B. In both, most of the time goes to the
@@ -23,7 +25,8 @@ from costmodel import CostModel, make_batch
 from experiments.lib.claims import Claim, flat, rises
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
-from experiments.lib.papers import MISTRAL
+from experiments.lib.flags import DEPLOYED
+from experiments.lib.papers import MISTRAL, deployments
 from experiments.lib.rows import Rows, print_rows
 from experiments.lib.study import Panel, Study
 from serving.capacity import Deployment
@@ -74,16 +77,20 @@ def iteration(engine: Deployment, phase: str, L: int, B: int) -> dict[str, float
     The parts are in ms per token.
     """
     batch = make_batch([(0, L, L)] * B if phase == "prefill" else (), B * (phase == "decode"), L)
-    seconds, host = parts(engine.cost_model, batch), HOSTS["sarathi-serve"]
-    whole, tokens = sum(seconds.values()), batch.num_tokens
-    of_host = {"with the host": 1e3 * host.around(whole, B)} if engine == NODE else {}
+    seconds, tokens = parts(engine.cost_model, batch), batch.num_tokens
+    whole = sum(seconds.values())
     return {
         "iteration": 1e3 * whole,
-        **of_host,
         "throughput": tokens / whole,
         **{name: 1e3 * value / tokens for name, value in seconds.items()},
         "share of linear": 100 * seconds["linear"] / whole,
     }
+
+
+def of_artefact(engine: Deployment, phase: str, L: int, B: int) -> dict[str, float]:
+    """ms of `iteration`, and with the artefact's host."""
+    ms = iteration(engine, phase, L, B)["iteration"]
+    return {"iteration": ms, "with the host": 1e3 * HOSTS["sarathi-serve"].around(1e-3 * ms, B)}
 
 
 def beyond(B: int) -> float:
@@ -111,30 +118,44 @@ def one_decode(engine: Deployment) -> dict[str, float]:
 def compare(rows: Rows) -> None:
     """Errors beside the artefact's times, without the host and with it; and `extremes`."""
     for number, case in MEASURED.items():
-        [row] = rows.where("with the host", **case)
-        measured = paper_numbers()[number]
-        for error, quantity in ERRORS.items():
-            row[error] = 100 * (row[quantity] / measured - 1)
+        for row in rows.where("with the host", **case):
+            for error, quantity in ERRORS.items():
+                row[error] = 100 * (row[quantity] / paper_numbers()[number] - 1)
     extremes(rows)
 
 
 def report(rows: Rows) -> None:
+    if not (compared := rows.where(next(iter(ERRORS)))):
+        return  # a user's own
     host = host_of_artefact()
     each, alone = f"{1e3 * host.request:.4f} ms for each request", f"{1e3 * beyond(32):.2f} ms"
     print(f"\nthe artefact's host: {1e3 * host.iteration:.2f} ms and {each}; 32 decodes: {alone}")
     columns = ("phase", "L", "B", *ERRORS.values(), *ERRORS)
-    print_rows(rows.where(next(iter(ERRORS))), columns, "Yi-34B on two A100s beside the artefact")
+    print_rows(compared, columns, "Yi-34B on two A100s beside the artefact")
 
 
 def extremes(rows: Rows) -> None:
     """What the paper states of the shares."""
-    own = rows.where("share of linear", model=MISTRAL.model)
+    own = rows.where("share of linear")
     large = Rows(row for row in own if row["share of linear"] >= LARGE_SHARE)
     rows.add(which="smallest", **{"share of linear": min(own.column("share of linear"))})
-    longest = max(large.where(phase="prefill", B=1).column("L"))
-    rows.add(**{f"largest prefill with a share of {LARGE_SHARE} %": longest})
-    largest = max(large.where(phase="decode").column("B"))
-    rows.add(**{f"largest decode with a share of {LARGE_SHARE} %": largest})
+    for phase, key, case in (("prefill", "L", {"B": 1}), ("decode", "B", {})):
+        if found := large.where(phase=phase, **case).column(key):
+            rows.add(**{f"largest {phase} with a share of {LARGE_SHARE} %": max(found)})
+
+
+def sweeps(quick: bool, **own: object) -> list[Sweep]:
+    """own: see DEPLOYED."""
+    [one] = deployments([MISTRAL], **own)
+    most = one.cost_model.model.max_length
+    shapes = [each for each in (*SHAPES, *MANY_PROMPTS) if each["L"] <= most]
+    beside = [NODE] if one == MISTRAL else []
+    return [
+        Sweep(iteration, [one], shapes),
+        Sweep(of_artefact, beside, SHAPES),
+        Sweep(linear_operators, beside, cases(batch=list(TABLE_2))),
+        Sweep(one_decode, [one], [{}]),
+    ]
 
 
 # what a bar or a point stands for: a prompt, or a batch of decodes
@@ -142,12 +163,7 @@ ONE_BY_ONE = {"L": {"phase": "prefill", "B": 1}, "B": {"phase": "decode"}}
 STUDY = Study(
     "serve_phases",
     __doc__,
-    [
-        Sweep(iteration, [MISTRAL], [*SHAPES, *MANY_PROMPTS]),
-        Sweep(iteration, [NODE], SHAPES),
-        Sweep(linear_operators, [NODE], cases(batch=list(TABLE_2))),
-        Sweep(one_decode, [MISTRAL], [{}]),
-    ],
+    sweeps,
     units={
         "iteration": "ms",
         "with the host": "ms",
@@ -166,12 +182,12 @@ STUDY = Study(
             "B",
             "throughput",
             "phase",
-            where={"model": MISTRAL.model, "L": LENGTH},
+            where={"L": LENGTH},
             title=f"(Fig 3) {LENGTH} tokens each",
             log="xy",
         ),
         *[
-            Panel(key, PARTS, kind="stacks", where=case | {"model": MISTRAL.model}, title="(Fig 4)")
+            Panel(key, PARTS, kind="stacks", where=case, title="(Fig 4)")
             for key, case in ONE_BY_ONE.items()
         ],
         *[
@@ -200,6 +216,7 @@ STUDY = Study(
         or "which" in row
         or "L" not in row
     ),
+    flags=DEPLOYED,
 )
 
 if __name__ == "__main__":

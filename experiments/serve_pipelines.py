@@ -1,10 +1,13 @@
-"""Sarathi-Serve, Fig 11 and 13: the capacity of pipelines, and of tensor parallelism over nodes.
+r"""Sarathi-Serve, Fig 11 and 13: the capacity of pipelines, and of tensor parallelism over nodes.
 
     python experiments/serve_pipelines.py
         predicted for Falcon-180B on two nodes of four A100s, as TP4-PP2 and as TP8, and for
         LLaMA2-70B on eight A40s as TP4-PP2: eight minutes of CPU time
     python experiments/serve_pipelines.py --requests 2048
         as many requests as the paper: more exact, and slower
+    python experiments/serve_pipelines.py --requests-file examples/users.csv \
+            --policy-file examples/priority.py
+        your requests and policy on these pipelines. For those of yours: plan.py --tp 4 --pp 2
 
 serving/capacity.py defines capacity, SLO and served rate. Each search has 1024 requests. It repeats
 them until twice as many would not change the capacity (`settled_capacity`). Machines, batch sizes
@@ -28,10 +31,12 @@ these causes because our gains were not the paper's. A knob is a number that we 
 
 import enter  # noqa: F401
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
+from batch import Request
 from command.flags import Flag
 from configs.hosts import HOSTS
 from costmodel import make_batch
@@ -39,7 +44,7 @@ from experiments.lib import papers
 from experiments.lib.claims import Claim, bounded
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
-from experiments.lib.flags import POLICIES as POLICY_FLAGS
+from experiments.lib.flags import SERVED
 from experiments.lib.papers import ARXIV, CHAT, OURS, POLICIES, RIVALS, Job
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
@@ -60,7 +65,7 @@ def falcon(ethernet: str = "ethernet-100g-tcp-4.6", host: str = "none") -> tuple
 FALCON, FALCON_TP8 = falcon()
 LLAMA = Deployment("llama2-70b", 4, A40, stages=2, link="pcie4", hop="pcie4", **SMALL)
 PIPELINES = (FALCON, LLAMA)
-DATASETS = {data.name: data for data in (CHAT, ARXIV)}
+DATASETS = (CHAT, ARXIV)
 REQUESTS = 1024
 PRECISION = 1.05  # of a capacity
 PROMPT = 4096  # tokens, of the prefill whose time is published
@@ -100,10 +105,11 @@ def slos(deployment: Deployment) -> dict[str, tuple[float, int]]:
 
 
 def capacities(
-    engine: Deployment, data: str, policy: str, count: int, seed: int, precision: float
-) -> list[Row]:
-    """Under each SLO."""
-    job, requests = Job(engine, data, policy), DATASETS[data].requests(count, seed=seed)
+    engine: Deployment, data: str, policy: str, workloads: Mapping[str, Sequence[Request]],
+    precision: float,
+) -> list[Row]:  # fmt: skip
+    """Under each SLO. workloads: requests by name."""
+    job, requests = Job(engine, data, policy), workloads[data]
     rows = papers.capacity_rows(job, requests, slos(engine), precision=precision)
     return [{"layout": engine.layout, **row} for row in rows]
 
@@ -151,22 +157,26 @@ def sweeps(
     requests: int | None = None,
     seed: int = 0,
     policy: Sequence[str] | None = None,
+    requests_file: Path | None = None,
     **_: object,
 ) -> list[Sweep]:
-    """quick: of chat alone, to a factor of 1.5. policy: more of them, on the pipelines."""
-    count = requests or (32 if quick else REQUESTS)
-    search = {"count": count, "seed": seed, "precision": 1.5 if quick else PRECISION}
-    run = partial(capacities, **search)
+    """quick: of chat alone, to a factor of 1.5. policy: more of them, on the pipelines.
+
+    requests_file: in the place of the published lengths; then the causes are not looked for.
+    """
+    count, precision = requests or (32 if quick else REQUESTS), 1.5 if quick else PRECISION
+    workloads = papers.workloads(DATASETS[: 1 if quick else None], requests_file, count, seed)
+    run = partial(capacities, workloads=workloads, precision=precision)
+    why = partial(cause, count=count, seed=seed, precision=precision)
     policies = list(dict.fromkeys((*POLICIES, *(policy or ()))))
-    datasets = CHAT.name if quick else list(DATASETS)
     # the paper's Fig 13b has vLLM alone on TP8, and chat alone
-    tp8 = cases(data=CHAT.name, policy=("vllm_v0", OURS))
+    tp8 = cases(data=next(iter(workloads)), policy=("vllm_v0", OURS))
     return [
         Sweep(iterations, [FALCON], [{}]),
         Sweep(bounds, PIPELINES, [{}]),
-        Sweep(run, PIPELINES, cases(data=datasets, policy=policies), processes=True),
+        Sweep(run, PIPELINES, cases(data=list(workloads), policy=policies), processes=True),
         Sweep(run, [FALCON_TP8], tp8, processes=True),
-        Sweep(partial(cause, **search), [FALCON], CAUSES, quick=CAUSES[:1], processes=True),
+        Sweep(why, [] if requests_file else [FALCON], CAUSES, quick=CAUSES[:1], processes=True),
     ]
 
 
@@ -184,6 +194,8 @@ def gains(rows: Rows) -> None:
         for (_, layout, policy), own in found.by("model", "layout", "policy").items():
             case = {"layout": layout, "SLOs": way, "policy": policy}
             rows.add(own[0], which="largest", **case, gain=max(own.column("gain")))
+    if not rows.where(OVER_PP):
+        return  # a user's own: nothing is published of it
     for number, case in IN_SECONDS.items():
         for row in rows.where("gain", source="predicted", **case):
             where = {"source": "paper", "model": row["model"], "hardware": row["hardware"]}
@@ -197,7 +209,8 @@ def gains(rows: Rows) -> None:
 def report(rows: Rows) -> None:
     papers.report(rows, "model", "layout", "data", "slo")
     columns = ("source", "link", "host", "knobs", "decode iteration", *GAINS)
-    print_rows(rows.where(OVER_PP), columns, "Falcon-180B, chat, 1 s, by what may be the cause")
+    if causes := rows.where(OVER_PP):
+        print_rows(causes, columns, "Falcon-180B, chat, 1 s, by what may be the cause")
 
 
 def compared(strict: str, way: str) -> dict[str, Row]:
@@ -283,7 +296,7 @@ STUDY = Study(
         "requests": Flag("requests of each search", REQUESTS, 32),
         "seed": Flag("seed of arrivals and lengths", 0),
     }
-    | POLICY_FLAGS,
+    | {name: SERVED[name] for name in ("policy", "policy_file", "requests_file")},
     slow=True,
 )
 

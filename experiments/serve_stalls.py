@@ -32,7 +32,7 @@ from command.flags import Flag
 from experiments.lib.claims import Claim, bounded
 from experiments.lib.engines import Real, Sweep, cases
 from experiments.lib.flags import SERVED, WRITES, ScriptParser
-from experiments.lib.papers import ARXIV, OURS, POLICIES, YI, Dataset, Recorded, deployments
+from experiments.lib.papers import ARXIV, OURS, POLICIES, YI, Data, Recorded, deployments
 from experiments.lib.rows import Row
 from experiments.lib.study import Panel, Study
 from pictures import perfetto
@@ -78,7 +78,7 @@ def over_time(trace: Trace) -> list[Row]:
 
 
 def on_gpus(
-    engine: Deployment, policy: str, C: int, count: int, seed: int, data: Dataset | Recorded
+    engine: Deployment, policy: str, C: int, count: int, seed: int, data: Data
 ) -> list[Row]:
     return over_time(output(engine, waiting(data.requests(count, seed=seed)), policy, C))
 

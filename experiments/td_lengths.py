@@ -39,6 +39,7 @@ import numpy as np
 from batch import Request
 from command.flags import Flag
 from experiments.lib import td
+from experiments.lib.claims import Claim, falls
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
@@ -196,6 +197,7 @@ STUDY = Study(
     derive=beside_oracle,
     shown=lambda row, quantity: quantity == "class accuracy" or row.get("group") == BESIDE,
     report=report,
+    claims=[Claim("errors cancel", falls("error", "group", group=(1, 16, BESIDE)))],
     flags={"seed": Flag("seed of the first split", 0)},
 )
 

@@ -32,6 +32,7 @@ from itertools import product
 
 from command.flags import Flag
 from experiments.lib import td
+from experiments.lib.claims import Claim, bounded
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
@@ -156,6 +157,10 @@ STUDY = Study(
     columns=2,
     shown=None,
     report=report,
+    claims=[
+        Claim("our look-ahead preempts nobody", bounded("preemptions", 0, 0, look_ahead=RUNS[0])),
+        Claim("the paper's does", bounded("preemptions", 1, SIZE, look_ahead=RUNS[2])),
+    ],
     flags={"seed": Flag("seed of the groups of requests", 0)},
 )
 

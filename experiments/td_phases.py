@@ -21,6 +21,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from experiments.lib import td
+from experiments.lib.claims import Claim, rises
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
@@ -136,6 +137,7 @@ STUDY = Study(
     draw=draw,
     shown=None,
     report=report,
+    claims=[Claim("phases leave less idle", rises("busy", "system", system=("PP+SB", td.OURS)))],
 )
 
 if __name__ == "__main__":

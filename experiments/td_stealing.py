@@ -23,6 +23,7 @@ import enter  # noqa: F401
 from statistics import fmean
 
 from experiments.lib import td
+from experiments.lib.claims import Claim, bounded, falls
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
@@ -34,6 +35,7 @@ LEAST = 50_000  # tokens: a node with less KV memory is left out, for it switche
 QUICK = (td.NODES["L20 + 32B"], td.NODES["A100 + 70B"])  # of which there are published numbers
 PUBLISHED = {"stages": 4, "phases": "short", "stealing": "window"}
 KINDS = ((4, "short"), (2, "short"), (4, "long"))  # stages and phases
+LONG = {"phases": "long", "stealing": ("off", "window")}
 Decode = tuple[Step, int]  # a step, and the context tokens of all its requests
 
 
@@ -137,6 +139,11 @@ STUDY = Study(
     derive=gains,
     shown=lambda row, quantity: quantity == "gain" and PUBLISHED.items() <= row.items(),
     report=report,
+    claims=[
+        Claim("stealing evens out sizes", falls("spread of requests", "stealing", **LONG)),
+        Claim("... and seconds", falls("spread of seconds", "stealing", **LONG)),
+        Claim("which differ little", bounded("spread of seconds", 1, 1.15, stealing="off")),
+    ],
 )
 
 if __name__ == "__main__":

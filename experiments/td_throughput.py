@@ -292,9 +292,7 @@ STUDY = Study(
         number: ("lead", {"case": ALL, "which": "largest", "system": OURS, "baseline": baseline})
         for baseline, number in td.PUBLISHED.items()
     }
-    | {
-        "td_scaling_l20_32b": ("over 2 GPUs", {"case": ALL, "node": "L20 + 32B"}),
-    },
+    | {"td_scaling_l20_32b": ("over 2 GPUs", {"case": ALL, "node": "L20 + 32B"})},
     derive=compare,
     shown=lambda row, quantity: (
         row.get("case") == ALL

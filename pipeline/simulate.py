@@ -129,4 +129,6 @@ def simulate_pipeline(
     way = Hop.over(lookup(LINKS, hop, "link"), cost_model) if hop is not None else None
     trace = PipelineTrace(stages, filled.count, keep)
     trace.guess = cost_model.guess
+    if trace.requests is not None:
+        trace.requests.policy = policy
     return run_pipeline(filled, costs, trace, way)

@@ -13,6 +13,7 @@ from configs import GPUS, MODELS, ModelConfig
 from costmodel import CostModel, make_batch
 from executor import ModelExecutor
 from experiments.lib.common import print_table
+from experiments.lib.measuring import place
 from fast import cuda
 from fast.backends import BACKENDS
 from fast.graphs import LAUNCH, GraphExecutor, Graphs
@@ -42,11 +43,7 @@ def watched(
             runs = GraphExecutor(*parts, Graphs(cache, attend))
 
         def once() -> None:
-            cache.reset()
-            runs.slot_of.clear()
-            for request in [chunk.request for chunk in batch.chunks if chunk.start] + batch.decodes:
-                runs.slot_of[request.request_id] = slot = cache.allocate()
-                cache.extend(slot, request.context)
+            place(runs, batch)
             logits = runs.forward(runs.flatten(batch), untimed)
             if batch.sampled:
                 logits.argmax(dim=-1).to("cpu")  # its `tolist` waits once

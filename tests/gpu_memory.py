@@ -20,6 +20,7 @@ from configs import MODELS, ModelConfig
 from costmodel import make_batch
 from executor import ModelExecutor
 from experiments.lib.common import print_table
+from experiments.lib.measuring import place
 from fast.backends import BACKENDS
 from kvcache import KVCache
 from loading.device import LOADED, batch_bytes
@@ -97,12 +98,8 @@ def counted(
         cache = KVCache(config, case.slots, case.length, dtype, CUDA)
         executor = ModelExecutor(model, cache, BACKENDS[backend])
         for name, batch in case.batches().items():
-            cache.reset()
-            executor.slot_of.clear()
             chunk_mask.cache_clear()
-            for request in [chunk.request for chunk in batch.chunks if chunk.start] + batch.decodes:
-                executor.slot_of[request.request_id] = slot = cache.allocate()
-                cache.extend(slot, request.context)
+            place(executor, batch)
             with Peak() as peak:
                 executor.forward(executor.flatten(batch), untimed)
             chunk_mask.cache_clear()  # fake tensors must not stay

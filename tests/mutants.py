@@ -28,7 +28,7 @@ HERE = ROOT / "tests"
 FILES = (
     "test_kvcache", "test_attention", "test_scheduler", "test_policies", "test_oracle", "test_loop",
     "test_runner", "test_engine", "test_pipeline", "test_td_pipe", "test_costmodel", "test_beam",
-    "test_constants", "test_distributed", "test_paged",
+    "test_constants", "test_distributed", "test_paged", "test_graphs",
 )  # fmt: skip
 LIMIT = 3600  # s of a mistake. Whoever finds it later has not found it
 CPU_LIMIT = 30  # s of the CPU, of one test under it

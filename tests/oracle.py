@@ -46,9 +46,12 @@ from scheduler import (
     POLICIES,
     ChunkedOnly,
     HybridOnly,
+    Orca,
+    RequestLevel,
     Sarathi,
     SarathiServe,
     Scheduler,
+    VLLMv0,
     held,
     make_scheduler,
 )
@@ -361,8 +364,14 @@ def check(play: Play, found: Found) -> None:
 
 
 def check_rules(scheduler: Scheduler, batch: Batch) -> None:
-    """Of policies: the token budget, and no decode that waits."""
+    """Of policies: the token budget, no decode that waits, and what a batch may hold."""
     alternates = isinstance(scheduler, ChunkedOnly | PrefillFirst)
+    if isinstance(scheduler, Sarathi):
+        assert len(batch.chunks) <= 1, "two chunks"
+    if alternates or isinstance(scheduler, RequestLevel | VLLMv0):
+        assert not (batch.chunks and batch.decodes), "prefills beside decodes"
+    if isinstance(scheduler, RequestLevel | Orca | VLLMv0 | HybridOnly):
+        assert all(chunk.is_last for chunk in batch.chunks), "a part of a prompt"
     if isinstance(scheduler, Sarathi | SarathiServe) and (batch.chunks or not alternates):
         rows = batch.num_tokens
         assert rows <= scheduler.chunk_size or not batch.chunks, "the budget is exceeded"

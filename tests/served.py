@@ -11,8 +11,16 @@ from watch import wait_for
 from web.api import Api
 from web.api import router as api_routes
 from web.chat import Chat
+from web.priced import Clock
 from web.runner import Engine, Runner
 from web.server import Limits, Server, listen
+
+
+class Hurried(Clock):
+    """A hundred times as fast as real time, so that a test need not wait."""
+
+    def wait(self, seconds: float) -> None:
+        super().wait(seconds / 100)
 
 
 @dataclass

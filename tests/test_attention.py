@@ -27,12 +27,6 @@ def test_stacked_chunk_masks_are_the_lower_triangle() -> None:
             assert torch.equal(stacked, triangle), (length, chunk_size)
 
 
-def test_fig6() -> None:
-    """The paper's picture: chunks of four; the second chunk's rows see 5, 6, 7 and 8 keys."""
-    assert chunk_mask(4, 4).sum(dim=1).tolist() == [5, 6, 7, 8]
-    assert chunk_mask(4, 4).shape == (4, 8)
-
-
 CASES = {
     "whole prompt": (7, [2], [7]),
     "later chunk": (5, [0], [23]),
@@ -111,11 +105,6 @@ def test_only_the_context_counts() -> None:
     for backend in (BACKENDS["math"], PLAIN["sdpa"], BACKENDS["sdpa"]):
         found = attend_spans(backend, q, keys, values, slots, contexts)
         torch.testing.assert_close(found, expected)
-
-
-def test_keys_are_rounded_up_within_the_slot() -> None:
-    rounded = [cpu.round_up(keys, 40) for keys in (1, 16, 17, 32, 33, 40)]
-    assert rounded == [16, 16, 32, 32, 40, 40]
 
 
 def test_choice() -> None:

@@ -11,11 +11,11 @@ from conftest import one_at_a_time, tiny_model
 from attention import PLAIN
 from batch import Request
 from beam.executor import BeamExecutor, enable_beams
-from beam.memory import SegmentMemory, StandardMemory
+from beam.memory import SegmentMemory
 from beam.outputs import beam_requests
 from beam.request import CACHES, BeamRequest, BeamSearchParams, cached_tokens
 from beam.search import BeamSearch, Candidate, best_candidates
-from engine import LLM, SamplingParams
+from engine import LLM
 from executor import ModelExecutor
 from kvcache import KVCache
 from loop import Loop
@@ -116,22 +116,6 @@ def test_the_table_follows_the_whole_history_not_the_last_parent() -> None:
         assert memory.table[:, : memory.steps].tolist() == table_by_hand(reorders, width)
 
 
-def test_beams_that_all_descend_from_one_read_its_keys() -> None:
-    model = tiny_model("llama")
-    cache = KVCache(model.config, 1, 8)
-    memory = SegmentMemory(cache, 0, 3, 4)
-    memory.extend()
-    memory.extend()  # each goes on by itself
-    memory.reorder([2, 2, 2, 2])
-    memory.extend()
-    assert memory.table[:, :3].tolist() == [[2, 2, beam] for beam in range(4)]
-    standard = StandardMemory(cache, 0, 3, 4)
-    k = torch.arange(4.0).view(4, 1, 1).expand(4, *cache.k.shape[1:2], cache.k.shape[-1])
-    standard.append(0, k, k)
-    standard.reorder([2, 2, 2, 2])
-    assert (standard.layers[0][0][:, :, -1] == 2).all()
-
-
 def test_growth_copies_what_is_there_and_lets_the_old_go() -> None:
     model = tiny_model("llama")
     cache = KVCache(model.config, 1, 8, torch.float64)
@@ -230,31 +214,6 @@ def test_each_prompt_may_have_parameters_of_its_own(llm: LLM) -> None:
     alone = [llm.beam_search(PROMPT, params)[0] for params in each]
     assert [output.sequences for output in found] == [output.sequences for output in alone]
     assert len(llm.beam_search([9])[0].sequences) == BeamSearchParams().beam_width
-
-
-def test_a_width_of_one_is_greedy_search(llm: LLM) -> None:
-    [greedy] = llm.generate([PROMPT], SamplingParams(max_tokens=20))
-    [beams] = llm.beam_search(PROMPT, BeamSearchParams(1, 20))
-    assert beams.sequences[0].token_ids == greedy.token_ids
-
-
-@pytest.mark.slow
-def test_100_searches_leave_nothing_behind(llm: LLM) -> None:
-    """Of tensors, how many and how many bytes: a process also counts what the allocator keeps."""
-
-    def tensors() -> tuple[int, int]:
-        gc.collect()
-        found = [each for each in gc.get_objects() if type(each) is torch.Tensor]
-        return len(found), sum(each.numel() * each.element_size() for each in found)
-
-    params = BeamSearchParams(2, 19)  # long enough to reorder and to grow
-    for cache in CACHES:
-        llm.beam_search([PROMPT] * 10, params, cache=cache)
-    before = tensors()
-    for number in range(10):
-        llm.beam_search([PROMPT] * 10, params, cache=CACHES[number % 2])
-    assert tensors() == before
-    assert llm.cache.used == [None] * 3
 
 
 def test_an_interrupted_search_leaves_an_llm_that_works(

@@ -84,19 +84,3 @@ def test_the_same_sequences_as_transformers(name: str, seed: int, tmp_path: Path
         improved += len({tuple(sequence.token_ids) for sequence in found.sequences}) > 1
     assert ended > CASES[seed] / 15, "end tokens must matter"
     assert improved > CASES[seed] / 3, "beams must differ"
-
-
-def test_several_prompts_of_different_lengths_are_searched_side_by_side(tmp_path: Path) -> None:
-    reference = oracle("llama")
-    reference.save_pretrained(tmp_path)
-    reference = reference.double()
-    generator = random.Random(5)
-    prompts = [
-        [generator.randrange(VOCABULARY) for _ in range(length)] for length in (3, 31, 12, 1, 40)
-    ]
-    llm = LLM(str(tmp_path), dtype="float64", device="cpu", max_batch_size=3, chunk_size=16)
-    rule = {"beam_width": 3, "max_tokens": 18, "stop_ids": (7,), "length_penalty": 1.0}
-    found = llm.beam_search(prompts, BeamSearchParams(**rule))
-    for prompt, output in zip(prompts, found, strict=True):
-        case = rule | {"prompt": prompt, "early_stopping": False}
-        assert [s.token_ids for s in output.sequences] == expected(reference, case)[0]

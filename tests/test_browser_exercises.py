@@ -1,7 +1,6 @@
 """The exercises in a browser: Chromium, and no network but this machine's own.
 
     make browser                                        installs Playwright, Pyodide, CodeMirror
-    python -m pytest tests/test_browser_exercises.py -s     prints how long checks take
 
 Skipped where Playwright, Chromium or npm's packages are missing.
 """
@@ -10,7 +9,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 import zipfile
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -52,16 +50,6 @@ ASK = """async (question) => {
   self.tested ??= new Python(manifest, location.href, { limit: 300000 });
   return self.tested.ask(question);
 }"""
-
-
-# The same check in a process of its own, as the command line does it.
-ALONE = """import sys
-from course.check.frame import examine
-from course.exercises import BASE, find, load
-from course.local import asker
-exercise = find(sys.argv[1])
-print(examine(exercise, asker(exercise, load(sys.argv[2], "mine.py")), BASE).failure)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -268,22 +256,3 @@ def test_everybody_can_use_it(
         shown.keyboard.press(key)
     assert shown.evaluate("() => document.activeElement.id") == "check"
     assert not shown.wrong
-
-
-def test_how_long_checks_take(site: str, opened: Opened) -> None:
-    """Prints it, and asserts no time."""
-    began = time.perf_counter()
-    shown = opened(f"{site}/course/#6")
-    check(shown, RIGHT)
-    print(f"\nE6: checked {time.perf_counter() - began:.1f} s after the page was opened")
-    for exercise in HERE:
-        shown.goto(f"{site}/course/#{exercise.key}")
-        fill(shown, RIGHT)
-        began = time.perf_counter()
-        check(shown)
-        took, began = time.perf_counter() - began, time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", ALONE, exercise.key, RIGHT], cwd=ROOT,
-                              capture_output=True, text=True, check=True)  # fmt: skip
-        alone = time.perf_counter() - began
-        assert done.stdout == "None\n" and "passed" in shown.inner_text("#result")
-        print(f"{exercise.name}: {took:.1f} s in the page, {alone:.1f} s on the command line")

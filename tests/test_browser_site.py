@@ -7,7 +7,6 @@ Skipped where the site is not built, or Playwright, Chromium or npm's packages a
 """
 
 import hashlib
-import importlib
 import re
 import subprocess
 import sys
@@ -124,16 +123,28 @@ def test_it_is_dark_where_the_system_is(opened: Opened, address: str) -> None:
     assert int(red) < 60
 
 
-def test_search_leads_to_a_lesson(opened: Opened, address: str) -> None:
+@pytest.mark.parametrize(
+    ("word", "place"), [("piggyback", "04_decode"), ("staggered", "gallery/index.html")]
+)
+def test_search_leads_to_a_lesson_and_to_a_figure(
+    word: str, place: str, opened: Opened, address: str
+) -> None:
+    """The second word stands in a caption alone."""
     page = opened(address, SIZES[1])
-    page.goto(address + "search.html?q=piggyback")
+    page.goto(f"{address}search.html?q={word}")
     page.locator("#search-results li a").first.wait_for()
-    lesson = page.locator("#search-results li a[href*='04_decode']").first
-    lesson.click()
-    assert "04_decode" in page.url and page.wrong == []
+    page.locator(f"#search-results li a[href*='{place}']").first.click()
+    assert place in page.url and page.wrong == []
 
 
-@pytest.mark.parametrize("lesson", LESSONS)
+def test_an_exercise_leads_to_its_lesson(opened: Opened, address: str) -> None:
+    page = opened(f"{address}exercises/index.html#6")
+    page.locator("#about a").click()
+    page.wait_for_url("**/notebooks/04_decode_maximal_batching.html")
+    assert page.wrong == []
+
+
+@pytest.mark.parametrize("lesson", [name for name in LESSONS if name != "07_latency"])
 def test_the_sliders_of_a_lesson_compute(
     lesson: str,
     opened: Opened,
@@ -141,9 +152,6 @@ def test_the_sliders_of_a_lesson_compute(
 ) -> None:
     """First what the lesson shows, too; then something else."""
     page = opened(f"{address}notebooks/{lesson}.html", SIZES[1])
-    if "whatif.js" not in page.content():
-        assert lesson not in importlib.import_module("docs.site").sliders()
-        return
     place = page.locator(".what-if")
     place.locator("button").click()
     page.wait_for_selector(".what-if[data-shown='1']")

@@ -9,17 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 
 from command import cli
 from command.checks import UserError
 from command.cli import MARK, claim, is_ours, write_file
+from experiments.lib.common import write_table
+from experiments.lib.look import save_figure
 from experiments.lib.rows import Rows, make_directory, with_kept
 from loading import checkpoint
+from pictures.perfetto import Tracks
 from tests import warm
 from tests.conftest import tiny_model
-from tests.hostile.kills import WRITERS
 
 ROOT = Path(__file__).parent.parent
 
@@ -169,6 +172,25 @@ def test_an_interrupt_anywhere_leaves_the_old_file_or_the_new_one(
     assert path.read_bytes() == b"new" and os.listdir(tmp_path) == ["file"]
     first = found.index(b"new")  # the last steps come when it has its place
     assert first > 20 and found == [old] * first + [b"new"] * (step - first)
+
+
+def trace(path: Path, version: int) -> None:
+    tracks = Tracks()
+    tracks.slice(tracks.lane(tracks.group("run", "engine", None), "one"), "x" * 2000, version, 9)
+    tracks.save(path)
+
+
+# What writes a file, given its path and 0 or 1: two versions.
+WRITERS: dict[str, Callable[[Path, int], None]] = {
+    "a page": lambda path, version: write_file(path, f"<p>{version}" * 100_000),
+    "a notebook": lambda path, version: write_file(path, b'{"cells": %d}' % version),
+    "a table": lambda path, version: write_table(path, ["a"], [[float(version)]] * 1000),
+    "a picture": lambda path, version: save_figure(plt.figure(), path, 10 + version),
+    "a trace": trace,
+    "weights": lambda path, version: checkpoint.save(
+        tiny_model("gpt2"), path.parent, (torch.float16, torch.bfloat16)[version]
+    ),
+}
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "no space")])

@@ -1,6 +1,5 @@
 """The cost model's constants: whose they are, who borrows them, and who says so."""
 
-import csv
 import statistics
 import sys
 from dataclasses import replace
@@ -14,6 +13,7 @@ from configs import GPUS, MODELS
 from configs.constants import BORROWED
 from costmodel import EFFICIENCY, SOFTWARE, CostModel, constants
 from experiments import fit, td_allreduce
+from experiments.lib.common import read_table
 from experiments.lib.engines import Priced, Sweep
 from experiments.lib.study import guesses
 from pipeline import simulate_pipeline
@@ -58,9 +58,7 @@ def test_every_results_file_says_its_guesses() -> None:
 
 
 def test_the_rows_are_of_many_sizes_with_their_source() -> None:
-    path = Path(fit.__file__).parent / "l20_iterations.csv"
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_table(Path(fit.__file__).parent / "l20_iterations.csv")
     assert all("Apache-2.0" in row["source"] for row in rows)
     sizes = [int(row["rows"]) for row in rows]
     assert sizes == sorted(set(sizes)) and len(sizes) > 130 and {1, 128, 129, 2048} <= set(sizes)

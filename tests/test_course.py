@@ -13,6 +13,7 @@ import re
 import shlex
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -45,7 +46,7 @@ from course.picture import picture
 from course.plants import Plant, plants
 from course.sandbox import PROTECTIONS
 from course.sketch import Words, svg
-from course.submissions import LONGEST_FILE, Submission
+from course.submissions import Submission
 from course.worker import processor_clock
 from scheduler import Sarathi
 from tests import warm
@@ -61,12 +62,25 @@ RIGHT = (
 POSIX = pytest.mark.skipif(os.name != "posix", reason="it needs signals and links")
 
 
-def zipped(name: str, data: bytes, how: int = zipfile.ZIP_DEFLATED) -> str:
+def zipped(name: str | zipfile.ZipInfo, data: bytes, how: int = zipfile.ZIP_DEFLATED) -> str:
     """A zip of one file, as base64."""
     out = BytesIO()
     with zipfile.ZipFile(out, "w", how) as packed:
         packed.writestr(name, data)
     return base64.b64encode(out.getvalue()).decode()
+
+
+def far() -> str:
+    """A zip whose file lies beyond all that can be counted."""
+    info = zipfile.ZipInfo("e01.py")
+    info.extra = struct.pack("<HHQ", 1, 8, 2**64 - 1)
+    data = bytearray(base64.b64decode(zipped(info, b"x = 1")))
+    place = data.rindex(b"PK\1\2") + 42
+    data[place : place + 4] = b"\xff" * 4  # the offset is in `extra`
+    return base64.b64encode(data).decode()
+
+
+FAR = far()
 
 
 @pytest.fixture
@@ -319,8 +333,11 @@ def test_the_failing_case_is_drawn_if_it_fits() -> None:
         ({"call": "unpack", "zip": "UEsDBA=="}, "this zip cannot be read"),
         ({"call": "unpack", "zip": zipped("e01.py", b"\xff")}, "a file of this zip is no text"),
         ({"call": "unpack", "zip": zipped("diary.txt", b"")}, "this zip has none of e01.py"),
-        ({"call": "unpack", "zip": zipped("e01.py", b"0" * 9_000_000)}, "e01.py is longer than"),
-        ({"call": "unpack", "zip": zipped("e01.py", b"", zipfile.ZIP_LZMA)}, "this zip has none"),
+        ({"call": "unpack", "zip": zipped("__MACOSX/e01.py", b"")}, "this zip has none of e01.py"),
+        ({"call": "unpack", "zip": zipped("e01.py", b"0" * 9_000_000)}, "e01.py cannot be read: a"),
+        ({"call": "unpack", "zip": zipped("e01.py", b"", zipfile.ZIP_LZMA)}, "e01.py cannot be re"),
+        ({"call": "unpack", "zip": FAR}, "e01.py cannot be read: "),
+        ({"call": "pack", "files": {"e01.py": "0" * 65537}}, "e01.py is above 64 kB"),
     ],
 )
 def test_the_page_gets_one_sentence_for_a_mistake(question: dict, words: str) -> None:
@@ -710,7 +727,7 @@ def test_attacks_earn_nothing_and_harm_nothing(
         for name, (_, body) in ATTACKS.items():
             (folder / name).mkdir()
             (folder / name / "e01.py").write_text(attack(body, **names))
-        for name in ("good", "link", "pipe", "long", "latin"):
+        for name in ("good", "link", "pipe", "latin"):
             (folder / name).mkdir()
         (folder / "good" / "e01.py").write_text(attack("pass"))
         (folder / "good" / "e09.py").write_text("import os; os._exit(3)")
@@ -719,13 +736,8 @@ def test_attacks_earn_nothing_and_harm_nothing(
         )
         (folder / "link" / "e01.py").symlink_to(secret)
         os.mkfifo(folder / "pipe" / "e01.py")
-        (folder / "long" / "e01.py").write_text(attack("pass") + "#" * LONGEST_FILE)
         (folder / "latin" / "e01.py").write_bytes(b"# \xe9\n" + attack("pass").encode())
         (folder / "elsewhere").symlink_to(tmp_path)
-        with zipfile.ZipFile(folder / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as packed:
-            packed.writestr("e01.py", b"#" * (50 << 20))
-            packed.writestr("../../../escaped.py", "x")
-        (folder / "no.zip").write_bytes(b"PK\3\4 no zip")
         with zipfile.ZipFile(folder / "rare.zip", "w", zipfile.ZIP_LZMA) as packed:
             packed.writestr("e01.py", attack("pass"))
         with zipfile.ZipFile(folder / "zipped.zip", "w", zipfile.ZIP_DEFLATED) as packed:
@@ -745,7 +757,7 @@ def test_attacks_earn_nothing_and_harm_nothing(
     assert good["1"] == "passed" and good["9"] == "answer" and good["10"] == "answer"
     assert good["6"] == "-"
     assert grades["zipped.zip"].results["1"] == "passed"
-    for name in ("link", "pipe", "long", "latin", "bomb.zip", "no.zip", "rare.zip", "torn.zip"):
+    for name in ("link", "pipe", "latin", "rare.zip", "torn.zip"):  # classroom.py has others
         assert grades[name].results["1"] == "refused", name
     assert "elsewhere" not in grades, "a link to a folder is left alone"
     assert secret.read_text() == attack("pass")
@@ -1096,7 +1108,8 @@ def test_a_container_gets_the_fence(
     assert asked == ["image", "inspect", "an-image"] and ended[0] == "kill"
     for flag in ("--network=none", "--read-only", "--cap-drop=ALL", "--user=65534:65534"):
         assert flag in started
-    assert f"--name={ended[1]}" in started and not any("/" in each for each in started[4:12:99])
+    assert f"--name={ended[1]}" in started
+    assert not any(each.startswith(("-v", "--volume", "--mount")) for each in started)
     with pytest.raises(UserError, match="no image 'another'"):
         grade.container_of("another")
 

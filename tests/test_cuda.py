@@ -334,8 +334,7 @@ def test_bytes_written_for_decodes(backend: str, times: float) -> None:
 
 @LINUX
 @pytest.mark.parametrize(
-    ("attend", "name"),
-    [*((cuda.gathered, name) for name in SHAPES), (cuda.varlen, "llama-gqa")],
+    ("attend", "name"), [*((cuda.gathered, name) for name in SHAPES), (cuda.varlen, "llama-gqa")]
 )
 def test_a_capture_copies_nothing_from_the_host(attend: Callable, name: str) -> None:
     watch = Watch()

@@ -25,7 +25,6 @@ from command.checks import UserError
 from configs import MODELS
 from costmodel import make_batch
 from experiments.lib.steady import Workload, balance, predicted_throughput, split
-from loading.policyfile import LOADED
 from pictures.gantt import LOOKS
 from scheduler import POLICIES
 from simulate import CostExecutor, make_cost_model, simulate
@@ -417,14 +416,9 @@ class Mine(SarathiServe):
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A place for a pasted policy. POLICIES is as it was, afterwards."""
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A place for a pasted policy."""
     monkeypatch.setattr(explorer, "OWN", tmp_path / "your_policy.py")
-    before, loaded = dict(POLICIES), dict(LOADED)
-    yield
-    for table, was in ((POLICIES, before), (LOADED, loaded)):
-        table.clear()
-        table.update(was)
 
 
 def test_a_pasted_policy_runs_beside_ours(own: None) -> None:
@@ -537,7 +531,7 @@ def test_the_page_has_no_script_inside_and_its_links_are_there() -> None:
         assert not re.search(r"\beval\(|new Function|innerHTML|document\.write", text), script
         named = re.findall(r'from "\./([^"]+)"|Worker\(new URL\("([^"]+)"', text)
         assert {a or b for a, b in named} <= {*scripts}
-    assert len(scripts) == 5
+    assert len(scripts) == 6
     assert explore_routes.PAGE_POLICY in page, "the policy is the same without a server's headers"
 
 

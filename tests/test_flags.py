@@ -275,8 +275,7 @@ def first_workers(process: warm.Command) -> list[int]:
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("seconds", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
 @pytest.mark.parametrize(
-    "arguments",
-    [["serve_pipelines.py", "--requests", "4000"], ["busy.py", "--repeats", "1000"]],
+    "arguments", [["serve_pipelines.py", "--requests", "4000"], ["busy.py", "--repeats", "1000"]]
 )
 def test_an_interrupt_ends_a_command_and_its_workers(
     arguments: list[str], seconds: float, tmp_path: Path

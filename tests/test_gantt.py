@@ -9,7 +9,6 @@ from matplotlib.colors import to_hex
 
 from apart.simulate import simulate_fleet
 from batch import Request
-from engine import LLM, SamplingParams
 from pictures.gantt import LOOKS, Bar, Look, draw, draw_lanes
 from pictures.lanes import engine_lanes
 from simulate import simulate
@@ -65,18 +64,6 @@ def test_priced_run() -> None:
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [
         look.meaning for look in LOOKS.values()
     ]
-
-
-def test_real_run(small: str) -> None:
-    llm = LLM(
-        small, policy="sarathi", chunk_size=8, max_batch_size=3, device="cpu", dtype="float32"
-    )
-    llm.generate(
-        [list(range(1, 20)), [1, 2, 3]], SamplingParams(max_tokens=5), arrival_times=[0, 0.005]
-    )
-    _, axes = plt.subplots()
-    assert draw(llm.trace, axes, legend=False) is axes and axes.get_legend() is None
-    check(llm.trace, axes)
 
 
 def test_labels_only_where_there_is_room() -> None:

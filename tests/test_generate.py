@@ -64,10 +64,7 @@ def test_several_prompts_make_a_batch(tmp_path: Path) -> None:
 def test_a_line_ends_at_a_newline_only(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_bytes("one\x0cpage\u2028and\x85more\r\nThe with statement".encode())
-    assert read_prompts([], prompts) == [
-        "one\x0cpage\u2028and\x85more",
-        "The with statement",
-    ]
+    assert read_prompts([], prompts) == ["one\x0cpage\u2028and\x85more", "The with statement"]
 
 
 def test_each_prompt_draws_its_own_numbers() -> None:

@@ -1,6 +1,5 @@
 """The hostile test starts, and knows all commands; and what it has found once stays mended."""
 
-import os
 import re
 import signal
 import socket
@@ -38,35 +37,6 @@ def test_its_table_gives_flags_that_exist() -> None:
     for command in commands.COMMANDS:
         for word in (*command.given, *command.lasting):
             assert not word.startswith("--") or word[2:] in KINDS, (command.path, word)
-
-
-@pytest.mark.parametrize(("load", "slowness"), [(0.5, 1.0), (4.0, 1.0), (10.0, 2.5)])
-def test_a_busy_machine_is_given_more_time(
-    load: float, slowness: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sandbox = pytest.importorskip("tests.hostile.sandbox", reason="Windows has no limits")
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    assert sandbox.slowness() == slowness
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
-def test_only_a_command_that_imports_may_end_by_the_signal() -> None:
-    from tests.hostile import sandbox
-
-    def right(**state: object) -> list[int]:
-        running = sandbox.Running(0, None, Path(), 0.0, **state)
-        return [status for status in (130, -2, -15, 1) if sandbox.by_hand(running, status)]
-
-    assert right() == []
-    assert right(interrupted=1.0) == [130]
-    assert right(interrupted=1.0, imported=False) == [130, -2]
-    for handler, caught in ((signal.SIG_DFL, False), (signal.default_int_handler, True)):
-        before = signal.signal(signal.SIGINT, handler)
-        try:
-            assert sandbox.catches(os.getpid(), signal.SIGINT) == caught
-        finally:
-            signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")

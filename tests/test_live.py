@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from served import Hurried
 
 from scheduler import POLICIES
 from serving import capacity
 from web import explorer, live
-from web.priced import Clock, PricedEngine
+from web.priced import PricedEngine
 from web.runner import Full, Runner
 from web.server import Limits, application
 
@@ -21,16 +22,9 @@ PATIENCE = 30  # s until a test gives up
 LONG = 400  # tokens of a prompt
 
 
-class Quick(Clock):
-    """A hundred times as fast as real time, so that a test need not wait."""
-
-    def wait(self, seconds: float) -> None:
-        super().wait(seconds / 100)
-
-
 @pytest.fixture
 def runner() -> Iterator[Runner]:
-    engine = PricedEngine(policy="vllm_v0", max_batch_size=6, max_length=500, clock=Quick())
+    engine = PricedEngine(policy="vllm_v0", max_batch_size=6, max_length=500, clock=Hurried())
     found = Runner(engine, queue=20, deliver=lambda news: None)
     found.start()
     yield found

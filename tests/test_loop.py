@@ -109,11 +109,7 @@ def guaranteed(policy: str, batch_size: int, chunk_size: int) -> float:
     ),
 )
 def test_an_admitted_prefill_ends_within_a_bound(
-    policy: str,
-    batch_size: int,
-    spare: int,
-    endless: int,
-    work: list[tuple[int, int, int]],
+    policy: str, batch_size: int, spare: int, endless: int, work: list[tuple[int, int, int]]
 ) -> None:
     """Nobody starves, however long the others decode. With B < C and no limit of memory, a prefill
     has ended at most

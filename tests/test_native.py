@@ -26,7 +26,7 @@ from torch import Tensor
 import model
 from attention import PLAIN, FlatBatch, Span, reference
 from configs import MODELS
-from engine import LLM, SamplingParams
+from engine import LLM
 from fast import native
 from fast.backends import must_measure
 from kvcache import KVCache
@@ -217,30 +217,6 @@ def test_a_whole_batch_in_one_call(dtype: torch.dtype, n_kv_head: int, two_threa
     assert (cache.k != before).any(dim=-1).sum() == 73 * n_kv_head, (
         "the new rows of that layer, and no others"
     )
-
-
-@pytest.mark.parametrize("policy", ["sarathi", "request_level", "vllm_v0"])
-def test_llm_generates_the_same(policy: str) -> None:
-    """The demo model in float32, all that is native against all that is not."""
-    prompts = ["def open(path, mode):", "class List:\n    ", "import " * 40]
-    tokens = []
-    for attention_name in ("native", "sdpa"):
-        llm = LLM(
-            "demo",
-            policy=policy,
-            chunk_size=48,
-            max_batch_size=2,
-            dtype="float32",
-            device="cpu",
-            attention=attention_name,
-        )
-        assert llm.attention == attention_name and (
-            llm.model.layers[0].rotate is native.rotate
-        ) == (attention_name == "native")
-        tokens.append(
-            [output.token_ids for output in llm.generate(prompts, SamplingParams(max_tokens=24))]
-        )
-    assert tokens[0] == tokens[1]
 
 
 @pytest.mark.parametrize("flavour", TINY)

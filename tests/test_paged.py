@@ -1,4 +1,7 @@
-"""Blocks, tables and shared prefixes: the worked example of docs/paged.md, and random plays."""
+"""Blocks, tables and shared prefixes: random plays, and rules by hand.
+
+test_fill.py runs the worked example of docs/paged.md.
+"""
 
 import random
 from collections import Counter
@@ -64,16 +67,6 @@ def test_blocks_give_the_tokens_of_slots(driver: str, seen: Counter[str]) -> Non
         perform(driver, policy, range(2 if driver == "Loop" else 1))
     least = dict.fromkeys(("hits", "own", "evictions", "preemptions"), 1)
     assert seen >= Counter(least), "else the plays would say little"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("driver", IN_BLOCKS)
-def test_blocks_give_the_tokens_of_slots_in_a_thousand_runs(
-    driver: str, policy: str, seen: Counter[str]
-) -> None:
-    perform(driver, policy, range(100, 131))
-    assert seen["hits"]
 
 
 @pytest.mark.parametrize(
@@ -382,29 +375,3 @@ def test_a_refused_cache_leaves_the_old_one(llm: LLM, monkeypatch: pytest.Monkey
     llm.cache_tokens = None
     with pytest.raises(UserError, match="cache_tokens is None, and the cache has 16 blocks"):
         llm.generate(PROMPTS, params)
-
-
-def test_a_block_table_by_hand() -> None:
-    """The example of docs/paged.md, step by step."""
-    scheduler = paged("sarathi_serve", 4, 64, 20, 4)
-    memory = scheduler.memory
-    a = Request(0, [5, 1, 7, 2, 8, 8, 3, 4, 9, 6], max_tokens=3)
-    b = Request(1, [5, 1, 7, 2, 8, 8, 3, 4, 1, 1, 1], max_tokens=2)
-
-    scheduler.add(a)
-    assert step(scheduler) == [(0, 0, 10)]
-    assert memory.tables[a].blocks == [0, 1, 2] and memory.taken == 12
-    scheduler.add(b)
-    assert step(scheduler) == [(1, 8, 3)], "two blocks are a hit: 8 tokens do not run again"
-    assert memory.tables[a].blocks == [0, 1, 2] and memory.tables[b].blocks == [0, 1, 3]
-    assert memory.references == [2, 2, 1, 1] and memory.taken == 16
-    assert step(scheduler) == [] and not scheduler.has_work  # a decode of each, and both have ended
-    assert memory.taken == 0 and memory.references == [0, 0, 0, 0]
-    assert list(memory.idle) == [2, 3, 1, 0] and memory.free == []
-    assert (memory.hits, memory.asked) == (8, 21)
-    other = Request(2, range(50, 70), max_tokens=1)  # it needs five blocks: all are evicted
-    scheduler.add(other)
-    assert step(scheduler) == [(2, 0, 20)] and len(memory.references) == 5
-    again = Request(3, list(b.prompt), max_tokens=1)
-    scheduler.add(again)
-    assert step(scheduler) == [(3, 0, 11)], "nothing is left of them"

@@ -13,7 +13,6 @@ from conftest import ran
 import generate
 from batch import Request
 from command.cli import is_ours
-from engine import LLM, SamplingParams
 from experiments.lib.steady import simulate_operators
 from pictures import perfetto
 from pictures.lanes import Bar, request_lanes
@@ -155,16 +154,6 @@ def test_operators_nest_in_their_iteration(tmp_path: Path) -> None:
         and inside[1]["name"] == "preproj"
     )
     assert inside[0]["args"]["chunks"] == "A: 0 to 59"
-
-
-def test_real_run(small: str, tmp_path: Path) -> None:
-    options = {"policy": "sarathi_serve", "chunk_size": 8, "max_batch_size": 3}
-    llm = LLM(small, device="cpu", dtype="float32", time_operators=True, **options)
-    prompts = [list(range(1, 12)), list(range(9)), [3, 4]]
-    llm.generate(prompts, SamplingParams(max_tokens=5), arrival_times=[0, 0, 0.01])
-    perfetto.save(tmp_path / "run.json", {"real": llm.trace})
-    names = [event["name"] for event in events_of(tmp_path / "run.json")]
-    assert {"hybrid", "decode", "attn", "prefill", "batch size (requests)"} <= set(names)
 
 
 def test_a_file_says_what_its_runs_were(tmp_path: Path) -> None:

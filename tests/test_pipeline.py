@@ -27,11 +27,7 @@ from simulate import simulate
 
 
 def run_by_hand(
-    requests: list[Request],
-    costs,
-    micro_batches: int,
-    stages: int = 2,
-    hop: Hop | None = None,
+    requests: list[Request], costs, micro_batches: int, stages: int = 2, hop: Hop | None = None
 ) -> PipelineTrace:
     """One request in each micro-batch, dealt out in turn."""
     filled = filled_with(requests, "orca", micro_batches, stages, 1, 256, deal="turns")
@@ -234,46 +230,22 @@ def price(stages: int, uneven: bool):
     return costs
 
 
+FILLING = st.fixed_dictionaries({
+    "cache_tokens": st.sampled_from([None, 52]),
+    "deal": st.sampled_from(["queue", "turns"]),
+    "memory": st.sampled_from(["split", "pool"]),
+    "refill_every": st.sampled_from([1, 3]),
+})  # fmt: skip
+POLICY = st.sampled_from(sorted(POLICIES))
+SIZES = st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(1, 4))
+
+
 @settings(max_examples=150, deadline=None)
-@given(
-    REQUESTS,
-    st.sampled_from(sorted(POLICIES)),
-    st.integers(1, 5),
-    st.integers(1, 6),
-    st.integers(1, 4),
-    st.sampled_from([None, 52]),
-    st.sampled_from([0.0, 0.05]),
-    st.sampled_from(["queue", "turns"]),
-    st.sampled_from(["split", "pool"]),
-    st.sampled_from([1, 3]),
-    st.booleans(),
-)
-def test_every_schedule(
-    lengths,
-    policy,
-    stages,
-    micro_batches,
-    batch_size,
-    cache_tokens,
-    latency,
-    deal,
-    memory,
-    refill_every,
-    uneven,
-) -> None:
+@given(REQUESTS, POLICY, SIZES, FILLING, st.sampled_from([0.0, 0.05]), st.booleans())
+def test_every_schedule(lengths, policy, sizes, filling, latency, uneven) -> None:
+    micro_batches, stages, _ = sizes
     trace = PipelineTrace(stages, micro_batches, keep=True)
-    filled = filled_with(
-        make(lengths),
-        policy,
-        micro_batches,
-        stages,
-        batch_size,
-        8,
-        cache_tokens,
-        deal=deal,
-        memory=memory,
-        refill_every=refill_every,
-    )
+    filled = filled_with(make(lengths), policy, *sizes, 8, **filling)
     run_pipeline(filled, price(stages, uneven), trace, Hop(latency, latency / 10))
 
     assert sorted(request for request, _ in trace.finished) == list(range(len(lengths)))
@@ -307,20 +279,13 @@ def test_every_schedule(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    REQUESTS,
-    st.sampled_from(sorted(POLICIES)),
-    st.integers(1, 4),
-    st.sampled_from([None, 60]),
+    REQUESTS, POLICY, st.integers(1, 4), st.sampled_from([None, 60]),
     st.sampled_from(["queue", "turns"]),
-)
+)  # fmt: skip
 def test_one_stage_is_simulate(lengths, policy, batch_size, cache_tokens, deal) -> None:
     """Bit for bit."""
-    options = {
-        "policy": policy,
-        "chunk_size": 16,
-        "max_batch_size": batch_size,
-        "cache_tokens": cache_tokens,
-    }
+    options = {"policy": policy, "max_batch_size": batch_size, "cache_tokens": cache_tokens}
+    options["chunk_size"] = 16
     flat = simulate(make(lengths), "llama-13b", "a6000", **options)
     piped = simulate_pipeline(
         make(lengths), "llama-13b", "a6000", stages=1, deal=deal, keep=True, **options

@@ -1,6 +1,6 @@
 """plan.py: the printed capacity is one, its interval is honest, and mistakes are one line.
 
-LLAMA3 is the config.json of Llama-3-8B. The conversation trace is the committed sample.
+The conversation trace is the committed sample.
 """
 
 import gc
@@ -74,19 +74,11 @@ from serving.planner import (
 from serving.traffic import Fixed, at_rate, make_requests, poisson, read_trace
 from simulate import simulate
 from tests import warm
+from tests.hostile.samples import LLAMA3
 from timeline import Trace
 
 ROOT = Path(__file__).parent.parent
 TRACE = ROOT / "experiments" / "azure_conv_2023_sample.csv"
-LLAMA3 = {
-    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-    "bos_token_id": 128000, "eos_token_id": 128001, "hidden_act": "silu", "hidden_size": 4096,
-    "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 8192,
-    "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32,
-    "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": None,
-    "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-    "use_cache": True, "vocab_size": 128256,
-}  # fmt: skip
 OURS, SLO = "sarathi_serve", Slo.of(0.05)
 
 

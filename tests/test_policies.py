@@ -8,10 +8,7 @@ from hypothesis import strategies as st
 from test_scheduler import drive, requests_of, shapes
 
 from batch import Request
-from scheduler import (
-    Scheduler,
-    make_scheduler,
-)
+from scheduler import Scheduler, make_scheduler
 
 
 def running(scheduler: Scheduler, requests: list[Request], prefilled: list[int]) -> None:

@@ -171,9 +171,7 @@ def test_target_tbt_for_real() -> None:
     load_policies(TARGET)
     options = {"max_batch_size": 3, "dtype": "float64", "chunk_size": 64}
     params = SamplingParams(max_tokens=8)
-    tokens = [
-        [output.token_ids for output in LLM("demo", **options).generate(PROMPTS, params)],
-    ]
+    tokens = [[output.token_ids for output in LLM("demo", **options).generate(PROMPTS, params)]]
     seen = []
     for milliseconds in (10, 40):
         policy = f"target_tbt:{milliseconds}"

@@ -3,7 +3,6 @@ rule is told.
 """
 
 from collections.abc import Callable
-from types import FunctionType
 
 import pytest
 from hypothesis import given, settings
@@ -11,23 +10,9 @@ from hypothesis import strategies as st
 
 from batch import Batch, Chunk, Request
 from command.checks import UserError
-from examples.priority import Priority
 from loop import check_batch
-from paged.policies import PrefillFirst, VLLMv1
 from pipeline import simulate_pipeline
-from scheduler import (
-    POLICIES,
-    ChunkedOnly,
-    HybridOnly,
-    Orca,
-    RequestLevel,
-    Sarathi,
-    SarathiServe,
-    Scheduler,
-    VLLMv0,
-    make_scheduler,
-    whole_prefill,
-)
+from scheduler import POLICIES, SarathiServe, Scheduler, make_scheduler, whole_prefill
 from simulate import simulate
 
 
@@ -75,18 +60,6 @@ def requests_of(*shapes: tuple[int, int]) -> list[Request]:
 
 def shapes(batches: list[Batch]) -> list[tuple[list[int], int]]:
     return [([chunk.length for chunk in batch.chunks], len(batch.decodes)) for batch in batches]
-
-
-def keeps_the_queue(policy: type[Scheduler]) -> bool:
-    """Whether it leaves `waiting` to the base: no method of its own names the queue."""
-    own = [vars(cls) for cls in policy.__mro__ if cls not in Scheduler.__mro__]
-    methods = [each for names in own for each in names.values() if isinstance(each, FunctionType)]
-    return not any("waiting" in method.__code__.co_names for method in methods)
-
-
-def test_who_keeps_the_queue() -> None:
-    assert keeps_the_queue(SarathiServe) and keeps_the_queue(ChunkedOnly)
-    assert not keeps_the_queue(Priority)
 
 
 def test_baseline_never_mixes_and_admits_whole_batches() -> None:
@@ -176,53 +149,6 @@ def test_decodes_that_fill_the_budget_hold_prompts_back() -> None:
             == 2
             == max(len(batch.decodes) for batch in batches)
         )
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    policy=st.sampled_from(sorted(POLICIES)),
-    batch_size=st.integers(1, 6),
-    chunk_size=st.integers(1, 40),
-    work=st.lists(
-        st.tuples(st.integers(1, 50), st.integers(1, 12), st.integers(0, 60)),
-        min_size=1,
-        max_size=12,
-    ),
-)
-def test_invariants(
-    policy: str, batch_size: int, chunk_size: int, work: list[tuple[int, int, int]]
-) -> None:
-    """Every prompt token runs once and in order, every request ends with all its tokens, first come
-    is first served (unless the policy orders the queue by itself).
-    """
-    requests = [Request(i, range(prompt), output) for i, (prompt, output, _) in enumerate(work)]
-    arrive_at = [arrival for _, _, arrival in work]
-    scheduler = make_scheduler(policy, batch_size, chunk_size)
-    batches = drive(scheduler, requests, arrive_at)
-    for request, (prompt, output, _) in zip(requests, work, strict=True):
-        chunks = [chunk for batch in batches for chunk in batch.chunks if chunk.request is request]
-        assert [
-            token for chunk in chunks for token in range(chunk.start, chunk.start + chunk.length)
-        ] == list(range(prompt))
-        assert len(request.output) == output and request.finish_reason == "length"
-        assert sum(request in batch.decodes for batch in batches) == output - 1
-        assert request.context == prompt + output - 1
-    first_chunks = [
-        chunk.request for batch in batches for chunk in batch.chunks if chunk.start == 0
-    ]
-    if keeps_the_queue(type(scheduler)):
-        assert [arrive_at[request.request_id] for request in first_chunks] == sorted(arrive_at)
-    if isinstance(scheduler, Sarathi):
-        assert all(len(batch.chunks) <= 1 for batch in batches)
-    if isinstance(scheduler, Sarathi | SarathiServe | VLLMv1):
-        assert all(batch.num_tokens <= chunk_size for batch in batches if batch.chunks)
-    if isinstance(scheduler, RequestLevel | VLLMv0 | ChunkedOnly | PrefillFirst):
-        assert not any(batch.chunks and batch.decodes for batch in batches)
-    if isinstance(scheduler, RequestLevel | Orca | VLLMv0 | HybridOnly):
-        assert all(
-            chunk.length == len(chunk.request.prompt) for batch in batches for chunk in batch.chunks
-        )
-    assert not scheduler.running and not scheduler.waiting
 
 
 def test_stop_token_ends_a_request() -> None:

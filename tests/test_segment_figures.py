@@ -2,42 +2,28 @@
 runs of bench_beams.py, on the same engines.
 """
 
-import importlib
 import operator
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
-from io import StringIO
+from contextlib import contextmanager
 from math import isclose
 from pathlib import Path
-from unittest import mock
 
-import matplotlib.pyplot as plt
 import pytest
-from conftest import call
+from conftest import call, ran
 
 from beam.cost import cache_bytes
 from configs import MODELS, ModelConfig
-from experiments import bench_beams, segment_prompts, segment_throughput
+from experiments import bench_beams, segment_memory, segment_prompts, segment_throughput
 from experiments.lib import beam_engines, segment
 from experiments.lib.beam_engines import ENGINES, Engines, started
 from experiments.lib.rows import Rows, read_rows
 
 NAMES = ("segment_memory", "segment_prompts", "segment_widths", "segment_throughput")
-STUDIES = {name: importlib.import_module(f"experiments.{name}").STUDY for name in NAMES}
 ENGINES_OF = {model: segment.PricedBeams(model) for model in segment.TILES}
 
 
-def printed(name: str, path: Path, *flags: str) -> str:
-    """What a script says; it writes to the folder."""
-    arguments = [f"{name}.py", "--quick", *flags, "--out", str(path)]
-    with redirect_stdout(StringIO()) as terminal, mock.patch.object(sys, "argv", arguments):
-        STUDIES[name].run()
-    return terminal.getvalue()
-
-
 def test_memory_is_the_formula() -> None:
-    rows = STUDIES["segment_memory"].predict(quick=True)
+    rows = segment_memory.STUDY.predict(quick=True)
     held = {
         cache: rows.one("memory", source="predicted", model="gptj-6b", BS=32, cache=cache)
         for cache in ("standard", "segment")
@@ -107,13 +93,6 @@ def test_throughput_gains_by_batch_and_by_bytes() -> None:
 
 # ----------------------------------------------------------------------------- the measured halves
 
-SHOWN = {  # a row that the picture must have
-    "segment_memory": ("memory", {"cache": "segment"}),
-    "segment_prompts": ("latency", {"way": "segment"}),
-    "segment_widths": ("latency", {"way": "segment"}),
-    "segment_throughput": ("throughput", {"way": "segment"}),
-}
-
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Callable]:
@@ -129,57 +108,25 @@ def running() -> Iterator[Callable]:
 
 
 @pytest.fixture(scope="module")
-def measured(
-    tmp_path_factory: pytest.TempPathFactory, running: Callable
-) -> tuple[Path, dict[str, str]]:
-    """As `said`, with --measure: the demo model."""
-    path, texts = tmp_path_factory.mktemp("measured"), {}
+def measured(tmp_path_factory: pytest.TempPathFactory, running: Callable) -> dict[str, Rows]:
+    """What the scripts measure of the demo model, and keep when they run again."""
+    path, found = tmp_path_factory.mktemp("measured"), {}
+    quick = "--quick", "--out", path
     flags = "--measure", "--model", "demo", "--device", "cpu", "--dtype", "float32"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(beam_engines, "started", running)
         for name in NAMES:
-            texts[name] = printed(name, path, *flags)
-    return path, texts
+            for more in (flags, ()):
+                said = ran(name, *quick, *more)
+                assert "demo on " in said or "measured: " in said
+            found[name] = read_rows(path / f"{name}.csv").where(source="measured")
+    return found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_a_later_run_shows_what_was_measured(
-    measured: tuple[Path, dict[str, str]], name: str
-) -> None:
-    """In the table, and in the picture: with a number of the file changed, a bar or a line is."""
-    path, texts = measured
-    lines = texts[name].splitlines()
-    assert all(len(line) <= 100 for line in lines if not line.startswith("wrote"))
-    before = measured_rows(measured, name)
-    said_later = printed(name, path)
-    assert before == measured_rows(measured, name)
-    rows, (quantity, case) = read_rows(path / f"{name}.csv"), SHOWN[name]
-    old = rows.where(quantity, source="measured", **case)[0]
-    for y in (old[quantity], 3 * old[quantity]):
-        old[quantity] = y
-        figure = STUDIES[name].picture(rows)
-        assert any(
-            y * unit == pytest.approx(height) for height in drawn(figure) for unit in (1, 1e3)
-        )
-        plt.close(figure)
-    assert "demo on " in said_later or "measured: " in said_later
-
-
-def drawn(figure: object) -> set[float]:
-    """The heights of all bars, and the places of all lines."""
-    found = {patch.get_height() for axes in figure.axes for patch in axes.patches}
-    return found.union(*[line.get_ydata() for axes in figure.axes for line in axes.lines])
-
-
-def measured_rows(measured: tuple, name: str) -> Rows:
-    return read_rows(measured[0] / f"{name}.csv").where(source="measured")
-
-
-@pytest.mark.slow
-def test_bytes_of_the_caches_are_the_formulas(measured: tuple) -> None:
+def test_bytes_of_the_caches_are_the_formulas(measured: dict[str, Rows]) -> None:
     """A prompt and a response of 34: K and V of 33 tokens of the response are written."""
-    rows = measured_rows(measured, "segment_memory")
+    rows = measured["segment_memory"]
     for size in (1, 2):
         for cache, written, miss in (("segment", 34, 0), ("standard", 33, -100 / 68)):
             shape = MODELS["demo"], cache, size, 4, 34, written, 4
@@ -191,8 +138,8 @@ def test_bytes_of_the_caches_are_the_formulas(measured: tuple) -> None:
 
 
 @pytest.mark.slow
-def test_measured_gains_are_those_of_the_times(measured: tuple) -> None:
-    rows = measured_rows(measured, "segment_widths")
+def test_measured_gains_are_those_of_the_times(measured: dict[str, Rows]) -> None:
+    rows = measured["segment_widths"]
     for row in rows.where("gain", way="segment"):
         place = {"BW": row["BW"], "token": row["token"]}
         theirs = rows.one("latency", way="transformers", **place)
@@ -200,8 +147,8 @@ def test_measured_gains_are_those_of_the_times(measured: tuple) -> None:
 
 
 @pytest.mark.slow
-def test_the_measured_largest_batch_fits_the_budget(measured: tuple) -> None:
-    rows = measured_rows(measured, "segment_throughput")
+def test_the_measured_largest_batch_fits_the_budget(measured: dict[str, Rows]) -> None:
+    rows = measured["segment_throughput"]
     budget, prompt, response = (rows[0][key] for key in ("GB", "P", "R"))
     for way in segment.WAYS:
         peaks = {row["BS"]: row["peak"] for row in rows.where("peak", way=way)}

@@ -7,12 +7,11 @@ import importlib
 import json
 import re
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import call
-from served import Served, served
+from served import Hurried, Served, served
 from watch import wait_for
 
 from command.checks import UserError
@@ -21,7 +20,7 @@ from experiments.lib.clients import parse, raw, request, streamed
 from loading.policyfile import load_policies
 from scheduler import POLICIES, SarathiServe, Scheduler
 from web import live, trial
-from web.priced import Clock, PricedEngine
+from web.priced import PricedEngine
 from web.real import RealEngine
 from web.runner import Runner
 from web.trial import try_policy
@@ -31,22 +30,6 @@ SCHEDULE = "    def schedule(self, now):\n        {}\n        return super().sch
 ROOT = Path(__file__).parent.parent
 EXAMPLES, DOCUMENT = ROOT / "examples", ROOT / "docs" / "serve.md"
 PROMPTS = ["The with statement", "def open(", "The list type is " * 9]
-
-
-class Hurried(Clock):
-    """A hundred times as fast as real time."""
-
-    def wait(self, seconds: float) -> None:
-        super().wait(seconds / 100)
-
-
-@pytest.fixture(autouse=True)
-def no_more_policies() -> Iterator[None]:
-    """What a test adds is gone after it."""
-    before = dict(POLICIES)
-    yield
-    POLICIES.clear()
-    POLICIES.update(before)
 
 
 @pytest.fixture
@@ -72,8 +55,8 @@ def why(engine: PricedEngine, policy: str, chunk_size: int = 8) -> str:
 
 def test_every_policy_that_runs_passes(engine: PricedEngine) -> None:
     """Whatever B and C are; a price is there where the engine has one."""
-    load_policies(EXAMPLES / "priority.py")
-    load_policies(EXAMPLES / "target_tbt.py")
+    for path in EXAMPLES.glob("*.py"):
+        load_policies(path)
     for engine.max_batch_size in (1, 4, 256):
         for policy in [*POLICIES, "dynamic:1", "vllm_v0:40", "target_tbt:5"]:
             for chunk_size in (1, 7, 256, 10**9):
@@ -223,6 +206,23 @@ def test_an_answer_names_all_policies_that_served_it(engine: PricedEngine) -> No
         assert json.loads(answer)["system_fingerprint"] == "sarathi_serve C=256; orca C=99"
 
 
+def test_the_error_names_the_policy_that_failed(engine: PricedEngine, tmp_path: Path) -> None:
+    """Also one that was in force before, and came back."""
+    fails = "assert all(len(r.output) < 9 for r in self.running)"
+    mine, steps = policy_of(tmp_path, "back", SCHEDULE.format(fails)), []
+    with served(engine) as running:
+
+        def change(event: dict) -> None:
+            steps.append(event["type"])
+            if event["type"] == "iteration" and steps.count("iteration") in (1, 3, 5):
+                running.runner.switch("orca" if steps.count("iteration") == 3 else mine, 99)
+
+        running.runner.watch(change)
+        body = {"prompt": "one two three", "max_tokens": 20}
+        status, _, answer = parse(raw(running.place, request("/v1/completions", body)))
+        assert status == 500 and "failed under the policy back C=99" in answer.decode()
+
+
 def test_the_first_policy_is_tried_too(tmp_path: Path) -> None:
     """Before anybody is served."""
     serve = importlib.import_module("serve")
@@ -260,22 +260,12 @@ def test_a_policy_sees_who_asks(engine: PricedEngine) -> None:
     assert found == [{"label": own} | more for own in ("text", "chat") for more in ({}, seen)]
 
 
-def load_fair_share(folder: Path) -> str:
-    """The policy of docs/serve.md. Returns the client that stands there, too."""
-    blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
-    policy, client = [each for each in blocks if "FairShare" in each or "USERS" in each]
-    path = folder / "fair_share.py"
-    path.write_text(policy, encoding="utf-8")
-    assert load_policies(path) == ["fair_share"]
-    return client
-
-
 @pytest.mark.parametrize("policy", ["sarathi_serve", "fair_share"])
-def test_a_fair_share_by_user(engine: PricedEngine, tmp_path: Path, policy: str) -> None:
+def test_a_fair_share_by_user(engine: PricedEngine, policy: str) -> None:
     """One user sends twelve requests, then another sends two. First come, first served: the two
     end last. With fair shares they end before most of the twelve.
     """
-    load_fair_share(tmp_path)
+    load_policies(EXAMPLES / "fair_share.py")
     order: list[str] = []
     with served(engine) as running:
         with_live_page(running)
@@ -310,9 +300,11 @@ def test_a_fair_share_by_user(engine: PricedEngine, tmp_path: Path, policy: str)
 
 
 def test_the_documents_client_tells_times_by_user(
-    engine: PricedEngine, tmp_path: Path, capsys: pytest.CaptureFixture
+    engine: PricedEngine, capsys: pytest.CaptureFixture
 ) -> None:
-    client = load_fair_share(tmp_path)
+    load_policies(EXAMPLES / "fair_share.py")
+    blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
+    [client] = [each for each in blocks if "USERS" in each]
     with served(engine) as running:
         with_live_page(running)
         exec(client.replace("http://127.0.0.1:8000", running.url), {})  # noqa: S102

@@ -237,28 +237,6 @@ def test_orca_has_fewer_slots() -> None:
     assert most == {"orca": ORCA_BATCH_SIZE, "vllm_v0": 40}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("deployment", [MISTRAL, YI])
-def test_sarathi_serve_has_the_largest_capacity(deployment: object) -> None:
-    """By a wide margin, as published; the strict SLO, few requests."""
-    base, slo = CHAT.requests(160), STRICT * deployment.decode_iteration
-
-    def load(policy: str, rate: float) -> Load:
-        return Load.of(deployment.serve(at_rate(base, rate), policy, 512))
-
-    rates = {
-        policy: capacity(partial(load, policy), slo, precision=1.05)
-        for policy in serve_capacity.POLICIES
-    }
-    assert (
-        rates["sarathi_serve"] > 1.7 * rates["vllm_v0"]
-        and rates["sarathi_serve"] > 1.7 * rates["orca"]
-    )
-    # what the search says holds in a run of its own, and a little above no more
-    for policy, rate in rates.items():
-        assert load(policy, rate).meets(slo) and not load(policy, 1.06 * rate).meets(slo)
-
-
 # --------------------------------------------------------------------------------- the token budget
 
 

@@ -1,59 +1,20 @@
 """TD-Pipe's Fig 1, 2 and 12 to 16: what the scripts write, and one property of each."""
 
-import importlib
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-from conftest import ran
 
-from experiments import td_lengths, td_memory, td_phases, td_stealing, td_switches
+from experiments import td_lengths, td_memory, td_phases, td_stealing
 from experiments.lib import td
-from experiments.lib.rows import Rows, read_rows
+from experiments.lib.rows import Rows
 from pictures.gantt import STAGE_LOOKS
 from pictures.lanes import MOST_NAMED, stage_lanes
-from pipeline import IDLE
-
-gallery = importlib.import_module("experiments.all")
-SCRIPTS = (td_phases, td_memory, td_switches, td_lengths, td_stealing)
-NAMES = [module.__name__.split(".")[1] for module in SCRIPTS]
-
-
-@pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("results")
-    for module in SCRIPTS:
-        ran(module, "--quick", "--out", path)
-    return path
 
 
 @pytest.fixture(scope="module")
 def run() -> td.Run:
     """A run with several phases."""
     return td.run(td_memory.NODE, "TD-Pipe", td.azure(1000), keep=True)
-
-
-def predicted(out: Path, name: str) -> Rows:
-    return read_rows(out / f"{name}.csv").where(source="predicted")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_a_picture_and_its_caption(out: Path, name: str) -> None:
-    assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    section = gallery.section(name, out, [])
-    assert f'src="{name}.png"' in section and "{" not in section
-
-
-@pytest.mark.slow
-def test_shares_of_the_stages_time_add_up(out: Path) -> None:
-    rows = predicted(out, "td_phases").where("busy")
-    for row in rows:
-        parts = [row[cause] for cause in td_phases.CAUSES]
-        assert sum(parts) == pytest.approx(100, abs=0.01) and min(parts) >= 0
-    assert set(td_phases.CAUSES) == {"busy", *IDLE}
-    busy = rows.column("busy")
-    assert busy == sorted(busy), "hybrid batches fill the stages better, and phases best"
 
 
 def test_utilisation_over_time_is_the_work(run: td.Run) -> None:
@@ -98,29 +59,6 @@ def test_what_the_points_miss() -> None:
     assert paper[now].one("miss highest") < least
 
 
-@pytest.mark.slow
-def test_our_look_ahead_preempts_nobody_and_the_papers_does(out: Path) -> None:
-    runs = predicted(out, "td_memory").by("look_ahead")
-    ours, paper = (
-        runs[name].one("preemptions", time=None) for name in ("all steps", "paper's points")
-    )
-    assert ours == 0 < paper
-
-
-@pytest.mark.slow
-def test_the_artefacts_peak_switches_too_often(out: Path) -> None:
-    ways = predicted(out, "td_switches").by("switch")
-    fixed, ours = (ways[name].one("phases") for name in (td_switches.ARTEFACT, td_switches.RULE))
-    assert fixed > 5 * ours, "a peak that no batch reaches"
-
-
-@pytest.mark.slow
-def test_errors_fall_with_the_number_of_requests(out: Path) -> None:
-    for rows in predicted(out, "td_lengths").where("error").by("predictor").values():
-        errors = {row["group"]: row["error"] for row in rows}
-        assert errors[1] > errors[16] > errors[256] > 0
-
-
 def test_training_and_test_sets_are_apart() -> None:
     lengths = [(i, 2 * i) for i in range(100)]
     train, test = td_lengths.split(lengths)
@@ -138,18 +76,6 @@ def test_accuracy_is_that_of_the_classes() -> None:
         share = td_lengths.accuracy(known[f"classes {accuracy:g}"], requests, judge)
         assert share == pytest.approx(accuracy, abs=0.06)
     assert td_lengths.ask(known["oracle"], requests).tolist() == [r.max_tokens for r in requests]
-
-
-@pytest.mark.slow
-def test_stealing_evens_out_sizes_and_times_differ_less(out: Path) -> None:
-    long = predicted(out, "td_stealing").where(node="L20 + 32B", stages=4, phases="long")
-    ways = long.by("stealing")
-    sizes, seconds = (
-        [ways[way].one(f"spread of {what}") for way in ("window", "off")]
-        for what in ("requests", "seconds")
-    )
-    assert 1 <= sizes[0] < sizes[1] and seconds[0] < seconds[1]
-    assert seconds[1] - 1 < 0.5 * (sizes[1] - 1)
 
 
 def test_spreads_of_equal_micro_batches() -> None:

@@ -375,64 +375,42 @@ PREDICTORS: dict[str, Predictor] = {
 }
 
 
+RULES = st.fixed_dictionaries({
+    "predict": st.sampled_from(sorted(PREDICTORS)).map(PREDICTORS.get),
+    "stealing": st.sampled_from(STEALING),
+    "drain": st.booleans(),
+    "points": st.sampled_from(["paper", "artefact", (1, 3, 10)]),
+    "between": st.booleans(),
+    "pack": st.sampled_from([1, 60, 192]),
+})  # fmt: skip
+FIXED = st.sampled_from([{}, {}, {"occupied": 0.5}, {"finished": 0.3}, {"peak_rows": 3}])
+ARRIVING = st.tuples(st.integers(1, 60), st.integers(1, 40), st.sampled_from([0.0, 0.0, 0.1, 4.0]))
+
+
 @settings(max_examples=100, deadline=None)
 @given(
-    work=st.lists(
-        st.tuples(st.integers(1, 60), st.integers(1, 40), st.sampled_from([0.0, 0.0, 0.1, 4.0])),
-        min_size=1,
-        max_size=30,
-    ),
+    work=st.lists(ARRIVING, min_size=1, max_size=30),
     spare=st.one_of(st.none(), st.just(0), st.integers(0, 40), st.integers(0, 800)),
-    stages=st.integers(1, 4),
-    groups=st.integers(1, 4),
-    batch_size=st.integers(1, 4),
-    predictor=st.sampled_from(sorted(PREDICTORS)),
-    stealing=st.sampled_from(STEALING),
-    drain=st.booleans(),
-    points=st.sampled_from(["paper", "artefact", (1, 3, 10)]),
-    between=st.booleans(),
-    pack=st.sampled_from([1, 60, 192]),
-    fixed=st.sampled_from([{}, {}, {"occupied": 0.5}, {"finished": 0.3}, {"peak_rows": 3}]),
+    sizes=st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4)),
+    rules=RULES,
+    fixed=FIXED,
     latency=st.sampled_from([0.0, 0.005]),
 )
 def test_every_workload(
-    work: list[tuple[int, int, float]],
-    spare: int | None,
-    stages: int,
-    groups: int,
-    batch_size: int,
-    predictor: str,
-    stealing: str,
-    drain: bool,
-    points: str | tuple[int, ...],
-    between: bool,
-    pack: int,
-    fixed: dict[str, float],
-    latency: float,
-) -> None:
+    work: list[tuple[int, int, float]], spare: int | None, sizes: tuple[int, int, int],
+    rules: dict[str, object], fixed: dict[str, float], latency: float,
+) -> None:  # fmt: skip
     """Every request ends, and `Watched` finds every rule kept at each step: nobody is lost at a
     switch or withheld for ever, the memory holds all, and no batch mixes prefills and decodes.
     """
+    stages, groups, batch_size = sizes
     lengths = [(prompt, output) for prompt, output, _ in work]
     requests = requests_of(lengths, [arrival for *_, arrival in work])
     largest = max(request.most_cached for request in requests)
-    rules = Rules(
-        PREDICTORS[predictor],
-        points=points,
-        between=between,
-        stealing=stealing,
-        drain=drain,
-        pack=pack,
-        **fixed,
-    )
+    memory = None if spare is None else largest + spare
+    hop = Hop(latency, latency / 10)
     trace, controller = run(
-        requests,
-        stages,
-        batch_size,
-        None if spare is None else largest + spare,
-        groups,
-        rules,
-        Hop(latency, latency / 10),
+        requests, stages, batch_size, memory, groups, Rules(**rules, **fixed), hop
     )
     assert sorted(request for request, _ in trace.finished) == list(range(len(work)))
     assert [len(request.output) for request in requests] == [output for _, output in lengths]

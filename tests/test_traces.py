@@ -1,7 +1,11 @@
 """What a run leaves for a paper: a table of requests, metrics by tag, a trace in little memory."""
 
 import csv
+import importlib
+import itertools
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -13,14 +17,16 @@ from batch import Request
 from command.checks import UserError
 from command.flags import Flag
 from engine import LLM, SamplingParams
-from experiments import serve_latency
+from experiments import serve_ablation, serve_latency
 from experiments.lib import measuring
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.flags import POLICIES
-from experiments.lib.papers import CHAT, YI, Recorded, deployments
-from experiments.lib.rows import read_rows
+from experiments.lib.papers import CHAT, MISTRAL, YI, Recorded, deployments
+from experiments.lib.rows import Rows, read_rows
 from experiments.lib.study import Study
 from loading.policyfile import load_policies
+from loop import Loop
+from scheduler import make_scheduler
 from serving.capacity import median_ttft
 from serving.lengths import TAG, length_error, tag_lengths
 from serving.traffic import (
@@ -33,7 +39,7 @@ from serving.traffic import (
     read_trace,
     stream_requests,
 )
-from simulate import simulate
+from simulate import CostExecutor, run_all, simulate
 from timeline import COLUMNS, Life, Trace
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -99,6 +105,7 @@ def test_metrics_of_each_user() -> None:
 
 def test_a_policys_name_has_its_option() -> None:
     assert simulate(tagged(3), policy="vllm_v0:4096").policy == "vllm_v0:4096"
+    assert replace(YI, stages=2).serve(tagged(3), "orca", 64).policy == "orca"
 
 
 def test_tags_are_in_the_trace_of_the_real_engine() -> None:
@@ -192,25 +199,53 @@ def test_fair_shares_change_no_token() -> None:
     assert fair == [output.text for output in llm.generate(prompts, params)]
 
 
-def test_a_figure_by_tag(tmp_path: Path) -> None:
+def test_a_preempted_request_is_no_more_service() -> None:
+    """A prompt token counts once, although its request runs again."""
+    load_policies(FAIR)
+    requests, cost = make_requests(poisson(60, 10.0), *SHORT), YI.cost_model
+    scheduler = make_scheduler("fair_share", *SIZES.values(), 700)
+    run_all(Loop(scheduler, CostExecutor(cost)), requests)
+    assert any(request.preemptions for request in requests)
+    assert scheduler.served == {"": sum(len(r.prompt) + 2 * r.max_tokens for r in requests)}
+
+
+def test_the_shortest_output_is_next_and_who_tells_none_is_last() -> None:
+    load_policies(EXAMPLES / "shortest_output.py")
+    told = ("900", "7", "soon", "30", None)
+    requests = [Request(i, [1], 9, tags={TAG: tag} if tag else {}) for i, tag in enumerate(told)]
+    trace = simulate(requests, policy="shortest_output", max_batch_size=1)
+    assert [request for request, _ in trace.finished] == [1, 3, 0, 2, 4]
+
+
+def test_tags_that_would_look_alike_are_refused(tmp_path: Path) -> None:
+    """Numbers below zero do not: vLLM's priority has them."""
+    path = tmp_path / "tags.csv"
+    lines = ["arrival,prompt_tokens,output_tokens,user,priority"]
+    path.write_text("\n".join([*lines, "0,9,9,a b,1", "1,9,9,a;b,-1"]), encoding="utf-8")
+    assert Recorded(path).values("priority") == ["-1", "1"]
+    trace = simulate(Recorded(path).requests(2))
+    tags = [row.get("tag") for row in serve_latency.by_tag(trace, "priority")]
+    assert tags == [None, "priority=-1", "priority=1"]
+    with pytest.raises(UserError, match="differ in blanks or signs alone: 'a b', 'a;b'"):
+        Recorded(path).values("user")
+
+
+def test_a_figure_by_tag(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """With the requests, the policy, the model and the GPU of a user."""
-    flags = ("--requests-file", USERS, "--by", "user", "--policy-file", FAIR, "--model",
-             "llama3.1-8b", "--gpu", "h100", "--tp", "1", "--max-batch-size", "4", "--rate", "9",
-             "20")  # fmt: skip
-    done = call(serve_latency, *flags, "--quick", "--out", tmp_path)
-    assert done.returncode == 0, done.stderr
-    [path] = tmp_path.glob("*.csv")
-    assert path.stem == "serve_latency-users-llama3.1-8b-h100-tp1-B4-fair_share"
-    rows = read_rows(path)
+    flags = ("--by", "user", "--policy-file", FAIR, "--tp", "1", "--max-batch-size", "4", "--rate",
+             "9", "20")  # fmt: skip
+    rows = drawn(tmp_path, "serve_latency", "users-llama3.1-8b-h100-tp1-B4-fair_share", USED, flags)
     own = rows.where(policy="fair_share", rate=20)
-    assert [row.get("tag") for row in own] == [None, "user-ann", "user-bob", "user-eve"]
+    assert [row.get("tag") for row in own] == [None, "user=ann", "user=bob", "user=eve"]
     assert set(rows.column("model")) == {"llama3.1-8b"} and set(rows.column("hardware")) == {"h100"}
-    table = done.stdout.split("median TTFT (s), predicted")[1].splitlines()[2:]
-    assert table[0].split() == ["rate", "policy", "C", "all", *own.column("tag")]
-    [line] = [line.split() for line in table if line.startswith("20.0  fair_share")]
-    assert line[3:] == [f"{row['median TTFT']:#.3g}" for row in own], "a user beside the other"
-    titles = [p.title for p in serve_latency.STUDY.panels[0].facets(rows)]
+    titles = [panel.title for panel in serve_latency.STUDY.panels[0].facets(rows)]
     assert titles == ["all", *own.column("tag")]
+    capsys.readouterr()
+    serve_latency.who_waits(rows)
+    table = capsys.readouterr().out.splitlines()
+    assert table[3].split() == ["rate", "policy", "C", *titles]
+    [line] = [each.split() for each in table if each.split()[:2] == ["20", "fair_share"]]
+    assert line[3:] == [f"{row['median TTFT']:#.3g}" for row in own], "a user beside the other"
 
 
 def test_a_users_requests_are_measured_under_a_queue_too() -> None:
@@ -220,6 +255,65 @@ def test_a_users_requests_are_measured_under_a_queue_too() -> None:
     shares = [list(dict.fromkeys(case["share"] for case in s.measured)) for s in (own, ours)]
     assert [serve_latency.SHARES[share] > 1 for share in shares[0]] == [False, False, True]
     assert shares[1] == shares[0][:2]
+
+
+def test_lengths_that_are_predicted_have_files_of_their_own(tmp_path: Path) -> None:
+    """Two errors are compared: the second run must not replace the first."""
+    policy = "--policy-file", EXAMPLES / "shortest_output.py", "--rate", "9"
+    for lengths in ("oracle", "classes=0.55"):
+        end = f"users-llama3.1-8b-h100-{lengths}-shortest_output"
+        flags = (*policy, "--predicted-lengths", lengths)
+        rows = drawn(tmp_path, "serve_latency", end, USED, flags)
+        assert (rows.one("length error") == 0) == (lengths == "oracle")
+
+
+OWN = ("--model", "llama3.1-8b", "--gpu", "h100")
+USED = (*OWN, "--requests-file", USERS)
+
+
+def drawn(folder: Path, name: str, end: str, *flags: tuple) -> Rows:
+    """What a script writes to a file with this end, and draws."""
+    script = importlib.import_module(f"experiments.{name}")
+    done = call(script, *itertools.chain(*flags), "--quick", "--out", folder)
+    assert done.returncode == 0, done.stderr
+    assert (folder / f"{name}-{end}.png").exists()
+    return read_rows(folder / f"{name}-{end}.csv")
+
+
+@pytest.mark.parametrize("name", ["serve_chunking", "serve_linears", "serve_phases"])
+def test_an_iteration_on_a_gpu_of_ones_own(name: str, tmp_path: Path) -> None:
+    """Nothing published is beside it."""
+    rows = drawn(tmp_path, name, "llama3.1-8b-h100-tp1", OWN, ("--tp", "1"))
+    assert {row["source"] for row in rows} == {"predicted"}
+    assert {row["model"] for row in rows} == {"llama3.1-8b"}
+    assert "h100" in rows.column("hardware")
+
+
+def test_a_token_budget_for_ones_own_requests_and_policy(tmp_path: Path) -> None:
+    rows = drawn(tmp_path, "serve_budget", "users-llama3.1-8b-h100-tp1-fair_share", USED,
+                 ("--tp", "1", "--policy-file", FAIR))  # fmt: skip
+    assert {row["source"] for row in rows} == {"predicted"}
+    for policy in ("sarathi_serve", "fair_share"):
+        own = rows.where("P99 TBT", policy=policy)
+        [[rate]] = [own.by("rate")]
+        trace = deployments([MISTRAL], model="llama3.1-8b", gpu="h100", tp=1)[0].serve(
+            Recorded(USERS).requests(64, rate), policy, 256
+        )
+        assert own.one("median TTFT", C=256) == pytest.approx(median_ttft(trace), rel=1e-4)
+
+
+def test_short_requests_do_not_shrink_a_budget() -> None:
+    """hybrid_only cuts no prompt. It has no smaller budget than the policies beside it."""
+    run = partial(serve_ablation.latencies, YI, "users", "hybrid_only", count=99, seed=0)
+    load = {"users": (Recorded(USERS), 20.0)}
+    assert run(load) == run(load, C=1024) != run(load, C=512)
+
+
+@pytest.mark.slow
+def test_pipelines_serve_ones_own_requests(tmp_path: Path) -> None:
+    rows = drawn(tmp_path, "serve_pipelines", "users", ("--requests-file", USERS))
+    assert {row["source"] for row in rows} == {"predicted"}
+    assert set(rows.column("data")) == {"users"} and rows.column("gain")
 
 
 @pytest.mark.parametrize("flag", ["policy_file", "both"])

@@ -80,6 +80,7 @@ class Choice:
         if self.reason is not None:  # a stop string has ended it; the engine did not know yet
             return
         reason, stop_id = delta.finish_reason, delta.finish_reason == "stop"
+        self.answer.policies.pop(delta.policy, None)  # the newest is the last
         self.answer.policies[delta.policy] = None
         if delta.token is not None:
             self.count += 1
@@ -119,7 +120,7 @@ class Answer:
         self.choices: list[Choice] = []
         self.prompt_tokens = 0
         self.fresh, self.news = asyncio.Event(), {}  # news: choices with something new, in order
-        self.policies: dict[str, None] = {}  # that gave it its tokens, in order
+        self.policies: dict[str, None] = {}  # that gave it its tokens
 
     def wake(self, choice: Choice) -> None:
         self.news[choice] = None

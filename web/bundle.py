@@ -26,7 +26,8 @@ from command.flags import Flag, Parser
 from web import explore_state, explorer
 
 STATIC = ROOT / "web" / "static"
-PYTHON = ("python.js", "python_worker.js")  # what every page with Python has
+# What every page with Python has.
+PYTHON = {name: STATIC / name for name in ("dom.js", "python.js", "python_worker.js")}
 MANIFEST, BOOK, BESIDE = "manifest.json", "book", "pyodide"  # names in the folder
 # Pyodide as the npm package has it. jsDelivr gives the same files.
 VERSION = "314.0.7"
@@ -173,6 +174,19 @@ def write(
     files |= {name: path.read_bytes() for name, path in page.files.items()} | built
     files |= {f"{BOOK}/{path}": (ROOT / path).read_bytes() for path in page.book}
     files |= {f"{BESIDE}/{name}": data for name, data in copied.items()}
+    check_folder(out, force)
+    for name, data in files.items():
+        path = out / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, data)
+        except OSError as error:
+            raise UserError(f"--out {out}: {name}: {error.strerror}") from None
+    return list(files)
+
+
+def check_folder(out: Path, force: bool) -> None:
+    """A UserError if there is a folder with other things in it, unless `force`."""
     try:
         foreign = out.exists() and not is_ours(out)
     except OSError as error:
@@ -182,14 +196,6 @@ def write(
             f"--out {out} is there, and this command did not write it: give another folder, or add"
             " --force"
         )
-    for name, data in files.items():
-        path = out / name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(path, data)
-        except OSError as error:
-            raise UserError(f"--out {out}: {name}: {error.strerror}") from None
-    return list(files)
 
 
 def is_ours(folder: Path) -> bool:
@@ -206,11 +212,8 @@ def is_ours(folder: Path) -> bool:
 
 EXPLORER = Page(
     "web.explorer",
-    {
-        name: STATIC / name
-        for name in ("explore.html", "explore.css", "explore.js", "explore_draw.js", "looks.js",
-                     *PYTHON)
-    },
+    {name: STATIC / name for name in ("explore.html", "explore.css", "explore.js",
+                                      "explore_draw.js", "looks.js")} | PYTHON,
     "python -m web.bundle",
 )  # fmt: skip
 

@@ -1,18 +1,13 @@
 // The page of the exercises. It keeps what is written, and asks Python (course/browser.py) for the
 // rest. Everything stays in this browser.
 
+import { get, make } from "./dom.js";
 import { Problem, Python } from "./python.js";
 
 const LIMIT = 60000; // ms without a sign of Python: then its worker is ended
 const ENDED = "Your code ran for a long time without an end, so it was stopped. Does a loop never end?";
 const KEPT = "nano-sarathi-exercises/"; // what our names in the browser's storage begin with
 const PREDICTIONS = "predictions.json"; // of a submission.zip that was opened: kept, and given back
-const get = (id) => document.getElementById(id);
-const make = (kind, properties = {}, ...inside) => {
-  const element = Object.assign(document.createElement(kind), properties);
-  element.append(...inside);
-  return element;
-};
 
 let manifest, exercises, python, editor;
 let current; // the exercise that is shown
@@ -60,10 +55,11 @@ function write(exercise, text) {
 function show() {
   const key = decodeURIComponent(location.hash.slice(1)).toLowerCase();
   current = exercises.find((each) => each.key === key) ?? exercises[0];
-  const { name, title, lesson, lines, torch, properties } = current;
+  const { name, title, lesson, page, lines, torch, properties } = current;
+  const told = `Lesson ${lesson}`, link = () => make("a", { href: manifest.home + page, textContent: told });
   document.title = `${name}: ${title}`;
   get("title").textContent = `${name}: ${title}`;
-  get("about").textContent = `Lesson ${lesson}. About ${lines} lines.`;
+  get("about").replaceChildren(manifest.home ? link() : told, `. About ${lines} lines.`);
   get("torch").hidden = !torch;
   get("check").hidden = torch;
   if (torch) get("torch").replaceChildren(...needsTorch());
@@ -206,7 +202,8 @@ const plain = (cell) => (typeof cell === "string" ? cell : JSON.stringify(cell))
 async function save() {
   const files = Object.fromEntries(exercises.map((each) => [each.file, textOf(each)]));
   if (kept(PREDICTIONS) !== null) files[PREDICTIONS] = kept(PREDICTIONS);
-  const { zip } = await python.ask({ call: "pack", files });
+  const { zip, error } = await python.ask({ call: "pack", files });
+  if (error) throw new Problem(`${error}.`);
   const data = Uint8Array.from(atob(zip), (letter) => letter.charCodeAt(0));
   const address = URL.createObjectURL(new Blob([data], { type: "application/zip" }));
   make("a", { href: address, download: "submission.zip" }).click();

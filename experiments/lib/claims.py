@@ -60,10 +60,7 @@ def listed(curve: list[Row], quantity: str, unit: str, over: str) -> str:
 
 
 def compared(
-    quantity: str,
-    over: str,
-    compare: Callable[[list[float]], list[bool]],
-    where: dict[str, object],
+    quantity: str, over: str, compare: Callable[[list[float]], list[bool]], where: dict[str, object]
 ) -> Callable[[Rows], list[Finding]]:
     """The findings of a comparison of each curve's values."""
 

@@ -42,6 +42,12 @@ def write_table(
     write_file(path, head + text.getvalue())
 
 
+def read_table(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file, by column. Lines that begin with # are no rows."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(line for line in file if not line.startswith("#")))
+
+
 # ------------------------------------------------------------------------------------------- tables
 
 

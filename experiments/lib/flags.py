@@ -5,6 +5,7 @@
 
 import re
 from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from command.checks import MOST
@@ -47,12 +48,17 @@ def model_flag(default: str | None = None, shown: str = "") -> Flag:
     return Flag(f"model: {words}", default, shown=shown)
 
 
-# Of every script that serves requests over time, priced (lib/papers.py: `deployments`, `Recorded`).
-SERVED = POLICIES | {
-    "requests_file": Flag("requests of a file, instead of the paper's lengths: the first of them"),
+# Of every script that prices a deployment (lib/papers.py: `deployments`).
+DEPLOYED = {
     "model": model_flag(shown="the paper's"),
     "gpu": Flag(f"GPU, one of {', '.join(GPUS)}", shown="the paper's"),
     "tp": Flag("", shown="the paper's"),
+}
+# ... and of those that serve requests over time on it (lib/papers.py: `Recorded`).
+SERVED = {
+    **POLICIES,
+    "requests_file": Flag("requests of a file, instead of the paper's lengths: the first of them"),
+    **DEPLOYED,
     "max_batch_size": Flag("", shown="the paper's; measured, 8"),
 }
 
@@ -80,26 +86,24 @@ class ScriptParser(Parser):
 
 def file_name(name: str, options: Namespace) -> str:
     """Of a figure's files. With requests, policies, a model or a GPU of yours, it has its own."""
-    file, policies = (getattr(options, flag, None) for flag in ("requests_file", "policy"))
-    own = [file.stem] if file else []
-    if hasattr(options, "tp") and hasattr(options, "requests_file"):  # one of SERVED
-        runs = getattr(options, "measure", False)  # then the model is the one that runs
-        sizes = {"tp": options.tp, "B": options.max_batch_size}
-        own += [each for each in (None if runs else options.model, options.gpu) if each]
+    given = defaultdict(lambda: None, vars(options))
+    own = [given["requests_file"].stem] if given["requests_file"] else []
+    if "tp" in given:  # one of DEPLOYED
+        # where it is measured, the model is the one that runs
+        own += [None if given["measure"] else options.model, options.gpu]
+        sizes = {"tp": options.tp, "B": given["max_batch_size"]}
         own += [f"{size}{number}" for size, number in sizes.items() if number]
-    return "-".join([name, *map(word_of, [*own, *(policies or ())])])
+    own += [given["predicted_lengths"], *(given["policy"] or ())]
+    return "-".join([name, *map(word_of, filter(None, own))])
 
 
 def word_of(text: str) -> str:
     """One word, since blanks and commas separate the words of a case."""
-    return re.sub(r"[^\w.]+", "-", text)
+    return re.sub(r"[^\w.=-]+", "-", text)
 
 
 def start(
-    name: str,
-    description: str,
-    others: Sequence[str] | None = None,
-    **flags: Flag,
+    name: str, description: str, others: Sequence[str] | None = None, **flags: Flag
 ) -> Namespace:
     """The flags of a script that writes NAME.csv and NAME.png, or `others`, to --out.
 

@@ -4,7 +4,6 @@ experiments/vllm_kernels.csv is a thinned copy of public measurements. Its head 
 `thin(read_tables(Path(DIR)))` made it, from the full tables.
 """
 
-import csv
 import math
 import random
 from collections.abc import Iterable, Sequence
@@ -19,7 +18,7 @@ from configs import GPUS, ModelConfig
 from configs.constants import EFFICIENCY, AllReduce, Efficiency, reduce_seconds
 from configs.experts import EXPERTS, FP8, Experts
 from costmodel import CostModel
-from experiments.lib.common import ROOT, write_table
+from experiments.lib.common import ROOT, read_table, write_table
 
 PATH = ROOT / "experiments" / "vllm_kernels.csv"
 # What a shape holds. All heads have 128 channels, all values 2 bytes; in fp8, weights have one.
@@ -123,12 +122,10 @@ def by_size(kind: str, kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
 
 def read_kernels() -> list[Kernel]:
     """The committed, thinned copy."""
-    with open(PATH, newline="", encoding="utf-8") as file:
-        rows = csv.DictReader(line for line in file if not line.startswith("#"))
-        return [
-            Kernel(row["gpu"], row["kind"], parsed(row["shape"]), 1e-6 * float(row["us"]))
-            for row in rows
-        ]
+    return [
+        Kernel(row["gpu"], row["kind"], parsed(row["shape"]), 1e-6 * float(row["us"]))
+        for row in read_table(PATH)
+    ]
 
 
 def by_kind(kernels: Sequence[Kernel], gpu: str) -> dict[str, list[Kernel]]:
@@ -188,9 +185,7 @@ def read_tables(directory: Path) -> list[Kernel]:
                 continue
             path = directory / folder / f"{name}.csv"
             try:
-                with open(path, newline="", encoding="utf-8") as file:
-                    rows = list(csv.DictReader(file))
-                for row in rows:
+                for row in read_table(path):
                     if row.get("backend", "vllm_graph") != "vllm_graph":
                         continue  # eager: the CPU is slower than the kernel
                     shape = tuple(int(row[column]) for column in columns)

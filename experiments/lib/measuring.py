@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # see above
     import torch
 
     from engine import LLM, RequestOutput
+    from executor import ModelExecutor
 
 LARGE = 2e9  # bytes of weights: models for CPUs have less
 FOR_CPUS = "laptop"  # the default of --model
@@ -83,6 +84,16 @@ def hardware_of(llm: "LLM") -> str:
 # ----------------------------------------------------------------------------------- single batches
 
 
+def place(executor: "ModelExecutor", batch: Batch) -> None:
+    """The cache holds what the requests of a batch had before, and nothing else."""
+    executor.cache.reset()
+    executor.slot_of.clear()
+    started = [chunk.request for chunk in batch.chunks if chunk.start > 0]
+    for request in started + batch.decodes:
+        executor.slot_of[request.request_id] = slot = executor.cache.allocate()
+        executor.cache.extend(slot, request.context)
+
+
 def batch_runner(llm: "LLM", operators: bool) -> Callable[[Batch], Result]:
     """Runs one batch on the real engine: its seconds, of each operator too if asked for.
 
@@ -97,12 +108,7 @@ def batch_runner(llm: "LLM", operators: bool) -> Callable[[Batch], Result]:
     llm.time_operators = kept
 
     def run(batch: Batch) -> Result:
-        llm.cache.reset()
-        executor.slot_of.clear()
-        started = [chunk.request for chunk in batch.chunks if chunk.start > 0]
-        for request in started + batch.decodes:
-            executor.slot_of[request.request_id] = slot = llm.cache.allocate()
-            llm.cache.extend(slot, request.context)
+        place(executor, batch)
         return executor.execute(batch)
 
     return run

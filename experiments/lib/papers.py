@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import cycle
 from pathlib import Path
 
@@ -79,6 +79,9 @@ class Dataset:
 CHAT, ARXIV = Dataset.published("chat", 8192), Dataset.published("arxiv", 16384)
 
 
+read_once = lru_cache(2)(read_trace)  # what it says of the file, it says once
+
+
 @dataclass(frozen=True)
 class Recorded:
     """The requests of a user's file, in the place of a `Dataset`. lengths: see serving/lengths."""
@@ -90,9 +93,9 @@ class Recorded:
     def name(self) -> str:
         return word_of(self.path.stem)
 
-    @cached_property
+    @property
     def every(self) -> list[Request]:
-        return read_trace(self.path)
+        return read_once(self.path)
 
     @property
     def max_length(self) -> int:
@@ -113,7 +116,23 @@ class Recorded:
                 f"{self.path}: tag {tag!r} has {len(found) if any(found) else 'no'} values; --by"
                 f" needs 1 to {MOST_VALUES}. Its tags: {', '.join(known) or 'none'}"
             )
+        if len(set(map(word_of, found))) < len(found):
+            raise UserError(
+                f"{self.path}: tag {tag!r} has values that differ in blanks or signs alone:"
+                f" {', '.join(map(repr, found))}; --by needs words and numbers"
+            )
         return found
+
+
+Data = Dataset | Recorded
+
+
+def workloads(
+    datasets: Sequence[Dataset], file: Path | None, count: int, seed: int
+) -> dict[str, list[Request]]:
+    """`count` requests of each data set, by its name; or of a user's file in their place."""
+    given: Sequence[Data] = [Recorded(file)] if file else datasets
+    return {data.name: data.requests(count, seed=seed) for data in given}
 
 
 def deployments(own: Sequence[Deployment], **flags: object) -> list[Deployment]:
@@ -132,7 +151,7 @@ def deployments(own: Sequence[Deployment], **flags: object) -> list[Deployment]:
 
 
 @lru_cache(8)
-def burst_rate(engine: Deployment, data: Dataset | Recorded, count: int, budget: int) -> float:
+def burst_rate(engine: Deployment, data: Data, count: int, budget: int) -> float:
     """Requests per second, if `count` of them wait from the start. seed 0."""
     trace = engine.serve(data.requests(count, FASTEST), OURS, budget)
     return len(trace.finished) / trace.seconds

@@ -15,12 +15,7 @@ from pathlib import Path
 
 from command.checks import UserError
 from experiments.lib import common
-from experiments.lib.common import (
-    claim_result,
-    foreign,
-    print_table,
-    three_digits,
-)
+from experiments.lib.common import claim_result, foreign, print_table, three_digits
 
 SOURCES = ("paper", "predicted", "measured")
 WHERE = ("source", "model", "hardware")  # the first columns of every file

@@ -201,11 +201,7 @@ class Study:
 
 
 def draw_panels(
-    rows: Rows,
-    panels: Sequence[Panel],
-    title: str,
-    columns: int = 0,
-    predicted: str = "predicted",
+    rows: Rows, panels: Sequence[Panel], title: str, columns: int = 0, predicted: str = "predicted"
 ) -> plt.Figure:
     """The panels of each source; what was measured begins a row, if not all stand in one.
 

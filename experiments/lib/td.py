@@ -22,6 +22,9 @@ Ours have the lengths of Azure's public conversation trace of 2023 (azure_conv_2
 github.com/Azure/AzurePublicDataset), or, as `chat`, log-normal lengths with the percentiles that
 Sarathi-Serve publishes of ShareGPT (its Table 2). Azure's mean output is 160 tokens. Answers of
 Llama-2-chat are longer: 300 to 450 tokens is our inference, and `stretched` makes such.
+
+What draws and reads lengths needs numpy. A browser has none, and runs the rest: so two functions
+import it by themselves.
 """
 
 import random
@@ -36,9 +39,8 @@ from command.checks import UserError
 from configs import GPUS, LINKS, MODELS
 from configs.hosts import HOSTS, Host
 from costmodel import CostModel, make_batch, tokens_that_fit
+from experiments.lib.colours import COLOURS, GREY
 from experiments.lib.common import ROOT, paper_numbers
-from experiments.lib.look import COLOURS, GREY
-from experiments.lib.papers import CHAT
 from experiments.lib.rows import Rows
 from loop import Loop
 from pipeline import (
@@ -53,7 +55,6 @@ from pipeline import (
 )
 from pipeline.phases import Rules
 from scheduler import make_scheduler
-from serving.traffic import read_trace
 from simulate import CostExecutor, make_cost_model, run_all
 
 Lengths = Sequence[tuple[int, int]]  # prompt and output tokens of each request
@@ -64,10 +65,7 @@ BATCH_SIZE, BUDGET = 256, 512  # vLLM 0.5.3's max_num_seqs, and its token budget
 COUNT = 2000  # requests of a run
 NO_HOST = HOSTS["none"]
 # The other reading of a node's measured all-reduce (td_allreduce.py).
-OTHER_READING = {
-    "pcie-l20-node": "pcie-l20-node-algorithm",
-    "pcie-a100-node": "pcie-a100-node-bus",
-}
+OTHER_READING = {"pcie-l20-node": "pcie-l20-node-algorithm", "pcie-a100-node": "pcie-a100-node-bus"}
 # The colour of each system and node in every picture.
 LOOKS = {
     "TP+SB": COLOURS["sky"],
@@ -201,6 +199,8 @@ def azure(count: int = COUNT, seed: int = 0, path: Path | None = None) -> Length
 @cache
 def usable(path: Path) -> Lengths:
     """Of a file, without what the paper leaves out, too. Raises UserError if nothing remains."""
+    from serving.traffic import read_trace
+
     every = [(len(r.prompt), r.max_tokens) for r in read_trace(path)]
     kept = [pair for pair in every if pair[0] <= LONGEST and sum(pair) <= LONGEST_IN_ALL]
     bounds = f"at most {LONGEST} prompt tokens, and at most {LONGEST_IN_ALL} with the output"
@@ -218,6 +218,8 @@ def stretched(lengths: Lengths, mean: int = 0) -> Lengths:
 
 
 def chat(count: int = COUNT, seed: int = 0) -> Lengths:
+    from experiments.lib.papers import CHAT
+
     drawn = [(len(r.prompt), r.max_tokens) for r in CHAT.requests(3 * count, seed=seed)]
     return [pair for pair in drawn if pair[0] <= LONGEST][:count]
 

@@ -12,5 +12,4 @@ It is no part of `make test`. It works on a copy of the tracked files, in a temp
     files.py      malformed files of every kind
     schedules.py  the random plays of tests/oracle.py, by every driver
     kills.py      pipelines and worker pools killed at random moments
-    faults.py     torchrun's variables, strangers on the network, Ctrl-C during imports, full disks
 """

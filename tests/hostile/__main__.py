@@ -14,7 +14,7 @@ from command.cli import run_main
 from command.flags import Parser
 from tests.hostile import commands
 
-PARTS = ("arguments", "streams", "files", "schedules", "kills", "faults")
+PARTS = ("arguments", "streams", "files", "schedules", "kills")
 INSIDE = "NANO_SARATHI_HOSTILE"  # an environment variable: this process works on the copy
 # One thread: a fork copies no other. Nothing may look for a network or a display.
 ENVIRONMENT = {

@@ -23,27 +23,13 @@ from serving.traffic import at_rate, read_trace
 from simulate import simulate
 from tests.hostile import samples
 from tests.hostile.commands import COMMANDS, run
-from tests.hostile.mutations import (
-    PLACES,
-    Spoiled,
-    spoil_bytes,
-    spoil_csv,
-    spoil_json,
-    spoil_place,
-)
+from tests.hostile.mutations import PLACES, Spoiled, spoil_bytes, spoil_csv, spoil_json, spoil_place
 from tests.hostile.sandbox import Case
 
 PROMPT_FILE = "def f(\n\nThe list type\n  Return\tTrue \u2026\n".encode()
 LIMIT = 30.0  # s
 POLICY_FILE = (ROOT / "examples" / "target_tbt.py").read_bytes()
 BENCH = (ROOT / "examples" / "vllm_bench.json").read_bytes()
-LLAMA = json.dumps({
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096,
-    "intermediate_size": 14336, "max_position_embeddings": 8192, "num_attention_heads": 32,
-    "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
-    "rope_scaling": None, "rope_theta": 500000.0, "tie_word_embeddings": False,
-    "hidden_act": "silu", "vocab_size": 128256,
-}).encode()  # fmt: skip
 
 
 def try_model(max_length: int | None) -> None:
@@ -142,8 +128,8 @@ def other_cases(rng: random.Random, scale: float) -> Iterator[tuple]:
     kinds = [(name, text.encode(), partial(try_trace, name)) for name, text in traces]
     kinds += [
         ("calibration.json", samples.calibration().encode(), try_calibration),
-        ("config.json", LLAMA, partial(try_plan, "--model", ".", "--requests-file", "200:20",
-                                       "--requests", "64")),
+        ("config.json", json.dumps(samples.LLAMA3).encode(),
+         partial(try_plan, "--model", ".", "--requests-file", "200:20", "--requests", "64")),
         ("plan.csv", samples.traces()["ours"].encode(), partial(try_plan, "--requests-file",
                                                                 "plan.csv")),
         ("bench.json", BENCH, partial(try_plan, "--anchor", "bench.json", "--requests", "64")),

@@ -30,7 +30,7 @@ NO_READER, BY_HAND = 141, 130  # exit statuses of cli.run_main
 # What a run may find. Each must be 0 in the end.
 KINDS = (
     "tracebacks", "unclear errors", "hangs", "orphans", "wrong tokens", "files lost",
-    "leaks", "intrusions", "misjudged",
+    "misjudged",
 )  # fmt: skip
 # A user's own files, in the folder of every command: nothing may change them without --force.
 OWN_FILES = {
@@ -49,9 +49,8 @@ class Case:
     what: what is attacked. again: a line that shows it again, as far as one line can. act: runs in
     the forked process, in an empty folder of its own. enough: seconds of work after which an
     interrupt (Ctrl-C) must end it with status 130; None: it must end by itself within `limit`.
-    own_files: OWN_FILES are in its folder. silent: it has no stderr. wanted: exit
-    statuses that alone are right. weighs: how many inputs it tries. waits: it computes nothing for
-    long, so that others may run beside it.
+    own_files: OWN_FILES are in its folder. silent: it has no stderr. weighs: how many
+    inputs it tries.
     """
 
     what: str
@@ -61,9 +60,7 @@ class Case:
     limit: float = LIMIT
     own_files: bool = False
     silent: bool = False
-    wanted: tuple[int, ...] | None = None
     weighs: int = 1
-    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,7 +114,7 @@ def run_cases(part: str, cases: Sequence[Case], tally: Tally, jobs: int, only: i
     with tempfile.TemporaryDirectory(prefix=f"hostile-{part}-") as place:
         try:
             while waiting or alive:
-                while waiting and sum(not each.case.waits for each in alive.values()) < jobs:
+                while waiting and len(alive) < jobs:
                     number, case = waiting.pop()
                     pid, running = start(number, case, Path(place) / str(number))
                     alive[pid] = running
@@ -245,11 +242,8 @@ def judge(pid: int, running: Running, status: int) -> Iterator[tuple[str, str]]:
     elif status not in (0, 1, 2) and not by_hand(running, status):
         if not (status == NO_READER and not errors):
             yield "tracebacks", f"exit status {status}: {last}"
-    elif status in (1, 2) and not marked and not running.case.silent:
-        if unclear := why_unclear(errors):
-            yield "unclear errors", f"exit status {status}: {unclear}: {last}"
-    elif running.case.wanted is not None and status not in running.case.wanted:
-        yield "misjudged", f"exit status {status}, and {running.case.wanted} is right: {last}"
+    elif status in (1, 2) and not (marked or running.case.silent) and why_unclear(errors):
+        yield "unclear errors", f"exit status {status}: {why_unclear(errors)}: {last}"
     if running.case.own_files:
         for name, content in OWN_FILES.items():
             path = running.folder / "work" / name

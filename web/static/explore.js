@@ -3,6 +3,7 @@
 // Python runs in a worker of this browser (python.js), or on the server that gave the page.
 // The state is in the address after #, so that every picture is a link.
 
+import { get, make } from "./dom.js";
 import { drawGain, drawSchedule, stepAt } from "./explore_draw.js";
 import { LIMIT, Problem, Python } from "./python.js";
 
@@ -27,12 +28,6 @@ const GROUPS = {
   "Where": ["model", "gpu", "tp", "software"],
 };
 const WIDE = ["left", "right", "model", "gpu", "software"]; // selects with long names
-const get = (id) => document.getElementById(id);
-const make = (kind, properties = {}, ...inside) => {
-  const element = Object.assign(document.createElement(kind), properties);
-  element.append(...inside);
-  return element;
-};
 
 let manifest; // of web/bundle.py
 let state = {}; // what is asked for

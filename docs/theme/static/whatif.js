@@ -2,21 +2,19 @@
 //
 // Python is loaded when a reader asks for it, and not before: it has 13 MB.
 
-import { Python } from "../whatif/python.js";
+import { make } from "../whatif/dom.js";
+import { Problem, Python } from "../whatif/python.js";
 
+const LIMIT = 60000; // ms of one answer: hundreds of requests on a phone
 const BASE = new URL("../whatif/manifest.json", import.meta.url);
 const name = location.pathname.split("/").at(-1).replace(/\.html$/, "");
 const cell = [...document.querySelectorAll("div.cell")].find((each) => each.textContent.includes("sliders(what_if"));
-const place = made("section", { className: "what-if" });
+const place = make("section", { className: "what-if" });
 place.setAttribute("aria-label", "Change the numbers");
-const button = made("button", { type: "button", textContent: "Change the numbers: this page runs the book's own code" });
+const button = make("button", { type: "button", textContent: "Change the numbers: this page runs the book's own code" });
 place.append(button);
 cell.after(place);
 button.onclick = start;
-
-function made(tag, properties) {
-  return Object.assign(document.createElement(tag), properties);
-}
 
 async function start() {
   button.disabled = true;
@@ -24,11 +22,12 @@ async function start() {
   try {
     const manifest = await (await fetch(BASE)).json();
     const lesson = manifest.lessons[name];
-    const python = new Python(manifest, BASE);
-    const { controls } = await python.ask({ lesson });
-    const text = made("pre", {});
+    const python = new Python(manifest, BASE, { limit: LIMIT });
+    const { controls, error } = await python.ask({ lesson });
+    if (error) throw new Problem(error);
+    const text = make("pre", {});
     text.setAttribute("aria-live", "polite");
-    const pictures = made("div", { tabIndex: 0 });
+    const pictures = make("div", { tabIndex: 0 });
     const chosen = Object.fromEntries(controls.map(({ name, value }) => [name, value]));
     let busy = false, again = false;
     const show = async () => { // the newest choice; those in between are left out
@@ -54,22 +53,22 @@ async function start() {
     place.replaceChildren(...controls.map((control) => drawn(control, chosen, show)), text, pictures);
     await show();
   } catch (problem) {
-    place.replaceChildren(made("p", { textContent: problem.message }));
+    place.replaceChildren(make("p", { textContent: problem.message }));
   }
 }
 
 // A slider or a list, with its name and its value.
 function drawn({ name, labels, value, ...range }, chosen, show) {
-  const label = made("label", {});
-  const input = labels ? made("select", {}) : made("input", { type: "range", ...range, value });
-  if (labels) input.append(...labels.map((text, value) => made("option", { textContent: text, value })));
+  const label = make("label", {});
+  const input = labels ? make("select", {}) : make("input", { type: "range", ...range, value });
+  if (labels) input.append(...labels.map((text, value) => make("option", { textContent: text, value })));
   input.value = value;
-  const said = made("output", { textContent: labels ? "" : value });
+  const said = make("output", { textContent: labels ? "" : value });
   input.oninput = () => {
     chosen[name] = Number(input.value);
     if (!labels) said.textContent = input.value;
     show();
   };
-  label.append(made("span", { textContent: name.replaceAll("_", " ") }), input, said);
+  label.append(make("span", { textContent: name.replaceAll("_", " ") }), input, said);
   return label;
 }

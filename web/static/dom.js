@@ -1,0 +1,9 @@
+// A page's elements: by their id, and new ones.
+
+export const get = (id) => document.getElementById(id);
+
+export const make = (kind, properties = {}, ...inside) => {
+  const element = Object.assign(document.createElement(kind), properties);
+  element.append(...inside);
+  return element;
+};
