@@ -15,7 +15,8 @@ arrival times are scaled. The token budgets are 1536, as in the paper's Fig 1, a
 for a strict SLO. The black line is that SLO: 5 decode iterations. Where requests, model or GPU are
 yours, the rates are parts of what the GPU serves if all requests wait from the start. On this
 machine all policies take turns, with a small model, short prompts (or those of your file), B = 8
-and a token budget of 64.
+and a token budget of 64. They come at a third and two thirds of what it serves; yours also at 1.1
+times that, so that a queue builds.
 """
 
 import enter  # noqa: F401
@@ -42,7 +43,7 @@ from experiments.lib.papers import (
     burst_rate,
     deployments,
 )
-from experiments.lib.rows import Row, Rows
+from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
 from serving.capacity import STRICT, Deployment, median_ttft, p99_tbt
 from serving.lengths import length_error
@@ -53,7 +54,8 @@ REQUESTS = 512
 # requests/s; the paper's artefact has 0.55, 0.7 and 1.0
 RATES = (0.3, 0.4, 0.55, 0.7, 0.85, 1.0, 1.15, 1.3, 1.45)
 QUICK_RATES = (0.3, 1.0, 1.45)  # those of the caption
-SHARES = {"a third": 1 / 3, "two thirds": 2 / 3}  # of what this machine can serve
+# of what this machine can serve; the last one for requests of a user: a queue shows who waits
+SHARES = {"a third": 1 / 3, "two thirds": 2 / 3, "more than all": 1.1}
 SMALL, LARGE = 512, 1536  # token budgets; the rivals read none
 # of what is served if all requests wait: the rates, where requests, model or GPU are a user's
 PARTS = (0.3, 0.5, 0.7, 0.9, 1.1)
@@ -166,7 +168,8 @@ def sweeps(
     priced = [r | each for r in cases(rate=rates) for each in runs((SMALL, LARGE), policy)]
     (L, B, C), few = ((64, 3, 16), 6) if quick else ((512, 8, 64), 24)
     L, B = own.max_length if own else L, named.get("max_batch_size") or B
-    here = [s | each for s in cases(share=list(SHARES), L=L, B=B) for each in runs((C,), policy)]
+    shares = list(SHARES)[: 3 if own else 2]
+    here = [s | each for s in cases(share=shares, L=L, B=B) for each in runs((C,), policy)]
     run = partial(at_share, budget=C, count=requests or few, data=own, tag=by)
     stated = cases(lengths=[predicted_lengths] if predicted_lengths else [])
     return [
@@ -182,6 +185,15 @@ def who_keeps_the_slo(rows: Rows) -> list[Finding]:
     slo = rows.one("strict SLO")
     stalls = bounded("P99 TBT", slo, math.inf, policy="vllm_v0", rate=(1.0, 1.45))
     return stalls(rows) + bounded("P99 TBT", 0, slo, policy=OURS, C=SMALL)(rows)
+
+
+def who_waits(rows: Rows) -> None:
+    """With --by: a line for each load and policy, a column for each value of the tag."""
+    for source, own in rows.newest().where("median TTFT").by("source").items():
+        if tags := dict.fromkeys(own.where("tag").column("tag")):
+            every = Rows([{"tag": "all"} | row for row in own], own.units)
+            title, columns = f"median TTFT (s), {source}", ("rate", "policy", "C", "all", *tags)
+            print_rows(every.across("tag", "median TTFT"), columns, title)
 
 
 STUDY = Study(
@@ -200,9 +212,9 @@ STUDY = Study(
     measure=True,
     repeats=1,
     shown=lambda row, quantity: (
-        row["source"] == "measured"
-        or quantity in (("median TTFT",) if "tag" in row else ("P99 TBT", *WHOLE))
+        "tag" not in row and (row["source"] == "measured" or quantity in ("P99 TBT", *WHOLE))
     ),
+    report=who_waits,
 )
 
 if __name__ == "__main__":

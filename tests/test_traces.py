@@ -230,7 +230,7 @@ def test_tags_that_would_look_alike_are_refused(tmp_path: Path) -> None:
         Recorded(path).values("user")
 
 
-def test_a_figure_by_tag(tmp_path: Path) -> None:
+def test_a_figure_by_tag(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """With the requests, the policy, the model and the GPU of a user."""
     flags = ("--by", "user", "--policy-file", FAIR, "--tp", "1", "--max-batch-size", "4", "--rate",
              "9", "20")  # fmt: skip
@@ -238,6 +238,23 @@ def test_a_figure_by_tag(tmp_path: Path) -> None:
     own = rows.where(policy="fair_share", rate=20)
     assert [row.get("tag") for row in own] == [None, "user=ann", "user=bob", "user=eve"]
     assert set(rows.column("model")) == {"llama3.1-8b"} and set(rows.column("hardware")) == {"h100"}
+    titles = [panel.title for panel in serve_latency.STUDY.panels[0].facets(rows)]
+    assert titles == ["all", *own.column("tag")]
+    capsys.readouterr()
+    serve_latency.who_waits(rows)
+    table = capsys.readouterr().out.splitlines()
+    assert table[3].split() == ["rate", "policy", "C", *titles]
+    [line] = [each.split() for each in table if each.split()[:2] == ["20", "fair_share"]]
+    assert line[3:] == [f"{row['median TTFT']:#.3g}" for row in own], "a user beside the other"
+
+
+def test_a_users_requests_are_measured_under_a_queue_too() -> None:
+    """Where all are served at once, no order of the queue shows."""
+    *_, own = serve_latency.sweeps(False, requests_file=USERS)
+    *_, ours = serve_latency.sweeps(False)
+    shares = [list(dict.fromkeys(case["share"] for case in s.measured)) for s in (own, ours)]
+    assert [serve_latency.SHARES[share] > 1 for share in shares[0]] == [False, False, True]
+    assert shares[1] == shares[0][:2]
 
 
 def test_lengths_that_are_predicted_have_files_of_their_own(tmp_path: Path) -> None:

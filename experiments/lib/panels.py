@@ -63,6 +63,8 @@ class Panel:
             title = ", ".join(filter(None, (self.title, *said)))
             one = replace(self, facet=(), where={**self.where, **case}, title=title)
             found.setdefault(tuple(case.values()), one)
+        if len(found) > 1 and (None,) in found:  # beside panels that are named
+            found[None,] = replace(found[None,], title="all")
         return list(found.values())
 
     def series(self, rows: Rows, x: Names = ()) -> Series:
