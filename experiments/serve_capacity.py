@@ -160,7 +160,7 @@ STUDY = Study(
     sweeps,
     units={"SLO": "s", "capacity": "requests/s", "gain": "x"}
     | {"repeated to": "requests", "budget": "tokens"},
-    title="Sarathi-Serve Fig 10: the largest request rate that meets the SLO; A100s",
+    title="Sarathi-Serve Fig 10, A100s: the largest request rate that meets the SLO",
     panels=[
         Panel(
             ("model", "data"),
@@ -199,8 +199,7 @@ STUDY = Study(
 def main() -> None:
     options = ScriptParser(__doc__, STUDY.flags | WRITES).parse_args()
     study = replace(STUDY, paper={}) if options.policy else STUDY  # then budgets are searched
-    title = STUDY.title.removesuffix("; A100s") if options.gpu else STUDY.title
-    replace(study, title=title).run()
+    study.run()
 
 
 if __name__ == "__main__":

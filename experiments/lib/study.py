@@ -95,10 +95,12 @@ class Study:
         sweeps = self.swept(quick, **flags)
         rows = Rows([row for sweep in sweeps for row in sweep.predict(quick)], self.units)
         self.derive(rows)
-        own = ("model", "gpu", "tp", "max_batch_size", "requests_file")
-        if any(flags.get(each) and self.flags[each].default is None for each in own):
-            return rows  # a user's own: nothing is published of it
-        return Rows([*rows, *self.published(rows)], self.units)
+        return rows if self.own(flags) else Rows([*rows, *self.published(rows)], self.units)
+
+    def own(self, flags: Mapping[str, object]) -> bool:
+        """Whether a user's own model, GPU or requests are priced: nothing is published of these."""
+        names = ("model", "gpu", "tp", "max_batch_size", "requests_file")
+        return any(flags.get(name) and self.flags[name].default is None for name in names)
 
     def places(self, rows: Rows) -> dict[str, Row]:
         """The predicted row beside each published number whose case is there, by its id."""
@@ -154,7 +156,8 @@ class Study:
         rows = with_kept(path, rows)
         rows.write(path)  # at once: what follows may fail, and a measurement takes minutes
         self.show(rows)
-        finish(path, rows, self.picture, guesses(self.swept(quick, **given)))
+        title = self.title.rpartition(": ")[-1] if self.own(given) else self.title  # no paper's
+        finish(path, rows, replace(self, title=title).picture, guesses(self.swept(quick, **given)))
         for end, write in self.more.items():
             write(path.with_suffix(end))
         return rows
