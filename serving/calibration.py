@@ -127,6 +127,7 @@ class Calibration:
             raise UserError(
                 f"chunks needs a curve for each start: {curves} for {starts}, two at least"
             )
+        named_curve("starts", {"x": self.starts, "seconds": [0.0] * starts})  # as it will be used
 
     def save(self, path: Path) -> None:
         text = json.dumps({"mark": MARK} | asdict(self), indent=1)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from batch import Request
-from command.checks import UserError
+from command.checks import MOST, UserError
 from pipeline.predictors import Classes, Constant, Predictor, oracle, predicted
 
 TAG = "predicted_tokens"
@@ -28,13 +28,13 @@ def predictor_of(text: str, outputs: Sequence[int], seed: int = 0) -> Predictor:
             return oracle
         if name == "classes":
             return Classes(outputs, float(number), seed)
-        if name == "constant" and 1 <= int(number) < 10**9:
+        if name == "constant" and 1 <= int(number) <= MOST:
             return Constant(int(number))
     except ValueError:  # no number
         pass
     raise UserError(
         f"predicted lengths {text!r}: give oracle, classes=A with A from 0 to 1, or constant=N with"
-        " N at least 1"
+        f" N from 1 to {MOST}"
     )
 
 

@@ -365,6 +365,8 @@ def find_columns(path: Path | str, header: Sequence[str]) -> dict[str, tuple[int
                 f"{path}, {'row' if is_json(path) else 'line'} 1: no column for the {column} in"
                 f" {','.join(header)[:200]!r}; name one of them {' or '.join(allowed)}"
             )
+        if header.count(name) > 1:
+            raise UserError(f"{path}, line 1: two columns are called {name}: leave one out")
         found[column] = header.index(name), name
     return found
 

@@ -5,10 +5,12 @@ on; one that fails later does not hide; and a policy sees who asks.
 import asyncio
 import importlib
 import json
+import math
 import re
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import call
 from served import Hurried, Served, served
@@ -22,7 +24,7 @@ from scheduler import POLICIES, SarathiServe, Scheduler
 from web import live, trial
 from web.priced import PricedEngine
 from web.real import RealEngine
-from web.runner import Runner
+from web.runner import Runner, budget_of
 from web.trial import try_policy
 
 HEAD = "from scheduler import SarathiServe\nclass Mine(SarathiServe):\n    name = {!r}\n"
@@ -37,9 +39,9 @@ def engine() -> PricedEngine:
     return PricedEngine(policy="sarathi_serve", max_batch_size=4, clock=Hurried())
 
 
-def policy_of(folder: Path, name: str, body: str) -> str:
+def policy_of(folder: Path, name: str, body: str, before: str = "") -> str:
     path = folder / f"{name}.py"
-    path.write_text(HEAD.format(name) + body, encoding="utf-8")
+    path.write_text(before + HEAD.format(name) + body, encoding="utf-8")
     return load_policies(path)[0]
 
 
@@ -77,6 +79,11 @@ FAILS = {
         "    def add(self, request):\n        vars(self).setdefault('of', set()).add(request)\n"
         "        super().add(request)\n" + SCHEDULE.format("assert self.of >= set(self.running)"),
         "line 8: AttributeError",
+    ),
+    # a model would read half a token
+    "halves": (
+        "    def __init__(self, *a):\n        super().__init__(*a)\n        self.chunk_size /= 2\n",
+        "TypeError: slice indices must be integers",
     ),
     # it has a queue of its own, in which nobody else looks
     "keeps": (
@@ -189,6 +196,62 @@ def test_a_policy_that_fails_later_does_not_hide_behind_a_retry(
         assert running.runner.state()["failures"] == 1, "nobody has asked again"
         events = list(client.completions.create(**ask, user="unlucky", stream=True))
         assert {event.system_fingerprint for event in events} == {"sarathi_serve C=256"}
+
+
+def test_who_switches_hears_of_it_if_the_policy_cannot_be_made(
+    engine: PricedEngine, tmp_path: Path
+) -> None:
+    """It waited for ever, and all who switched later waited for it. No request notices."""
+    fails = "    def {}(self, *a):\n        if threading.current_thread().name == 'engine': {}\n"
+    with served(engine) as running:
+        with_live_page(running)
+        for method, told in (("__init__", "KeyboardInterrupt"), ("__setattr__", "GeneratorExit")):
+            body = f"{fails.format(method, f'raise {told}')}        super().{method}(*a)\n"
+            mine = policy_of(tmp_path, f"fails{method}", body, "import threading\n")
+            status, sentence = switch(running, mine)
+            assert status == 400 and told in sentence
+        assert switch(running, "orca")[0] == 200
+        assert running.runner.state()["failures"] == 0
+
+
+def test_a_policy_that_never_says_whether_it_has_work_holds_up_its_requests_alone(
+    engine: PricedEngine, tmp_path: Path
+) -> None:
+    """All else went through a lock that was held meanwhile."""
+    asked, free = threading.Event(), threading.Event()
+    mine = policy_of(tmp_path, "waits", "")
+
+    def has_work(policy: Scheduler) -> bool:
+        if threading.current_thread().name == "engine" and policy.running:
+            asked.set()
+            free.wait()
+        return bool(policy.waiting or policy.running)
+
+    POLICIES[mine].has_work = property(has_work)
+    with served(engine) as running:
+        with_live_page(running)
+        assert switch(running, mine)[0] == 200
+        body = {"prompt": "one two three", "max_tokens": 3}
+        asks = threading.Thread(target=raw, args=(running.place, request("/v1/completions", body)))
+        asks.start()
+        assert asked.wait(30)
+        taken = running.runner.changed.acquire(timeout=10)
+        if taken:
+            running.runner.changed.release()
+        free.set()
+        asks.join()
+        assert taken
+
+
+@pytest.mark.parametrize(
+    "size, told", [(np.int64(64), 64), (3.0, 3), (math.inf, None), (math.nan, None)]
+)
+def test_a_budget_of_any_kind_is_json(size: float, told: int | None) -> None:
+    """The live pages of all were empty, or could not read it."""
+    policy = SarathiServe(4, 8)
+    policy.chunk_size = size
+    event = {"budget": budget_of(policy), "chunks": [[0, 0, np.int64(3)]]}
+    assert json.loads(live.message([event])[6:]) == [{"budget": told, "chunks": [[0, 0, 3]]}]
 
 
 def test_an_answer_names_all_policies_that_served_it(engine: PricedEngine) -> None:

@@ -366,7 +366,9 @@ def test_a_files_lengths_are_predicted_and_its_tags_stay() -> None:
     assert request.tags[TAG] == str(request.max_tokens) and request.tags["user"]
 
 
-@pytest.mark.parametrize("name", ["", "classes", "classes=2", "constant=0", "constant=x", "bert"])
+@pytest.mark.parametrize(
+    "name", ["classes", "classes=2", "classes=nan", "constant=0", "constant=x", "bert"]
+)
 def test_no_such_predictor(name: str) -> None:
     with pytest.raises(UserError, match="oracle, classes=A|accuracy is"):
         tag_lengths([Request(0, [1], 1)], name)

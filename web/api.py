@@ -28,7 +28,7 @@ from command.checks import MOST_SEED, UserError, did_you_mean, shown
 from command.cli import ROOT, one_line, read_text
 from web.chat import Chat, Unfit
 from web.metrics import CONTENT_TYPE, Metrics, Stopwatch
-from web.runner import Delta, Full, Runner, Stopping
+from web.runner import Delta, Full, Runner, Stopping, why
 from web.schemas import (
     Asked,
     Body,
@@ -503,10 +503,10 @@ class Api:
 
 
 def names_in_a_header(names: Sequence[str]) -> bytes:
-    """What a client called its parameters, in printable ASCII."""
+    """What a client called its parameters, in printable ASCII, without blanks at its ends."""
     more = f", and {len(names) - TOLD} more" if len(names) > TOLD else ""
     told = ", ".join(shown(name, one_line) for name in names[:TOLD]) + more
-    return told.encode("ascii", "backslashreplace")
+    return told.strip().encode("ascii", "backslashreplace")
 
 
 def turned_away(error: Full | Stopping) -> Refused:
@@ -524,7 +524,7 @@ def hand_out(news: list[tuple[Choice | None, Delta]]) -> None:
             if choice is not None:
                 choice.take(delta)
         except Exception as error:
-            choice.fault = one_line(error) or type(error).__name__
+            choice.fault = why(error)
             ours = None if isinstance(error, UserError) else error
             log.error("a token of request %d has no text: %s", choice.request.request_id,
                       choice.fault, exc_info=ours)  # fmt: skip

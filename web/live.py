@@ -145,8 +145,8 @@ class Feed:
 
 
 def message(events: list[dict]) -> str:
-    """A server-sent event."""
-    return f"data: {json.dumps(events, separators=(',', ':'))}\n\n"
+    """A server-sent event. A user's own policy may count in numpy's whole numbers."""
+    return f"data: {json.dumps(events, separators=(',', ':'), default=int)}\n\n"
 
 
 class Thrower:

@@ -275,8 +275,9 @@ class Runner:
 
     def _wait(self) -> bool:
         """Sleep while there is nothing to do. False: the thread should end."""
+        busy = self._busy()  # before we hold what all others need: a user's own might be slow
         with self.changed:
-            if not (self.inbox or self._busy() or self.closed):
+            if not (self.inbox or busy or self.closed):
                 if self.streams:
                     lost = len(self.streams)
                     raise UserError(f"a policy has lost {lost} requests: they neither wait nor run")
@@ -353,10 +354,10 @@ class Runner:
             return
         try:
             scheduler = self.engine.scheduler(policy, chunk_size)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 (a policy of a user's own)
-            future.set_exception(UserError(one_line(error) or type(error).__name__))
-            return  # and nothing has changed
-        preempted = [request.request_id for request in take_over(self.loop, scheduler)]
+            preempted = [request.request_id for request in take_over(self.loop, scheduler)]
+        except BaseException as error:  # noqa: BLE001 (a policy of a user's own; somebody waits)
+            future.set_exception(UserError(why(error)))
+            return  # and the old policy goes on
         self._tell_preempted()
         self.before = self.policy, self.chunk_size
         self.policy, self.chunk_size = policy, chunk_size
@@ -410,7 +411,7 @@ class Runner:
         """End all streams with "error", and go on with a new loop on an empty cache."""
         log.error("the engine failed and was restarted", exc_info=error)
         failed = self.in_force
-        self.failures, self.error = self.failures + 1, one_line(error) or type(error).__name__
+        self.failures, self.error = self.failures + 1, why(error)
         scheduler, told = self._next_scheduler()
         if told:
             log.error(told)
@@ -435,8 +436,7 @@ class Runner:
                 scheduler = self.engine.scheduler(policy, chunk_size)
                 break
             except BaseException as error:  # noqa: BLE001 (a policy of a user's own)
-                why = one_line(error) or type(error).__name__
-                broken = broken or f"; {policy} cannot be made again: {why}"
+                broken = broken or f"; {policy} cannot be made again: {why(error)}"
         else:
             policy, chunk_size = LAST_RESORT, self.engine.chunk_size
             scheduler = self.engine.scheduler(policy, chunk_size)
@@ -480,6 +480,13 @@ def take_over(loop: Loop, new: Scheduler) -> list[Request]:
 
 def budget_of(scheduler: Scheduler) -> int | None:
     """Tokens that a batch may have. None: the policy knows no such limit."""
-    if isinstance(scheduler, VLLMv0):
-        return None if scheduler.most_tokens > MOST else int(scheduler.most_tokens)
-    return None if isinstance(scheduler, RequestLevel | Orca) else scheduler.chunk_size
+    if isinstance(scheduler, RequestLevel | Orca):
+        return None
+    most = scheduler.most_tokens if isinstance(scheduler, VLLMv0) else scheduler.chunk_size
+    return int(most) if most <= MOST else None  # a user's own may be infinite, or numpy's
+
+
+def why(error: BaseException) -> str:
+    """What is wrong, in one line. An error that is not ours may say nothing without its name."""
+    own = isinstance(error, UserError)
+    return one_line(error if own else f"{type(error).__name__}: {error}".removesuffix(": "))

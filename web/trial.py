@@ -8,21 +8,21 @@ import asyncio
 import ctypes
 import sys
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
 
-from batch import Request
+from batch import Chunk, Request
 from command.checks import UserError, shown
-from command.cli import one_line
 from loop import Loop
 from scheduler import Scheduler, make_scheduler
 from simulate import CostExecutor
-from web.runner import LAST_RESORT, Engine, take_over
+from web.runner import LAST_RESORT, Engine, budget_of, take_over, why
 
 SECONDS = 5.0  # of a trial; usual ones take milliseconds
 LONGEST_PROMPT, OUTPUT = 600, 6  # tokens
 MOST_STEPS = 20_000
-NO_MODEL = SimpleNamespace(seconds=lambda batch: 1e-3)
+NO_MODEL = SimpleNamespace(seconds=lambda batch: all(map(tokens_of, batch.chunks)) and 1e-3)
 
 
 class Endless(BaseException):
@@ -65,9 +65,12 @@ def settle(future: Future, engine: Engine, policy: str, chunk_size: int) -> None
 
 def failed(policy: str, error: BaseException) -> UserError:
     """What is wrong with a policy, in one line."""
-    own = isinstance(error, UserError)
-    why = one_line(error if own else f"{type(error).__name__}: {error}")
-    return UserError(f"policy {shown(policy)} fails as it is tried: {why}")
+    return UserError(f"policy {shown(policy)} fails as it is tried: {why(error)}")
+
+
+def tokens_of(chunk: Chunk) -> Sequence[int]:
+    """What a model would read. Floats, such as half of C, are no places in a prompt."""
+    return chunk.request.tokens(chunk.start, chunk.start + chunk.length)
 
 
 def rehearse(engine: Engine, before: str, policy: str, chunk_size: int) -> None:
@@ -83,6 +86,7 @@ def rehearse(engine: Engine, before: str, policy: str, chunk_size: int) -> None:
     def make(name: str) -> Scheduler:
         scheduler = make_scheduler(name, most, chunk_size, room)
         scheduler.cost = engine.cost or scheduler.cost
+        budget_of(scheduler)  # the live page shows it
         return scheduler
 
     def come(count: int) -> None:
