@@ -40,6 +40,7 @@ def batches(case: dict, answer: dict, _: bool = True) -> Panel:
         for i, _, length, _ in row.get("chunks", []):
             name = f"chunk of request {i}"
             shapes.append(Bar(place - 0.4, low, 0.8, length, HUES[i % len(HUES)], name))
+            shapes += [Mark(place, 1.3 * case["C"], "cross", INK, "no tokens")] * (length < 1)
             low += length
         if count := len(row.get("decodes", [])):
             shapes.append(Bar(place - 0.4, low, 0.8, count, INK, "decodes"))

@@ -54,8 +54,9 @@ from scheduler import make_scheduler
 # %% [markdown]
 # Our model has the shape of LLaMA, but random weights. Its text is noise. Its *time* is that of a
 # trained model. The full `laptop` model has more layers; 8 are enough here. The weights must be
-# larger than your CPU's cache; their size is printed below. Most of the time goes to the *linear
-# operators*: the products with the weight matrices.
+# larger than your CPU's cache; their size is printed below. On the site, "your CPU" and "this
+# machine" are the computer that ran the lesson: its name is printed, too. Most of the time goes to
+# the *linear operators*: the products with the weight matrices.
 
 # %%
 MODELS["small"] = replace(MODELS["laptop"], n_layer=8)
@@ -373,8 +374,8 @@ print_table(
 # %% [markdown]
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. Everywhere, you can change the defaults of `what_if`, and run it
-# again.
+# In Jupyter, the cell has sliders. On the site, the button below it has them. Elsewhere, change the
+# defaults of `what_if`, and run it again.
 # - Another GPU: which one has the largest gap at batch size 1? Does it also have the largest ratio
 #   of peak to bandwidth?
 # - A shorter context: which part of the decode's cost shrinks?
@@ -442,8 +443,8 @@ sliders(what_if, gpu=list(GPUS), context=(128, 4096, 128), count=(1, 64))
 # ## Exercise
 #
 # E1 is a short function: `iteration_floor`, the time that no iteration can beat. The check draws
-# models and GPUs, and shows the first one where you are wrong. In a terminal, in the project's
-# folder ([how](../course/README.md)):
+# models and GPUs, and shows the first one where you are wrong. On the site: **Exercises**, in the
+# menu. In a terminal, in the project's folder ([how](../course/README.md)):
 #
 #     python -m course start
 #     python -m course check 1

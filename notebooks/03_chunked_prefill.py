@@ -413,8 +413,8 @@ print(f"attention of a chunk of 64: {cost.model.n_head} blocks; SMs: {GPUS['a600
 #
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. Everywhere, you can change the defaults of `what_if`, and run it
-# again.
+# In Jupyter, the cell has sliders. On the site, the button below it has them. Elsewhere, change the
+# defaults of `what_if`, and run it again.
 # - A shorter prompt: how much of the time is attention?
 # - A smaller chunk: is attention still cheaper than in one piece?
 # - Today's kernels: `software="vllm"`.
@@ -480,8 +480,8 @@ sliders(what_if, prompt=(256, 4096, 256), chunk_size=(32, 2048, 32), software=["
 # ## Exercises
 #
 # E3 is a very short function: `chunk_mask`. The check cuts prompts in all ways. E4 is `attend`:
-# attention over the cache. The check puts NaN where you must not read. In a terminal, in the
-# project's folder ([how](../course/README.md)):
+# attention over the cache. The check puts NaN where you must not read. On the site: **Exercises**,
+# in the menu. In a terminal, in the project's folder ([how](../course/README.md)):
 #
 #     python -m course start
 #     python -m course check 3

@@ -381,8 +381,8 @@ print(f"everything {paper['t4_13b_1k_total']} x (paper)")
 #
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. Everywhere, you can change the defaults of `what_if`, and run it
-# again.
+# In Jupyter, the cell has sliders. On the site, the button below it has them. Elsewhere, change the
+# defaults of `what_if`, and run it again.
 # - More riding decodes, or a single one: how does the speedup change, and why? (This is the paper's
 #   Fig 8. `experiments/fig8.py` takes chunks of a longer prompt, which need no logits.)
 # - A longer context? A smaller batch, of 128 rows?
@@ -456,7 +456,8 @@ sliders(what_if, rows=(128, 1024, 64), count=(1, 32), context=(256, 4096, 256))
 #
 # E5 is `flatten`: a hybrid batch as rows. E6 is `Sarathi.prefills`: the chunk of the next batch.
 # Its check names the rule that a batch breaks: the [course](../course/README.md#properties) lists
-# them, K0 to K10. In a terminal, in the project's folder ([how](../course/README.md)):
+# them, K0 to K10. On the site: **Exercises**, in the menu. In a terminal, in the project's folder
+# ([how](../course/README.md)):
 #
 #     python -m course start
 #     python -m course check 5

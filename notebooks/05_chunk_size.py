@@ -375,8 +375,8 @@ for bound in (1.0, 0.2, 0.1):
 # %% [markdown]
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. Everywhere, you can change the defaults of `what_if`, and run it
-# again.
+# In Jupyter, the cell has sliders. On the site, the button below it has them. Elsewhere, change the
+# defaults of `what_if`, and run it again.
 # - Another workload: longer requests, `length=3072, B=6` (the third panel of the paper's Fig 9).
 # - A small batch, `B=4`: where does the balance go, and what does SARATHI still gain?
 
@@ -443,8 +443,8 @@ sliders(what_if, length=(512, 4096, 256), B=(2, 32), ratio=(1, 100))
 # ## Exercise
 #
 # E7 is `padded` and `seconds`: the cost of a batch. The check looks for stairs, weights that are
-# read twice, forgotten contexts, and the paper's figure. In a terminal, in the project's folder
-# ([how](../course/README.md)):
+# read twice, forgotten contexts, and the paper's figure. On the site: **Exercises**, in the menu.
+# In a terminal, in the project's folder ([how](../course/README.md)):
 #
 #     python -m course start
 #     python -m course check 7

@@ -416,9 +416,9 @@ for policy, trace in real.items():
 #
 # ## What if ...
 #
-# In Jupyter, the next cell has sliders. Everywhere, you can change the defaults of `what_if`, and
-# run it again.
-# At which budget does `sarathi_serve` begin to stall? Which policies does the budget not change?
+# In Jupyter, the next cell has sliders. On the site, the button below it has them. Elsewhere,
+# change the defaults of `what_if`, and run it again. At which budget does `sarathi_serve` begin to
+# stall? Which policies does the budget not change?
 
 
 # %%
@@ -496,11 +496,11 @@ gantts({"mine": mine}, BOUND, NAMES, title)
 # %% [markdown]
 # ## Exercises
 #
-# E8 is `SarathiServe.prefills` and `preempt`. The hunt turns the table: you write a property, and
-# it must find schedulers with one thing wrong. E13 is what engines have today in place of slots:
+# E8 is `SarathiServe.prefills` and `preempt`. In the hunt, you write the check: a property that
+# must find schedulers with one thing wrong. E13 is what engines have today in place of slots:
 # blocks, which requests share if they begin alike. After your own attempt, read the project's, in
-# `paged/blocks.py` ([about it](../docs/paged.md)). In a terminal, in the project's folder
-# ([how](../course/README.md)):
+# `paged/blocks.py` ([about it](../docs/paged.md)). On the site: **Exercises**, in the menu. In a
+# terminal, in the project's folder ([how](../course/README.md)):
 #
 #     python -m course start
 #     python -m course check 8

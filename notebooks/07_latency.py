@@ -345,8 +345,8 @@ plt.show()
 #
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. Everywhere, you can change the defaults of `what_if`, and run it
-# again.
+# In Jupyter, the cell has sliders. On the site, the button below it has them. Elsewhere, change the
+# defaults of `what_if`, and run it again.
 # - ... the requests came in bursts: `cv = 3`? (`cv` says how unequal the gaps between arrivals are.
 #   A Poisson process has 1.) Rate and lengths are the same. Requests that come together are
 #   prefilled together, so `vllm_v0` has few stalls, and these are long. Does its P99 show them?
@@ -412,9 +412,9 @@ sliders(what_if, data=data, rate=(0.2, 4.0, 0.2), cv=(0.5, 5.0, 0.5), budget=(12
 # %% [markdown]
 # ## Exercises
 #
-# E9 is four short functions: time to first token, gaps, stalls, P99. The final project is a
-# policy of your own. Its score is a capacity under an SLO, on workloads that you do not know. In
-# a terminal, in the project's folder ([how](../course/README.md)):
+# E9 is four short functions: time to first token, gaps, stalls, P99. The final project is a policy
+# of your own. Its score is a capacity under an SLO, on workloads that you do not know. On the site:
+# **Exercises**, in the menu. In a terminal, in the project's folder ([how](../course/README.md)):
 #
 #     python -m course start
 #     python -m course check 9

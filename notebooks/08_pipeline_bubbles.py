@@ -416,8 +416,8 @@ for number, policy in enumerate(("orca", "sarathi")):
 #
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. Everywhere, you can change the defaults of `what_if`, and run it
-# again.
+# In Jupyter, the cell has sliders. On the site, the button below it has them. Elsewhere, change the
+# defaults of `what_if`, and run it again.
 # - ... there were more micro-batches than stages? With three, one waits while two are computed, so
 #   there are fewer bubbles. Why does the total time grow? (See question 3.) And with only one, what
 #   does a stage wait for? (The program says *starved*: fewer micro-batches than stages.)
@@ -478,8 +478,8 @@ sliders(what_if, policy=["orca", "sarathi", "vllm_v0"], stages=(2, 8), hop=hops,
 # %% [markdown]
 # ## Exercise
 #
-# E10 is `starts` and `idle`: when each stage works, and why it waits. In a terminal, in the
-# project's folder ([how](../course/README.md)):
+# E10 is `starts` and `idle`: when each stage works, and why it waits. On the site: **Exercises**,
+# in the menu. In a terminal, in the project's folder ([how](../course/README.md)):
 #
 #     python -m course start
 #     python -m course check 10

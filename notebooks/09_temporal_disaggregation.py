@@ -528,9 +528,8 @@ print(f"paper, at most: {paper['td_vs_tp_hb']:g} over TP+HB, {paper['td_vs_pp_hb
 #
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. Everywhere, you can change the defaults of `what_if`, and run it
-# again.
-# Write down what you expect first.
+# In Jupyter, the cell has sliders. On the site, the button below it has them. Elsewhere, change the
+# defaults of `what_if`, and run it again. Write down what you expect first.
 #
 # - ... the model and the GPUs were larger? How fast are PP+HB and TP+HB there?
 # - ... PP+HB admitted fewer requests, so that the memory is large enough? `run(node, "PP+HB",
@@ -588,8 +587,9 @@ sliders(what_if, machine=list(NODES), requests=(100, 1000, 100), **means)
 # %% [markdown]
 # ## Exercise
 #
-# E11 is `share_out`: the window of work stealing. The check looks for requests that vanish. In a
-# terminal, in the project's folder ([how](../course/README.md)):
+# E11 is `share_out`: the window of work stealing. The check looks for requests that vanish. On the
+# site: **Exercises**, in the menu. In a terminal, in the project's folder
+# ([how](../course/README.md)):
 #
 #     python -m course start
 #     python -m course check 11

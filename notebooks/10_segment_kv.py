@@ -530,9 +530,8 @@ print(f"the next token with segments: BW = 4 takes {four / one:.2f} times BW = 1
 #
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. Everywhere, you can change the defaults of `what_if`, and run it
-# again.
-# Write down what you expect first.
+# In Jupyter, the cell has sliders. On the site, the button below it has them. Elsewhere, change the
+# defaults of `what_if`, and run it again. Write down what you expect first.
 #
 # - ... there were eight beams, or sixteen? Which part of the segment cache grows?
 # - ... the response were long and the prompt short? Where does the standard way catch up?
@@ -597,8 +596,8 @@ sliders(what_if, beams=(2, 16), prompt=(1, 2048), most=(16, 1024, 16))
 # %% [markdown]
 # ## Exercise
 #
-# E12 is `reorder` and `extend`: the table, on plain lists. In a terminal, in the project's folder
-# ([how](../course/README.md)):
+# E12 is `reorder` and `extend`: the table, on plain lists. On the site: **Exercises**, in the menu.
+# In a terminal, in the project's folder ([how](../course/README.md)):
 #
 #     python -m course start
 #     python -m course check 12

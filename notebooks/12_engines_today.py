@@ -495,8 +495,8 @@ print_table(columns, rows)
 #
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. Everywhere, you can change the defaults of `what_if`, and run it
-# again.
+# In Jupyter, the cell has sliders. On the site, the button below it has them. Elsewhere, change the
+# defaults of `what_if`, and run it again.
 # - Short prompts and long outputs (200 and 400): which engine of `1p1d` is idle now?
 # - `2p1d` and `1p2d` have three GPUs. Compare them with `3`. Which would you choose?
 
@@ -564,8 +564,9 @@ sliders(what_if, layout=["1", "2", "1p1d", "3", "2p1d", "1p2d"], **ranges)
 # %% [markdown]
 # ## Exercises
 #
-# E13 is step 1 in about 20 lines: blocks, reference counts, and hits by a hash of the prefix. In a
-# terminal, in the project's folder ([how](../course/README.md)):
+# E13 is step 1 in about 20 lines: blocks, reference counts, and hits by a hash of the prefix. On
+# the site: **Exercises**, in the menu. In a terminal, in the project's folder
+# ([how](../course/README.md)):
 #
 #     python -m course start
 #     python -m course check 13

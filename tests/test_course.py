@@ -324,6 +324,23 @@ def test_the_failing_case_is_drawn_if_it_fits() -> None:
     assert "C = 16" in shown["svg"][1] and shown["words"] == "A case that is always the same."
 
 
+def test_a_chunk_of_no_tokens_is_seen() -> None:
+    """Its bar has no height: without a mark, both pictures look the same."""
+    code = (
+        "from scheduler import IterationLevel, next_chunk\n"
+        "class Sarathi(IterationLevel):\n"
+        "    name = 'sarathi'\n"
+        "    def prefills(self, rows):\n"
+        "        request = next(iter(self.started()), None) or self.admit()\n"
+        "        return [next_chunk(request, self.chunk_size - rows)] if request else []\n"
+    )
+    told = json.loads(in_browser(json.dumps({"call": "check", "exercise": "6", "code": code}), int))
+    question = {"call": "picture", "exercise": "6", "code": code, "case": told["case"]}
+    shown = json.loads(in_browser(json.dumps(question), int))
+    right, own = shown["svg"]
+    assert told["case"] and "no tokens" in own and "no tokens" not in right
+
+
 @pytest.mark.parametrize(
     ("question", "words"),
     [

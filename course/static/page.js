@@ -105,7 +105,11 @@ function progress() {
     if (each === current) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   });
-  const groups = { "passed when last checked": hasPassed, "not passed yet": (each) => isWritten(each) && !hasPassed(each) };
+  const groups = {
+    "passed when last checked": hasPassed,
+    "not passed yet": (each) => isWritten(each) && !hasPassed(each),
+    "not written yet": (each) => !isWritten(each),
+  }; // the words of the command line
   get("state").replaceChildren(...Object.entries(groups).map(([words, belongs]) => {
     const names = exercises.filter(belongs).map((each) => each.name).join(" ");
     return make("li", { textContent: `${words}: ${names || "none"}` });
@@ -180,9 +184,9 @@ function verdict({ lines, failure, score }) {
   if (!failure || !rest.length) {
     return [make("h3", { textContent: head }), ...(score ? [make("p", { textContent: `score: ${score}` })] : [])];
   }
-  const pairs = [["The smallest case found", failure.where], ["Expected", failure.expected], ["Got", failure.got]];
-  const found = [make("h3", { textContent: head }), make("dl", {}, ...pairs.flatMap(([word, text]) =>
-    [make("dt", { textContent: word }), make("dd", { textContent: text })]))];
+  const list = (...pairs) => make("dl", {}, ...pairs.flatMap(([word, text]) =>
+    [make("dt", { textContent: word }), make("dd", { textContent: text })]));
+  const found = [make("h3", { textContent: head }), list(["The smallest case found", failure.where])];
   const [header, ...rows] = failure.table;
   if (header) {
     const row = (cells, kind) => make("tr", {}, ...cells.map((cell) => make(kind, { textContent: plain(cell) })));
@@ -191,6 +195,7 @@ function verdict({ lines, failure, score }) {
     scroll.setAttribute("role", "region");
     found.push(scroll);
   }
+  found.push(list(["Expected", failure.expected], ["Got", failure.got]));
   if (failure.teaches) found.push(make("p", { className: "teaches", textContent: failure.teaches }));
   return found;
 }
