@@ -345,8 +345,8 @@ plt.show()
 #
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. On the site, the button below it has them. Elsewhere, change the
-# defaults of `what_if`, and run it again.
+# In Jupyter, the cell has sliders. (It needs numpy, so the site has none for it.) Elsewhere, change
+# the defaults of `what_if`, and run it again.
 # - ... the requests came in bursts: `cv = 3`? (`cv` says how unequal the gaps between arrivals are.
 #   A Poisson process has 1.) Rate and lengths are the same. Requests that come together are
 #   prefilled together, so `vllm_v0` has few stalls, and these are long. Does its P99 show them?
