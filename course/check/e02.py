@@ -98,7 +98,7 @@ def judge(case: dict, answer: dict) -> Failure | None:
                 " a free slot; 0 is a slot that is taken, and empty.",
             }[prop]
             return Failure(prop, where, str(wanted), str(got), teaches, done[:1] + done[1:][-6:])
-        freed |= operation[0] == "free"
+        freed |= operation[0] == "free" and wanted is None  # a refused one gives no slot back
     if answer["in place"] is not True:
         return Failure(
             "S4", where, "the same tensors as before", "new ones",

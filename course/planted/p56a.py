@@ -3,8 +3,8 @@
 from kvcache import KVCache
 
 exercise = "2"
-caught_by = "K7"
-message = "A slot comes back"
+caught_by = "S1"
+message = "The lowest free slot"
 
 
 class Slots(KVCache):
