@@ -152,8 +152,8 @@ format: .venv/dev.stamp
 .venv/npm.stamp: web/package.json web/package-lock.json .venv/figures.stamp
 	mkdir -p build/npm
 	cp web/package.json web/package-lock.json build/npm
-	-npm ci --prefix build/npm --no-audit --no-fund --ignore-scripts
-	touch $@
+	npm ci --prefix build/npm --no-audit --no-fund --ignore-scripts && touch $@ \
+		|| echo "npm failed: the pages do without its packages; the next make tries again"
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache
