@@ -166,8 +166,11 @@ def shown(out: Path) -> list[str]:
 def draw_kept(out: Path) -> None:
     """Draw the results that are there without a picture: those of a script that did not run."""
     look.use_style()
+    torch = find_spec("torch") is not None
     for name, study in STUDIES.items():
         path = out / f"{name}.png"
+        if study.torch and not torch:
+            continue
         if name in captions() and path.with_suffix(".csv").exists() and not path.exists():
             look.save_figure(study.picture(read_rows(path.with_suffix(".csv"))), path)
 
