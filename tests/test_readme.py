@@ -25,7 +25,7 @@ DOCUMENTS = {
 README = DOCUMENTS["README.md"]
 MADE = re.compile(  # by what the reader runs or writes
     r"results/(calibration-(stage|half)\.json|index\.html)|.*NAME.*|course/mine/.*|config\.json"
-    r"|build/.*|captions\.md|e01\.py|grades\.csv|grades_feedback/.*|.*_e06-1\.py"
+    r"|build/.*|captions\.md|e01\.py|grades\.csv|grades_feedback/.*|.*_e06(-1)?\.py"
     r"|users\.py|openai/|hosted_vllm/|text-completion-openai/"
 )
 
