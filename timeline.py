@@ -275,5 +275,5 @@ class Passing(Trace):
         self.count += 1
         self.ended = [(request, self.lives.pop(request.request_id)) for request in what[-1]]
         if not self.keep:
-            self.iterations, self.finished, self.preempted = [], [], []
+            self.iterations, self.finished, self.preempted, self.cancelled = [], [], [], []
         return iteration

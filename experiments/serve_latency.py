@@ -62,7 +62,7 @@ PARTS = (0.3, 0.5, 0.7, 0.9, 1.1)
 WHOLE = ("strict SLO", "length error")  # of no single run
 FLAGS = {
     "seed": Flag("seed of the predicted requests", 0),
-    "rate": Flag("requests per second", shown="several", several=True),
+    "rate": Flag("requests per second, in the predicted runs", shown="several", several=True),
     "requests": Flag("requests of each run", shown=f"{REQUESTS}; measured, 24"),
     "by": Flag(),
     "predicted_lengths": Flag(

@@ -51,12 +51,12 @@ class Curve:
         if len(x) != len(seconds) or len(x) < 2:
             sizes = f"as many x ({len(x)}) as seconds ({len(seconds)})"
             raise UserError(f"a curve needs at least two points and {sizes}")
-        if not all(isinstance(value, int | float) for value in x + seconds):
-            raise UserError(f"the x and seconds of a curve must be numbers, unlike {x}, {seconds}")
+        if not all(isinstance(value, int | float) and abs(value) < 1e300 for value in x + seconds):
+            raise UserError(f"x and seconds must be finite numbers, unlike {x}, {seconds}"[:300])
         if not all(left < right for left, right in pairwise(x)):
             raise UserError(f"the x of a curve must increase, unlike {x}")
-        if not all(0 <= value < float("inf") for value in seconds):
-            raise UserError(f"seconds must be finite and not negative, unlike {seconds}")
+        if min(seconds) < 0:
+            raise UserError(f"seconds must be 0 or more, unlike {seconds}")
 
     def __call__(self, x: float) -> float:
         right = min(max(bisect_left(self.x, x), 1), len(self.x) - 1)
