@@ -78,7 +78,7 @@ def draw(rows: Rows) -> plt.Figure:
     draw_stages(orca, middle, names=NAMES, legend=False, **part)
     middle.set_title("(b) a part of (a), larger: decodes alone", loc="left")
     handles = legend_handles([stage_lanes(trace) for trace in (orca, sarathi)], STAGE_LOOKS)
-    figure.legend(handles=handles, loc="outside lower center", ncols=4)
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=11)
     figure.suptitle(STUDY.title)
     return figure
 

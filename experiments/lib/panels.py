@@ -88,6 +88,8 @@ class Panel:
             name: {"color": colour, "label": ", ".join(name[one:]) or word}
             for name, colour in colours_of(series, self.colours).items()
         }
+        if self.x == self.line:  # its names stand below the bars, and need no legend
+            styles = {name: style | {"label": "_"} for name, style in styles.items()}
         draw = self.draw_lines if self.kind == "lines" else self.draw_bars
         draw(axes, series, stars, styles)
         if self.series(stars, self.star or self.x):
@@ -105,12 +107,11 @@ class Panel:
         labels = axes.get_legend_handles_labels()[1]
         style = {"fontsize": 11} if len(labels) > 4 else {}
         if self.kind != "lines":
-            columns = 2 if max(map(len, labels)) > 15 else 3
+            columns = 2 if max(map(len, labels), default=0) > 15 else 3
             style |= {"loc": "upper center", "ncols": columns}
-            axes.margins(
-                y=0.14 + 0.12 * math.ceil(len(labels) / columns)
-            )  # the legend stands there
-        axes.legend(**style)
+            axes.margins(y=0.14 + 0.12 * math.ceil(len(labels) / columns))  # the legend's room
+        if labels:
+            axes.legend(**style)
 
     def draw_lines(self, axes: plt.Axes, series: Series, stars: Rows, styles: dict) -> None:
         colours, drawn = [style["color"] for style in styles.values()], []
