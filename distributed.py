@@ -62,7 +62,7 @@ FLAGS = {
     "port": Flag("port at which the processes meet", shown="a free one"),
     "model": Flag(f"model: demo, a Hugging Face directory, or one of {', '.join(MODELS)}", "demo"),
     "policy": Flag(f"policy, one of {', '.join([policy_names(), *PIPELINE_POLICIES])}", "sarathi"),
-    "policy_file": Flag(),
+    "policy_file": Flag(repeated=True),
     "calibration": Flag("calibration of this machine, for policies that ask what a batch costs",
                         shown="results/calibration-MODEL.json"),
     "chunk_size": Flag(default=256),
@@ -87,8 +87,8 @@ def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__, FLAGS)
     parser.add_argument("prompts", nargs="*", help="texts to complete, all at once")
     args = parser.parse_args()
-    if args.policy_file:
-        load_policies(args.policy_file)
+    for path in args.policy_file or ():
+        load_policies(path)
     return args
 
 

@@ -34,7 +34,7 @@ FLAGS = {
     "file": Flag("UTF-8 text file with one prompt on each line; empty lines are skipped"),
     "model": Flag("model: demo, a Hugging Face directory, or a hub id", "demo"),
     "policy": Flag(f"policy, one of {policy_names()}", "sarathi"),
-    "policy_file": Flag(),
+    "policy_file": Flag(repeated=True),
     "calibration": Flag("calibration of this machine, for policies that ask what a batch costs",
                         shown="results/calibration-MODEL.json"),
     "chunk_size": Flag(default=64),
@@ -64,8 +64,8 @@ def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__.splitlines()[0], FLAGS)
     parser.add_argument("prompts", nargs="*", help="one or more prompts")
     args = parser.parse_args()
-    if args.policy_file:
-        load_policies(args.policy_file)
+    for path in args.policy_file or ():
+        load_policies(path)
     return args
 
 

@@ -42,7 +42,7 @@ FLAGS = {
     "model": Flag("model: demo, a Hugging Face directory, or a hub id; with --gpu, also a"
                   " name of configs.MODELS", shown="demo; with --gpu, llama-13b"),
     "policy": Flag(f"policy, one of {policy_names()}", "sarathi_serve"),
-    "policy_file": Flag(),
+    "policy_file": Flag(repeated=True),
     "chunk_size": Flag(default=256),
     "max_batch_size": Flag(shown="8; with --gpu, what fits its memory"),
     "max_length": Flag(shown="the model's; with --gpu, 8192 at most"),
@@ -69,8 +69,8 @@ FLAGS = {
 def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__.splitlines()[0], FLAGS)
     args = parser.parse_args()
-    if args.policy_file:
-        load_policies(args.policy_file)
+    for path in args.policy_file or ():
+        load_policies(path)
     return args
 
 

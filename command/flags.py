@@ -122,7 +122,9 @@ TABLE: dict[str, dict[str, Kind]] = {
         "policy": Kind("NAME", "scheduling policy", repeated=True),
         "decode-policy": Kind("NAME", "policy where decodes run apart"),
         "decode-chunk-size": Kind("C", "token budget where decodes run apart", TOKENS),
-        "policy-file": Kind("FILE", "Python file with policies of your own, which is run", Path),
+        "policy-file": Kind(
+            "FILE", "Python file with policies of your own, which is run", Path, repeated=True
+        ),
         "chunk-size": Kind(
             "C", "token budget: tokens of a batch, chunk and decodes", TOKENS, several=True
         ),

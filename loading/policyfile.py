@@ -66,12 +66,13 @@ def load_policies(path: Path) -> list[str]:
 
 
 def check_name(path: Path, policy: type[Scheduler]) -> None:
-    """A UserError if the name of a policy is no word, or is taken by one of ours."""
+    """A UserError if the name of a policy is no word, or is taken: by ours, or in another file."""
     name, start = policy.name, f"{path}: class {policy.__name__} has the name"
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise UserError(f"{start} {name!r}; it must be a word of letters, digits and _")
     taken = POLICIES.get(name, policy) is not policy
-    if name in (*ALIASES, *FOR_PIPELINES) or (taken and is_ours(POLICIES[name])):
+    taken = (taken and is_ours(POLICIES[name])) or any(name in each for each in LOADED.values())
+    if taken or name in (*ALIASES, *FOR_PIPELINES):
         raise UserError(f"{start} {name!r}, which is taken; give it another")
 
 

@@ -69,11 +69,14 @@ def test_an_error_in_mid_run_is_one_line(tmp_path: Path) -> None:
     line = text.splitlines().index("        return [{}['chunk']]") + 1
     with pytest.raises(UserError, match=rf"mine.py, line {line}: KeyError: 'chunk'"):
         simulate([Request(0, range(9), 3)], policy="mine")
-    text = GOOD.replace("return super().prefills(decode_rows)", "return super().prefills('many')")
+    text = text.replace("[{}['chunk']]", "super().prefills('many')")
     (tmp_path / "deep").mkdir()
+    with pytest.raises(UserError, match="'mine', which is taken"):  # by the other file
+        load_policies(file_of(tmp_path / "deep", text))
+    text = text.replace('"mine"', '"deep"')
     load_policies(file_of(tmp_path / "deep", text))
     with pytest.raises(UserError, match=rf"mine.py, line {line}: TypeError"):
-        simulate([Request(0, range(9), 3)], policy="mine")
+        simulate([Request(0, range(9), 3)], policy="deep")
 
 
 @pytest.mark.parametrize(
@@ -224,9 +227,12 @@ def test_both_are_compared_without_an_edit(tmp_path: Path) -> None:
     assert rows.column("P99 TBT") and rows.column("median TTFT")
     assert (tmp_path / "serve_latency-priority.png").exists()
     assert not (tmp_path / "serve_latency.png").exists()
-    done = call(policies, "--policy-file", TARGET, "--policy", "target_tbt:80", *out)
+    files = ("--policy-file", TARGET, "--policy-file", PRIORITY)
+    done = call(policies, *files, "--policy", "target_tbt:80", *out)
     assert done.returncode == 0 and "target_tbt:80" in done.stdout, done.stderr
     assert (tmp_path / "policies-target_tbt-80.png").exists()
+    done = call(policies, *files, *out)
+    assert done.returncode == 0 and (tmp_path / "policies-target_tbt-priority.png").exists()
 
 
 @pytest.fixture

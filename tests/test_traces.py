@@ -328,7 +328,7 @@ def test_a_new_figure_takes_a_policy_file(
     def waits(engine: object, policy: str) -> dict[str, float]:
         return {"wait": median_ttft(engine.serve(CHAT.requests(4), policy, 512))}
 
-    flags = POLICIES if flag == "both" else {"policy_file": Flag()}
+    flags = POLICIES if flag == "both" else {"policy_file": Flag(repeated=True)}
     study = Study("mine", "A study.", sweeps, units={"wait": "s"}, title="", flags=flags)
     words = ["mine", "--policy-file", str(FAIR), "--out", str(tmp_path)]
     monkeypatch.setattr("sys.argv", words)

@@ -30,7 +30,7 @@ POLICIES = {
         "a policy to compare, too", shown="all of --policy-file, where that is given",
         repeated=True,
     ),
-    "policy_file": Flag(),
+    "policy_file": Flag(repeated=True),
 }  # fmt: skip
 
 RESULTS, QUICK_RESULTS = ROOT / "results", ROOT / "build" / "quick"
@@ -74,7 +74,7 @@ class ScriptParser(Parser):
     ) -> Namespace:
         options = super().parse_args(args, namespace)
         if getattr(options, "policy_file", None):
-            names = load_policies(options.policy_file)
+            names = [name for path in options.policy_file for name in load_policies(path)]
             options.policy = getattr(options, "policy", None) or names
         given = getattr(options, "policy", None) or ()
         for policy in [given] if isinstance(given, str) else given:
