@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from course.sketch import INK, PAPER, Bar, Line, Panel, Words
@@ -41,8 +42,11 @@ def figure_of(title: str, shown: Sequence[Panel]) -> plt.Figure:
     for axes, panel in zip(row, shown, strict=True):
         paint(axes, panel)
     key = {words: each for panel in shown for words, each in panel.key.items()}
-    handles = [Patch(facecolor=colour(each), edgecolor="grey", label=words)
-               for words, each in key.items()]  # fmt: skip
+    handles = [
+        Patch(facecolor=colour(ink), edgecolor="grey", label=words) if marks == "area"
+        else Line2D([], [], color=colour(ink), linestyle="--" if marks else "-", label=words)
+        for words, (ink, marks) in key.items()
+    ]  # fmt: skip
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=12)
     figure.suptitle(title)

@@ -21,7 +21,7 @@ from experiments.lib.colours import COLOURS
 
 HUES = [COLOURS[name] for name in ("orange", "blue", "green", "purple", "sky", "vermilion")]
 TITLES = ("what it should be", "yours")
-BASELINE = ("Sarathi-Serve", "yours")
+BASELINE = "Sarathi-Serve"
 LONGEST = 2000  # letters of a failing case that is drawn: a longer one is too wide
 Draw = Callable[[dict, object, bool], Panel]
 """A case, its answer, and whether the answer is the student's -> a panel."""
@@ -50,7 +50,9 @@ def batches(case: dict, answer: dict, _: bool = True) -> Panel:
     end = len(answer["rows"]) + 0.7
     shapes.sort(key=lambda shape: shape.label)  # of the legend: 0, 1, 2
     line = Line([(0.3, case["C"]), (end, case["C"])], "#808080", f"C = {case['C']}", dashed=True)
-    high = 1.6 * case["C"]
+    marked = any(isinstance(shape, Mark) for shape in shapes)
+    tall = max((bar.y + bar.height for bar in shapes if isinstance(bar, Bar)), default=0)
+    high = max((1.45 if marked else 1.2) * case["C"], 1.1 * tall)  # above C, all is seen
     return Panel([*shapes, line], (0.3, end), (0, high), "iteration", "rows of the batch",
                  whole=True)  # fmt: skip
 
@@ -92,7 +94,8 @@ def slots(case: dict, answer: dict, _: bool = True) -> Panel:
         [(PAPER, "free") if tokens < 0 else (BLUES[min(tokens, 5)], tokens) for tokens in row]
         for row in zip(*steps, strict=True)
     ]
-    names = list(enumerate(operation[0] for operation in case["operations"]))
+    said = [each[:1] if each[0] == "write" else each[:2] for each in case["operations"]]
+    names = [(place, " ".join(map(str, each))) for place, each in enumerate(said)]
     return cells(grid, x_label="after", y_label="slot: tokens in it", x_ticks=names,
                  y_ticks=numbered(case["slots"]))  # fmt: skip
 
@@ -318,14 +321,16 @@ def can_draw(exercise: Exercise, failed: dict) -> bool:
     return fits and exercise.file in ANY_CASE and "preempt" not in failed
 
 
-def picture(exercise: Exercise, mine: SimpleNamespace, failed: dict | None = None) -> list[Panel]:
-    """Two panels. failed: the case of a check, drawn if it can be.
+def picture(
+    exercise: Exercise, mine: SimpleNamespace, failed: dict | None = None, name: str = TITLES[1]
+) -> list[Panel]:
+    """Two panels. failed: the case of a check, drawn if it can be. name: of the second one.
 
     A UserError if the student's code does not answer.
     """
-    titles = BASELINE if exercise.key == "final" else TITLES
+    first = BASELINE if exercise.key == "final" else TITLES[0]
     found = []
-    for title, code in zip(titles, (solution(exercise.file), mine), strict=True):
+    for title, code in zip((first, name), (solution(exercise.file), mine), strict=True):
         draw, case, ask = answers(exercise, asker(exercise, code))
         if failed and can_draw(exercise, failed):
             case = failed

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from xml.sax.saxutils import escape
 
 INK, PAPER = "ink", "paper"  # colours of what is around a picture: in the dark, the other way round
+DASHES = {True: "7 5", False: ""}  # of a line, dashed or not, in SVG
 BLUES = ("#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#084594")  # ColorBrewer's
 
 
@@ -79,10 +80,13 @@ class Panel:
                 for own, ends in pairs]  # fmt: skip
 
     @property
-    def key(self) -> dict[str, str]:
-        """Words of the legend -> colour."""
-        own = {shape.label: shape.colour for shape in self.shapes if getattr(shape, "label", "")}
-        return own | {words: colour for colour, words in self.legend}
+    def key(self) -> dict[str, tuple[str, str]]:
+        """Words of the legend -> colour, and what it marks: an "area", or a line's dashes."""
+        own = {
+            shape.label: (shape.colour, DASHES[shape.dashed] if isinstance(shape, Line) else "area")
+            for shape in self.shapes if getattr(shape, "label", "")
+        }  # fmt: skip
+        return own | {words: (colour, "area") for colour, words in self.legend}
 
 
 def alike(panels: Sequence[Panel]) -> list[Panel]:
@@ -113,12 +117,13 @@ def svg(panel: Panel) -> str:
     x_ticks, y_ticks = panel.ticks
     longest = max((len(str(name)) for _, name in x_ticks), default=0)
     slanted = longest * LETTER > (WIDE - LEFT) / max(1, len(x_ticks))
+    left = max(LEFT, 34 + LETTER * max((len(str(name)) for _, name in y_ticks), default=0))
     below = HIGH + (14 + 0.8 * longest * LETTER if slanted else 22)
     found = []
 
     def across(x: float) -> float:
         low, high = panel.x
-        return LEFT + (x - low) / (high - low) * (WIDE - LEFT - RIGHT)
+        return left + (x - low) / (high - low) * (WIDE - left - RIGHT)
 
     def along(y: float) -> float:
         low, high = panel.y if panel.down else panel.y[::-1]
@@ -135,8 +140,8 @@ def svg(panel: Panel) -> str:
 
     thin = 'stroke="currentColor" stroke-opacity=".25"'
     for place, name in y_ticks:
-        line(LEFT, along(place), WIDE - RIGHT, along(place), thin)
-        text(LEFT - 8, along(place), name, 'text-anchor="end"')
+        line(left, along(place), WIDE - RIGHT, along(place), thin)
+        text(left - 8, along(place), name, 'text-anchor="end"')
     for place, name in x_ticks:
         x = across(place)
         if slanted:
@@ -155,10 +160,8 @@ def svg(panel: Panel) -> str:
             )
         elif isinstance(shape, Line):
             points = " ".join(f"{across(x):.1f},{along(y):.1f}" for x, y in shape.points)
-            dashes = ' stroke-dasharray="7 5"' if shape.dashed else ""
-            found.append(
-                f'<polyline points="{points}" fill="none" stroke="{ink}" stroke-width="2"{dashes}/>'
-            )
+            look = f'stroke="{ink}" stroke-width="2" stroke-dasharray="{DASHES[shape.dashed]}"'
+            found.append(f'<polyline points="{points}" fill="none" {look}/>')
         elif isinstance(shape, Words):
             anchor = f'fill="{ink}" text-anchor="{"middle" if shape.centred else "start"}"'
             text(across(shape.x), along(shape.y), shape.text, anchor)
@@ -171,8 +174,8 @@ def svg(panel: Panel) -> str:
                 look = f'fill="{ink}"' if shape.kind == "dot" else f'fill="none" stroke="{ink}"'
                 size = 5 if shape.kind == "dot" else 8
                 found.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size}" {look}/>')
-    line(LEFT, HIGH, WIDE - RIGHT, HIGH, 'stroke="currentColor"')
-    line(LEFT, TOP, LEFT, HIGH, 'stroke="currentColor"')
+    line(left, HIGH, WIDE - RIGHT, HIGH, 'stroke="currentColor"')
+    line(left, TOP, left, HIGH, 'stroke="currentColor"')
     text(WIDE / 2, 14, panel.title, 'text-anchor="middle" font-weight="600"')
     middle = (TOP + HIGH) / 2
     text(14, middle, panel.y_label, f'text-anchor="middle" transform="rotate(-90 14 {middle})"')
@@ -180,14 +183,18 @@ def svg(panel: Panel) -> str:
     below += 16 * len(rows) + 4
     text(WIDE / 2, below - 8 * len(rows), panel.x_label)
     x, below = float(LEFT), below + 16
-    for words, ink in panel.key.items():
+    for words, (ink, marks) in panel.key.items():
         width = 30 + LETTER * len(words)
         if x + width > WIDE and x > LEFT:
             x, below = float(LEFT), below + 22
-        found.append(
-            f'<rect x="{x:.1f}" y="{below - 6:.1f}" width="14" height="12" fill="{colour(ink)}"'
-            ' stroke="currentColor" stroke-opacity=".4"/>'
-        )
+        if marks == "area":
+            found.append(
+                f'<rect x="{x:.1f}" y="{below - 6:.1f}" width="14" height="12"'
+                f' fill="{colour(ink)}" stroke="currentColor" stroke-opacity=".4"/>'
+            )
+        else:
+            look = f'stroke="{colour(ink)}" stroke-width="2" stroke-dasharray="{marks}"'
+            line(x - 1, below, x + 16, below, look)
         text(x + 20, below, words, "")
         x += width
     return (

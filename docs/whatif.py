@@ -141,10 +141,10 @@ class Axes:
             )
             for line in self.lines
         ]
-        for axis, where, label in self.rules:
+        for number, (axis, where, label) in enumerate(self.rules):
             at = exponent(where, logs[axis])
             ends = [(at, y[0]), (at, y[1])] if axis == "x" else [(x[0], at), (x[1], at)]
-            points.append(Line(ends, INK, label, dashed=True))
+            points.append(Line(ends, (INK, "#808080")[number % 2], label, dashed=True))
         x_ticks = [(place, f"{place:g}") for place in told["xticks"]] if "xticks" in told else None
         return Panel(
             points, x, y, **names,

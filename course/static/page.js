@@ -62,6 +62,8 @@ function show() {
   get("about").replaceChildren(manifest.home ? link() : told, `. About ${lines} lines.`);
   get("torch").hidden = !torch;
   get("check").hidden = torch;
+  get("keys").textContent = (torch ? "" : "Ctrl-Enter (on a Mac, Cmd-Enter) checks. ")
+    + (manifest.editor ? "Tab indents; Escape, then Tab leaves the editor." : "");
   if (torch) get("torch").replaceChildren(...needsTorch());
   editor.text = textOf(current);
   get("properties").replaceChildren(...Object.entries(properties).flatMap(([property, sentence]) =>
@@ -282,7 +284,6 @@ async function start() {
   python.ready.then(() => { document.body.dataset.python = "ready"; }, (error) => !running && say(error.message));
   const { makeEditor } = manifest.editor ? await import("./editor.js") : { makeEditor: plainField };
   editor = await makeEditor(get("editor"), "Your Python", (text) => write(current, text), check);
-  get("keys").textContent = "Ctrl-Enter (on a Mac, Cmd-Enter) checks." + (manifest.editor ? " Tab indents; Escape, then Tab leaves the editor." : "");
   get("list").append(...exercises.map(({ key, name, title }) => make("li", {},
     make("a", { href: `#${key}`, title }, name, make("span")))));
   get("check").onclick = check;
