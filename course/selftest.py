@@ -1,4 +1,4 @@
-"""The course checks itself: the reference passes; stubs and planted mistakes fail."""
+"""The course checks itself: right answers pass; stubs and planted mistakes fail."""
 
 import inspect
 import operator
