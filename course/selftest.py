@@ -54,5 +54,5 @@ def selftest(seed: int = 0) -> list[str]:
             found = verdict.failure.prop if verdict.failure else "nothing"
             if found != plant.caught_by or plant.message not in said:
                 wrong.append(f"{plant.name}: {plant.caught_by} should catch it; told: {said}")
-        print(f"{exercise.file:6} reference passes in {took:.1f} s, {len(own)} mistakes caught")
+        print(f"{exercise.file:6} right answers pass in {took:.1f} s, {len(own)} mistakes caught")
     return wrong
