@@ -94,7 +94,7 @@ gradescope:
 	now=$$(git stash create) && git archive -o build/autograder.zip \
 		--add-file=course/instructor/gradescope/setup.sh \
 		--add-file=course/instructor/gradescope/run_autograder $${now:-HEAD} \
-		'*.py' '*.md' '*.ipynb' pyproject.toml experiments/paper_numbers.csv
+		'*.py' '*.md' '*.ipynb' pyproject.toml experiments/paper_numbers.csv course/planted.toml
 
 # The exercises for a browser, in build/exercises. With npm, it needs no network when it is opened.
 page: .venv/npm.stamp

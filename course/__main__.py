@@ -12,6 +12,7 @@
     python -m course quiz           for instructors: sheets with drawn numbers, and a key
     python -m course page           the exercises for a browser, in a folder: build/exercises
     python -m course slides         for instructors: the lecture's pictures, large: build/slides/
+    python -m course plant 12       for instructors: a wrong solution, to see what its check says
     python -m course selftest       for maintainers: does the course check what it says?
     python -m course usb            for instructors: a stick for a room without a network
 
@@ -80,6 +81,22 @@ def start() -> None:
         else:
             write_file(path, (STUBS / path.name).read_bytes())
             print(f"{path.name}: {exercise.name}, lesson {exercise.lesson}, {exercise.title}")
+
+
+def plant(text: str) -> None:
+    """Put a planted mistake in the place of a student's file. What somebody has written stays."""
+    from course.plants import named, plants
+
+    mistake = named(text)
+    exercise = find(mistake.exercise)
+    needs_torch(exercise)
+    path = MINE / f"{exercise.file}.py"
+    ours = {each.source.encode() for each in plants() if each.exercise == exercise.key}
+    if path.exists() and path.read_bytes() not in {(STUBS / path.name).read_bytes(), *ours}:
+        raise UserError(f"{path} is somebody's own work: move it away, then plant again")
+    MINE.mkdir(exist_ok=True)
+    write_file(path, mistake.source)
+    print(f"wrote {path}: mistake {mistake.name}. {mistake.title}")
 
 
 def check(exercise: Exercise, seed: int) -> bool:
@@ -210,6 +227,8 @@ def main() -> None:
             sub.add_argument("only", nargs="?", type=int, help="the number of one slide (all)")
         if name == "usb":
             sub.add_argument("--site", type=folder, default=Path("build/site"), help="of make site")
+    sub = commands.add_parser("plant")
+    sub.add_argument("mistake", help="its name in course/planted.toml: 12, p12, 13a")
     commands.add_parser("doctor")
     commands.add_parser("selftest")
     options = parser.parse_args()
@@ -256,6 +275,8 @@ def main() -> None:
                 f"slides need {error.name}: pip install -r requirements-room.txt"
             ) from None
         slides(options.only, options.out, options.force)
+    elif options.command == "plant":
+        plant(options.mistake)
     elif options.command == "doctor":
         sys.exit(not doctor())
     elif options.command == "usb":

@@ -13,7 +13,7 @@ from types import ModuleType
 from command.checks import UserError, did_you_mean
 
 HERE = Path(__file__).resolve().parent
-STUBS, MINE, HINTS, PLANTED = (HERE / name for name in ("stubs", "mine", "hints", "planted"))
+STUBS, MINE, HINTS = (HERE / name for name in ("stubs", "mine", "hints"))
 
 BASE = 1  # seed of the cases of `check`: the same each time, so that a failure stays
 

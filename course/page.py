@@ -15,7 +15,6 @@ from pathlib import Path
 from command.checks import UserError
 from command.cli import ROOT
 from course.exercises import EXERCISES, HERE, STUBS, hints
-from course.plants import plants
 from course.predictions import LESSONS
 from web import bundle
 
@@ -29,10 +28,8 @@ LICENCE = "/* CodeMirror 6, https://codemirror.net: MIT licence, (c) Marijn Have
 def page() -> bundle.Page:
     """The page, and all that its Python needs: the checks, and the mistakes of the hunt."""
     checks = {path for each in EXERCISES.values() for path in bundle.needed(each.check.__name__)}
-    mistakes = [plant.path for plant in plants() if plant.exercise == "6"]
-    also = {path.relative_to(ROOT).as_posix() for path in mistakes}
     files = {name: STATIC / name for name in ("index.html", "page.css", "page.js")} | bundle.PYTHON
-    also |= checks | {"experiments/paper_numbers.csv"}
+    also = checks | {"experiments/paper_numbers.csv", "course/planted.toml", "course/stubs/e06.py"}
     return bundle.Page("course.browser", files, "python -m course page", sorted(also))
 
 

@@ -1,6 +1,5 @@
-"""The course checks itself: the reference passes; stubs and planted mistakes fail."""
+"""The course checks itself: right answers pass; stubs and planted mistakes fail."""
 
-import ast
 import inspect
 import operator
 import time
@@ -8,23 +7,12 @@ import time
 from course.check.frame import examine, lines
 from course.exercises import EXERCISES, STUBS, UNWRITTEN, Exercise, load
 from course.local import asker
-from course.plants import plants
+from course.plants import plants, right, unwritten
 from course.reference import solution
 
 
 def stub_source(exercise: Exercise) -> str:
     return (STUBS / f"{exercise.file}.py").read_text("utf-8")
-
-
-def unwritten(exercise: Exercise) -> list[str]:
-    """The functions that a stub leaves to the student: "chunk_mask", "Sarathi.prefills"."""
-    found = []
-    for node in ast.parse(stub_source(exercise)).body:
-        inside = node.body if isinstance(node, ast.ClassDef) else [node]
-        for each in inside:
-            if isinstance(each, ast.FunctionDef) and isinstance(each.body[-1], ast.Raise):
-                found.append(each.name if each is node else f"{node.name}.{each.name}")
-    return found
 
 
 def signatures(exercise: Exercise) -> list[str]:
@@ -33,7 +21,7 @@ def signatures(exercise: Exercise) -> list[str]:
     A stub may leave out parameters that have defaults.
     """
     stub, truth, wrong = load(stub_source(exercise), "stub.py"), solution(exercise.file), []
-    for name in unwritten(exercise):
+    for name in unwritten(stub_source(exercise)):
         find = operator.attrgetter(name)
         mine, theirs = (inspect.signature(find(each)).parameters for each in (stub, truth))
         optional = {key for key, each in theirs.items() if each.default is not each.empty}
@@ -48,9 +36,11 @@ def selftest(seed: int = 0) -> list[str]:
     wrong, planted = [], plants()
     for exercise in EXERCISES.values():
         start = time.perf_counter()
-        verdict = examine(exercise, asker(exercise, solution(exercise.file)), seed)
-        if verdict.failure:
-            wrong += [f"{exercise.file}: the reference fails", *lines(exercise, verdict)]
+        filled = load(right(exercise.file), f"{exercise.file}.py")
+        for name, module in (("reference", solution(exercise.file)), ("filled stub", filled)):
+            verdict = examine(exercise, asker(exercise, module), seed)
+            if verdict.failure:
+                wrong += [f"{exercise.file}: the {name} fails", *lines(exercise, verdict)]
         took = time.perf_counter() - start
         stub = load(stub_source(exercise), f"{exercise.file}.py")
         failure = examine(exercise, asker(exercise, stub), seed).failure
@@ -59,11 +49,10 @@ def selftest(seed: int = 0) -> list[str]:
         wrong += signatures(exercise)
         own = [plant for plant in planted if plant.exercise == exercise.key]
         for plant in own:
-            module = load(plant.path.read_text("utf-8"), plant.path.name)
-            verdict = examine(exercise, asker(exercise, module), seed)
+            verdict = examine(exercise, asker(exercise, plant.load()), seed)
             said = "\n".join(lines(exercise, verdict))
             found = verdict.failure.prop if verdict.failure else "nothing"
             if found != plant.caught_by or plant.message not in said:
-                wrong.append(f"{plant.path.name}: {plant.caught_by} should catch it; told: {said}")
-        print(f"{exercise.file:6} reference passes in {took:.1f} s, {len(own)} mistakes caught")
+                wrong.append(f"{plant.name}: {plant.caught_by} should catch it; told: {said}")
+        print(f"{exercise.file:6} right answers pass in {took:.1f} s, {len(own)} mistakes caught")
     return wrong

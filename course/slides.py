@@ -19,10 +19,11 @@ from pptx.util import Inches, Pt
 from command.checks import UserError, check_whole
 from command.cli import MARK, write_file
 from course.drive import serve
-from course.exercises import PLANTED, find, load
+from course.exercises import find
 from course.local import asker
 from course.paint import figure_of
 from course.picture import answers, batches, picture
+from course.plants import named
 from course.reference import solution
 from experiments import fig3, fig4, fig5, fig6, fig7, fig9, policies, serve_stalls
 from experiments.lib import look
@@ -53,10 +54,10 @@ def slots() -> plt.Figure:
     return figure_of("Three slots of six tokens, after each call", [draw(case, ask(case), False)])
 
 
-def mistake(key: str, plant: str) -> plt.Figure:
-    path, exercise = PLANTED / f"{plant}.py", find(key)
-    shown = picture(exercise, load(path.read_text("utf-8"), path.name))
-    return figure_of(f"{exercise.name}: {exercise.title}", shown)
+def mistake(number: str) -> plt.Figure:
+    plant = named(number)
+    exercise = find(plant.exercise)
+    return figure_of(f"{exercise.name}: {exercise.title}", picture(exercise, plant.load()))
 
 
 def four_requests() -> plt.Figure:
@@ -112,9 +113,9 @@ SLIDES = (
     Slide("03_slots", "minute 20", "A slot is taken, filled in place, and given back.", slots),
     Slide("04_masks", "minute 28", "Each chunk sees all earlier keys.", lambda: fig6.draw(Rows())),
     Slide("05_mistake_12", "minute 28", "A prompt of one chunk hides this mistake.",
-          lambda: mistake("3", "p12")),
+          lambda: mistake("12")),
     Slide("06_mistake_14", "minute 28", "Chunks of one token hide this mistake.",
-          lambda: mistake("3", "p14")),
+          lambda: mistake("14")),
     Slide("07_four_requests", "minute 42", "Decodes ride on the chunks of others.", four_requests),
     Slide("08_gain", "minute 57", "The gain is largest where chunks and decodes match.", gain),
     Slide("09_tiles", "minute 57", "One row more opens a tile.",
@@ -123,7 +124,7 @@ SLIDES = (
           who_waits("request_level", "vllm_v0")),
     Slide("11_chunks", "minute 70", "A whole prompt delays all decodes, a chunk only a little.",
           who_waits("orca", "sarathi_serve")),
-    Slide("12_mistake_1", "minute 82", "C counts the decodes, too.", lambda: mistake("6", "p01")),
+    Slide("12_mistake_1", "minute 82", "C counts the decodes, too.", lambda: mistake("1")),
     Slide("13_stalls", "lesson 7", "A flat piece is a stall: no request gets a token.",
           lambda: serve_stalls.STUDY.picture(serve_stalls.STUDY.predict())),
     Slide("14_bubbles", "lesson 8", "Batches of equal work leave few bubbles.", bubbles),

@@ -9,7 +9,6 @@ results are not what they must be.
 """
 
 import argparse
-import inspect
 import json
 import random
 import time
@@ -18,61 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from command.cli import run_main
-from course import reference
 from course.exercises import EXERCISES, STUBS
 from course.grade import grade
-from course.plants import plants
+from course.plants import plants, right
 from course.predictions import outcomes
 from course.submissions import LONGEST_FILE
 
-SOURCES = {name: (STUBS / f"{name}.py").read_text("utf-8") for name in ("e07", "e13")}
-
-
-def of(*names: str) -> str:
-    return "\n\n".join(inspect.getsource(getattr(reference, name)) for name in names)
-
-
-IDLE = """
-
-def idle(seconds, starts):
-    found = {"start-up": 0.0, "drain": 0.0, "bubble": 0.0}
-    end = starts[-1][-1] + seconds[-1][-1]
-    for works, begins in zip(zip(*seconds), zip(*starts)):
-        found["start-up"] += begins[0]
-        found["drain"] += end - begins[-1] - works[-1]
-        found["bubble"] += begins[-1] + works[-1] - begins[0] - sum(works)
-    return found
-"""
-# Right answers that stand alone: a worker's code cannot read the project's files.
-RIGHT = {
-    "e01": of("iteration_floor").replace(": ModelConfig", "").replace(": GPU", ""),
-    "e02": "from kvcache import KVCache as Slots\n",
-    "e03": "from attention import chunk_mask\n",
-    "e04": "from attention import reference as attend\n",
-    "e06": "from scheduler import Sarathi\n",
-    "e07": SOURCES["e07"] + "\n\nfrom costmodel import padded\n\n\n" + of("seconds"),
-    "e08": "from scheduler import SarathiServe\n",
-    "e09": "from timeline import Life, Trace\n\n\n"
-    + "def percentile(found, percent):\n    import numpy\n"
-    + "    return float(numpy.percentile(found, percent)) if found else 0.0\n\n\n"
-    + of("life_of", "ttft", "tbts", "stalls", "p99").replace("SimpleNamespace", "object"),
-    "e10": of("starts") + IDLE,
-    "e12": of("reorder", "extend"),
-    "e13": SOURCES["e13"]
-    + "\n\nfrom collections.abc import Sequence\nfrom itertools import takewhile\n\n\n"
-    + of("Blocks").replace("e13.Blocks", "Blocks"),
-    "hunt": of("bad").replace("SimpleNamespace", "object"),
-    "final": "from scheduler import SarathiServe\n\n\nclass Mine(SarathiServe):\n    pass\n",
-}
-# Planted mistakes that stand alone, and the property that finds each.
-WRONG = {
-    key: [
-        (text, plant.caught_by)
-        for plant in plants()
-        if plant.exercise == key and "course" not in (text := plant.path.read_text("utf-8"))
-    ]
-    for key in EXERCISES
-}
 ENDLESS = "while True:\n    pass\n"
 PRINTS = "while True:\n    print('x' * (1 << 20))\n"
 FORKS = "import os\nwhile True:\n    os.fork()\n"
@@ -91,10 +41,11 @@ def drawn(rng: random.Random, keys: Sequence[str]) -> tuple[dict[str, str], dict
     files, wanted = {}, {}
     for key, exercise in EXERCISES.items():
         what, name = rng.random() if key in keys else 1.0, f"{exercise.file}.py"
-        if what < 0.6 and exercise.file in RIGHT:
-            files[name], wanted[key] = RIGHT[exercise.file], "passed"
-        elif what < 0.85 and WRONG[key]:
-            files[name], wanted[key] = rng.choice(WRONG[key])
+        if what < 0.6:
+            files[name], wanted[key] = right(exercise.file), "passed"
+        elif what < 0.85:
+            plant = rng.choice([each for each in plants() if each.exercise == key])
+            files[name], wanted[key] = plant.source, plant.caught_by
         elif what < 0.95:
             files[name], wanted[key] = (STUBS / name).read_text("utf-8"), "stub"
         else:
@@ -159,7 +110,7 @@ def attack(folder: Path) -> dict[str, dict[str, str]]:
     (folder / "peeks" / "below").symlink_to(folder / "student1")
     names = ("bomb.zip", "link in zip.zip", "no zip.zip", "big.zip", "long", "peeks")
     found |= dict.fromkeys(names, "refused")
-    (folder / "e01.py").write_text(RIGHT["e01"])  # whose?
+    (folder / "e01.py").write_text(right("e01"))  # whose?
     return {name: {"1": result} for name, result in found.items()}
 
 

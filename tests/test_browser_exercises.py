@@ -24,7 +24,7 @@ from course import handed, page
 from course.check.frame import ANSWER, examine, lines
 from course.exercises import BASE, EXERCISES, STUBS, find, load
 from course.local import asker
-from course.plants import plants
+from course.plants import named, plants
 from course.reference import solution
 from tests.conftest import Opened
 
@@ -95,19 +95,19 @@ def test_planted_mistakes_are_told_as_on_the_command_line(site: str, opened: Ope
     assert len({plant.exercise for plant in tried}) == len(HERE)
     wrong = []
     for plant in tried:
-        exercise, code = find(plant.exercise), plant.path.read_text("utf-8")
+        exercise, code = find(plant.exercise), plant.source
         module = load(code, f"{exercise.file}.py")
         verdict = examine(exercise, asker(exercise, module), BASE)
         told = shown.evaluate(ASK, {"call": "check", "exercise": exercise.key, "code": code})
         here = json.loads(json.dumps(asdict(verdict.failure)))
-        assert told.get("failure"), (plant.path.name, told)
+        assert told.get("failure"), (plant.name, told)
         there, found = told["failure"], "\n".join(told["lines"])
         if here["prop"] == ANSWER:
             here["got"], there["got"] = (each["got"].partition(":")[0] for each in (here, there))
         else:
             found = found if told["lines"] == lines(exercise, verdict) else ""
         if not (here == there and here["prop"] == plant.caught_by and plant.message in found):
-            wrong.append((plant.path.name, here, there))
+            wrong.append((plant.name, here, there))
     assert not wrong
     for exercise in HERE:
         verdict = examine(exercise, asker(exercise, solution(exercise.file)), BASE)
@@ -120,8 +120,8 @@ def test_planted_mistakes_are_told_as_on_the_command_line(site: str, opened: Ope
 def test_an_exercise_from_the_stub_to_the_pass(site: str, opened: Opened) -> None:
     shown = opened(f"{site}/course/#6")
     assert check(shown) == "E6 SARATHI's chunk: not written yet (NotImplementedError)"
-    wrong = next(each for each in plants() if each.path.stem == "p01")
-    told = check(shown, wrong.path.read_text("utf-8"))
+    wrong = named("1")
+    told = check(shown, wrong.source)
     assert wrong.message in told and "4 + 1 = 5 rows" in told
     assert shown.locator("#picture svg").count() == 2
     assert shown.inner_text("figcaption") == "The smallest case that was found."
@@ -234,8 +234,7 @@ def test_everybody_can_use_it(
     shown.emulate_media(color_scheme=scheme)
     shown.goto(f"{site}/course/#12")
     shown.wait_for_selector("body[data-python]")
-    plant = next(each for each in plants() if each.exercise == "12")
-    fill(shown, plant.path.read_text("utf-8"))
+    fill(shown, named("40a").source)
     shown.keyboard.press("Control+Enter")
     shown.wait_for_selector("body[data-checked='1']")
     shown.click("#hint")

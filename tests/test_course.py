@@ -43,7 +43,7 @@ from course.exercises import EXERCISES, AnswerError, find, load, read_answer
 from course.feedback import Grade, harmless
 from course.local import asker
 from course.picture import picture
-from course.plants import Plant, plants
+from course.plants import named, plants, unwritten
 from course.sandbox import PROTECTIONS
 from course.sketch import Words, svg
 from course.submissions import Submission
@@ -103,6 +103,22 @@ def test_start_copies_all_stubs_and_overwrites_nothing(mine: Path) -> None:
     (mine / "e07.py").unlink()
     commands.start()
     assert (mine / "e06.py").read_text() == "my work" and (mine / "e07.py").exists()
+
+
+def test_a_mistake_is_planted_where_nobody_has_written(
+    mine: Path, capsys: pytest.CaptureFixture
+) -> None:
+    commands.plant("1")  # no folder yet
+    commands.start()
+    for name, file in {"p40a": "e12.py", " 40B": "e12.py", "01": "e06.py"}.items():
+        commands.plant(name)
+        assert (mine / file).read_text("utf-8") == named(name).source, name
+    capsys.readouterr()
+    assert not commands.check(find("12"), 1) and "X2 fails" in capsys.readouterr().out
+    (mine / "e12.py").write_text("my work")
+    with pytest.raises(UserError, match="e12.py is somebody's own work"):
+        commands.plant("40a")
+    assert (mine / "e12.py").read_text() == "my work"
 
 
 @pytest.mark.parametrize("key", ["6", "06", "E6", "e06", " e6 "])
@@ -290,8 +306,7 @@ def test_a_picture_shows_both(key: str, tmp_path: Path) -> None:
 
     exercise = find(key)
     plant = next(plant for plant in plants() if plant.exercise == key)
-    module = load(plant.path.read_text("utf-8"), plant.path.name)
-    shown = picture(exercise, module)
+    shown = picture(exercise, plant.load())
     assert [panel.title for panel in shown] == ["what it should be", "yours"]
     figure = figure_of("<both>", shown)
     assert [axes.get_title() for axes in figure.axes] == [panel.title for panel in shown]
@@ -313,7 +328,7 @@ def test_a_picture_shows_both(key: str, tmp_path: Path) -> None:
 
 
 def test_the_failing_case_is_drawn_if_it_fits() -> None:
-    code = next(each.path for each in plants() if each.path.stem == "p01").read_text("utf-8")
+    code = named("1").source
     told = json.loads(in_browser(json.dumps({"call": "check", "exercise": "6", "code": code}), int))
     assert told["draw"] and told["case"]["C"] == 4
     question = {"call": "picture", "exercise": "6", "code": code, "case": told["case"]}
@@ -573,24 +588,25 @@ def only(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
 def test_there_are_at_least_thirty_mistakes_and_every_exercise_has_some() -> None:
     found = plants()
     assert len(found) >= 30 and {plant.exercise for plant in found} == set(EXERCISES)
-    assert {re.match(r"p(\d\d)", plant.path.name)[1] for plant in found} >= {
-        f"{number:02d}" for number in range(1, 31)
-    }
+    assert {plant.name[1:3] for plant in found} >= {f"{number:02d}" for number in range(1, 31)}
     for plant in found:
         known = {ANSWER, *EXERCISES[plant.exercise].check.PROPERTIES}
-        assert plant.caught_by in known, plant.path.name
+        assert plant.caught_by in known, plant.name
 
 
 def test_a_mistake_that_is_caught_elsewhere_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, "9")
     assert selftest.selftest() == []
-    path = COURSE / "planted" / "p27a.py"
-    for plant in (Plant(path, "9", "T2", "TTFT"), Plant(path, "9", "T1", "no such words")):
-        monkeypatch.setattr(selftest, "plants", lambda plant=plant: [plant])
-        assert len(selftest.selftest()) == 1
-    solved = Plant(tmp := COURSE / "reference.py", "9", "T1", "TTFT")
-    monkeypatch.setattr(selftest, "plants", lambda: [solved])
-    assert len(selftest.selftest()) == 1, f"{tmp} is right, and no mistake"
+    plant = named("27a")
+    elsewhere = {"caught_by": "T2"}, {"message": "no such words"}, {"change": ()}  # right, at last
+    for fields in elsewhere:
+        monkeypatch.setattr(selftest, "plants", lambda fields=fields: [replace(plant, **fields)])
+        assert len(selftest.selftest()) == 1, fields
+    misfit = replace(plant, change=[["times.tokens", "times.token"]])
+    with pytest.raises(
+        UserError, match="planted.toml, p27a: 'times.tokens' stands there 4 times, and must once"
+    ):
+        misfit.load()
 
 
 def test_a_stub_that_does_not_fit_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -605,15 +621,13 @@ def test_a_stub_that_does_not_fit_is_told(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_a_wrong_reference_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, "9")
-    wrong = load((COURSE / "planted" / "p27c.py").read_text("utf-8"), "p27c.py")
-    monkeypatch.setattr(selftest, "solution", lambda file: wrong)
+    monkeypatch.setattr(selftest, "solution", lambda file: named("27c").load())
     assert selftest.selftest()[0] == "e09: the reference fails"
 
 
 def test_a_student_reads_expected_got_and_a_sentence() -> None:
     exercise = find("6")
-    module = load((COURSE / "planted" / "p01.py").read_text("utf-8"), "e06.py")
-    verdict = examine(exercise, asker(exercise, module), 1)
+    verdict = examine(exercise, asker(exercise, named("1").load()), 1)
     told = "\n".join(lines(exercise, verdict))
     assert f"```text\n{told}\n```" in (COURSE / "README.md").read_text("utf-8")
     assert verdict.failure.prop == "K1" and all(len(line) <= 110 for line in told.splitlines())
@@ -749,7 +763,7 @@ def test_attacks_earn_nothing_and_harm_nothing(
         (folder / "good" / "e01.py").write_text(attack("pass"))
         (folder / "good" / "e09.py").write_text("import os; os._exit(3)")
         (folder / "good" / "e10.py").write_text(
-            (COURSE / "planted" / "p28a.py").read_text("utf-8").replace("late = 0.0", "late = s")
+            named("28a").source.replace("late = 0.0", "late = s")
         )
         (folder / "link" / "e01.py").symlink_to(secret)
         os.mkfifo(folder / "pipe" / "e01.py")
@@ -1255,7 +1269,7 @@ def test_tokens_alone_do_not_find_all_mistakes() -> None:
     kept = 0
     for plant in plants():
         if plant.exercise in ("6", "8"):
-            module = load(plant.path.read_text("utf-8"), plant.path.name)
+            module = plant.load()
             make = module.Sarathi if plant.exercise == "6" else module.SarathiServe
             drawn = EXERCISES[plant.exercise].check.cases(random.Random(f"0 {plant.exercise}"))
             cases = [case for case in drawn if "preempt" not in case]
@@ -1293,13 +1307,9 @@ def test_the_worked_example_of_a_block_table_is_what_the_solution_does() -> None
 def test_the_stubs_hold_no_solution() -> None:
     """Whatever a stub leaves to the student is a docstring and `raise`."""
     for exercise in EXERCISES.values():
-        tree = ast.parse(selftest.stub_source(exercise))
-        functions = {
-            node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
-        }
-        names = [name.rpartition(".")[2] for name in selftest.unwritten(exercise)]
-        assert names, exercise.file
-        for name in names:
-            docstring, end = functions[name].body
-            assert ast.get_docstring(functions[name]) and ast.unparse(end).endswith("Error"), name
+        functions = unwritten(selftest.stub_source(exercise))
+        assert functions, exercise.file
+        for name, function in functions.items():
+            docstring, end = function.body
+            assert ast.get_docstring(function) and ast.unparse(end).endswith("Error"), name
             assert isinstance(docstring, ast.Expr)

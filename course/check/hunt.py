@@ -7,7 +7,7 @@ from functools import cache
 from course.check.frame import Failure
 from course.check.rounds import workloads
 from course.drive import serve
-from course.exercises import Ask, load
+from course.exercises import Ask
 from course.plants import plants
 from scheduler import Sarathi
 
@@ -41,11 +41,7 @@ def mistakes() -> dict[str, type]:
 
     Not those that a run cannot show: here the memory is enough, and the cache is not seen.
     """
-    found = {
-        plant.title: load(plant.path.read_text("utf-8"), plant.path.name).Sarathi
-        for plant in plants()
-        if plant.exercise == "6"
-    }
+    found = {plant.title: plant.load().Sarathi for plant in plants() if plant.exercise == "6"}
     tried = drawn(random.Random(0))
     shown = {title for title, make in found.items() if any(bad for _, bad in runs(make, tried))}
     return {title: make for title, make in found.items() if title in shown}

@@ -86,6 +86,7 @@ SPECIAL = (  # all others of experiments/ need no arguments
     Command(COURSE, ("3",), sub=("predict",)),
     Command(COURSE, sub=("submit",)),
     Command(COURSE, ("class", "--out", "grades.csv"), sub=("grade",)),
+    Command(COURSE, ("40a",), sub=("plant",)),
     Command(COURSE, sub=("selftest",)),
     Command(COURSE, sub=("quiz",)),
     Command(COURSE, ("7",), sub=("slides",)),
