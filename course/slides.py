@@ -57,7 +57,8 @@ def slots() -> plt.Figure:
 def mistake(number: str) -> plt.Figure:
     plant = named(number)
     exercise = find(plant.exercise)
-    return figure_of(f"{exercise.name}: {exercise.title}", picture(exercise, plant.load()))
+    shown = picture(exercise, plant.load(), name="with the mistake")
+    return figure_of(f"{exercise.name}: {exercise.title}", shown)
 
 
 def four_requests() -> plt.Figure:
