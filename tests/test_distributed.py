@@ -114,7 +114,7 @@ def run_workers(start: Start, out: Path) -> dict:
     return json.loads(out.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("plays", [8, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("plays", [3, pytest.param(200, marks=pytest.mark.slow)])
 def test_two_halves_say_what_one_request_alone_gets(
     plays: int, tmp_path: Path, start: Start
 ) -> None:

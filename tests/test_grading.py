@@ -285,6 +285,7 @@ def test_gradescopes_autograder_leaves_results_unless_the_grader_stops(
         assert score == (feedback.rubric()["1"] if kind == "right" else 0)
 
 
+@pytest.mark.slow
 def test_gradescopes_zip_has_what_gradescope_looks_for_and_all_that_checks_read(
     tmp_path: Path,
 ) -> None:
