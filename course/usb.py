@@ -127,7 +127,7 @@ def packages(system: System, python: str, kept: dict, wheels: Path) -> dict:
                 files = fetch(system, python, name, index, wheels)
                 return {"wanted": wanted, "what": what, "why": why, "files": files}
             except Unavailable as error:
-                why = str(error)
+                why = f"{error} ({CPU_INDEX})" if index else str(error)
     return {"wanted": wanted, "what": "nothing", "why": why, "files": []}
 
 
@@ -218,5 +218,5 @@ def usb(out: Path, site: Path, force: bool) -> None:
     tell()
     for part in ("site", "wheels", ARCHIVE):
         inside = [path for path in (out / part).rglob("*") if path.is_file()] or [out / part]
-        print(f"{part}: {megabytes(inside)}, {len(inside)} files")
+        print(f"{part}: {megabytes(inside)}, files: {len(inside)}")
     print(f"copy {out} to the stick, and open START.html")

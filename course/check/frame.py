@@ -169,18 +169,22 @@ def lines(exercise: Exercise, verdict: Verdict, width: int = 78) -> list[str]:
     what = failure.says or f"{failure.prop} fails: {properties[failure.prop]}."
     told = [f"{head} {exercise.title}: not yet. {what}"]
     told += ["", "the smallest case found:", f"  {failure.where}"]
-    told += [f"  expected  {failure.expected}", f"  got       {failure.got}"]
     if failure.table:
         widths = [
             max(len(str(cell)) for cell in column) for column in zip(*failure.table, strict=True)
         ]
-        told += [""] + [
-            "  "
-            + "  ".join(
-                str(cell).rjust(wide) for cell, wide in zip(row, widths, strict=True)
-            ).rstrip()
-            for row in failure.table
-        ]
+        told += (
+            [""]
+            + [
+                "  "
+                + "  ".join(
+                    str(cell).rjust(wide) for cell, wide in zip(row, widths, strict=True)
+                ).rstrip()
+                for row in failure.table
+            ]
+            + [""]
+        )
+    told += [f"  expected  {failure.expected}", f"  got       {failure.got}"]
     if failure.teaches:
         told += ["", failure.teaches]
     return told
