@@ -194,7 +194,7 @@ def svg(panel: Panel) -> str:
             )
         else:
             look = f'stroke="{colour(ink)}" stroke-width="2" stroke-dasharray="{marks}"'
-            line(x - 1, below, x + 16, below, look)
+            line(x + 2, below, x + 17, below, look)
         text(x + 20, below, words, "")
         x += width
     return (
