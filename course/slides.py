@@ -38,7 +38,7 @@ PAPER = [(40, 4), (90, 3), (20, 6), (30, 2)]  # instructor/lecture90.md: prompt 
 
 
 def cost_of_a_token() -> plt.Figure:
-    title = f"{fig3.MODEL} on {fig3.GPU}, L = {fig3.LENGTH}, predicted"
+    title = f"What a decoded token costs, L = {fig3.LENGTH}"
     rows = fig3.STUDY.predict().where("B", phase="decode")
     return replace(fig3.STUDY, title=title).picture(rows)
 

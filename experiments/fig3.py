@@ -93,7 +93,7 @@ STUDY = Study(
     title="SARATHI Fig 3: cost of a token by operator",
     panels=[
         Panel("B", OPERATORS[:-1], kind="stacks", facet="phase", show={"ylabel": "ms per token"}),
-        Panel("B", "over a prefill token", log="y", title="a decode over a prefill token"),
+        Panel("B", "over a prefill token", log="y", title="one decode costs x prefill tokens"),
     ],
     paper={
         **{f"f3_b{B}": ("over a prefill token", {"B": B, "phase": "decode"}) for B in (1, 2, 18)},
