@@ -81,10 +81,20 @@ CONTRIBUTING
 """
 
 
+# On GitHub, a README begins with what to install; here, nobody needs that.
+DOORS = """Here, in your browser and without an install:
+[lesson 1](notebooks/01_prefill_and_decode.ipynb),
+<a href="exercises/index.html">the exercises</a>,
+<a href="explorer/explore.html">the explorer</a> and
+<a href="gallery/index.html">all figures</a>. On your own machine:
+
+"""
+
+
 def add_contents(app: Sphinx, name: str, text: list[str]) -> None:
-    """Give README.md the list of all pages. A class reads them: the quiz comes without answers."""
+    """Give README.md doors and a list of pages. A class reads them: the quiz has no answers."""
     if name == root_doc:
-        text[0] += CONTENTS
+        text[0] = text[0].replace("```sh\n", f"{DOORS}```sh\n", 1) + CONTENTS
     if name == "course/instructor/quiz":
         text[0] = text[0].partition("## Answers")[0]
 
