@@ -130,6 +130,8 @@ def style_first(app: Sphinx) -> None:
 
 
 def setup(app: Sphinx) -> None:
+    text = (ROOT / "docs" / "conf.py").read_text(encoding="utf-8")
+    app.add_config_value("this_file", text, "env")  # after a change of it, all pages are read again
     app.connect("builder-inited", style_first)
     app.connect("source-read", add_contents)
     app.connect("html-collect-pages", index_gallery)
