@@ -296,7 +296,7 @@ def write_page(out: Path) -> None:
     there = [name for name in captions() if (out / f"{name}.csv").exists()]
     left = [name for name in there if name not in shown(out)]
     if left:
-        print(f"\nleft out, for want of a picture: {', '.join(left)}: run these scripts")
+        print(f"\nnot in the gallery, as they were not run (you need not): {', '.join(left)}")
     write_file(out / "index.html", gallery(out))
     print(f"\nwrote {out / 'index.html'}")
 
