@@ -93,10 +93,10 @@ def plant(text: str) -> None:
     path = MINE / f"{exercise.file}.py"
     ours = {each.source.encode() for each in plants() if each.exercise == exercise.key}
     if path.exists() and path.read_bytes() not in {(STUBS / path.name).read_bytes(), *ours}:
-        raise UserError(f"{path} is somebody's own work: move it away, then plant again")
+        raise UserError(f"{path} is not as we wrote it: move it away, then plant again")
     MINE.mkdir(exist_ok=True)
     write_file(path, mistake.source)
-    print(f"wrote {path}: mistake {mistake.name}. {mistake.title}")
+    print(f"wrote {path}: mistake {mistake.name}")  # and not what it is: a class may be looking on
 
 
 def check(exercise: Exercise, seed: int) -> bool:

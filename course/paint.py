@@ -43,9 +43,9 @@ def figure_of(title: str, shown: Sequence[Panel]) -> plt.Figure:
         paint(axes, panel)
     key = {words: each for panel in shown for words, each in panel.key.items()}
     handles = [
-        Patch(facecolor=colour(ink), edgecolor="grey", label=words) if marks == "area"
-        else Line2D([], [], color=colour(ink), linestyle="--" if marks else "-", label=words)
-        for words, (ink, marks) in key.items()
+        Patch(facecolor=colour(ink), edgecolor="grey", label=words) if dashed is None
+        else Line2D([], [], color=colour(ink), linestyle="--" if dashed else "-", label=words)
+        for words, (ink, dashed) in key.items()
     ]  # fmt: skip
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=12)

@@ -14,13 +14,15 @@ from functools import cache, cached_property
 from operator import attrgetter
 from types import ModuleType, SimpleNamespace
 
-from command.checks import UserError, did_you_mean
+from command.checks import UserError
 from course import plain
 from course.exercises import EXERCISES, HERE, STUBS, load
 from course.reference import solution
 
 PLANTED = HERE / "planted.toml"
-FIT = {  # what a stub must have, so that the solutions fit in
+# What a stub must have besides, so that the project's own code runs in it: its imports, the base
+# class that its solution calls, the hook `share` of it.
+FIT = {
     "e07": [["ModelConfig\n", "ModelConfig\nfrom costmodel import padded as padded_rows\n"]],
     "e08": [['_serve"\n',
              '_serve"\n\n    def share(self, request, room):\n        return room\n']],
@@ -104,9 +106,10 @@ def right(file: str) -> str:
 def named(text: str) -> Plant:
     """The mistake that a lecturer names: 12, p12, 13a. A UserError if there is none."""
     known = {each.name: each for each in plants()}
-    parts = re.fullmatch(r"p?(\d{1,2})([a-z]?)", text.strip().lower(), re.ASCII)
-    name = f"p{parts[1]:0>2}{parts[2]}" if parts else text
+    parts = re.fullmatch(r"p?0*(\d{1,2})([a-z]?)", text.strip().lower(), re.ASCII)
+    name = f"p{parts[1]:0>2}{parts[2]}" if parts else "none"
     if name not in known:
-        near = did_you_mean(name, known)
-        raise UserError(f"unknown mistake {text[:60]!r}: see course/planted.toml{near}")
+        near = ", ".join(each for each in known if each.startswith(name))
+        said = f"choose one of {near}" if near else "see course/planted.toml"
+        raise UserError(f"unknown mistake {text[:60]!r}: {said}")
     return known[name]

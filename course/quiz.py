@@ -21,6 +21,7 @@ from simulate import simulate
 from timeline import Iteration
 
 QUIZ = HERE / "instructor" / "quiz.md"
+ANSWERS = "\n## Answers\n"  # what comes before it, students may see
 MODEL, GPU = "llama-13b", "a6000"
 MOST_NAMES = 1000
 
@@ -66,7 +67,7 @@ def draw(rng: random.Random) -> dict[str, object]:
 
 def texts() -> tuple[str, dict[str, str], dict[str, str]]:
     """quiz.md as HTML: its first sentence, questions and answers by their number, with holes."""
-    head, _, answers = QUIZ.read_text("utf-8").partition("\n## Answers\n")
+    head, answers = QUIZ.read_text("utf-8").split(ANSWERS)
     found = []
     for part in (head, answers):
         _, *others = re.split(r"^\*\*(\d+)\.\*\*", part, flags=re.MULTILINE)

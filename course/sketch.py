@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from xml.sax.saxutils import escape
 
 INK, PAPER = "ink", "paper"  # colours of what is around a picture: in the dark, the other way round
-DASHES = {True: "7 5", False: ""}  # of a line, dashed or not, in SVG
 BLUES = ("#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#084594")  # ColorBrewer's
 
 
@@ -80,13 +79,13 @@ class Panel:
                 for own, ends in pairs]  # fmt: skip
 
     @property
-    def key(self) -> dict[str, tuple[str, str]]:
-        """Words of the legend -> colour, and what it marks: an "area", or a line's dashes."""
+    def key(self) -> dict[str, tuple[str, bool | None]]:
+        """Words of the legend -> colour, and whether its line is dashed; None: it is no line."""
         own = {
-            shape.label: (shape.colour, DASHES[shape.dashed] if isinstance(shape, Line) else "area")
+            shape.label: (shape.colour, getattr(shape, "dashed", None))
             for shape in self.shapes if getattr(shape, "label", "")
         }  # fmt: skip
-        return own | {words: (colour, "area") for colour, words in self.legend}
+        return own | {words: (colour, None) for colour, words in self.legend}
 
 
 def alike(panels: Sequence[Panel]) -> list[Panel]:
@@ -160,8 +159,7 @@ def svg(panel: Panel) -> str:
             )
         elif isinstance(shape, Line):
             points = " ".join(f"{across(x):.1f},{along(y):.1f}" for x, y in shape.points)
-            look = f'stroke="{ink}" stroke-width="2" stroke-dasharray="{DASHES[shape.dashed]}"'
-            found.append(f'<polyline points="{points}" fill="none" {look}/>')
+            found.append(f'<polyline points="{points}" fill="none" {stroke(ink, shape.dashed)}/>')
         elif isinstance(shape, Words):
             anchor = f'fill="{ink}" text-anchor="{"middle" if shape.centred else "start"}"'
             text(across(shape.x), along(shape.y), shape.text, anchor)
@@ -183,18 +181,17 @@ def svg(panel: Panel) -> str:
     below += 16 * len(rows) + 4
     text(WIDE / 2, below - 8 * len(rows), panel.x_label)
     x, below = float(LEFT), below + 16
-    for words, (ink, marks) in panel.key.items():
+    for words, (ink, dashed) in panel.key.items():
         width = 30 + LETTER * len(words)
         if x + width > WIDE and x > LEFT:
             x, below = float(LEFT), below + 22
-        if marks == "area":
+        if dashed is None:
             found.append(
                 f'<rect x="{x:.1f}" y="{below - 6:.1f}" width="14" height="12"'
                 f' fill="{colour(ink)}" stroke="currentColor" stroke-opacity=".4"/>'
             )
         else:
-            look = f'stroke="{colour(ink)}" stroke-width="2" stroke-dasharray="{marks}"'
-            line(x + 2, below, x + 17, below, look)
+            line(x + 2, below, x + 17, below, stroke(colour(ink), dashed))
         text(x + 20, below, words, "")
         x += width
     return (
@@ -202,6 +199,10 @@ def svg(panel: Panel) -> str:
         f' aria-label="{escape(panel.title, {chr(34): "&quot;"})}" font-family="system-ui,'
         ' sans-serif" font-size="15" fill="currentColor">' + "".join(found) + "</svg>"
     )
+
+
+def stroke(ink: str, dashed: bool) -> str:
+    return f'stroke="{ink}" stroke-width="2"' + ' stroke-dasharray="7 5"' * dashed
 
 
 def colour(name: str) -> str:

@@ -35,6 +35,7 @@ def load_policies(path: Path) -> list[str]:
     if path in LOADED:
         return LOADED[path]
     source, module = read_text(path, MOST_BYTES), ModuleType(f"policies_of_{path.stem}")
+    check_helpers(path, source)
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses look for it there
     if str(path.parent) not in sys.path:
@@ -49,7 +50,8 @@ def load_policies(path: Path) -> list[str]:
         if own and issubclass(each, Scheduler) and "name" in vars(each) and each not in found:
             found.append(each)
     for policy in found:
-        check_name(path, policy)
+        check_name(path, policy, [each.name for each in found])
+    for policy in found:
         for name, function in list(vars(policy).items()):
             if isfunction(function):
                 setattr(policy, name, guarded(function, path))
@@ -65,14 +67,27 @@ def load_policies(path: Path) -> list[str]:
     return LOADED[path]
 
 
-def check_name(path: Path, policy: type[Scheduler]) -> None:
-    """A UserError if the name of a policy is no word, or is taken: by ours, or in another file."""
+def check_helpers(path: Path, source: str) -> None:
+    """A UserError if a file beside this one has the name of one beside an earlier file of policies.
+
+    Python keeps one module for each name: this file would run with the other one's helper.
+    """
+    folders = {each.parent for each in LOADED} - {path.parent}
+    for helper in path.parent.glob("*.py"):
+        other = Path(getattr(sys.modules.get(helper.stem), "__file__", None) or "/")
+        called = rf"^\s*(from|import)\b.*\b{re.escape(helper.stem)}\b"
+        if other.parent in folders and re.search(called, source, re.MULTILINE):
+            raise UserError(f"{path} imports {helper.stem}, and {other} has that name: rename one")
+
+
+def check_name(path: Path, policy: type[Scheduler], names: list[str]) -> None:
+    """A UserError if a policy's name is no word, or is taken. names: those in this file."""
     name, start = policy.name, f"{path}: class {policy.__name__} has the name"
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise UserError(f"{start} {name!r}; it must be a word of letters, digits and _")
-    taken = POLICIES.get(name, policy) is not policy
-    taken = (taken and is_ours(POLICIES[name])) or any(name in each for each in LOADED.values())
-    if taken or name in (*ALIASES, *FOR_PIPELINES):
+    taken = POLICIES.get(name, policy) is not policy and is_ours(POLICIES[name])
+    others = [*ALIASES, *FOR_PIPELINES, *(each for own in LOADED.values() for each in own)]
+    if taken or name in others or names.count(name) > 1:
         raise UserError(f"{start} {name!r}, which is taken; give it another")
 
 

@@ -52,7 +52,7 @@ class Curve:
             sizes = f"as many x ({len(x)}) as seconds ({len(seconds)})"
             raise UserError(f"a curve needs at least two points and {sizes}")
         if not all(isinstance(value, int | float) and abs(value) < 1e300 for value in x + seconds):
-            raise UserError(f"x and seconds must be finite numbers, unlike {x}, {seconds}"[:300])
+            raise UserError(f"x, seconds must be numbers below 1e300, unlike {x}, {seconds}"[:300])
         if not all(left < right for left, right in pairwise(x)):
             raise UserError(f"the x of a curve must increase, unlike {x}")
         if min(seconds) < 0:

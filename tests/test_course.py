@@ -116,7 +116,7 @@ def test_a_mistake_is_planted_where_nobody_has_written(
     capsys.readouterr()
     assert not commands.check(find("12"), 1) and "X2 fails" in capsys.readouterr().out
     (mine / "e12.py").write_text("my work")
-    with pytest.raises(UserError, match="e12.py is somebody's own work"):
+    with pytest.raises(UserError, match="e12.py is not as we wrote it"):
         commands.plant("40a")
     assert (mine / "e12.py").read_text() == "my work"
 

@@ -61,6 +61,20 @@ def test_its_classes_are_policies(tmp_path: Path) -> None:
     assert not (tmp_path / "__pycache__").exists()
 
 
+def test_two_files_share_neither_a_name_nor_a_helper(tmp_path: Path) -> None:
+    """Else, one of the policies would run with what stands in the other's file."""
+    twice = file_of(tmp_path, GOOD + GOOD.replace("Mine", "Again"))
+    with pytest.raises(UserError, match="'mine', which is taken"):
+        load_policies(twice)
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        folder.mkdir()
+        (folder / "aid_of_two.py").write_text("C = 64\n")
+        file_of(folder, "from aid_of_two import C\n" + GOOD.replace("mine", folder.name))
+    assert load_policies(tmp_path / "one" / "mine.py") == ["one"]
+    with pytest.raises(UserError, match=r"imports aid_of_two, and .*one.aid_of_two.py has that"):
+        load_policies(tmp_path / "two" / "mine.py")
+
+
 def test_an_error_in_mid_run_is_one_line(tmp_path: Path) -> None:
     """With the line of the user's file, however deep below it the error arose."""
     text = GOOD.replace("return super().prefills(decode_rows)", "return [{}['chunk']]")
@@ -227,7 +241,7 @@ def test_both_are_compared_without_an_edit(tmp_path: Path) -> None:
     assert rows.column("P99 TBT") and rows.column("median TTFT")
     assert (tmp_path / "serve_latency-priority.png").exists()
     assert not (tmp_path / "serve_latency.png").exists()
-    files = ("--policy-file", TARGET, "--policy-file", PRIORITY)
+    files = ("--policy-file", TARGET, *("--policy-file", PRIORITY) * 2)
     done = call(policies, *files, "--policy", "target_tbt:80", *out)
     assert done.returncode == 0 and "target_tbt:80" in done.stdout, done.stderr
     assert (tmp_path / "policies-target_tbt-80.png").exists()

@@ -75,7 +75,7 @@ class ScriptParser(Parser):
         options = super().parse_args(args, namespace)
         if getattr(options, "policy_file", None):
             names = [name for path in options.policy_file for name in load_policies(path)]
-            options.policy = getattr(options, "policy", None) or names
+            options.policy = getattr(options, "policy", None) or [*dict.fromkeys(names)]
         given = getattr(options, "policy", None) or ()
         for policy in [given] if isinstance(given, str) else given:
             if policy != "all":  # of serve_capacity.py

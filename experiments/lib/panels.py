@@ -88,7 +88,7 @@ class Panel:
             name: {"color": colour, "label": ", ".join(name[one:]) or word}
             for name, colour in colours_of(series, self.colours).items()
         }
-        if self.x == self.line:  # its names stand below the bars, and need no legend
+        if one and self.x == self.line:  # its names stand below the bars, and need no legend
             styles = {name: style | {"label": "_"} for name, style in styles.items()}
         draw = self.draw_lines if self.kind == "lines" else self.draw_bars
         draw(axes, series, stars, styles)
