@@ -41,14 +41,14 @@ PAGE = Template(
 <style>
 :root {{ color-scheme: light dark; }}
 body {{ font: 1rem/1.5 system-ui, sans-serif; max-width: 52rem; margin: auto;
-  padding: 0 1rem 3rem; }}
+  padding: 0 1rem 3rem; overflow-wrap: break-word; }}
 pre {{ overflow-x: auto; white-space: pre; font-size: .85rem; padding: .7rem;
   border: 1px solid #8888; border-radius: .4rem; }}
 @media print {{ pre {{ white-space: pre-wrap; }} }}
 table {{ border-collapse: collapse; }}
 td, th {{ text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0;
   border-bottom: 1px solid #8888; }}
-td:last-child, section p {{ overflow-wrap: anywhere; }}
+td:last-child {{ overflow-wrap: anywhere; }}
 td:nth-child(3) {{ overflow-wrap: normal; }}
 section {{ break-inside: avoid; }}
 .sheet {{ break-after: page; }}
