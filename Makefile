@@ -84,8 +84,9 @@ check hint picture: $(READY)
 predict: $(READY)
 	$(BIN)/python -m course predict $(or $(L),$(error name a lesson: make predict L=3))
 
+# Flags follow in ARGS: make grade DIR=submissions ARGS="--only 1 9 --out first.csv".
 grade: .venv/run.stamp
-	$(BIN)/python -m course grade $(DIR)
+	$(BIN)/python -m course grade "$(or $(DIR),$(error name a folder: make grade DIR=submissions))" $(ARGS)
 
 # What Gradescope wants, in build/autograder.zip: files that git knows, as they are now (a rubric with
 # points of your own), and two scripts.
@@ -100,9 +101,9 @@ gradescope:
 page: .venv/npm.stamp
 	$(BIN)/python -m course page $$(test -d $(PYODIDE) && echo --pyodide $(PYODIDE))
 
-# The lecture's pictures, large, in build/slides.
+# The lecture's pictures, large, in build/slides. A deck that you have changed: ARGS=--force.
 pictures-for-slides: .venv/room.stamp
-	$(BIN)/python -m course slides
+	$(BIN)/python -m course slides $(ARGS)
 
 # A folder for a stick, build/usb: the course as pages, served to a room without a network; packages
 # for three systems. The first time, it downloads them. It needs git, and npm for the pages.

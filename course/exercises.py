@@ -92,6 +92,8 @@ def load(source: str, name: str) -> ModuleType:
 
 
 UNWRITTEN = "not written yet (NotImplementedError)"
+UNLOADED = "{} cannot be loaded: {}"
+ENDLESS = "Your code has run {:g} s: does a loop never end?"
 NOTHING = "Your function returned None: is `return` missing? Or does a list hold None?"
 
 

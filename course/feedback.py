@@ -9,8 +9,9 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from string import Template
 
@@ -21,12 +22,15 @@ from course.predictions import LESSONS, Outcome, outcomes
 from course.submissions import Submission
 
 RUBRIC = HERE / "instructor" / "rubric.md"
+BLANK = "\N{NO-BREAK SPACE}"
 MOST_NOTES, LONGEST_LINE = 10, 1000  # an answer may have megabytes
 WHY = {
     "-": "not handed in",
     "stub": "not written yet: it is the file that you were given",
     "time": "not tried: the earlier exercises had used up the time of the whole submission",
     "refused": "not read",
+    "passed": "passed",
+    "answer": "not yet: no valid answer",
 }
 PAGE = Template(
     f"""<!doctype html>
@@ -37,13 +41,15 @@ PAGE = Template(
 <style>
 :root {{ color-scheme: light dark; }}
 body {{ font: 1rem/1.5 system-ui, sans-serif; max-width: 52rem; margin: auto;
-  padding: 0 1rem 3rem; }}
-pre {{ white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem; padding: .7rem;
+  padding: 0 1rem 3rem; overflow-wrap: break-word; }}
+pre {{ overflow-x: auto; white-space: pre; font-size: .85rem; padding: .7rem;
   border: 1px solid #8888; border-radius: .4rem; }}
+@media print {{ pre {{ white-space: pre-wrap; }} }}
 table {{ border-collapse: collapse; }}
 td, th {{ text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0;
   border-bottom: 1px solid #8888; }}
 td:last-child {{ overflow-wrap: anywhere; }}
+td:nth-child(3) {{ overflow-wrap: normal; }}
 section {{ break-inside: avoid; }}
 .sheet {{ break-after: page; }}
 .sheet p {{ margin-bottom: 2.2rem; }}
@@ -184,31 +190,43 @@ def page(
     grade: Grade, points: dict[str, float], seed: int, came_out: dict[str, tuple[str, Outcome]]
 ) -> str:
     """A student's page."""
-    name, total = html.escape(harmless(grade.name)), sum(points.values())
+    name = html.escape(harmless(re.sub(r"\.zip$", "", grade.name, flags=re.IGNORECASE)))
+    total = sum(points.values())
     rows = [("exercise", "points", "result")]
     parts = []
     for key, most in points.items():
         each, result = EXERCISES[key], grade.results[key]
-        got = f"{grade.got(key, points):g} of {most:g}".replace(" ", "\N{NO-BREAK SPACE}")
-        rows.append((f"{each.name} {each.title}", got, WHY.get(result, result)))
+        got = f"{grade.got(key, points):g} of {most:g}".replace(" ", BLANK)
+        came = WHY.get(result, f"not yet: {result}".replace(" ", BLANK))
+        rows.append((f"{each.name} {each.title}", got, came))
         if key in grade.told or result == "refused":
-            told = html.escape(grade.says(key))
-            parts.append(f"<section><h2>{html.escape(each.name)}</h2><pre>{told}</pre></section>")
+            told = "".join(paragraphs(grade.says(key)))
+            parts.append(f"<section><h2>{html.escape(each.name)}</h2>{told}</section>\n")
+    again = next((key for key in grade.told if grade.results[key] != "passed"), next(iter(points)))
     body = f"<h1>{name}</h1>\n<p><b>{grade.points(points):g} of {total:g} points</b>"
     body += " by the checks.</p>\n"
     body += "".join(f"<p>{html.escape(note)}</p>\n" for note in notes(grade))
     body += html_table(rows) + "\n" + "\n".join(parts)
-    body += "<p>To try the same cases again (here for exercise 6):</p>\n"
-    body += f"<pre>python -m course check 6 --seed {seed}</pre>\n"
+    body += f"<p>To try the same cases again (here for {EXERCISES[again].name}):</p>\n"
+    body += f"<pre>python -m course check {again} --seed {seed}</pre>\n"
     said = grade.handed.predictions
     if said.keys() & came_out.keys():
         body += "<h1>Your predictions, and what came out</h1>\n"
+        body += "<p>The pictures that a question or an answer speaks of are in its lesson: those of"
+        body += " 3.2 are in lesson 3.</p>\n"
     for question, (number, outcome) in came_out.items():
         if question in said:
             answer = html.escape(clean(said[question]))
             body += f"{shown(number, outcome)}<p><b>You said:</b> {answer}</p>\n"
             body += result_of(outcome)
     return PAGE.substitute(title=name, body=body)
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """A check's words: sentences as paragraphs, and what is set in, such as a table, as it is."""
+    for start, lines in groupby(html.escape(text).split("\n"), lambda line: line[:1].isspace()):
+        told, kind = "\n".join(lines).strip("\n"), "pre" if start else "p"
+        yield from (f"<{kind}>{each}</{kind}>" for each in told.split("\n\n") if each)
 
 
 def shown(number: str, outcome: Outcome) -> str:

@@ -32,7 +32,7 @@ from types import FrameType
 from command.checks import UserError, check_whole
 from command.cli import claim, write_file
 from course.check.frame import examine, lines
-from course.exercises import EXERCISES, STUBS, AnswerError, Exercise, read_answer
+from course.exercises import ENDLESS, EXERCISES, STUBS, UNLOADED, AnswerError, Exercise, read_answer
 from course.feedback import Grade, harmless, rubric, write_feedback
 from course.sandbox import PROTECTIONS
 from course.submissions import Submission, submission, submissions
@@ -133,15 +133,11 @@ class Worker:
         head, _, line = (said or b"0 ").partition(b" ")
         spent = seconds_in(head)
         self.spent += max(spent or 0.0, took / PATIENCE)
-        if spent is None:
-            raise AnswerError("no answer")
-        if said is None or spent > seconds:
-            raise AnswerError("no answer in time")
-        if not line.endswith(b"\n"):
-            raise AnswerError("the process ended" if not line else "an endless answer")
-        answer = read_answer(line)
+        if said is None or (spent or 0.0) > seconds:
+            raise AnswerError("no answer in time", ENDLESS.format(round(seconds, 1)))
+        answer = read_answer(line) if spent is not None and line.endswith(b"\n") else None
         if not isinstance(answer, dict):
-            raise AnswerError("no answer")
+            raise AnswerError("no answer", "Your code ended its process, or its answer has no end.")
         return answer
 
     def close(self) -> None:
@@ -290,10 +286,10 @@ def graded(
 
 def one(exercise: Exercise, worker: Worker, seed: int, grade: Grade, seconds: float) -> bool:
     """Grade an exercise within some seconds. False if the worker cannot be used any more."""
-    until, alive = worker.spent + seconds, True
+    until, alive, unloaded = worker.spent + seconds, True, ""
 
     def ask(case: dict) -> object:
-        nonlocal alive
+        nonlocal alive, unloaded
         message = {"file": exercise.file, "case": case}
         try:
             said = worker.exchange(message, min(CASE, until - worker.spent))
@@ -301,12 +297,15 @@ def one(exercise: Exercise, worker: Worker, seed: int, grade: Grade, seconds: fl
             alive = False
             raise
         if "error" in said:
-            raise AnswerError(str(said["error"])[:300])
+            what, says = str(said["error"])[:300], str(said.get("says") or "An error.")[:300]
+            unloaded = "" if said.get("loaded") else UNLOADED.format(f"{exercise.file}.py", what)
+            raise AnswerError(what, says)
         return said.get("answer")
 
     verdict = examine(exercise, ask, seed)
     grade.results[exercise.key] = verdict.failure.prop if verdict.failure else "passed"
-    grade.told[exercise.key] = lines(exercise, verdict)
+    not_yet = f"{exercise.name} {exercise.title}: not yet. {unloaded}"  # no case is its cause
+    grade.told[exercise.key] = [not_yet] if unloaded else lines(exercise, verdict)
     if verdict.score:
         grade.scores[exercise.key] = verdict.score
     return alive
@@ -345,20 +344,27 @@ def grade(
     if not folder.is_dir():
         raise UserError(f"{str(folder)!r} is no folder: give the folder of all submissions")
     check_whole("workers", workers, 1, 64)
-    claim(out, force)
     feedback = feedback or out.with_name(f"{out.stem}_feedback")
-    if feedback.exists() and not (feedback.is_dir() and (force or not any(feedback.iterdir()))):
-        raise UserError(
-            f"{str(feedback)!r} is there: give another name with --feedback, move it away, or add"
-            " --force"
-        )
+    for path, flag in ((out, "--out"), (feedback, "--feedback")):
+        if not force and (path.is_file() or (path.is_dir() and any(path.iterdir()))):
+            raise UserError(
+                f"{str(path)!r} is there already: move it away, give another name with {flag}, or"
+                " replace it with --force (make grade ARGS=--force)"
+            )
+    claim(out, force)
     points = {key: worth for key, worth in rubric().items() if key in only}
-    handed, left = ([submission(folder.name, [folder])], []) if one else submissions(folder)
+    alone = [submission(folder.name, [folder])] if one else []
+    handed, left, classes, apart = (alone, [], [], []) if one else submissions(folder)
+    whole = (
+        f"{some(classes)} holds several submissions, or other zips, and is not graded: unpack it"
+        f" into {str(folder)!r}, or into a folder there if it is one student's"
+    )
+    none = (
+        f"{str(folder)!r} has no submissions: a folder or a .zip for each, or files as Canvas names"
+        " them; --one if it is a submission itself"
+    )
     if not handed:
-        raise UserError(
-            f"{str(folder)!r} has no submissions: a folder or a .zip for each, or files as Canvas"
-            " names them; --one if it is a submission itself"
-        )
+        raise UserError(whole if classes else none)
     feedback.mkdir(exist_ok=True)  # now, and not after an hour, it may be impossible
     container, start, stopped = container_of(image), time.perf_counter(), threading.Event()
     with ended_by_signals(), workplace() as place, ThreadPoolExecutor(workers) as pool:
@@ -381,8 +387,21 @@ def grade(
         print(f"{harmless(each.name):{wide}}", *results, f"{each.points(points):7g}")
     for name in left:
         print(f"left alone, because it is no submission: {harmless(name)}")
+    for names in apart:
+        print(
+            f"not joined, though they look like one student's: {some(names)}: two have one name or"
+            " number, or are zips, which may be two students'; a folder of them is one submission"
+        )
     print(f"wrote {out}\nwrote {feedback}{os.sep}")
+    if classes:
+        raise UserError(whole)
     return grades
+
+
+def some(names: list[str]) -> str:
+    """The first few names, and how many others there are."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(map(harmless, names[:5])) + more
 
 
 def table(grades: list[Grade], points: dict[str, float], seed: int, first: str) -> str:

@@ -13,9 +13,11 @@ from types import CodeType, ModuleType
 from command.checks import UserError, moved
 from course.drive import answer_of
 from course.exercises import (
+    ENDLESS,
     HERE,
     MINE,
     NOTHING,
+    UNLOADED,
     UNWRITTEN,
     AnswerError,
     Ask,
@@ -39,16 +41,21 @@ def asker(exercise: Exercise, mine: ModuleType) -> Ask:
             case = json.loads(json.dumps(case))
             answer = limited(lambda: answer_of(exercise.file, mine, case), name)
             return read_answer(json.dumps(answer))
-        except NotImplementedError:
-            raise AnswerError("NotImplementedError", UNWRITTEN) from None
         except (KeyboardInterrupt, AnswerError):
             raise
         except BaseException as error:  # noqa: BLE001  (whatever a student's code does, SystemExit too)
-            if not lines_in(error, name) and "NoneType" in str(error):  # we met it, not their code
-                raise AnswerError(told(error, name), NOTHING) from None
-            raise AnswerError(told(error, name)) from None
+            raise failed(error, name) from None
 
     return ask
+
+
+def failed(error: BaseException, name: str) -> AnswerError:
+    """What an error says of a student's code. name: of the file."""
+    if isinstance(error, NotImplementedError):
+        return AnswerError("NotImplementedError", UNWRITTEN)
+    if not lines_in(error, name) and "NoneType" in str(error):  # we met it, not their code
+        return AnswerError(told(error, name), NOTHING)
+    return AnswerError(told(error, name))
 
 
 def limited(work: Callable[[], object], name: str) -> object:
@@ -83,8 +90,7 @@ def limited(work: Callable[[], object], name: str) -> object:
 def endless(places: list[int], name: str) -> AnswerError:
     """places: lines of the student's file, the innermost last."""
     where = f" (line {places[-1]} of {name})" if places else ""
-    says = f"Your code has run {LONGEST:g} s: does a loop never end?{where}"
-    return AnswerError(f"none in {LONGEST:g} s", says)
+    return AnswerError(f"none in {LONGEST:g} s", ENDLESS.format(LONGEST) + where)
 
 
 def watched(work: Callable[[], object], name: str) -> object:
@@ -146,6 +152,6 @@ def loaded(source: bytes, path: Path) -> ModuleType:
     try:
         return limited(lambda: load(source.decode("utf-8-sig"), name), name)
     except AnswerError as error:
-        raise UserError(f"{path} cannot be loaded: {error.says}") from None
+        raise UserError(UNLOADED.format(path, error.says)) from None
     except (Exception, SystemExit) as error:  # noqa: BLE001
-        raise UserError(f"{path} cannot be loaded: {told(error, name)}") from None
+        raise UserError(UNLOADED.format(path, told(error, name))) from None

@@ -31,6 +31,7 @@ CANVAS = re.compile(
 KNOWN = re.compile(
     r"(.+?)(?:-(\d+)| ?\((\d+)\))?(\.py|\.json|\.zip)", re.ASCII | re.IGNORECASE | re.DOTALL
 )
+MOODLE = re.compile(r".+_\d+_assignsubmission_file_?", re.ASCII | re.DOTALL)  # a student's folder
 PREDICTIONS = "predictions"
 LONGEST_SAID = 300  # letters of a prediction
 LONGEST_NAME = 100  # letters of a file's name, or of why it was not read
@@ -177,13 +178,42 @@ def canvas_made(paths: list[tuple[int, Path]]) -> bool:
     return len(dict(paths)) == len(set(names)) == len(paths) and zips < 2
 
 
-def submissions(folder: Path) -> tuple[list[Submission], list[str]]:
-    """All submissions of a folder, and the names of what is none.
+def listed(path: Path) -> list[list[str]]:
+    """The parts of the names in a zip. Of a long one, whose list may be endless, the first name."""
+    if path.stat().st_size <= LONGEST_ZIP:
+        return [parts for parts, _ in members(path)]
+    with open(path, "rb") as file:
+        head = file.read(30 + (1 << 16))
+    name = head[30 : 30 + int.from_bytes(head[26:28], "little")] if head[:4] == b"PK\3\4" else b""
+    return [re.split(r"[/\\]", name.decode("utf-8", "replace"))]
+
+
+def of_several(path: Path) -> bool:
+    """Whether a zip is a whole class's, as Canvas or Moodle gives it to a lecturer.
+
+    Signs of it: names that they have made; an exercise twice, in two folders of one depth; zips,
+    and no exercise. To take it apart would be to unpack zips in a zip, and nothing is unpacked.
+    """
+    places, zips = {}, False
+    with suppress(*DAMAGED):
+        for *place, name in listed(path):
+            key, canvas, zipped = ours(name)[0], CANVAS.fullmatch(name), name[-4:].lower() == ".zip"
+            zips |= zipped
+            made = canvas and (zipped or ours(canvas["name"])[0])
+            twice = key and places.setdefault((key, len(place)), place) != place
+            if made or twice or MOODLE.fullmatch((place or [name])[0]):
+                return True
+    return zips and not places
+
+
+def submissions(folder: Path) -> tuple[list[Submission], list[str], list[str], list[list[str]]]:
+    """All submissions of a folder; the names of what is none; of zips of a whole class; and of
+    files that look like one student's, in groups: each file is a submission.
 
     A folder or a zip is one. Files with a name of Canvas are one for each student.
     """
     found: dict[tuple[str, str], list[tuple[int, Path]]] = {}
-    late, left = set(), []
+    late, left, classes, apart = set(), [], [], []
     for path in sorted(folder.iterdir()):
         canvas = CANVAS.fullmatch(path.name)
         if path.is_symlink() or hidden(path.name):
@@ -194,6 +224,8 @@ def submissions(folder: Path) -> tuple[list[Submission], list[str]]:
             key = "canvas", "_".join(filter(None, (canvas["who"], canvas["user"])))
             found.setdefault(key, []).append((int(canvas["id"]), path))
             late |= {key} if canvas["late"] else set()
+        elif path.suffix.lower() == ".zip" and path.is_file() and of_several(path):
+            classes.append(path.name)
         elif path.suffix.lower() == ".zip":
             found["zip", path.name] = [(0, path)]
         else:
@@ -201,9 +233,11 @@ def submissions(folder: Path) -> tuple[list[Submission], list[str]]:
     for key in [
         key for key, paths in found.items() if key[0] == "canvas" and not canvas_made(paths)
     ]:
-        found |= {("file", path.name): [(0, path)] for _, path in found.pop(key)}
+        paths = found.pop(key)
+        apart.append([path.name for _, path in paths])
+        found |= {("file", path.name): [(0, path)] for _, path in paths}
     handed = [
         submission(name, [path for _, path in sorted(paths)], late=(kind, name) in late)
         for (kind, name), paths in sorted(found.items(), key=lambda each: each[0][1])
     ]
-    return handed, left
+    return handed, left, classes, apart

@@ -128,7 +128,7 @@ def answer(cases: BinaryIO, answers: BinaryIO, held: list[str], head: bytes = b"
         import_module(name)
     from course.drive import answer_of
     from course.exercises import load
-    from course.local import told
+    from course.local import failed
 
     os.chdir(tempfile.gettempdir())
     held += fence(setup["memory"], setup["seconds"])
@@ -148,7 +148,8 @@ def answer(cases: BinaryIO, answers: BinaryIO, held: list[str], head: bytes = b"
                 modules[name] = load(setup["files"][name], f"{name}.py")
             say({"answer": answer_of(name, modules[name], asked["case"])})
         except BaseException as error:  # noqa: BLE001  (SystemExit, MemoryError: all is theirs)
-            say({"error": told(error, f"{name}.py")})
+            met = failed(error, f"{name}.py")
+            say({"error": str(met), "says": met.says, "loaded": name in modules})
 
 
 if __name__ == "__main__":

@@ -802,7 +802,7 @@ def test_attacks_earn_nothing_and_harm_nothing(
     assert capsys.readouterr().out.startswith(first)
     for each in PROTECTIONS:
         assert each in first.partition("NOT PROTECTED")[0] or each in first.partition("NOT")[2]
-    with pytest.raises(UserError, match="without a mark of this project"):
+    with pytest.raises(UserError, match="grades.csv. is there already"):
         grade.grade(folder, out, 1, 2, None, False)
 
 

@@ -86,9 +86,7 @@ def test_a_name_of_canvas_is_taken_apart(
     name: str, who: str, user: str, late: bool, own: str
 ) -> None:
     found = CANVAS.fullmatch(name)
-    assert (found["who"], found["user"], bool(found["late"]), found["name"]) == (
-        who, user, late, own,
-    )  # fmt: skip
+    assert found.group("who", "user", "name") == (who, user, own) and bool(found["late"]) == late
 
 
 def test_the_files_of_canvas_become_a_submission_for_each_student(tmp_path: Path) -> None:
@@ -100,7 +98,7 @@ def test_the_files_of_canvas_become_a_submission_for_each_student(tmp_path: Path
         packed.writestr("__MACOSX/e06.py", "no program")
     (tmp_path / "e06.py").write_text("whose?")
     (tmp_path / "notes.txt").write_text("the lecturer's")
-    found, left = submissions(tmp_path)
+    found, left, classes, apart = submissions(tmp_path)
     files = {each.name: each.files for each in found}
     assert files == {
         "doe_1": {"e06": "doe_1_20_e06.py", "e07": "doe_1_21_E7 (3).py"},
@@ -109,11 +107,14 @@ def test_the_files_of_canvas_become_a_submission_for_each_student(tmp_path: Path
     }
     assert [each.late for each in found] == [False, False, True]
     assert "more than once: e06.py counts" in found[0].notes[0], "the file with the higher number"
-    assert left == ["e06.py", "notes.txt"]
+    assert left == ["e06.py", "notes.txt"] and not classes and not apart
 
 
 @pytest.mark.parametrize("name", ["hw_2026_1117_{}.zip", "cs_2026_{}_doe.zip", "cs_2026_{}_e06.py"])
-def test_names_that_only_look_like_canvas_mix_nobodys_work(tmp_path: Path, name: str) -> None:
+def test_names_that_only_look_like_canvas_mix_nobodys_work(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture
+) -> None:
+    """And the console says it: they may be one student's all the same."""
     paths = [tmp_path / name.format(number) for number in (17, 18)]
     for path in paths:
         if path.suffix == ".py":
@@ -121,9 +122,27 @@ def test_names_that_only_look_like_canvas_mix_nobodys_work(tmp_path: Path, name:
         else:
             classroom.pack(path, {"e06.py": path.name}, zipfile.ZIP_STORED)
     found = by_name(tmp_path)
-    assert {each.name: found[each.name].files["e06"] for each in paths} == {
-        each.name: each.name for each in paths
-    }
+    assert [found[path.name].files["e06"] for path in paths] == [path.name for path in paths]
+    grade(tmp_path, tmp_path / "grades.csv", 1, 1, None, False, only=["1"])
+    assert f"look like one student's: {paths[0].name}, {paths[1].name}: " in capsys.readouterr().out
+
+
+CLASSES = ("doe_1_2_e06.py", "long_LATE_1_2_e06-1.zip", "Grün_7_assignsubmission_file_/e06.py",
+           "all/anna/e06.py all/ben/e06.py", "anna.zip ben.ZIP")  # fmt: skip
+
+
+@pytest.mark.parametrize("names", CLASSES)
+def test_a_zip_of_a_whole_class_is_no_students(tmp_path: Path, names: str) -> None:
+    """The others are graded, and the error comes last. A long zip says its first name alone."""
+    text = "#" * (1 << 20 if "long" in names else 5)
+    classroom.pack(tmp_path / "A.ZIP", dict.fromkeys(names.split(), text), zipfile.ZIP_STORED)
+    mine = dict.fromkeys(["mine/e06.py", "mine/submission.zip", "mine/old/e06.py", "e09.py"], text)
+    for out in ("none.csv", "grades.csv"):
+        with pytest.raises(UserError, match=r"^A.ZIP holds several submissions.*: unpack it into"):
+            grade(tmp_path, tmp_path / out, 1, 1, None, False, only=["1"])
+        classroom.pack(tmp_path / "mine.zip", mine, zipfile.ZIP_STORED)
+    [row] = csv.DictReader((tmp_path / "grades.csv").read_text("utf-8").splitlines())
+    assert row["submission"] == "mine.zip" and not (tmp_path / "none.csv").exists()
 
 
 def test_a_folder_may_hold_a_zip_and_a_folder(tmp_path: Path) -> None:
@@ -168,7 +187,7 @@ def test_a_link_reads_nobody_elses_work(tmp_path: Path) -> None:
         packed.writestr(link, "ben/e06.py")
     os.mkfifo(tmp_path / "ben" / "pipe.zip")  # whoever opens it waits
     os.mkfifo(tmp_path / "ben" / "e07.py")
-    found, left = submissions(tmp_path)
+    found, left, *_ = submissions(tmp_path)
     assert found[0].refused["e07"] == "no file"
     assert {each.name: each.files for each in found if each.files} == {"ben": {"e06": "ben's"}}
     assert found[1].refused == found[2].refused == {"e06": "a link"} and left == ["eve_1_2_e06.py"]
@@ -180,6 +199,14 @@ def test_predictions_of_another_form_are_left_out(tmp_path: Path, text: str) -> 
     (tmp_path / "e06.py").write_text("x = 1")
     found = submission("a", [tmp_path])
     assert found.predictions == {} and found.files == {"e06": "x = 1"}
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make")
+def test_make_passes_flags_on_and_a_folder_whose_name_has_a_blank() -> None:
+    for target, told in ("grade", 'grade "../my class"'), ("pictures-for-slides", "slides"):
+        command = ["make", "-n", target, "DIR=../my class", "ARGS=--force"]
+        said = subprocess.check_output(command, cwd=ROOT, text=True)
+        assert said.endswith(f" {told} --force\n")
 
 
 # ----------------------------------------------------------------- what a student gets back
@@ -235,7 +262,27 @@ def test_a_page_shows_what_a_stranger_wrote_and_obeys_none_of_it(tmp_path: Path)
         assert tags.found <= ours | {"table", "tr", "th", "td", "section", "code"}, page.name
         assert "&lt;script&gt;" in text and not re.search("[\u202e\x1b\ud800]", text)
     student = pages[0].read_text("utf-8")
-    assert "10 of 95 points" in student and "--seed 5" in student
+    said = "10 of 95 points|check 7 --seed 5|white-space: pre;|are in lesson 3|>not\xa0yet:\xa0Q1<"
+    assert [each for each in said.split("|") if each not in student] == []
+    assert "<p>E7</p><pre>  a\n  b</pre>" == "".join(feedback.paragraphs("E7\n\n  a\n  b"))
+
+
+def test_a_page_says_what_happened_as_the_command_line_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("course.grade.CASE", 0.5)
+    files = {"e01.py": "while True: pass", "e06.py": "if", "e09.py": "import os\nos._exit(0)"}
+    files["e12.py"] = "def reorder(*_):\n    raise NotImplementedError\nextend = reorder"
+    classroom.pack(tmp_path / "Anna.Zip", files, zipfile.ZIP_STORED)
+    [found] = grade(tmp_path, tmp_path / "grades.csv", 1, 1, None, False)
+    page = (tmp_path / "grades_feedback" / f"{found.page(1)}.html").read_text("utf-8")
+    told = dict(re.findall("<h2>(E[0-9]+)</h2>(.*)", page))
+    assert "not yet. Your code has run 0.5 s: does a loop never end?</p>" in told["E1"]
+    assert re.search("not yet. e06.py cannot be loaded: SyntaxError: [^<]*</p></sec", told["E6"])
+    assert "not yet. Your code ended its process" in told["E9"]
+    assert "E12 the table of a beam search: not written yet" in told["E12"]
+    assert "raised" not in page and page.count("not yet: no valid answer") == 4
+    assert "<h1>Anna</h1>" in page and "(here for E1)" in page
 
 
 def test_a_page_shows_a_prediction_beside_what_came_out(tmp_path: Path) -> None:
@@ -331,10 +378,10 @@ def test_nothing_of_the_lecturers_is_written_over(
     grade(tmp_path / "all", out, 1, 1, None, False)
     [row] = csv.DictReader(out.read_text("utf-8").splitlines())
     assert row["points"] == "4" and (tmp_path / "grades_feedback" / f"{row['page']}").exists()
-    with pytest.raises(UserError, match="grades.csv.*add --force"):
+    with pytest.raises(UserError, match="grades.csv' is there already: .* --out, .*ARGS=--force"):
         grade(tmp_path / "all", out, 1, 1, None, False)
     out.unlink()
-    with pytest.raises(UserError, match="grades_feedback' is there"):
+    with pytest.raises(UserError, match="grades_feedback' is there already: .* --feedback, "):
         grade(tmp_path / "all", out, 1, 1, None, False)
     ignored = ["git", "check-ignore", "grades.csv", "grades_feedback/1.html"]
     asked = subprocess.run(ignored, cwd=ROOT, check=False, capture_output=True, text=True)
