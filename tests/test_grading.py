@@ -206,7 +206,7 @@ def test_make_passes_flags_on_and_a_folder_whose_name_has_a_blank() -> None:
     for target, told in ("grade", 'grade "../my class"'), ("pictures-for-slides", "slides"):
         command = ["make", "-n", target, "DIR=../my class", "ARGS=--force"]
         said = subprocess.check_output(command, cwd=ROOT, text=True)
-        assert said.endswith(f" {told} --force\n")
+        assert f" {told} --force\n" in said  # make within make says more
 
 
 # ----------------------------------------------------------------- what a student gets back
