@@ -85,8 +85,9 @@ predict: $(READY)
 	$(BIN)/python -m course predict $(or $(L),$(error name a lesson: make predict L=3))
 
 # Flags follow in ARGS: make grade DIR=submissions ARGS="--only 1 9 --out first.csv".
+grade: export GRADED = $(value DIR)
 grade: .venv/run.stamp
-	$(BIN)/python -m course grade "$(or $(DIR),$(error name a folder: make grade DIR=submissions))" $(ARGS)
+	$(if $(value DIR),,$(error name a folder: make grade DIR=submissions))$(BIN)/python -m course grade "$$GRADED" $(ARGS)
 
 # What Gradescope wants, in build/autograder.zip: files that git knows, as they are now (a rubric with
 # points of your own), and two scripts.

@@ -57,7 +57,7 @@ class Parser(argparse.ArgumentParser):
 def folder(text: str) -> Path:
     """A path. An empty text would mean the current folder."""
     if not text.strip():
-        raise argparse.ArgumentTypeError(f"{text!r} is no folder")
+        raise argparse.ArgumentTypeError(f"{text!r} is no name")
     return Path(text)
 
 
@@ -92,7 +92,9 @@ def plant(text: str) -> None:
     needs_torch(exercise)
     path = MINE / f"{exercise.file}.py"
     ours = {each.source.encode() for each in plants() if each.exercise == exercise.key}
-    if path.exists() and path.read_bytes() not in {(STUBS / path.name).read_bytes(), *ours}:
+    ours.add((STUBS / path.name).read_bytes())
+    there = path.is_symlink() or path.exists()
+    if there and (path.is_symlink() or not path.is_file() or path.read_bytes() not in ours):
         raise UserError(f"{path} is not as we wrote it: move it away, then plant again")
     MINE.mkdir(exist_ok=True)
     write_file(path, mistake.source)
@@ -205,11 +207,13 @@ def main() -> None:
     commands.add_parser("submit")
     sub = commands.add_parser("grade")
     sub.add_argument("folder", type=folder, help="a folder or .zip for each submission")
-    sub.add_argument("--out", type=Path, default=Path("grades.csv"), help="the table (grades.csv)")
+    sub.add_argument(
+        "--out", type=folder, default=Path("grades.csv"), help="the table (grades.csv)"
+    )
     sub.add_argument("--seed", type=int, help="of the cases (default: drawn, and printed)")
     sub.add_argument("--workers", type=int, default=2, help="submissions at a time (2)")
     sub.add_argument("--image", help="of a container: see course/instructor/README.md")
-    sub.add_argument("--feedback", type=Path, help="a page of each student (grades_feedback/)")
+    sub.add_argument("--feedback", type=folder, help="a page of each student (grades_feedback/)")
     sub.add_argument("--only", nargs="+", metavar="E", help="the exercises that were set, as 1 9")
     sub.add_argument("--one", action="store_true", help="the folder is one submission")
     sub.add_argument("--force", action="store_true", help="replace a file of your own")

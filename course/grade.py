@@ -344,6 +344,8 @@ def grade(
     if not folder.is_dir():
         raise UserError(f"{str(folder)!r} is no folder: give the folder of all submissions")
     check_whole("workers", workers, 1, 64)
+    if not out.name:
+        raise UserError(f"--out {str(out)!r} is a folder: give the name of a file in it")
     feedback = feedback or out.with_name(f"{out.stem}_feedback")
     for path, flag in ((out, "--out"), (feedback, "--feedback")):
         if not force and (path.is_file() or (path.is_dir() and any(path.iterdir()))):
@@ -356,8 +358,9 @@ def grade(
     alone = [submission(folder.name, [folder])] if one else []
     handed, left, classes, apart = (alone, [], [], []) if one else submissions(folder)
     whole = (
-        f"{some(classes)} holds several submissions, or other zips, and is not graded: unpack it"
-        f" into {str(folder)!r}, or into a folder there if it is one student's"
+        "not graded, for several submissions or other zips are in it:"
+        f" {some(classes, len(classes))}: unpack it into {str(folder)!r}, or into a folder there if"
+        " it is one student's"
     )
     none = (
         f"{str(folder)!r} has no submissions: a folder or a .zip for each, or files as Canvas names"
@@ -398,10 +401,10 @@ def grade(
     return grades
 
 
-def some(names: list[str]) -> str:
+def some(names: list[str], most: int = 5) -> str:
     """The first few names, and how many others there are."""
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(map(harmless, names[:5])) + more
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(harmless, names[:most])) + more
 
 
 def table(grades: list[Grade], points: dict[str, float], seed: int, first: str) -> str:

@@ -54,8 +54,9 @@ def members(place: Path | BytesIO) -> list[tuple[list[str], Callable[[], bytes]]
     """The files of a zip: the parts of each name, and what reads it. Both raise one of DAMAGED."""
     with zipfile.ZipFile(place) as packed:
         named = [(re.split(r"[/\\]", info.filename), info) for info in packed.infolist()]
-    return [(parts, partial(read_member, place, info)) for parts, info in named
-            if parts[-1] and not any(map(hidden, parts))]  # fmt: skip
+    return [([part for part in parts if part.strip(".")], partial(read_member, place, info))
+            for parts, info in named
+            if parts[-1].strip(".") and not any(map(hidden, parts))]  # fmt: skip
 
 
 def read_member(place: Path | BytesIO, info: zipfile.ZipInfo) -> bytes:
@@ -72,5 +73,5 @@ def read_member(place: Path | BytesIO, info: zipfile.ZipInfo) -> bytes:
 
 
 def hidden(name: str) -> bool:
-    """What systems add by themselves."""
-    return name.startswith(".") or name == "__MACOSX"
+    """What systems add by themselves. ".." is no such name: zips may begin with it."""
+    return (name.startswith(".") and name.strip(".") != "") or name == "__MACOSX"

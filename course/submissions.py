@@ -19,7 +19,7 @@ from course.exercises import EXERCISES, find
 from course.handed import DAMAGED, LONGEST_FILE, TOO_LONG, hidden, members
 
 LONGEST_ZIP = 1 << 20  # bytes
-DEEPEST, MOST_FILES = 3, 2000  # of a folder: what is below, or beyond, is left alone
+DEEPEST, MOST_FILES = 8, 2000  # of a folder: what is below, or beyond, is left alone
 # How lib/content_zipper.rb of github.com/instructure/canvas-lms builds a name: the student's, LATE,
 # the user's id (anon_... where grading is anonymous), the file's id, and the student's own name.
 CANVAS = re.compile(
@@ -31,8 +31,9 @@ CANVAS = re.compile(
 KNOWN = re.compile(
     r"(.+?)(?:-(\d+)| ?\((\d+)\))?(\.py|\.json|\.zip)", re.ASCII | re.IGNORECASE | re.DOTALL
 )
-MOODLE = re.compile(r".+_\d+_assignsubmission_file_?", re.ASCII | re.DOTALL)  # a student's folder
+MOODLE = re.compile(r".+_\d+_assignsubmission_file_", re.ASCII | re.DOTALL)  # and a file, or none
 PREDICTIONS = "predictions"
+MOST_NOTES = 50
 LONGEST_SAID = 300  # letters of a prediction
 LONGEST_NAME = 100  # letters of a file's name, or of why it was not read
 
@@ -93,10 +94,14 @@ def ours(name: str) -> tuple[str, int]:
 
 
 def in_folder(folder: Path) -> Iterator[Path]:
-    for place, folders, names in os.walk(folder):  # it follows no link
+    """Its files; links to folders, and folders that cannot be read, as if they were files."""
+    closed: list[OSError] = []
+    for place, folders, names in os.walk(folder, onerror=closed.append):  # it follows no link
+        names += [name for name in folders if Path(place, name).is_symlink()]
         deep = len(Path(place).relative_to(folder).parts) + 1
         folders[:] = sorted(name for name in folders if not hidden(name)) if deep < DEEPEST else []
         yield from (Path(place, name) for name in sorted(names) if not hidden(name))
+    yield from (Path(error.filename) for error in closed)
 
 
 def submission(name: str, paths: list[Path], late: bool = False) -> Submission:
@@ -126,20 +131,27 @@ def submission(name: str, paths: list[Path], late: bool = False) -> Submission:
         except DAMAGED as bad:
             told.refused[key] = str(bad)[:LONGEST_NAME] or "damaged"
     told.predictions = answers(told.files.pop(PREDICTIONS, ""))
+    if PREDICTIONS in best and not told.predictions:
+        why = told.refused.get(PREDICTIONS, "it has no answers")
+        told.notes.append(f"Not read: {PREDICTIONS}.json: {why}.")
+    if len(told.notes) > MOST_NOTES:
+        told.notes[MOST_NOTES:] = [f"And {len(told.notes) - MOST_NOTES} other files."]
     return told
 
 
 def found_in(path: Path, top: Path, order: int, told: Submission) -> Iterator[Found]:
     """A file itself, or what is in a zip. A zip that cannot be read may have held anything.
 
-    Of two zips, the later copy counts; in one of them, what lies higher, then the later copy.
+    Of two zips, the later copy counts; in one of them and in a folder, what lies in `mine`, as in
+    a whole clone, then what lies higher, then the later copy.
     """
     canvas = CANVAS.fullmatch(path.name)
     name = canvas["name"] if canvas and not ours(path.name)[0] else path.name
     key, copy = ours(name)
     if path.suffix.lower() != ".zip" or path.is_symlink():
-        deep = len(path.relative_to(top).parts)
-        yield Found(key, name, (order, 0, -deep, copy), partial(read_regular, path))
+        *place, _ = path.relative_to(top).parts or ("",)
+        rank = (order, 0, "mine" in place, -len(place), copy)
+        yield Found(key, "/".join((*place, name)), rank, partial(read_regular, path))
         return
     try:
         if not path.is_file():  # a pipe would be waited for
@@ -148,7 +160,8 @@ def found_in(path: Path, top: Path, order: int, told: Submission) -> Iterator[Fo
             raise OSError(f"a zip above {LONGEST_ZIP >> 20} MB")
         for parts, read in members(path):
             own, again = ours(parts[-1])
-            yield Found(own, "/".join((name, *parts)), (order, copy, 1 - len(parts), again), read)
+            rank = (order, copy, "mine" in parts[:-1], 1 - len(parts), again)
+            yield Found(own, "/".join((name, *parts)), rank, read)
     except DAMAGED as bad:
         why = f"{path.name}: {bad}"[:LONGEST_NAME]
         told.notes.append(f"Not read: {why}.")
@@ -191,19 +204,23 @@ def listed(path: Path) -> list[list[str]]:
 def of_several(path: Path) -> bool:
     """Whether a zip is a whole class's, as Canvas or Moodle gives it to a lecturer.
 
-    Signs of it: names that they have made; an exercise twice, in two folders of one depth; zips,
-    and no exercise. To take it apart would be to unpack zips in a zip, and nothing is unpacked.
+    Signs of it: names that they have made, of two students if Canvas has named the zip itself; else
+    also one such name; an exercise twice, in two folders of one depth; zips, and no exercise. To
+    take it apart would be to unpack zips in a zip, and nothing is unpacked.
     """
-    places, zips = {}, False
+    places, zips, twice, students = {}, False, False, set()
     with suppress(*DAMAGED):
         for *place, name in listed(path):
             key, canvas, zipped = ours(name)[0], CANVAS.fullmatch(name), name[-4:].lower() == ".zip"
             zips |= zipped
-            made = canvas and (zipped or ours(canvas["name"])[0])
-            twice = key and places.setdefault((key, len(place)), place) != place
-            if made or twice or MOODLE.fullmatch((place or [name])[0]):
-                return True
-    return zips and not places
+            twice |= bool(key) and places.setdefault((key, len(place)), place) != place
+            if moodle := MOODLE.match((place or [name])[0]):
+                students.add(moodle[0])
+            elif canvas and (zipped or ours(canvas["name"])[0]):
+                students.add((canvas["who"], canvas["user"]))
+    if CANVAS.fullmatch(path.name):
+        return len(students) > 1
+    return bool(students or twice or (zips and not places))
 
 
 def submissions(folder: Path) -> tuple[list[Submission], list[str], list[str], list[list[str]]]:
@@ -216,17 +233,18 @@ def submissions(folder: Path) -> tuple[list[Submission], list[str], list[str], l
     late, left, classes, apart = set(), [], [], []
     for path in sorted(folder.iterdir()):
         canvas = CANVAS.fullmatch(path.name)
+        zipped = path.suffix.lower() == ".zip"
         if path.is_symlink() or hidden(path.name):
             left.append(path.name)
+        elif zipped and path.is_file() and of_several(path):
+            classes.append(path.name)
         elif path.is_dir():
             found["folder", path.name] = [(0, path)]
         elif canvas and path.suffix.lower() in (".py", ".zip", ".json"):
             key = "canvas", "_".join(filter(None, (canvas["who"], canvas["user"])))
             found.setdefault(key, []).append((int(canvas["id"]), path))
             late |= {key} if canvas["late"] else set()
-        elif path.suffix.lower() == ".zip" and path.is_file() and of_several(path):
-            classes.append(path.name)
-        elif path.suffix.lower() == ".zip":
+        elif zipped:
             found["zip", path.name] = [(0, path)]
         else:
             left.append(path.name)
@@ -236,6 +254,7 @@ def submissions(folder: Path) -> tuple[list[Submission], list[str], list[str], l
         paths = found.pop(key)
         apart.append([path.name for _, path in paths])
         found |= {("file", path.name): [(0, path)] for _, path in paths}
+        late |= {("file", path.name) for _, path in paths if CANVAS.fullmatch(path.name)["late"]}
     handed = [
         submission(name, [path for _, path in sorted(paths)], late=(kind, name) in late)
         for (kind, name), paths in sorted(found.items(), key=lambda each: each[0][1])

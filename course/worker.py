@@ -30,7 +30,10 @@ from course.sandbox import adopt_orphans, fence, isolate, kill_all
 
 # What a student's file may import. Later, the project's files cannot be read; where root grades,
 # perhaps Python's neither.
-STANDARD = ("copy", "dataclasses", "enum", "heapq", "itertools", "random", "statistics", "typing")
+STANDARD = (
+    "__future__", "cmath", "copy", "dataclasses", "enum", "heapq", "itertools", "logging", "pprint",
+    "queue", "random", "statistics", "string", "typing",
+)  # fmt: skip
 OPEN = ("batch", "configs", "costmodel", "loop", "scheduler", "serving.search", "simulate")
 WITH_TORCH = ("torch", "kvcache", "attention")
 LONGEST_ANSWER = 4 << 20  # bytes

@@ -35,7 +35,7 @@ def load_policies(path: Path) -> list[str]:
     if path in LOADED:
         return LOADED[path]
     source, module = read_text(path, MOST_BYTES), ModuleType(f"policies_of_{path.stem}")
-    check_helpers(path, source)
+    check_helpers(path)
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses look for it there
     if str(path.parent) not in sys.path:
@@ -67,17 +67,17 @@ def load_policies(path: Path) -> list[str]:
     return LOADED[path]
 
 
-def check_helpers(path: Path, source: str) -> None:
-    """A UserError if a file beside this one has the name of one beside an earlier file of policies.
-
-    Python keeps one module for each name: this file would run with the other one's helper.
+def check_helpers(path: Path) -> None:
+    """A UserError if what an earlier file of policies has imported from its folder has the name of
+    something in this folder: Python keeps one module for each name, and takes the first.
     """
     folders = {each.parent for each in LOADED} - {path.parent}
-    for helper in path.parent.glob("*.py"):
-        other = Path(getattr(sys.modules.get(helper.stem), "__file__", None) or "/")
-        called = rf"^\s*(from|import)\b.*\b{re.escape(helper.stem)}\b"
-        if other.parent in folders and re.search(called, source, re.MULTILINE):
-            raise UserError(f"{path} imports {helper.stem}, and {other} has that name: rename one")
+    for name, module in sys.modules.copy().items():
+        place = Path(str(getattr(module, "__file__", None)))
+        home = place.parent.parent if place.stem == "__init__" else place.parent
+        here = path.parent / name
+        if home in folders and (here.is_dir() or here.with_name(f"{name}.py").exists()):
+            raise UserError(f"{path} would import {place} as {name}: rename the one or the other")
 
 
 def check_name(path: Path, policy: type[Scheduler], names: list[str]) -> None:

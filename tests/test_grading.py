@@ -94,7 +94,8 @@ def test_the_files_of_canvas_become_a_submission_for_each_student(tmp_path: Path
     for name in ("doe_1_20_e06.py", "doe_1_9_e06-1.py", "doe_2_30_e06.py", "doe_1_21_E7 (3).py"):
         (tmp_path / name).write_text(name)
     with zipfile.ZipFile(tmp_path / "roe_LATE_3_40_submission-2.zip", "w") as packed:
-        packed.writestr("mine\\e06.py", "in a folder of Windows")
+        packed.writestr("..\\mine\\e06.py", "in a folder of Windows")
+        packed.writestr("./e07.py", "as some tools write it")
         packed.writestr("__MACOSX/e06.py", "no program")
     (tmp_path / "e06.py").write_text("whose?")
     (tmp_path / "notes.txt").write_text("the lecturer's")
@@ -103,14 +104,16 @@ def test_the_files_of_canvas_become_a_submission_for_each_student(tmp_path: Path
     assert files == {
         "doe_1": {"e06": "doe_1_20_e06.py", "e07": "doe_1_21_E7 (3).py"},
         "doe_2": {"e06": "doe_2_30_e06.py"},
-        "roe_3": {"e06": "in a folder of Windows"},
+        "roe_3": {"e06": "in a folder of Windows", "e07": "as some tools write it"},
     }
     assert [each.late for each in found] == [False, False, True]
     assert "more than once: e06.py counts" in found[0].notes[0], "the file with the higher number"
     assert left == ["e06.py", "notes.txt"] and not classes and not apart
 
 
-@pytest.mark.parametrize("name", ["hw_2026_1117_{}.zip", "cs_2026_{}_doe.zip", "cs_2026_{}_e06.py"])
+@pytest.mark.parametrize(
+    "name", ["hw_2026_1117_{}.zip", "cs_2026_{}_doe.zip", "cs_2026_{}_e06.py", "a_LATE_1_{}_e06.py"]
+)
 def test_names_that_only_look_like_canvas_mix_nobodys_work(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture
 ) -> None:
@@ -123,12 +126,14 @@ def test_names_that_only_look_like_canvas_mix_nobodys_work(
             classroom.pack(path, {"e06.py": path.name}, zipfile.ZIP_STORED)
     found = by_name(tmp_path)
     assert [found[path.name].files["e06"] for path in paths] == [path.name for path in paths]
+    assert all(found[path.name].late == ("LATE" in name) for path in paths)
     grade(tmp_path, tmp_path / "grades.csv", 1, 1, None, False, only=["1"])
     assert f"look like one student's: {paths[0].name}, {paths[1].name}: " in capsys.readouterr().out
 
 
 CLASSES = ("doe_1_2_e06.py", "long_LATE_1_2_e06-1.zip", "Grün_7_assignsubmission_file_/e06.py",
-           "all/anna/e06.py all/ben/e06.py", "anna.zip ben.ZIP")  # fmt: skip
+           "Grün_7_assignsubmission_file_e06.py", "all/anna/e06.py all/ben/e06.py",
+           "anna.zip ben.ZIP")  # fmt: skip
 
 
 @pytest.mark.parametrize("names", CLASSES)
@@ -138,11 +143,32 @@ def test_a_zip_of_a_whole_class_is_no_students(tmp_path: Path, names: str) -> No
     classroom.pack(tmp_path / "A.ZIP", dict.fromkeys(names.split(), text), zipfile.ZIP_STORED)
     mine = dict.fromkeys(["mine/e06.py", "mine/submission.zip", "mine/old/e06.py", "e09.py"], text)
     for out in ("none.csv", "grades.csv"):
-        with pytest.raises(UserError, match=r"^A.ZIP holds several submissions.*: unpack it into"):
+        with pytest.raises(UserError, match="^not graded, for several .* in it: A.ZIP: unpack it"):
             grade(tmp_path, tmp_path / out, 1, 1, None, False, only=["1"])
         classroom.pack(tmp_path / "mine.zip", mine, zipfile.ZIP_STORED)
     [row] = csv.DictReader((tmp_path / "grades.csv").read_text("utf-8").splitlines())
     assert row["submission"] == "mine.zip" and not (tmp_path / "none.csv").exists()
+
+
+def test_a_zip_that_canvas_named_is_a_class_if_two_students_are_in_it(tmp_path: Path) -> None:
+    for name, others in (("doe_1_2_mine.zip", "3_4"), ("cs_2026_17_all.zip", "9_4")):
+        files = ["lab_3_4_e06.py", f"lab_{others}_e07.py", "e01.py"]
+        classroom.pack(tmp_path / name, dict.fromkeys(files, "#"), zipfile.ZIP_STORED)
+    found, _, classes, _ = submissions(tmp_path)
+    assert [each.name for each in found] == ["doe_1"] and classes == ["cs_2026_17_all.zip"]
+
+
+def test_what_counts_in_a_whole_clone_and_what_is_named(tmp_path: Path) -> None:
+    deep = tmp_path / "doe" / "my" / "nano" / "course"
+    for folder in ("check", "mine", "stubs"):
+        (deep / folder).mkdir(parents=True)
+        (deep / folder / "e06.py").write_text(folder)
+    (deep / "mine" / "predictions.json").write_text("[")
+    (tmp_path / "doe" / "elsewhere").symlink_to(tmp_path)
+    [doe] = submissions(tmp_path)[0]
+    notes = "\n".join(doe.notes)
+    assert doe.files == {"e06": "mine"} and "my/nano/course/mine/e06.py counts" in notes
+    assert "Not read: elsewhere." in notes and "predictions.json: it has no answers" in notes
 
 
 def test_a_folder_may_hold_a_zip_and_a_folder(tmp_path: Path) -> None:
@@ -202,11 +228,18 @@ def test_predictions_of_another_form_are_left_out(tmp_path: Path, text: str) -> 
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")
-def test_make_passes_flags_on_and_a_folder_whose_name_has_a_blank() -> None:
-    for target, told in ("grade", 'grade "../my class"'), ("pictures-for-slides", "slides"):
-        command = ["make", "-n", target, "DIR=../my class", "ARGS=--force"]
-        said = subprocess.check_output(command, cwd=ROOT, text=True)
-        assert f" {told} --force\n" in said  # make within make says more
+def test_make_passes_flags_on_and_a_folder_whatever_its_name(tmp_path: Path) -> None:
+    """No part of the name runs."""
+    python, ran, name = tmp_path / "python", tmp_path / "ran", '../my "class"; `touch ran` $HOME'
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    for target, told in ("grade", ["grade", name]), ("pictures-for-slides", ["slides"]):
+        done = ("-o", ".venv/run.stamp", "-o", ".venv/room.stamp")
+        given = (f"BIN={tmp_path}", f"DIR={name}", "ARGS=--force")
+        command = ["make", "-s", "-f", ROOT / "Makefile", *done, target, *given]
+        said = subprocess.check_output(command, cwd=tmp_path, text=True)
+        assert [*told, "--force"] == [line for line in said.splitlines() if line[:4] != "make"][2:]
+    assert not ran.exists()
 
 
 # ----------------------------------------------------------------- what a student gets back
