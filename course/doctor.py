@@ -169,7 +169,7 @@ def writing() -> Found:
 
 def network() -> Found:
     if lacking(FIGURES):
-        return NOTE, "pip needs a network once, or a stick of make usb: START.html on it says how"
+        return NOTE, "pip needs a network once"
     return GOOD, "no network is needed from here on"
 
 

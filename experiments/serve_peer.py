@@ -61,7 +61,6 @@ from experiments.lib.peers import (
 )
 from experiments.lib.rows import SPREAD, Rows, print_rows, with_kept
 from experiments.lib.study import Panel, draw_panels, finish
-from experiments.serve_overhead import bodies_of
 from loading.device import choose_dtype
 from serving.capacity import percentile
 from serving.traffic import Uniform, make_requests, poisson
@@ -94,6 +93,15 @@ FLAGS = {
 
 
 # -------------------------------------------------------------------------------------- the servers
+
+
+def bodies_of(work: Work, stream: bool) -> list[dict]:
+    usage = {"stream_options": {"include_usage": True}} if stream else {}
+    return [
+        {"prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True,
+         "stream": stream} | usage
+        for prompt, count in work
+    ]  # fmt: skip
 
 
 def save_tokenizer(vocabulary: int, directory: str) -> None:

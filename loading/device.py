@@ -180,7 +180,7 @@ def why_unseen(root: Path = Path("/")) -> str:
     least = min(OLDEST_DRIVER.values())
     update = f"install driver {least} or newer"
     if branch is None or branch >= least:
-        update = "update it, or run python notebooks/install_missing.py for an older PyTorch"
+        update = "update it, or install an older PyTorch: docs/gpu.md"
     return (
         f"PyTorch {torch.__version__} is built with CUDA {cuda} and needs an NVIDIA driver {needs},"
         f" and the driver here is {driver}: {update}"

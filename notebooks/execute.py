@@ -10,10 +10,6 @@ machine.
 
 `--text` runs nothing. It writes new text and new comments to the .ipynb files, and keeps their
 outputs. It refuses a lesson whose code has changed.
-
-colab.py is no lesson. It is for a GPU elsewhere, and so its .ipynb file has no outputs. Without a
-GPU it runs the demo model. The project's address goes into it: `Repository` of pyproject.toml's
-[project.urls]. Without one, it asks for a zip file.
 """
 
 import enter  # noqa: F401
@@ -23,7 +19,6 @@ import asyncio
 import os
 import sys
 import time
-import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,25 +31,17 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 from command.checks import UserError
-from command.cli import ROOT, run_main, write_file
+from command.cli import run_main, write_file
 from command.flags import Flag, Parser
 from fast import native
 
 HERE = Path(__file__).resolve().parent
 LIMIT = 600  # s, per cell: far above what any needs
-COLAB = HERE / "colab.py"
-T4 = {"accelerator": "GPU", "colab": {"gpuType": "T4", "provenance": []}}  # what Colab shall lend
 
 
 def lessons() -> list[Path]:
     """The sources, in the order of the course."""
     return sorted(HERE.glob("[0-9][0-9]_*.py"))
-
-
-def address() -> str:
-    """Where the project can be cloned from; "": it does not say."""
-    about = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    return about["project"].get("urls", {}).get("Repository", "")
 
 
 def convert(source: Path) -> nbformat.NotebookNode:
@@ -70,10 +57,6 @@ def convert(source: Path) -> nbformat.NotebookNode:
     notebook.metadata = nbformat.from_dict(
         {"jupytext": {"formats": "ipynb,py:percent"}, "kernelspec": kernel}
     )
-    if source.resolve() == COLAB:
-        notebook.metadata |= T4
-        for cell in notebook.cells:
-            cell.source = cell.source.replace('REPOSITORY = ""', f'REPOSITORY = "{address()}"')
     return notebook
 
 
@@ -174,13 +157,11 @@ def main() -> None:
         # Compiles fast/native.cpp, if it must: what that says belongs into no notebook.
         native.usable(torch.device("cpu"), torch.float32, 64, 1)
     failed = False
-    for source in options.lessons or [*lessons(), COLAB]:
+    for source in options.lessons or lessons():
         print(f"{source.stem} ...", end=" ", flush=True)
         notebook, start = convert(source), time.perf_counter()
         try:
-            if options.text and source.resolve() == COLAB:
-                problems = []  # no outputs to keep
-            elif options.text:
+            if options.text:
                 executed = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
                 problems = copy_outputs(executed, notebook)
             else:
@@ -197,8 +178,6 @@ def main() -> None:
         )
         failed |= bool(problems)
         if (options.refresh or options.text) and not problems:
-            if source.resolve() == COLAB:
-                notebook = convert(source)
             write_file(source.with_suffix(".ipynb"), nbformat.writes(notebook) + "\n")
     sys.exit(failed)
 

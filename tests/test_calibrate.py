@@ -2,7 +2,6 @@
 say where in one line.
 """
 
-import csv
 import dataclasses
 from types import SimpleNamespace
 
@@ -12,14 +11,13 @@ from conftest import ran, run_loop
 
 from batch import Batch
 from command.checks import UserError
-from configs import GPUS, MODELS, ModelConfig
-from costmodel import CostModel, Efficiency, make_batch
-from experiments import calibrate, profiles, validate
+from configs import MODELS, ModelConfig
+from costmodel import make_batch
+from experiments import calibrate, validate
 from experiments.calibrate import fit_decodes, make_plan
 from experiments.lib.papers import LOOKS, looks_of
 from experiments.lib.rows import read_rows
 from experiments.lib.validation import quantile
-from experiments.profiles import read_profile
 from loop import Result
 from scheduler import POLICIES, make_scheduler
 from serving.calibration import CalibratedModel, Calibration, Curve
@@ -239,70 +237,3 @@ def test_quantile_is_one_of_the_values():
     values = [5.0, 1.0, 4.0, 2.0, 3.0]
     found = [quantile(values, share) for share in (0.0, 0.5, 0.9, 1.0)]
     assert found == [1.0, 3.0, 5.0, 5.0]
-
-
-# ----------------------------------------------------------------------- profiles in Vidur's format
-
-TRUTH = Efficiency(compute=0.6, memory=0.8, attention=0.5, p=3.0, overhead=5e-6)
-SHAPES = {
-    "small": (4, 4, 512, 1024, True),
-    "grouped": (8, 2, 1024, 2048, True),
-    "plain": (4, 4, 512, 2048, False),
-}
-COLUMNS = [
-    *(f"time_stats.{name}.median" for name in profiles.OPERATORS.values()),
-    "num_tokens",
-    "num_tensor_parallel_workers",
-]
-COLUMNS += ["n_embd", "n_expanded_embd", "n_head", "n_kv_head", "use_gated_mlp"]
-
-
-def profile(name: str) -> list[list]:
-    """Lines of an mlp.csv, as an A100 with the efficiencies of TRUTH would have given it: the
-    shapes are written out by hand.
-    """
-    heads, kv_heads, hidden, inner, gated = SHAPES[name]
-    cost, lines = CostModel(MODELS["laptop"], GPUS["a100-80gb"], TRUTH), []
-    for workers in (1, 2):
-        for tokens in range(8, 1024, 24):
-            qkv = (heads + 2 * kv_heads) * hidden // heads // workers
-            up = (2 if gated else 1) * inner // workers
-            shapes = [(hidden, qkv), (hidden // workers, hidden)]
-            shapes += [(hidden, up), (inner // workers, hidden)]
-            times = [1e3 * cost.linear(tokens, *shape) for shape in shapes]
-            lines.append([*times, tokens, workers, hidden, inner, heads, kv_heads, gated])
-    return lines
-
-
-def write(path, lines: list[list], columns: list[str] = COLUMNS) -> None:
-    path.parent.mkdir(parents=True)
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([columns, *lines])
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_profile_is_read_as_it_was_meant(tmp_path, name):
-    write(tmp_path / "m" / "mlp.csv", profile(name))
-    rows = read_profile(tmp_path / "m" / "mlp.csv")
-    cost = CostModel(rows[0].model, GPUS["a100-80gb"], TRUTH)
-    assert max(abs(row.error(cost)) for row in rows) < 1e-9
-
-
-def test_the_fit_recovers_the_constants(tmp_path):
-    write(tmp_path / "m" / "mlp.csv", profile("grouped"))
-    rows = read_profile(tmp_path / "m" / "mlp.csv")
-    gpu = GPUS["a100-80gb"]
-    fitted = profiles.fit_linears(rows, gpu)
-    for name in profiles.LINEAR_CONSTANTS:
-        assert getattr(fitted, name) == pytest.approx(getattr(TRUTH, name), rel=0.1), name
-    assert max(abs(row.error(CostModel(row.model, gpu, fitted))) for row in rows) < 0.01
-
-
-@pytest.mark.slow
-def test_profiles_are_summed_up(tmp_path):
-    for name in ("small", "grouped"):
-        write(tmp_path / "a100" / "family" / name / "mlp.csv", profile(name))
-    write(tmp_path / "h100" / "small" / "mlp.csv", profile("small"))
-    said = ran(profiles, tmp_path)
-    assert "family/grouped" in said and "all others: median 0." in said
-    assert any(line.split()[:2] == ["h100", "small"] for line in said.splitlines())

@@ -5,7 +5,6 @@ import base64
 import csv
 import doctest
 import errno
-import http.client
 import json
 import os
 import random
@@ -33,7 +32,7 @@ from watch import alive, children_of, descendants_of, wait_for
 
 from command.checks import UserError
 from course import __main__ as commands
-from course import doctor, grade, page, predictions, selftest, usb
+from course import doctor, grade, page, predictions, selftest
 from course.browser import in_browser
 from course.check import final, hunt
 from course.check.frame import ANSWER, examine, judged, lines, same
@@ -468,7 +467,7 @@ def test_the_deck_has_each_picture_with_the_lectures_words(
 def test_the_doctor_runs_on_an_old_python_without_packages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("__init__.py", "__main__.py", "doctor.py", "stick/serve_room.py"):
+    for name in ("__init__.py", "__main__.py", "doctor.py"):
         ast.parse((COURSE / name).read_text("utf-8"), feature_version=(3, 8))
     done = subprocess.run(
         [sys.executable, "-S", "-m", "course", "doctor"],
@@ -482,100 +481,6 @@ def test_the_doctor_runs_on_an_old_python_without_packages(
     monkeypatch.setattr(doctor.sys, "version_info", (3, 8, 10, "final", 0))
     state, said = doctor.python()
     assert state == doctor.MISSING and "install a 64-bit Python 3.11 or newer" in said
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
-    """As `make site` leaves it, and a private file beside it."""
-    folder = tmp_path / "site"
-    (folder / "pyodide").mkdir(parents=True)
-    (folder / "index.html").write_text("the course")
-    (folder / "pyodide" / "pyodide.asm.wasm").write_bytes(b"\0asm")
-    return folder
-
-
-class Index:
-    """uv and pip, without a network: two packages, and torch for CPUs nowhere."""
-
-    def __init__(self) -> None:
-        self.resolved: list[tuple[str, ...]] = []
-        self.downloads = 0
-
-    def run(self, *command: str, given: str = "") -> str:
-        if command[0] == "uv":
-            self.resolved.append(command)
-            if "+cpu" in given:
-                raise usb.Unavailable("no torch for CPUs")
-            return "numpy==1 --hash=sha256:00\n"
-        self.downloads += 1
-        wheel = Path(command[command.index("--dest") + 1]) / f"numpy-1-{command[-1][-2:]}.whl"
-        wheel.write_bytes(b"a wheel")
-        return f"Saved {wheel}\n"
-
-
-def test_a_stick_is_downloaded_once_and_keeps_what_is_not_its_own(
-    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    index, out = Index(), tmp_path / "usb"
-    monkeypatch.setattr(usb, "run", index.run)
-    usb.usb(out, site, force=False)
-    told = capsys.readouterr().out
-    assert told.count("with torch, ") == 6 and told.count("because: no torch for CPUs") == 3
-    places = [command[command.index("--python-platform") + 1] for command in index.resolved]
-    assert set(places) == {system.uv for system in usb.SYSTEMS}, "each resolved for itself"
-    page = (out / "START.html").read_text("utf-8")
-    assert page.count("<td>Linux, x86-64</td>") == 3 and "without torch" in page
-    with zipfile.ZipFile(out / usb.ARCHIVE) as packed:
-        assert "nano-sarathi/scheduler.py" in packed.namelist()
-    loaded = index.downloads
-    (out / "wheels" / "mine.txt").write_text("a lecturer's own")
-    (site / "index.html").write_text("a new course")
-    usb.usb(out, site, force=False)
-    assert index.downloads - loaded == 3, "Linux alone is asked again: it lacks torch"
-    assert (out / "site" / "index.html").read_text() == "a new course"
-    assert (out / "wheels" / "mine.txt").exists()
-    (tmp_path / "foreign").mkdir()
-    (tmp_path / "foreign" / "thesis.txt").write_text("text")
-    with pytest.raises(UserError, match="did not write it"):
-        usb.usb(tmp_path / "foreign", site, force=False)
-    (site / "pyodide" / "pyodide.asm.wasm").unlink()
-    with pytest.raises(UserError, match="has no Pyodide"):
-        usb.usb(out, site, force=False)
-
-
-def test_a_room_gets_the_stick_and_nothing_else(site: Path, tmp_path: Path) -> None:
-    """As a lecturer runs it: the file on the stick, by any Python."""
-    for name in ("serve_room.py", "START.html"):
-        (tmp_path / name).write_bytes((COURSE / "stick" / name).read_bytes())
-    (tmp_path / "exam.txt").write_text("private")
-    (site / "a.mjs").write_text("export {}")
-    with suppress(OSError, NotImplementedError):  # Windows asks for a permission
-        (site / "link").symlink_to(tmp_path / "exam.txt")
-    server = subprocess.Popen(
-        [sys.executable, "-I", tmp_path / "serve_room.py", "0"], cwd=ROOT, text=True,
-        stdout=subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        port = next(
-            found[1] for line in server.stdout if (found := re.search(r"127.*:(\d+)/", line))
-        )
-
-        def get(path: str) -> tuple[int, str, bytes]:
-            connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
-            connection.request("GET", path)
-            answer = connection.getresponse()
-            return answer.status, answer.headers["Content-Type"], answer.read()
-
-        assert get("/")[0] == 200 and b"serve_room.py" in get("/")[2]
-        assert get("/site/") == (200, "text/html; charset=utf-8", b"the course")
-        assert get("/site/a.mjs")[1] == "text/javascript"
-        assert get("/site/pyodide/pyodide.asm.wasm")[1] == "application/wasm"
-        private = ("/exam.txt", "/site/../exam.txt", "/site/%252e%252e/exam.txt", "/site/link",
-                   "/serve_room.py", "/..%2f..%2f..%2fetc/passwd", "/site/%00")  # fmt: skip
-        assert [get(path)[0] for path in private] == [404] * len(private)
-    finally:
-        server.kill()
-        server.communicate()
 
 
 # ------------------------------------------------------------- the self-test finds what is wrong

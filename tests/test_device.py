@@ -17,7 +17,7 @@ from loading.device import check_memory, choose_device, why_unseen
 from tests.fake_cuda import LINUX, fake_cuda
 
 CUDA = torch.device("cuda")
-ANOTHER = "update it, or run python notebooks/install_missing.py for an older PyTorch"
+ANOTHER = "update it, or install an older PyTorch: docs/gpu.md"
 REPORTS = {
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n"
     "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n": f"535.104.05: {ANOTHER}",

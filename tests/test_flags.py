@@ -41,7 +41,6 @@ SCRIPTS = [
         "web/bundle.py",
         "demo/train.py",
         "notebooks/execute.py",
-        "notebooks/install_missing.py",
     ),
     *sorted(
         f"experiments/{path.name}"
@@ -122,7 +121,7 @@ DRAWS = re.compile(
 # shapes that were drawn once, when their estimates were collected; lengths of others' texts.
 SAME = (
     "segment_attention", "bench_beams", "td_phases", "td_stealing", "td_switches",
-    "beside_aiconfigurator", "beside_benchmarks",
+    "beside_benchmarks",
 )  # fmt: skip
 
 
@@ -254,17 +253,15 @@ def test_every_script_enters_first() -> None:
 
 
 def first_workers(process: warm.Command) -> list[int]:
-    """Those that are there as soon as any is. Those of busy.py end again after each run.
+    """Those that are there as soon as any is.
 
     What a library starts as it is imported is none: a Ctrl-C then ends the command at once.
     """
-    from tests.hostile.sandbox import catches  # Windows lacks what it needs
-
     found: list[int] = []
 
     def there() -> bool:
         if process.poll() is None and (children := children_of(process.pid)):
-            found[:] = children if catches(process.pid, signal.SIGINT) else []
+            found[:] = children
         return bool(found) or process.poll() is not None
 
     wait_for(there)
@@ -274,17 +271,10 @@ def first_workers(process: warm.Command) -> list[int]:
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("seconds", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
-@pytest.mark.parametrize(
-    "arguments", [["serve_pipelines.py", "--requests", "4000"], ["busy.py", "--repeats", "1000"]]
-)
-def test_an_interrupt_ends_a_command_and_its_workers(
-    arguments: list[str], seconds: float, tmp_path: Path
-) -> None:
+def test_an_interrupt_ends_a_command_and_its_workers(seconds: float, tmp_path: Path) -> None:
     """A Ctrl-C goes to all processes of a terminal: `seconds` after the first worker is there."""
-    script, *words = arguments
-    words += [] if script == "busy.py" else ["--out", str(tmp_path)]
-    path, fork = ROOT / "experiments" / script, script != "busy.py"  # that one starts others
-    process = warm.start(path, *words, start_new_session=True, fork=fork)
+    path, words = ROOT / "experiments" / "serve_pipelines.py", ["--requests", "4000"]
+    process = warm.start(path, *words, "--out", str(tmp_path), start_new_session=True)
     try:
         workers = first_workers(process)
         time.sleep(seconds)

@@ -55,8 +55,7 @@ BEFORE_ALL = "fast.first"
 
 # Scripts that measure, and nothing else. All others of experiments/ predict.
 MEASURE = (
-    "bench", "bench_beams", "busy", "calibrate", "kernels", "serve_load", "serve_overhead",
-    "serve_peer",
+    "bench", "bench_beams", "calibrate", "kernels", "serve_peer",
 )  # fmt: skip
 SCRIPTS = sorted(path.stem for path in (ROOT / "experiments").glob("*.py"))
 

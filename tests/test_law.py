@@ -2,7 +2,7 @@
 
 import statistics
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 
@@ -19,7 +19,7 @@ from configs.constants import (
 )
 from configs.experts import EXPERTS, FP8
 from costmodel import ATTENTION_P, DIAGONAL, ENDS, KERNELS, CostModel, make_batch
-from experiments import fit, law_variants
+from experiments import fit
 from experiments.lib import measured_kernels
 from experiments.lib.engines import Priced
 from experiments.lib.measured_kernels import (
@@ -371,31 +371,6 @@ def test_one_law_for_a_kernel_and_for_a_batch() -> None:
 
 
 # --------------------------------------------------------------------------------------- variants
-
-
-def test_every_variant_changes_something() -> None:
-    """No row of the table repeats the law that is adopted."""
-    kernels = [
-        Kernel("h100", "product", (17, 4096, 1024), 1.0),
-        Kernel("h100", "product", (200, 5120, 4096), 1.0),
-        Kernel("h100", "prefill", (3, 700, 16, 4), 1.0),
-        Kernel("h100", "decode", (70, 700, 16, 4), 1.0),
-    ]
-    for variants, base in (
-        (law_variants.PRODUCTS, replace(EFFICIENCY["h100", "vllm"], tile=96)),
-        (law_variants.ATTENTION, EFFICIENCY["h100", "vllm"]),
-    ):
-        adopted, *others = variants
-        assert not adopted.fixed and not adopted.law
-        usual = predicted(kernels, "h100", base)
-        for variant in others:
-            with law_variants.changed(variant.law):
-                found = predicted(kernels, "h100", replace(base, **(variant.fixed or {})))
-            assert found != usual, variant.what
-    names = {each.name for each in fields(Efficiency)}
-    every = (*law_variants.PRODUCTS, *law_variants.ATTENTION, *law_variants.SARATHI)
-    assert all(set(variant.fixed or ()) <= names for variant in every)
-    assert ATTENTION_P == 1.25, "variants leave nothing changed behind"
 
 
 def test_what_was_made_before_is_priced_with_the_variant(monkeypatch: pytest.MonkeyPatch) -> None:

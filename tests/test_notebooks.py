@@ -14,7 +14,7 @@ execute = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(execute)
 
 LESSONS = execute.lessons()
-NOTEBOOKS = [*LESSONS, execute.COLAB]
+NOTEBOOKS = LESSONS
 
 
 def test_numbered_without_a_gap() -> None:

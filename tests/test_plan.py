@@ -74,10 +74,17 @@ from serving.planner import (
 from serving.traffic import Fixed, at_rate, make_requests, poisson, read_trace
 from simulate import simulate
 from tests import warm
-from tests.hostile.samples import LLAMA3
 from timeline import Trace
 
 ROOT = Path(__file__).parent.parent
+# The config.json of Llama-3-8B: what prices it.
+LLAMA3 = {
+    "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 4096,
+    "intermediate_size": 14336, "max_position_embeddings": 8192, "model_type": "llama",
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "tie_word_embeddings": False,
+    "vocab_size": 128256,
+}  # fmt: skip
 TRACE = ROOT / "experiments" / "azure_conv_2023_sample.csv"
 OURS, SLO = "sarathi_serve", Slo.of(0.05)
 

@@ -34,7 +34,6 @@ from loading.checkpoint import save
 from loading.files import DEMO
 from pipeline.wire import plan_of
 from simulate import simulate
-from tests.hostile import samples
 from web import explore_routes, live
 from web.chat import Chat
 from web.real import RealEngine
@@ -206,12 +205,6 @@ class Files:
     def index(self, shard: str) -> Path:
         text = json.dumps({"weight_map": {Q: shard}})
         return self.file(text, "model.safetensors.index.json").parent
-
-    def profile(self, old: str = "", new: str = "", gpu: str = "a100") -> Path:
-        """A folder of profiles, in which one text is replaced."""
-        (self.folder / gpu / "small").mkdir(parents=True)
-        text = samples.profile().replace(old, new, 1)
-        return self.file(text, f"{gpu}/small/mlp.csv").parents[2]
 
     def spoiled(self, *place: str | int, value: object = ...) -> Path:
         """A calibration with one entry replaced, or left out."""

@@ -1,19 +1,15 @@
 """TD-Pipe: its rules worked out on paper, its predictors, and what must hold for every workload."""
 
-import random
-from itertools import pairwise
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batch import Batch, Request
 from pipeline import Hop, PipelineTrace, make_micro_batches, run_pipeline, simulate_pipeline
-from pipeline.phases import STEALING, Intensity, LookAhead, Rules, share_out
-from pipeline.policies import PIPELINE_POLICIES
-from pipeline.predictors import Classes, Constant, Predictor, PromptLength, class_edges, oracle
+from pipeline.phases import STEALING, Intensity, LookAhead, Rules
+from pipeline.predictors import Classes, Constant, Predictor, oracle
 from pipeline.td_pipe import Ledger, TDPipe
-from scheduler import FOR_PIPELINES, Memory
+from scheduler import Memory
 from simulate import simulate
 
 Work = list[tuple[int, int]]  # prompt and output tokens of each request
@@ -147,21 +143,6 @@ def test_worked_example(stealing: str) -> None:
         assert (len(flying[number].decodes), len(controller.withheld)) == expected
 
 
-def test_shares_are_rounded() -> None:
-    """Nobody is left over where the average is no whole number, and nobody exceeds B."""
-    a, b, c, d, e, f, g, h = requests_of([(1, 9)] * 8)
-    assert share_out("window", [a], [b, c], 3, 2, 0, 9) == ([a, b], [c])
-    assert share_out("window", [a, b, c], [d, e], 5, 4, 0, 9) == ([a, b], [d, e, c])
-    assert share_out("window", [a], [b, c], 3, 1, 0, 2) == ([a, b], [c])
-    assert share_out("off", [], [a, b, c], 3, 2, 0, 9) == ([a, b], [c])  # new ones are dealt out
-    # of nine, the first of a round gets five and the second four; a rest of two goes along
-    pool = [a, b, c, d, e, f, g, h]
-    assert share_out("pool", pool[3:], pool[:3], 9, 2, 0, 9) == (pool[:5], pool[5:])
-    assert share_out("pool", pool[3:], pool[:3], 9, 2, 1, 9) == (pool[:4], pool[4:])
-    assert share_out("pool", pool[3:], pool[1:3], 9, 2, 0, 9) == (pool[1:], [])
-    assert share_out("pool", pool[3:], pool[1:3], 9, 2, 0, 3) == (pool[1:4], pool[4:])
-
-
 # --------------------------------------------------------------------------------------- look-ahead
 
 
@@ -214,20 +195,6 @@ def test_look_ahead_never_misses_a_peak(futures: list[tuple[int, int]], points: 
     assert look_ahead(futures, every, between=True).peak() == max(peak, first)
     now = sum(cached for cached, _ in futures)
     assert max(now, look_ahead(futures, every, between=False).peak()) == peak
-
-
-@settings(max_examples=60, deadline=None)
-@given(FUTURES, st.booleans())
-def test_removing_is_the_inverse_of_adding(futures: list[tuple[int, int]], between: bool) -> None:
-    ahead, empty = LookAhead([3, 8, 20], between), LookAhead([3, 8, 20], between)
-    seen = [ahead.usage()]
-    for cached, steps in futures:
-        ahead.add(cached, steps)
-        seen.append(ahead.usage())
-    for (cached, steps), before in zip(reversed(futures), reversed(seen[:-1]), strict=True):
-        ahead.add(cached, steps, sign=-1)
-        assert ahead.usage() == before
-    assert vars(ahead) == vars(empty)
 
 
 # ---------------------------------------------------------------------------------------- intensity
@@ -304,52 +271,7 @@ def test_who_fits_the_memory() -> None:
     assert Rules().admits(Request(0, range(80), 99), ahead, Memory(None))
 
 
-def test_future_of_a_request() -> None:
-    """Before its prefill, after it, after a preemption, and once it has outlived its prediction."""
-    rules = Rules(predict=Constant(5.2))  # six tokens
-    (request,) = requests_of([(10, 9)])
-    assert rules.future(request) == (10, 5)  # its prefill yields the first
-    request.prefilled = request.context = 10
-    request.output = [0]
-    assert rules.future(request) == (10, 5)
-    request.context, request.output = 13, [0] * 4
-    assert rules.future(request) == (13, 2)
-    request.prefilled, request.context, request.prefill_length = 0, 0, 14
-    assert rules.future(request) == (14, 1)
-    request.prefilled, request.context, request.output = 14, 17, [0] * 8
-    assert rules.future(request) == (17, 1)
-
-
 # --------------------------------------------------------------------------------------- predictors
-
-
-def test_classes() -> None:
-    """A hundred lengths: classes begin at the percentiles 25, 50, 75 and 99 (TD-Pipe, Fig 8)."""
-    lengths = list(range(1, 101))
-    assert class_edges(lengths) == [26, 51, 76, 100]
-    right = Classes(lengths, accuracy=1.0)
-    means = [13.0, 38.0, 63.0, 87.5, 100.0]
-    for length, mean in ((1, 0), (25, 0), (26, 1), (75, 2), (76, 3), (99, 3), (100, 4), (5000, 4)):
-        assert right(Request(length, [1], length)) == means[mean]
-    never = Classes(lengths, accuracy=0.0)
-    assert all(never(Request(i, [1], i)) != right(Request(i, [1], i)) for i in lengths)
-    draw = random.Random(0)
-    requests = [Request(i, [1], draw.choice(lengths)) for i in range(2000)]
-    half = Classes(lengths, accuracy=0.55, seed=3)
-    found = [half(request) for request in requests]
-    hits = sum(a == right(request) for a, request in zip(found, requests, strict=True))
-    assert hits / 2000 == pytest.approx(0.55, abs=0.04)  # 3.6 standard deviations
-    assert found == [half(request) for request in requests], "one request, one answer"
-    assert found != [Classes(lengths, accuracy=0.55, seed=4)(request) for request in requests]
-    assert Classes([7, 7, 7], accuracy=0.0)(requests[0]) == 7  # there is no other class
-
-
-def test_prompt_length_learns() -> None:
-    pairs = [(prompt, 2 * prompt) for prompt in range(1, 101)]
-    predict = PromptLength(pairs, bins=10)
-    for prompt, mean in ((1, 11), (10, 11), (11, 31), (95, 191), (4000, 191)):
-        assert predict(Request(0, range(prompt), 1)) == mean
-    assert PromptLength([(5, 3)])(Request(0, [1], 1)) == 3
 
 
 def test_predictors_by_name() -> None:
@@ -450,90 +372,7 @@ def test_the_newest_is_preempted() -> None:
     ]  # B's 4 + 3 tokens again
 
 
-def random_work(draw: random.Random, most: int) -> Work:
-    return [(draw.randint(1, 60), draw.randint(1, 40)) for _ in range(draw.randint(1, most))]
-
-
-def test_the_oracle_preempts_nobody() -> None:
-    """By the usual rules, over many workloads. The paper's points are far apart, and `between`
-    takes the most of each request until the next one. That is more than they ever need together.
-    """
-    draw, phases = random.Random(0), 0
-    for _ in range(40):
-        requests = requests_of(random_work(draw, 24))
-        largest = max(request.most_cached for request in requests)
-        groups, batch_size = draw.randint(1, 4), draw.randint(1, 8)
-        trace, _ = run(
-            requests,
-            draw.randint(1, 4),
-            batch_size,
-            largest + draw.choice([0, draw.randint(0, 400)]),
-            groups,
-            Rules(stealing=draw.choice(STEALING), drain=draw.random() < 0.5),
-        )
-        assert preemptions(requests) == 0
-        phases += len({phase for *_, phase in trace.history}) == 2
-    assert phases > 25
-
-
-def test_the_first_of_a_phase_is_looked_ahead_for() -> None:
-    """9 + 29 and 49 + 26 tokens at their ends: in a memory of 75, the second has to wait."""
-    requests = requests_of([(9, 30), (49, 27)])
-    trace, controller = run(requests, 2, 4, 75)
-    assert preemptions(requests) == 0 and controller.most == 75
-    assert [request for request, _ in trace.finished] == [0, 1]
-
-
-def test_a_look_ahead_in_step_is_too_low_by_a_token() -> None:
-    """The look-ahead takes all decodes to be in step, but the first micro-batch is ahead of the
-    second: when B's last token is on its way, at 50 + 32, A is to have 10 + 33 and not 10 + 32.
-    """
-    for capacity, expected in ((124, 1), (125, 0)):
-        requests = requests_of([(10, 65), (50, 33)])
-        assert Rules().look_ahead(requests).peak() == 50 + 32 + 10 + 32 == 124
-        run(requests, 2, 1, capacity)
-        assert [request.preemptions for request in requests] == [expected, 0]  # B is in flight
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    work=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), min_size=1, max_size=30),
-    groups=st.integers(1, 5),
-    stages=st.integers(1, 4),
-    stealing=st.sampled_from(STEALING),
-)
-def test_decodes_are_nearly_in_step(work: Work, groups: int, stages: int, stealing: str) -> None:
-    """How far the memory exceeds what a look-ahead at every step says, where one decode phase takes
-    all requests along: by less than a token for each of them.
-    """
-    rules = Rules(stealing=stealing, drain=True)
-    _, controller = run(requests_of(work), stages, len(work), None, groups, rules)
-    peak = true_peak([(prompt, output - 1) for prompt, output in work])
-    assert controller.most - peak <= len(work)
-
-
 # -------------------------------------------------------------------------------------- the account
-
-
-@pytest.mark.parametrize("drain", [True, False])
-def test_the_account_names_the_switch(drain: bool) -> None:
-    work = [(30 + 7 * (i % 5), 6 + 5 * (i % 4)) for i in range(40)]
-    trace, controller = run(requests_of(work), 3, 4, 500, rules=Rules(drain=drain))
-    assert controller.asked > 3
-    phases = [phase for *_, phase in trace.history]
-    assert sum(before != after for before, after in pairwise(phases)) >= 3
-    assert trace.idle["phase switch"] > 0
-    waits = [
-        wait
-        for step in trace.steps
-        for wait, cause in zip(step.waits, step.causes, strict=True)
-        if cause == "phase switch"
-    ]
-    assert sum(waits) == pytest.approx(trace.idle["phase switch"])
-    assert sum(trace.busy) + sum(trace.idle.values()) == pytest.approx(3 * trace.seconds)
-    assert trace.bubble_share == pytest.approx(trace.bubble / (3 * trace.seconds))
-    times = [now for now, *_ in trace.history]
-    assert times == sorted(times) and max(taken for _, taken, _ in trace.history) <= 500
 
 
 def test_a_switch_by_hand() -> None:
@@ -571,7 +410,3 @@ def test_one_stage_is_vllm_v0_of_one_prompt_at_a_time() -> None:
         rules=Rules(pack=1, drain=True),
     )
     assert piped.finished == flat.finished and piped.bubble == 0
-
-
-def test_commands_of_one_stage_know_all_of_them() -> None:
-    assert set(FOR_PIPELINES) == set(PIPELINE_POLICIES)

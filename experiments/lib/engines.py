@@ -61,7 +61,7 @@ class Priced:
     """The cost model of a model, or its name, on a GPU.
 
     options: those of `CostModel`, or functions that give them. Constants are those of the moment
-    when it is asked, not of its making: law_variants.py tries others.
+    when it is asked, not of its making: a fit tries others.
     """
 
     source = "predicted"
