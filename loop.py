@@ -11,6 +11,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Protocol
 
 from batch import Batch, Request
@@ -102,7 +103,9 @@ class Loop:
             now = executor.now()
             while arriving and arriving[0].arrival <= now:
                 scheduler.add(arriving.popleft())
+            began = perf_counter()
             batch = scheduler.schedule(now)
+            self.trace.asked(perf_counter() - began)
             for request in scheduler.take_preempted():
                 self.trace.preempt(request, now)
                 executor.release(request)
@@ -112,12 +115,14 @@ class Loop:
                 executor.wait_until(arriving[0].arrival)
                 continue
             check_batch(scheduler, batch)
+            start = executor.now()  # on a wall clock, the policy has taken time
             result = executor.execute(batch)
             ended = scheduler.update(batch, result.tokens)
             for request in ended:
                 executor.release(request)
             self.batch = batch
-            iteration = self.trace.record(batch, now, result.seconds, result.operators, ended)
+            what = batch, start, result.seconds, result.operators, ended, executor.now()
+            iteration = self.trace.record(*what)
         self._stepping = False
         while self._leaving:
             self.cancel(self._leaving.pop())

@@ -14,8 +14,14 @@ the engine's clock.
     normalised latency   (last token - arrival) / output tokens, in seconds per token (Orca, Sec
                          6.2; vLLM, Sec 6.1).
     scheduling delay     from a request's arrival to the start of its first iteration.
-    throughput           tokens processed per second, prompt tokens and decodes together, from the
-                         first iteration's start to the last one's end.
+    useful tokens        each prompt token of a request that has finished, once, hits included;
+                         and each output token, once. A cancelled request has none.
+    throughput           useful tokens per second, from the first arrival to the last token.
+    recomputed tokens    those that a preemption lost, and that ran again. They are not useful.
+    processed            tokens per second that iterations ran, recomputed ones too. SARATHI's
+                         gains are ratios of it in a steady state (serving/steady.py).
+    policy's own time    seconds in `schedule`, on this machine's clock. In a real run, they are
+                         part of TTFT and latency. The virtual clock of a priced run has none.
     SLO                  an upper bound that must hold, such as one on the P99 of all TBTs.
     capacity             the largest request rate that still meets the SLO (serving/capacity.py).
 """
@@ -25,9 +31,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 
 from batch import Batch, Request
+from command.checks import UserError
 from command.cli import claim, write_file
 
 # of `Trace.to_csv`, before the tags. All times are seconds
@@ -50,6 +58,10 @@ class Iteration:
     operators: dict[str, float] | None = None  # seconds per operator, where they were asked for
     chunks: tuple[tuple[int, int, int, int], ...] = ()  # see `contents`
     decodes: tuple[int, ...] = ()
+    end: float = 0.0  # when its tokens came: in a real run, once the policy has taken them in
+
+    def __post_init__(self) -> None:
+        self.end = self.end or self.start + self.seconds
 
     @property
     def kind(self) -> str:
@@ -83,6 +95,9 @@ class Life:
     preemptions: int = 0
     cached: int = 0  # prompt tokens that were in the cache when it was scheduled (paged/)
     tags: dict[str, str] = field(default_factory=dict)  # the request's
+    recomputed: int = 0  # tokens that ran again
+    reached: float = 0  # tokens of its prefill that are in the cache; infinity: it decodes
+    lost: float = 0  # tokens that preemptions took from the cache, at most
 
     @property
     def ttft(self) -> float:
@@ -129,7 +144,8 @@ class Trace:
     iterations: all of them. lives: by request id, in order of their first iteration.
     finished, preempted, cancelled: (request id, time). In its next iteration, a preempted request
     starts its prefill again. guess: whose constants a cost model borrowed for these times; "" if
-    none. policy: whose batches they were.
+    none. policy: whose batches they were. schedules, policy_seconds, longest_schedule: how often
+    the policy was asked, its own time in all, and the longest.
     """
 
     iterations: list[Iteration] = field(default_factory=list)
@@ -139,6 +155,15 @@ class Trace:
     cancelled: list[tuple[int, float]] = field(default_factory=list)
     guess: str = ""
     policy: str = ""
+    schedules: int = 0
+    policy_seconds: float = 0.0
+    longest_schedule: float = 0.0
+
+    def asked(self, seconds: float) -> None:
+        """Write down the time that a call of the policy's `schedule` took."""
+        self.schedules += 1
+        self.policy_seconds += seconds
+        self.longest_schedule = max(self.longest_schedule, seconds)
 
     def record(
         self,
@@ -147,25 +172,32 @@ class Trace:
         seconds: float,
         operators: dict[str, float] | None,
         ended: Sequence[Request],
+        end: float = 0.0,
     ) -> Iteration:
         """Append one iteration. Call it after `Scheduler.update`.
 
-        ended: the requests that ended with it.
+        ended: the requests that ended with it. end: see `Iteration`.
         """
-        lives, end = self.lives, start + seconds
+        lives = self.lives
         chunks, decodes = contents(batch)
         tokens = batch.num_prefill_tokens
         iteration = Iteration(
-            start, seconds, tokens, len(decodes), len(chunks), operators, chunks, decodes
+            start, seconds, tokens, len(decodes), len(chunks), operators, chunks, decodes, end
         )
+        end = iteration.end
         self.iterations.append(iteration)
         for chunk in batch.chunks:
             request, own = chunk.request, chunk.request.request_id
             if own not in lives:
                 prompt, known = len(request.prompt), {"cached": chunk.start, "tags": request.tags}
                 lives[own] = Life(own, request.arrival, prompt, start, **known)
+            life, reached = lives[own], chunk.start + chunk.length
+            if life.lost > chunk.start:
+                life.recomputed += min(life.lost, reached) - chunk.start
+            life.reached = reached
             if chunk.is_last:
-                lives[own].tokens.append(end)
+                life.reached = inf
+                life.tokens.append(end)
         for request_id in decodes:
             lives[request_id].tokens.append(end)
         for request in ended:
@@ -178,15 +210,22 @@ class Trace:
         self.preempted.append((request.request_id, moment))
         life = self.lives[request.request_id]
         life.preemptions = request.preemptions
+        held = life.prompt_tokens + len(life.tokens) - 1  # if it decodes: the last is not fed yet
+        life.lost = max(life.lost, min(life.reached, held))
+        life.recomputed += len(life.tokens) - len(request.output)
         del life.tokens[len(request.output) :]  # a beam search restarts, without its tokens
 
     @property
     def seconds(self) -> float:
-        """From the first iteration's start to the last one's end."""
-        if not self.iterations:
-            return 0.0
-        first, last = self.iterations[0], self.iterations[-1]
-        return last.start + last.seconds - first.start
+        """From the first iteration's start to the last one's end.
+
+        Without iterations (of a fleet, of a tag): to the last token.
+        """
+        spans = [(each.start, each.end) for each in self.iterations]
+        spans = spans or [
+            (own.scheduled, own.tokens[-1]) for own in self.lives.values() if own.tokens
+        ]
+        return max(end for _, end in spans) - min(start for start, _ in spans) if spans else 0.0
 
     @property
     def num_prefill_tokens(self) -> int:
@@ -200,9 +239,39 @@ class Trace:
         """
         return sum(iteration.num_decodes for iteration in self.iterations)
 
+    def useful(self) -> list[Life]:
+        """The lives of all requests that have a token and were not cancelled."""
+        cancelled = {own for own, _ in self.cancelled}
+        return [life for own, life in self.lives.items() if life.tokens and own not in cancelled]
+
+    @property
+    def useful_tokens(self) -> int:
+        """See the terms above: what a user has got."""
+        return sum(
+            len(life.tokens) + (life.prompt_tokens if life.finished is not None else 0)
+            for life in self.useful()
+        )
+
+    @property
+    def recomputed_tokens(self) -> int:
+        return sum(life.recomputed for life in self.lives.values())
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The first arrival, and the last token, of the useful requests."""
+        lives = self.useful()
+        arrivals, ends = [life.arrival for life in lives], [life.tokens[-1] for life in lives]
+        return min(arrivals, default=inf), max(ends, default=-inf)
+
     @property
     def throughput(self) -> float:
-        """Tokens processed per second, prefill and decode together."""
+        """Useful tokens per second, from the first arrival to the last token."""
+        first, last = self.span
+        return self.useful_tokens / (last - first) if last > first else 0.0
+
+    @property
+    def processed(self) -> float:
+        """Tokens per second that iterations ran: prompt tokens, recomputed ones, and decodes."""
         tokens = self.num_prefill_tokens + self.num_decodes
         return tokens / self.seconds if self.iterations else 0.0
 
@@ -235,14 +304,18 @@ class Trace:
         ]
 
     def by_tag(self, name: str) -> dict[str, "Trace"]:
-        """The lives of the requests with each value of a tag, for any metric; no iterations.
+        """What became of the requests with each value of a tag, for any metric; no iterations.
 
         "" has those without the tag.
         """
         found: dict[str, Trace] = {}
         for own, life in self.lives.items():
             value = life.tags.get(name, "")
-            found.setdefault(value, Trace(policy=self.policy)).lives[own] = life
+            found.setdefault(value, Trace(policy=self.policy, guess=self.guess)).lives[own] = life
+        for part in found.values():
+            for event in ("finished", "preempted", "cancelled"):
+                own = [each for each in getattr(self, event) if each[0] in part.lives]
+                setattr(part, event, own)
         return dict(sorted(found.items()))
 
     def to_csv(self, path: Path | str, force: bool = False) -> None:
@@ -262,7 +335,7 @@ class Passing(Trace):
     """A trace that lets go of what has ended: its memory does not grow with the run.
 
     ended: requests of the last iteration, with their lives. keep: iterations and events stay.
-    count: of all iterations.
+    count: of all iterations. It refuses to tell totals of what it has let go.
     """
 
     def __init__(self, keep: bool = False, policy: str = ""):
@@ -273,7 +346,16 @@ class Passing(Trace):
         """See `Trace.record`."""
         iteration = super().record(*what)
         self.count += 1
-        self.ended = [(request, self.lives.pop(request.request_id)) for request in what[-1]]
+        self.ended = [(request, self.lives.pop(request.request_id)) for request in what[4]]
         if not self.keep:
             self.iterations, self.finished, self.preempted, self.cancelled = [], [], [], []
         return iteration
+
+    def useful(self) -> list[Life]:
+        """Refused."""
+        raise UserError("this trace keeps no totals: add up the lives that `done` is given")
+
+    @property
+    def seconds(self) -> float:
+        """See `Trace.seconds`."""
+        return super().seconds if self.keep else self.useful()

@@ -60,7 +60,7 @@ class Engine:
 
     def __init__(self, number: int, loop: Loop, keep: bool = False):
         self.number, self.loop, self.memory = number, loop, loop.scheduler.memory
-        loop.trace = Passing(keep)
+        loop.trace = Passing(keep, loop.scheduler.name)
         self.open = self.tokens = 0
         self.due, self.port = inf, 0.0  # when its next turn is, and when its port is free
         self.queue: deque[tuple[Request, Engine, First]] = deque()  # to be fetched, and from where
@@ -151,6 +151,7 @@ class Fleet:
             first = self.firsts.pop(request.request_id)
             first.tokens += life.tokens
             first.finished, first.preemptions = life.finished, first.preemptions + life.preemptions
+            first.recomputed += life.recomputed
             self.done(first)
         elif isinstance(request, First) and request.stays:
             self.firsts[request.request_id] = life

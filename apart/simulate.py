@@ -16,7 +16,7 @@ from loop import Loop
 from paged.blocks import choose_blocks
 from scheduler import make_scheduler
 from simulate import CostExecutor, make_cost_model
-from timeline import Life, Trace
+from timeline import Life, Passing, Trace
 
 LAYOUT = re.compile("([1-9][0-9]{0,3})|([1-9][0-9]{0,3})p([1-9][0-9]{0,3})d")
 
@@ -81,7 +81,8 @@ def simulate_fleet(
         return Engine(number, Loop(scheduler, executor(cost_model)), keep)
 
     keys: dict[int, list[bytes]] = {}  # of blocks
-    lives = (trace := FleetTrace(guess=cost_model.guess)).requests.lives
+    trace = FleetTrace(Passing() if done else Trace(), guess=cost_model.guess)
+    lives = trace.requests.lives
 
     def collect(life: Life) -> None:
         keys.pop(life.request_id, None)
@@ -97,4 +98,14 @@ def simulate_fleet(
     )  # fmt: skip
     fleet.run(checked(requests, cost_model.model, prefix_caching, done is not None))
     trace.engines, trace.fetches = [e.loop.trace for e in (*engines, *decoders)], fleet.fetches
+    total = trace.requests
+    total.finished = sorted(
+        ((own, life.finished) for own, life in lives.items()), key=lambda event: event[1]
+    )
+    total.guess = trace.guess
+    total.policy = " + ".join(dict.fromkeys(each.policy for each in trace.engines))
+    for each in trace.engines:
+        total.schedules += each.schedules
+        total.policy_seconds += each.policy_seconds
+        total.longest_schedule = max(total.longest_schedule, each.longest_schedule)
     return trace

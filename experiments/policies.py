@@ -195,7 +195,7 @@ def draw(found: Comparison) -> plt.Figure:
     rows = max(len(column) for column in columns)
     figure, grid = look.panels(rows, 2, 9.5, 2.65 + 1.2 / rows, sharex=True, sharey=True)
     last = [trace.iterations[-1] for trace in found.traces.values()]
-    end = max(iteration.start + iteration.seconds for iteration in last)
+    end = max(iteration.end for iteration in last)
     drawn = []
     for column, names in zip(zip(*grid, strict=True), columns, strict=True):
         for axes, name in zip(column, names, strict=False):

@@ -176,7 +176,7 @@ def run(engine: SimpleNamespace | Real, cost: CostModel, works: Sequence[Draw], 
     work = works[case["workload"] - 1]
     trace = engine.trace(work.requests(), work.policy, work.chunk_size, work.batch_size)
     mean = 1e3 * trace.seconds / len(trace.iterations)
-    found = dict(zip(QUANTITIES, (trace.seconds, mean, trace.throughput), strict=True))
+    found = dict(zip(QUANTITIES, (trace.seconds, mean, trace.processed), strict=True))
     return found | ({"drift": drift} if isinstance(engine, Real) else {})
 
 

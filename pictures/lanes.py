@@ -41,7 +41,7 @@ def request_lanes(
     lives = sorted(trace.lives.values(), key=lambda life: (life.arrival, life.request_id))
     bars: dict[int, list[Bar]] = {life.request_id: [] for life in lives}
     for iteration in trace.iterations:
-        start, end = iteration.start, iteration.start + iteration.seconds
+        start, end = iteration.start, iteration.end
         for request_id, _, tokens, _ in iteration.chunks:
             bars[request_id].append(Bar(start, end, "prefill", str(tokens)))
         for request_id in iteration.decodes:
@@ -104,10 +104,10 @@ def engine_lanes(
                 for each in trace.fetches
             ]
         lanes[f"{kind} {number}"] = [
-            Bar(each.start, each.start + each.seconds, each.kind, step_label(each, names or {}))
+            Bar(each.start, each.end, each.kind, step_label(each, names or {}))
             # what begins on a decode engine is one row: a decode, to all but its scheduler
             if kind != "decode" or each.num_prefill_tokens > each.num_chunks
-            else Bar(each.start, each.start + each.seconds, "decode")
+            else Bar(each.start, each.end, "decode")
             for each in engine.iterations
         ]
     return lanes

@@ -163,7 +163,7 @@ def add_iterations(tracks: Tracks, group: int, trace: Trace, names: Mapping[int,
     lane = tracks.lane(group, "iterations")
     cached = cached_tokens(trace)
     for number, (iteration, tokens) in enumerate(zip(trace.iterations, cached, strict=True)):
-        start, end = iteration.start, iteration.start + iteration.seconds
+        start, end = iteration.start, iteration.end
         tracks.slice(
             lane, iteration.kind, start, end, iteration=number, **details(iteration, names)
         )
@@ -199,18 +199,26 @@ def details(iteration: Iteration, names: Mapping[int, str]) -> dict[str, object]
 
 
 def cached_tokens(trace: Trace) -> list[int]:
-    """Tokens in the KV cache after each iteration, of all requests together."""
+    """Tokens in the KV cache after each iteration, of all requests together.
+
+    What is cancelled after the last one counts as gone.
+    """
     cached: dict[int, int] = {}
-    preempted, finished, after = deque(trace.preempted), deque(trace.finished), []
+    ends = sorted((moment, own) for own, moment in trace.finished)
+    gone = sorted((moment, own) for own, moment in [*trace.preempted, *trace.cancelled])
+    ended, left, after = deque(ends), deque(gone), []
+    last = trace.iterations[-1] if trace.iterations else None
     for iteration in trace.iterations:
-        while preempted and preempted[0][1] <= iteration.start:
-            cached.pop(preempted.popleft()[0])
+        while left and left[0][0] <= iteration.start:
+            cached.pop(left.popleft()[1], None)  # None: it was cancelled before it ran
         for request, first, tokens, _ in iteration.chunks:
             cached[request] = first + tokens
         for request in iteration.decodes:
             cached[request] += 1
-        while finished and finished[0][1] <= iteration.start + iteration.seconds:
-            cached.pop(finished.popleft()[0])
+        while ended and ended[0][0] <= iteration.end:
+            cached.pop(ended.popleft()[1])
+        while left and iteration is last:
+            cached.pop(left.popleft()[1], None)
         after.append(sum(cached.values()))
     return after
 

@@ -107,6 +107,7 @@ class PipelineTrace:
         ended: Sequence[Request],
         shortage: str = "",
         way: float = 0.0,
+        came: float = 0.0,
     ) -> None:
         """Append a step, in the order in which the steps enter the pipeline.
 
@@ -114,6 +115,7 @@ class PipelineTrace:
         shortage: the cause of all waits for this step, if it is known; else "". With fewer
         micro-batches than stages in flight, it is "drain" or "starved". It may also be "phase
         switch". way: seconds that a step spends between stages, and on its way back to stage 0.
+        came: when its tokens were known (0: at its end).
         """
         previous = (
             self._recent[-1] if self._recent else None
@@ -153,7 +155,7 @@ class PipelineTrace:
         if self.steps is not None:
             self.steps.append(step)
             through = step.seconds[0] if len(step.starts) == 1 else step.end - step.starts[0]
-            self.requests.record(batch, step.starts[0], through, None, ended)
+            self.requests.record(batch, step.starts[0], through, None, ended, came)
 
     def preempt(self, request: Request, moment: float) -> None:
         """Write down that a scheduler has sent a request back to the queue."""

@@ -64,6 +64,7 @@ class Flight:
     batch: Batch
     shortage: str  # see `PipelineTrace.record`
     tokens: list[int] | None  # of a pipeline with one stage; else None: the last stage sends them
+    came: float = 0.0  # s: when its tokens were known
     ended: list[Request] = field(default_factory=list)
 
 
@@ -172,6 +173,7 @@ class PipelineLLM(LLM):
         flights: list[Flight] = []  # all flights of this call
         times: Times = []
         preempted: list[tuple[Request, float]] = []
+        own_times: list[float] = []  # s, of the policy
         dist.barrier(group=self.wire.control)
         origin = executor.origin = time.perf_counter()
         while micro_batches.busy or flying:
@@ -179,6 +181,7 @@ class PipelineLLM(LLM):
             for number in list(here):
                 now = executor.now()
                 batch, shortage = micro_batches.next(number, now)
+                own_times.append(executor.now() - now)
                 for request in micro_batches.take_preempted():
                     preempted.append((request, now))
                     executor.release(request)
@@ -199,6 +202,7 @@ class PipelineLLM(LLM):
                     count = len(flight.batch.sampled)
                     tokens = read_tokens(message, count, self.config.vocab_size, last)
                 flight.ended = micro_batches.done(flight.micro_batch, flight.batch, tokens)
+                flight.came = executor.now()
                 for request in flight.ended:
                     executor.release(request)
                 here.append(flight.micro_batch)
@@ -209,7 +213,7 @@ class PipelineLLM(LLM):
                 raise micro_batches.stuck()
         self._stop(times)
         everyone = [[(s - origin, e - origin) for s, e in own] for own in self._collect(times)]
-        self._account(flights, everyone, preempted)
+        self._account(flights, everyone, preempted, own_times)
         self.pipeline.history = micro_batches.history
 
     def _measure_rows(self, executor: ModelExecutor) -> Callable[[int], float]:
@@ -295,6 +299,7 @@ class PipelineLLM(LLM):
         flights: list[Flight],
         times: list[Times],
         preempted: list[tuple[Request, float]],
+        own_times: list[float],
     ) -> None:
         """The simulator's account, from measured times."""
         in_flight = max(flight.micro_batch for flight in flights) + 1 if flights else 1
@@ -307,10 +312,14 @@ class PipelineLLM(LLM):
             steps.append(Step(flight.micro_batch, *sizes, list(starts), seconds))
         self.hop = measured_hop(steps)
         way = self.stages * self.hop if self.stages > 1 else 0.0
+        left = deque(preempted)
         for step, flight in zip(steps, flights, strict=True):
-            trace.record(step, flight.batch, flight.ended, flight.shortage, way)
-        for request, moment in preempted:
-            trace.preempt(request, moment)
+            while left and left[0][1] <= step.starts[0]:
+                trace.preempt(*left.popleft())
+            trace.record(step, flight.batch, flight.ended, flight.shortage, way, flight.came)
+        for seconds in own_times:
+            trace.requests.asked(seconds)
+        trace.requests.policy = self.policy
         trace.close()
         self.pipeline, self.trace = trace, trace.requests
 

@@ -28,7 +28,7 @@ class Several(Trace):
     @staticmethod
     def of(fleet: FleetTrace) -> "Several":
         iterations = [iteration for engine in fleet.engines for iteration in engine.iterations]
-        iterations.sort(key=lambda each: each.start + each.seconds)
+        iterations.sort(key=lambda each: each.end)
         preempted = [each for engine in fleet.engines for each in engine.preempted]
         lives, engines = fleet.requests.lives, fleet.engines
         return Several(

@@ -300,7 +300,7 @@ class Runner:
         iteration = loop.step()
         self.iterations += 1
         self.kinds[iteration.kind] += 1
-        end = iteration.start + iteration.seconds
+        end = iteration.end
         if self.listeners:
             self._tell("iteration", **self._shown(iteration))
         found, policy = getattr(loop.executor, "found", {}), self.in_force  # log-probabilities

@@ -219,7 +219,7 @@ def our_search(checkpoint: str, dtype: str, cache: str) -> tuple[Search, Resize]
         params = BeamSearchParams(beam_width, response, n=1, ignore_eos=True)
         outputs = llm.beam_search(prompts, params, cache=cache)
         origin = llm._loop.executor.origin  # the clock's, at which an iteration's start is 0
-        times = [origin + each.start + each.seconds for each in llm.trace.iterations]
+        times = [origin + each.end for each in llm.trace.iterations]
         assert len(times) == response, "one batch, from the first token to the last"
         return times, [output.sequences[0].token_ids for output in outputs]
 
