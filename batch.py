@@ -41,8 +41,6 @@ class Request:
     preemptions: int = 0
     sampler: object = None  # the executor draws this request's tokens with it
     tags: dict[str, str] = field(default_factory=dict)
-    # Of the class: what `decode_size` asks for. None: one of each. beam/request.py has its own.
-    decode_size = None
 
     def __post_init__(self) -> None:
         check_whole("the id of a request", self.request_id, -(2**63), 2**63)
@@ -110,15 +108,9 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         """T: rows of every fused linear operator."""
-        return self.num_prefill_tokens + decode_size(self.decodes)[0]
+        return self.num_prefill_tokens + len(self.decodes)
 
     @property
     def sampled(self) -> list[Request]:
         """Requests that get a token from this batch, in the order in which executors return it."""
         return [chunk.request for chunk in self.chunks if chunk.is_last] + self.decodes
-
-
-def decode_size(decodes: Sequence[Request]) -> tuple[int, int]:
-    """Rows of a batch and tokens of cache that the next decodes of these requests take."""
-    sizes = [request.decode_size or (1, 1) for request in decodes]
-    return sum([rows for rows, _ in sizes]), sum([tokens for _, tokens in sizes])

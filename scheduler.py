@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from batch import Batch, Chunk, Request, decode_size
+from batch import Batch, Chunk, Request
 from command.checks import UserError, by_name, check_whole, lookup, shown
 
 SIZE = re.compile("[0-9]{1,9}")  # of a chunk, in tokens
@@ -29,20 +29,26 @@ NOTHING_SCHEDULED = "it schedules nothing, while requests wait or run and no mor
 
 @dataclass(slots=True)
 class Memory:
-    """The KV cache as a number of tokens. Micro-batches may share one. paged/ counts in blocks."""
+    """The KV cache as a number of tokens. Micro-batches may share one.
+
+    A decode takes a row of a batch and a token of cache. paged/ counts in blocks, beam/ in beams.
+    """
 
     capacity: int | None  # None: as much as B requests ever need
     taken: int = 0  # by running requests
     flying: int = 0  # next tokens of decodes that are in flight (pipelines only)
-    single: bool = True  # no beam search was added; to ask every decode slows the loop by 3 %
 
     def holds(self, more: int) -> bool:
         """Whether `more` tokens fit beside what is taken."""
         return self.capacity is None or self.taken + self.flying + more <= self.capacity
 
+    def rows(self, decodes: Sequence[Request]) -> int:
+        """How many rows of a batch these decodes take."""
+        return len(decodes)
+
     def next_tokens(self, requests: Sequence[Request]) -> int:
         """How many tokens of cache the next decodes of these requests take."""
-        return len(requests) if self.single else decode_size(requests)[1]
+        return len(requests)
 
     def whole(self, tokens: int) -> int:
         """What so many tokens of a request take."""
@@ -58,7 +64,7 @@ class Memory:
         return 0
 
     def grow(self, decodes: Sequence[Request]) -> None:
-        self.taken += self.next_tokens(decodes)
+        self.taken += len(decodes)
 
     def give(self, request: Request) -> None:
         """Take back all that a running request holds."""
@@ -121,7 +127,6 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request that has arrived; refuses what `check` refuses."""
         self.check(request)
-        self.memory.single &= request.decode_size is None
         self.waiting.append(request)
 
     def cancel(self, request: Request) -> bool:
@@ -221,14 +226,14 @@ class Scheduler:
 
         tokens: one for each of `batch.sampled`.
         """
-        sampled, single, ended = batch.sampled, self.memory.single, []
+        sampled, ended = batch.sampled, []
         for chunk in batch.chunks:
             request = chunk.request
             request.prefilled = request.context = chunk.start + chunk.length
             request.chunks_run += 1
         self.memory.grow(batch.decodes)
         for request in batch.decodes:
-            request.context += 1 if single else decode_size([request])[1]
+            request.context += 1
         for request, token in zip(sampled, tokens, strict=True):
             output = request.output
             output.append(token)
@@ -311,7 +316,7 @@ class IterationLevel(Scheduler):
 
     def schedule(self, now: float) -> Batch | None:
         decodes = self.decodes()
-        chunks = self.prefills(len(decodes) if self.memory.single else decode_size(decodes)[0])
+        chunks = self.prefills(self.memory.rows(decodes))
         return Batch(chunks, decodes) if chunks or decodes else None
 
     def prefills(self, decode_rows: int) -> list[Chunk]:

@@ -12,8 +12,8 @@ its prefill has BW times the rows, too. Here, both caches prefill a prompt once.
 
 from collections.abc import Iterable, Sequence
 
-from batch import Batch, Chunk, Request, decode_size
-from beam.request import CACHES, STEP, BeamRequest, cached_tokens
+from batch import Batch, Chunk, Request
+from beam.request import CACHES, STEP, BeamMemory, BeamRequest, cached_tokens, size_of
 from command.checks import check_whole, lookup
 from configs import GPU, GPUS, LINKS, ModelConfig
 from costmodel import CostModel
@@ -108,7 +108,7 @@ class BeamCostModel(CostModel):
 
     def rows(self, batch: Batch) -> tuple[int, int]:
         """As `CostModel.rows`: BW of each decode of a search, and repeated prompts."""
-        decodes, _ = decode_size(batch.decodes)
+        decodes = sum([size_of(request)[0] for request in batch.decodes])
         chunks = [(chunk, self.copies(chunk)) for chunk in batch.chunks]
         return (
             sum([chunk.length * copies for chunk, copies in chunks]) + decodes,
@@ -220,6 +220,7 @@ def simulate_beams(
     single = [Request(r.request_id, r.prompt, r.max_tokens) for r in requests]
     check_requests(single, cost_model.model.max_length, cost_model.model.name)
     scheduler = make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)
+    scheduler.memory = BeamMemory(scheduler.memory)
     trace = run_all(Loop(scheduler, CostExecutor(cost_model)), requests)
     trace.guess = cost_model.guess
     return trace

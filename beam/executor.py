@@ -13,7 +13,7 @@ from batch import Batch, Request
 from beam import native
 from beam.attention import plain, with_beams
 from beam.memory import MEMORIES, BeamSpan, SegmentMemory, StandardMemory
-from beam.request import ENDED, BeamRequest
+from beam.request import ENDED, BeamMemory, BeamRequest
 from beam.search import best_candidates
 from executor import ModelExecutor
 from loop import Loop
@@ -121,3 +121,4 @@ def enable_beams(loop: Loop, backend: str) -> None:
     """
     if not isinstance(loop.executor, BeamExecutor):
         loop.executor = BeamExecutor(loop.executor, backend)
+        loop.scheduler.memory = BeamMemory(loop.scheduler.memory)

@@ -1,10 +1,11 @@
 """A beam search as a request: its parameters, and how much cache it takes. No torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from batch import Request
+from batch import Batch, Request
 from command.checks import LENGTH_PENALTY, Range, UserError, check_stop_ids, check_whole, shown
+from scheduler import Memory
 
 STEP = 16  # response tokens by which a segment grows (segment KV, Sec 3.2)
 CACHES = ("segment", "standard")
@@ -105,3 +106,33 @@ class BeamRequest(Request):
         self.output.clear()
         self.search = None
         Request.restart(self)
+
+
+class BeamMemory(Memory):
+    """A scheduler's memory where some decodes are those of searches. It takes the place of `before`
+    before the first search is added.
+    """
+
+    def __init__(self, before: Memory):
+        super().__init__(before.capacity, before.taken, before.flying)
+
+    def rows(self, decodes: Sequence[Request]) -> int:
+        return sum([size_of(request)[0] for request in decodes])
+
+    def next_tokens(self, requests: Sequence[Request]) -> int:
+        return sum([size_of(request)[1] for request in requests])
+
+    def grow(self, decodes: Sequence[Request]) -> None:
+        self.taken += self.next_tokens(decodes)
+        for request in decodes:  # the scheduler adds one, as for all decodes
+            request.context += size_of(request)[1] - 1
+
+
+def size_of(request: Request) -> tuple[int, int]:
+    """Rows of a batch and tokens of cache that its next decode takes."""
+    return request.decode_size if isinstance(request, BeamRequest) else (1, 1)
+
+
+def rows_of(batch: Batch) -> int:
+    """T: as `Batch.num_tokens`, where decodes may be those of searches."""
+    return batch.num_prefill_tokens + sum([size_of(request)[0] for request in batch.decodes])

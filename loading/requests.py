@@ -26,7 +26,7 @@ def listed(requests: Iterable[Request]) -> list[Request]:
 def refuse_beams(requests: Iterable[Request], instead: str) -> None:
     """Raise a UserError if one is a beam search. instead: what a user should do, in words."""
     for request in requests:
-        if request.decode_size:
+        if hasattr(request, "beam_width"):
             raise UserError(f"request {request.request_id} is a beam search: {instead}")
 
 

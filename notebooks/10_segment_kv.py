@@ -38,10 +38,10 @@ from statistics import median
 import matplotlib.pyplot as plt
 import torch
 
-from batch import Request, decode_size
-from beam.executor import BeamExecutor
+from batch import Request
+from beam.executor import BeamExecutor, enable_beams
 from beam.outputs import beam_requests
-from beam.request import BeamSearchParams, cached_tokens
+from beam.request import BeamMemory, BeamSearchParams, cached_tokens, size_of
 from beam.search import unwound
 from configs import MODELS
 from engine import LLM, SamplingParams
@@ -65,6 +65,7 @@ def drive(prompt, params, cache="segment", kind=BeamExecutor, llm=llm):
     """Run one search. Yields its loop and the search after each iteration: first, the prefill."""
     executor = kind(ModelExecutor(llm.model, llm.cache, llm.attend), llm.attention)
     loop = Loop(make_scheduler("sarathi", max_batch_size=1, chunk_size=1024), executor)
+    loop.scheduler.memory = BeamMemory(loop.scheduler.memory)
     plain = Request(0, prompt, params.max_tokens)
     [search] = beam_requests([plain], params, cache, llm.config, llm.cache)
     loop.add(search)
@@ -380,14 +381,15 @@ tokens = llm.tokenizer.encode("A list is a sequence of objects, and a tuple is o
 plain = Request(1, tokens[:40], 14)
 [search] = beam_requests([plain], replace(params, max_tokens=14), "segment", llm.config, llm.cache)
 llm.cache.reset()
-executor = BeamExecutor(ModelExecutor(llm.model, llm.cache, llm.attend), llm.attention)
+executor = ModelExecutor(llm.model, llm.cache, llm.attend)
 loop = Loop(make_scheduler("sarathi", max_batch_size=3, chunk_size=16), executor)
+enable_beams(loop, llm.attention)
 for request in (Request(0, tokens[:20], 26), search, Request(2, tokens[:50], 6)):  # A and B
     loop.add(request)
 layout = []  # for each iteration: {(request id, kind): rows}
 while loop.step():
     chunks = {(each.request.request_id, "chunk"): each.length for each in loop.batch.chunks}
-    rows = {(each.request_id, "decode"): decode_size([each])[0] for each in loop.batch.decodes}
+    rows = {(each.request_id, "decode"): size_of(each)[0] for each in loop.batch.decodes}
     layout.append(chunks | rows)
 beside = [rows[2, "chunk"] for rows in layout if {(2, "chunk"), (1, "decode")} <= rows.keys()]
 print("chunks of B beside the search's decodes:", beside)

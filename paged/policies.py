@@ -11,7 +11,7 @@ take requests in the order of arrival, and count the cache in tokens, as the boo
 from collections.abc import Iterator
 from itertools import chain
 
-from batch import Batch, Request, decode_size
+from batch import Batch, Request
 from command.checks import UserError, by_name
 from scheduler import POLICIES, SIZE, SarathiServe, Scheduler, held, next_chunk
 
@@ -52,8 +52,9 @@ class VLLMv1(Scheduler):
         self.threshold = int(option)
 
     def schedule(self, now: float) -> Batch | None:
-        self.decodes()  # preempts from the back until the next tokens of the rest fit
+        decodes = self.decodes()  # preempts from the back until the next tokens of the rest fit
         batch, room = Batch([], []), self.chunk_size
+        single = self.memory.rows(decodes) == len(decodes)  # to ask each one takes 14 % longer
         for request in self.running_then_new():
             if request.in_prefill:
                 chunk = next_chunk(request, min(room, self.threshold))
@@ -61,7 +62,7 @@ class VLLMv1(Scheduler):
                 room -= chunk.length
             else:
                 batch.decodes.append(request)
-                room -= 1 if self.memory.single else decode_size([request])[0]
+                room -= 1 if single else self.memory.rows((request,))
             if room < 1:  # after a switch, or with beams, decodes may exceed C: the newest wait
                 break
         return batch if batch.chunks or batch.decodes else None

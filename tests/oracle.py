@@ -26,7 +26,7 @@ from attention import PLAIN
 from batch import Batch, Request
 from beam.executor import BeamExecutor
 from beam.outputs import beam_requests
-from beam.request import CACHES, BeamSearchParams
+from beam.request import CACHES, BeamMemory, BeamRequest, BeamSearchParams, rows_of
 from beam.search import BeamSearch, best_candidates
 from configs import MODELS
 from course.check.e13 import Prefixes
@@ -373,12 +373,12 @@ def check_rules(scheduler: Scheduler, batch: Batch) -> None:
     if isinstance(scheduler, RequestLevel | Orca | VLLMv0 | HybridOnly):
         assert all(chunk.is_last for chunk in batch.chunks), "a part of a prompt"
     if isinstance(scheduler, Sarathi | SarathiServe) and (batch.chunks or not alternates):
-        rows = batch.num_tokens
+        rows = rows_of(batch)
         assert rows <= scheduler.chunk_size or not batch.chunks, "the budget is exceeded"
         ready = [request for request in scheduler.running if not request.in_prefill]
         assert alternates or batch.decodes == ready, "a decode waits"
     if isinstance(scheduler, HybridOnly) and len(batch.chunks) > 1:
-        assert batch.num_tokens <= scheduler.chunk_size, "only one prompt may exceed the budget"
+        assert rows_of(batch) <= scheduler.chunk_size, "only one prompt may exceed the budget"
 
 
 def check_queue(scheduler: Scheduler, batch: Batch) -> None:
@@ -398,7 +398,7 @@ def check_books(executor: ModelExecutor, schedulers: Sequence[Scheduler]) -> Non
     for slot, tokens in enumerate(used):
         assert (tokens is None) == (slot not in slot_of.values()), "a slot leaks"
     for request in started:
-        in_slot = request.context if request.decode_size is None else request.prefilled
+        in_slot = request.prefilled if isinstance(request, BeamRequest) else request.context
         assert used[slot_of[request.request_id]] == in_slot
     for memory in {id(each.memory): each.memory for each in schedulers}.values():
         sharers = [each for each in schedulers if each.memory is memory]
@@ -570,6 +570,8 @@ def by_loop(play: Play) -> Found:
     executor = make_executor(play, play.size)
     scheduler = make_scheduler(play.policy, play.size, play.chunk, play.memory)
     executor.scheduler = manage(scheduler, executor.cache)
+    if isinstance(executor, BeamExecutor):
+        scheduler.memory = BeamMemory(scheduler.memory)
     loop, script, requests = Loop(scheduler, executor), play.script(), {}
     gone: list[int] = []
     for step in range(STEPS):
@@ -609,7 +611,7 @@ def by_loop(play: Play) -> Found:
 
 
 def outcome(request: Request) -> tuple[list, str | None]:
-    if request.decode_size is None:
+    if not isinstance(request, BeamRequest):
         return request.output, request.finish_reason
     finished = request.search.finished if request.search else []
     ended = request.finish_reason != "abort"

@@ -13,7 +13,7 @@ from batch import Request
 from beam.executor import BeamExecutor, enable_beams
 from beam.memory import SegmentMemory
 from beam.outputs import beam_requests
-from beam.request import CACHES, BeamRequest, BeamSearchParams, cached_tokens
+from beam.request import CACHES, BeamRequest, BeamSearchParams, cached_tokens, rows_of
 from beam.search import BeamSearch, Candidate, best_candidates
 from engine import LLM
 from executor import ModelExecutor
@@ -193,7 +193,7 @@ def test_the_rows_of_beams_count_for_the_token_budget() -> None:
     loop.add(Request(1, [7] * 30, 2))
     rows = []
     while loop.step():
-        rows.append((loop.batch.num_prefill_tokens, loop.batch.num_tokens))
+        rows.append((loop.batch.num_prefill_tokens, rows_of(loop.batch)))
     assert (7, 12) in rows
     assert max(total for _, total in rows) == 12
 

@@ -16,7 +16,7 @@ from beam.cost import (
     simulate_beams,
     throughput,
 )
-from beam.request import CACHES, BeamRequest
+from beam.request import CACHES, BeamMemory, BeamRequest, rows_of
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel, Efficiency, make_batch
 from loop import Loop
@@ -214,7 +214,7 @@ def test_a_chunk_beside_beams_shares_the_weights(cost: BeamCostModel) -> None:
     chunk = make_batch([(0, 240, 1024)])
     beams = decode("segment", 4, count=4)
     together = Batch(chunk.chunks, beams.decodes)
-    assert together.num_tokens == 240 + 16 == cost.rows(together)[0]
+    assert rows_of(together) == 240 + 16 == cost.rows(together)[0]
     assert cost.rows(together)[1] == 16, "logits of the beams' rows; the chunk is not the last"
     linears = [cost.operators(batch)["ffn_ln1"] for batch in (together, chunk, beams)]
     assert linears[0] < 0.75 * sum(linears[1:])
@@ -248,12 +248,13 @@ def mix(cache: str = "segment") -> list[Request]:
 def test_rows_of_beams_count_against_the_token_budget(policy: str) -> None:
     cost, requests = BeamCostModel(LLAMA, TILE), mix()
     loop = Loop(make_scheduler(policy, 8, 64), CostExecutor(cost))
+    loop.scheduler.memory = BeamMemory(loop.scheduler.memory)
     for request in requests:
         loop.add(request)
     rows, hybrid = [], 0
     while loop.step():
-        rows.append(loop.batch.num_tokens)
-        beams = any(request.decode_size for request in loop.batch.decodes)
+        rows.append(rows_of(loop.batch))
+        beams = any(isinstance(request, BeamRequest) for request in loop.batch.decodes)
         hybrid += beams and bool(loop.batch.chunks)
     assert max(rows) == 64 and hybrid > 3
     assert len(loop.trace.finished) == 8
