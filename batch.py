@@ -63,11 +63,6 @@ class Request:
         """The most tokens it will have in the cache. The last output token is not fed back."""
         return len(self.prompt) + self.max_tokens - 1
 
-    @property
-    def slot_tokens(self) -> int:
-        """The most tokens it will have in its slot: all of `most_cached`."""
-        return self.most_cached
-
     def restart(self) -> None:
         """After a preemption: the next prefill runs the prompt, and then the output so far."""
         self.prefilled = self.context = self.chunks_run = 0

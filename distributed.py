@@ -211,8 +211,9 @@ def report(llm: PipelineLLM, outputs: Sequence[RequestOutput]) -> None:
     )
     print(
         f"run       {len(outputs)} requests, {trace.count} steps in {trace.seconds:.2f} s,"
-        f" {trace.requests.throughput:.0f} tokens/s"
+        f" {trace.requests.rates}"
     )
+    print(f"own time  of the policy: {trace.requests.own_time}")
     if trace.history:
         phases = [phase for phase, _ in groupby(phase for *_, phase in trace.history)]
         print(

@@ -160,6 +160,8 @@ def table(llm: LLM, trace: Trace, beams: bool = False) -> str:
         ("policy", f"{llm.policy}, C = {budget}, B = {llm.max_batch_size}"),
         ("prefill", rate(trace.num_prefill_tokens, prefill)),
         ("decode", rate(trace.num_decodes, decode, decodes)),
+        ("throughput", trace.rates),
+        ("policy's time", trace.own_time),
         ("iterations", f"{len(trace.iterations)} in {trace.seconds:.2f} s"),
         ("mean batch", f"{trace.mean_batch_size:.2f} requests"),
         ("model", f"{llm.config.name}, {llm.config.parameters / 1e6:.1f} M parameters"),

@@ -228,6 +228,17 @@ class Trace:
         return max(end for _, end in spans) - min(start for start, _ in spans) if spans else 0.0
 
     @property
+    def own_time(self) -> str:
+        """The policy's own time, in words."""
+        mean = self.policy_seconds / max(1, self.schedules)
+        return f"{1e3 * mean:.3f} ms an iteration, {1e3 * self.longest_schedule:.2f} ms at most"
+
+    @property
+    def rates(self) -> str:
+        """Throughput and recomputed tokens, in words."""
+        return f"{self.throughput:.0f} useful tokens/s, {self.recomputed_tokens} recomputed"
+
+    @property
     def num_prefill_tokens(self) -> int:
         return sum(iteration.num_prefill_tokens for iteration in self.iterations)
 

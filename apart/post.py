@@ -37,7 +37,7 @@ def shapes(half: int, vocabulary: int) -> dict[str, tuple]:
     if half == 1:
         ask = ID, [vocabulary], ID, [int], [(float, ID, float, 2**64)], dict
         return {"ask": ask, "give": (ID,), "cancel": (ID,)}
-    iteration = float, float, ID, ID, ID, object, [(ID, ID, ID, ID)], [ID]
+    iteration = float, float, ID, ID, ID, object, [(ID, ID, ID, ID)], [ID], float
     return {"did": (iteration, [(ID, vocabulary, ID)]), "fetch": (ID,), "got": (ID, float)}
 
 

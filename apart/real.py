@@ -260,9 +260,10 @@ class FirstHalves(Loop):
     def did(self, values: list, tokens: list) -> None:
         iteration, engine = Iteration(*values), self.fleet.engines[1]
         iteration.start -= self.executor.origin
+        iteration.end -= self.executor.origin
         if iteration.start < 0:
             return  # of a call before
-        end = iteration.start + iteration.seconds
+        end = iteration.end
         engine.iterations.append(iteration)
         for own, token, preemptions in tokens:
             if first := self.open.get(own):  # else it was cancelled meanwhile

@@ -181,6 +181,9 @@ def print_comparison(found: Comparison) -> None:
     rows = Rows(rows_of(found), UNITS).where("policy")
     title = f"{found.describe()}; C and D arrive at {found.arrival:.2f} s"
     print_rows(rows, ["policy", *SECONDS[:4], "stalls"], title)
+    print("\nThe policy's own time on this machine. Predicted times have none of it, and no CSV.")
+    for policy, trace in found.traces.items():
+        print(f"{policy:15}{trace.own_time}")
 
 
 def draw(found: Comparison) -> plt.Figure:

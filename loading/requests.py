@@ -50,7 +50,7 @@ def check_requests(
     ids: set[int] = set()
     for request in requests:
         name = f"{what} {request.request_id}"
-        if request.slot_tokens > most:
+        if getattr(request, "slot_tokens", request.most_cached) > most:  # of a beam search: fewer
             raise UserError(
                 f"{name}: {len(request.prompt)} prompt tokens + max_tokens {request.max_tokens} - 1"
                 f" exceed the {most} tokens that {whose} allows"

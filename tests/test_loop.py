@@ -1,6 +1,7 @@
 """What the loop takes in, and how long a prefill may take. Its tokens: test_oracle.py."""
 
 import math
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from batch import Batch, Request
 from command.checks import UserError
 from loop import Loop, Result
 from paged.policies import PrefillFirst, VLLMv1
+from pictures.perfetto import cached_tokens
 from scheduler import (
     POLICIES,
     ChunkedOnly,
@@ -64,6 +66,84 @@ def test_times_by_hand() -> None:
     assert trace.finished == [(0, 4.0), (1, 8.0)]
     assert (first.tokens, second.tokens) == ([3.0, 4.0], [7.0, 8.0])
     assert (second.ttft, second.tbt, second.scheduling_delay, second.finished) == (7, [1], 4, 8)
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if name != "no_evict"])
+def test_recomputed_tokens_are_all_work_beyond_what_is_useful(name: str) -> None:
+    """No prefix is shared here, so each token of prompt and output but the last runs once."""
+
+    class Thrash(POLICIES[name]):
+        turn = 0
+
+        def schedule(self, now: float) -> Batch | None:
+            self.turn += 1
+            if self.turn % 3 == 0 and self.turn < 60 and len(self.running) > 1:
+                self.preempt()
+            return super().schedule(now)
+
+    traces = []
+    for policy in (POLICIES[name], Thrash):
+        loop = Loop(policy(4, 16), Placeholders())
+        for number in range(9):
+            loop.add(Request(number, range(5 + 7 * number), 12, arrival=2.0 + number))
+        traces.append(trace := loop.run())
+        useful = sum(life.prompt_tokens + len(life.tokens) for life in trace.lives.values())
+        work = trace.num_prefill_tokens + trace.num_decodes
+        assert trace.recomputed_tokens == work - useful + len(trace.lives)
+        assert trace.useful_tokens == useful == 9 * (33 + 12)
+        last = max(life.tokens[-1] for life in trace.lives.values())
+        assert trace.throughput == useful / (last - 2.0)
+    assert traces[0].recomputed_tokens == 0 < traces[1].recomputed_tokens
+    assert traces[1].throughput <= traces[0].throughput
+
+
+def test_a_cancelled_request_has_no_useful_tokens() -> None:
+    loop = Loop(make_scheduler("orca", 2, 8), Placeholders())
+    gone, stays = Request(0, range(4), 50), Request(1, range(6), 5, tags={"user": "ann"})
+    loop.add(gone)
+    loop.add(stays)
+    for _ in range(3):
+        loop.step()
+    loop.cancel(gone)
+    trace = loop.run()
+    assert trace.useful_tokens == 11 and trace.throughput == 11 / 5
+    assert cached_tokens(trace) == [10, 12, 14, 9, 0]
+    parts = trace.by_tag("user")
+    assert [part.useful_tokens for part in parts.values()] == [0, 11]
+    assert parts["ann"].seconds == 5 and parts["ann"].policy == "orca"
+    assert parts["ann"].finished == trace.finished and parts[""].cancelled == trace.cancelled
+
+
+def test_times_hold_what_the_policy_takes() -> None:
+    """0.25 s to schedule, 0.5 s to take the tokens in: on a wall clock, a user waits for both."""
+    executor = Placeholders()
+
+    class Slow(Sarathi):
+        def schedule(self, now: float) -> Batch | None:
+            executor.moment += 0.25
+            return super().schedule(now)
+
+        def update(self, batch: Batch, tokens: Sequence[int]) -> list[Request]:
+            executor.moment += 0.5
+            return super().update(batch, tokens)
+
+    loop = Loop(Slow(1, 8), executor)
+    loop.add(Request(0, range(8), 3))
+    trace = loop.run()
+    assert trace.lives[0].tokens == [1.75, 3.5, 5.25] == [each.end for each in trace.iterations]
+    assert [each.start for each in trace.iterations] == [0.25, 2.0, 3.75]
+    assert [each.seconds for each in trace.iterations] == [1.0] * 3
+    assert trace.finished == [(0, 5.25)] and trace.lives[0].scheduled == 0.25
+
+
+def test_the_policys_own_time_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter([0.0, 0.001, 1.0, 1.003, 2.0, 2.002])
+    monkeypatch.setattr("loop.perf_counter", lambda: next(ticks))
+    loop = Loop(make_scheduler("orca", 1, 8), Placeholders())
+    loop.add(Request(0, range(8), 3))
+    trace = loop.run()
+    assert trace.own_time == "2.000 ms an iteration, 3.00 ms at most"
+    assert [each.start for each in trace.iterations] == [0, 1, 2], "no part of a virtual clock"
 
 
 def test_what_can_never_run_is_refused_when_it_is_added() -> None:
