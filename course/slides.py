@@ -70,7 +70,7 @@ def four_requests() -> plt.Figure:
 
 def gain() -> plt.Figure:
     study = replace(fig9.STUDY, columns=1)
-    return study.picture(study.predict().where(L=next(iter(fig9.BATCH_SIZES))))
+    return study.picture(study.predict(model="llama-13b").where(L=1024))
 
 
 def who_waits(*names: str) -> Callable[[], plt.Figure]:

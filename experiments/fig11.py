@@ -1,8 +1,9 @@
 """SARATHI, Fig 11: whole prompts (Orca) at their worst and at their best, against SARATHI.
 
-    python experiments/fig11.py              predicted for LLaMA-13B on an A6000: seconds, no GPU
-    python experiments/fig11.py --measure    and the real engine on this machine: minutes
-    python experiments/fig11.py --policy-file examples/priority.py    yours, too, at SARATHI's C
+    python experiments/fig11.py                predicted, beside the paper's points: seconds, no GPU
+        --model mistral-7b --gpu h100          for this model and GPU in place of the paper's
+        --policy-file examples/priority.py     with your policy, too, at SARATHI's chunk sizes
+        --measure                              with the real engine, too, on this machine: minutes
 
 Orca's worst and best case are workloads, not policies (Sec 5.2). Worst: all requests start and end
 together. No prefill ever meets a decode, and Orca is the baseline. Best: requests are staggered, so
@@ -13,19 +14,28 @@ over the baseline's (see fig9.py).
 
 import enter  # noqa: F401
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 from experiments.lib.claims import Claim, Finding, bounded
-from experiments.lib.engines import Cases, Engine, Priced, Sweep, cases, gain
-from experiments.lib.flags import POLICIES
+from experiments.lib.engines import (
+    LLAMA_13B,
+    LLAMA_33B,
+    Cases,
+    Engine,
+    Sweep,
+    cases,
+    gain,
+    setups,
+)
+from experiments.lib.flags import POLICIES, PRICED
 from experiments.lib.panels import words
 from experiments.lib.rows import Rows
-from experiments.lib.steady import BATCH_SIZES, Workload, balance, split
+from experiments.lib.steady import Workload, balance, split
 from experiments.lib.study import Panel, Study
 
-A6000, C, L = Priced("llama-13b", "a6000"), 256, 1024  # C of panel (a), L of panel (b)
+C, L = 256, 1024  # C of panel (a), L of panel (b)
 
 
 def gain_of(
@@ -49,17 +59,19 @@ def contenders(
     """What runs against the baseline on these lengths. more: policies beside SARATHI."""
     shape = {"L": L, "B": B, "PD": PD}
     orca = cases(**panel, **shape, policy="orca", start=("together", "staggered"))
-    return orca + cases(**panel, **shape, policy=("sarathi", *(more or ())), C=sizes)
+    return orca + cases(
+        **panel, **shape, policy=list(dict.fromkeys(["sarathi", *(more or ())])), C=sizes
+    )
 
 
-def sweeps(quick: bool, policy: Sequence[str] | None = None, **_: object) -> list[Sweep]:
-    """policy: more of them, with the chunk sizes of SARATHI."""
+def predicted(sizes: Mapping[int, int], quick: bool, policy: Sequence[str] | None) -> Cases:
+    """Both panels of one engine. sizes: L -> B."""
     over_length = [
         case
-        for length, B in BATCH_SIZES.items()
+        for length, B in sizes.items()
         for case in contenders(length, B, balance(C, B), (C,), policy, panel="a")
     ]
-    count, B = 5 if quick else 33, BATCH_SIZES[L]
+    count, B = 5 if quick else 33, sizes[L]
     ratios = [200 ** (i / (count - 1)) for i in range(count)]
     # where a curve peaks: the last one is best-case Orca's
     ratios += [balance(size, B) for size in (256, 512, L)]
@@ -69,6 +81,14 @@ def sweeps(quick: bool, policy: Sequence[str] | None = None, **_: object) -> lis
         for case in contenders(L, B, prompt / decodes, (256, 512), policy, panel="b")
         if case.get("start") != "together"  # the baseline by another name
     ]
+    return over_length + over_ratio
+
+
+def sweeps(
+    quick: bool, policy: Sequence[str] | None = None, model: str | None = None,
+    gpu: str | None = None, **_: object,
+) -> list[Sweep]:  # fmt: skip
+    """policy: more of them, with the chunk sizes of SARATHI."""
     # both panels in one sweep: P:D at the balance of each chunk size
     length, size, chunks = (64, 3, (8, 16)) if quick else (512, 6, (128, 256))
     splits = [split(length, balance(chunk, size)) for chunk in chunks]
@@ -78,28 +98,32 @@ def sweeps(quick: bool, policy: Sequence[str] | None = None, **_: object) -> lis
         for case in contenders(length, size, place[0] / place[1], chunks, policy)
         if case.get("start") != "together" or place == splits[0]  # once: it is the baseline
     ]
-    return [Sweep(gain_of, [A6000], over_length + over_ratio, measured=measured)]
+    return [
+        *(Sweep(gain_of, [engine], predicted(sizes, quick, policy))
+          for engine, sizes in setups(model, gpu).items()),
+        Sweep(gain_of, [], [], measured=measured),
+    ]  # fmt: skip
 
 
 LINE = ("policy", "start", "C")
 OVER_RATIO = Panel(
-    "PD", "gain", LINE, where={"panel": "b"}, title=f"(b) L = {L}, B = {BATCH_SIZES[L]}", rule=1,
+    "PD", "gain", LINE, facet=("model", "B"), where={"panel": "b"}, title=f"(b) L = {L}", rule=1,
     log="x",
 )  # fmt: skip
 
 
 def peaks(rows: Rows) -> None:
     """The largest gain of each curve of panel (b)."""
-    for curve in OVER_RATIO.series(rows).values():
-        best = max(curve, key=lambda row: row["gain"])
-        rows.append(best | {"which": "peak"})
+    for own in rows.by("model", "hardware").values():
+        for curve in OVER_RATIO.series(own).values():
+            rows.append(max(curve, key=lambda row: row["gain"]) | {"which": "peak"})
 
 
 def orca_between(rows: Rows) -> list[Finding]:
     """At each P:D: baseline < best-case Orca < the better of SARATHI's chunk sizes."""
     findings = []
     for row in rows.where(policy="orca", start="staggered", panel=("a", None)):
-        place = {key: row.get(key) for key in ("panel", "L", "PD")}
+        place = {key: row.get(key) for key in ("model", "panel", "L", "PD")}
         best = max(rows.where(policy="sarathi", **place).column("gain"))
         values = f"baseline 1, orca at its best {row['gain']:.3g}, sarathi {best:.3g}"
         holds = [row["gain"] > 1, best > row["gain"]]
@@ -109,15 +133,16 @@ def orca_between(rows: Rows) -> list[Finding]:
 
 def peaks_move_right(rows: Rows) -> list[Finding]:
     """SARATHI with short chunks, with long ones, Orca: each peaks lower, and at a larger P:D."""
-    peaks = rows.where(which="peak", policy=("sarathi", "orca"))
-    order = sorted(peaks, key=lambda row: row["gain"], reverse=True)
-    values = "; ".join(
-        f"{' '.join(words(row, LINE))}: {row['gain']:.3g} at {row['PD']:.3g}" for row in order
-    )
-    names = [words(row, ("policy", "C")) for row in order]
-    wanted = [("sarathi", "C = 256"), ("sarathi", "C = 512"), ("orca",)]
-    right = [a["PD"] < b["PD"] for a, b in pairwise(order)]
-    return [Finding("P:D of the peaks", values, [names == wanted, *right])] if order else []
+    findings, wanted = [], [("sarathi", "C = 256"), ("sarathi", "C = 512"), ("orca",)]
+    for model, peaks in rows.where(which="peak", policy=("sarathi", "orca")).by("model").items():
+        order = sorted(peaks, key=lambda row: row["gain"], reverse=True)
+        values = "; ".join(
+            f"{' '.join(words(row, LINE))}: {row['gain']:.3g} at {row['PD']:.3g}" for row in order
+        )
+        names = [words(row, ("policy", "C")) for row in order]
+        right = [a["PD"] < b["PD"] for a, b in pairwise(order)]
+        findings.append(Finding(f"P:D of the peaks, {model}", values, [names == wanted, *right]))
+    return findings
 
 
 STUDY = Study(
@@ -127,22 +152,22 @@ STUDY = Study(
     units={"gain": "x"},
     title="SARATHI Fig 11: Orca's worst and best case, and SARATHI",
     panels=[
-        Panel("L", "gain", LINE, where={"panel": "a"}, title=f"(a) balanced for C = {C}", rule=1),
+        Panel("L", "gain", LINE, facet="model", where={"panel": "a"},
+              title=f"(a) balanced for C = {C}", rule=1),
         OVER_RATIO,
-        replace(OVER_RATIO, where={"panel": None}, title=""),
+        replace(OVER_RATIO, facet=("L", "B"), where={"panel": None}, title=""),
     ],
-    columns=3,
+    columns=2,
     paper={
-        "f11a_orca_best_1k": ("gain", {"panel": "a", "L": 1024, "start": "staggered"}),
+        "f11a_orca_best_1k": ("gain", LLAMA_13B | {"panel": "a", "L": 1024, "start": "staggered"}),
         **{
-            f"f11a_sarathi_{length // 1024}k": (
-                "gain", {"panel": "a", "L": length, "policy": "sarathi"}
-            )
-            for length in BATCH_SIZES
+            number: ("gain", on | {"panel": "a", "L": 1024 * k, "policy": "sarathi"})
+            for k in (1, 2, 3)
+            for number, on in ((f"f11a_sarathi_{k}k", LLAMA_13B), (f"t4_33b_{k}k_total", LLAMA_33B))
         },
-        "f11b_orca": ("gain", {"which": "peak", "policy": "orca"}),
-        "f11b_c256": ("gain", {"which": "peak", "policy": "sarathi", "C": 256}),
-        "f11b_c512": ("gain", {"which": "peak", "policy": "sarathi", "C": 512}),
+        "f11b_orca": ("gain", LLAMA_13B | {"which": "peak", "start": "staggered"}),
+        "f11b_c256": ("gain", LLAMA_13B | {"which": "peak", "policy": "sarathi", "C": 256}),
+        "f11b_c512": ("gain", LLAMA_13B | {"which": "peak", "policy": "sarathi", "C": 512}),
     },
     derive=peaks,
     claims=[
@@ -151,7 +176,7 @@ STUDY = Study(
         Claim("Orca's worst case is the baseline",
               bounded("gain", 1 - 1e-6, 1 + 1e-6, panel="a", start="together")),
     ],
-    flags=POLICIES,
+    flags=POLICIES | PRICED,
     shown=lambda row, _: row.get("panel") != "b" or "which" in row,
     measure=True,
     repeats=5,

@@ -2,8 +2,9 @@
 
 The panels are (a) attention alone, (b) the whole prefill, and (c) end to end.
 
-    python experiments/fig13.py              predicted for LLaMA-13B on an A6000: seconds, no GPU
-    python experiments/fig13.py --measure    and the real engine on this machine: minutes
+    python experiments/fig13.py          predicted, beside the paper's points: seconds, no GPU
+        --model mistral-7b --gpu h100    for this model and GPU in place of the paper's
+        --measure                        with the real engine, too, on this machine: minutes
 
 (a) and (b): the prefill of one prompt of L tokens, in chunks of C over whole. (c): throughput over
 the baseline's in a steady state (see fig9.py), at the P:D where the chunks carry all decodes
@@ -20,9 +21,10 @@ from operator import itemgetter
 
 from batch import Request
 from experiments.lib.claims import Claim, Finding, curves, falls, listed
-from experiments.lib.engines import Engine, Priced, Sweep, cases, gain
+from experiments.lib.engines import LLAMA_13B, LLAMA_33B, Engine, Sweep, cases, gain, setups
+from experiments.lib.flags import PRICED
 from experiments.lib.rows import Rows
-from experiments.lib.steady import BATCH_SIZES, balanced
+from experiments.lib.steady import balanced
 from experiments.lib.study import Panel, Study
 
 CHUNK_SIZES = (64, 128, 256, 320, 512)
@@ -50,13 +52,23 @@ def chunked(engine: Engine, L: int, B: int, C: int) -> dict[str, float]:
     return found | {"end to end": gain(engine, balanced(L, B, C), "sarathi", C)}
 
 
+def sweeps(quick: bool, model: str | None = None, gpu: str | None = None) -> list[Sweep]:
+    predicted = [
+        Sweep(chunked, [engine], cases(L=L, B=B, C=CHUNK_SIZES))
+        for engine, batch_sizes in setups(model, gpu).items()
+        for L, B in batch_sizes.items()
+    ]
+    shape = {"L": 64, "B": 3, "C": (16, 32)} if quick else {"L": 512, "B": 8, "C": (64, 128, 256)}
+    return [*predicted, Sweep(chunked, [], [], measured=cases(**shape))]
+
+
 def largest(rows: Rows) -> None:
     """The paper's text names no length: the largest of all, as its bounds and "up to" mean."""
     if rows.sources() == ["predicted"]:
-        for size, own in list(rows.by("C").items()):
+        for (*_, size), own in rows.by("model", "hardware", "C").items():
             most = {part: max(own.column(part)) for part in PARTS}
             overhead = {"prefill overhead": 100 * (most["prefill"] - 1)}
-            rows.add(C=size, which="largest", **most, **overhead)
+            rows.add(own[0], C=size, which="largest", **most, **overhead)
 
 
 def tiles_matter(rows: Rows) -> list[Finding]:
@@ -74,20 +86,15 @@ def tiles_matter(rows: Rows) -> list[Finding]:
 STUDY = Study(
     "fig13",
     __doc__,
-    [
-        Sweep(
-            chunked,
-            [Priced("llama-13b", "a6000")],
-            [case for L, B in BATCH_SIZES.items() for case in cases(L=L, B=B, C=CHUNK_SIZES)],
-            measured=cases(L=512, B=8, C=(64, 128, 256)),
-            quick_measured=cases(L=64, B=3, C=(16, 32)),
-        )
-    ],
+    sweeps,
     units={**dict.fromkeys(PARTS, "x"), "prefill overhead": "%"},
     title="SARATHI Fig 13: what chunking costs, and what decode-maximal batching gives back",
-    panels=[Panel("C", part, "L", rule=1, title=label) for part, label in PARTS.items()],
+    panels=[
+        Panel("C", part, "L", facet="model", rule=1, title=label) for part, label in PARTS.items()
+    ],
+    columns=3,
     paper={
-        f"f13_{short}_c{size}": (quantity, {"C": size, "which": "largest"})
+        f"f13_{short}_c{size}": (quantity, LLAMA_13B | {"C": size, "which": "largest"})
         for short, quantity, size in (
             ("attn", "attention", 64),
             ("prefill", "prefill", 64),
@@ -97,7 +104,12 @@ STUDY = Study(
             ("total", "end to end", 64),
             ("total", "end to end", 128),
         )
+    }
+    | {
+        f"t4_33b_{k}k_total": ("end to end", LLAMA_33B | {"C": 256, "L": 1024 * k})
+        for k in (1, 2, 3)
     },
+    flags=PRICED,
     derive=largest,
     claims=[
         Claim(

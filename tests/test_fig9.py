@@ -8,9 +8,9 @@ import configs
 from engine import LLM
 from experiments import fig9
 from experiments.lib.common import paper_numbers
-from experiments.lib.engines import Priced
+from experiments.lib.engines import LLAMA_33B, Priced, setups
 from experiments.lib.measuring import ChunkProfile, best_and_neighbour, profile_chunk_sizes
-from experiments.lib.rows import read_rows
+from experiments.lib.rows import read_rows, with_paper
 from experiments.lib.steady import (
     Workload,
     balance,
@@ -27,14 +27,31 @@ from timeline import Iteration, Trace
 ENGINE = Priced("llama-13b", "a6000")
 
 
-@pytest.mark.parametrize("number", ["f9_c256", "f9_c512"])
+@pytest.mark.parametrize("number", ["f9_c256", "f9_c512", "t4_33b_1k_total", "t4_33b_3k_total"])
 def test_predicted_peak_is_the_papers(number):
-    length, size, ratio = fig9.PAPER[number]
-    places = [6, 10, 14, 15, 20, 28, 29.12, 40]
-    found = {place: fig9.gain_of(ENGINE, length, 18, place, size)["gain"] for place in places}
+    on, length, size, ratio = fig9.PAPER[number]
+    engine, batch_size = Priced(*on.values()), setups(*on.values()).popitem()[1][length]
+    places = [part * ratio for part in (0.4, 0.7, 0.9, 1, 1.05, 1.4, 2)]
+    found = {
+        place: fig9.gain_of(engine, length, batch_size, place, size)["gain"] for place in places
+    }
     best = max(found, key=found.get)
     assert found[best] == pytest.approx(paper_numbers()[number], rel=0.05)
     assert ratio / 1.2 < best < ratio * 1.2
+
+
+def test_a_users_model_has_the_papers_numbers_where_it_is_the_papers(monkeypatch):
+    monkeypatch.setattr(fig9, "ratios", lambda length, size, _: [balance(256, size)])
+    for on, count in ((LLAMA_33B, 3), ({"model": "mistral-7b", "hardware": "h100"}, 0)):
+        flags = {"model": on["model"], "gpu": on["hardware"]}
+        rows = fig9.STUDY.predict(quick=True, **flags)
+        assert {tuple(row[key] for key in on) for row in rows} == {tuple(on.values())}
+        assert len(rows.where(source="paper")) == count
+        assert fig9.STUDY.own(flags, rows) == (not count)
+        told = with_paper(rows, "gain", "at P:D")
+        assert len(told.where("error")) == len(told.where("paper at P:D")) == count
+    assert setups("mistral-7b", "h100").popitem()[1] == dict.fromkeys((1024, 2048, 3072), 18)
+    assert list(setups("gpt2", None).popitem()[1]) == [1024]  # its positions
 
 
 def test_small_chunks_gain_less():

@@ -54,8 +54,16 @@ def test_a_wrong_number_is_mended(document: str, number: str) -> None:
 @pytest.mark.parametrize(
     "text, templates, said",
     [
-        ("It gains 1.3x.", ["gains {paper[gain, L=1024 C=256 peak]:g} times"], "stands 0 times:"),
-        ("1.3x. 1.2x", ["{paper[gain, L=1024 C=256 peak]:g}x"], "stands 2 times: '{paper["),
+        (
+            "It gains 1.3x.",
+            ["gains {paper[gain, llama-13b L=1024 C=256 peak]:g} times"],
+            "stands 0 times:",
+        ),
+        (
+            "1.3x. 1.2x",
+            ["{paper[gain, llama-13b L=1024 C=256 peak]:g}x"],
+            "stands 2 times: '{paper[",
+        ),
         ("It gains 1.3x.", ["gains {paper[no such]:g}x"], "a hole cannot be filled: 'no such: 0"),
         ("<!-- filled: flags -->\n", [], "x.md: a line <!-- filled: ... --> has no line <!-- end"),
         ("<!-- filled: flag -->\n<!-- end -->\n", [], "x.md, filled: flag: unknown block 'flag'"),

@@ -155,16 +155,16 @@ def test_a_wrong_caption_is_named(
     [
         "{predicted[C=999 L=1024 B=18]:.2f}",  # no such series
         "{predicted[gain, L=1024]:.2f}",  # of many
-        "{guessed[gain, L=1024 C=256 peak]:.2f}",
-        "{paper[gain, L=1024 C=256 peak].y:.2f}",
-        "{paper[gain, L=1024 C=256 peak]:.2x}",
-        "{paper[gain, L=1024 C=256 peak]",
+        "{guessed[gain, llama-13b L=1024 C=256 peak]:.2f}",
+        "{paper[gain, llama-13b L=1024 C=256 peak].y:.2f}",
+        "{paper[gain, llama-13b L=1024 C=256 peak]:.2x}",
+        "{paper[gain, llama-13b L=1024 C=256 peak]",
         "{}",
     ],
 )
 def test_a_wrong_hole_is_named(text: str) -> None:
     rows = read_rows(RESULTS / "fig9.csv")
-    assert gallery.fill("fig9", "{paper[gain, L=1024 C=256 peak]:.2f}", rows) == "1.27"
+    assert gallery.fill("fig9", "{paper[gain, llama-13b L=1024 C=256 peak]:.2f}", rows) == "1.27"
     with pytest.raises(UserError, match=r"captions\.toml, fig9: a hole cannot be filled"):
         gallery.fill("fig9", text, rows)
 

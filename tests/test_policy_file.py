@@ -258,8 +258,10 @@ def few_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("script", "series"),
     [
-        pytest.param(fig9, "gain, L=1024 B=18 C=256 priority peak", marks=pytest.mark.slow),
-        (fig11, "gain, a L=1024 B=18 PD=14.0588 priority C=256"),
+        pytest.param(
+            fig9, "gain, L=1024 B=18 C=256 priority peak llama-13b a6000", marks=pytest.mark.slow
+        ),
+        (fig11, "gain, a L=1024 B=18 PD=14.0588 priority C=256 llama-13b a6000"),
         pytest.param(serve_ablation, "P99 TBT, chat priority C=1024", marks=pytest.mark.slow),
     ],
 )

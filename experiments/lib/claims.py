@@ -91,6 +91,25 @@ def flat(quantity: str, over: str, **where: object) -> Callable[[Rows], list[Fin
     return compared(quantity, over, lambda ys: [max(ys) <= FLAT * min(ys)] * (len(ys) > 1), where)
 
 
+def peaks_at(
+    quantity: str, over: str, place: Callable[[Row], float]
+) -> Callable[[Rows], list[Finding]]:
+    """Of the places of each curve, the largest value is at the one nearest to `place`."""
+
+    def find(rows: Rows) -> list[Finding]:
+        findings = []
+        for name, curve in curves(rows, quantity, over):
+            nearest = min(curve, key=lambda row: abs(row[over] - place(row)))
+            best = max(curve, key=lambda row: row[quantity])
+            where = f"{name}: expected at {over} = {place(curve[0]):.3g}"
+            holds = [nearest is best] if len(curve) > 1 else []
+            values = listed(curve, quantity, rows.units[quantity], over)
+            findings.append(Finding(where, values, holds))
+        return findings
+
+    return find
+
+
 def bounded(
     quantity: str, least: float, most: float, **where: object
 ) -> Callable[[Rows], list[Finding]]:

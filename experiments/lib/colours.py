@@ -22,6 +22,13 @@ SERIES = [
     ("#777777", "*"),
 ]
 GREY = "#999999"
+# Chunk sizes, where all lines are one policy's: alike in all panels of a picture.
+CHUNKS = {
+    "C = 64": COLOURS["purple"],
+    "C = 128": COLOURS["orange"],
+    "C = 256": COLOURS["blue"],
+    "C = 512": COLOURS["green"],
+}
 # Colour and hatch of each operator, in all figures and lessons.
 OPERATOR_LOOKS = {
     "preproj": (COLOURS["orange"], ""),

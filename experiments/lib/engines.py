@@ -20,14 +20,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from batch import Batch, Request
-from command.checks import lookup
+from command.checks import UserError, lookup
 from configs import GPUS, ModelConfig
 from configs.constants import EFFICIENCY
-from costmodel import CostModel
+from costmodel import CostModel, requests_that_fit
 from experiments.lib import measuring, steady
 from experiments.lib.common import progress, run_jobs
 from experiments.lib.rows import SPREAD, Row
-from experiments.lib.steady import Workload
+from experiments.lib.steady import BATCH_SIZES, Workload
 from loading.priced import priced_model
 from simulate import CostExecutor
 from timeline import Trace
@@ -231,6 +231,43 @@ class Real:
 
 
 Engine = Priced | Real
+
+# SARATHI's two setups, as their rows name them
+LLAMA_13B = {"model": "llama-13b", "hardware": "a6000"}
+LLAMA_33B = {"model": "llama-33b", "hardware": "a100-80gb"}
+
+
+def setups(model: str | None, gpu: str | None) -> dict[Priced, dict[int, int]]:
+    """SARATHI's two engines; or that of a user's model and GPU. Each has its L -> B.
+
+    The paper's B are those of Sec 3.1 and Table 4. A user's B: as many requests as the paper's
+    memory formula lets fit, and at most the paper's 18. A flag that is not given is LLaMA-13B or
+    A6000. Raises UserError where two requests do not fit.
+    """
+    stated = {
+        tuple(LLAMA_13B.values()): BATCH_SIZES,
+        tuple(LLAMA_33B.values()): {1024: 10, 2048: 5, 3072: 3},
+    }
+    if model is None and gpu is None:
+        return {Priced(*names): sizes for names, sizes in stated.items()}
+    engine = Priced(model or LLAMA_13B["model"], gpu or LLAMA_13B["hardware"])
+    if (names := (engine.model, engine.hardware)) in stated:
+        return {engine: stated[names]}
+    most, positions = max(BATCH_SIZES.values()), engine.config.max_length
+    sizes = {
+        length: min(most, requests_that_fit(engine.config, GPUS[engine.hardware], length))
+        for length in BATCH_SIZES
+        if length <= positions
+    }
+    if sizes.get(min(BATCH_SIZES), 0) < 2:
+        why = "no room beside its weights" if sizes else f"it has {positions} positions"
+        raise UserError(
+            f"{engine.model} on {engine.hardware}: two requests of {min(BATCH_SIZES)} tokens do not"
+            f" fit: {why}"
+        )
+    return {engine: {length: size for length, size in sizes.items() if size >= 2}}
+
+
 # what needs no model and no hardware
 ANY = SimpleNamespace(model="any model", hardware="any hardware")
 

@@ -48,12 +48,13 @@ def model_flag(default: str | None = None, shown: str = "") -> Flag:
     return Flag(f"model: {words}", default, shown=shown)
 
 
-# Of every script that prices a deployment (lib/papers.py: `deployments`).
-DEPLOYED = {
+# Of every script that prices a model on a GPU (lib/engines.py: `setups`).
+PRICED = {
     "model": model_flag(shown="the paper's"),
     "gpu": Flag(f"GPU, one of {', '.join(GPUS)}", shown="the paper's"),
-    "tp": Flag("", shown="the paper's"),
 }
+# ... and a deployment (lib/papers.py: `deployments`).
+DEPLOYED = PRICED | {"tp": Flag("", shown="the paper's")}
 # ... and of those that serve requests over time on it (lib/papers.py: `Recorded`).
 SERVED = {
     **POLICIES,
@@ -88,9 +89,10 @@ def file_name(name: str, options: Namespace) -> str:
     """Of a figure's files. With requests, policies, a model or a GPU of yours, it has its own."""
     given = defaultdict(lambda: None, vars(options))
     own = [given["requests_file"].stem] if given["requests_file"] else []
-    if "tp" in given:  # one of DEPLOYED
+    if "gpu" in given:  # one of PRICED
         # where it is measured, the model is the one that runs
         own += [None if given["measure"] else options.model, options.gpu]
+    if "tp" in given:  # one of DEPLOYED
         sizes = {"tp": options.tp, "B": given["max_batch_size"]}
         own += [f"{size}{number}" for size, number in sizes.items() if number]
     own += [given["predicted_lengths"], *(given["policy"] or ())]

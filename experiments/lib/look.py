@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from command.cli import MARK, write_file
-from experiments.lib.colours import COLOURS, GREY, OPERATOR_LOOKS, SERIES  # noqa: F401
+from experiments.lib.colours import CHUNKS, COLOURS, GREY, OPERATOR_LOOKS, SERIES  # noqa: F401
 from experiments.lib.rows import spread
 
 matplotlib.use("Agg")  # pictures go to files: no window, no display needed

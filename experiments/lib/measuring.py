@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from batch import Batch, Request
+from command.checks import UserError
+from command.flags import Flag
 from costmodel import make_batch
-from experiments.lib.common import progress
+from experiments.lib.common import print_table, progress
 from experiments.lib.steady import Workload, balance, first_period, split
 from loop import Result
 from serving.calibration import cost_here, this_machine
@@ -245,6 +247,77 @@ def profile_chunk_sizes(
         gain = (prefill + decodes * decode_only) / (chunks * hybrid)
         profiles.append(ChunkProfile(size, prefill, decode_only, hybrid, gain))
     return profiles
+
+
+def choose_chunk_sizes(llm: "LLM", length: int, batch_size: int) -> list[int]:
+    """The chunk sizes to measure, the best first; prints why."""
+    profiles, table = profile_chunk_sizes(llm, length, batch_size), []
+    for profile in profiles:
+        seconds = (profile.prefill, profile.decodes, profile.hybrid)
+        times = [f"{1e3 * value:.3g}" for value in seconds]
+        table.append([profile.chunk_size, *times, f"{profile.gain:.3f}"])
+    title = (
+        "Profile of single iterations, ms, and the gain that they would make at P:D = C/(B-1) - 1,"
+        f" L = {length}, B = {batch_size}"
+    )
+    header = ["C", "B prompts", "B decodes", "chunk and B-1 decodes", "gain"]
+    print_table(header, table, title)
+    chosen = best_and_neighbour(profiles)
+    beside = "".join(f", and C = {size} beside it" for size in chosen[1:])
+    print(f"\nmeasured below: C = {chosen[0]}, which looks best{beside}")
+    return chosen
+
+
+SHAPE = {  # flags of the two functions below
+    "max_length": Flag("tokens of a request, prompt and decodes", 512, 128, measure=True),
+    "max_batch_size": Flag("requests in a batch", 6, 4, measure=True),
+    "chunk_size": Flag(
+        "token budgets, each at P:D around the balance of the first",
+        measure=True,
+        shown="profiled",
+        several=True,
+    ),
+}
+
+
+def check_shape(
+    max_length: int = 512,
+    max_batch_size: int = 6,
+    chunk_size: Sequence[int] | None = None,
+    **_: object,
+) -> None:
+    """Raises UserError about these flags before anything runs."""
+    for flag, value, why in (
+        ("max-batch-size", max_batch_size, "a chunk needs decodes to carry"),
+        ("max-length", max_length, "one prompt token and one decode"),
+    ):
+        if value < 2:
+            raise UserError(f"--{flag} is {value}; it must be at least 2: {why}")
+    smallest = min(chunk_size or [max_batch_size])
+    if smallest < max_batch_size:
+        raise UserError(
+            f"--chunk-size: {smallest} is smaller than --max-batch-size {max_batch_size}: decodes"
+            " would fill the chunk"
+        )
+
+
+def around_peak(
+    llm: "LLM",
+    quick: bool,
+    max_length: int,
+    max_batch_size: int,
+    chunk_size: Sequence[int] | None,
+    **_: object,
+) -> tuple[int, int, list[float], Sequence[int]]:
+    """L, B, places and chunk sizes: given ones, or the one that looks best and one beside it.
+
+    The places are P:D at half, once and twice where the first gains most; quick: at once alone.
+    """
+    sizes = chunk_size or choose_chunk_sizes(llm, max_length, max_batch_size)
+    peak, parts = balance(sizes[0], max_batch_size), [1] if quick else [0.5, 1, 2]
+    pairs = {split(max_length, part * peak) for part in parts}
+    places = sorted(prompt / decodes for prompt, decodes in pairs)
+    return max_length, max_batch_size, places, list(dict.fromkeys(sizes))
 
 
 def best_and_neighbour(profiles: Sequence[ChunkProfile]) -> list[int]:

@@ -228,12 +228,13 @@ def words(row: Row, keys: Names) -> tuple[str, ...]:
 
 
 def colours_of(series: Series, given: Mapping[str, str]) -> dict[tuple[str, ...], str]:
-    """Of a policy, an operator, or what is given; all others as they come."""
+    """Of a policy, an operator, or what is given and no policy has; all others as they come."""
     spoken = dict.fromkeys(
         row["policy"] for own in series.values() for row in own if "policy" in row
     )
-    known = {name: each for name, (each, _) in (look.OPERATOR_LOOKS | looks_of(spoken)).items()}
-    known |= given
+    policies = {name: colour for name, (colour, _) in looks_of(spoken).items()}
+    known = {name: colour for name, (colour, _) in look.OPERATOR_LOOKS.items()} | policies
+    known |= {name: colour for name, colour in given.items() if colour not in policies.values()}
     own = {name: next((known[word] for word in name if word in known), "") for name in series}
     spare = [each for each, _ in look.SERIES if each not in own.values()]
     unknown = [name for name in series if not own[name]]

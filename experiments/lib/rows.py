@@ -324,6 +324,30 @@ def print_rows(rows: Rows, columns: Sequence[object], title: str = "", digits: i
     print_table(header, cells, title)
 
 
+def with_paper(rows: Rows, *quantities: str) -> Rows:
+    """All but the published rows.
+
+    Predicted ones have the published quantities of their case, as "paper QUANTITY"; and our error
+    in the first of them, as a text in %.
+    """
+
+    def place(row: Row) -> tuple:
+        return row["model"], row["hardware"], frozenset(rows.case(row).items())
+
+    stated = {place(row): row for row in rows.where(source="paper")}
+    found = Rows((row.copy() for row in rows if row["source"] != "paper"), rows.units)
+    for row in found.where(source="predicted"):
+        paper = stated.get(place(row), {})
+        row |= {f"paper {name}": paper[name] for name in quantities if name in paper}
+        if (first := quantities[0]) in paper:
+            row["error"] = error_text(row[first], paper[first])
+    return found
+
+
+def error_text(ours: float, paper: float) -> str:
+    return f"{100 * (ours / paper - 1):+.1f} %"
+
+
 def print_comparison(rows: Rows, shown: Callable[[Row, str], bool]) -> None:
     """A line for each quantity of each case; the error is that of predicted against paper."""
     places: dict[str, dict[tuple[str, str], dict[str, float]]] = {}
@@ -348,7 +372,7 @@ def print_comparison(rows: Rows, shown: Callable[[Row, str], bool]) -> None:
             every = [values.get(source) for source in ("paper", "predicted", "measured")]
             cells = ["-" if value is None else three_digits(value) for value in every]
             both = "paper" in values and "predicted" in values
-            error = f"{100 * (values['predicted'] / values['paper'] - 1):+.1f} %" if both else "-"
+            error = error_text(values["predicted"], values["paper"]) if both else "-"
             table.append([what, *cells, error, unit])
         header = ["what", "paper", "predicted", "measured", "error", "unit"]
         print_table(header, table, where)

@@ -52,7 +52,8 @@ class Study:
     sweeps: a list, or a function of `quick` and the study's own flags that gives one.
     units: of all quantities; the columns' order.
     paper: id of a published number -> quantity and keys of the predicted row that it stands beside.
-    A third part gives what else the paper states there.
+    A third part gives what else the paper states there. Where all keys name model and hardware,
+    they stand beside a user's, too, if these are the paper's.
     derive: adds columns and rows to those of one source.
     shown(row, quantity): what the terminal's table lists; None: no table. report: prints more.
     panels, columns of them (0: all of one source), or draw(rows): the picture.
@@ -95,12 +96,14 @@ class Study:
         sweeps = self.swept(quick, **flags)
         rows = Rows([row for sweep in sweeps for row in sweep.predict(quick)], self.units)
         self.derive(rows)
-        return rows if self.own(flags) else Rows([*rows, *self.published(rows)], self.units)
+        return rows if self.own(flags, rows) else Rows([*rows, *self.published(rows)], self.units)
 
-    def own(self, flags: Mapping[str, object]) -> bool:
+    def own(self, flags: Mapping[str, object], rows: Rows) -> bool:
         """Whether a user's own model, GPU or requests are priced: nothing is published of these."""
         names = ("model", "gpu", "tp", "max_batch_size", "requests_file")
-        return any(flags.get(name) and self.flags[name].default is None for name in names)
+        given = any(flags.get(name) and self.flags[name].default is None for name in names)
+        named = all({"model", "hardware"} <= case.keys() for _, case, *_ in self.paper.values())
+        return given and not (named and self.places(rows))
 
     def places(self, rows: Rows) -> dict[str, Row]:
         """The predicted row beside each published number whose case is there, by its id."""
@@ -156,7 +159,7 @@ class Study:
         rows = with_kept(path, rows)
         rows.write(path)  # at once: what follows may fail, and a measurement takes minutes
         self.show(rows)
-        title = self.title.rpartition(": ")[-1] if self.own(given) else self.title  # no paper's
+        title = self.title.rpartition(": ")[-1] if self.own(given, rows) else self.title
         finish(path, rows, replace(self, title=title).picture, guesses(self.swept(quick, **given)))
         for end, write in self.more.items():
             write(path.with_suffix(end))
@@ -213,7 +216,11 @@ def draw_panels(
     found = {}
     for source in rows.sources():
         own = rows.where(source=source)
-        found[source] = [each for panel in panels for each in panel.facets(own)]
+        facets = [each for panel in panels for each in panel.facets(own)]
+        models = list(own.by("model"))  # those of one stand together
+        found[source] = [
+            each for one in models for each in facets if each.where.get("model", models[0]) == one
+        ]
     count = max(map(len, found.values()))
     columns = columns or (len(found) if count == 1 else count if count < 7 else -(-count // 2))
     drawn = [(source, panel) for source, several in found.items() for panel in several]
