@@ -87,11 +87,12 @@ def simulate(
     not measured on this GPU, the trace's `guess` says whose constants are taken.
     host: a name of configs.hosts.HOSTS: the CPU's time for each iteration.
     cache, block_size, prefix_caching: see `engine.LLM`. Only prompts that say which tokens they
-    share can share them: see paged/prompts.py.
+    share can share them, and `range(n)` says nothing: see paged/prompts.py.
 
     done: is given each request's life when it has ended, and nothing is kept: so a million requests
     need no more memory than those that wait or run. They may come from a generator, in order of
-    arrival. The trace has the number of iterations, `count`.
+    arrival. The trace has the number of iterations, `count`. But a prefix cache without an end
+    keeps the blocks of all requests: so with prefix_caching, give cache_tokens, too.
 
     The GPU's memory is not checked. Without cache_tokens, B requests run at once, even if their
     keys and values would not fit (`costmodel.requests_that_fit` says how many fit).

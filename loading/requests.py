@@ -7,6 +7,7 @@ from itertools import islice
 from batch import Request
 from command.checks import MOST_SEED, UserError, check_whole, shown
 from configs import ModelConfig
+from paged.prompts import stated
 
 
 def listed(requests: Iterable[Request]) -> list[Request]:
@@ -65,7 +66,8 @@ def checked(
 ) -> Iterator[Request]:
     """The requests in order of arrival, each of which the model can run; else a UserError.
 
-    tokens: prompts must be token ids, because their prefixes are compared. one_by_one: they come
+    tokens: prompts must be token ids, because their prefixes are compared; `range(n)` gets tokens
+    of its own, since it states nothing that another prompt could share. one_by_one: they come
     from a generator, in order of arrival already; each is taken only when it is asked for, and
     whether two share an id is not looked at.
     """
@@ -73,6 +75,8 @@ def checked(
     for group in map(listed, ([each] for each in requests) if one_by_one else [requests]):
         refuse_beams(group, "price it with beam.cost.simulate_beams")
         check_requests(group, model.max_length, model.name)
+        for request in group if tokens else ():
+            request.prompt = stated(request.prompt)
         check_tokens(group if tokens else ())
         for request in sorted(group, key=lambda request: request.arrival):
             if request.arrival < last:

@@ -19,6 +19,7 @@ Times are in seconds, lengths in tokens. If a trace says n output tokens, the re
 max_tokens = n: the prefill yields the first of them.
 """
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from batch import LATEST, Request
 from command.checks import MOST_SEED, UserError, check_number, check_whole, shown
 from loading.requests import listed
 from loading.tables import is_json, read_table
+from paged.prompts import HASHED, hashed
 from serving.search import FASTEST
 
 ARRIVALS, PROMPTS, OUTPUTS = range(3)  # the streams of one seed
@@ -119,7 +121,8 @@ def repeat(requests: Sequence[Request], times: int) -> list[Request]:
 
     Each round keeps its order and its gaps. So the bursts and long prompts of a recorded trace keep
     their places: a shuffled order would be another load. The gap between two rounds is the mean
-    gap. If all requests come at once, a round takes 1 s for each of them. Ids count from 0.
+    gap. If all requests come at once, a round takes 1 s for each of them. Ids count from 0. A
+    prompt that states its tokens is the same in each round: with prefix caching, it is a hit there.
     """
     check_whole("times", times)
     first = min(request.arrival for request in requests)
@@ -303,6 +306,7 @@ HEADERS = {
 }  # fmt: skip
 # Mooncake's (github.com/kvcache-ai/Mooncake, FAST25-release/traces): its times are milliseconds.
 MOONCAKE = {"arrival": ("timestamp",), "prompt": ("input_length",), "output": ("output_length",)}
+HASHES = "hash_ids"
 
 
 def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
@@ -313,10 +317,11 @@ def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
     the objects' names) has three columns, see HEADERS. If objects have no arrivals, all requests
     come at once. All other columns are the request's tags: their names and texts, for a policy
     that reads them. Arrivals are seconds, or all of them are dates and times (ISO 8601). A file
-    with an `input_length` is one of Mooncake's: there they are milliseconds. Lengths are whole
-    numbers of tokens, at least 1. Lines of BurstGPT without tokens are requests that failed: they
-    are left out, and a line says how many. For a wrong cell, the UserError names file, line (in
-    JSON: row) and column.
+    with an `input_length` is one of Mooncake's: there they are milliseconds, and prompts whose
+    `hash_ids` begin alike share those blocks of 512 tokens. No other prompts share anything.
+    Lengths are whole numbers of tokens, at least 1. Lines of BurstGPT without tokens are requests
+    that failed: they are left out, and a line says how many. For a wrong cell, the UserError names
+    file, line (in JSON: row) and column.
     """
     if count is not None:
         check_whole("count", count, 1)
@@ -334,6 +339,7 @@ def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
     if not lines:
         raise UserError(f"{path}: no requests below the header; a trace needs at least one")
     rows = read_rows(path, columns, lines)
+    prompts = read_prompts(path, header, lines, [prompt for _, prompt, _ in rows])
     known = {place for place, _ in columns.values()}
     places = [place for place in range(len(header)) if place not in known]
     tags = [
@@ -346,9 +352,9 @@ def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
     order = sorted(range(len(rows)), key=lambda line: rows[line][0])[:count]
     first = rows[order[0]][0]
     return [
-        Request(i, range(prompt), output, arrival=arrival - first, tags=tags[line])
+        Request(i, prompts[line], output, arrival=arrival - first, tags=tags[line])
         for i, line in enumerate(order)
-        for arrival, prompt, output in [rows[line]]
+        for arrival, _, output in [rows[line]]
     ]
 
 
@@ -401,6 +407,39 @@ def read_rows(
                 ) from None
         rows.append(tuple(values))
     return rows
+
+
+def read_prompts(
+    path: Path | str, header: Sequence[str], lines: Sequence[tuple[str, list[str]]],
+    lengths: Sequence[int],
+) -> list[Sequence[int]]:  # fmt: skip
+    """A prompt of each of these lengths: of its blocks, where a file of Mooncake's has their ids.
+
+    Ids are numbered as they come, so that they may be of any size.
+    """
+    if not {"input_length", HASHES} <= set(header):
+        return list(map(range, lengths))
+    numbers, prompts, place = {}, [], header.index(HASHES)
+    for (line, cells), length in zip(lines, lengths, strict=True):
+        text = cells[place].strip()
+        ids, wanted = parsed_ids(text), -(-length // HASHED)
+        if ids and len(ids) != wanted or ids is None:
+            raise UserError(
+                f"{path}, {line}, column {HASHES}: {text[:60]!r} is no list of {wanted} whole"
+                f" numbers, one for each {HASHED} of its {length} tokens"
+            )
+        own = [numbers.setdefault(each, len(numbers)) for each in ids]
+        prompts.append(hashed(own, length) if own else range(length))
+    return prompts
+
+
+def parsed_ids(text: str) -> list[int] | None:
+    """The whole numbers of a JSON list; [] for an empty cell; None for all else."""
+    try:
+        ids = json.loads(text or "[]")
+    except (ValueError, RecursionError):
+        return None
+    return ids if isinstance(ids, list) and all(type(each) is int for each in ids) else None
 
 
 def number(text: str) -> float:

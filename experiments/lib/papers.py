@@ -19,6 +19,7 @@ from serving.capacity import PRECISION, Deployment, Load, settled_capacity
 from serving.lengths import tag_lengths
 from serving.traffic import (
     FASTEST,
+    HASHES,
     Lengths,
     LogNormal,
     at_rate,
@@ -79,7 +80,15 @@ class Dataset:
 CHAT, ARXIV = Dataset.published("chat", 8192), Dataset.published("arxiv", 16384)
 
 
-read_once = lru_cache(2)(read_trace)  # what it says of the file, it says once
+def read_whole(path: Path) -> list[Request]:
+    """The requests of a file, for an engine that computes each prompt whole. It says so."""
+    requests = read_trace(path)
+    if not all(isinstance(each.prompt, range) for each in requests):
+        print(f"{path}: the blocks that its {HASHES} share are computed again: no prefix caching")
+    return requests
+
+
+read_once = lru_cache(2)(read_whole)  # what it says of the file, it says once
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from pathlib import Path
 from batch import Request
 from command.checks import UserError, did_you_mean, lookup
 from configs import GPU, GPUS
-from experiments.lib.papers import ARXIV, CHAT
+from experiments.lib.papers import ARXIV, CHAT, read_whole
 from serving.anchor import lengths_of
 from serving.calibration import LENGTH, CalibratedModel
 from serving.comparison import Demand
 from serving.planner import BUDGETS, SMALL_BUDGETS, Replica
-from serving.traffic import Fixed, busy_times, make_requests, poisson, read_trace
+from serving.traffic import Fixed, busy_times, make_requests, poisson
 
 HERE = "here"  # --gpu: this machine
 
@@ -73,7 +73,7 @@ def requests_of(options: Namespace) -> tuple[str, list[Request], bool]:
             f"--requests-file {word!r} is no file: give a CSV, JSON or JSONL file,"
             f" {', '.join(DATASETS)}, or P:N tokens, such as 1000:200{did_you_mean(word, DATASETS)}"
         )
-    return path.name, read_trace(path), True
+    return path.name, read_whole(path), True
 
 
 def that_fit(requests: Sequence[Request], replica: Replica, budget: int) -> list[Request]:
