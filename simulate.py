@@ -96,7 +96,8 @@ def simulate(
 
     The GPU's memory is not checked. Without cache_tokens, B requests run at once, even if their
     keys and values would not fit (`costmodel.requests_that_fit` says how many fit).
-    Raises UserError if a request is too long for the model or for `cache_tokens`.
+    Raises UserError if a request is too long for the model or for `cache_tokens`. Of a trace,
+    `loading.requests.short_enough` leaves such requests out.
     """
     cost_model = make_cost_model(model, gpu, tp, link, software, host)
     ready = checked(requests, cost_model.model, prefix_caching, done is not None)

@@ -14,10 +14,12 @@ from statistics import median
 import pytest
 from conftest import call
 
+import plan
 from apart.simulate import simulate_fleet
 from batch import Request
 from command.checks import UserError
 from command.flags import Flag
+from configs import MODELS
 from engine import LLM, SamplingParams
 from experiments import serve_ablation, serve_latency
 from experiments.lib import measuring
@@ -29,7 +31,7 @@ from experiments.lib.study import Study
 from loading.policyfile import load_policies
 from loop import Loop
 from scheduler import make_scheduler
-from serving.capacity import median_ttft
+from serving.capacity import Deployment, median_ttft
 from serving.lengths import TAG, length_error, tag_lengths
 from serving.traffic import (
     BLOCK,
@@ -178,6 +180,25 @@ def test_a_figure_says_that_it_computes_shared_blocks_again(
     path = tmp_path / "trace.jsonl"
     path.write_text('{"timestamp": 0, "input_length": 9, "output_length": 9, "hash_ids": [1]}')
     assert len(Recorded(path).requests(1)) == 1 and "hash_ids" in capsys.readouterr().out
+
+
+def test_what_is_too_long_for_an_engine_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """A figure and a plan follow one rule; `simulate` names it."""
+    path, small = tmp_path / "trace.csv", Deployment("llama-13b")
+    path.write_text("arrival,prompt_tokens,output_tokens\n0,9,9\n1,4000,97\n2,4000,98\n")
+    with pytest.raises(UserError, match="request 2: .*; loading.requests.short_enough leaves"):
+        simulate(read_trace(path), small.model)
+    left = f"left out: 1 of 3 requests, which are longer than {MODELS[small.model].max_length}"
+    for engines in ((small,), (MISTRAL, small)):
+        data = Recorded(path, engines=engines)
+        assert len(small.serve(data.requests(9, 1.0), "sarathi_serve", 512).finished) == 2
+        assert left in capsys.readouterr().out
+    assert len(Recorded(path, engines=(MISTRAL,)).every) == 3
+    asked = ["--requests-file", path, "--model", small.model, "--tbt-slo", "200"]
+    question, _ = plan.prepare(plan.read_options(map(str, asked)))
+    assert len(question.traffic.prompts) == 2 and left in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------ nothing is kept

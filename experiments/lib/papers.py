@@ -15,6 +15,8 @@ from experiments.lib.colours import LOOKS
 from experiments.lib.common import paper_numbers
 from experiments.lib.flags import word_of
 from experiments.lib.rows import Row, Rows, print_rows
+from loading.priced import priced_model
+from loading.requests import short_enough
 from serving.capacity import PRECISION, Deployment, Load, settled_capacity
 from serving.lengths import tag_lengths
 from serving.traffic import (
@@ -88,15 +90,27 @@ def read_whole(path: Path) -> list[Request]:
     return requests
 
 
-read_once = lru_cache(2)(read_whole)  # what it says of the file, it says once
+@lru_cache(2)  # what it says of the file, it says once
+def read_once(path: Path, engines: tuple[Deployment, ...]) -> list[Request]:
+    """Those that are short enough for each of these engines."""
+    requests = read_whole(path)
+    for each in engines:
+        most = min(priced_model(each.model).max_length, each.cache_tokens)
+        requests = short_enough(requests, most, f"{each.model} on {each.hardware}")
+    return requests
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """The requests of a user's file, in the place of a `Dataset`. lengths: see serving/lengths."""
+    """The requests of a user's file, in the place of a `Dataset`.
+
+    lengths: see serving/lengths.py. engines: that serve them; what is too long for one of them is
+    left out for all.
+    """
 
     path: Path
     lengths: str | None = None
+    engines: tuple[Deployment, ...] = ()
 
     @property
     def name(self) -> str:
@@ -104,7 +118,7 @@ class Recorded:
 
     @property
     def every(self) -> list[Request]:
-        return read_once(self.path)
+        return read_once(self.path, self.engines)
 
     @property
     def max_length(self) -> int:
@@ -137,10 +151,14 @@ Data = Dataset | Recorded
 
 
 def workloads(
-    datasets: Sequence[Dataset], file: Path | None, count: int, seed: int
+    datasets: Sequence[Dataset],
+    file: Path | None,
+    count: int,
+    seed: int,
+    engines: Sequence[Deployment],
 ) -> dict[str, list[Request]]:
     """`count` requests of each data set, by its name; or of a user's file in their place."""
-    given: Sequence[Data] = [Recorded(file)] if file else datasets
+    given: Sequence[Data] = [Recorded(file, engines=tuple(engines))] if file else datasets
     return {data.name: data.requests(count, seed=seed) for data in given}
 
 

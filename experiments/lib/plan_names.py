@@ -11,6 +11,7 @@ from batch import Request
 from command.checks import UserError, did_you_mean, lookup
 from configs import GPU, GPUS
 from experiments.lib.papers import ARXIV, CHAT, read_whole
+from loading.requests import short_enough
 from serving.anchor import lengths_of
 from serving.calibration import LENGTH, CalibratedModel
 from serving.comparison import Demand
@@ -86,16 +87,8 @@ def that_fit(requests: Sequence[Request], replica: Replica, budget: int) -> list
     if isinstance(replica.cost, CalibratedModel):
         most = min(most, LENGTH)
     most = min(most, replica.holds(budget) or most)
-    fitting = [each for each in requests if each.most_cached <= most]
-    if len(fitting) < len(requests):
-        print(
-            f"left out: {len(requests) - len(fitting)} of {len(requests)} requests, which are"
-            f" longer than {most} tokens"
-        )
-    if not fitting:
-        whose = "--cache-tokens" if most == replica.cache_tokens else f"{model.name} here"
-        raise UserError(f"no request is short enough: {whose} allows {most} tokens")
-    return fitting
+    whose = "--cache-tokens" if most == replica.cache_tokens else f"{model.name} here"
+    return short_enough(requests, most, whose)
 
 
 def check_together(options: Namespace) -> None:
