@@ -82,7 +82,7 @@ def simulate_fleet(
         return Engine(number, Loop(scheduler, executor(cost_model)), keep)
 
     keys: dict[int, list[bytes]] = {}  # of blocks
-    lives = (trace := FleetTrace(guess=cost_model.guess)).requests.lives
+    lives = (trace := FleetTrace(guess=cost_model.doubts(cache_tokens))).requests.lives
 
     def collect(life: Life) -> None:
         keys.pop(life.request_id, None)

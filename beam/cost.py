@@ -221,5 +221,5 @@ def simulate_beams(
     check_requests(single, cost_model.model.max_length, cost_model.model.name)
     scheduler = make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)
     trace = run_all(Loop(scheduler, CostExecutor(cost_model)), requests)
-    trace.guess = cost_model.guess
+    trace.guess = cost_model.doubts()
     return trace

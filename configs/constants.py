@@ -213,6 +213,8 @@ ALL_REDUCES: dict[tuple[str, str], dict[int, tuple[AllReduce, ...]]] = {
 # software, so a part of the error may be the software's.
 BORROWED = {"sarathi": 16.3, "sarathi_serve": 26.4, "vllm": 36.8}
 
+# How old the software is that the constants are of.
+SINCE = {"sarathi": "of 2023", "sarathi_serve": "of 2024", "td_pipe": "of 2025", "vllm": "today's"}
 SOFTWARE = tuple(dict.fromkeys(software for _, software in EFFICIENCY))
 
 
