@@ -17,7 +17,7 @@ LATEST = 1e10  # s: later, a clock of 64 bits no longer tells two iterations apa
 class Request:
     """One prompt on its way through the engine.
 
-    prompt: token ids. `range(n)` serves as n placeholder tokens in a simulation.
+    prompt: token ids. `range(n)` serves as n placeholder tokens in a simulation, shared with none.
     max_tokens: output tokens after which the request ends with finish_reason "length".
     stop_ids: output tokens that end it at once, with finish_reason "stop".
     arrival: seconds on the engine's clock. No scheduler sees the request before that.

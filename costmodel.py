@@ -156,6 +156,17 @@ class CostModel:
         self._without_attention: dict[tuple[int, int], float] = {}
         self._chunks: dict[tuple[int, int], float] = {}
 
+    def doubts(self, cache_tokens: int | None = None, stages: int = 1) -> str:
+        """`guess`, and that the memory is too small, if so; "" if there is nothing to say.
+
+        cache_tokens: of all requests; None: the weights alone are looked at.
+        """
+        gpus, cache = self.tp * stages, self.kv_bytes * self.tp * (cache_tokens or 0)
+        needed, room = self.model.weight_bytes(self.bytes_per_value) + cache, self.gpu.memory * gpus
+        what = "weights and cache" if cache else "weights"
+        small = f"{needed / 1e9:.0f} GB of {what} do not fit the {room / 1e9:.0f} GB of {gpus} x"
+        return "; ".join(filter(None, [self.guess, needed > room and f"{small} {self.gpu.name}"]))
+
     def linear(self, tokens: int, inputs: int, outputs: int, fp8: bool = False) -> float:
         """Seconds of one matrix product (tokens, inputs) @ (inputs, outputs).
 

@@ -83,19 +83,23 @@ def simulate(
     """Predicted times of these requests, with placeholder tokens.
 
     tp: GPUs that share the model. link: joins them, a name of configs.LINKS; None: the GPU's own.
-    software: a name of costmodel.SOFTWARE: the constants are fitted to its measurements. If it was
-    not measured on this GPU, the trace's `guess` says whose constants are taken.
+    software: a name of costmodel.SOFTWARE: the constants are fitted to its measurements. The
+    default is SARATHI's, of 2023; "vllm" is today's. If it was not measured on this GPU, the
+    trace's `guess` says whose constants are taken.
     host: a name of configs.hosts.HOSTS: the CPU's time for each iteration.
     cache, block_size, prefix_caching: see `engine.LLM`. Only prompts that say which tokens they
-    share can share them: see paged/prompts.py.
+    share can share them, and `range(n)` says nothing: see paged/prompts.py.
 
     done: is given each request's life when it has ended, and nothing is kept: so a million requests
     need no more memory than those that wait or run. They may come from a generator, in order of
-    arrival. The trace has the number of iterations, `count`.
+    arrival. The trace has the number of iterations, `count`. But a prefix cache without an end
+    keeps the blocks of all requests: so with prefix_caching, give cache_tokens, too.
 
-    The GPU's memory is not checked. Without cache_tokens, B requests run at once, even if their
-    keys and values would not fit (`costmodel.requests_that_fit` says how many fit).
-    Raises UserError if a request is too long for the model or for `cache_tokens`.
+    What does not fit the GPU's memory is priced all the same: `guess` says if the weights, and
+    cache_tokens if they are given, do not. Without cache_tokens, B requests run at once, even if
+    their keys and values would not fit (`costmodel.requests_that_fit` says how many fit).
+    Raises UserError if a request is too long for the model or for `cache_tokens`. Of a trace,
+    `loading.requests.short_enough` leaves such requests out.
     """
     cost_model = make_cost_model(model, gpu, tp, link, software, host)
     ready = checked(requests, cost_model.model, prefix_caching, done is not None)
@@ -110,7 +114,7 @@ def simulate(
         while loop.step():
             for _, life in loop.trace.ended:
                 done(life)
-    loop.trace.guess = cost_model.guess
+    loop.trace.guess = cost_model.doubts(cache_tokens)
     return loop.trace
 
 

@@ -143,9 +143,10 @@ class Trace:
 
     iterations: all of them. lives: by request id, in order of their first iteration.
     finished, preempted, cancelled: (request id, time). In its next iteration, a preempted request
-    starts its prefill again. guess: whose constants a cost model borrowed for these times; "" if
-    none. policy: whose batches they were. schedules, policy_seconds, longest_schedule: how often
-    the policy was asked, its own time in all, and the longest.
+    starts its prefill again. guess: what to doubt in priced times: whose constants were borrowed,
+    and what does not fit the memory; "" if nothing. policy: whose batches they were. schedules,
+    policy_seconds, longest_schedule: how often the policy was asked, its own time in all, and the
+    longest.
     """
 
     iterations: list[Iteration] = field(default_factory=list)

@@ -64,8 +64,9 @@ def simulate_fleet(
     policy, chunk_size: of replicas and prefill engines. decode_policy, decode_chunk_size: of decode
     engines; None: the same. max_batch_size, cache_tokens: of each engine.
     done: is given each request's life when it has ended, and nothing is kept: so a million requests
-    need no more memory than those that wait or run. They may come from a generator, in order of
-    arrival. keep: the engines' iterations and the fetches stay. executor: makes that of an engine.
+    need no more memory than those that wait or run (with prefix_caching, only if cache_tokens is
+    given). They may come from a generator, in order of arrival. keep: the engines' iterations and
+    the fetches stay. executor: makes that of an engine.
 
     With one replica, the times are exactly those of `simulate`. Raises UserError as it does.
     """
@@ -81,7 +82,7 @@ def simulate_fleet(
         return Engine(number, Loop(scheduler, executor(cost_model)), keep)
 
     keys: dict[int, list[bytes]] = {}  # of blocks
-    trace = FleetTrace(Passing() if done else Trace(), guess=cost_model.guess)
+    trace = FleetTrace(Passing() if done else Trace(), guess=cost_model.doubts(cache_tokens))
     lives = trace.requests.lives
 
     def collect(life: Life) -> None:

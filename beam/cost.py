@@ -222,5 +222,5 @@ def simulate_beams(
     scheduler = make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)
     scheduler.memory = BeamMemory(scheduler.memory)
     trace = run_all(Loop(scheduler, CostExecutor(cost_model)), requests)
-    trace.guess = cost_model.guess
+    trace.guess = cost_model.doubts()
     return trace

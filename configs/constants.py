@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from command.checks import check_flag, check_number, check_whole, lookup
+from command.checks import check_flag, check_number, check_whole, lookup, shown
 from configs import GPUS
 
 ENDS = 128  # to start a block of a product and to write its result costs as much as 128 inputs more
@@ -213,6 +213,8 @@ ALL_REDUCES: dict[tuple[str, str], dict[int, tuple[AllReduce, ...]]] = {
 # software, so a part of the error may be the software's.
 BORROWED = {"sarathi": 16.3, "sarathi_serve": 26.4, "vllm": 36.8}
 
+# How old the software is that the constants are of.
+SINCE = {"sarathi": "of 2023", "sarathi_serve": "of 2024", "td_pipe": "of 2025", "vllm": "today's"}
 SOFTWARE = tuple(dict.fromkeys(software for _, software in EFFICIENCY))
 
 
@@ -222,14 +224,19 @@ def constants(gpu: str, software: str, generation: str = "") -> tuple[Efficiency
     If the software was not measured on this GPU, the constants are those of a GPU where it was: of
     the same generation if there is one, else of the nearest. We guess that both GPUs reach the same
     shares of their data sheets. The line says how far off such a guess was on the L20
-    (`BORROWED`). generation: of a GPU that gpus.py does not have. Raises UserError for an unknown
-    software.
+    (`BORROWED`). generation: of a GPU that gpus.py does not have, a word of GENERATIONS or
+    STRANGERS. Another word is a generation newer than these, and the line says so. Raises UserError
+    for an unknown software.
     """
     lookup(dict.fromkeys(SOFTWARE), software, "software")
+    if gpu in GPUS:
+        generation = GPUS[gpu].generation
     owner = owner_of(gpu, software, generation)
     if gpu == owner:
         return EFFICIENCY[gpu, software], ""
     guess = f"constants of the {owner}: the {gpu} has none for {software}"
+    if is_newer(generation):
+        guess += f"; generation {shown(generation)} is taken as newer than {', '.join(KNOWN)}"
     if software in BORROWED:
         guess += f"; on the L20: {BORROWED[software]:.0f} % too slow"
     return EFFICIENCY[owner, software], guess
@@ -246,11 +253,18 @@ def owner_of(gpu: str, software: str, generation: str = "") -> str:
     return min(owners, key=lambda owner: distance(GPUS[owner].generation, generation))
 
 
-GENERATIONS = ("turing", "ampere", "ada", "hopper", "blackwell")
+GENERATIONS = ("turing", "ampere", "ada", "hopper", "blackwell")  # NVIDIA's, the oldest first
+STRANGERS = ("cdna3", "xe")  # of other vendors, near to none
+KNOWN = (*GENERATIONS, *STRANGERS)
+
+
+def is_newer(generation: str) -> bool:
+    """Whether it is of no table: so it came after those that are. ("" says nothing.)"""
+    return generation not in ("", *KNOWN)
 
 
 def distance(one: str, other: str) -> int:
-    """How many generations lie between two; many where one of them is not known."""
-    if not {one, other} <= set(GENERATIONS):
-        return len(GENERATIONS)
-    return abs(GENERATIONS.index(one) - GENERATIONS.index(other))
+    """How many generations lie between two; many where one says nothing, or is a stranger."""
+    order = dict(zip(GENERATIONS, range(len(GENERATIONS)), strict=True))
+    places = [len(order) if is_newer(each) else order.get(each) for each in (one, other)]
+    return len(order) if None in places else abs(places[0] - places[1])

@@ -16,11 +16,12 @@ from functools import partial
 
 from command.checks import UserError
 from configs import GPU, ModelConfig
-from configs.constants import EFFICIENCY, ENDS, Efficiency, overlapped, owner_of
+from configs.constants import EFFICIENCY, ENDS, STRANGERS, Efficiency, overlapped, owner_of
 
 # of rows that an expert's kernel computes together; it pads the last ones of each expert
 FEWEST_ROWS, MOST_ROWS = 16, 64
-COMPUTE_FP8 = ("ada", "hopper", "blackwell")  # generations whose tensor cores do
+NO_FP8 = ("", "turing", "ampere", *STRANGERS)  # generations whose tensor cores compute none, or
+# of which we know too little
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def experts_and_fp8(
         raise UserError(
             f"{model.name} has {what}: their kernels are known for vllm, not {software}"
         )
-    if fp8 and gpu.generation not in COMPUTE_FP8:
+    if fp8 and gpu.generation in NO_FP8:
         raise UserError(
             f"{model.name} has fp8 weights, and the {gpu.name} computes no fp8: its kernels turn"
             " them into 16 bits, and no public measurement of that is known"

@@ -25,7 +25,8 @@ class GPU:
     # neither waves nor the start of blocks are priced.
     sms: int = 0
     l2: float = 0.0  # bytes of the cache that all SMs share; 0: none, or unknown
-    generation: str = ""  # GPUs of one generation reach similar shares of their data sheets
+    # GPUs of one generation reach similar shares of their data sheets: constants.GENERATIONS
+    generation: str = ""
     link: str = "nvlink-a100"  # of LINKS: joins GPUs of this kind, unless another one is named
     card: float = 0.0  # bytes that software finds on it (CARDS); 0: unknown
 

@@ -133,7 +133,8 @@ def derived() -> dict[str, float]:
         rows = fidelity.read(common.ROOT / "results" / "fidelity.csv")
         sizes = [abs(row.error) for row in rows if re.fullmatch(pattern, row.id)]
         found |= {f"numbers, {what}": len(sizes), f"error, {what}": statistics.median(sizes)}
-    found["numbers of benchmarks.csv"] = len(beside_benchmarks.benchmarks())
+    lines = beside_benchmarks.benchmarks()
+    found["numbers of benchmarks.csv"] = sum(not each.said_before for each in lines)
     plan = results("plan")
     found["C of the plan"] = plan.where("capacity", "layout").one("C")
     measured = results("segment_widths").where(source="measured", way="segment")

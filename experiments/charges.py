@@ -15,7 +15,7 @@ from dataclasses import replace
 from command.cli import run_main
 from command.flags import Flag
 from configs import GPUS, MODELS, lookup
-from configs.constants import SOFTWARE
+from configs.constants import SINCE, SOFTWARE
 from costmodel import KERNELS, CostModel, make_batch
 from experiments import law_kernels
 from experiments.lib.common import paper_numbers
@@ -223,9 +223,9 @@ def main() -> None:
     options = ScriptParser(__doc__, FLAGS).parse_args()
     model, gpu = priced_model(options.model), lookup(GPUS, options.gpu, "GPU")
     cost = CostModel(model, gpu, software=options.software)
-    print(f"{model.name} on {gpu.name}, software {options.software}")
-    if cost.guess:
-        print(textwrap.fill(f"A guess: {cost.guess}", 100))
+    print(f"{model.name} on {gpu.name}, software {options.software}, {SINCE[options.software]}")
+    if doubts := cost.doubts():
+        print(textwrap.fill(f"A guess: {doubts}", 100))
     for heading, lines in sections(cost, options.software).items():
         print(f"\n{heading}\n")
         for line in lines:

@@ -60,8 +60,8 @@ def sweeps(
 ) -> list[Sweep]:
     """policy: more of them, with both token budgets. The rest: see SERVED."""
     count = 128 if quick else REQUESTS
-    file = Recorded(requests_file) if requests_file else None
     [engine] = deployments([YI], **own)
+    file = Recorded(requests_file, engines=(engine,)) if requests_file else None
     workloads = {file.name: (file, 0.0)} if file else DATASETS
     if file or engine != YI:
         workloads = {

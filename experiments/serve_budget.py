@@ -84,8 +84,8 @@ def sweeps(
     **own: object,
 ) -> list[Sweep]:
     """policy: more of them. The rest: see SERVED; or they are those of `print_budget`."""
-    count, data = 64 if quick else REQUESTS, Recorded(requests_file) if requests_file else CHAT
-    on = deployments([MISTRAL, YI], **own)
+    on, count = deployments([MISTRAL, YI], **own), 64 if quick else REQUESTS
+    data = Recorded(requests_file, engines=(on[0],)) if requests_file else CHAT
     keys = {"C": BUDGETS[1::4] if quick else BUDGETS, "rate": RATE}
     if data != CHAT or on[0] != MISTRAL:
         keys["rate"] = float(f"{0.8 * burst_rate(on[0], data, count, 512):.3g}")

@@ -107,7 +107,8 @@ def sweeps(
     it is given, the token budgets are searched, too. quick: to a few parts in ten.
     """
     count = requests or (64 if quick else REQUESTS)
-    workloads = papers.workloads(DATASETS, requests_file, count, seed)
+    on = deployments(DEPLOYMENTS, **own)
+    workloads = papers.workloads(DATASETS, requests_file, count, seed, on)
     run = partial(
         capacities,
         workloads=workloads,
@@ -115,7 +116,6 @@ def sweeps(
         precision=1.3 if quick else PRECISION,
     )
     jobs = cases(data=list(workloads), policy=[*POLICIES, *more_policies(policy)])
-    on = deployments(DEPLOYMENTS, **own)
     return [Sweep(bounds, on, [{}]), Sweep(run, on, jobs, processes=True)]
 
 

@@ -151,15 +151,15 @@ def sweeps(
     **named: object,
 ) -> list[Sweep]:
     """policy: more of them, with the token budget of the strict SLO. The rest: see FLAGS."""
-    own = Recorded(requests_file, predicted_lengths) if requests_file else None
+    [engine] = deployments([YI], **named)
+    own = Recorded(requests_file, predicted_lengths, (engine,)) if requests_file else None
     if not own and (by or predicted_lengths):
         raise UserError(
             "--by and --predicted-lengths need --requests-file, whose requests have tags"
         )
     if by:
         own.values(by)
-    [engine], data = deployments([YI], **named), own or CHAT
-    count = requests or (64 if quick else REQUESTS)
+    data, count = own or CHAT, requests or (64 if quick else REQUESTS)
     rates = rate or (QUICK_RATES if quick else RATES)
     if not rate and (own or engine != YI):
         most = burst_rate(engine, data, count, SMALL)

@@ -165,7 +165,8 @@ def sweeps(
     requests_file: in the place of the published lengths; then the causes are not looked for.
     """
     count, precision = requests or (32 if quick else REQUESTS), 1.5 if quick else PRECISION
-    workloads = papers.workloads(DATASETS[: 1 if quick else None], requests_file, count, seed)
+    datasets, engines = DATASETS[: 1 if quick else None], [*PIPELINES, FALCON_TP8]
+    workloads = papers.workloads(datasets, requests_file, count, seed, engines)
     run = partial(capacities, workloads=workloads, precision=precision)
     why = partial(cause, count=count, seed=seed, precision=precision)
     policies = list(dict.fromkeys((*POLICIES, *(policy or ()))))

@@ -100,8 +100,8 @@ def sweeps(
     **own: object,
 ) -> list[Sweep]:
     """policy: more of them, with the same token budget. The rest: see SERVED."""
-    data = Recorded(requests_file) if requests_file else None
     on = deployments([YI], **own)
+    data = Recorded(requests_file, engines=tuple(on)) if requests_file else None
     policies = tuple(dict.fromkeys((*COMPARED, *(policy or ()))))
     (L, B, C), count = ((64, 3, 16), 6) if quick else ((512, 8, 64), 24)
     L, B = data.max_length if data else L, own.get("max_batch_size") or B

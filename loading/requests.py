@@ -7,6 +7,7 @@ from itertools import islice
 from batch import Request
 from command.checks import MOST_SEED, UserError, check_whole, shown
 from configs import ModelConfig
+from paged.prompts import stated
 
 
 def listed(requests: Iterable[Request]) -> list[Request]:
@@ -39,13 +40,27 @@ def check_tokens(requests: Iterable[Request]) -> None:
                 check_whole(name, token, 0, MOST_SEED)
 
 
+def short_enough(requests: Sequence[Request], most: int, whose: str) -> list[Request]:
+    """Those that need at most so many tokens. A line says how many others are left out.
+
+    whose: what allows that, for the UserError if none is left.
+    """
+    found = [request for request in requests if request.slot_tokens <= most]
+    if not found:
+        raise UserError(f"no request is short enough: {whose} allows {most} tokens")
+    if left := len(requests) - len(found):
+        print(f"left out: {left} of {len(requests)} requests, which are longer than {most} tokens")
+    return found
+
+
 def check_requests(
-    requests: Sequence[Request], most: int, whose: str, what: str = "request"
+    requests: Sequence[Request], most: int, whose: str, what: str = "request", instead: str = ""
 ) -> None:
     """Raise a UserError if two requests share an id, or one is too long for its slot.
 
     most: tokens of a slot. The last output token needs no place, because it is not fed back.
-    whose, what: words for the error: what sets the limit, and what a request is called.
+    whose, what, instead: words for the error: what sets the limit, what a request is called, and
+    what to do.
     """
     ids: set[int] = set()
     for request in requests:
@@ -53,7 +68,7 @@ def check_requests(
         if getattr(request, "slot_tokens", request.most_cached) > most:  # of a beam search: fewer
             raise UserError(
                 f"{name}: {len(request.prompt)} prompt tokens + max_tokens {request.max_tokens} - 1"
-                f" exceed the {most} tokens that {whose} allows"
+                f" exceed the {most} tokens that {whose} allows{instead}"
             )
         if request.request_id in ids:
             raise UserError(f"two requests have the id {request.request_id}: give each its own")
@@ -65,14 +80,18 @@ def checked(
 ) -> Iterator[Request]:
     """The requests in order of arrival, each of which the model can run; else a UserError.
 
-    tokens: prompts must be token ids, because their prefixes are compared. one_by_one: they come
+    tokens: prompts must be token ids, because their prefixes are compared; `range(n)` gets tokens
+    of its own, since it states nothing that another prompt could share. one_by_one: they come
     from a generator, in order of arrival already; each is taken only when it is asked for, and
     whether two share an id is not looked at.
     """
     last = 0.0
     for group in map(listed, ([each] for each in requests) if one_by_one else [requests]):
         refuse_beams(group, "price it with beam.cost.simulate_beams")
-        check_requests(group, model.max_length, model.name)
+        instead = "; loading.requests.short_enough leaves such requests out"
+        check_requests(group, model.max_length, model.name, instead=instead)
+        for request in group if tokens else ():
+            request.prompt = stated(request.prompt)
         check_tokens(group if tokens else ())
         for request in sorted(group, key=lambda request: request.arrival):
             if request.arrival < last:

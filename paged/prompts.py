@@ -1,14 +1,20 @@
 """Placeholder prompts that say which tokens they share. No torch.
 
-`range(n)` is a prompt of n placeholder tokens, and begins as all others do: with prefix caching, a
-simulation would find nearly all of it. `Parts` lays ranges one behind the other instead:
+`range(n)` is a prompt of n placeholder tokens. It states nothing, so it shares nothing: `simulate`
+gives it tokens that no other prompt has. `Parts` lays ranges one behind the other, and states them:
 
     system, own = range(512), range(10_000, 10_128)     512 tokens that all share, and 128 that none
     Request(0, Parts([system, own]), max_tokens=64)
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, count
+
+from command.checks import MOST
+
+HASHED = 512  # tokens of a block of Mooncake's
+FIRST = 2**62  # of the tokens that nobody states
+taken = count()
 
 
 class Parts(Sequence):
@@ -39,3 +45,17 @@ def shared(prompt: int, same: int, number: int) -> Parts:
     """`prompt` tokens, whose first `same` are those of all other such prompts. number: from 0."""
     own = 10**9 + number * 10**6  # a model's tokens are fewer
     return Parts([range(same), range(own, own + prompt - same)])
+
+
+def stated(prompt: Sequence[int]) -> Sequence[int]:
+    """The prompt; in place of `range(n)`, as many tokens that no other prompt has."""
+    if prompt != range(len(prompt)):
+        return prompt
+    own = FIRST + next(taken) * MOST
+    return range(own, own + len(prompt))
+
+
+def hashed(ids: Sequence[int], tokens: int) -> Parts:
+    """A prompt of `tokens` tokens in blocks of HASHED, of which each id stands for one."""
+    ends = (min(HASHED, tokens - HASHED * place) for place in range(len(ids)))
+    return Parts(range(HASHED * id, HASHED * id + end) for id, end in zip(ids, ends, strict=True))

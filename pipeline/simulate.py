@@ -128,7 +128,8 @@ def simulate_pipeline(
         filled.add(request)
     way = Hop.over(lookup(LINKS, hop, "link"), cost_model) if hop is not None else None
     trace = PipelineTrace(stages, filled.count, keep)
-    trace.guess = cost_model.guess
+    pools = 1 if memory == "pool" else filled.count
+    trace.guess = cost_model.doubts(cache_tokens and pools * cache_tokens, stages)
     if trace.requests is not None:
         trace.requests.policy = policy
     return run_pipeline(filled, costs, trace, way)

@@ -216,6 +216,11 @@ def of_vllm(entry: Entry) -> Run:
     } | entry.times(keys)
     clients = entry.whole("max_concurrency", 1, needed=False)
     rate, shape = entry.get("request_rate"), entry.get("burstiness")
+    if not clients and rate is None:
+        raise UserError(
+            f"{entry.where}: neither request_rate nor max_concurrency; give one, request_rate as"
+            ' "inf" for all at once'
+        )
     rate = None if rate in (None, "inf", math.inf) else entry.number("request_rate", 1e-6, FASTEST)
     if clients and rate:  # Little's law: how many ran at once
         each = measured.get("mean TTFT", 0) + measured.get("mean TPOT", 0) * outputs / done

@@ -19,8 +19,10 @@ Times are in seconds, lengths in tokens. If a trace says n output tokens, the re
 max_tokens = n: the prefill yields the first of them.
 """
 
+import json
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -33,7 +35,8 @@ import numpy as np
 from batch import LATEST, Request
 from command.checks import MOST_SEED, UserError, check_number, check_whole, shown
 from loading.requests import listed
-from loading.tables import is_json, read_table
+from loading.tables import check_cells, is_json, read_table
+from paged.prompts import HASHED, hashed
 from serving.search import FASTEST
 
 ARRIVALS, PROMPTS, OUTPUTS = range(3)  # the streams of one seed
@@ -119,7 +122,8 @@ def repeat(requests: Sequence[Request], times: int) -> list[Request]:
 
     Each round keeps its order and its gaps. So the bursts and long prompts of a recorded trace keep
     their places: a shuffled order would be another load. The gap between two rounds is the mean
-    gap. If all requests come at once, a round takes 1 s for each of them. Ids count from 0.
+    gap. If all requests come at once, a round takes 1 s for each of them. Ids count from 0. A
+    prompt that states its tokens is the same in each round: with prefix caching, it is a hit there.
     """
     check_whole("times", times)
     first = min(request.arrival for request in requests)
@@ -303,6 +307,9 @@ HEADERS = {
 }  # fmt: skip
 # Mooncake's (github.com/kvcache-ai/Mooncake, FAST25-release/traces): its times are milliseconds.
 MOONCAKE = {"arrival": ("timestamp",), "prompt": ("input_length",), "output": ("output_length",)}
+HASHES = "hash_ids"
+# Words of a name that may be an arrival: "sentAt" has two of them.
+TIMES = re.compile("arriv.*|.*times?|.*stamps?|date|start|started|sent|created|offset|at|ts?|ms")
 
 
 def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
@@ -310,13 +317,14 @@ def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
 
     It sorts the lines of a file that has another order, and says so in a line.
     count: read only so many, the first ones; None: all. The header (in NAME.json and NAME.jsonl:
-    the objects' names) has three columns, see HEADERS. If objects have no arrivals, all requests
-    come at once. All other columns are the request's tags: their names and texts, for a policy
-    that reads them. Arrivals are seconds, or all of them are dates and times (ISO 8601). A file
-    with an `input_length` is one of Mooncake's: there they are milliseconds. Lengths are whole
-    numbers of tokens, at least 1. Lines of BurstGPT without tokens are requests that failed: they
-    are left out, and a line says how many. For a wrong cell, the UserError names file, line (in
-    JSON: row) and column.
+    the objects' names) has three columns, see HEADERS. All other columns are the request's tags:
+    their names and texts, for a policy that reads them. If objects have no times, all requests come
+    at once; but a name such as `sent_at` may be a time, and is refused. Arrivals are seconds, or
+    all of them are dates and times (ISO 8601). A file with an `input_length` is one of Mooncake's:
+    there they are milliseconds, and prompts whose `hash_ids` begin alike share these blocks of 512
+    tokens. No other prompts share anything. Lengths are whole numbers of tokens, at least 1. Lines
+    of BurstGPT without tokens are requests that failed: they are left out, and a line says how
+    many. For a wrong cell, the UserError names file, line (in JSON: row) and column.
     """
     if count is not None:
         check_whole("count", count, 1)
@@ -334,6 +342,9 @@ def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
     if not lines:
         raise UserError(f"{path}: no requests below the header; a trace needs at least one")
     rows = read_rows(path, columns, lines)
+    for place, cells in () if is_json(path) else lines:
+        check_cells(f"{path}, {place}", len(cells), len(header))
+    prompts = read_prompts(path, header, lines, [prompt for _, prompt, _ in rows])
     known = {place for place, _ in columns.values()}
     places = [place for place in range(len(header)) if place not in known]
     tags = [
@@ -346,18 +357,18 @@ def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
     order = sorted(range(len(rows)), key=lambda line: rows[line][0])[:count]
     first = rows[order[0]][0]
     return [
-        Request(i, range(prompt), output, arrival=arrival - first, tags=tags[line])
+        Request(i, prompts[line], output, arrival=arrival - first, tags=tags[line])
         for i, line in enumerate(order)
-        for arrival, prompt, output in [rows[line]]
+        for arrival, _, output in [rows[line]]
     ]
 
 
 def find_columns(path: Path | str, header: Sequence[str]) -> dict[str, tuple[int, str]]:
-    """Place and name of each of the three columns. A JSON or JSONL file may have no arrivals."""
+    """Place and name of each of the three columns. A JSON or JSONL file may have no times."""
     found = {}
     for column, allowed in (MOONCAKE if "input_length" in header else HEADERS).items():
         name = next((name for name in allowed if name in header), None)
-        if name is None and column == "arrival" and is_json(path):
+        if name is None and column == "arrival" and is_json(path) and not times_in(header):
             found[column] = len(header), column  # a column more: all come at once
             continue
         if name is None:
@@ -369,6 +380,12 @@ def find_columns(path: Path | str, header: Sequence[str]) -> dict[str, tuple[int
             raise UserError(f"{path}, line 1: two columns are called {name}: leave one out")
         found[column] = header.index(name), name
     return found
+
+
+def times_in(names: Iterable[str]) -> list[str]:
+    """Those that may be arrivals, by a word of theirs."""
+    words = {name: re.findall("[A-Z]?[a-z]+|[A-Z]+", name) for name in names}
+    return [name for name in words if any(TIMES.fullmatch(word.lower()) for word in words[name])]
 
 
 def read_rows(
@@ -401,6 +418,39 @@ def read_rows(
                 ) from None
         rows.append(tuple(values))
     return rows
+
+
+def read_prompts(
+    path: Path | str, header: Sequence[str], lines: Sequence[tuple[str, list[str]]],
+    lengths: Sequence[int],
+) -> list[Sequence[int]]:  # fmt: skip
+    """A prompt of each of these lengths: of its blocks, where a file of Mooncake's has their ids.
+
+    Ids are numbered as they come, so that they may be of any size.
+    """
+    if not {"input_length", HASHES} <= set(header):
+        return list(map(range, lengths))
+    numbers, prompts, place = {}, [], header.index(HASHES)
+    for (line, cells), length in zip(lines, lengths, strict=True):
+        text = cells[place].strip()
+        ids, wanted = parsed_ids(text), -(-length // HASHED)
+        if ids and len(ids) != wanted or ids is None:
+            raise UserError(
+                f"{path}, {line}, column {HASHES}: {text[:60]!r} is no list of {wanted} whole"
+                f" numbers, one for each {HASHED} of its {length} tokens"
+            )
+        own = [numbers.setdefault(each, len(numbers)) for each in ids]
+        prompts.append(hashed(own, length) if own else range(length))
+    return prompts
+
+
+def parsed_ids(text: str) -> list[int] | None:
+    """The whole numbers of a JSON list; [] for an empty cell; None for all else."""
+    try:
+        ids = json.loads(text or "[]")
+    except (ValueError, RecursionError):
+        return None
+    return ids if isinstance(ids, list) and all(type(each) is int for each in ids) else None
 
 
 def number(text: str) -> float:

@@ -118,6 +118,15 @@ def test_what_equals_our_prediction_has_ratio_1() -> None:
         assert beside.beside(slower, each.id)[WAYS[1]] == (2 if "TTFT" in quantity else 0.5)
 
 
+def test_a_throughput_in_two_units_is_compared_once() -> None:
+    """b040's requests/s are b039's tokens/s; b379's are not quite b378's."""
+    lines = {each.id: each for each in beside.benchmarks()}
+    again = {name for name, each in lines.items() if each.said_before}
+    assert "b040" in again and again.isdisjoint(("b039", "b378", "b379")) and len(again) == 8
+    compared = read_rows(MEASURED).where("number").column("number")
+    assert len(compared) == len(set(compared)) == 308 and again.isdisjoint(compared)
+
+
 def test_a_throughput_that_is_the_load_is_not_compared() -> None:
     """Sent at 2 requests/s, of 100 tokens each."""
     each = replace(beside.benchmarks()[0], load_kind="rate", load=2.0, output_tokens=100)

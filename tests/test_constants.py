@@ -2,15 +2,17 @@
 
 import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from apart.simulate import simulate_fleet
 from batch import Request
 from beam.cost import simulate_beams
 from configs import GPUS, MODELS
-from configs.constants import BORROWED
+from configs.constants import BORROWED, SINCE
 from costmodel import EFFICIENCY, SOFTWARE, CostModel, constants
 from experiments import fit, td_allreduce
 from experiments.lib.common import read_table
@@ -18,6 +20,7 @@ from experiments.lib.engines import Priced, Sweep
 from experiments.lib.study import guesses
 from pipeline import simulate_pipeline
 from simulate import make_cost_model, simulate
+from web.priced import PricedEngine
 
 L20 = EFFICIENCY["l20", "td_pipe"]
 
@@ -43,6 +46,31 @@ def test_a_trace_says_whose_constants_it_borrowed(run) -> None:
     hop = {"hop": "pcie4"} if run is simulate_pipeline else {}
     for gpu, guess in (("a6000", ""), ("h100", constants("h100", "sarathi")[1])):
         assert run([Request(0, [1] * 9, 3)], "llama-13b", gpu, **hop).guess == guess
+
+
+def test_a_trace_says_that_its_memory_is_too_small() -> None:
+    """Of one T4; of its pipeline, which shares weights and cache; of too large a cache."""
+
+    def said(run: Callable, gpu: str = "t4", **options: object) -> str:
+        trace = run([Request(0, [1] * 9, 3)], "llama2-70b", gpu, tp=8, **options)
+        return trace.guess.partition("% too slow; ")[2]
+
+    small = "138 GB of weights do not fit the 128 GB of 8 x t4"
+    assert said(simulate).endswith(small) and said(simulate_fleet).endswith(small)
+    assert said(simulate_beams, link="pcie3").endswith(small)
+    assert "GB" not in said(simulate_pipeline, stages=2, hop="pcie4", cache_tokens=10_000)
+    assert "GB" not in said(simulate, "a100-80gb", cache_tokens=10**6)
+    small = "weights and cache do not fit the 640 GB of 8 x a100-80gb"
+    assert said(simulate, "a100-80gb", cache_tokens=2 * 10**6).endswith(small)
+    one = {"stages": 2, "hop": "pcie4", "cache_tokens": 200_000}
+    assert "GB" not in said(simulate_pipeline, memory="pool", **one)
+    assert "and cache do not fit the 256 GB of 16 x t4" in said(simulate_pipeline, **one)
+
+
+def test_a_priced_server_says_how_old_its_software_is() -> None:
+    engine = PricedEngine("llama2-70b", "t4", max_batch_size=2)
+    assert engine.description.endswith("predicted by the cost model (sarathi, of 2023)")
+    assert set(SINCE) == set(SOFTWARE)
 
 
 def test_every_results_file_says_its_guesses() -> None:

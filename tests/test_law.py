@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from batch import Batch
+from command.checks import UserError
 from configs import GPUS, LINKS, MODELS
 from configs.constants import (
     ALL_REDUCES,
     EFFICIENCY,
-    GENERATIONS,
+    KNOWN,
     AllReduce,
     Efficiency,
     constants,
@@ -231,7 +232,7 @@ def test_a_gpu_borrows_from_its_own_generation(gpu: str, owner: str) -> None:
     "generation, owner",
     {
         "turing": "a100-80gb", "ampere": "a100-80gb", "ada": "l40s", "hopper": "h100",
-        "blackwell": "h100", "": "a100-80gb",
+        "blackwell": "h100", "": "a100-80gb", "cdna3": "a100-80gb", "rubin": "h100",
     }.items(),
 )  # fmt: skip
 def test_a_gpu_of_no_table_borrows_by_its_generation(generation: str, owner: str) -> None:
@@ -239,6 +240,19 @@ def test_a_gpu_of_no_table_borrows_by_its_generation(generation: str, owner: str
     cost = CostModel(MODELS["llama3.1-8b"], mine, software="vllm")
     assert cost.efficiency == EFFICIENCY[owner, "vllm"]
     assert cost.guess.startswith(f"constants of the {owner}: the mine has none for vllm")
+    newer = (
+        "generation 'rubin' is taken as newer than turing, ampere, ada, hopper, blackwell, cdna3"
+    )
+    assert (newer in cost.guess) == (generation == "rubin")
+
+
+def test_a_gpu_newer_than_the_table_computes_fp8() -> None:
+    """As do the last three generations that are in it."""
+    newest = replace(GPUS["b200"], name="mine", generation="rubin")
+    model = replace(MODELS["llama3.1-8b"], weights="fp8")
+    assert CostModel(model, newest, software="vllm").fp8
+    with pytest.raises(UserError, match="computes no fp8"):
+        CostModel(model, replace(newest, generation=""), software="vllm")
 
 
 def test_every_gpu_has_its_sheet_and_all_constants_a_source() -> None:
@@ -246,7 +260,7 @@ def test_every_gpu_has_its_sheet_and_all_constants_a_source() -> None:
         assert gpu.source and gpu.sms > 1 and gpu.l2 >= 4e6 and gpu.link in LINKS, gpu.name
         ratio = gpu.peak / gpu.bandwidth  # FLOPs for each byte
         assert 70 < ratio < 450, gpu.name
-        assert gpu.generation in (*GENERATIONS, "cdna3", "xe")
+        assert gpu.generation in KNOWN
     for owner, efficiency in EFFICIENCY.items():
         assert "experiments/" in efficiency.source and "%" in efficiency.source, owner
 

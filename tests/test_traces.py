@@ -3,6 +3,7 @@
 import csv
 import importlib
 import itertools
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -13,9 +14,12 @@ from statistics import median
 import pytest
 from conftest import call
 
+import plan
+from apart.simulate import simulate_fleet
 from batch import Request
 from command.checks import UserError
 from command.flags import Flag
+from configs import MODELS
 from engine import LLM, SamplingParams
 from experiments import serve_ablation, serve_latency
 from experiments.lib import measuring
@@ -27,16 +31,18 @@ from experiments.lib.study import Study
 from loading.policyfile import load_policies
 from loop import Loop
 from scheduler import make_scheduler
-from serving.capacity import median_ttft
+from serving.capacity import Deployment, median_ttft
 from serving.lengths import TAG, length_error, tag_lengths
 from serving.traffic import (
     BLOCK,
     LogNormal,
     Uniform,
+    at_rate,
     gamma,
     make_requests,
     poisson,
     read_trace,
+    repeat,
     stream_requests,
 )
 from simulate import CostExecutor, run_all, simulate
@@ -115,6 +121,84 @@ def test_tags_are_in_the_trace_of_the_real_engine() -> None:
     assert list(llm.trace.by_tag("user")) == ["ann", "bob"] and llm.trace.policy == "sarathi_serve"
     measuring.generate(llm, tagged(2), "sarathi_serve", 64)
     assert list(llm.trace.by_tag("user")) == ["ann,", "bob"], "in an experiment, too"
+
+
+# ------------------------------------------------------------------------- what prompts share
+
+AZURE = Path(__file__).parent.parent / "experiments" / "azure_conv_2023_sample.csv"
+CACHED = {"model": "llama3.1-8b", "gpu": "h100", "policy": "sarathi_serve", "chunk_size": 512}
+CACHED |= {"cache": "paged", "prefix_caching": True}
+
+
+def hits(trace: Trace) -> list[int]:
+    return [trace.lives[i].cached for i in sorted(trace.lives)]
+
+
+@pytest.mark.parametrize("layout", ["", "2", "1p1d"])
+def test_a_prompt_that_states_nothing_shares_nothing(layout: str) -> None:
+    """Nor with the same prompts in a second run, or in one where room is scarce."""
+    requests = read_trace(AZURE, 80)
+    for cache_tokens in (None, 12_000):
+        for again in (at_rate(requests, 9.0), repeat(requests, 2)):
+            options = CACHED | {"cache_tokens": cache_tokens, "max_batch_size": 32}
+            if layout:
+                ways = {"router": "by_prefix", "layout": layout}
+                trace = simulate_fleet(again, **ways, **options).requests
+            else:
+                trace = simulate(again, **options)
+            assert hits(trace) == [0] * len(again)
+
+
+# two prompts of 1,800 tokens, with 2 of 4 blocks in common; one that is all of another; an end that
+# is alike below another beginning; and nothing known
+STATED = [[7, 8, 9, 2**70], [7, 8, 1, 2], [7, 8, 9, 2**70], [5, 8, 9, 2**70], None, None]
+
+
+@pytest.mark.parametrize("size, most", {16: 1792, 512: 1536, 1: 1799, 24: 1776, 1000: 1000}.items())
+@pytest.mark.parametrize("layout", ["", "1", "2", "1p1d"])
+def test_mooncakes_blocks_are_shared(tmp_path: Path, layout: str, size: int, most: int) -> None:
+    path = tmp_path / "trace.jsonl"
+    row = {"input_length": 1800, "output_length": 9}
+    path.write_text(
+        "\n".join(
+            json.dumps(row | {"timestamp": 1e4 * i} | ({"hash_ids": ids} if ids else {}))
+            for i, ids in enumerate(STATED)
+        )
+    )
+    requests, options = at_rate(read_trace(path), 0.5), CACHED | {"block_size": size}
+    if layout:
+        ways = {"router": "by_prefix", "layout": layout}
+        trace = simulate_fleet(requests, **ways, **options).requests
+    else:
+        trace = simulate(requests, **options)
+    assert hits(trace) == [0, 1024 // size * size, most, 0, 0, 0]
+
+
+def test_a_figure_says_that_it_computes_shared_blocks_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 9, "output_length": 9, "hash_ids": [1]}')
+    assert len(Recorded(path).requests(1)) == 1 and "hash_ids" in capsys.readouterr().out
+
+
+def test_what_is_too_long_for_an_engine_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """A figure and a plan follow one rule; `simulate` names it."""
+    path, small = tmp_path / "trace.csv", Deployment("llama-13b")
+    path.write_text("arrival,prompt_tokens,output_tokens\n0,9,9\n1,4000,97\n2,4000,98\n")
+    with pytest.raises(UserError, match="request 2: .*; loading.requests.short_enough leaves"):
+        simulate(read_trace(path), small.model)
+    left = f"left out: 1 of 3 requests, which are longer than {MODELS[small.model].max_length}"
+    for engines in ((small,), (MISTRAL, small)):
+        data = Recorded(path, engines=engines)
+        assert len(small.serve(data.requests(9, 1.0), "sarathi_serve", 512).finished) == 2
+        assert left in capsys.readouterr().out
+    assert len(Recorded(path, engines=(MISTRAL,)).every) == 3
+    asked = ["--requests-file", path, "--model", small.model, "--tbt-slo", "200"]
+    question, _ = plan.prepare(plan.read_options(map(str, asked)))
+    assert len(question.traffic.prompts) == 2 and left in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------ nothing is kept

@@ -93,7 +93,7 @@ class Feed:
     def snapshot(self) -> str:
         """What a page must know before it reads events."""
         engine, thrower = self.runner.engine, self.thrower
-        guess = engine.cost_model.guess if engine.priced else ""
+        guess = engine.cost_model.doubts(engine.cache_tokens) if engine.priced else ""
         more = {
             "description": engine.description, "guess": guess,
             "policies": list(scheduler.POLICIES), "longest": thrower.longest,

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from batch import Batch, Request
 from command.checks import UserError, check_whole
+from configs.constants import SINCE
 from costmodel import CostModel, requests_that_fit
 from loading.requests import check_requests, refuse_beams
 from loop import Result
@@ -115,7 +116,8 @@ class PricedEngine:
         self.name, self.vocab_size = config.name, config.vocab_size
         self.policy, self.chunk_size = policy, chunk_size
         self.max_batch_size, self.cache_tokens = max_batch_size, cache_tokens
-        self.description = f"{config.name} on {where}, predicted by the cost model ({software})"
+        self.description = f"{config.name} on {where}, predicted by the cost model"
+        self.description += f" ({software}, {SINCE[software]})"
         self.tokenizer, self.clock = Placeholders(), clock or Clock()
         self.scheduler(policy, chunk_size)  # complains at once
 

@@ -15,10 +15,13 @@ from experiments.lib.colours import LOOKS
 from experiments.lib.common import paper_numbers
 from experiments.lib.flags import word_of
 from experiments.lib.rows import Row, Rows, print_rows
+from loading.priced import priced_model
+from loading.requests import short_enough
 from serving.capacity import PRECISION, Deployment, Load, settled_capacity
 from serving.lengths import tag_lengths
 from serving.traffic import (
     FASTEST,
+    HASHES,
     Lengths,
     LogNormal,
     at_rate,
@@ -79,15 +82,35 @@ class Dataset:
 CHAT, ARXIV = Dataset.published("chat", 8192), Dataset.published("arxiv", 16384)
 
 
-read_once = lru_cache(2)(read_trace)  # what it says of the file, it says once
+def read_whole(path: Path) -> list[Request]:
+    """The requests of a file, for an engine that computes each prompt whole. It says so."""
+    requests = read_trace(path)
+    if not all(isinstance(each.prompt, range) for each in requests):
+        print(f"{path}: the blocks that its {HASHES} share are computed again: no prefix caching")
+    return requests
+
+
+@lru_cache(2)  # what it says of the file, it says once
+def read_once(path: Path, engines: tuple[Deployment, ...]) -> list[Request]:
+    """Those that are short enough for each of these engines."""
+    requests = read_whole(path)
+    for each in engines:
+        most = min(priced_model(each.model).max_length, each.cache_tokens)
+        requests = short_enough(requests, most, f"{each.model} on {each.hardware}")
+    return requests
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """The requests of a user's file, in the place of a `Dataset`. lengths: see serving/lengths."""
+    """The requests of a user's file, in the place of a `Dataset`.
+
+    lengths: see serving/lengths.py. engines: that serve them; what is too long for one of them is
+    left out for all.
+    """
 
     path: Path
     lengths: str | None = None
+    engines: tuple[Deployment, ...] = ()
 
     @property
     def name(self) -> str:
@@ -95,7 +118,7 @@ class Recorded:
 
     @property
     def every(self) -> list[Request]:
-        return read_once(self.path)
+        return read_once(self.path, self.engines)
 
     @property
     def max_length(self) -> int:
@@ -128,10 +151,14 @@ Data = Dataset | Recorded
 
 
 def workloads(
-    datasets: Sequence[Dataset], file: Path | None, count: int, seed: int
+    datasets: Sequence[Dataset],
+    file: Path | None,
+    count: int,
+    seed: int,
+    engines: Sequence[Deployment],
 ) -> dict[str, list[Request]]:
     """`count` requests of each data set, by its name; or of a user's file in their place."""
-    given: Sequence[Data] = [Recorded(file)] if file else datasets
+    given: Sequence[Data] = [Recorded(file, engines=tuple(engines))] if file else datasets
     return {data.name: data.requests(count, seed=seed) for data in given}
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 from batch import Request
 from command.checks import UserError, did_you_mean, lookup
 from configs import GPU, GPUS
-from experiments.lib.papers import ARXIV, CHAT
+from experiments.lib.papers import ARXIV, CHAT, read_whole
+from loading.requests import short_enough
 from serving.anchor import lengths_of
 from serving.calibration import LENGTH, CalibratedModel
 from serving.comparison import Demand
 from serving.planner import BUDGETS, SMALL_BUDGETS, Replica
-from serving.traffic import Fixed, busy_times, make_requests, poisson, read_trace
+from serving.traffic import Fixed, busy_times, make_requests, poisson
 
 HERE = "here"  # --gpu: this machine
 
@@ -73,7 +74,7 @@ def requests_of(options: Namespace) -> tuple[str, list[Request], bool]:
             f"--requests-file {word!r} is no file: give a CSV, JSON or JSONL file,"
             f" {', '.join(DATASETS)}, or P:N tokens, such as 1000:200{did_you_mean(word, DATASETS)}"
         )
-    return path.name, read_trace(path), True
+    return path.name, read_whole(path), True
 
 
 def that_fit(requests: Sequence[Request], replica: Replica, budget: int) -> list[Request]:
@@ -86,16 +87,8 @@ def that_fit(requests: Sequence[Request], replica: Replica, budget: int) -> list
     if isinstance(replica.cost, CalibratedModel):
         most = min(most, LENGTH)
     most = min(most, replica.holds(budget) or most)
-    fitting = [each for each in requests if each.most_cached <= most]
-    if len(fitting) < len(requests):
-        print(
-            f"left out: {len(requests) - len(fitting)} of {len(requests)} requests, which are"
-            f" longer than {most} tokens"
-        )
-    if not fitting:
-        whose = "--cache-tokens" if most == replica.cache_tokens else f"{model.name} here"
-        raise UserError(f"no request is short enough: {whose} allows {most} tokens")
-    return fitting
+    whose = "--cache-tokens" if most == replica.cache_tokens else f"{model.name} here"
+    return short_enough(requests, most, whose)
 
 
 def check_together(options: Namespace) -> None:

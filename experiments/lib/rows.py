@@ -16,6 +16,7 @@ from pathlib import Path
 from command.checks import UserError
 from experiments.lib import common
 from experiments.lib.common import claim_result, foreign, print_table, three_digits
+from loading.tables import named_cells
 
 SOURCES = ("paper", "predicted", "measured")
 WHERE = ("source", "model", "hardware")  # the first columns of every file
@@ -204,8 +205,8 @@ def read_rows(path: Path) -> Rows:
         return Rows()
     try:
         with open(path, newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            heads = {head: split_head(head) for head in reader.fieldnames or ()}
+            header, lines = named_cells(path, file)
+            heads = {head: split_head(head) for head in header}
             assert tuple(heads)[:3] == WHERE
             units = {base(name): unit for name, unit in heads.values() if unit}
             rows = [
@@ -214,14 +215,14 @@ def read_rows(path: Path) -> Rows:
                     for head, (name, unit) in heads.items()
                     if (text := row[head])
                 }
-                for row in reader
+                for row in lines
             ]
             assert all(set(WHERE) <= row.keys() and row["source"] in SOURCES for row in rows)
-    except (AssertionError, KeyError, TypeError, ValueError, csv.Error):
-        raise UserError(
-            f"{path} is there and holds no results: its columns should begin with"
-            f" {', '.join(WHERE)}; move it away"
-        ) from None
+    except (AssertionError, KeyError, ValueError, csv.Error) as error:
+        why = f"its columns should begin with {', '.join(WHERE)}"
+        if isinstance(error, UserError):
+            why = str(error).removeprefix(f"{path}, ")
+        raise UserError(f"{path} is there and holds no results: {why}; move it away") from None
     return Rows(rows, units)
 
 

@@ -199,9 +199,9 @@ def azure(count: int = COUNT, seed: int = 0, path: Path | None = None) -> Length
 @cache
 def usable(path: Path) -> Lengths:
     """Of a file, without what the paper leaves out, too. Raises UserError if nothing remains."""
-    from serving.traffic import read_trace
+    from experiments.lib.papers import read_whole
 
-    every = [(len(r.prompt), r.max_tokens) for r in read_trace(path)]
+    every = [(len(r.prompt), r.max_tokens) for r in read_whole(path)]
     kept = [pair for pair in every if pair[0] <= LONGEST and sum(pair) <= LONGEST_IN_ALL]
     bounds = f"at most {LONGEST} prompt tokens, and at most {LONGEST_IN_ALL} with the output"
     if not kept:
