@@ -266,7 +266,7 @@ def test_two_tabs_keep_one_text(site: str, opened: Opened, place: str, hears: bo
     one.wait_for_selector(field)
     other = one.context.new_page()
     if not hears:
-        other.add_init_script("addEventListener('storage', e => e.stopImmediatePropagation(), true)")
+        other.add_init_script("addEventListener('storage', e => e.stopImmediatePropagation())")
     other.goto(f"{site}/{place}/#1")
     other.wait_for_selector(field)
     fill(other, "begun")
