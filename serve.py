@@ -139,6 +139,8 @@ def serve(args: argparse.Namespace) -> bool:
     print(f"policy     {engine.policy}, C = {engine.chunk_size}, B = {engine.max_batch_size}")
     print(f"API        {address}/v1, model {name!r}, {'with' if limits.keys else 'without'} a key")
     print(f"page       {address}/")
+    if engine.priced:
+        print(f"stalls     {address}/#show  shows vllm_v0, then sarathi_serve")
     print(
         "Ctrl-C     ends it: running requests end first; a second one ends it at once", flush=True
     )

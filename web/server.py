@@ -545,8 +545,7 @@ class Server(uvicorn.Server):
 
     def drain(self) -> None:
         runner = self.api.runner
-        state = runner.state()
-        if left := state["running"] + state["waiting"]:
+        if left := runner.drop_unread():
             log.warning(
                 "stopping: %d requests run to their end, for %g s at most; Ctrl-C ends at once",
                 left, self.limits.drain,
