@@ -7,7 +7,7 @@ PYODIDE := build/npm/node_modules/pyodide
 # The course installs in a bare clone alone: in class, nobody waits for pip again.
 READY := $(if $(wildcard .venv/figures.stamp),,.venv/figures.stamp)
 
-.PHONY: fig9 figures install serve measure docs site test cpus slow browser mutants notebooks notebooks-refresh format lines clean \
+.PHONY: fig9 figures install serve live measure docs site test cpus slow browser mutants notebooks notebooks-refresh format lines clean \
 	course-start check hint picture predict submit grade gradescope page pictures-for-slides \
 	course-selftest
 
@@ -23,6 +23,10 @@ install: .venv/run.stamp
 # The demo model behind OpenAI's API, and a page that shows its schedule: http://127.0.0.1:8000
 serve: .venv/run.stamp
 	$(BIN)/python serve.py
+
+# The same page for a class, on a GPU that you do not have: it shows who stalls under which policy.
+live: .venv/run.stamp
+	$(BIN)/python serve.py --gpu a6000 $(ARGS)
 
 measure: .venv/run.stamp
 	$(BIN)/python experiments/fig9.py --measure

@@ -8,7 +8,7 @@ D + 1 output tokens, and at the end P + D tokens have their keys and values in t
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from command.checks import UserError, check_number, check_stop_ids, check_whole, shown
+from command.checks import UserError, check_number, check_stop_ids, check_tags, check_whole, shown
 
 LATEST = 1e10  # s: later, a clock of 64 bits no longer tells two iterations apart
 
@@ -21,8 +21,7 @@ class Request:
     max_tokens: output tokens after which the request ends with finish_reason "length".
     stop_ids: output tokens that end it at once, with finish_reason "stop".
     arrival: seconds on the engine's clock. No scheduler sees the request before that.
-    tags: free-form labels for your own policies, such as {"priority": "1"}. The built-in ones
-        ignore them.
+    tags: labels for your own policies, such as {"priority": "1"}. The built-in ones ignore them.
     A request that is cancelled ends with finish_reason "abort", vLLM's word.
     """
 
@@ -52,6 +51,7 @@ class Request:
         check_whole(f"{name}: max_tokens", self.max_tokens)
         check_number(f"{name}: arrival", self.arrival, 0, LATEST, "number of seconds")
         check_stop_ids(f"{name}: stop_ids", self.stop_ids)
+        check_tags(f"{name}: tags", self.tags)
         self.prefill_length = len(self.prompt)
 
     @property

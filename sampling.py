@@ -1,8 +1,7 @@
 """From a row of logits to a token: greedy, or drawn with a request's own seeded generator.
 
-Each drawn token takes exactly one random number from its own request's generator. So a draw does
-not depend on the other requests of a batch. Apart from rounding, a seed gives the same text under
-every policy.
+Each drawn token takes one random number from its own request's generator. So a draw does not depend
+on the other requests. Apart from rounding, a seed gives the same text under every policy.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from command.checks import SEED, TEMPERATURE, TOP_P, check_flag, check_stop_ids, check_whole
+from command import checks
 
 
 @dataclass(frozen=True)
@@ -33,14 +32,15 @@ class SamplingParams:
     tags: dict[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        check_whole("max_tokens", self.max_tokens)
-        TEMPERATURE.check("temperature", self.temperature)
-        check_whole("top_k", self.top_k, 0)
-        TOP_P.check("top_p", self.top_p)
+        checks.check_whole("max_tokens", self.max_tokens)
+        checks.TEMPERATURE.check("temperature", self.temperature)
+        checks.check_whole("top_k", self.top_k, 0)
+        checks.TOP_P.check("top_p", self.top_p)
         if self.seed is not None:
-            check_whole("seed", self.seed, 0, SEED.most)
-        check_stop_ids("stop_ids", self.stop_ids)
-        check_flag("ignore_eos", self.ignore_eos)
+            checks.SEED.check("seed", self.seed)
+        checks.check_stop_ids("stop_ids", self.stop_ids)
+        checks.check_flag("ignore_eos", self.ignore_eos)
+        checks.check_tags("tags", self.tags)
 
 
 class Sampler:

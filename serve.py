@@ -29,7 +29,7 @@ from web.api import router as api_routes
 from web.chat import Chat, read_template
 from web.priced import PricedEngine
 from web.runner import Engine, Runner
-from web.server import Limits, Server, hash_of, listen, room_for
+from web.server import Limits, Server, hash_of, listen, origin_of, room_for
 from web.trial import try_policy
 
 KEY = "NANO_SARATHI_API_KEY"  # of the environment; a flag is seen by all who may list processes
@@ -108,7 +108,7 @@ def read_keys(args: argparse.Namespace) -> tuple[bytes, ...]:
 def make_limits(args: argparse.Namespace, engine: Engine) -> Limits:
     told = engine.description.encode("ascii", "replace")
     return Limits(
-        host=args.host, keys=read_keys(args), origins=tuple(args.cors_origin or ()),
+        host=args.host, keys=read_keys(args), origins=tuple(args.cors_origin),
         body=int(1e6 * args.max_body), connections=args.connections, drain=args.drain,
         headers=[(b"x-engine", told)],
     )  # fmt: skip
@@ -119,6 +119,7 @@ def serve(args: argparse.Namespace) -> bool:
     args.connections = room_for(args.connections)  # complains before the weights are loaded
     listener = listen(args.host, args.port)
     read_keys(args)
+    args.cors_origin = [*map(origin_of, args.cors_origin or ())]
     engine = make_engine(args)
     asyncio.run(try_policy(engine, engine.policy, engine.chunk_size))
     name = args.model or engine.name
@@ -140,6 +141,8 @@ def serve(args: argparse.Namespace) -> bool:
     print(f"policy     {engine.policy}, C = {engine.chunk_size}, B = {engine.max_batch_size}")
     print(f"API        {address}/v1, model {name!r}, {'with' if limits.keys else 'without'} a key")
     print(f"page       {address}/")
+    if engine.priced:
+        print(f"stalls     {address}/#show  shows vllm_v0, then sarathi_serve")
     print(
         "Ctrl-C     ends it: running requests end first; a second one ends it at once", flush=True
     )

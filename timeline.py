@@ -36,7 +36,7 @@ from pathlib import Path
 
 from batch import Batch, Request
 from command.checks import UserError
-from command.cli import claim, write_file
+from command.cli import as_cell, claim, write_file
 
 # of `Trace.to_csv`, before the tags. All times are seconds
 COLUMNS = (
@@ -133,7 +133,7 @@ class Life:
             self.latency if tokens else None, self.prompt_tokens, len(tokens), self.cached,
             self.preemptions, int(self.finished is not None),
         )  # fmt: skip
-        tags = {f"tag_{name}": value for name, value in self.tags.items()}
+        tags = {f"tag_{name}": as_cell(value) for name, value in self.tags.items()}
         return dict(zip(COLUMNS, values, strict=True)) | tags
 
 

@@ -136,6 +136,14 @@ def check_number(name: str, value: float, least: float, most: float, what: str =
     range_of(least, most, whole=False, noun=what).check(name, value)
 
 
+def check_tags(name: str, tags: dict[str, str]) -> None:
+    """A UserError unless `tags` is a dict of texts."""
+    texts = [*tags, *tags.values()] if isinstance(tags, dict) else [tags]
+    if not all(isinstance(text, str) for text in texts):
+        allowed = "a dict of texts, such as {'priority': '1'}"
+        raise UserError(f"{name} is {shown(tags)}; it must be {allowed}")
+
+
 def check_stop_ids(name: str, stop_ids: Iterable[int]) -> None:
     """A UserError unless `stop_ids` is a list, tuple or set of whole numbers."""
     listed = isinstance(stop_ids, list | tuple | set | frozenset)

@@ -4,6 +4,7 @@ import atexit
 import errno
 import io
 import os
+import re
 import shutil
 import signal
 import stat
@@ -15,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
+from unicodedata import category
 
 from command.checks import UserError, shown
 
@@ -27,6 +29,8 @@ HEAD, LONGEST_LINE = 600, 800  # letters of an error: its beginning, and all tha
 STREAMS = ("/dev/std", "/dev/fd/", "/proc/")  # names of what is open, even of a file
 # Why `replace` fails: a mounted file; another owner; an owner whom a container does not know.
 IRREPLACEABLE = (errno.EBUSY, errno.EPERM, errno.EINVAL)
+# The last four are = + - @ of East Asian keyboards.
+FORMULA = re.compile(r"['\s]*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 MARK = "made by nano-sarathi"  # in the first bytes of every file that we write
 # How our JSON and Markdown files begin, and the headers of our tables. `is_ours` knows the others.
 BEGINNINGS = (
@@ -148,8 +152,35 @@ def read_text(path: Path | str, most: int) -> str:
 
 def one_line(error: BaseException | str) -> str:
     """What an error says, short and on one line, whatever a user's file or flag put into it."""
-    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(error))
+    text = obeyed_by_nobody(str(error))
     return text if len(text) <= LONGEST_LINE else f"{text[:HEAD]} ... {text[HEAD - LONGEST_LINE :]}"
+
+
+def obeyed_by_nobody(text: str) -> str:
+    """A text with what a terminal obeys, line ends too, as Python writes it. Blanks stay."""
+    return "".join(
+        letter if letter.isprintable() or category(letter) == "Zs" else repr(letter)[1:-1]
+        for letter in text
+    )
+
+
+def as_cell(text: str) -> str:
+    """A stranger's text for a CSV, whole: no terminal obeys it, and no spreadsheet computes it.
+
+    What begins as a formula gets a ' first (https://owasp.org/www-community/attacks/CSV_Injection).
+    Numbers do not. Two texts stay two.
+    """
+    text = obeyed_by_nobody(text)
+    with suppress(ValueError):
+        float(text)
+        return text
+    return f"'{text}" if FORMULA.match(text) else text
+
+
+def of_cell(text: str) -> str:
+    """The text of which `as_cell` has made this, with line ends as Python writes them."""
+    bare = text.removeprefix("'")
+    return bare if as_cell(bare) == text else text
 
 
 def mend_streams() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from string import Template
 
 from command.checks import UserError
-from command.cli import MARK, is_ours, write_file
+from command.cli import MARK, as_cell, is_ours, write_file
 from course.exercises import EXERCISES, HERE
 from course.predictions import LESSONS, Outcome, outcomes
 from course.submissions import Submission
@@ -24,6 +24,7 @@ from course.submissions import Submission
 RUBRIC = HERE / "instructor" / "rubric.md"
 BLANK = "\N{NO-BREAK SPACE}"
 MOST_NOTES, LONGEST_LINE = 10, 1000  # an answer may have megabytes
+LONGEST_SAID = 300  # letters that are shown of a prediction
 WHY = {
     "-": "not handed in",
     "stub": "not written yet: it is the file that you were given",
@@ -104,9 +105,9 @@ def clean(text: str) -> str:
 
 
 def harmless(name: str) -> str:
-    """A name that a spreadsheet does not run, and a terminal does not obey."""
-    text = clean(name).replace("\n", "?")[:60]
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+    """A name as it is shown: without its middle if it is long. Two names may look the same."""
+    text = as_cell(name)
+    return text if len(text) <= 60 else f"{text[:28]}...{text[-29:]}"
 
 
 def marked(text: str) -> str:
@@ -216,7 +217,7 @@ def page(
         body += " 3.2 are in lesson 3.</p>\n"
     for question, (number, outcome) in came_out.items():
         if question in said:
-            answer = html.escape(clean(said[question]))
+            answer = html.escape(clean(said[question])[:LONGEST_SAID])
             body += f"{shown(number, outcome)}<p><b>You said:</b> {answer}</p>\n"
             body += result_of(outcome)
     return PAGE.substitute(title=name, body=body)
@@ -243,13 +244,14 @@ def predicted(grades: list[Grade], came_out: dict[str, tuple[str, Outcome]]) -> 
     said: dict[str, Counter[str]] = defaultdict(Counter)
     for grade in grades:
         for question, answer in grade.handed.predictions.items():
-            said[question][clean(answer)] += 1
+            said[question][answer] += 1
     body = "<h1>What the class expected, and what came out</h1>\n"
     body += f"<p>{len(grades)} submissions. The results are those of the lessons' notebooks.</p>\n"
     for question, (number, outcome) in came_out.items():
         if question in said:
             rows = [("students", "expected")]
-            rows += [(count, answer) for answer, count in said[question].most_common()]
+            common = said[question].most_common()
+            rows += [(count, clean(answer)[:LONGEST_SAID]) for answer, count in common]
             body += shown(number, outcome) + html_table(rows) + result_of(outcome)
     others = sum(sum(counts.values()) for q, counts in said.items() if q not in came_out)
     if others:

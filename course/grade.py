@@ -30,7 +30,7 @@ from pathlib import Path
 from types import FrameType
 
 from command.checks import UserError, check_whole
-from command.cli import claim, write_file
+from command.cli import as_cell, claim, write_file
 from course.check.frame import examine, lines
 from course.exercises import ENDLESS, EXERCISES, STUBS, UNLOADED, AnswerError, Exercise, read_answer
 from course.feedback import Grade, harmless, rubric, write_feedback
@@ -418,6 +418,6 @@ def table(grades: list[Grade], points: dict[str, float], seed: int, first: str) 
         scores = "; ".join(f"{key}: {told}" for key, told in each.scores.items())
         late = "late" if each.handed.late else ""
         results = [each.results[key] for key in points]
-        rows.writerow([harmless(each.name), *results, passed, f"{each.points(points):g}", late,
+        rows.writerow([as_cell(each.name), *results, passed, f"{each.points(points):g}", late,
                        scores, f"{each.page(number)}.html", seed, first])  # fmt: skip
     return text.getvalue()

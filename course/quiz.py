@@ -6,7 +6,6 @@ The book's own code computes each answer: its scheduler, its cost model. The tex
 import html
 import random
 import re
-from collections import Counter
 from pathlib import Path
 from string import Formatter
 
@@ -86,12 +85,14 @@ def numbered(parts: dict[str, str], values: dict[str, object]) -> str:
 
 def named(names: list[str]) -> list[tuple[str, str]]:
     """What is printed, and what draws the numbers: two of one name get different ones."""
-    seen: Counter[str] = Counter()
-    found = []
+    found: dict[str, str] = {}
     for name in names:
-        seen[name] += 1
-        found.append((f"{name} ({seen[name]})" if seen[name] > 1 else name, f"{name} {seen[name]}"))
-    return found
+        shown, number = name, 1
+        while shown in found:
+            number += 1
+            shown = f"{name} ({number})"
+        found[shown] = f"{name} {number}"
+    return list(found.items())
 
 
 def quiz(names: Path | None, seed: int, out: Path, force: bool) -> None:
@@ -103,7 +104,7 @@ def quiz(names: Path | None, seed: int, out: Path, force: bool) -> None:
     listed = [""]
     if names:
         lines = read_text(names, 1 << 20).splitlines()
-        listed = [name for line in lines if (name := " ".join(line.split()))]
+        listed = [name for line in lines if (name := clean(" ".join(line.split())))]
         if not 1 <= len(listed) <= MOST_NAMES:
             raise UserError(
                 f"{names} has {len(listed)} names: give 1 to {MOST_NAMES}, one on each line"
@@ -116,7 +117,7 @@ def quiz(names: Path | None, seed: int, out: Path, force: bool) -> None:
     sheets, key = [], [f"<h1>Key, seed {seed}</h1>\n<h2>All sheets</h2>\n{numbered(same, {})}"]
     for name, own in named(listed):
         values = draw(random.Random(f"{seed} {own}"))
-        title = html.escape(clean(name)) or "Name: ______________________"
+        title = html.escape(name) or "Name: ______________________"
         sheets.append(f'<section class="sheet"><h1>{title}</h1>\n<p>{first}.</p>\n'
                       f"{numbered(questions, values)}</section>")  # fmt: skip
         key.append(f"<section><h2>{title}</h2>\n{numbered(drawn, values)}</section>")

@@ -34,7 +34,6 @@ KNOWN = re.compile(
 MOODLE = re.compile(r".+_\d+_assignsubmission_file_", re.ASCII | re.DOTALL)  # and a file, or none
 PREDICTIONS = "predictions"
 MOST_NOTES = 50
-LONGEST_SAID = 300  # letters of a prediction
 LONGEST_NAME = 100  # letters of a file's name, or of why it was not read
 
 
@@ -178,7 +177,7 @@ def answers(text: str) -> dict[str, str]:
     kept = list(kept.values()) if isinstance(kept, dict) else []
     said = [(each.get("question"), each.get("answer")) for each in kept if isinstance(each, dict)]
     texts = [pair for pair in said if all(isinstance(text, str) for text in pair)]
-    return {question: answer[:LONGEST_SAID] for question, answer in texts}
+    return dict(texts)
 
 
 def canvas_made(paths: list[tuple[int, Path]]) -> bool:

@@ -6,6 +6,7 @@ They are `tokenizers`, and `tiktoken` for GPT-2 and the demo.
 import base64
 import binascii
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,6 +24,10 @@ EOS = "<|endoftext|>"
 GPT2_SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # Regular expressions that try every way to split a long run fail on one of these.
 RUNS = "".join(256 * letter for letter in "a 1!") + "\n"
+# GPT-2's spelling of bytes: letters that can be seen are themselves, in front of all others.
+SEEN = [*range(33, 127), *range(161, 173), *range(174, 256)]
+LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
+BYTES = dict(zip(LETTERS, SEEN + [i for i in range(256) if i not in SEEN], strict=True))
 GPT2_VOCABULARY = 50257  # this size tells OpenAI's GPT-2 from other models of that shape
 
 
@@ -32,9 +37,10 @@ class Tokenizer:
 
     eos_id: the token that ends a text; None if the directory does not name one. `decode` gives text
     that follows other text. So a token for " world" always keeps its space. encode_chat: of a text
-    that a chat template made. It spells out its special tokens, and gets no others.
+    that a chat template made. It spells out its special tokens, and gets no others. bytes_of: those
+    of one token, which may be a piece of a character.
 
-    All three raise UserError where the library gives up: some texts are too much for some
+    All raise UserError where the library gives up: some texts are too much for some
     expressions.
     """
 
@@ -42,6 +48,7 @@ class Tokenizer:
     decode: Callable[[Sequence[int]], str]
     eos_id: int | None
     encode_chat: Callable[[str], list[int]]
+    bytes_of: Callable[[int], bytes]
 
 
 def load_tokenizer(directory: str | Path) -> Tokenizer | None:
@@ -110,6 +117,7 @@ def _from_tiktoken(library: tiktoken.Encoding, eos_id: int) -> Tokenizer:
         _guarded(lambda ids: library.decode([token for token in ids if token < library.n_vocab])),
         eos_id,
         _guarded(lambda text: library.encode(text, allowed_special="all")),
+        lambda token: library.decode_bytes([token] if token < library.n_vocab else []),
     )
 
 
@@ -227,11 +235,21 @@ def _from_library(library: Library, directory: Path) -> Tokenizer:
     decode = _guarded(library.decode)
     anchor = encode_chat("a")
     skip = len(decode(anchor))
+
+    def after(ids: Sequence[int]) -> str:
+        return decode([*anchor, *ids])[skip:]
+
+    def bytes_of(token: int) -> bytes:
+        if "\ufffd" not in (text := after([token])):  # a mark in place of half a character
+            return text.encode()
+        name = library.id_to_token(token)
+        if byte := re.fullmatch("<0x([0-9A-F]{2})>", name):
+            return bytes.fromhex(byte[1])
+        known = all(letter in BYTES for letter in name)
+        return bytes(BYTES[letter] for letter in name) if known else text.encode()
+
     return Tokenizer(
-        _guarded(lambda text: library.encode(text).ids),
-        lambda ids: decode([*anchor, *ids])[skip:],
-        eos_id,
-        encode_chat,
+        _guarded(lambda text: library.encode(text).ids), after, eos_id, encode_chat, bytes_of
     )
 
 

@@ -218,6 +218,75 @@ def test_the_zip_is_graded_as_that_of_the_command_line(
     assert not shown.wrong and not other.wrong
 
 
+def test_what_is_replaced_is_asked_about(site: str, opened: Opened, tmp_path: Path) -> None:
+    """Files that are opened: other text, none, a zip with an empty file, and predictions."""
+    shown = opened(f"{site}/b/sub/#1")
+    shown.wait_for_selector("body[data-python]")
+    fill(shown, "hours of work")
+    asked, answer = [], "dismiss"
+    shown.on("dialog", lambda dialog: (asked.append(dialog.message), getattr(dialog, answer)()))
+    zipped = handed.pack({"e01.py": b"", "predictions.json": b"{}"})
+
+    def given(name: str, data: bytes) -> str:
+        (tmp_path / name).write_bytes(data)
+        shown.evaluate("() => { opened.textContent = '' }")
+        shown.set_input_files("#files", tmp_path / name)
+        shown.wait_for_function("() => !['', 'Python is loading ...'].includes(opened.textContent)")
+        return shown.inner_text("#opened")
+
+    assert given("predictions.json", b'{"mine": 1}') == "Opened: predictions.json." and not asked
+    for name, data, lost in (
+        ("e01.py", b"other work", ["e01.py"]),
+        ("e01.py", b"", ["e01.py"]),
+        ("predictions.json", b'{"a friend\'s": 2}', ["predictions.json"]),
+        ("predictions.json", b"", ["predictions.json"]),
+        ("submission.zip", zipped, ["e01.py", "predictions.json"]),
+    ):
+        asked.clear()
+        assert given(name, data) == "Nothing was opened."
+        assert [file for file in handed.NAMES if file in asked[0]] == lost and len(asked) == 1
+    asked.clear()
+    assert given("e01.py", b"hours of work") == "Opened: e01.py."  # nothing is lost
+    assert given("e02.py", b"\xff") == "e02.py is no text." and not asked
+    kept = "() => localStorage['nano-sarathi-exercises/predictions.json']"
+    assert shown.input_value("#editor textarea") == "hours of work"
+    assert shown.evaluate(kept) == '{"mine": 1}'
+    answer = "accept"
+    assert given("submission.zip", zipped).startswith("Opened: e01.py, predictions.json")
+    assert shown.input_value("#editor textarea") == "" and shown.evaluate(kept) == "{}"
+    assert not shown.wrong
+
+
+@pytest.mark.parametrize("hears", [True, False])
+@pytest.mark.parametrize("place", ["course", "b/sub"])  # CodeMirror, a plain field
+def test_two_tabs_keep_one_text(site: str, opened: Opened, place: str, hears: bool) -> None:
+    """hears: whether the browser tells the other tab at once. A tab that sleeps hears nothing."""
+    one = opened(f"{site}/{place}/#1")
+    field = "#editor [contenteditable], #editor textarea"
+    one.wait_for_selector(field)
+    other = one.context.new_page()
+    if not hears:
+        other.add_init_script("addEventListener('storage', e => e.stopImmediatePropagation())")
+    other.goto(f"{site}/{place}/#1")
+    other.wait_for_selector(field)
+    fill(other, "begun")
+    fill(one, "an hour of work")
+    read = "() => localStorage['nano-sarathi-exercises/e01.py']"
+    if hears:
+        other.wait_for_selector("#status:has-text('Another tab has changed E1')")
+    fill(other, "a note")
+    if hears:
+        assert other.evaluate(read) == "a note"  # its reader has seen what it takes the place of
+    else:
+        other.wait_for_selector("#status:has-text('Another tab has changed E1')")
+        assert other.evaluate(read) == "an hour of work"
+    for shown in (one, other):
+        shown.goto(f"{site}/{place}/#2")
+        shown.goto(f"{site}/{place}/#1")
+    assert one.locator("#list .begun").all_inner_texts() == ["E1 (begun)"]
+    assert not one.wrong
+
+
 def test_without_npm_and_with_pyodide_elsewhere(site: str, opened: Opened) -> None:
     shown = opened(f"{site}/b/sub/#1")
     assert check(shown, RIGHT).startswith("E1 the floor of an iteration: passed.")

@@ -249,6 +249,29 @@ def test_a_long_prompt_freezes_all_decodes_under_vllm_v0_and_none_under_sarathi_
     reader.close()
 
 
+def test_the_link_shows_both_policies_by_itself(
+    browser: "playwright.Browser", address: str
+) -> None:
+    reader = Reader(browser, address)
+    page = reader.page
+    page.goto(f"{address}/#show")
+    page.wait_for_selector('#show[data-on="true"]')
+    assert page.url == f"{address}/"  # it shows it once
+    reader.press("show")
+    page.wait_for_selector('#show[data-on="false"]')
+    reader.shows("running", "0 of 6")
+    reader.type("slo", str(SLO))
+    reader.press("show")
+    page.wait_for_selector('#show[data-on="true"]')
+    page.wait_for_selector('#show[data-on="false"]')
+    reader.shows("sentence", "vllm_v0: 5 stalls, up to 1.0")
+    assert (reader.stalls("vllm_v0"), reader.stalls("sarathi_serve")) == (5, 0)
+    assert page.get_attribute("#pause", "data-on") == "true"
+    reader.shows("running", "0 of 6")
+    reader.switch("vllm_v0")  # as the others find it
+    reader.close()
+
+
 def test_a_prompt_is_answered_beside_all_that_runs(
     browser: "playwright.Browser", address: str
 ) -> None:

@@ -22,7 +22,7 @@ import zipfile
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
-from io import BytesIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -32,17 +32,18 @@ from watch import alive, children_of, descendants_of, wait_for
 
 from command.checks import UserError
 from course import __main__ as commands
-from course import doctor, grade, page, predictions, selftest
+from course import doctor, grade, page, predictions, quiz, selftest
 from course.browser import in_browser
 from course.check import final, hunt
 from course.check.frame import ANSWER, examine, judged, lines, same
 from course.check.rounds import judge_record
 from course.drive import serve
 from course.exercises import EXERCISES, AnswerError, find, load, read_answer
-from course.feedback import Grade, harmless
+from course.feedback import Grade, harmless, predicted
 from course.local import asker
 from course.picture import picture
 from course.plants import named, plants, unwritten
+from course.predictions import Outcome
 from course.sandbox import PROTECTIONS
 from course.sketch import Words, svg
 from course.submissions import Submission
@@ -1012,8 +1013,24 @@ def test_the_first_line_says_what_is_not_protected() -> None:
 
 
 def test_names_cannot_run_in_a_spreadsheet_or_a_terminal() -> None:
-    assert harmless("=1+1") == "'=1+1" and harmless("\x1b[2J") == "?[2J"
+    assert harmless("=1+1") == "'=1+1" and harmless("\x1b[2J") == "\\x1b[2J"
     assert len(harmless("x" * 999)) == 60 and harmless("Zoë") == "Zoë"
+
+
+def test_two_students_never_become_one_name() -> None:
+    """Long names, and what a terminal obeys or a spreadsheet computes."""
+    long = "Ana Maria " * 9
+    names = [f"{long}{number}{long}" for number in (1234567, 1234568)]
+    names += ["a\x1bb", "a\x1cb", "a?b", "=1", "'=1", "山田\u3000太郎", "\udcff", "\udcfe"]
+    grades = [Grade(Submission(name), {"e01": "-"}) for name in names]
+    rows = list(csv.DictReader(StringIO(grade.table(grades, {"e01": 1.0}, 0, "x"))))
+    told = [row["submission"] for row in rows]
+    assert len(set(told)) == len({row["page"] for row in rows}) == len(names)
+    assert told[:2] == names[:2] and told[-3] == names[-3] and told[-1] == "\\udcfe"
+    assert len(quiz.named(["Ana (2)", "Ana", "Ana"])) == 3
+    said = [Submission("a", predictions={"q": "x" * 300 + end}) for end in ("", "y")]
+    page = predicted([Grade(each) for each in said], {"q": ("1.1", Outcome("q", "", "", ""))})
+    assert page.count("<td>1</td>") == 2
 
 
 @POSIX

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from served import Hurried
 
+from batch import Request
 from scheduler import POLICIES
 from serving import capacity
 from web import explorer, live
@@ -291,6 +292,15 @@ def test_the_last_page_may_leave_while_the_server_ends(runner: Runner) -> None:
 
     asyncio.run(left())
     assert runner.drain(PATIENCE), "the chats were cancelled"
+
+
+def test_an_end_does_not_wait_for_what_nobody_reads(runner: Runner) -> None:
+    ended = {}
+    runner.watch(lambda event: event["type"] == "ended" and ended.update({event["id"]: event}))
+    runner.submit([Request(0, range(9), 400)], [None])
+    runner.submit([Request(0, range(9), 40)], ["read"])
+    assert runner.drop_unread() == 1 and runner.drain(PATIENCE)
+    assert [ended[own]["reason"] for own in (0, 1)] == ["abort", "length"]
 
 
 def test_a_full_queue_and_an_end_are_told(runner: Runner) -> None:

@@ -16,6 +16,7 @@ import subprocess
 import time
 import tomllib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -34,12 +35,14 @@ from experiments.lib.clients import events, parse, raw, request, streamed
 from loading.files import DEMO
 from tests import warm
 from web import chat as chats
-from web import schemas
+from web import live, schemas
+from web.api import ChatForm
 from web.chat import Chat, Unfit, read_template
 from web.priced import Clock, PricedEngine
 from web.real import RealEngine
-from web.server import hash_of, listen
-from web.text import Pieces, Stops, Words
+from web.runner import Delta
+from web.server import hash_of, listen, origin_of
+from web.text import Pieces, Stops, Words, dumps
 
 ROOT = Path(__file__).parent.parent
 PROMPTS = ["The with statement", "def open(", "Return True if", "The list type is " * 9, "class "]
@@ -178,6 +181,25 @@ def test_a_token_that_ends_a_text_is_not_shown(client: object, llm: LLM) -> None
     assert answer.usage.completion_tokens == len(expected.token_ids) <= 7
 
 
+def test_a_stop_string_may_be_a_special_token(
+    client: object, demo: Served, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No text has it, for texts leave it out."""
+    stop_id = llm.generate(PROMPTS[0], SamplingParams(max_tokens=40))[0].token_ids[6]
+    plain = demo.api.tokenizer
+    special = replace(
+        plain,
+        encode_chat=lambda text: [stop_id] if text == "<|im_end|>" else plain.encode_chat(text),
+        decode=lambda ids: plain.decode([token for token in ids if token != stop_id]),
+    )
+    monkeypatch.setattr(demo.api, "tokenizer", special)
+    ask = {"model": "demo", "prompt": PROMPTS[0], "max_tokens": 40, "temperature": 0}
+    expected = client.completions.create(**ask, extra_body={"stop_token_ids": [stop_id]})
+    found = client.completions.create(**ask, stop=["no such text", "<|im_end|>"])
+    assert found.choices[0].finish_reason == "stop" and found.choices == expected.choices
+    assert client.completions.create(**ask).choices[0].finish_reason == "length"
+
+
 def without(model: object, stop_ids: list[int], prompt: list[int], least: int) -> list[int]:
     """20 greedy tokens, computed without a cache; none of the first `least` is a stop id."""
     tokens: list[int] = []
@@ -242,6 +264,15 @@ def test_logprobs(client: object) -> None:
     joined = [lp for each in streamed if each.logprobs for lp in each.logprobs.token_logprobs]
     assert joined == found.token_logprobs
     assert client.completions.create(**ask).choices[0].logprobs is None
+
+
+def test_log_probabilities_have_the_bytes_of_a_piece_of_a_character(demo: Served, llm: LLM) -> None:
+    ids = llm.tokenizer.encode("a\U0001f926\U0001f3fd")
+    news = [Delta(token, None, 0.0, "", -1.0, ((token, -1.0),)) for token in ids]
+    told = ChatForm.logprobs([demo.api.with_logprobs(each, 0) for each in news])["content"]
+    for tokens in (told, [each["top_logprobs"][0] for each in told]):
+        data = b"".join(bytes(each["bytes"]) for each in tokens)
+        assert len(tokens) > 2 and data.decode() == "a\U0001f926\U0001f3fd"
 
 
 # ------------------------------------------------------------------------------------------ chat
@@ -310,6 +341,20 @@ def fill_in(templates: Iterable[str]) -> list[str]:
         return await asyncio.gather(*map(ask, templates))
 
     return asyncio.run(ask_all())
+
+
+def test_a_template_makes_json_as_transformers_does() -> None:
+    """https://github.com/huggingface/transformers: utils/chat_template_utils.py"""
+    value = "{'b': 'é', 'a': [1]}"
+    cases = {
+        "": '{"b": "é", "a": [1]}',
+        "ensure_ascii=True": '{"b": "\\u00e9", "a": [1]}',
+        "separators=(',', ':')": '{"b":"é","a":[1]}',
+        "sort_keys=True": '{"a": [1], "b": "é"}',
+        "True, 1, (',', ':'), True": '{\n "a":[\n  1\n ],\n "b":"\\u00e9"\n}',
+    }
+    found = fill_in("{{ " + f"{value}|tojson({given})" + " }}" for given in cases)
+    assert found == list(cases.values())
 
 
 def test_a_hostile_template_is_refused() -> None:
@@ -417,6 +462,15 @@ def test_a_character_of_byte_tokens_comes_whole() -> None:
     assert "".join(pieces) == text[:-1] + "\ufffd" * 2
 
 
+def test_an_event_is_one_line_to_every_client(client: object, demo: Served) -> None:
+    """Also to those that split lines as Python does, as httpx's iter_lines."""
+    text = "".join(map(chr, [*range(128), 0x85, 0xA0, 0x2028, 0x2029, 0x1F926]))
+    for line in (dumps({"text": text}).decode(), live.message([{"text": text}]).rstrip("\n")):
+        assert len(line.splitlines()) == 1
+        assert json.loads(line.removeprefix("data: ")) in ({"text": text}, [{"text": text}])
+    assert fill_in(["{{ 'x\u2028y\x85z' }}"]) == ["x\u2028y\x85z"]
+
+
 def test_stop_strings_are_found_however_the_text_comes() -> None:
     """Cut at random places, the same text gives the same end, and nothing of a stop is shown."""
     draw = random.Random(1)
@@ -519,7 +573,8 @@ def test_null_is_not_given(demo: Served, client: object) -> None:
     first = client.chat.completions.create(messages=asked, **options).choices[0].message
     assert client.chat.completions.create(messages=[*asked, first], **options).choices
     whole = {"role": "assistant", "content": None, "tool_calls": None, "audio": None}
-    ends = [{"content": ""}, {"content": None}, whole, {}]
+    part = {"type": "text", "text": "", "cache_control": None}
+    ends = [{"content": ""}, {"content": None}, whole, {}, {"content": [part]}]
     counts = [
         ask(demo, "/tokenize", {"messages": [*asked, {"role": "assistant"} | end]})[2]["count"]
         for end in ends
@@ -538,6 +593,9 @@ def test_a_lenient_server_leaves_out_what_it_lacks_and_tells_it(
         (GOOD | {"guidance": 1, "stream": True, "stream_options": {"chunked": 1}},
          "guidance, stream_options.chunked"),
         ({"messages": [message] * 3, "max_tokens": 2}, "messages.reasoning_content"),
+        ({"messages": [{"role": "user", "content": [
+            {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]}],
+          "max_tokens": 2}, "messages.content.cache_control"),
         (GOOD | {odd: 1}, "a\\r\\nset-cookie: x\\xe9\\u4e2d"),
         (GOOD | dict.fromkeys(map(str, range(10_000, 60_000)), 1), "10000, 10001, "),
         (GOOD | {" a\t": 1}, "a\\t"),
@@ -557,6 +615,7 @@ def test_a_lenient_server_leaves_out_what_it_lacks_and_tells_it(
         for wrong in (
             {"tools": [{}]}, {"response_format": {"type": "json_object"}}, {"echo": True},
             {"max_tokens": "x"}, {"messages": [message | {"tool_calls": [1]}]},
+            {"messages": [message | {"content": [{"type": "image_url", "image_url": "x"}]}]},
         ):  # fmt: skip
             status, _, answer = ask(running, CHAT, {"messages": [message], "max_tokens": 2} | wrong)
             assert status == 400 and answer["error"]["param"] in {*wrong, "messages"}
@@ -727,6 +786,25 @@ def test_a_key(priced: PricedEngine) -> None:
             assert parse(raw(running.place, request(path, method="GET")))[0] == 200
 
 
+# What OpenAI's client for browsers sends with each request.
+OPENAIS = "authorization,content-type,openai-organization,openai-project,x-stainless-arch"
+ORIGINS = {
+    "http://localhost:3000/": "http://localhost:3000", "HTTP://LocalHost": "http://localhost",
+    "http://a.example:80": "http://a.example", "https://a.example:443/": "https://a.example",
+    "https://a.example:80": "https://a.example:80", "http://[0:0::1]:5": "http://[::1]:5",
+    "http://b\u00fccher.example": "http://xn--bcher-kva.example", "*": "*", "null": "null",
+    "chrome-extension://abc": "chrome-extension://abc",
+}  # fmt: skip
+
+
+def test_an_origin_is_spelt_as_browsers_do(priced: PricedEngine) -> None:
+    for given, sent in ORIGINS.items():
+        assert origin_of(given) == sent == origin_of(sent)
+    with served(priced, origins=("HTTP://LocalHost:80/",)) as running:
+        asked = request("/health", method="GET", origin="http://localhost")
+        assert "access-control-allow-origin" in parse(raw(running.place, asked))[1]
+
+
 def test_other_sites_are_let_in_only_where_they_are_named(
     priced: PricedEngine, demo: Served
 ) -> None:
@@ -741,6 +819,11 @@ def test_other_sites_are_let_in_only_where_they_are_named(
             raw(running.place, request("/v1/completions", method="OPTIONS", **ask))
         )
         assert status == 400 and "access-control-allow-origin" not in headers
+        ask["origin"] = "https://a.example"
+        _, headers, _ = parse(raw(running.place, request(
+            "/v1/completions", method="OPTIONS", access_control_request_headers=OPENAIS, **ask
+        )))  # fmt: skip
+        assert headers["access-control-allow-headers"] == OPENAIS
         wrong = request("/v1/completions", b"{}", origin="https://a.example", content_type="x")
         status, headers, _ = parse(raw(running.place, wrong))
         assert status == 415 and headers["access-control-allow-origin"] == "https://a.example"

@@ -32,6 +32,7 @@ from web.api import AT_ONCE
 from web.chat import LONGEST_TEMPLATE, LONGEST_TEXT, Chat, Unfit, read_template
 from web.priced import PricedEngine
 from web.real import RealEngine
+from web.runner import Runner
 from web.schemas import Refused, no_twins, read_json
 from web.server import OTHERS, TOLD
 
@@ -120,6 +121,8 @@ def test_the_longest_request_is_told_to_the_token(running: Served) -> None:
     assert status == 200 and answer["usage"]["total_tokens"] == most + 1
     status, answer = ask(running, "/v1/completions", fits | {"max_tokens": 2})
     assert status == 400 and f"may have {most + 1} together" in answer["error"]["message"]
+    status, answer = ask(running, "/v1/completions", {"prompt": [1] * most})
+    assert status == 400 and "max_tokens is 16, its default" in answer["error"]["message"]
 
 
 def test_events_that_nobody_reads_are_not_kept(
@@ -131,6 +134,24 @@ def test_events_that_nobody_reads_are_not_kept(
         own.server.gate.app.include_router(live.router(own.runner))
         assert ask(own, "/live/throw", {"kind": "chats", "count": 0}) == (200, {"ids": []})
     assert not kept
+
+
+def test_a_head_is_a_get_without_its_body(caplog: pytest.LogCaptureFixture) -> None:
+    engine = PricedEngine("llama-13b", "a6000", max_batch_size=4)
+    more = (live.router(Runner(engine, queue=4, deliver=list)), explore_routes.router())
+    with served(engine, more=more) as own:
+        for path in ("/", "/static/live.js", "/health", "/ping", "/v1/models", "/v1/models/none",
+                     "/version", "/explore/"):  # fmt: skip
+            status, headers, body = parse(raw(own.place, request(path, method="HEAD")))
+            wanted, others, whole = parse(raw(own.place, request(path, method="GET")))
+            assert status == wanted == (404 if "none" in path else 200) and not body and whole
+            assert headers["content-length"] == others["content-length"] == str(len(whole))
+        assert parse(raw(own.place, request("/live/events", method="HEAD")))[0] == 405
+        assert b" 200 OK" in raw(own.place, request("/metrics", method="HEAD"))
+        broken = request("/health", b"", "HEAD", transfer_encoding="chunked") + b"zzz\r\n"
+        broken = broken.replace(b"content-length: 0\r\n", b"")
+        assert raw(own.place, broken).startswith(b"HTTP/1.1 400")
+    assert "Traceback" not in caplog.text
 
 
 def test_a_wrong_range_of_a_file_is_told() -> None:
@@ -170,6 +191,8 @@ def test_a_loopback_address_is_guarded_against_other_names(host: str) -> None:
     with served(engine, host=host) as running:
         for name, status in (("evil.example", 421), ("127.0.0.1", 200), ("LocalHost:80", 200)):
             assert ask(running, "/health", host=name)[0] == status
+        for name in ("[::1].evil.com", "127.0.0.1:80.evil.com", "[::1", "::1", "[::1%25a.b]", ""):
+            assert ask(running, "/health", host=name)[0] == 421
 
 
 def test_silent_connections_too_many_are_ended_at_once() -> None:

@@ -91,6 +91,27 @@ def test_what_a_request_has_not_reached_is_an_empty_cell(tmp_path: Path) -> None
     assert row["ttft"] == row["latency"] == row["mean_tbt"] == "" and row["ended"] == "0"
 
 
+TEXTS = {
+    "=1+1": "'=1+1", "+1+1": "'+1+1", "-1+1": "'-1+1", "@SUM(A1)": "'@SUM(A1)", " =1": "' =1",
+    "'=1": "''=1", "\uff1d1": "'\uff1d1", "\t=1": "\\t=1", "\x1b[2J": "\\x1b[2J",
+    "-1": "-1", "+2.5e3": "+2.5e3", "ann,": "ann,", "'t Hooft": "'t Hooft", "": "",
+}  # fmt: skip
+
+
+def test_no_spreadsheet_computes_what_a_client_sent(tmp_path: Path) -> None:
+    """In the table of a run, and in those of experiments, which read it again."""
+    lives = {i: Life(i, 1.0, 5, 2.0, tags={"user": text}) for i, text in enumerate(TEXTS)}
+    Trace(lives=lives).to_csv(path := tmp_path / "run.csv")
+    with open(path, newline="", encoding="utf-8") as file:
+        assert [row["tag_user"] for row in csv.DictReader(file)] == list(TEXTS.values())
+    where = {"source": "predicted", "model": "m", "hardware": "h"}
+    rows = [where | {"tag": text, "TTFT": 1.0} for text in TEXTS if text.isprintable() and text]
+    Rows(rows, {"TTFT": "s"}).write(path)
+    assert "\npredicted,m,h,'=1+1,1\n" in path.read_text(encoding="utf-8")
+    again = [str(text) for text in read_rows(path).column("tag")]
+    assert again == [row["tag"] for row in rows]
+
+
 def test_another_file_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("a,b\n1,2\n", encoding="utf-8")

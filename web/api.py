@@ -10,7 +10,6 @@ else here runs in asyncio's thread.
 """
 
 import asyncio
-import json
 import logging
 import secrets
 import time
@@ -42,7 +41,7 @@ from web.schemas import (
     read_json,
 )
 from web.schemas import Chat as ChatBody
-from web.text import Token, Words
+from web.text import Token, Words, dumps
 from web.worker import until_gone
 
 DEFAULT_TOKENS = 16  # of a completion without max_tokens, as OpenAI has it; a chat may go on
@@ -56,10 +55,6 @@ VERSION = tomllib.loads(read_text(ROOT / "pyproject.toml", 10**6))["project"]["v
 TOLD = 20  # names in a header, at most
 
 log = logging.getLogger("nano-sarathi")
-
-
-def dumps(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
 class Choice:
@@ -275,7 +270,9 @@ class Form:
         return {
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [dict([*token.top, (token.text, token.logprob)]) for token in tokens],
+            "top_logprobs": [
+                {each.text: each.logprob for each in (*token.top, token)} for token in tokens
+            ],
             "text_offset": [token.offset for token in tokens],
         }
 
@@ -299,12 +296,11 @@ class ChatForm(Form):
 
     @staticmethod
     def logprobs(tokens: list[Token]) -> dict:
-        def one(text: str, logprob: float) -> dict:
-            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        def one(token: Token) -> dict:
+            return {"token": token.text, "logprob": token.logprob, "bytes": list(token.data)}
 
         return {"content": [
-            one(token.text, token.logprob) | {"top_logprobs": [one(*each) for each in token.top]}
-            for token in tokens
+            one(token) | {"top_logprobs": [one(each) for each in token.top]} for token in tokens
         ], "refusal": None}  # fmt: skip
 
 
@@ -376,7 +372,8 @@ class Api:
         """n requests for each prompt. Choice k of a prompt draws with the seed + k, as in vLLM."""
         stop_ids = frozenset() if body.ignore_eos else self.engine.stop_ids
         # placeholders of a priced engine end no text
-        stop_ids = stop_ids.union(() if self.engine.priced else body.stop_token_ids)
+        own = () if self.engine.priced else (*body.stop_token_ids, *self.special(body.stops))
+        stop_ids = stop_ids.union(own)
         label = "chat" if isinstance(body, ChatBody) else "text"
         seed = secrets.randbits(62) if body.seed is None else body.seed
         most, found = self.engine.max_length, []
@@ -385,7 +382,8 @@ class Api:
             if tokens is None:
                 tokens = DEFAULT_TOKENS if isinstance(body, Completion) else most - len(prompt) + 1
             if len(prompt) + tokens - 1 > most or tokens < 1:
-                what = f" and max_tokens is {body.max_tokens}" if body.max_tokens else ""
+                usual = "" if body.max_tokens else ", its default"
+                what = f" and max_tokens is {tokens}{usual}" if tokens > 0 else ""
                 raise Refused(
                     400, f"prompt {number} has {len(prompt)} tokens{what}; prompt and output may"
                     f" have {most + 1} together", "prompt", "context_length_exceeded",
@@ -395,7 +393,7 @@ class Api:
                               "min_tokens")  # fmt: skip
             for choice in range(body.n):
                 sampler = self.engine.sampler(
-                    (seed + choice) % (MOST_SEED + 1), body.min_tokens, body.stop_token_ids,
+                    (seed + choice) % (MOST_SEED + 1), body.min_tokens, own,
                     temperature=body.temperature, top_k=max(0, body.top_k), top_p=body.top_p,
                 )  # fmt: skip
                 tags = {"label": label, **body.tags}  # label: for the live page
@@ -482,15 +480,23 @@ class Api:
             raise Refused(400, f"{self.name} has no tokenizer", "tokens")
         return {"prompt": await asyncio.to_thread(self.decode, ids)}
 
+    def special(self, stops: Sequence[str]) -> list[int]:
+        """Of stop strings, those that are a special token: no text has them, for `decode` leaves
+        them out.
+        """
+        found = [self.tokenizer.encode_chat(stop) for stop in stops if self.tokenizer]
+        return [ids[0] for ids in found if len(ids) == 1 and not self.decode(ids)]
+
     def decode(self, tokens: list[int]) -> str:
         return "" if self.tokenizer is None else self.tokenizer.decode(tokens)
 
     def with_logprobs(self, delta: Delta, offset: int) -> Token:
-        def above(logprob: float) -> float:
-            return max(LEAST_LOGPROB, logprob)  # NaN, too, becomes this
+        def one(token: int, logprob: float, *more: object) -> Token:
+            data = self.tokenizer.bytes_of(token) if self.tokenizer else b""
+            # NaN, too, becomes the least
+            return Token(self.decode([token]), data, max(LEAST_LOGPROB, logprob), *more)
 
-        top = [(self.decode([token]), above(logprob)) for token, logprob in delta.top]
-        return Token(self.decode([delta.token]), above(delta.logprob), top, offset)
+        return one(delta.token, delta.logprob, [one(*each) for each in delta.top], offset)
 
     # ---- what it says of itself
 

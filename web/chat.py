@@ -17,6 +17,7 @@ from pathlib import Path
 from command.checks import UserError
 from command.cli import end_with, one_line, read_text
 from loading.files import read_json
+from web.text import dumps
 from web.worker import Worker
 
 LONGEST_TEMPLATE, LONGEST_TEXT = 200_000, 8_000_000  # letters: of a template; of what it makes
@@ -118,9 +119,17 @@ def compile_template(text: str, tokens: dict[str, str]) -> Callable[[dict, dict]
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(
-        value, ensure_ascii=False, indent=indent
-    )
+
+    def tojson(
+        value: object, ensure_ascii: bool = False, indent: int | str | None = None,
+        separators: tuple[str, str] | None = None, sort_keys: bool = False,
+    ) -> str:  # fmt: skip
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
+            sort_keys=sort_keys,
+        )  # fmt: skip
+
+    environment.filters["tojson"] = tojson
     environment.globals |= {
         "raise_exception": raise_exception,
         "strftime_now": lambda form: datetime.now().strftime(form),
@@ -177,7 +186,7 @@ def main() -> None:
         fill = None
     for line in sys.stdin:
         said = broken if fill is None else answer(fill, json.loads(line))
-        print(json.dumps(said, ensure_ascii=False), flush=True)  # a line that the server can hold
+        print(dumps(said).decode(), flush=True)  # a line that the server can hold
 
 
 if __name__ == "__main__":

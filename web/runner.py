@@ -214,6 +214,17 @@ class Runner:
             "alive": self.thread.is_alive(), "draining": self.stopping, "t": loop.executor.now(),
         }  # fmt: skip
 
+    def drop_unread(self) -> int:
+        """Cancel the requests that nobody reads: a live page's. Returns how many others are here.
+
+        A page's are those without a tag.
+        """
+        with self.changed:
+            unread = [request for request, tag in self.streams.values() if tag is None]
+            for request in unread:
+                self._post(self._cancel, request)
+            return len(self.streams) - len(unread)
+
     def drain(self, seconds: float) -> bool:
         """Take no more requests, and run those that are here to their end.
 

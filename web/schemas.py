@@ -6,7 +6,7 @@ lenient server leaves out what it does not know or have, except where the answer
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Annotated, Any, get_origin
 
@@ -20,6 +20,7 @@ MOST_STOPS, LONGEST_STOP = 16, 500  # strings; letters of one
 MOST_LOGPROBS = 20
 MOST_LABELS, LONGEST_LABEL, LONGEST_VALUE = 16, 64, 512  # of metadata, as in OpenAI's API
 TAKEN = ("label", "priority", "user")  # tags that metadata may not set
+PART = {"type", "text"}  # of a message's content
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 # Parameters of OpenAI and vLLM that this server lacks, and the values that change nothing.
@@ -112,8 +113,8 @@ def is_prompts(value: object) -> bool:
 
 def is_part(value: object) -> bool:
     """Of a message's content: {"type": "text", "text": "..."}."""
-    right = isinstance(value, dict) and value.keys() == {"type", "text"}
-    return right and value["type"] == "text" and isinstance(value["text"], str)
+    given = {name for name in value if value[name] is not None} if isinstance(value, dict) else ()
+    return given == PART and value["type"] == "text" and isinstance(value["text"], str)
 
 
 def is_content(value: object) -> bool:
@@ -329,8 +330,15 @@ def read(kind: type[Asked], raw: dict, lenient: bool = False) -> Any:
             raise unsupported(name, value, kind)
         ignored.add(name)
     if lenient:
-        leave_out(raw.get("messages"), Message, "messages.", ignored)
-        leave_out([raw.get("stream_options")], StreamOptions, "stream_options.", ignored)
+        messages = raw.get("messages")
+        leave_out(messages, Message.model_fields, "messages.", ignored)
+        for each in messages if isinstance(messages, list) else ():
+            parts = each.get("content") if isinstance(each, dict) else None
+            for part in parts if isinstance(parts, list) else ():
+                if isinstance(part, dict) and part.get("type") == "text":
+                    leave_out([part], PART, "messages.content.", ignored)
+        options = [raw.get("stream_options")]
+        leave_out(options, StreamOptions.model_fields, "stream_options.", ignored)
     try:
         found = kind.model_validate(raw)
     except ValidationError as error:
@@ -343,9 +351,9 @@ def read(kind: type[Asked], raw: dict, lenient: bool = False) -> Any:
     return found
 
 
-def leave_out(objects: object, kind: type[Strict], place: str, ignored: set[str]) -> None:
-    """Take from these objects what `kind` does not know, and note the names."""
-    known = KEPT.union(kind.model_fields)
+def leave_out(objects: object, fields: Iterable[str], place: str, ignored: set[str]) -> None:
+    """Take from these objects all but their fields, and note the names."""
+    known = KEPT.union(fields)
     for each in objects if isinstance(objects, list) else ():
         for name in set(each).difference(known) if isinstance(each, dict) else ():
             ignored |= {place + name} if each.pop(name) is not None else set()

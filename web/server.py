@@ -21,6 +21,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 import h11
 import uvicorn
@@ -34,9 +35,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from command.checks import UserError, shown
 from command.cli import one_line
-from web.api import Api, dumps, turned_away
+from web.api import Api, turned_away
 from web.runner import Full, Stopping
 from web.schemas import Refused
+from web.text import dumps
 
 HEADERS_IN, BODY_IN = 10.0, 20.0  # s: for the head of a request; for its body
 NOTHING_READ = 60.0  # s: a client that reads nothing of its answer for so long is cut off
@@ -47,6 +49,8 @@ MOST_HEADERS = 32_768  # bytes
 MOST_CHUNKS, SMALL_CHUNK = 1000, 256  # chunks of a body: 1000, and one more for each 256 bytes
 LONGEST_ID = 128  # letters of a client's own x-request-id
 ID = re.compile(rf"[\x21-\x7e]{{1,{LONGEST_ID}}}")
+HOST = re.compile(r"(?:\[([\da-fA-F:.]+)\]|([^:\[\]]+))(?::\d*)?", re.ASCII)  # and its port
+PORTS = {"http": 80, "https": 443}  # that browsers leave out of an origin
 # what asks for the key
 GUARDED = ("/v1/", "/live/", "/explore/run", "/tokenize", "/detokenize")
 SAFE = [
@@ -154,8 +158,8 @@ class Gate:
         if not loops_back(self.limits.host):
             return
         host = headers.get(b"host", b"").decode("latin-1")
-        name = host[1:].partition("]")[0] if host[:1] == "[" else host.partition(":")[0]
-        if not loops_back(name):
+        named = HOST.fullmatch(host)
+        if not named or not loops_back(named[1] or named[2]):
             raise Refused(421, f"the host {shown(host)} is not served here: use 127.0.0.1")
 
     def check_key(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
@@ -313,6 +317,9 @@ def application(api: Api, limits: Limits, routers: Sequence) -> Gate:
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     for router in routers:
+        for route in router.routes:
+            if "GET" in route.methods and route.path != "/live/events":  # which has no end
+                route.methods.add("HEAD")  # uvicorn leaves out the body
         app.include_router(router)
 
     async def refused(request: Request, error: Refused) -> JSONResponse:
@@ -350,14 +357,40 @@ def application(api: Api, limits: Limits, routers: Sequence) -> Gate:
     return Gate(app, limits, lambda path, status: api.metrics.http.labels(path, status).inc())
 
 
+def origin_of(address: str) -> str:
+    """An origin as browsers spell it: in small letters, without the usual port. Raises UserError.
+
+    "*" means all, and "null" a page of a file.
+    """
+    if address in ("*", "null"):
+        return address
+    try:
+        parts = urlsplit(address)
+        host, usual = parts.hostname or "", PORTS.get(parts.scheme)
+        host = f"[{ipaddress.ip_address(host)}]" if ":" in host else host.encode("idna").decode()
+        more = parts.path.strip("/") or parts.query or parts.fragment or parts.username is not None
+        port = "" if parts.port in (None, usual) else f":{parts.port}"
+    except ValueError:  # no port, no address, or no name
+        host = more = port = ""
+    if more or not re.fullmatch(r"[\w.:\[\]-]+", host):
+        raise UserError(
+            f"--cors-origin {shown(address)} is no origin; it must be scheme://host, or"
+            " scheme://host:port, such as http://localhost:3000"
+        )
+    return f"{parts.scheme}://{host}{port}"
+
+
 def for_pages_of(origins: Sequence[str], gate: Gate) -> ASGIApp:
-    """The gate, open to web pages of these origins (CORS). They may read its refusals, too."""
+    """The gate, open to web pages of these origins (CORS). They may read its refusals, too.
+
+    They may send any header: OpenAI's client for browsers has a dozen of its own.
+    """
     if not origins:
         return gate
     return CORSMiddleware(
-        gate, allow_origins=origins, allow_methods=["GET", "POST"],
-        allow_headers=["authorization", "content-type", "x-request-id"],
-        expose_headers=["x-request-id", "x-ignored", "retry-after"],
+        gate, allow_origins=[*map(origin_of, origins)], allow_methods=["GET", "HEAD", "POST"],
+        allow_headers=["*"], allow_private_network=True,
+        expose_headers=["x-request-id", "x-ignored", "x-engine", "x-should-retry", "retry-after"],
     )  # fmt: skip
 
 
@@ -446,6 +479,7 @@ def protocol(limits: Limits, gate: Gate) -> type[H11Protocol]:
                 headers = [("content-type", "application/json"), ("connection", "close"),
                            ("content-length", length), ("x-request-id", own)]  # fmt: skip
                 head = h11.Response(status_code=status, headers=headers)
+                body = b"" if scope["method"] == "HEAD" else body
                 for event in (head, h11.Data(data=body), h11.EndOfMessage()):
                     self.transport.write(self.conn.send(event))
             self.transport.close()
@@ -511,8 +545,7 @@ class Server(uvicorn.Server):
 
     def drain(self) -> None:
         runner = self.api.runner
-        state = runner.state()
-        if left := state["running"] + state["waiting"]:
+        if left := runner.drop_unread():
             log.warning(
                 "stopping: %d requests run to their end, for %g s at most; Ctrl-C ends at once",
                 left, self.limits.drain,

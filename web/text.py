@@ -1,11 +1,20 @@
 """From tokens to the text that a client may see. No part of a stop string is ever sent."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 HALF = "\ufffd"  # what `decode` gives for bytes that are not, or not yet, a character
+# Line ends to Python's splitlines, and so to some clients, that JSON leaves as they are.
+LINE_ENDS = {ord(each): f"\\u{ord(each):04x}" for each in "\x85\u2028\u2029"}
 PATIENCE = 8  # tokens: if they still complete no character, their bytes are broken
 LONGEST_PIECE = 4  # tokens of a character, which has four bytes at most
+
+
+def dumps(value: object) -> bytes:
+    """JSON that is one line to every client, also inside of an event."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.translate(LINE_ENDS).encode()
 
 
 class Pieces:
@@ -85,11 +94,14 @@ class Stops:
 
 @dataclass(slots=True)
 class Token:
-    """A token with its log-probability. offset: characters of the answer before it."""
+    """A token with its log-probability. data: its bytes; `text` has marks in place of half a
+    character. top: the likeliest. offset: characters of the answer before it.
+    """
 
     text: str
+    data: bytes
     logprob: float
-    top: list[tuple[str, float]] = field(default_factory=list)
+    top: "list[Token]" = field(default_factory=list)
     offset: int = 0
 
 

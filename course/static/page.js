@@ -10,7 +10,7 @@ const KEPT = "nano-sarathi-exercises/"; // what our names in the browser's stora
 const PREDICTIONS = "predictions.json"; // of a submission.zip that was opened: kept, and given back
 
 let manifest, exercises, python, editor;
-let current; // the exercise that is shown
+let current, shown; // the exercise that is shown, and its text as this page last read or wrote it
 let running = null; // the exercise that is checked
 const results = {}; // by key: what Python answered
 
@@ -47,7 +47,21 @@ const hasPassed = (exercise) => kept(`${exercise.file} passed`) !== null;
 function write(exercise, text) {
   keep(exercise.file, text === exercise.stub ? null : text);
   keep(`${exercise.file} passed`, null);
+  if (exercise === current) shown = textOf(current);
   progress();
+}
+
+// Another tab may have written. Its text is the newer one: it is shown, and never written over.
+function catchUp() {
+  const newer = textOf(current) !== shown;
+  if (newer) {
+    show();
+    say(`Another tab has changed ${current.name}: this is its text.`);
+  } else {
+    showHints();
+    progress();
+  }
+  return newer;
 }
 
 // ------------------------------------------------------------------------------------ the exercise
@@ -65,7 +79,7 @@ function show() {
   get("keys").textContent = (torch ? "" : "Ctrl-Enter (on a Mac, Cmd-Enter) checks. ")
     + (manifest.editor ? "Tab indents; Escape, then Tab leaves the editor." : "");
   if (torch) get("torch").replaceChildren(...needsTorch());
-  editor.text = textOf(current);
+  editor.text = shown = textOf(current);
   get("properties").replaceChildren(...Object.entries(properties).flatMap(([property, sentence]) =>
     [make("dt", { textContent: property }), make("dd", { textContent: sentence })]));
   showHints();
@@ -228,14 +242,17 @@ async function open() {
       if (answer.error) throw new Problem(`${file.name}: ${answer.error}.`);
       Object.assign(found, answer.files);
     } else {
-      found[file.name] = new TextDecoder().decode(data);
+      try {
+        found[file.name] = new TextDecoder("utf-8", { fatal: true }).decode(data);
+      } catch {
+        throw new Problem(`${file.name} is no text.`);
+      }
     }
   }
   const ours = [...exercises.map((each) => each.file), PREDICTIONS];
   const [known, other] = [true, false].map((is) => Object.keys(found).filter((name) => ours.includes(name) === is));
-  const lost = exercises.filter((each) => found[each.file] && isWritten(each) && textOf(each) !== found[each.file]);
-  const names = lost.map((each) => each.name).join(" ");
-  if (names && !confirm(`This replaces what you have written here: ${names}. Go on?`)) return "Nothing was opened.";
+  const lost = known.filter((name) => ![null, found[name]].includes(kept(name))).join(", ");
+  if (lost && !confirm(`This replaces what is kept here: ${lost}. Go on?`)) return "Nothing was opened.";
   for (const name of known) {
     const exercise = exercises.find((each) => each.file === name);
     if (exercise) write(exercise, found[name]);
@@ -283,7 +300,7 @@ async function start() {
   python = new Python(manifest, location.href, { limit: LIMIT, endless: () => ENDED });
   python.ready.then(() => { document.body.dataset.python = "ready"; }, (error) => !running && say(error.message));
   const { makeEditor } = manifest.editor ? await import("./editor.js") : { makeEditor: plainField };
-  editor = await makeEditor(get("editor"), "Your Python", (text) => write(current, text), check);
+  editor = await makeEditor(get("editor"), "Your Python", (text) => catchUp() || write(current, text), check);
   get("list").append(...exercises.map(({ key, name, title }) => make("li", {},
     make("a", { href: `#${key}`, title }, name, make("span")))));
   get("check").onclick = check;
@@ -302,6 +319,7 @@ async function start() {
   get("open").onclick = () => get("files").click();
   get("files").onchange = () => filing(open).then(() => { get("files").value = ""; });
   window.onhashchange = show;
+  window.onstorage = window.onpageshow = catchUp; // pageshow: a page that was left hears of nothing
   for (const each of [document.querySelector("nav"), document.querySelector("main")]) each.hidden = false;
   show();
   say("");

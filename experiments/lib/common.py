@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from command.checks import UserError
-from command.cli import claim, interrupts_held, is_ours, progress, write_file
+from command.cli import as_cell, claim, interrupts_held, is_ours, progress, write_file
 from experiments.lib.published import paper_numbers  # noqa: F401  (as all scripts know it)
 from loading.policyfile import LOADED, load_policies
 from loading.tables import named_cells
@@ -39,7 +39,8 @@ def write_table(
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in row])
+        cells = [f"{value:.6g}" if isinstance(value, float) else value for value in row]
+        writer.writerow([as_cell(cell) if isinstance(cell, str) else cell for cell in cells])
     write_file(path, head + text.getvalue())
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from command.checks import UserError
+from command.cli import of_cell
 from experiments.lib import common
 from experiments.lib.common import claim_result, foreign, print_table, three_digits
 from loading.tables import named_cells
@@ -196,7 +197,7 @@ def value_of(text: str) -> object:
             continue
         if math.isfinite(value) and cell(value) == text:
             return value
-    return text
+    return of_cell(text)
 
 
 def read_rows(path: Path) -> Rows:

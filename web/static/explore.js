@@ -381,6 +381,7 @@ function addSides() {
 function addRest() {
   get("examples").append("Try: ", ...manifest.page.examples.map(({ title, link }) => make("a", { href: `#${link}`, textContent: title })));
   get("code").value = sessionStorage.getItem("own") || OWN;
+  get("code").oninput = () => sessionStorage.setItem("own", get("code").value);
   get("run").onclick = runOwn;
   get("copy").onclick = copyLink;
   get("link").onblur = () => sayCopied("");
@@ -418,7 +419,6 @@ function sayCopied(text) {
 
 async function runOwn() {
   const code = get("code").value, output = get("own-says");
-  sessionStorage.setItem("own", code);
   output.className = "";
   output.textContent = "Python is loading ...";
   const before = own;

@@ -10,6 +10,8 @@ const SPOKEN = 3; // s between two sentences that are read aloud
 const SILENCE = 15; // s after which a connection counts as dead
 const MOST_TEXT = 20000; // letters of an answer that are kept
 const KEY = "nano-sarathi-key";
+// The demonstration: its policies, the seconds that it shows, and those between two steps.
+const SHOWN = ["vllm_v0", "sarathi_serve"], WHOLE = 20, STEP = 3;
 
 const schedule = new Schedule();
 const pictures = new Pictures($("lanes"), $("rows"), $("tbt"));
@@ -295,6 +297,64 @@ $("switch").addEventListener("submit", (event) => {
   send("/live/policy", { policy: $("policy").value, chunk_size: number("chunk") });
 });
 
+// ------------------------------------------------------------------------------ the demonstration
+
+let showing = null; // what ends it
+
+// The same chats and the same long prompt under one policy after the other. Then the pictures stop.
+async function show() {
+  const mine = new Error("stopped");
+  const goOn = (yes) => {
+    if (!yes || showing !== mine) throw mine;
+  };
+  const ask = async (path, body) => {
+    const answer = await send(path, body);
+    goOn(answer);
+    return answer.json();
+  };
+  const until = async (ready) => {
+    while (!ready()) goOn(!(await rest(0.1)));
+    goOn(!(await rest(STEP)));
+  };
+  showing = mine;
+  $("show").dataset.on = true;
+  try {
+    pause(false);
+    zoom(WINDOWS.indexOf(WHOLE) - WINDOWS.indexOf(shown));
+    schedule.countAnew();
+    for (const policy of SHOWN) {
+      await ask("/live/policy", { policy, chunk_size: number("chunk") });
+      await ask("/live/throw", { kind: "chats", count: number("chat-count") });
+      await until(() => schedule.slo !== null);
+      const { ids } = await ask("/live/throw", { kind: "long", tokens: number("long-tokens") });
+      await until(() => schedule.iterations.some(({ chunks }) =>
+        chunks.some(([id, , , , isLast]) => id === ids[0] && isLast)));
+    }
+    pause(true);
+    schedule.tellAll();
+  } catch (error) {
+    if (error !== mine) throw error;
+  }
+  if (showing === mine) endShow();
+}
+
+function endShow() {
+  showing = null;
+  $("show").dataset.on = false;
+  send("/live/throw", { kind: "chats", count: 0 });
+}
+
+$("show").addEventListener("click", () => (showing ? endShow() : show()));
+window.addEventListener("hashchange", showFromLink);
+
+// The link to it shows it once.
+async function showFromLink() {
+  if (location.hash !== "#show") return;
+  history.replaceState(null, "", location.pathname);
+  while (!schedule.state.policies) await rest(0.1);
+  show();
+}
+
 $("ask").addEventListener("submit", async (event) => {
   event.preventDefault();
   if (asking) return;
@@ -341,4 +401,5 @@ $("slo-note").textContent = "A stall is a gap between two tokens above the SLO. 
 zoom(0);
 legend($("legend"));
 watch();
+showFromLink();
 requestAnimationFrame(frame);

@@ -98,6 +98,7 @@ export class Schedule {
 
   chats(event) {
     this.state.chats = event.count;
+    if (event.count) this.story = null;
   }
 
   queued(event) {
@@ -268,6 +269,13 @@ export class Schedule {
         `the longest wait for a token was ${seconds(longest)}.` };
   }
 
+  // What came out under each policy, until there is news.
+  tellAll() {
+    const each = [...this.tallies.values()].map(({ policy, stalls, longest }) =>
+      `${policy}: ${many(stalls, "stall")}, up to ${seconds(longest)} without a token.`);
+    this.story = { kind: "smooth", until: Infinity, text: each.join(" ") };
+  }
+
   // Those who wait for a token longer than the SLO, at time t: id, lane, from, to.
   waits(t) {
     if (this.slo === null || !this.current) return [];
@@ -333,7 +341,7 @@ export class Schedule {
     const oldest = Math.max(from, this.iterations[0]?.t ?? from);
     this.places = this.places.filter((place) => place.to === null || place.to >= oldest);
     this.stalls = this.stalls.filter((stall) => stall.to >= oldest);
-    this.marks = this.marks.filter((mark) => mark.t >= oldest);
+    this.marks = this.marks.filter((mark) => mark.t >= from);
     while (this.queue[1]?.[0] <= oldest) this.queue.shift();
   }
 }
