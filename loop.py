@@ -58,6 +58,7 @@ class Loop:
         scheduler.cost = executor.cost or scheduler.cost
         self.trace = Trace(policy=scheduler.name)
         self.batch: Batch | None = None
+        self.patient = False  # True: `step` returns None where nothing can run yet (apart/)
         self.arriving: deque[Request] = deque()  # in order of arrival
         self._stepping, self._leaving = False, []  # _leaving: requests cancelled during a step
 
@@ -107,6 +108,8 @@ class Loop:
                 self.trace.preempt(request, now)
                 executor.release(request)
             if batch is None:
+                if self.patient:
+                    break
                 if not arriving:
                     raise scheduler.broken(NOTHING_SCHEDULED)
                 executor.wait_until(arriving[0].arrival)

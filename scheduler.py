@@ -191,10 +191,10 @@ class Scheduler:
     def admit_all(self, most: float = float("inf")) -> list[Chunk]:
         """Admit whole prompts: as many as fit, up to `most` tokens, but always the first."""
         chunks: list[Chunk] = []
-        while self.waiting:
+        while self.can_admit():  # a policy may reorder its queue here
             newcomer = self.waiting[0]
             most -= newcomer.prefill_length - self.memory.prefill(newcomer)[1]
-            if (chunks and most < 0) or not self.admit():
+            if (chunks and most < 0) or not (newcomer := self.admit()):
                 break
             chunks.append(whole_prefill(newcomer))
         return chunks

@@ -42,13 +42,9 @@ class MicroBatches:
     """
 
     def __init__(
-        self,
-        schedulers: Sequence[Scheduler],
-        stages: int,
-        deal: str = "queue",
-        memory: str = "split",
-        refill_every: int = 1,
-    ):
+        self, schedulers: Sequence[Scheduler], stages: int, deal: str = "queue",
+        memory: str = "split", refill_every: int = 1,
+    ):  # fmt: skip
         lookup(dict.fromkeys(DEALS), deal, "deal")
         lookup(dict.fromkeys(MEMORIES), memory, "memory")
         check_whole("refill_every", refill_every)
