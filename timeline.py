@@ -182,11 +182,10 @@ class Trace:
 
     @property
     def seconds(self) -> float:
-        """From the first iteration's start to the last one's end."""
-        if not self.iterations:
-            return 0.0
-        first, last = self.iterations[0], self.iterations[-1]
-        return last.start + last.seconds - first.start
+        """From the earliest start of an iteration to the latest end: engines may run side by side."""
+        ends = [iteration.start + iteration.seconds for iteration in self.iterations]
+        starts = [iteration.start for iteration in self.iterations]
+        return max(ends) - min(starts) if ends else 0.0
 
     @property
     def num_prefill_tokens(self) -> int:
