@@ -59,6 +59,7 @@ class Loop:
         scheduler.cost = executor.cost or scheduler.cost
         self.trace = Trace(policy=scheduler.name)
         self.batch: Batch | None = None
+        self.patient = False  # True: `step` returns None where nothing can run yet (apart/)
         self.arriving: deque[Request] = deque()  # in order of arrival
         self._stepping, self._leaving = False, []  # _leaving: requests cancelled during a step
 
@@ -110,6 +111,8 @@ class Loop:
                 self.trace.preempt(request, now)
                 executor.release(request)
             if batch is None:
+                if self.patient:
+                    break
                 if not arriving:
                     raise scheduler.broken(NOTHING_SCHEDULED)
                 executor.wait_until(arriving[0].arrival)

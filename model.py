@@ -174,13 +174,9 @@ class Transformer(nn.Module):
 
     @torch.inference_mode()
     def forward(
-        self,
-        batch: FlatBatch,
-        cache: KVCache,
-        attention: Attention = PLAIN["sdpa"],
-        call: Callable = untimed,
-        x: Tensor | None = None,
-    ) -> Tensor:
+        self, batch: FlatBatch, cache: KVCache, attention: Attention = PLAIN["sdpa"],
+        call: Callable = untimed, x: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Write the rows' K and V into the cache; return logits (S, vocab) for `logit_rows` alone.
 
         In a pipeline, x (T, H) comes from the stage before. All stages but the last return x

@@ -84,6 +84,8 @@ class Scheduler:
     recomputation). So no output token is lost. (A beam search restarts.)
     """
 
+    # What each micro-batch of a pipeline has for itself. All else that a policy sets, they share.
+    __slots__ = ("__dict__", "_preempted", "memory", "running", "waiting")
     name, example = "?", ""  # example: a name with an option
 
     def __init__(self, max_batch_size: int, chunk_size: int = 256, cache_tokens: int | None = None):
@@ -194,10 +196,10 @@ class Scheduler:
     def admit_all(self, most: float = float("inf")) -> list[Chunk]:
         """Admit whole prompts: as many as fit, up to `most` tokens, but always the first."""
         chunks: list[Chunk] = []
-        while self.waiting:
+        while self.can_admit():  # a policy may reorder its queue here
             newcomer = self.waiting[0]
             most -= newcomer.prefill_length - self.memory.prefill(newcomer)[1]
-            if (chunks and most < 0) or not self.admit():
+            if (chunks and most < 0) or not (newcomer := self.admit()):
                 break
             chunks.append(whole_prefill(newcomer))
         return chunks
@@ -418,7 +420,11 @@ class ChunkedOnly(SarathiServe):
     """Ablation (Sarathi-Serve, Sec 5.4): batches of chunks alternate with batches of decodes."""
 
     name = "chunked_only"
-    prefill_last = False  # was the last batch one of chunks?
+    __slots__ = ("prefill_last",)  # was the last batch one of chunks?
+
+    def __init__(self, *sizes: int | None):
+        super().__init__(*sizes)
+        self.prefill_last = False
 
     def schedule(self, now: float) -> Batch | None:
         decodes_wait = self.prefill_last and any(not r.in_prefill for r in self.running)

@@ -218,7 +218,7 @@ class Trace:
 
     @property
     def seconds(self) -> float:
-        """From the first iteration's start to the last one's end.
+        """From the earliest start of an iteration to the latest end: engines may run side by side.
 
         Without iterations (of a fleet, of a tag): to the last token.
         """

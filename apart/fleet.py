@@ -4,8 +4,7 @@ An event is a request that comes, an iteration that ends, or a fetch that ends. 
 order of time. So a router sees what has ended by then, and not what an iteration in progress will
 bring. (But a `hit` may be in a block that the iteration in progress fills.) A decode engine decides
 between two iterations what it fetches. Between two events of its own, an engine is exactly
-`simulate`. Only a policy that waits for more requests before it runs those it has is refused: what
-comes later is not known here.
+`simulate`.
 """
 
 from collections import deque
@@ -15,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import count
 from math import inf
 
-from apart.halves import First, may_run, second_half
+from apart.halves import First, second_half, step
 from apart.routers import Router
 from batch import Request
 from configs import Link
@@ -139,8 +138,7 @@ class Fleet:
             self.end(engine, request, life)
         self.fetch(engine)
         loop.executor.wait_until(max(self.now, loop.executor.now()))
-        if may_run(loop, self.now):
-            loop.step()
+        if step(loop):
             self.next_turn(engine, loop.executor.now())
         elif loop.arriving:
             self.next_turn(engine, loop.arriving[0].arrival)

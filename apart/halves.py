@@ -19,6 +19,7 @@ from loop import Loop
 from paged.blocks import BlockMemory, Table
 from paged.prompts import Parts
 from scheduler import Memory, Scheduler
+from timeline import Iteration
 
 
 @dataclass(eq=False, slots=True)
@@ -111,21 +112,21 @@ class HalfBlocks(Halves, BlockMemory):
         return self._newcomer[1]
 
 
-def may_run(loop: Loop, now: float) -> bool:
-    """Let in who has arrived by now. Then: whether the policy can schedule something.
+def step(loop: Loop, news: bool = True) -> Iteration | None:
+    """An iteration of an engine's loop. None: the policy finds nothing to run now.
+
+    news: whether more requests or room may come. If not, a policy that runs nothing is an error.
 
     A decode engine takes room back from what is coming, the newest first: before it preempts what
-    runs, and if it stands still. (At its head may wait a preempted request that is larger than what
-    is left.) A prefill engine waits for a fetch.
+    runs, and if it stands still. (A preempted request may be larger than what is left.) A prefill
+    engine waits for a fetch.
     """
-    scheduler = loop.scheduler
-    memory, running = scheduler.memory, scheduler.running
-    while loop.arriving and loop.arriving[0].arrival <= now:
-        scheduler.add(loop.arriving.popleft())
-    if running:
-        while memory.coming and not memory.holds(memory.next_tokens(running)):
-            memory.revoke()
-        return True
-    while scheduler.waiting and memory.coming and not scheduler.can_admit():
+    scheduler, memory = loop.scheduler, loop.scheduler.memory
+    while memory.coming and not memory.holds(memory.next_tokens(scheduler.running)):
         memory.revoke()
-    return scheduler.can_admit()
+    while True:
+        loop.patient = news or bool(memory.coming)
+        done = loop.step()
+        if done or scheduler.running or not (scheduler.waiting and memory.coming):
+            return done
+        memory.revoke()

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from apart.fleet import Fetch
-from apart.halves import First, HalfSlots, may_run, second_half
+from apart.halves import First, HalfSlots, second_half, step
 from apart.post import Post
 from apart.simulate import FleetTrace
 from attention import FlatBatch
@@ -193,8 +193,10 @@ class FirstHalves(Loop):
             self.post.read(self, 0.0)
             # one who is kept has a slot of the cache, too
             self.scheduler.max_batch_size = min(self.most, self.slots - len(self.kept))
-            if may_run(self, now := self.executor.now()):
-                super().step()
+            here = len(self.scheduler.waiting) + len(self.scheduler.running) + len(self.arriving)
+            self.patient = here < len(self.open)  # else the other half has no news
+            ran, self._stepping = super().step(), True
+            if ran:
                 for first, life in self.trace.ended:
                     if first.request_id in self.open:
                         self.fleet.requests.lives[first.request_id] = life
@@ -202,8 +204,8 @@ class FirstHalves(Loop):
                         if first.stays:
                             self.ask_for(first)
             elif self.open:
-                wait = max(0.0, self.arriving[0].arrival - now) if self.arriving else None
-                self.post.read(self, wait)
+                now, soon = self.executor.now(), self.arriving
+                self.post.read(self, max(0.0, soon[0].arrival - now) if soon else None)
         except BaseException:  # such as Ctrl-C: the next call finds the decode half empty
             for own in self.open:
                 self.post.send(["cancel", own])
@@ -298,9 +300,10 @@ class SecondHalves:
         while not self.post.over:
             self.post.read(self, None if idle else 0.0)
             self.fetch()
-            idle = not may_run(loop, loop.executor.now())
-            if not idle:
-                did, sampled = astuple(loop.step()), loop.batch.sampled
+            done = step(loop, bool(self.under_way))
+            idle = done is None
+            if done:
+                did, sampled = astuple(done), loop.batch.sampled
                 tokens = [[r.request_id, r.output[-1], r.preemptions] for r in sampled]
                 self.post.send(["did", did, tokens])
                 for second, _ in loop.trace.ended:

@@ -1,12 +1,14 @@
 """Fair shares: of the users whose requests wait, the one who was served least is next.
 
 A request's user is its tag `user`. What a user was served are tokens: a prompt token counts once,
-an output token twice. Who begins to wait is lifted to the least of those who wait already, so being
-away earns nothing. (Virtual token counters: Sheng et al., OSDI 2024.)
+an output token twice. Being away earns nothing: who begins to wait is lifted to the least of those
+who wait already; if nobody does, to the user whose request left the queue last. (Virtual token
+counters: Sheng et al., OSDI 2024, Algorithm 2.)
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
+from itertools import chain
 
 from batch import Batch, Request
 from scheduler import SarathiServe
@@ -20,24 +22,34 @@ class FairShare(SarathiServe):
     def __init__(self, *sizes: int | None):
         super().__init__(*sizes)
         self.served: Counter[str] = Counter()  # by user
+        self.last = ""  # the user whose request left the queue last
+        self.queues: dict[int, deque[Request]] = {}  # in a pipeline, there may be several
 
     def add(self, request: Request) -> None:
-        waiting, user = set(map(user_of, self.waiting)), user_of(request)
-        if waiting and user not in waiting:
-            self.served[user] = max(self.served[user], min(self.served[each] for each in waiting))
+        self.queues[id(self.waiting)] = self.waiting
+        waiting, user = {user_of(each) for each in chain(*self.queues.values())}, user_of(request)
+        if user not in waiting:
+            least = min(self.served[each] for each in waiting or {self.last})
+            self.served[user] = max(self.served[user], least)
         super().add(request)
+
+    def cancel(self, request: Request) -> bool:
+        self.last = user_of(request) if request in self.waiting else self.last
+        return super().cancel(request)
 
     def can_admit(self) -> bool:
         if self.waiting:
             first = min(self.waiting, key=lambda request: self.served[user_of(request)])
-            self.waiting.remove(first)  # in place: micro-batches of a pipeline share one queue
+            self.waiting.remove(first)
             self.waiting.appendleft(first)
         return super().can_admit()
 
     def admit(self) -> Request | None:
         request = super().admit()
-        if request and not request.preemptions:  # to run it again is no service
-            self.served[user_of(request)] += len(request.prompt)
+        if request:
+            self.last = user_of(request)
+            if not request.preemptions:  # to run it again is no service
+                self.served[self.last] += len(request.prompt)
         return request
 
     def update(self, batch: Batch, tokens: Sequence[int]) -> list[Request]:

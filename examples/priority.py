@@ -4,6 +4,8 @@ A request's class is its tag `priority`, a whole number: 0, where there is no ta
 urgent. If the cache is full, the newest request of the least urgent class is preempted.
 """
 
+from collections import deque
+
 from batch import Batch, Request
 from scheduler import SarathiServe
 
@@ -12,9 +14,8 @@ class Priority(SarathiServe):
     name = "priority"
 
     def schedule(self, now: float) -> Batch | None:
-        order = sorted(self.waiting, key=self.rank)  # stable: first come, first served in a class
-        self.waiting.clear()  # in place: the micro-batches of a pipeline share one queue
-        self.waiting.extend(order)
+        # sorting is stable: first come, first served in a class
+        self.waiting = deque(sorted(self.waiting, key=self.rank))
         return super().schedule(now)
 
     def started(self) -> list[Request]:

@@ -5,6 +5,7 @@ serving/lengths.py, which also says how large the error is. Requests without suc
 """
 
 import math
+from collections import deque
 
 from batch import Batch, Request
 from scheduler import SarathiServe
@@ -14,9 +15,8 @@ class ShortestOutput(SarathiServe):
     name = "shortest_output"
 
     def schedule(self, now: float) -> Batch | None:
-        order = sorted(self.waiting, key=self.length)  # stable: of equals, first come, first served
-        self.waiting.clear()  # in place: the micro-batches of a pipeline share one queue
-        self.waiting.extend(order)
+        # sorting is stable: of equals, first come, first served
+        self.waiting = deque(sorted(self.waiting, key=self.length))
         return super().schedule(now)
 
     def length(self, request: Request) -> float:

@@ -30,7 +30,8 @@ MEMORIES = ("split", "pool")
 class MicroBatches:
     """The requests of all micro-batches: one queue or several, and the memory.
 
-    schedulers: one for each micro-batch. stages: of the pipeline.
+    schedulers: one for each micro-batch, all of one policy, which share what its class keeps
+        (`Scheduler.__slots__` says what they do not). stages: of the pipeline.
     deal: "queue" (all share one queue; the first micro-batch with a free slot takes the next
         request) or "turns" (each request goes to the next micro-batch when it arrives).
     memory: "split" (each scheduler has its own cache_tokens) or "pool" (all share the cache_tokens
@@ -41,13 +42,9 @@ class MicroBatches:
     """
 
     def __init__(
-        self,
-        schedulers: Sequence[Scheduler],
-        stages: int,
-        deal: str = "queue",
-        memory: str = "split",
-        refill_every: int = 1,
-    ):
+        self, schedulers: Sequence[Scheduler], stages: int, deal: str = "queue",
+        memory: str = "split", refill_every: int = 1,
+    ):  # fmt: skip
         lookup(dict.fromkeys(DEALS), deal, "deal")
         lookup(dict.fromkeys(MEMORIES), memory, "memory")
         check_whole("refill_every", refill_every)
@@ -57,11 +54,11 @@ class MicroBatches:
         self.arriving: deque[Request] = deque()  # in order of arrival
         self.without_work: set[int] = set()  # micro-batches
         self.iterations = [0] * len(schedulers)
-        self._turn, self._turns = 0, len(schedulers) if deal == "turns" else 1
+        self._turn, self._turns, self._queue = 0, len(schedulers) if deal == "turns" else 1, None
         self._preempted: list[Request] = []
-        if deal == "queue":
-            for scheduler in schedulers:
-                scheduler.waiting = schedulers[0].waiting
+        for scheduler in schedulers:  # so what one micro-batch counts, all have counted
+            scheduler.__dict__ = schedulers[0].__dict__
+        self._share_queue(schedulers[0])
         if memory == "pool":
             pool = Memory(schedulers[0].memory.capacity)
             for scheduler in schedulers:
@@ -94,6 +91,7 @@ class MicroBatches:
             batch = schedule_closed(scheduler, now)
         else:
             batch = scheduler.schedule(now)
+        self._share_queue(scheduler)
         self.iterations[number] += 1
         self._preempted += scheduler.take_preempted()
         if batch is None:
@@ -106,7 +104,15 @@ class MicroBatches:
     def _arrive(self, now: float) -> None:
         while self.arriving and self.arriving[0].arrival <= now:
             self.schedulers[self._turn].add(self.arriving.popleft())
+            self._share_queue(self.schedulers[self._turn])
             self._turn = (self._turn + 1) % self._turns
+
+    def _share_queue(self, scheduler: Scheduler) -> None:
+        """Where there is one queue: it is this scheduler's. A policy may have made a new one."""
+        if self._turns == 1 and scheduler.waiting is not self._queue:
+            self._queue = scheduler.waiting
+            for each in self.schedulers:
+                each.waiting = self._queue
 
     def _shortage(self, number: int) -> str:
         in_flight, idle = len(self.schedulers) - len(self.without_work), self.without_work
@@ -118,8 +124,11 @@ class MicroBatches:
 
     def done(self, number: int, batch: Batch, tokens: Sequence[int]) -> list[Request]:
         """Call it when a batch has left the last stage. Returns the requests that ended with it."""
-        self.schedulers[number].memory.flying -= len(batch.decodes)
-        return self.schedulers[number].update(batch, tokens)
+        scheduler = self.schedulers[number]
+        scheduler.memory.flying -= len(batch.decodes)
+        ended = scheduler.update(batch, tokens)
+        self._share_queue(scheduler)
+        return ended
 
     def with_work(self) -> list[int]:
         """Micro-batches without work that may have some now, because a batch has freed memory."""

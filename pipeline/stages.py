@@ -82,15 +82,9 @@ class PipelineLLM(LLM):
     """
 
     def __init__(
-        self,
-        model: str = "demo",
-        *,
-        max_batch_size: int = 8,
-        micro_batches: int | None = None,
-        deal: str = "queue",
-        memory: str = "split",
-        **options: object,
-    ):
+        self, model: str = "demo", *, max_batch_size: int = 8, micro_batches: int | None = None,
+        deal: str = "queue", memory: str = "split", **options: object,
+    ):  # fmt: skip
         self.stage, self.stages = dist.get_rank(), dist.get_world_size()
         self.micro_batches = self.stages if micro_batches is None else micro_batches
         if options.get("cache", "slots") != "slots":

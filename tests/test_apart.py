@@ -1,8 +1,10 @@
 """Several engines as one: what a router sees, what is under way, and that nothing is lost."""
 
 import random
+from collections import deque
 from hashlib import sha256
-from itertools import pairwise
+from itertools import pairwise, product
+from pathlib import Path
 
 import pytest
 
@@ -14,11 +16,12 @@ from batch import Request
 from command.checks import UserError
 from configs import LINKS
 from costmodel import make_batch
+from loading.policyfile import load_policies
 from loop import Loop
 from paged import blocks
 from paged.prompts import shared
 from pipeline.policies import is_for_pipelines
-from scheduler import POLICIES, make_scheduler
+from scheduler import POLICIES, Scheduler, make_scheduler
 from simulate import CostExecutor, make_cost_model, simulate
 
 KW = {"model": "llama3.1-8b", "gpu": "h100", "software": "sarathi_serve"}
@@ -153,6 +156,55 @@ def test_room_for_what_is_coming(capacity: int, fits: bool) -> None:
     assert memory.prefill(second) == ((0, 5) if fits else (6, 0)), "its last token runs here"
     memory.revoke(second)
     assert memory.taken == 10 and memory.prefill(second) == (6, 0)
+
+
+KEYS = {
+    "last": lambda request: -request.request_id,
+    "longest": lambda request: -len(request.prompt),
+    "shortest": lambda request: request.max_tokens,
+}
+
+
+def sorting(base: type[Scheduler], key: str, hook: str) -> type[Scheduler]:
+    """The policy, but with a queue that it sorts in `schedule`, or when it may admit."""
+
+    def call(self: Scheduler, *now: float) -> object:
+        self.waiting = deque(sorted(self.waiting, key=KEYS[key]))
+        return getattr(base, hook)(self, *now)
+
+    return type(base.__name__, (base,), {hook: call, "name": f"{base.name}_{key}_{hook}"})
+
+
+def test_policies_that_reorder_their_queue_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whom a policy takes next may not be the head of the queue before it was asked."""
+    examples = ["fair_share", "priority", "shortest_output"]
+    for name in examples:
+        load_policies(Path(__file__).parent.parent / "examples" / f"{name}.py")
+    own = [
+        sorting(base, key, hook)
+        for base, key, hook in product(
+            [POLICIES[name] for name in ("orca", "vllm_v0", "sarathi", "vllm_v1", "no_evict")],
+            KEYS, ("schedule", "can_admit"),
+        )
+    ]  # fmt: skip
+    for policy in own:
+        monkeypatch.setitem(POLICIES, policy.name, policy)
+    names = 3 * examples + [policy.name for policy in own]
+    for seed in range(120):
+        draw = random.Random(seed)
+        requests = workload(seed, draw.randint(3, 12), draw.choice([30, 300, 3000]))
+        for request in requests:
+            request.tags = {"priority": draw.choice("012"), "user": draw.choice("ab"),
+                            "predicted_tokens": str(request.max_tokens)}  # fmt: skip
+        most = -(-max(request.most_cached for request in requests) // 16) * 16
+        layout, cache = draw.choice(["1p1d", "2p1d", "1p2d", "2"]), draw.choice(["slots", "paged"])
+        trace = simulate_fleet(
+            requests, layout=layout, way="pcie4", cache=cache, policy=draw.choice(names),
+            decode_policy=draw.choice([None, *names]), chunk_size=draw.choice([16, 512]),
+            max_batch_size=draw.choice([1, 2, 4]), cache_tokens=draw.choice([most, most + 64]),
+            keep=True, **KW,
+        )  # fmt: skip
+        check(trace, requests, layout)
 
 
 def test_what_no_evict_has_fetched_is_not_counted_twice() -> None:

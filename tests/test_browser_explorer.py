@@ -12,6 +12,7 @@ import socket
 import statistics
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,7 +20,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 from fastapi import FastAPI
-from test_explorer import close
+from test_explorer import APART, close
 
 from tests.conftest import Opened
 from web import bundle, explore_routes, explorer
@@ -212,6 +213,28 @@ def test_bad_links_are_mended_in_one_sentence(server: str, opened: Opened) -> No
     page.locator("#c-P").press("Tab")
     drawn(page, 2)
     assert page.is_hidden("#problem") and not page.wrong
+
+
+def test_a_pointer_finds_the_iteration_of_the_engine_below_it(server: str, opened: Opened) -> None:
+    page = opened(f"{server}#{explorer.link_of(replace(explorer.State(), **APART))}")
+    drawn(page)
+    side, canvas = explorer.schedule(APART)["sides"][0], page.locator("#side-0 canvas")
+    canvas.scroll_into_view_if_needed()
+    box, first = canvas.bounding_box(), side["engines"][1][1]
+    end = max(i["t"] + i["seconds"] for each in explorer.schedule(APART)["sides"]
+              for i in each["iterations"])  # fmt: skip
+    lane = (box["height"] - 72) / side["slots"]
+    seen = set()
+    for step, each in list(enumerate(side["iterations"]))[5::20]:
+        slot = (each["chunks"] + each["decodes"])[0][1]
+        moment = each["t"] + each["seconds"] / 2
+        page.mouse.move(
+            box["x"] + 58 + moment / end * (box["width"] - 66),
+            box["y"] + 34 + (slot + 0.5) * lane,
+        )
+        seen.add(name := side["engines"][slot >= first][0])
+        assert page.inner_text("#side-0 .step").startswith(f"{name}: iteration {step} at ")
+    assert seen == {"engine 0", "engine 1"}
 
 
 def test_a_keyboard_goes_through_the_iterations(server: str, opened: Opened) -> None:

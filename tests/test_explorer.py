@@ -253,6 +253,41 @@ def test_engines_have_slots_of_their_own(given: dict) -> None:
         assert side["queue"][-1][1] == 0 and min(waiting for _, waiting in side["queue"]) == 0
 
 
+@pytest.mark.parametrize("layout", ["2", "1p1d"])
+def test_what_is_said_of_several_engines(layout: str) -> None:
+    """The time is that of all; the prompts beside a stall are those of the request's own engine."""
+    told, later = 0, 0
+    for seed in range(24):
+        draw = random.Random(seed)
+        given = APART | {
+            "left": draw.choice(["orca", "vllm_v0"]), "engines": layout, "C": 256, "spread": 90,
+            "rate": draw.choice([4, 32]), "P": draw.choice([200, 3000]),
+            "n": draw.choice([1, 6, 16]), "seed": seed,
+        }  # fmt: skip
+        side, trace = next((side, trace) for _, side, trace in sides(given))
+        iterations, stalls = side["iterations"], side["stalls"]
+        ends = [each["t"] + each["seconds"] for each in iterations]
+        seconds = max(ends) - min(each["t"] for each in iterations)
+        assert side["numbers"]["seconds"] == pytest.approx(seconds, rel=1e-12)
+        later += ends.index(min(ends)) > 0
+        (_, zero), (_, first) = side["engines"]
+        assert zero == 0 < first < side["slots"]
+        if not stalls:
+            continue
+        slot, start, end, _ = max(stalls, key=lambda stall: stall[2] - stall[1])
+        tokens = sum(
+            n
+            for each in iterations if start < each["t"] + each["seconds"] / 2 < end
+            for own, lane, begin, n, _ in each["chunks"]
+            if (lane < first) == (slot < first) and begin < trace.lives[own].prompt_tokens
+        )  # fmt: skip
+        why = f"while {tokens:,} prompt tokens run" if tokens else "and no prompt runs"
+        assert side["says"][0].endswith(f"gets no token {why}.")
+        told += 1
+        assert layout == "2" or slot >= first, "a decode engine gives the second token"
+    assert told >= 3 and (later or layout == "1p1d")
+
+
 def test_a_preempted_request_loses_its_slot_and_waits_again() -> None:
     requests = [Request(i, range(60), 60) for i in range(3)]
     trace = simulate(requests, policy="vllm_v0", max_batch_size=3, cache_tokens=250)

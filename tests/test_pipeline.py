@@ -1,5 +1,7 @@
 """The simulated pipeline: bubbles worked out on paper, and what must hold for every schedule."""
 
+from collections import deque
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -22,7 +24,7 @@ from pipeline import (
     simulate_pipeline,
 )
 from pipeline.account import difference
-from scheduler import POLICIES
+from scheduler import POLICIES, SarathiServe
 from simulate import simulate
 
 
@@ -186,6 +188,59 @@ def test_what_is_preempted_out_of_turn_keeps_its_order() -> None:
     memory.capacity = 6
     batch, _ = filled.next(0, 1.0)
     assert batch.decodes == requests[:1] and list(scheduler.waiting) == requests[1:]
+
+
+class Counting(SarathiServe):
+    """It counts in plain numbers, and makes its queue anew."""
+
+    added = admitted = ended = 0
+
+    def add(self, request: Request) -> None:
+        super().add(request)
+        self.added += 1
+        self.waiting = deque(self.waiting)
+
+    def schedule(self, now: float) -> Batch | None:
+        self.waiting = deque(sorted(self.waiting, key=lambda request: -request.request_id))
+        return super().schedule(now)
+
+    def admit(self) -> Request | None:
+        request = super().admit()
+        self.admitted += request is not None
+        return request
+
+    def update(self, batch: Batch, tokens: Sequence[int]) -> list[Request]:
+        ended = super().update(batch, tokens)
+        self.ended += len(ended)
+        self.waiting = deque(self.waiting)
+        return ended
+
+
+@pytest.mark.parametrize("deal", ["queue", "turns"])
+@pytest.mark.parametrize("refill_every", [1, 3])
+def test_what_a_policy_counts_is_one_for_all_micro_batches(deal: str, refill_every: int) -> None:
+    schedulers = [Counting(2, 8) for _ in range(3)]
+    filled = MicroBatches(schedulers, 2, deal, refill_every=refill_every)
+    for i in range(20):
+        filled.add(Request(i, range(5), 4, arrival=i // 10))
+    trace = run_pipeline(filled, lambda batch: [0.2, 0.1], PipelineTrace(2, 3, keep=True))
+    assert sorted(request for request, _ in trace.finished) == list(range(20)), "each runs once"
+    assert {step.micro_batch for step in trace.steps} == {0, 1, 2}
+    filled.done(1, Batch([], []), [])
+    assert len({id(each.waiting) for each in schedulers}) == (1 if deal == "queue" else 3)
+    for each in schedulers:
+        assert (each.added, each.admitted, each.ended) == (20, 20, 20)
+
+
+def test_chunked_only_alternates_in_each_micro_batch() -> None:
+    requests = [Request(i, range(1 if i < 2 else 40), 9) for i in range(4)]
+    filled = filled_with(requests, "chunked_only", 2, 2, 2, 4, deal="turns")
+    kinds: list[list[bool]] = [[], []]
+    for number in 6 * [0, 1]:
+        batch, _ = filled.next(number, 0.0)
+        filled.done(number, batch, [7] * len(batch.sampled))
+        kinds[number].append(bool(batch.chunks))
+    assert kinds == 2 * [3 * [True, False]]
 
 
 def test_want_of_requests_is_no_bubble() -> None:

@@ -30,6 +30,7 @@ from experiments.lib.rows import Rows, read_rows
 from experiments.lib.study import Study
 from loading.policyfile import load_policies
 from loop import Loop
+from pipeline import make_micro_batches, simulate_pipeline
 from scheduler import make_scheduler
 from serving.capacity import Deployment, median_ttft
 from serving.lengths import TAG, length_error, tag_lengths
@@ -302,6 +303,75 @@ def test_fair_shares_change_no_token() -> None:
     assert [request for request, _ in llm.trace.finished].index(3) == 1, "after eve's first"
     llm.policy = "sarathi_serve"
     assert fair == [output.text for output in llm.generate(prompts, params)]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("deal", ["queue", "turns"])
+def test_fair_shares_over_micro_batches(stages: int, deal: str) -> None:
+    """While bob's requests begin, eve, whose queue is longer, begins as many."""
+    load_policies(FAIR)
+    requests = [Request(i, range(100), 20, tags={"user": "eve"}) for i in range(150)]
+    requests += [
+        Request(i, range(100), 20, arrival=0.5, tags={"user": "bob"}) for i in range(150, 200)
+    ]
+    trace = simulate_pipeline(
+        requests, "llama3.1-8b", "h100", stages=stages, policy="fair_share", deal=deal,
+        max_batch_size=8 // stages, keep=True,
+    ).requests  # fmt: skip
+    begin = [trace.lives[i].scheduled for i in range(200)]
+    first, last = min(begin[150:]), max(begin[150:])
+    assert 42 <= sum(first <= moment <= last for moment in begin[:150]) <= 58
+
+
+def test_who_was_away_is_lifted() -> None:
+    """To the least of those who wait; if nobody does, to who left the queue last (VTC, Alg. 2)."""
+    load_policies(FAIR)
+    scheduler = make_scheduler("fair_share", 2, 100)
+
+    def come(own: int, user: str, prompt: int = 10) -> Request:
+        request = Request(own, range(prompt), 5, tags={"user": user})
+        scheduler.add(request)
+        return request
+
+    def run() -> None:
+        batch = scheduler.schedule(0.0)
+        scheduler.update(batch, [7] * len(batch.sampled))
+
+    come(0, "ann")
+    run()
+    assert scheduler.served == {"ann": 12} and not scheduler.waiting
+    come(1, "bob")
+    assert scheduler.served["bob"] == 12, "ann's request has left the queue, and it still runs"
+    run()
+    assert scheduler.served == {"ann": 14, "bob": 24}
+    waits = come(2, "eve", 50)
+    come(3, "ann")
+    come(4, "cem")
+    assert scheduler.served == {"ann": 24, "bob": 24, "eve": 24, "cem": 24}
+    scheduler.served["eve"] = 100
+    for request in [*scheduler.waiting][1:]:
+        scheduler.cancel(request)
+    come(5, "dan")
+    assert scheduler.served["dan"] == 100, "eve alone waits"
+    scheduler.served["dan"] = 7
+    scheduler.cancel(scheduler.waiting[-1])
+    scheduler.cancel(waits)
+    come(6, "fay")
+    assert scheduler.served["fay"] == 100, "eve's was the last in the queue"
+
+
+def test_who_waits_in_another_micro_batch_was_not_away() -> None:
+    load_policies(FAIR)
+    filled = make_micro_batches("fair_share", 2, 2, 1, 100, deal="turns")
+    for i, user in enumerate(["ann", "bob", "ann", "bob"]):
+        filled.add(Request(i, range(10), 5, tags={"user": user}))
+    filled.next(0, 0.0)
+    served = filled.schedulers[1].served
+    assert served["ann"] == 10, "it begins in the other micro-batch"
+    served["bob"] = 3
+    filled.add(Request(4, range(10), 5, tags={"user": "bob"}))
+    filled.next(1, 0.0)
+    assert served["bob"] == 13 and len(filled.schedulers[0].waiting) == 2
 
 
 def test_a_preempted_request_is_no_more_service() -> None:

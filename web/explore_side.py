@@ -20,20 +20,17 @@ from web.lanes import Lanes
 
 @dataclass
 class Several(Trace):
-    """Several engines as one trace: all iterations, in the order of their ends."""
+    """Several engines as one trace."""
 
     engines: list[Trace] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)
 
     @staticmethod
     def of(fleet: FleetTrace) -> "Several":
-        iterations = [iteration for engine in fleet.engines for iteration in engine.iterations]
-        iterations.sort(key=lambda each: each.end)
-        preempted = [each for engine in fleet.engines for each in engine.preempted]
-        lives, engines = fleet.requests.lives, fleet.engines
-        return Several(
-            iterations, lives, preempted=preempted, engines=engines, fetches=fleet.fetches
-        )
+        engines, lives = fleet.engines, fleet.requests.lives
+        iterations = [iteration for engine in engines for iteration in engine.iterations]
+        preempted = [each for engine in engines for each in engine.preempted]
+        return Several(iterations, lives, [], preempted, engines=engines, fetches=fleet.fetches)
 
 
 def side(state: State, policy: str, trace: Trace, bound: float) -> dict:
@@ -41,23 +38,23 @@ def side(state: State, policy: str, trace: Trace, bound: float) -> dict:
 
     iterations: {"t": start, "seconds"} and `Lanes.rows`, as in the events of the live page; a
     request's lane is its slot. waits: [slot, from, to], where a request holds a slot and is in no
-    batch. stalls: [slot, from, to, request]. queue: [moment, requests that wait from then on].
-    engines: [name, its first slot] of each. fetches: [slot, from, slot, to], of keys and values.
+    batch. stalls: [slot of the late token, from, to, request]. queue: [moment, requests that wait
+    from then on]. engines: [name, its first slot] of each. fetches: [slot, from, slot, to], of keys
+    and values.
     """
-    iterations, waits, slots, engines = [], [], {}, []
-    for name, engine in zip(
-        LAYOUTS[state.engines], getattr(trace, "engines", [trace]), strict=True
-    ):
-        engines.append([name, 1 + max([slot for s in slots.values() for slot, _ in s], default=-1)])
-        own = in_slots(engine, engines[-1][1])
+    iterations, waits, slots, engines, after = [], [], {}, [], 0
+    for name, engine in zip(LAYOUTS[state.engines], engines_of(trace), strict=True):
+        engines.append([name, after])
+        own = in_slots(engine, after)
         iterations, waits = iterations + own[0], waits + own[1]
         for request, places in own[2].items():
             slots[request] = sorted(slots.get(request, []) + places, key=lambda place: place[1])
+        after = 1 + max([slot for each in own[2].values() for slot, _ in each], default=after)
     iterations.sort(key=lambda each: each["t"])
     stalls, fetches = trace.stalls(bound), getattr(trace, "fetches", [])
     return {
         "policy": policy,
-        "slots": 1 + max(slot for each in slots.values() for slot, _ in each),
+        "slots": after,
         "engines": engines,
         "fetches": [
             [
@@ -71,7 +68,7 @@ def side(state: State, policy: str, trace: Trace, bound: float) -> dict:
         "iterations": iterations,
         "waits": waits,
         "stalls": [
-            [slot_at(slots[request], start), start, start + seconds, request]
+            [slot_at(slots[request], start + seconds), start, start + seconds, request]
             for request, start, seconds in stalls
         ],
         "queue": queue(trace, slots, fetches),
@@ -107,9 +104,13 @@ def in_slots(trace: Trace, first: int = 0) -> tuple[list, list, dict[int, list[t
     return iterations, waits, slots
 
 
+def engines_of(trace: Trace) -> list[Trace]:
+    return getattr(trace, "engines", [trace])
+
+
 def slot_at(slots: Sequence[tuple[int, float]], moment: float) -> int:
-    """The slot that a request has at a moment."""
-    return [slot for slot, since in slots if since <= moment][-1]
+    """The slot of a request whose batch ends at a moment."""
+    return [slot for slot, since in slots if since < moment][-1]
 
 
 def queue(
@@ -149,8 +150,7 @@ def says(
     found = []
     if stalls:
         request, start, seconds = max(stalls, key=lambda stall: stall[2])
-        inside = [i for i in trace.iterations if start <= i.start < start + seconds]
-        tokens = sum([iteration.num_prefill_tokens for iteration in inside])
+        tokens = prompt_tokens(trace, request, start, start + seconds)
         why = f"while {tokens:,} prompt tokens run" if tokens else "and no prompt runs"
         stalled = len({request for request, _, _ in stalls})
         found += [
@@ -166,6 +166,20 @@ def says(
         f" {called(state, last.request_id)} ({last.prompt_tokens:,} prompt tokens)."
     )
     return found
+
+
+def prompt_tokens(trace: Trace, request: int, start: float, end: float) -> int:
+    """Prompt tokens that run between two moments on the engine where a request gets a token then.
+
+    A second half's row, and an output that is computed again, are no tokens of a prompt.
+    """
+    for engine in engines_of(trace):
+        inside = [i for i in engine.iterations if start < i.start + i.seconds / 2 < end]
+        chunks = [chunk for iteration in inside for chunk in iteration.chunks]
+        if request in {own for own, *_ in chunks}.union(*[i.decodes for i in inside]):
+            whole = {own: life.prompt_tokens for own, life in trace.lives.items()}
+            return sum([max(0, min(n, whole[own] - first)) for own, first, n, _ in chunks])
+    return 0
 
 
 def called(state: State, request: int) -> str:

@@ -103,12 +103,9 @@ def cost_of(state: State) -> CostModel:
 
 
 def run(
-    state: State,
-    policy: str,
-    requests: Sequence[Request],
-    allowed: float = math.inf,
+    state: State, policy: str, requests: Sequence[Request], allowed: float = math.inf,
     most: int = MOST_WORK,
-) -> Trace:
+) -> Trace:  # fmt: skip
     """`simulate`, one step at a time.
 
     More work than `most` raises a UserError. More than `allowed`: TooMuch, so that another process

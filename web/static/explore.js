@@ -4,7 +4,7 @@
 // The state is in the address after #, so that every picture is a link.
 
 import { get, make } from "./dom.js";
-import { drawGain, drawSchedule, stepAt } from "./explore_draw.js";
+import { drawGain, drawSchedule, engineOf, stepAt } from "./explore_draw.js";
 import { LIMIT, Problem, Python } from "./python.js";
 
 const KEY = "nano-sarathi-key"; // as in live.js: given once, it opens both pages
@@ -232,7 +232,8 @@ function tell(number) {
     `${tokens} prompt tokens of ${called(request)} (from token ${first})`);
   if (chunks.length > 4) parts.push(`${chunks.length - 4} more chunks`);
   if (decodes.length) parts.push(`${decodes.length} decode${decodes.length > 1 ? "s" : ""}`);
-  output.textContent = `Iteration ${step} at ${t.toFixed(3)} s, ${(1000 * seconds).toFixed(1)} ms: ${parts.join(", ")}.`;
+  const { name } = engineOf(side, side.iterations[step]);
+  output.textContent = `${name ? `${name}: iteration` : "Iteration"} ${step} at ${t.toFixed(3)} s, ${(1000 * seconds).toFixed(1)} ms: ${parts.join(", ")}.`;
 }
 
 const called = (request) => (state.long && request === state.n ? "the long prompt" : `request ${request}`);
@@ -363,7 +364,7 @@ function addSides() {
   for (const number of [0, 1]) {
     const canvas = make("canvas", { tabIndex: 0 });
     canvas.setAttribute("role", "img");
-    canvas.onpointermove = (event) => choose(number, stepAt(canvas, shown.sides[number], { end: ends() }, event.offsetX));
+    canvas.onpointermove = (event) => choose(number, stepAt(canvas, shown.sides[number], { end: ends() }, event.offsetX, event.offsetY));
     canvas.onpointerleave = () => choose(number, null);
     canvas.onblur = () => choose(number, null);
     canvas.onkeydown = (event) => {

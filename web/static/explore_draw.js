@@ -72,10 +72,11 @@ export function drawSchedule(canvas, side, view, step = null) {
   nameEngines(pen, place, side.engines);
   if (step !== null) {
     const { t, seconds } = side.iterations[step];
+    const { first, after } = engineOf(side, side.iterations[step]);
     pen.strokeStyle = "#000000";
     pen.lineWidth = 2;
-    const x = place.x(t);
-    pen.strokeRect(x, place.top, Math.max(2, place.x(t + seconds) - x), place.bottom - place.top);
+    const x = place.x(t), y = place.top + first * place.lane;
+    pen.strokeRect(x, y, Math.max(2, place.x(t + seconds) - x), (after - first) * place.lane);
   }
 }
 
@@ -149,12 +150,23 @@ function drawWaiting(pen, place, queue, { end, long }) {
   }
 }
 
+// The engine of an iteration: its name, its first slot, and the one after its last.
+export function engineOf({ engines, slots }, { chunks, decodes }) {
+  const [, slot] = chunks[0] ?? decodes[0];
+  const number = engines.findLastIndex(([, first]) => first <= slot), [name, first] = engines[number];
+  return { name, first, after: engines[number + 1]?.[1] ?? slots };
+}
+
 // The iteration at a place of the canvas, or null.
-export function stepAt(canvas, side, view, x) {
+export function stepAt(canvas, side, view, x, y) {
   const { width, height } = canvas.getBoundingClientRect();
   const place = frame(width, height, side.slots, view.end);
   const moment = ((x - place.left) / (place.right - place.left)) * view.end;
-  const found = side.iterations.findIndex(({ t, seconds }) => t <= moment && moment < t + seconds);
+  const slot = Math.min(Math.max(Math.floor((y - place.top) / place.lane), 0), side.slots - 1);
+  const found = side.iterations.findIndex((each) => {
+    const { first, after } = engineOf(side, each);
+    return each.t <= moment && moment < each.t + each.seconds && first <= slot && slot < after;
+  });
   return found < 0 ? null : found;
 }
 
