@@ -3,12 +3,10 @@
     python distributed.py --stages 2 "def open(" "The list type" --policy sarathi
     python distributed.py --stages 2 --model laptop --lengths 512:16,300:8,700:12
     torchrun --nproc-per-node 2 distributed.py ...
-    python distributed.py --apart "def open(" "The list type" --one-engine
 
 The first command starts two processes on this machine. The second makes up three prompts: 512:16
 is a prompt of 512 tokens, with 16 output tokens. torchrun starts the processes itself, on many
-nodes too (docs/pipelines.md). pipeline/stages.py says what they do. --apart has no stages: one
-process prefills, and the other decodes (docs/apart.md).
+nodes too (docs/pipelines.md). pipeline/stages.py says what they do.
 """
 
 import command.enter  # noqa: F401
@@ -17,7 +15,6 @@ import fast.first  # before torch  # noqa: F401
 import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +23,6 @@ from itertools import groupby
 import torch
 import torch.distributed as dist
 
-from apart import door
-from apart.real import ApartLLM
 from command.checks import UserError
 from command.cli import MARK, end_with, run_main, write_file
 from command.flags import Flag, Parser
@@ -71,10 +66,6 @@ FLAGS = {
     "max_tokens": Flag("output tokens of each prompt", 32),
     "max_length": Flag("most tokens of prompt and output", shown="the model's"),
     "lengths": Flag(repeated=True),
-    "apart": Flag(),
-    "decode_policy": Flag("with --apart: policy of the decode half", shown="that of --policy"),
-    "decode_chunk_size": Flag("with --apart: its token budget", shown="that of --chunk-size"),
-    "one_engine": Flag("with --apart: also run one engine, and compare the tokens"),
     "repeats": Flag("runs of each workload", 1),
     **dict.fromkeys(("dtype", "device", "attention"), Flag(default="auto")),
     "check": Flag(),
@@ -138,22 +129,16 @@ def make_work(text: str, policy: str, llm: LLM) -> Work:
 
 
 def serve(args: argparse.Namespace) -> None:
-    """Make this process's stage or half, and run every workload. Process 0 prints the results."""
+    """Make this process's stage, and run every workload. Process 0 prints the results."""
     names = ("policy", "chunk_size", "max_batch_size", "max_length", "dtype", "device", "attention")
     options = {name: getattr(args, name) for name in names} | {"check_weights": args.check}
-    if args.apart:
-        later = {"decode_policy": args.decode_policy, "decode_chunk_size": args.decode_chunk_size}
-        llm = ApartLLM(args.model, **options, **later)
-    else:
-        llm = PipelineLLM(args.model, micro_batches=args.micro_batches, **options)
+    llm = PipelineLLM(args.model, micro_batches=args.micro_batches, **options)
     llm.cost = cost_here(llm.config.name, str(llm.device), str(llm.dtype), args.calibration)
     works = [make_work(text, args.policy, llm) for text in args.lengths or []]
     if args.prompts or not works:
         prompts = args.prompts or ["def open(", "The list type", "Return True if"]
         works.insert(0, Work(args.policy, prompts, SamplingParams(max_tokens=args.max_tokens)))
-    if args.apart and llm.stage == 1:
-        return llm.follow()
-    found, own = [], door if args.apart else sys.modules[__name__]
+    found = []
     dtype = str(llm.dtype).removeprefix("torch.")
     for number in range(args.repeats):
         for index, work in enumerate(works):
@@ -162,16 +147,12 @@ def serve(args: argparse.Namespace) -> None:
             if llm.stage > 0:
                 continue
             place = {"mark": MARK, "workload": index, "repeat": number}
-            found.append(place | own.summary(llm, outputs))
+            found.append(place | summary(llm, outputs))
             if number == args.repeats - 1:
                 print_texts(work.prompts, outputs)
                 where = f"{llm.config.name} on {llm.device.type}, {dtype}"
                 print(f"model     {where}, attention by {llm.attention}")
-                own.report(llm, outputs)
-            if args.one_engine:
-                door.compare(llm, work.prompts, work.params, outputs)
-    if args.apart:
-        llm.close()
+                report(llm, outputs)
     if llm.stage == 0 and args.json:
         write_file(args.json, json.dumps(found, indent=1) + "\n")
     if llm.stage == 0 and args.perfetto:
@@ -231,14 +212,8 @@ def check(args: argparse.Namespace) -> None:
     SamplingParams(max_tokens=args.max_tokens)
     policies = [read_sizes(text, args.policy)[0] for text in args.lengths or []]
     policies = policies if policies and not args.prompts else [args.policy, *policies]
-    door.check(args)
-    if args.apart and args.stages != 2:
-        raise UserError(f"--apart has two halves, and --stages is {args.stages}")
     count = args.stages if args.micro_batches is None else args.micro_batches
-    for policy in [*policies, args.decode_policy or args.policy] if args.apart else policies:
-        if args.apart:
-            make_scheduler(policy, args.max_batch_size, args.chunk_size)
-            continue
+    for policy in policies:
         make_micro_batches(
             policy, count, args.stages, args.max_batch_size, args.chunk_size, seconds_of=unmeasured
         )
@@ -251,7 +226,7 @@ def main() -> None:
         # a hub id is downloaded here, once, and not by every process
         directory = files.find(args.model)
         config = MODELS[args.model] if directory is None else checkpoint.load_config(directory)
-        even_layers(config.n_layer, 1 if args.apart else args.stages)
+        even_layers(config.n_layer, args.stages)
         for text in args.lengths or []:
             check_sizes(text, choose_length(config, args.max_length))
         device = stage_device(args.device, 0, args.stages)
@@ -273,7 +248,7 @@ def main() -> None:
             torch.cuda.set_device(device)
         else:
             take_cores(place.local, place.local_stages)
-        meet(place, torch.device("cpu") if args.apart else device)
+        meet(place, device)
         serve(args)
         dist.barrier()
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Several engines as one: replicas behind a router, and prefill apart from decode. Priced and real.
+"""Several engines as one: replicas behind a router, and prefill apart from decode. Priced.
 
 Skip it if you want one engine: nothing of the book imports it. There are three answers to "a
 prefill disturbs decodes": chunks (SARATHI), phases in time (TD-Pipe), and phases in space. The
@@ -9,7 +9,4 @@ third is here: prefill engines run prompts, keys and values go over a link, and 
     halves.py     the two halves of a request, and what the memories at both ends keep for it
     fleet.py      the driver: many loops, each with its own clock, on one line of events
     simulate.py   `simulate_fleet`: the priced one
-    real.py       `ApartLLM`: one prefill half and one decode half for real, in two processes
-    post.py       what they say to each other
-    door.py       what `distributed.py --apart` checks, prints and writes
 """

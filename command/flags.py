@@ -120,8 +120,6 @@ TABLE: dict[str, dict[str, Kind]] = {
     "What runs": {
         "model": Kind("NAME", "model: demo, a directory, a hub id, or a name of configs.MODELS"),
         "policy": Kind("NAME", "scheduling policy", repeated=True),
-        "decode-policy": Kind("NAME", "policy where decodes run apart"),
-        "decode-chunk-size": Kind("C", "token budget where decodes run apart", TOKENS),
         "policy-file": Kind(
             "FILE", "Python file with policies of your own, which is run", Path, repeated=True
         ),
@@ -157,7 +155,6 @@ TABLE: dict[str, dict[str, Kind]] = {
         "dtype": Kind("NAME", f"type of the numbers: {either(DTYPES)}", several=True),
         "attention": Kind("NAME", f"attention: {either(BACKENDS)}"),
         "stages": Kind("S", "processes, one for each pipeline stage", FEW),
-        "apart": Kind("", "prefill in one process, decode in another"),
         "micro-batches": Kind("M", "micro-batches in the pipeline at once", MICRO_BATCHES),
         "port": Kind("PORT", "port on which it listens; 0 takes a free one", Range(0, 65535)),
     },

@@ -10,12 +10,6 @@ Random workloads run for real on this machine, and are predicted from its calibr
         8 workloads on a real pipeline of two processes
     python experiments/validate.py --td-pipe
         there, the same workloads under TD-Pipe, sarathi, sarathi_serve and vllm_v0
-    for name in half beside; do
-        OMP_NUM_THREADS=1 python experiments/calibrate.py --json results/calibration-$name.json &
-    done; wait
-        one thread, beside another program that does the same
-    python experiments/validate.py --apart
-        5 workloads on two real processes: prefill apart from decode
 
 All requests of a workload are there from the start. They go through the same scheduler twice: for
 real, and on `CalibratedModel`. Workloads run in turn, several times; medians are compared. The
@@ -31,11 +25,6 @@ stages share the memory, and a calibration of one process does not know what one
 `time alone` is the same prediction with all costs scaled by `work`: measured over predicted seconds
 of each process. It says how well clock and schedules agree when costs are right, and is not the
 result.
-
-With --apart, the calibration knows a busy neighbour: two calibrations run at the same time, and one
-is used for both halves. The other runs prefills and decodes in turn, and never rests. The way of
-keys and values, s per token, is measured as the hop is. `wait`, measured: from a first token until
-the fetch begins, the mean of all requests.
 """
 
 import enter  # noqa: F401
@@ -47,8 +36,8 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -57,9 +46,6 @@ from types import SimpleNamespace
 import matplotlib.pyplot as plt
 
 import pipeline
-from apart.fleet import Engine, Fleet, Way
-from apart.halves import HalfSlots
-from apart.routers import round_robin
 from batch import Request
 from command.checks import UserError
 from command.cli import run_main
@@ -73,8 +59,7 @@ from experiments.lib.rows import SOURCES, Row, Rows, make_directory, print_rows,
 from experiments.lib.steady import run_priced
 from experiments.lib.study import finish
 from experiments.lib.validation import draw_agreement, error_summary, errors, newest, pairs
-from loop import Loop
-from scheduler import POLICIES, make_scheduler
+from scheduler import POLICIES
 from serving.calibration import RESULTS, CalibratedModel, Calibration
 from simulate import CostExecutor
 
@@ -85,27 +70,24 @@ WHOLE_PROMPTS = ("request_level", "orca", "vllm_v0")  # policies that have no C
 # With --td-pipe: more requests than slots, so that TD-Pipe has several phases.
 COMPARED = ("td_pipe", "sarathi", "sarathi_serve", "vllm_v0")
 FEW_REQUESTS, MANY_REQUESTS = (5, 8), (14, 20)
-# With --apart: a slot for each request, and the policy of the decode half
-HALF_SIZES, HALF_POLICY = (FEW_REQUESTS[1], 128), "sarathi_serve"
 QUANTITIES = {"total time": "s", "mean iteration": "ms", "throughput": "tokens/s"}  # compared
-STAGED = {"total time": "s", "bubble share": "%", "mean latency": "s"}  # latency: apart only
+# the last: of results/validate_apart.csv, whose engine is that of commit 94a0484
+STAGED = {"total time": "s", "bubble share": "%", "mean latency": "s"}
 WORKS = ("work of process 0", "work of process 1")
 BESIDE = {"drift": "x", **dict.fromkeys(WORKS, "x"), "time alone": "s", "wait": "s"}
 UNITS = QUANTITIES | STAGED | BESIDE
 TARGET = 10.0  # %: what we set out to reach, as a median; of quantities WITHIN, in points
 WITHIN = {"bubble share": {"absolute": 5.0}}
-# alone, of a pipeline and apart; each also with --quick
-SAMPLES = {"laptop": (20, len(POLICIES)), "stage": (8, 2), "half": (5, 2)}
+# alone, and of a pipeline; each also with --quick
+SAMPLES = {"laptop": (20, len(POLICIES)), "stage": (8, 2)}
 FLAGS = {
     "pipeline": Flag(),
-    "apart": Flag(),
     "td_pipe": Flag(f"run each workload under {', '.join(COMPARED)}, on a pipeline"),
     "calibration": Flag(
         "calibration of this machine",
-        shown="results/calibration-laptop.json; of a pipeline, calibration-stage.json; apart,"
-        " calibration-half.json",
+        shown="results/calibration-laptop.json; of a pipeline, calibration-stage.json",
     ),
-    "samples": Flag("workloads that are drawn", shown="20; of a pipeline, 8; apart, 5"),
+    "samples": Flag("workloads that are drawn", shown="20; of a pipeline, 8"),
     "seed": Flag("seed of the draw", 0),
     "repeats": Flag("runs of each workload, whose median is taken", 3, 1),
 }
@@ -231,38 +213,9 @@ def predict(
     return pipeline.run_pipeline(filled, scaled, trace, pipeline.Hop(latency=hop))
 
 
-def predict_halves(
-    calibration: Calibration, work: Draw, hop: float, slower: Sequence[float] = (1.0, 1.0)
-) -> SimpleNamespace:
-    """As `predict`. hop: of keys and values, s per token."""
-    cost, lives, halves = CalibratedModel(calibration), [], []
-    for number, (policy, by) in enumerate(zip((work.policy, HALF_POLICY), slower, strict=True)):
-        clock = CostExecutor(SimpleNamespace(seconds=lambda batch, by=by: by * cost.seconds(batch)))
-        scheduler = make_scheduler(policy, *HALF_SIZES)
-        scheduler.memory = HalfSlots(None)
-        halves.append(Engine(number, Loop(scheduler, clock), keep=True))
-    route, over = round_robin(), Way(seconds_per_token=hop)
-    fleet = Fleet(halves[:1], route, lives.append, halves[1:], route, over, keep=True)
-    fleet.run(work.requests())
-    iterations = [map(asdict, half.loop.trace.iterations) for half in halves]
-    return SimpleNamespace(**of_halves(map(asdict, lives), iterations, map(asdict, fleet.fetches)))
-
-
-def of_halves(
-    lives: Iterable[dict], halves: Iterable[Iterable[dict]], fetches: Iterable[dict]
-) -> dict:
-    """A run of two halves, as distributed.py writes a pipeline's. halves: their iterations."""
-    ends = [life["tokens"][-1] for life in lives]
-    busy = [sum(each["seconds"] for each in iterations) for iterations in halves]
-    wait = fmean(each["start"] - each["asked"] for each in fetches)
-    return {"seconds": max(ends), "latency": fmean(ends), "busy": busy, "wait": wait}
-
-
-def run_for_real(
-    calibration: Calibration, works: Sequence[Draw], repeats: int, apart: bool = False
-) -> list[list[dict]]:
+def run_for_real(calibration: Calibration, works: Sequence[Draw], repeats: int) -> list[list[dict]]:
     """What distributed.py measured: for each workload, one dict for each repeat."""
-    size, chunk_size = HALF_SIZES if apart else STAGE_SIZES
+    size, chunk_size = STAGE_SIZES
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "runs.json"
         options = {
@@ -278,32 +231,25 @@ def run_for_real(
         }
         command = [sys.executable, str(ROOT / "distributed.py")]
         command += [word for work in works for word in ("--lengths", work.flag)]
-        command += ["--apart", "--decode-policy", HALF_POLICY] if apart else []
         command += [str(word) for option in options.items() for word in option]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise UserError(f"distributed.py failed: {last}")
         runs = json.loads(out.read_text(encoding="utf-8"))
-    for run in runs if apart else ():
-        iterations = [half["iterations"] for half in run["halves"]]
-        run |= of_halves(run["requests"], iterations, run["fetches"])
-        run["hop"] = median((way["end"] - way["start"]) / way["tokens"] for way in run["fetches"])
     return [[run for run in runs if run["workload"] == index] for index in range(len(works))]
 
 
-def compare_staged(
-    calibration: Calibration, works: Sequence[Draw], repeats: int, apart: bool = False
-) -> Rows:
-    """As `compare`. The same requests are the same workload. apart: in halves, not in stages.
+def compare_staged(calibration: Calibration, works: Sequence[Draw], repeats: int) -> Rows:
+    """As `compare`. The same requests are the same workload.
 
-    The first one is run once more before, to warm up and to measure the hop or the way.
+    The first one is run once more before, to warm up and to measure the hop.
     """
-    warm_up, *measured = run_for_real(calibration, [works[0], *works], repeats, apart)
+    warm_up, *measured = run_for_real(calibration, [works[0], *works], repeats)
     hop, rows = median(run["hop"] for run in warm_up), Rows((), UNITS)
     where = {"model": calibration.model.name, "hardware": calibration.gpu.name}
     numbers = list(dict.fromkeys(work.lengths for work in works))
-    foretell = partial(predict_halves if apart else predict, calibration, hop=hop)
+    foretell = partial(predict, calibration, hop=hop)
     for work, runs in zip(works, measured, strict=True):
         ours, real = foretell(work), [SimpleNamespace(**run) for run in runs]
         busy = map(median, zip(*(run.busy for run in real), strict=True))
@@ -314,11 +260,7 @@ def compare_staged(
             ("measured", real, dict(zip(WORKS, slower, strict=True))),
         ):
             found = {"total time": median(run.seconds for run in several)}
-            if apart:
-                found["mean latency"] = median(run.latency for run in several)
-                found["wait"] = median(run.wait for run in several)
-            else:
-                found["bubble share"] = 100 * median(run.bubble_share for run in several)
+            found["bubble share"] = 100 * median(run.bubble_share for run in several)
             rows.append({"source": source} | case | found | beside)
     return rows
 
@@ -402,7 +344,6 @@ def read_calibration(path: Path, kind: str) -> Calibration:
         raise UserError(
             f"no calibration {path}: make one, with the threads that a {kind} gets, by"
             f" OMP_NUM_THREADS={threads} python experiments/calibrate.py --json {path}"
-            f"{', beside a second one' if kind == 'half' else ''}"
         )
     calibration = Calibration.read(path)
     calibration.check_machine()
@@ -411,8 +352,8 @@ def read_calibration(path: Path, kind: str) -> Calibration:
 
 def main() -> None:
     options = ScriptParser(__doc__, FLAGS | WRITES).parse_args()
-    way = next((each for each in ("apart", "td_pipe", "pipeline") if getattr(options, each)), "")
-    kind = {"": "laptop", "apart": "half"}.get(way, "stage")
+    way = next((each for each in ("td_pipe", "pipeline") if getattr(options, each)), "")
+    kind = "stage" if way else "laptop"
     name = f"validate_{way}".rstrip("_")
     standard = RESULTS / f"calibration-{kind}.json"
     calibration = read_calibration(options.calibration or standard, kind)
@@ -420,7 +361,7 @@ def main() -> None:
     count = options.samples or SAMPLES[kind][options.quick]
     if way:
         works = draw_staged(count, options.seed, options.td_pipe)
-        rows = compare_staged(calibration, works, options.repeats, options.apart)
+        rows = compare_staged(calibration, works, options.repeats)
     else:
         rows = compare(calibration, draw_workloads(count, options.seed), options.repeats)
     print(f"{calibration.model.name} on {calibration.gpu.name}, calibrated {calibration.date}\n")

@@ -21,7 +21,6 @@ from itertools import pairwise
 import pytest
 import torch
 
-from apart.real import ApartLLM
 from attention import PLAIN
 from batch import Batch, Request
 from beam.executor import BeamExecutor
@@ -900,37 +899,6 @@ def by_stages(llm: LLM, play: Play) -> Found:
     prompts, params = [each.prompt for each in play.asked], [each.params() for each in play.asked]
     outputs = llm.generate(prompts, params, waits)
     return {i: (output.token_ids, output.finish_reason) for i, output in enumerate(outputs)}
-
-
-def by_halves(llm: ApartLLM, play: Play) -> Found:
-    """In both processes of an `ApartLLM`: streams, as one LLM has them. Process 1 finds nothing.
-
-    The decode half has a policy, a chunk size, a B and a memory of its own.
-    """
-    rng, most = random.Random(f"halves {play.seed}"), llm.cache.slots
-    own = play.policy, play.chunk, play.size, play.memory
-    if llm.stage == 1:
-        longest = max(asked.request(0).most_cached for asked in play.asked)
-        memory = rng.choice((None, longest + rng.randint(0, 5), longest + 30))
-        own = random_policy(rng), rng.choice((1, 3, 16, 64)), rng.randint(1, most), memory
-    llm.policy, llm.chunk_size, llm.max_batch_size, llm.cache_tokens = own
-    if llm.stage == 1:
-        llm.follow()
-        assert set(llm.cache.used) == {None}, "a slot leaks"
-        return {}
-    found, loop = by_stream(play, llm), llm._loop
-    llm.close()
-    check_end(loop.executor, [loop.scheduler])
-    assert not loop.kept and not loop.open and not loop.sent.keys() & loop.kept.keys()
-    fetches = {each.request_id: each for each in loop.fleet.fetches}
-    for own, _ in loop.fleet.requests.finished:
-        life = loop.fleet.requests.lives[own]
-        moments = [life.arrival, life.scheduled, *life.tokens]
-        if len(life.tokens) > 1:
-            fetch = fetches[own]
-            assert life.tokens[0] == fetch.asked <= fetch.start < fetch.end < life.tokens[1]
-        assert moments == sorted(moments) and life.finished == life.tokens[-1]
-    return found
 
 
 def crowd(policy: str, tight: bool) -> Play:

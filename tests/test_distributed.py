@@ -5,7 +5,6 @@ end together.
 import dataclasses
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -25,8 +24,6 @@ from test_perfetto import events_of, groups_of
 from test_perfetto import named as lanes_of
 from watch import (
     PATIENCE,
-    STRANGER,
-    STRANGER_IN_STORE,
     alive,
     children_of,
     listening,
@@ -114,23 +111,6 @@ def run_workers(start: Start, out: Path) -> dict:
     return json.loads(out.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("plays", [3, pytest.param(200, marks=pytest.mark.slow)])
-def test_two_halves_say_what_one_request_alone_gets(
-    plays: int, tmp_path: Path, start: Start
-) -> None:
-    """The sixth driver: streams and cancels, little memory, another policy on the decode half."""
-    out, place = tmp_path / "found.json", group_at(free_port())
-    halves = [
-        start("tests/pipeline_worker.py", str(out), str(plays), **place, RANK=rank) for rank in "01"
-    ]
-    printed = [half.communicate(timeout=PATIENCE) for half in halves]
-    assert [half.returncode for half in halves] == [0, 0], printed
-    found = json.loads(out.read_text(encoding="utf-8"))
-    for seed, play in enumerate(found["plays"]):
-        check(draw(seed, None, "demo"), numbered(play))
-    assert len(found["plays"]) == plays and found["preempted"][1] > 0, "it never preempts"
-
-
 def check_phases(found: dict) -> None:
     """Only TD-Pipe has phases, and in each of them all batches are alike."""
     for name, run in found.items():
@@ -155,8 +135,6 @@ def stages_of(process: warm.Command) -> list[int]:
 @pytest.mark.parametrize(
     ("launcher", "when", "victim"),
     [
-        ("--apart", "in the middle", 0),
-        pytest.param("--apart", "in the middle", 1, marks=pytest.mark.slow),
         pytest.param("distributed.py", "as it starts", 0, marks=pytest.mark.slow),
         ("distributed.py", "in the middle", 1),
         # how it starts is torchrun's own business
@@ -167,9 +145,8 @@ def test_a_stage_that_dies_ends_the_run(
     start: Start, launcher: str, when: str, victim: int
 ) -> None:
     """With a line that says who, and with no process left. The run itself would take hours."""
-    apart = ("--apart",) * (launcher == "--apart")
     command = (*(TORCHRUN if launcher == "torchrun" else ()), "distributed.py", *ENDLESS)
-    process = start(*command, *apart)
+    process = start(*command)
     children = stages_of(process)
     if when == "in the middle":  # connected, and then some time for the weights
         wait_for(lambda: connected(children))
@@ -261,71 +238,6 @@ def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
-
-
-def group_at(port: int) -> dict[str, str]:
-    """Variables of two processes that meet there."""
-    return {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-
-
-@pytest.mark.parametrize(
-    ("ours", "words"),
-    [("0", ()), *(pytest.param(each, ("--apart",), marks=pytest.mark.slow) for each in "01")],
-)
-def test_a_stranger_who_joins_gets_nothing_run(
-    ours: str, words: tuple[str, ...], start: Start, tmp_path: Path
-) -> None:
-    """He takes the other's place, and sends ours a pickle that would make a file."""
-    place, his = group_at(free_port()), str(1 - int(ours))
-    made, script = tmp_path / "made", tmp_path / "stranger.py"
-    script.write_text(STRANGER, encoding="utf-8")
-    stage = start("distributed.py", "hello", *words, **place, RANK=ours)
-    start(str(script), str(made), **place, RANK=his)
-    _, errors = stage.communicate(timeout=PATIENCE)
-    assert not made.exists(), "it ran what came over the wire"
-    assert stage.returncode == 2 and errors.count("\n") == 1, errors
-    assert f"what came as stage {his}'s message is not a message of this" in errors
-
-
-# Where gloo's processes leave their addresses, in the group of all and in `new_group`'s.
-ADDRESSES = [f"default_pg/0//{group}cpu//0/{stage}" for group in ("", "1//") for stage in (0, 1)]
-GUESSES = ["0", "1", "0/1", "plan", "default_pg/0//plan", "default_pg/0//0", "worker/0"]
-
-
-def join_store(start: Start, made: Path, keys: Sequence[str]) -> tuple[int, warm.Command]:
-    """A stranger who waits for a store, and the port at which he waits."""
-    port, script = free_port(), made.with_name("stranger.py")
-    script.write_text(STRANGER_IN_STORE, encoding="utf-8")
-    return port, start(str(script), str(made), str(port), *keys)
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
-@pytest.mark.slow
-def test_a_stranger_in_the_launchers_store_gets_nothing_run(start: Start, tmp_path: Path) -> None:
-    """He puts pickles in place of the stages' addresses. They meet before that, or end at once.
-
-    In test_command_line, he writes at other places, and the run ends well.
-    """
-    made, numbers = tmp_path / "made", tmp_path / "runs.json"
-    port, stranger = join_store(start, made, [*ADDRESSES, *GUESSES])
-    options = ("--port", str(port), "--json", str(numbers), "--dtype", "float32", "--device", "cpu")
-    # as C++ loads, it reads what of its warnings is to be printed
-    process = start("distributed.py", "hello", "--max-tokens", "4", *options, fork=False)
-    children = stages_of(process)
-    _, errors = process.communicate(timeout=PATIENCE)
-    assert stranger.communicate(timeout=PATIENCE)[0] == "written\n"
-    assert not made.exists(), "a stage ran what the store held"
-    assert not any(alive(child) for child in children)
-    if process.returncode == 0:
-        [run] = json.loads(numbers.read_text(encoding="utf-8"))
-        llm = LLM("demo", dtype="float32", device="cpu")
-        alone = llm.generate("hello", distributed.SamplingParams(max_tokens=4))
-        assert run["tokens"] == [output.token_ids for output in alone]
-    else:
-        said = errors.splitlines()  # two lines, if stage 0 cannot meet one that has died
-        assert process.returncode == 2 and len(said) in (1, 2), errors
-        clear = re.compile(r"error: stage \d (has lost|was ended|cannot meet) ")
-        assert all(clear.match(line) for line in said), errors
 
 
 def a_batch() -> tuple[FlatBatch, KVCache]:
@@ -524,18 +436,15 @@ def test_more_weights_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_command_line(tmp_path: Path, start: Start) -> None:
     """Two stages of two layers: the tokens of one process; the numbers; the phases of TD-Pipe,
-    which are printed, and drawn above the stages. A stranger in their store changes nothing.
+    which are printed, and drawn above the stages.
     """
     numbers, perfetto = tmp_path / "runs.json", tmp_path / "trace.json"
     lengths = ("--lengths", "20:3,9:4,30:2", "--lengths", "td_pipe@20:8,30:6")
     files = ("--json", str(numbers), "--perfetto", str(perfetto), "--max-length", "64")
-    port, stranger = join_store(start, tmp_path / "made", GUESSES)
-    more = ("--dtype", "float32", "--device", "cpu", "--port", str(port))
+    more = ("--dtype", "float32", "--device", "cpu", "--port", str(free_port()))
     process = start("distributed.py", *lengths, *files, *more)
     printed, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
-    assert stranger.communicate(timeout=PATIENCE)[0] == "written\n"
-    assert not (tmp_path / "made").exists(), "a stage ran what the store held"
     assert "2 micro-batches, 2 stages" in printed and "bubbles" in printed
     assert "policy    td_pipe, whole prompts, B = 4, 2 micro-batches, 2 stages\n" in printed
     assert "phases    1 of prefills, 1 of decodes\n" in printed
@@ -564,27 +473,6 @@ def test_command_line(tmp_path: Path, start: Start) -> None:
     tokens = [event["args"] for event in events if event["name"] == "tokens in memory"]
     # the two prompts in one batch; at the last decode, the longer output has 7 of 8 tokens
     assert tokens[0] == {"tokens in memory": 50} and tokens[-1] == {"tokens in memory": 20 + 6}
-
-
-@pytest.mark.slow
-def test_the_command_of_two_halves(tmp_path: Path, start: Start) -> None:
-    """It compares the tokens itself. Its numbers are those of the runs, and fit together."""
-    numbers = tmp_path / "runs.json"
-    words = ("--apart", "--lengths", "20:3,9:4,30:1", "--chunk-size", "16", "--one-engine")
-    more = ("--decode-policy", "orca", "--json", str(numbers))
-    process = start("distributed.py", *words, *more, "--dtype", "float32", "--device", "cpu")
-    printed, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, errors
-    assert "alone     one engine gives the same tokens\n" in printed
-    assert "decode    orca, " in printed and "fetches   2, " in printed
-    [run] = json.loads(numbers.read_text(encoding="utf-8"))
-    size = LLM("demo").config.kv_bytes_per_token(4)
-    fetches = {each["request_id"]: each for each in run["fetches"]}
-    assert {own: each["bytes"] for own, each in fetches.items()} == {0: 20 * size, 1: 9 * size}
-    first, second = (half["iterations"] for half in run["halves"])
-    assert sum(each["num_prefill_tokens"] for each in first) == 20 + 9 + 30
-    assert [len(each) for each in run["tokens"]] == [3, 4, 1]
-    assert sum(each["num_prefill_tokens"] + each["num_decodes"] for each in second) == 2 + 3
 
 
 def test_measured_hop() -> None:

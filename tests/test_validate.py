@@ -10,18 +10,17 @@ from test_calibrate import calibrated
 
 from batch import Request
 from command.cli import run_main
-from costmodel import make_batch
 from experiments import validate
 from experiments.lib.measuring import this_machine
 from experiments.lib.rows import Rows, read_rows
 from experiments.lib.steady import run_priced
 from experiments.lib.validation import errors, pairs
-from experiments.validate import WORKS, Draw, compare_staged, draw_staged, predict, predict_halves
+from experiments.validate import WORKS, Draw, compare_staged, draw_staged, predict
 from scheduler import POLICIES
 from serving.calibration import CalibratedModel, Calibration
 from simulate import CostExecutor
 
-HOP = 1e-5  # s; with --apart, s per token
+HOP = 1e-5  # s
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +33,8 @@ def calibration() -> Calibration:
 
 def as_measured(trace, work: int = 0) -> dict:
     """A predicted run, written as distributed.py writes a measured one."""
-    names = ("seconds", "busy", "bubble_share", "latency", "wait")
-    found = {name: getattr(trace, name) for name in names if hasattr(trace, name)}
-    return found | {"workload": work, "hop": HOP}
+    names = ("seconds", "busy", "bubble_share")
+    return {name: getattr(trace, name) for name in names} | {"workload": work, "hop": HOP}
 
 
 def test_one_request_takes_as_long_as_without_a_pipeline(calibration):
@@ -54,17 +52,6 @@ def test_one_request_takes_as_long_as_without_a_pipeline(calibration):
     )
 
 
-def test_one_request_in_two_halves(calibration):
-    """One half works after the other, and the way is in between."""
-    work = Draw("orca", 8, 128, ((300, 7),))
-    plain = predict_halves(calibration, work, hop=0.0)
-    prompt = CalibratedModel(calibration).seconds(make_batch([(0, 300, 300)]))
-    assert plain.busy[0] == pytest.approx(prompt)
-    slow = predict_halves(calibration, work, hop=HOP, slower=(2.0, 3.0))
-    assert slow.busy == pytest.approx([2 * plain.busy[0], 3 * plain.busy[1]])
-    assert slow.seconds == slow.latency == pytest.approx(sum(slow.busy) + 300 * HOP)
-
-
 def test_workloads_take_turns_and_repeat():
     assert [work.policy for work in draw_staged(len(POLICIES) + 1, 0)] == [
         *sorted(POLICIES),
@@ -73,40 +60,35 @@ def test_workloads_take_turns_and_repeat():
     assert draw_staged(8, 3) == draw_staged(8, 3) != draw_staged(8, 4)
 
 
-@pytest.mark.parametrize("foretell", [predict, predict_halves])
-def test_errors_are_of_the_median_run(foretell, calibration, monkeypatch):
+def test_errors_are_of_the_median_run(calibration, monkeypatch):
     """Of three runs, one as predicted, one too slow, one far too slow: the middle one counts. All
     work twice as long: `alone` knows.
     """
     works = (("sarathi", ((200, 4), (90, 5), (150, 3))), ("vllm_v0", ((64, 6), (300, 2))))
     workloads = [Draw(policy, 3, 128, lengths) for policy, lengths in works]
 
-    def real(_, asked, repeats, apart):
+    def real(_, asked, repeats):
         factors = (2.0, 1.0, 3.0)
         return [
-            [as_measured(foretell(calibration, work, HOP, (f, f))) for f in factors]
+            [as_measured(predict(calibration, work, HOP, (f, f))) for f in factors]
             for work in asked
         ]
 
-    other = "bubble share" if foretell is predict else "mean latency"
-
     monkeypatch.setattr(validate, "run_for_real", real)
-    rows = compare_staged(calibration, workloads, 3, foretell is predict_halves)
+    rows = compare_staged(calibration, workloads, 3)
     every = zip(pairs(rows), errors(rows, "total time"), workloads, strict=True)
     for (ours, row), error, work in every:
-        slow = foretell(calibration, work, HOP, (2.0, 2.0))
-        second = 100 * slow.bubble_share if foretell is predict else slow.latency
-        assert (row["total time"], row[other]) == pytest.approx((slow.seconds, second))
-        if foretell is predict_halves:
-            assert row["wait"] == pytest.approx(slow.wait)
+        slow = predict(calibration, work, HOP, (2.0, 2.0))
+        seen = row["total time"], row["bubble share"]
+        assert seen == pytest.approx((slow.seconds, 100 * slow.bubble_share))
         assert [row[name] for name in WORKS] == pytest.approx([2.0, 2.0])
         assert ours["time alone"] == pytest.approx(slow.seconds)
-        fast = foretell(calibration, work, HOP)
+        fast = predict(calibration, work, HOP)
         assert error == pytest.approx(100 * (fast.seconds / slow.seconds - 1)) and error < -40
 
 
 def test_files_and_the_wrong_machine(calibration, monkeypatch, tmp_path, capsys):
-    perfect = lambda _, works, repeats, apart: [
+    perfect = lambda _, works, repeats: [
         [as_measured(predict(calibration, work, HOP))] * repeats for work in works
     ]
     monkeypatch.setattr(validate, "run_for_real", perfect)

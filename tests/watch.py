@@ -1,6 +1,4 @@
-"""Processes seen from outside (Linux): their children, whether they live, where they listen. And
-two strangers who join a pipeline.
-"""
+"""Processes seen from outside (Linux): their children, whether they live, where they listen."""
 
 import os
 import time
@@ -9,56 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 
 PATIENCE = 600.0  # s until a test gives up: far more than anything takes, also on a busy machine
-
-# He takes a stage's place, and sends the other pickles that would make the file that he is given.
-STRANGER = """
-import datetime, pickle, sys
-import torch
-import torch.distributed as dist
-
-class Bomb:
-    def __reduce__(self):
-        return open, (sys.argv[1], "w")
-
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=100))
-control = dist.new_group(backend="gloo")
-data = torch.frombuffer(bytearray(pickle.dumps(Bomb())), dtype=torch.uint8)
-for _ in range(6):
-    dist.isend(torch.tensor([len(data), 0]), 1 - dist.get_rank(), group=control).wait()
-    dist.isend(data, 1 - dist.get_rank(), group=control).wait()
-    store = dist.distributed_c10d._get_default_store()
-    for key in ("0", "1", "plan", "0/1"):
-        store.set(key, pickle.dumps(Bomb()))
-"""
-
-# He joins the store of a launcher's stages, and writes such pickles until it is gone. His
-# arguments: the file that they would make, the port, and the keys.
-STRANGER_IN_STORE = """
-import pickle, socket, sys, time
-import torch.distributed as dist
-
-class Bomb:
-    def __reduce__(self):
-        return open, (sys.argv[1], "w")
-
-end = time.monotonic() + 100
-while time.monotonic() < end:
-    try:
-        socket.create_connection(("127.0.0.1", int(sys.argv[2]))).close()
-        break
-    except OSError:
-        time.sleep(0.01)
-written = False
-store = dist.TCPStore("127.0.0.1", int(sys.argv[2]), is_master=False, wait_for_workers=False)
-try:
-    while time.monotonic() < end:
-        for key in sys.argv[3:]:
-            store.set(key, pickle.dumps(Bomb()))
-        written = True
-        time.sleep(0.005)
-except dist.DistError:
-    print("written" if written else "nothing")
-"""
 
 
 def children_of(parent: int) -> list[int]:
