@@ -910,6 +910,12 @@ def test_metrics(priced: PricedEngine) -> None:
         assert found["vllm:num_requests_running"] == {(): 0} == found["vllm:num_requests_waiting"]
         assert found["nano_sarathi:http_requests_total"] == {("/v1/completions", "200"): 3}
         assert found["vllm:kv_cache_usage_perc"] == {(): 0}
+        own = [
+            f"nano_sarathi:{each}"
+            for each in ("longest_schedule_seconds", "schedule_seconds_total")
+        ]
+        longest, whole = [found[name][()] for name in own]
+        assert 0 < longest < whole < 15 * longest
 
 
 def test_metrics_cost_an_iteration_nothing(priced: PricedEngine) -> None:

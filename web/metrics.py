@@ -68,11 +68,21 @@ class Metrics:
         )
         preempted.add_metric([self.model], state["preemptions"])
         yield preempted
+        own = CounterMetricFamily(
+            "nano_sarathi:schedule_seconds", "the policy's own time in s", labels=["model_name"]
+        )
+        own.add_metric([self.model], state["policy_seconds"])
+        yield own
         held, capacity = state["held"], state["capacity"] or self.slots(state)
         for name, what, value in (
             ("vllm:num_requests_running", "requests that run", state["running"]),
             ("vllm:num_requests_waiting", "requests that wait", state["waiting"]),
             ("vllm:kv_cache_usage_perc", "share of the KV cache in use", held / capacity),
+            (
+                "nano_sarathi:longest_schedule_seconds",
+                "the most for one iteration, in s",
+                state["longest_schedule"],
+            ),
         ):
             gauge = GaugeMetricFamily(name, what, labels=["model_name"])
             gauge.add_metric([self.model], value)

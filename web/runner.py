@@ -200,7 +200,7 @@ class Runner:
 
     def state(self) -> dict:
         """The current state, ready for JSON."""
-        loop, scheduler = self.loop, self.loop.scheduler
+        loop, scheduler, trace = self.loop, self.loop.scheduler, self.loop.trace
         running = len(scheduler.running)
         return {
             "name": self.engine.name, "priced": self.engine.priced,
@@ -210,6 +210,7 @@ class Runner:
             "held": scheduler.memory.taken, "capacity": scheduler.memory.capacity,
             "done": self.done, "iterations": self.iterations, "kinds": self.kinds.copy(),
             "preemptions": self.preemptions,
+            "policy_seconds": trace.policy_seconds, "longest_schedule": trace.longest_schedule,
             "failures": self.failures, "error": self.error,
             "alive": self.thread.is_alive(), "draining": self.stopping, "t": loop.executor.now(),
         }  # fmt: skip
