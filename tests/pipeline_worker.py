@@ -64,13 +64,13 @@ def halves(out: Path, plays: int) -> None:
 
 def interrupted(llm: ApartLLM) -> None:
     """Ctrl-C while a request decodes. The next call finds no slot taken at the other half. Its stop
-    token is none of the model's, and its tag is no text: nobody's business but the user's.
+    token is none of the model's: nobody's business but the user's.
     """
     llm.policy, llm.chunk_size, llm.max_batch_size, llm.cache_tokens = "sarathi", 16, 1, None
     if llm.stage == 1:
         llm.follow()
         return
-    params = SamplingParams(max_tokens=6, stop_ids=(10**6,), tags={"priority": 1})
+    params = SamplingParams(max_tokens=6, stop_ids=(10**6,), tags={"priority": "1"})
     prompts, read, reads = [[1, 2, 3], [4, 5]], Post.read, count()
 
     def broken(*what: object) -> None:
