@@ -307,6 +307,10 @@ def test_a_pasted_policy_runs_in_the_browser_alone(server: str, opened: Opened) 
     page.click("#run")
     page.wait_for_selector("#own-says.bad:has-text('your policy, line 1: ImportError')")
     assert not any("ShortestFirst" in each for each in sent) and not page.asked
+    page.locator("#code").press_sequentially("# typed, not run")
+    typed = page.input_value("#code")
+    page.reload()
+    page.wait_for_function("(text) => code.value === text", arg=typed)
 
 
 def test_a_policy_that_never_ends_is_ended(sites: str, opened: Opened) -> None:
