@@ -37,7 +37,7 @@ from fast import native
 from fast.backends import check_backend
 from loading import checkpoint, files
 from loading.load import choose_length
-from loading.policyfile import load_policies
+from loading.policyfile import load_policies, warn_if_crowded
 from pictures import perfetto
 from pipeline import BUBBLES, even_layers
 from pipeline.launch import NotMet, launch, meet, read_place, reason, stage_device, take_cores
@@ -152,7 +152,11 @@ def serve(args: argparse.Namespace) -> None:
         prompts = args.prompts or ["def open(", "The list type", "Return True if"]
         works.insert(0, Work(args.policy, prompts, SamplingParams(max_tokens=args.max_tokens)))
     if args.apart and llm.stage == 1:
+        warn_if_crowded(llm.policy, llm.max_batch_size, llm.chunk_size)
         return llm.follow()
+    for policy in {work.policy for work in works} if llm.stage == 0 and not args.apart else ():
+        if not is_for_pipelines(policy):
+            warn_if_crowded(policy, llm.micro_batch_size, llm.chunk_size)
     found, own = [], door if args.apart else sys.modules[__name__]
     dtype = str(llm.dtype).removeprefix("torch.")
     for number in range(args.repeats):
@@ -236,6 +240,9 @@ def check(args: argparse.Namespace) -> None:
     count = args.stages if args.micro_batches is None else args.micro_batches
     for policy in [*policies, args.decode_policy or args.policy] if args.apart else policies:
         if args.apart:
+            if is_for_pipelines(policy):
+                stages = "decides for all stages of a pipeline, and --apart has none"
+                raise UserError(f"policy {policy.partition(':')[0]!r} {stages}: leave one out")
             make_scheduler(policy, args.max_batch_size, args.chunk_size)
             continue
         make_micro_batches(

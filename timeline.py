@@ -182,10 +182,9 @@ class Trace:
 
     @property
     def seconds(self) -> float:
-        """From the earliest start of an iteration to the latest end: engines may run side by side."""
+        """From the earliest start to the latest end: iterations of several engines overlap."""
         ends = [iteration.start + iteration.seconds for iteration in self.iterations]
-        starts = [iteration.start for iteration in self.iterations]
-        return max(ends) - min(starts) if ends else 0.0
+        return max(ends) - min(i.start for i in self.iterations) if ends else 0.0
 
     @property
     def num_prefill_tokens(self) -> int:
