@@ -32,7 +32,7 @@ from fast import native
 from fast.backends import check_backend
 from loading import checkpoint, files
 from loading.load import choose_length
-from loading.policyfile import load_policies
+from loading.policyfile import load_policies, warn_if_crowded
 from pictures import perfetto
 from pipeline import BUBBLES, even_layers
 from pipeline.launch import NotMet, launch, meet, read_place, reason, stage_device, take_cores
@@ -138,6 +138,9 @@ def serve(args: argparse.Namespace) -> None:
     if args.prompts or not works:
         prompts = args.prompts or ["def open(", "The list type", "Return True if"]
         works.insert(0, Work(args.policy, prompts, SamplingParams(max_tokens=args.max_tokens)))
+    for policy in {work.policy for work in works} if llm.stage == 0 else ():
+        if not is_for_pipelines(policy):
+            warn_if_crowded(policy, llm.micro_batch_size, llm.chunk_size)
     found = []
     dtype = str(llm.dtype).removeprefix("torch.")
     for number in range(args.repeats):

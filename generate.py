@@ -20,7 +20,7 @@ from command.flags import LAYOUTS, Flag, Parser
 from configs import MODELS
 from engine import LLM, BeamSearchParams, SamplingParams, StreamedToken
 from loading.files import FOR_TEXT
-from loading.policyfile import load_policies
+from loading.policyfile import load_policies, warn_if_crowded
 from pictures import perfetto
 from pipeline.policies import policy_names
 from scheduler import make_scheduler
@@ -205,6 +205,7 @@ def main() -> None:
         check_weights=args.check,
         cuda_graphs=args.cuda_graphs,
     )
+    warn_if_crowded(llm.policy, llm.max_batch_size, llm.chunk_size)
     llm.cost = cost_here(llm.config.name, str(llm.device), str(llm.dtype), args.calibration)
     if beams:
         search_beams(llm, prompts, beams, "segment" if args.cache is None else args.cache)

@@ -20,7 +20,7 @@ from command.cli import run_main
 from command.flags import Flag, Parser
 from configs import GPUS
 from loading.files import find
-from loading.policyfile import load_policies
+from loading.policyfile import load_policies, warn_if_crowded
 from pipeline.policies import policy_names
 from serving.calibration import cost_here
 from web import explore_routes, live
@@ -122,6 +122,7 @@ def serve(args: argparse.Namespace) -> bool:
     args.cors_origin = [*map(origin_of, args.cors_origin or ())]
     engine = make_engine(args)
     asyncio.run(try_policy(engine, engine.policy, engine.chunk_size))
+    warn_if_crowded(engine.policy, engine.max_batch_size, engine.chunk_size)
     name = args.model or engine.name
     name = engine.name if os.path.isdir(name) else name
     template = None if engine.priced else read_template(find(args.model or "demo"))

@@ -15,10 +15,12 @@ from types import ModuleType
 
 from command.checks import UserError, moved
 from command.cli import one_line, read_text
-from scheduler import ALIASES, FOR_PIPELINES, POLICIES, Scheduler
+from scheduler import ALIASES, FOR_PIPELINES, POLICIES, Scheduler, make_scheduler
 
 MOST_BYTES = 10**7  # of a file of policies
 LOADED: dict[Path, list[str]] = {}  # the files that were run, and the names of their policies
+DECODES_FIRST = {"sarathi", "sarathi_serve", "vllm_v1"}  # and what derives from them, but for ...
+NOT_TOGETHER = {"chunked_only", "prefill_first"}  # ... a batch of chunks or of decodes
 NAME = re.compile(r"[A-Za-z]\w{0,39}", re.ASCII)  # series of results have blanks, commas, colons
 
 
@@ -65,6 +67,18 @@ def load_policies(path: Path) -> list[str]:
         )
     LOADED[path] = [policy.name for policy in found]
     return LOADED[path]
+
+
+def warn_if_crowded(policy: str, max_batch_size: int, chunk_size: int) -> None:
+    """Say on stderr if decodes may fill C: then a new prompt waits until one ends.
+
+    It is the papers' rule, and no mistake. Raises UserError as `make_scheduler`.
+    """
+    made = make_scheduler(policy, max_batch_size, chunk_size)
+    kinds, budget = {vars(each).get("name") for each in type(made).__mro__}, made.chunk_size
+    if max_batch_size >= budget and kinds & DECODES_FIRST and not kinds & NOT_TOGETHER:
+        full = f"{policy}, C = {budget}, B = {max_batch_size}: {budget} decodes fill a batch"
+        print(f"{full}, and new prompts wait; a C above B leaves them room", file=sys.stderr)
 
 
 def check_helpers(path: Path) -> None:

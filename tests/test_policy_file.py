@@ -9,6 +9,7 @@ import matplotlib.pyplot as plt
 import pytest
 from conftest import call
 
+import generate
 from batch import Request
 from command.checks import UserError
 from configs import GPUS
@@ -17,7 +18,7 @@ from engine import LLM, SamplingParams
 from experiments import fig9, fig11, policies, serve_ablation, serve_latency, serve_stalls
 from experiments.lib.panels import colours_of
 from experiments.lib.rows import Rows, read_rows
-from loading.policyfile import load_policies
+from loading.policyfile import load_policies, warn_if_crowded
 from pipeline import simulate_pipeline
 from scheduler import POLICIES, make_scheduler
 from serving.calibration import cost_here
@@ -166,6 +167,41 @@ def test_a_priority_that_is_no_number() -> None:
     request = Request(0, range(9), 2, tags={"priority": "high"})
     with pytest.raises(UserError, match="policy 'priority' .*: priority is 'high'; it must be a w"):
         simulate([request], policy="priority")
+
+
+# ------------------------------------------------------------------------ as many decodes as tokens
+
+
+@pytest.mark.parametrize("policy", [
+    "sarathi", "sarathi_serve", "dynamic:8,4", "vllm_v1", "no_evict", "priority",
+    "orca", "vllm_v0", "request_level", "hybrid_only", "chunked_only", "prefill_first",
+])  # fmt: skip
+def test_decodes_that_fill_the_budget_are_told(
+    policy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Said where 8 decodes keep a new prompt out that comes when they run, and a slot is free."""
+    load_policies(PRIORITY)
+    scheduler = make_scheduler(policy, 9, 8)
+    requests = [Request(i, range(1), 99) for i in range(9)]
+    for request in requests[:8]:
+        scheduler.add(request)
+    for step in range(9):
+        batch = scheduler.schedule(0.0)
+        scheduler.update(batch, [7] * len(batch.sampled))
+        if step == 4:
+            scheduler.add(requests[8])
+    crowded = not requests[8].output and policy != "request_level"  # whose batch takes nobody in
+    for size, said in ((7, False), (8, crowded), (9, crowded)):
+        warn_if_crowded(policy, size, 8)
+        assert capsys.readouterr().err.count("new prompts wait") == said
+
+
+def test_a_command_says_it_in_one_line() -> None:
+    flags = ("--max-tokens", 2, "--chunk-size", 8, "--max-batch-size")
+    done = [call(generate, "def open(", *flags, size) for size in (8, 7)]
+    assert [each.returncode for each in done] == [0, 0] and not done[1].stderr
+    told = "sarathi, C = 8, B = 8: 8 decodes fill a batch, and new prompts wait; a C above B leaves"
+    assert done[0].stderr == f"{told} them room\n"
 
 
 # ------------------------------------------------------------------------------ what a batch costs
