@@ -30,6 +30,7 @@
 # **measured** (this machine). "Sec" and "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
 
 # %%
+import enter  # this clone's files come first  # noqa: F401
 import fast.first  # before torch  # noqa: F401
 
 from dataclasses import replace

@@ -29,6 +29,8 @@
 # "Sec" and "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
 
 # %%
+import enter  # this clone's files come first  # noqa: F401
+
 from collections import Counter
 from dataclasses import replace
 

@@ -32,6 +32,8 @@
 # one](https://arxiv.org/abs/2308.16369).
 
 # %%
+import enter  # this clone's files come first  # noqa: F401
+
 import matplotlib.pyplot as plt
 
 from batch import Request

@@ -28,6 +28,8 @@
 # the time between two tokens does not matter.
 
 # %%
+import enter  # this clone's files come first  # noqa: F401
+
 import random
 from collections import deque
 from dataclasses import replace

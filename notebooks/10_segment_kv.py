@@ -29,6 +29,7 @@
 # width*: the number of beams of each.
 
 # %%
+import enter  # this clone's files come first  # noqa: F401
 import fast.first  # before torch  # noqa: F401
 
 import math

@@ -31,6 +31,8 @@
 # machine).
 
 # %%
+import enter  # this clone's files come first  # noqa: F401
+
 import time
 from random import Random
 

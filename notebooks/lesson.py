@@ -1,8 +1,7 @@
 """What all lessons share: the look of the pictures, the paper's numbers, a stopwatch, and what a
 reader can do: sliders, and a box for a prediction.
 
-Nothing of the engine is in here. The engine's modules and `experiments` come from the editable
-install (requirements.txt).
+Nothing of the engine is in here. enter.py makes its modules and `experiments` known.
 """
 
 import time
