@@ -242,6 +242,17 @@ def test_outside_the_environment_one_line_says_how_to_enter(script: str, tmp_pat
     assert done.stderr.endswith("'pip install -r requirements.txt'\n")
 
 
+@pytest.mark.parametrize("script", ["generate.py", "experiments/fig9.py", "demo/train.py"])
+def test_a_python_that_is_too_old_says_so_in_one_line(script: str, tmp_path: Path) -> None:
+    """It reads nothing that it does not understand before."""
+    code = "import sys, runpy; sys.version_info, sys.version = (3, 10), '3.10.12 (main)'\n"
+    code += f"sys.path.insert(0, {str((ROOT / script).parent)!r})\n"
+    code += f"runpy.run_path({str(ROOT / script)!r}, run_name='__main__')"
+    done = warm.fresh("-S", "-E", "-c", code, cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: this is Python 3.10.12, and this needs 3.11 or newer")
+
+
 def test_every_script_enters_first() -> None:
     lessons = [f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("[0-9]*.py")]
     assert len(lessons) == 12
