@@ -5,7 +5,7 @@ Nothing of the engine is in here. enter.py makes its modules and `experiments` k
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from inspect import signature
 from types import ModuleType
 
@@ -63,10 +63,10 @@ def fastest(measure: Callable[[], float], budget: float = 0.4, least: int = 3) -
 
 def working(items: Iterable, what: str) -> Iterator:
     """The items, and meanwhile a line for who waits: "measuring: 3 of 10". It ends with them."""
-    items = [*items]
+    total = f" of {len(items)}" if isinstance(items, Sized) else ""
     for number, item in enumerate(items, 1):
         clear_output(wait=True)
-        print(f"{what}: {number} of {len(items)} ...", flush=True)
+        print(f"{what}: {number}{total} ...", flush=True)
         yield item
     clear_output()
 
