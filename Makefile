@@ -3,6 +3,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
+# A command, if it is Python 3.11 or newer.
+recent = $(if $(shell $(1) -c 'import sys; print("yes" * (sys.version_info >= (3, 11)))' 2>/dev/null),$(1))
+OTHERS = $(foreach each,python3.13 python3.12 python3.11 python3.14,$(call recent,$(each)))
+# $(PYTHON). If it is too old, one line says what to type, before pip says many.
+NEW = $(or $(call recent,$(PYTHON)),$(error this needs Python 3.11 or newer, and $(PYTHON) is \
+	$(or $(shell $(PYTHON) --version 2>/dev/null),not there). \
+	$(if $(OTHERS),,Install it (Debian or Ubuntu: sudo apt install python3.11-venv). )Then type: make \
+	$(strip $(MAKECMDGOALS) $(filter-out PYTHON=%,$(MAKEOVERRIDES)) PYTHON=$(firstword $(OTHERS) python3.11))))
 PYODIDE := build/npm/node_modules/pyodide
 # The course installs in a bare clone alone: in class, nobody waits for pip again.
 READY := $(if $(wildcard .venv/figures.stamp),,.venv/figures.stamp)
@@ -106,7 +114,7 @@ course-selftest: .venv/dev.stamp
 
 # Lines of code of each folder, and of the book, beside their budgets.
 lines:
-	@$(PYTHON) tests/lines.py
+	@$(NEW) tests/lines.py
 
 format: .venv/dev.stamp
 	$(BIN)/ruff check --fix .
@@ -115,7 +123,7 @@ format: .venv/dev.stamp
 # A stamp is newer than the files that it depends on, so that a second make installs nothing.
 .venv/figures.stamp: requirements-figures.txt pyproject.toml
 	@echo 'installing what the figures need into .venv; it takes a minute'
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(if $(call recent,$(BIN)/python),test -e $(BIN)/pip || $(BIN)/python -m ensurepip,$(NEW) -m venv --clear .venv)
 	$(PIP) -q -r requirements-figures.txt
 	touch $@
 

@@ -1,7 +1,7 @@
 """Text in, text out.
 
-    python generate.py "The with statement" --policy sarathi --chunk-size 64 --max-tokens 64
-    python generate.py "The with statement" --beams 4 --max-tokens 32
+    python generate.py "Return True if" --policy sarathi --chunk-size 64 --max-tokens 64
+    python generate.py "Return True if" --beams 4 --max-tokens 32
 
 One prompt is streamed. Several prompts, or a file with one prompt on each line, run as a batch.
 --beams prints the best sequences of a beam search, with their scores. A short table at the end says

@@ -1,13 +1,12 @@
 """Imported first by every script of this folder: see command/enter.py.
 
-Outside the environment, Python looks for modules in this folder alone. So add the root.
+Python looks for modules in this folder, then in its environment. That may have none of ours, or
+belong to another clone. So the root comes first.
 """
 
 import sys
 from pathlib import Path
 
-ROOT = str(Path(__file__).resolve().parent.parent)
-if ROOT not in sys.path:
-    sys.path.append(ROOT)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import command.enter  # noqa: F401

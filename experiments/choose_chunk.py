@@ -151,8 +151,8 @@ def print_choice(rows: Rows, best: Row, free: Row, baseline: Row, work: Workload
         lost = 100 * (1 - best["throughput"] / free["throughput"])
         print(f"The bound costs {lost:.1f} % throughput.")
         print(f"Without it, the best is C = {free['C']} ({in_words(free)}).")
-    balance = work.ratio * (work.batch_size - 1)
-    print(f"Rule of thumb (Sec 5.1.3): P:D = C/(B-1), here C = {balance:.0f}.")
+    balance = (work.ratio + 1) * (work.batch_size - 1)
+    print(f"Rule of thumb: C = (B-1)(P:D + 1), here {balance:.0f}. Sec 5.1.3 leaves out the + 1.")
     print("Other engines have flags for the same, and count a batch's decodes in C, too:\n")
     for engine, line in engine_flags("MODEL", best["C"], work.batch_size).items():
         print(f"  {engine:<6}  {line}")

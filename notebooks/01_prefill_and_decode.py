@@ -30,6 +30,8 @@
 # or **measured** (this machine). "Sec" and "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
 
 # %%
+import enter  # this clone's files come first  # noqa: F401
+
 from dataclasses import replace
 
 import matplotlib.pyplot as plt
@@ -48,6 +50,7 @@ from lesson import (
     plain_ticks,
     print_table,
     this_machine,
+    working,
 )
 from scheduler import make_scheduler
 
@@ -95,12 +98,12 @@ def prefill(tokens):
 
 
 # %%
-prefill(256)  # the first run is always slow: libraries warm up
+first = prefill(256)  # always slow: libraries warm up
+
+# %%
 scheduler = make_scheduler("request_level", max_batch_size=1, chunk_size=256)
 request = Request(0, prompt=range(1, 257), max_tokens=6)
 scheduler.add(request)
-
-# %%
 rows = []
 while scheduler.has_work:
     batch = scheduler.schedule(now=0.0)  # who runs?
@@ -139,14 +142,17 @@ print_table(["iteration", "tokens", "ms (measured)", "ms per token (measured)"],
 
 # %%
 sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-prefill_ms = {tokens: 1e3 * fastest(lambda n=tokens: prefill(n), least=2) for tokens in sizes}
+prefill_ms = {
+    tokens: 1e3 * fastest(lambda n=tokens: prefill(n), least=2)
+    for tokens in working(sizes, "measuring prompts")
+}
 
 # 32 requests, each with a prompt of 64 tokens in the cache, to which its decodes attend
 requests = [Request(i, range(1, 65), max_tokens=999, output=[1]) for i in range(32)]
 for request in requests:
     executor.execute(Batch([Chunk(request, 0, 64)], []))
 decode_ms = {}
-for count in (1, 2, 4, 8, 16, 32):
+for count in working((1, 2, 4, 8, 16, 32), "measuring decodes"):
     batch = Batch([], requests[:count])
     decode_ms[count] = 1e3 * fastest(lambda batch=batch: executor.execute(batch).seconds)
 for request in requests:

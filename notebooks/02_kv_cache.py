@@ -30,6 +30,7 @@
 # **measured** (this machine). "Sec" and "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
 
 # %%
+import enter  # this clone's files come first  # noqa: F401
 import fast.first  # before torch  # noqa: F401
 
 from dataclasses import replace
@@ -43,7 +44,7 @@ from costmodel import requests_that_fit
 from engine import LLM
 from executor import ModelExecutor, synchronized_clock
 from kvcache import CacheError, KVCache
-from lesson import COLOURS, GREY, SERIES, paper, star, this_machine
+from lesson import COLOURS, GREY, SERIES, paper, star, this_machine, working
 from loop import Loop
 from scheduler import make_scheduler
 
@@ -111,7 +112,7 @@ def with_cache():
 
 
 # %%
-runs = [(with_cache(), without_cache()) for _ in range(7)]
+runs = [(with_cache(), without_cache()) for _ in working(range(7), "measuring")]
 (output, *_), (same, *_) = runs[0]
 print(f"{len(output)} tokens, the same with and without a cache: {output == same}")
 print("they begin:", repr(llm.tokenizer.decode(output)[:60]))

@@ -30,6 +30,7 @@
 # or **measured** (this machine). "Sec" and "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
 
 # %%
+import enter  # this clone's files come first  # noqa: F401
 import fast.first  # before torch  # noqa: F401
 
 from dataclasses import replace
@@ -45,7 +46,17 @@ from configs import GPUS, MODELS
 from costmodel import CostModel
 from engine import LLM
 from executor import ModelExecutor
-from lesson import COLOURS, SERIES, fastest, paper, plain_ticks, print_table, star, this_machine
+from lesson import (
+    COLOURS,
+    SERIES,
+    fastest,
+    paper,
+    plain_ticks,
+    print_table,
+    star,
+    this_machine,
+    working,
+)
 from loading.files import DEMO
 from scheduler import make_scheduler
 
@@ -355,7 +366,7 @@ def measured_prefill(chunk_size, prompt=512):
 # %%
 measured = {
     size: fastest(lambda size=size: measured_prefill(size), budget=0.8)
-    for size in (16, 32, 64, 128, 256, 512)
+    for size in working((16, 32, 64, 128, 256, 512), "measuring chunk sizes")
 }
 
 # %%

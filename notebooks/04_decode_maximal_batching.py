@@ -30,6 +30,7 @@
 # machine). "Sec" and "Table" mean [SARATHI](https://arxiv.org/abs/2308.16369).
 
 # %%
+import enter  # this clone's files come first  # noqa: F401
 import fast.first  # before torch  # noqa: F401
 
 from dataclasses import replace
@@ -43,7 +44,7 @@ from configs import GPUS, MODELS
 from costmodel import CostModel
 from engine import LLM
 from executor import ModelExecutor
-from lesson import COLOURS, GREY, bars, paper, print_table, this_machine
+from lesson import COLOURS, GREY, bars, paper, print_table, this_machine, working
 from scheduler import make_scheduler
 
 # %%
@@ -68,6 +69,7 @@ print(f"machine: {this_machine()}, {llm.dtype}")
 # chunk. When is the first hybrid batch? How many decodes can a batch carry at most?
 
 # %%
+llm.cache.reset()  # all slots are free
 prompts = [60, 100, 150, 200]
 scheduler = make_scheduler("sarathi", max_batch_size=4, chunk_size=64)
 for number, length in enumerate(prompts):
@@ -80,7 +82,7 @@ while kept is None:
     name = f"request {chunk.request.request_id}: {chunk.start} to {chunk.start + chunk.length - 1}"
     rows.append([len(rows) + 1, name, decodes, batch.num_tokens])
     if len(decodes) == 3:
-        kept = batch  # the fullest batch: step 2 looks at it
+        kept, flat = batch, executor.flatten(batch)  # the fullest batch: step 2 looks at it
     else:
         scheduler.update(batch, executor.execute(batch).tokens)
 print_table(["iteration", "chunk (tokens)", "decodes (requests)", "rows"], rows)
@@ -109,7 +111,6 @@ for request in kept.decodes:
     print(f"decode:  request {request.request_id}, {request.context} tokens cached", end=", ")
     print(f"{len(request.output)} output so far")
 
-flat = executor.flatten(kept)
 print(f"\nrows:       {len(flat.tokens)}")
 print(f"slots:      {flat.slots[:3].tolist()} ... {flat.slots[-5:].tolist()}")
 print(f"positions:  {flat.positions[:3].tolist()} ... {flat.positions[-5:].tolist()}")
@@ -249,7 +250,7 @@ shapes = {
     "chunk of 252\n+ 4 decodes": (252, riders),
 }
 seen = {name: [] for name in shapes}
-for _ in range(25):  # in turns, so that a slow moment of the machine hits all three alike
+for _ in working(range(25), "measuring"):  # in turns: a slow moment hits all three alike
     for name, shape in shapes.items():
         seen[name].append(timed(*shape))
 times = {

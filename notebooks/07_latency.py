@@ -34,6 +34,8 @@
 # sources. They are marked "second hand", and `results/fidelity.md` lists them.
 
 # %%
+import enter  # this clone's files come first  # noqa: F401
+
 from dataclasses import replace
 from math import inf, sqrt
 

@@ -30,6 +30,8 @@
 # or **measured** (this machine). "Sec" and "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
 
 # %%
+import enter  # this clone's files come first  # noqa: F401
+
 import json
 import statistics
 import subprocess

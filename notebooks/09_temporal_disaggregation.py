@@ -28,6 +28,8 @@
 # the time between two tokens does not matter.
 
 # %%
+import enter  # this clone's files come first  # noqa: F401
+
 import random
 from collections import deque
 from dataclasses import replace
@@ -36,7 +38,7 @@ import matplotlib.pyplot as plt
 
 from batch import Request
 from experiments.lib.td import LOOKS, NODES, azure, run
-from lesson import COLOURS, paper, print_table
+from lesson import COLOURS, paper, print_table, working
 from pictures.gantt import STAGE_LOOKS, draw_stages, legend_handles
 from pictures.lanes import stage_lanes
 from pipeline import BUBBLES, IDLE, PipelineTrace, make_micro_batches, run_pipeline
@@ -385,7 +387,7 @@ def compare(lengths):
 
 
 workloads = {(prompt, output): fill(prompt, output) for prompt in prompts for output in outputs}
-sweep = {place: compare(lengths) for place, lengths in workloads.items()}
+sweep = {place: compare(workloads[place]) for place in working(workloads, "simulating")}
 
 # %%
 for output in (32, 512):
@@ -493,7 +495,7 @@ from experiments.lib.td import stretched
 
 hosts = {"none": HOSTS["none"], "5 ms": Host(0.005), "vllm-2024": HOSTS["vllm-2024"]}
 rows, lead = [], {}
-for mean in (40, 160, 350):
+for mean in working((40, 160, 350), "simulating"):
     mine = stretched(azure(700), mean)
     ours = run(node, "TD-Pipe", mine).throughput
     for rival in ("TP+HB", "PP+HB"):

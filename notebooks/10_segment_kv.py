@@ -29,6 +29,7 @@
 # width*: the number of beams of each.
 
 # %%
+import enter  # this clone's files come first  # noqa: F401
 import fast.first  # before torch  # noqa: F401
 
 import math
@@ -46,7 +47,7 @@ from beam.search import unwound
 from configs import MODELS
 from engine import LLM, SamplingParams
 from executor import ModelExecutor
-from lesson import COLOURS, GREY, SERIES, paper, plain_ticks, print_table, this_machine
+from lesson import COLOURS, GREY, SERIES, paper, plain_ticks, print_table, this_machine, working
 from loop import Loop
 from scheduler import make_scheduler
 
@@ -431,7 +432,8 @@ def iterations(cache, width, length):
 # %%
 lengths = 128, 256, 512, 1024
 searches = [iterations(*way, length) for length in lengths for way in WAYS.values()]
-rounds = list(zip(*searches, strict=True))[6:]  # the prefill, and steps that warm up
+turns = working(zip(*searches, strict=True), "measuring, turn")
+rounds = list(turns)[6:]  # without the prefill, and steps that warm up
 ms = [median(times) for times in zip(*rounds, strict=True)]
 measured = {way: ms[i :: len(WAYS)] for i, way in enumerate(WAYS)}
 rows = [

@@ -30,6 +30,8 @@
 # [Sarathi-Serve](https://arxiv.org/abs/2403.02310).
 
 # %%
+import enter  # this clone's files come first  # noqa: F401
+
 import asyncio
 import atexit
 import json

@@ -31,7 +31,10 @@
 # machine).
 
 # %%
+import enter  # this clone's files come first  # noqa: F401
+
 import time
+from copy import deepcopy
 from random import Random
 
 import matplotlib.pyplot as plt
@@ -90,9 +93,13 @@ texts = {
 }
 words = sorted(set(" ".join(texts.values()).split()))  # a word's place is its token id
 OUTPUT = len(words)  # all output tokens are alike here
-scheduler = make_scheduler("sarathi_serve", max_batch_size=4, chunk_size=64)
-scheduler.memory = memory = BlockMemory(24, block_size=4, prefix_caching=True)
-held = {}  # block -> its words
+
+
+def begin():
+    """A scheduler, its memory of six blocks, and what these hold: block -> its words."""
+    scheduler = make_scheduler("sarathi_serve", max_batch_size=4, chunk_size=64)
+    scheduler.memory = BlockMemory(24, block_size=4, prefix_caching=True)
+    return scheduler, scheduler.memory, {}
 
 
 def name(request):
@@ -119,8 +126,10 @@ def step(newcomer="", outputs=3):
 
 
 # %%
+scheduler, memory, held = begin()
 step("A")
 step("B", outputs=4)
+both_run = scheduler, memory, held
 
 
 # %%
@@ -159,6 +168,7 @@ draw_cache("The cache when A and B run: in how many tables is each block?")
 # its first two blocks?
 
 # %%
+scheduler, memory, held = deepcopy(both_run)  # as it is now, however often this cell runs
 for _ in range(3):  # until A and B have ended
     step()
 print("idle blocks, the next to be evicted first:", list(memory.idle))

@@ -1,12 +1,11 @@
 """What all lessons share: the look of the pictures, the paper's numbers, a stopwatch, and what a
 reader can do: sliders, and a box for a prediction.
 
-Nothing of the engine is in here. The engine's modules and `experiments` come from the editable
-install (requirements.txt).
+Nothing of the engine is in here. enter.py makes its modules and `experiments` known.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from inspect import signature
 from types import ModuleType
 
@@ -31,7 +30,7 @@ if shell := get_ipython():
 
 __all__ = [
     "COLOURS", "GREY", "OPERATOR_COLOURS", "POLICY_LOOKS", "SERIES", "bars", "fastest", "gantts",
-    "paper", "plain_ticks", "predict", "print_table", "sliders", "star", "this_machine",
+    "paper", "plain_ticks", "predict", "print_table", "sliders", "star", "this_machine", "working",
 ]  # fmt: skip
 
 use_style()
@@ -60,6 +59,16 @@ def fastest(measure: Callable[[], float], budget: float = 0.4, least: int = 3) -
     while len(results) < least or time.perf_counter() < end:
         results.append(measure())
     return min(results)
+
+
+def working(items: Iterable, what: str) -> Iterator:
+    """The items, and meanwhile a line for who waits: "measuring: 3 of 10". It ends with them."""
+    total = f" of {len(items)}" if isinstance(items, Sized) else ""
+    for number, item in enumerate(items, 1):
+        clear_output(wait=True)
+        print(f"{what}: {number}{total} ...", flush=True)
+        yield item
+    clear_output()
 
 
 def plain_ticks(axis, places=None) -> None:

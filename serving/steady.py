@@ -16,8 +16,8 @@ def balance(chunk_size: int, batch_size: int) -> float:
     """The P:D at which the chunks of a prompt carry all decodes and none is left over.
 
     SARATHI gains most there. A chunk holds C - (B-1) prompt tokens beside B - 1 decodes (Sec 4.4),
-    so that P / (C - (B-1)) = D / (B-1), or P:D = C/(B-1) - 1. The paper calls it C/(B-1), and its
-    example is this one: 14 for C = 256 and B = 18 (Sec 5.1.3).
+    so that P / (C - (B-1)) = D / (B-1), or P:D = C/(B-1) - 1. The paper counts P/C chunks, and so
+    has the rule P:D = C/(B-1). But its peak is ours: 14 for C = 256 and B = 18 (Sec 5.1.3).
     """
     return chunk_size / (batch_size - 1) - 1
 

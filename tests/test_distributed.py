@@ -60,6 +60,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
     def begin(*arguments: str, **options: object) -> warm.Command:
         options = {"fork": arguments[0] != "-m", "OMP_NUM_THREADS": "1"} | options
+        options["PYTHONPATH"] = str(warm.ROOT)  # pipeline_worker.py lies in tests/
         processes.append(warm.start(*arguments, **options))
         return processes[-1]
 

@@ -2,7 +2,10 @@
 CONTRIBUTING.md names what exists, CITATION.cff can be read, and the workflow runs what `make` runs.
 """
 
+import os
 import re
+import shutil
+import subprocess
 import sys
 import tomllib
 from dataclasses import astuple
@@ -92,6 +95,47 @@ def test_the_figure_in_contributing_is_whole(
 
 def makefile_targets() -> set[str]:
     return set(re.findall(r"^([a-z][\w-]*):", read(ROOT / "Makefile"), re.MULTILINE))
+
+
+# A Python of that version. `-m venv` makes one like itself; other arguments are written down.
+STUB = """#!/bin/sh
+case "$1 $2" in
+    "--version ") echo Python 3.{minor}.1 ;;
+    "-c "*) exec {python} -c "import sys; sys.version_info = (3, {minor}); $2" ;;
+    "-m venv") [ $3 = --clear ] && rm -rf .venv; mkdir -p .venv/bin && touch .venv/bin/pip
+               cp -n "$0" .venv/bin/python ;;
+    *) echo "3.{minor} $@" ;;
+esac
+"""
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make")
+@pytest.mark.parametrize("stale", [False, True])
+@pytest.mark.parametrize("words", ["fig9", "check E=6", "lines"])
+def test_make_says_which_python_to_give_and_that_works(
+    words: str, stale: bool, tmp_path: Path
+) -> None:
+    """Even where the one that is too old has made a .venv before."""
+    for name in ("Makefile", "pyproject.toml", "requirements-figures.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name, minor in ("old", 10), ("python3.13", 13):
+        (tmp_path / name).write_text(STUB.format(minor=minor, python=sys.executable), "utf-8")
+        (tmp_path / name).chmod(0o755)
+
+    def run(*command: str) -> subprocess.CompletedProcess:
+        env = {"PATH": f"{tmp_path}:{os.defpath}"}
+        pipes = {"capture_output": True, "text": True}
+        return subprocess.run(command, cwd=tmp_path, env=env, check=False, **pipes)
+
+    if stale:
+        run("./old", "-m", "venv", ".venv")
+    said = run("make", *words.split(), "PYTHON=./old")
+    assert said.stdout == "" and said.stderr.count("\n") == 1 and "Python 3.10.1." in said.stderr
+    told = re.search(r"type: (make .*PYTHON=python3\.13)\.", said.stderr)[1].split()
+    assert told[1:-1] == words.split()
+    done = run(*told)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].startswith("3.13 ")
 
 
 # --------------------------------------------------------------------------------- the workflow

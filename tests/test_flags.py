@@ -242,11 +242,40 @@ def test_outside_the_environment_one_line_says_how_to_enter(script: str, tmp_pat
     assert done.stderr.endswith("'pip install -r requirements.txt'\n")
 
 
+@pytest.mark.parametrize("script", ["generate.py", "experiments/fig9.py", "demo/train.py"])
+def test_a_python_that_is_too_old_says_so_in_one_line(script: str, tmp_path: Path) -> None:
+    """It reads nothing that it does not understand before."""
+    code = "import sys, runpy; sys.version_info, sys.version = (3, 10), '3.10.12 (main)'\n"
+    code += f"sys.path.insert(0, {str((ROOT / script).parent)!r})\n"
+    code += f"runpy.run_path({str(ROOT / script)!r}, run_name='__main__')"
+    done = warm.fresh("-S", "-E", "-c", code, cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: this is Python 3.10.12, and this needs 3.11 or newer")
+
+
 def test_every_script_enters_first() -> None:
-    for script in set(SCRIPTS) - {"web/bundle.py"}:  # it needs no package
+    lessons = [f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("[0-9]*.py")]
+    assert len(lessons) == 12
+    for script in {*SCRIPTS, *lessons} - {"web/bundle.py"}:  # it needs no package
         lines = (ROOT / script).read_text(encoding="utf-8").splitlines()
         imports = [line for line in lines if line.startswith(("import ", "from "))]
         assert imports[0].startswith(("import enter", "import command.enter")), script
+
+
+@pytest.mark.parametrize("way", ["demo", "experiments", "notebooks", "peers"])
+def test_the_environment_of_another_clone_lends_no_module(way: str, tmp_path: Path) -> None:
+    """PYTHONPATH stands where the .pth of `make install` does: behind the folder of a script."""
+    for name in ("command", "experiments", "scheduler"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('of another clone')", "utf-8")
+    code = f"import sys; sys.path.insert(0, {str(ROOT / way)!r}); import enter, scheduler"
+    words = ["-c", f"{code}; print(scheduler.__file__)"]
+    if way == "peers":
+        words = ["-P", ROOT / "experiments/lib/peers.py", "http", "client"]
+    done = warm.fresh(
+        *words, cwd=tmp_path, input="", env=os.environ | {"PYTHONPATH": str(tmp_path)}
+    )
+    wanted = '{"version": ""}' if way == "peers" else str(ROOT / "scheduler.py")
+    assert (done.stdout.strip(), done.stderr) == (wanted, "")
 
 
 # ------------------------------------------------------------------------------------------- Ctrl-C

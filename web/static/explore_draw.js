@@ -170,7 +170,7 @@ export function stepAt(canvas, side, view, x, y) {
   return found < 0 ? null : found;
 }
 
-// The gain over P:D. now: this state's P:D; balance: C/(B-1), or null.
+// The gain over P:D. now: this state's P:D; balance: C/(B-1) - 1, or null.
 export function drawGain(canvas, points, all, now, balance) {
   const { pen, width, height } = prepare(canvas, FONT);
   const left = 58, right = width - 14, top = 24, bottom = height - 42;
@@ -210,7 +210,7 @@ export function drawGain(canvas, points, all, now, balance) {
     rule(pen, INK, [2, 4], x(balance), top, x(balance), bottom);
     pen.fillStyle = INK;
     pen.textAlign = x(balance) > width / 2 ? "right" : "left";
-    pen.fillText(`C/(B-1) = ${balance.toFixed(1)}`, x(balance) + (x(balance) > width / 2 ? -5 : 5), top - 10);
+    pen.fillText(`C/(B-1) - 1 = ${balance.toFixed(1)}`, x(balance) + (x(balance) > width / 2 ? -5 : 5), top - 10);
   }
   pen.strokeStyle = pen.fillStyle = LOOKS.decode.colour;
   pen.lineWidth = 2.2;
