@@ -209,6 +209,10 @@ def _rope(path: Path, raw: dict, priced: bool) -> tuple[float, tuple[float, ...]
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     rope = raw.get(key) or {}
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
+    if isinstance(rope, dict) and rope.get("type", kind) != kind:
+        raise UserError(
+            f"{path}: {key} has rope_type {kind!r} and type {rope['type']!r}: leave one out"
+        )
     if kind == "yarn" and priced and isinstance(rope, dict):
         old = rope.get(LLAMA3[-1], raw.get("max_position_embeddings"))
         for name, value in (("factor", rope.get("factor")), (LLAMA3[-1], old)):
@@ -225,12 +229,10 @@ def _rope(path: Path, raw: dict, priced: bool) -> tuple[float, tuple[float, ...]
             f"{path}: {key} has type {kind!r}; only 'default' (or null) and 'llama3' are supported"
             + (": plan.py prices yarn, and the engine does not run it" if kind == "yarn" else "")
         )
+    known = "rope_type", "type", "rope_theta", *(LLAMA3 if kind == "llama3" else ())
     for name, value in rope.items():
-        if (
-            name in ("rope_type", "type", "rope_theta", *LLAMA3)
-            or value is None
-            or (name == "partial_rotary_factor" and value == 1)
-        ):
+        plain = value is None or (name in ("partial_rotary_factor", "factor") and value == 1)
+        if name in known or plain:
             continue
         raise UserError(f"{path}: {key} has {name} {value!r}, which is not supported")
     theta = rope.get("rope_theta", raw.get("rope_theta"))
