@@ -49,6 +49,15 @@ FIELDS = {
         "tied": ("tie_word_embeddings", True),
     },
 }
+# other names of our keys, as in transformers
+ALIASES = {
+    "gpt2": {
+        "n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_embd": "hidden_size",
+        "n_positions": "max_position_embeddings",
+    },
+    "mixtral": {"num_local_experts": "num_experts"},
+    "qwen3_moe": {"num_experts": "num_local_experts"},
+}  # fmt: skip
 
 # Keys that would change the result, each with the only value that we support. A key that is null or
 # absent is fine, too.
@@ -118,6 +127,14 @@ def load_config(
     for key, (kind, expected) in _KINDS.items():
         if raw.get(key) is not None and not isinstance(raw[key], kind):
             raise UserError(f"{path}: {key} is {raw[key]!r}; expected {expected}")
+    for key, alias in ALIASES.get(family, {}).items():
+        one, other = raw.get(key), raw.pop(alias, None)
+        if one is not None and other is not None and one != other:
+            raise UserError(
+                f"{path}: {key} is {one!r}, and {alias}, its other name, is {other!r}: leave one"
+                " out"
+            )
+        raw[key] = other if one is None else one
     weights = weights_of(path, raw) if priced else "bf16"
     _refuse_unsupported(path, raw, family, priced)
     values = {}

@@ -16,6 +16,7 @@ from command.checks import UserError
 from configs import ModelConfig
 from engine import LLM
 from loading.checkpoint import load_config, load_weights, save, weights_of
+from loading.config_json import ALIASES, FIELDS
 from loading.load import new_model, random_weights
 from model import Transformer
 from tests import warm
@@ -81,6 +82,20 @@ def test_gpt2_without_the_wrappers_prefix_and_with_mask_buffers(tmp_path):
     tensors = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
     save_file(tensors | {"h.0.attn.bias": torch.ones(1, 1, 40, 40)}, tmp_path / "model.safetensors")
     assert_same_logits(ours(tmp_path), reference)
+
+
+def test_other_names_of_keys(tmp_path):
+    """transformers takes the standard names, too."""
+    import transformers
+
+    both = {"model_type": "gpt2", **GPT2} | {
+        alias: GPT2[key] for alias, key in transformers.GPT2Config.attribute_map.items()
+    }
+    for raw in (both, {key: value for key, value in both.items() if key not in ALIASES["gpt2"]}):
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+        found, theirs = load_config(tmp_path), transformers.GPT2Config(**raw)
+        for field, (key, _) in FIELDS["gpt2"].items():
+            assert getattr(found, field) == (getattr(theirs, key) or 4 * found.hidden), key
 
 
 @pytest.mark.parametrize("case", ["llama", "mistral", "qwen2-tied", "qwen3-tied", "gpt2"])
