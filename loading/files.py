@@ -23,6 +23,8 @@ HUB_FILES = (
     "model*.safetensors",
     "*.index.json",
     "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
     "chat_template.*",
     "vocab.json",
     "merges.txt",
