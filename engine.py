@@ -136,9 +136,9 @@ class LLM:
             length=room, seed=seed, check_weights=check_weights,
             blocks=real_memory(self.blocks, max_batch_size, room, cache_tokens),
         )  # fmt: skip
-        self.tokenizer, self.stop_ids, self.weights = None, frozenset(), f"random (seed {seed})"
+        self.tokenizer, self.stop_ids = None, frozenset()
         if self.directory is not None:
-            self.tokenizer, self.weights = load_tokenizer(self.directory), str(self.directory)
+            self.tokenizer = load_tokenizer(self.directory)
             self.stop_ids = load_stop_ids(self.directory, self.tokenizer)
         size = self.part, max_batch_size, room, self.dtype, self.device
         self.cache, self.graphs = make_cache(*size, self.blocks, cache_tokens), None
@@ -317,13 +317,7 @@ class LLM:
             scheduler.check(request)
 
     def _encode(self, index: int, text: str) -> list[int]:
-        if self.tokenizer is None:
-            self.tokenizer = late_tokenizer(self.config, self.directory)
-        if self.tokenizer is None:
-            raise UserError(
-                f"prompt {index} is text, but {self.config.name} ({self.weights} weights) has no"
-                " tokenizer.json: give token ids"
-            )
+        self.tokenizer = self.tokenizer or late_tokenizer(self.config, self.directory, index)
         return self.tokenizer.encode(text)
 
     def _text(self, tokens: Sequence[int], finish_reason: str | None) -> str:

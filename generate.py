@@ -19,7 +19,7 @@ from command.cli import progress, read_text, run_main
 from command.flags import LAYOUTS, Flag, Parser
 from configs import MODELS
 from engine import LLM, BeamSearchParams, SamplingParams, StreamedToken
-from loading.files import FOR_TEXT
+from loading.files import for_text
 from loading.policyfile import load_policies
 from pictures import perfetto
 from pipeline.policies import policy_names
@@ -179,7 +179,8 @@ def main() -> None:
     args = parse_args()
     if args.model in MODELS and args.model != "demo":
         raise UserError(
-            f"model {args.model!r} has random weights and no tokenizer: for text choose {FOR_TEXT}"
+            f"model {args.model!r} has random weights and no tokenizer: for text choose"
+            f" {for_text(args.model)}"
         )
     prompts = read_prompts(args.prompts, args.file)
     params = SamplingParams(

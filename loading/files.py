@@ -65,6 +65,12 @@ def find(model: str) -> Path | None:
     )
 
 
+def for_text(model: str) -> str:
+    """What to choose for text in place of a name of `configs.MODELS`."""
+    hub_id = MODELS[model].source.split(",")[0] if model in MODELS else ""
+    return f"{hub_id}, which has this shape, {FOR_TEXT}" if "/" in hub_id else FOR_TEXT
+
+
 def _download(model: str) -> Path:
     """The local copy of a hub id's files, by the hub's own client and in its own cache."""
     start = f"{model!r} is no directory here, and cannot be downloaded as a hub id"

@@ -92,7 +92,8 @@ class RealEngine:
         self.max_batch_size, self.max_length = llm.max_batch_size, llm.max_length
         self.tokenizer, self.stop_ids = llm.tokenizer, llm.stop_ids
         dtype = str(llm.dtype).removeprefix("torch.")
-        self.description = f"{self.name} in {dtype} on {llm.device}, run for real"
+        weights = "" if llm.directory else " with random weights"
+        self.description = f"{self.name}{weights} in {dtype} on {llm.device}, run for real"
 
     @property
     def cost(self) -> Callable[[Batch], float] | None:
