@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from apart import door
 from apart.real import ApartLLM
-from command.checks import UserError
+from command.checks import WHY_BROKEN, UserError
 from command.cli import MARK, end_with, run_main, write_file
 from command.flags import Flag, Parser
 from configs import MODELS
@@ -197,8 +197,9 @@ def budget_of(llm: LLM) -> int | None:
 
 def print_texts(prompts: Sequence, outputs: Sequence[RequestOutput]) -> None:
     for prompt, output in zip(prompts, outputs, strict=True):
-        if output.text:
-            print(f"{prompt}{output.text}\n---")
+        why = f"\n{WHY_BROKEN}" if output.finish_reason == "error" else ""
+        if output.text or why:
+            print(f"{prompt}{output.text}{why}\n---")
 
 
 def report(llm: PipelineLLM, outputs: Sequence[RequestOutput]) -> None:

@@ -24,6 +24,7 @@ from threading import Thread
 
 from torch import Tensor
 
+from batch import BROKEN
 from command.checks import UserError
 from pipeline.wire import Wire, fits, foreign
 
@@ -38,7 +39,8 @@ def shapes(half: int, vocabulary: int) -> dict[str, tuple]:
         ask = ID, [vocabulary], ID, [int], [(float, ID, float, 2**64)], dict
         return {"ask": ask, "give": (ID,), "cancel": (ID,)}
     iteration = float, float, ID, ID, ID, object, [(ID, ID, ID, ID)], [ID]
-    return {"did": (iteration, [(ID, vocabulary, ID)]), "fetch": (ID,), "got": (ID, float)}
+    tokens = [(ID, range(BROKEN, vocabulary), ID)]
+    return {"did": (iteration, tokens), "fetch": (ID,), "got": (ID, float)}
 
 
 def read_message(message: object, shapes: Mapping[str, tuple], source: int) -> list:

@@ -26,7 +26,7 @@ from apart.halves import First, HalfSlots, may_run, second_half
 from apart.post import Post
 from apart.simulate import FleetTrace
 from attention import FlatBatch
-from batch import Batch, Request
+from batch import BROKEN, Batch, Request
 from command.checks import UserError, shown
 from engine import LLM
 from executor import ModelExecutor
@@ -225,9 +225,10 @@ class FirstHalves(Loop):
         """A token of a request has come. Perhaps it was the last one."""
         whole, life = first.whole, self.fleet.requests.lives[first.request_id]
         whole.output.append(token)
-        stops, life.finished = token in whole.stop_ids, None
-        if stops or len(whole.output) == whole.max_tokens:
-            whole.finish_reason = "stop" if stops else "length"
+        reason = "stop" if token in whole.stop_ids else "error" if token == BROKEN else "length"
+        life.finished = None
+        if reason != "length" or len(whole.output) == whole.max_tokens:
+            whole.finish_reason = reason
             life.finished, life.preemptions = life.tokens[-1], life.preemptions + preemptions
             self.fleet.requests.finished.append((whole.request_id, life.finished))
             self.open.pop(whole.request_id, None)

@@ -150,6 +150,6 @@ def late_tokenizer(config: ModelConfig, directory: Path | None, index: int) -> T
             f"prompt {index} is text, and {directory} has no tokenizer.json: give token ids"
         )
     raise UserError(
-        f"prompt {index} is text, and {config.name} has random weights and no tokenizer: give token ids,"
-        f" or choose {files.for_text(config.name)}"
+        f"prompt {index} is text, and {config.name} has random weights and no tokenizer: give"
+        f" token ids, or choose {files.for_text(config.name)}"
     )

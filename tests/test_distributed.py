@@ -36,9 +36,10 @@ from watch import (
 
 import distributed
 from attention import FlatBatch, Span
-from command.checks import UserError
+from batch import BROKEN
+from command.checks import WHY_BROKEN, UserError
 from configs import MODELS
-from engine import LLM
+from engine import LLM, SamplingParams
 from kvcache import KVCache
 from pipeline import Step, stages
 from pipeline import launch as launching
@@ -347,7 +348,7 @@ def test_a_plan_comes_out_as_it_went_in() -> None:
 
 def test_right_messages_and_variables_are_read() -> None:
     """refusals.toml has the wrong ones."""
-    assert read_tokens([3, 96], 2, 97, 1) == [3, 96]
+    assert read_tokens([3, 96, BROKEN], 3, 97, 1) == [3, 96, BROKEN]
     assert read_times([[0.5, 1.0]], 1, 1) == [(0.5, 1.0)]
     assert read_place(GROUP) == Place(1, 2, 0, 1, "127.0.0.1", 29500, None)
 
@@ -585,6 +586,19 @@ def test_the_command_of_two_halves(tmp_path: Path, start: Start) -> None:
     assert sum(each["num_prefill_tokens"] for each in first) == 20 + 9 + 30
     assert [len(each) for each in run["tokens"]] == [3, 4, 1]
     assert sum(each["num_prefill_tokens"] + each["num_decodes"] for each in second) == 2 + 3
+
+
+@pytest.mark.parametrize("apart", [(), ("--apart", "--one-engine")])
+def test_broken_logits_end_their_prompt_alone(
+    apart: Sequence[str], broken: Path, start: Start
+) -> None:
+    words = ("def open(", "§ 1", "--max-tokens", "8", "--model", str(broken))
+    process = start("distributed.py", *apart, *words, "--dtype", "float64", "--device", "cpu")
+    printed, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors
+    llm = LLM(str(broken), dtype="float64", device="cpu")
+    [alone] = llm.generate("def open(", SamplingParams(max_tokens=8))
+    assert printed.startswith(f"def open({alone.text}\n---\n§ 1\n{WHY_BROKEN}\n---\n")
 
 
 def test_measured_hop() -> None:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 from torch import Tensor
 
-from batch import Batch, Request
+from batch import BROKEN, Batch, Request
 from command.checks import UserError, check_whole
 from command.cli import one_line
 from engine import LLM
@@ -49,7 +49,7 @@ class LogprobExecutor(ModelExecutor):
         self.found = {}
         for row, request in enumerate(batch.sampled if self.wanted else []):
             most = self.wanted.get(request.request_id)
-            if most is not None:
+            if most is not None and tokens[row] != BROKEN:
                 self.found[request.request_id] = logprobs(logits[row], tokens[row], most)
         return tokens
 
