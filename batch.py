@@ -12,6 +12,8 @@ from command.checks import UserError, check_number, check_stop_ids, check_tags, 
 
 LATEST = 1e10  # s: later, a clock of 64 bits no longer tells two iterations apart
 
+BROKEN = -1  # in place of a token, if the logits are NaN or infinite
+
 
 @dataclass(eq=False, slots=True)
 class Request:
@@ -22,7 +24,7 @@ class Request:
     stop_ids: output tokens that end it at once, with finish_reason "stop".
     arrival: seconds on the engine's clock. No scheduler sees the request before that.
     tags: labels for your own policies, such as {"priority": "1"}. The built-in ones ignore them.
-    A request that is cancelled ends with finish_reason "abort", vLLM's word.
+    A request that is cancelled ends with "abort", vLLM's word; after a BROKEN token, with "error".
     """
 
     request_id: int

@@ -23,7 +23,7 @@ from itertools import groupby
 import torch
 import torch.distributed as dist
 
-from command.checks import UserError
+from command.checks import WHY_BROKEN, UserError
 from command.cli import MARK, end_with, run_main, write_file
 from command.flags import Flag, Parser
 from configs import MODELS
@@ -181,8 +181,9 @@ def budget_of(llm: LLM) -> int | None:
 
 def print_texts(prompts: Sequence, outputs: Sequence[RequestOutput]) -> None:
     for prompt, output in zip(prompts, outputs, strict=True):
-        if output.text:
-            print(f"{prompt}{output.text}\n---")
+        why = f"\n{WHY_BROKEN}" if output.finish_reason == "error" else ""
+        if output.text or why:
+            print(f"{prompt}{output.text}{why}\n---")
 
 
 def report(llm: PipelineLLM, outputs: Sequence[RequestOutput]) -> None:

@@ -52,7 +52,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     token_ids: list[int]
     text: str  # "" where the model has no tokenizer
-    finish_reason: str  # "stop" or "length"
+    finish_reason: str  # "stop", "length", or "error": the logits are NaN or infinite
     ttft: float  # time to first token
     latency: float  # time to last token
 
@@ -62,7 +62,7 @@ class StreamedToken:
     """One token as it comes."""
 
     index: int  # of the prompt
-    token_id: int
+    token_id: int  # -1 where finish_reason is "error"
     text: str  # what this token adds; "" inside a multi-token character
     finish_reason: str | None
 
@@ -136,10 +136,9 @@ class LLM:
             length=room, seed=seed, check_weights=check_weights,
             blocks=real_memory(self.blocks, max_batch_size, room, cache_tokens),
         )  # fmt: skip
-        self.tokenizer, self.stop_ids, self.weights = None, frozenset(), f"random (seed {seed})"
-        if self.directory is not None:
-            self.tokenizer, self.weights = load_tokenizer(self.directory), str(self.directory)
-            self.stop_ids = load_stop_ids(self.directory, self.tokenizer)
+        here = self.directory
+        self.tokenizer = load_tokenizer(here) if here else None
+        self.stop_ids = load_stop_ids(here, self.tokenizer) if here else frozenset()
         size = self.part, max_batch_size, room, self.dtype, self.device
         self.cache, self.graphs = make_cache(*size, self.blocks, cache_tokens), None
         if fast:
@@ -173,6 +172,7 @@ class LLM:
     def _output(self, request: Request) -> RequestOutput:
         life, output = self.trace.lives[request.request_id], request.output
         text, reason = self._text(output, request.finish_reason), request.finish_reason
+        output = output[:-1] if reason == "error" else output
         return RequestOutput(list(request.prompt), output, text, reason, life.ttft, life.latency)
 
     def stream(
@@ -317,16 +317,10 @@ class LLM:
             scheduler.check(request)
 
     def _encode(self, index: int, text: str) -> list[int]:
-        if self.tokenizer is None:
-            self.tokenizer = late_tokenizer(self.config, self.directory)
-        if self.tokenizer is None:
-            raise UserError(
-                f"prompt {index} is text, but {self.config.name} ({self.weights} weights) has no"
-                " tokenizer.json: give token ids"
-            )
+        self.tokenizer = self.tokenizer or late_tokenizer(self.config, self.directory, index)
         return self.tokenizer.encode(text)
 
     def _text(self, tokens: Sequence[int], finish_reason: str | None) -> str:
         if self.tokenizer is None:
             return ""
-        return self.tokenizer.decode(tokens[:-1] if finish_reason == "stop" else tokens)
+        return self.tokenizer.decode(tokens[:-1] if finish_reason in ("stop", "error") else tokens)

@@ -14,12 +14,12 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from command.checks import UserError
+from command.checks import WHY_BROKEN, UserError
 from command.cli import progress, read_text, run_main
 from command.flags import LAYOUTS, Flag, Parser
 from configs import MODELS
 from engine import LLM, BeamSearchParams, SamplingParams, StreamedToken
-from loading.files import FOR_TEXT
+from loading.files import for_text
 from loading.policyfile import load_policies, warn_if_crowded
 from pictures import perfetto
 from pipeline.policies import policy_names
@@ -106,44 +106,51 @@ def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
     return prompts
 
 
-def stream_one(llm: LLM, prompt: str, params: SamplingParams) -> None:
-    tokens = llm.stream(prompt, params)  # complains before anything is printed
+def stream_one(llm: LLM, prompt: str, params: SamplingParams) -> list[str]:
+    """Returns the finish_reason, as the two functions below."""
+    tokens, reason = llm.stream(prompt, params), None  # complains before anything is printed
     try:
         print(prompt, end="", flush=True)
         for token in tokens:
             print(token.text, end="", flush=True)
+            reason = token.finish_reason
     finally:  # after Ctrl-C, too: what comes next has a line of its own
         print()
     print()
+    return [reason]
 
 
-def ended(tokens: Iterator[StreamedToken], pieces: list[str]) -> Iterator[int]:
-    """Gather the text of all tokens in `pieces`. Yields the number of each request that ends."""
+def ended(tokens: Iterator[StreamedToken], pieces: list[str], reasons: list[str]) -> Iterator[None]:
+    """Gather the text of all tokens in `pieces`. Yields after each request that ends."""
     for token in tokens:
         pieces[token.index] += token.text
         if token.finish_reason:
-            yield token.index
+            reasons[token.index] = token.finish_reason
+            yield
 
 
-def run_batch(llm: LLM, prompts: list[str], params: SamplingParams) -> None:
-    pieces = [""] * len(prompts)
+def run_batch(llm: LLM, prompts: list[str], params: SamplingParams) -> list[str]:
+    pieces, reasons = [""] * len(prompts), [""] * len(prompts)
     tokens = llm.stream(prompts, params)
-    for _ in progress(ended(tokens, pieces), "requests", len(prompts)):
+    for _ in progress(ended(tokens, pieces, reasons), "requests", len(prompts)):
         pass
     for index, (prompt, text) in enumerate(zip(prompts, pieces, strict=True)):
         print(f"--- {index + 1} of {len(prompts)}\n{prompt}{text}\n")
+    return reasons
 
 
-def search_beams(llm: LLM, prompts: list[str], params: BeamSearchParams, cache: str) -> None:
+def search_beams(llm: LLM, prompts: list[str], params: BeamSearchParams, cache: str) -> list[str]:
     outputs = llm.beam_search(prompts, params, cache=cache)
     for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True), 1):
         for rank, sequence in enumerate(output.sequences, 1):
-            ended = "ended" if sequence.finish_reason == "stop" else "cut at max_tokens"
+            ended = {"stop": "ended", "length": "cut at max_tokens", "error": "broken"}
             of = f"prompt {number} of {len(prompts)}, " if len(prompts) > 1 else ""
             print(
-                f"--- {of}beam {rank} of {params.beam_width}, score {sequence.score:.4g}, {ended}"
+                f"--- {of}beam {rank} of {params.beam_width}, score {sequence.score:.4g},"
+                f" {ended[sequence.finish_reason]}"
             )
             print(f"{prompt}{sequence.text}\n")
+    return [output.sequences[0].finish_reason for output in outputs]
 
 
 def table(llm: LLM, trace: Trace, beams: bool = False) -> str:
@@ -181,7 +188,8 @@ def main() -> None:
     args = parse_args()
     if args.model in MODELS and args.model != "demo":
         raise UserError(
-            f"model {args.model!r} has random weights and no tokenizer: for text choose {FOR_TEXT}"
+            f"model {args.model!r} has random weights and no tokenizer: for text choose"
+            f" {for_text(args.model)}"
         )
     prompts = read_prompts(args.prompts, args.file)
     params = SamplingParams(
@@ -208,11 +216,11 @@ def main() -> None:
     warn_if_crowded(llm.policy, llm.max_batch_size, llm.chunk_size)
     llm.cost = cost_here(llm.config.name, str(llm.device), str(llm.dtype), args.calibration)
     if beams:
-        search_beams(llm, prompts, beams, "segment" if args.cache is None else args.cache)
+        reasons = search_beams(llm, prompts, beams, "segment" if args.cache is None else args.cache)
     elif len(prompts) == 1:
-        stream_one(llm, prompts[0], params)
+        reasons = stream_one(llm, prompts[0], params)
     else:
-        run_batch(llm, prompts, params)
+        reasons = run_batch(llm, prompts, params)
     print(table(llm, llm.trace, beams is not None))
     if args.perfetto:
         where = f"{this_machine(str(llm.device))}, {str(llm.dtype).removeprefix('torch.')}"
@@ -220,6 +228,8 @@ def main() -> None:
         run = perfetto.About("measured", llm.config.name, where, llm.policy, budget)
         perfetto.save(args.perfetto, {llm.policy: llm.trace}, about={llm.policy: run})
         print(f"\nwrote {args.perfetto}: open it on https://ui.perfetto.dev")
+    if broken := [str(number) for number, why in enumerate(reasons, 1) if why == "error"]:
+        raise UserError(f"prompt {', '.join(broken)} of {len(prompts)}: {WHY_BROKEN}")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,12 @@ on the other requests. Apart from rounding, a seed gives the same text under eve
 """
 
 from dataclasses import dataclass, field
+from math import isfinite
 
 import torch
 from torch import Tensor
 
+from batch import BROKEN
 from command import checks
 
 
@@ -57,8 +59,7 @@ class Sampler:
         # the largest is 0, so that no temperature overflows
         logits = (logits - logits.max()) / params.temperature
         logits, ids = logits.sort(descending=True, stable=True)  # (vocab,) each
-        if params.top_k:
-            logits = logits[: params.top_k]
+        logits = logits[: params.top_k or None]
         cumulative = logits.softmax(dim=0).cumsum(dim=0)
         if params.top_p < 1:  # keep a token if those before it do not reach p
             keep = int((cumulative - logits.softmax(dim=0) < params.top_p).sum())
@@ -69,9 +70,11 @@ class Sampler:
 
 
 def sample(logits: Tensor, samplers: list[Sampler | None]) -> list[int]:
-    """A token id for each row of logits (S, vocab); rows without a sampler are greedy."""
-    tokens = logits.argmax(dim=-1).tolist()
+    """A token id, or BROKEN, for each row of logits (S, vocab). Without a sampler it is greedy."""
+    highest, tokens = [each.tolist() for each in logits.max(dim=-1)]
     for row, sampler in enumerate(samplers):
-        if sampler is not None:
+        if not isfinite(highest[row]):  # NaN is the highest of all
+            tokens[row] = BROKEN
+        elif sampler is not None:
             tokens[row] = sampler.draw(logits[row])
     return tokens

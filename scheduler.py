@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from batch import Batch, Chunk, Request
+from batch import BROKEN, Batch, Chunk, Request
 from command.checks import UserError, by_name, check_whole, lookup, shown
 
 SIZE = re.compile("[0-9]{1,9}")  # of a chunk, in tokens
@@ -241,6 +241,8 @@ class Scheduler:
             output.append(token)
             if token in request.stop_ids:
                 request.finish_reason = "stop"
+            elif token == BROKEN:
+                request.finish_reason = "error"
             elif len(output) >= request.max_tokens:
                 request.finish_reason = "length"
             else:

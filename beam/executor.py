@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attention import FlatBatch, reference, sdpa
-from batch import Batch, Request
+from batch import BROKEN, Batch, Request
 from beam import native
 from beam.attention import plain, with_beams
 from beam.memory import MEMORIES, BeamSpan, SegmentMemory, StandardMemory
@@ -81,8 +81,10 @@ class BeamExecutor(ModelExecutor):
             searches = [request.search for request in searching]
             every = best_candidates(searches, logits[rows.to(logits.device)])
             for request, candidates in zip(searching, every, strict=True):
-                request.search.step(candidates)
-                chosen[request.request_id] = self.go_on(request)
+                if candidates:
+                    request.search.step(candidates)
+                found = self.go_on(request) if candidates else BROKEN
+                chosen[request.request_id] = found
         return [chosen[request.request_id] for request in batch.sampled]
 
     def go_on(self, request: BeamRequest) -> int:

@@ -1,5 +1,6 @@
 """From prompts to beam requests, and from searches to outputs."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ class BeamSearchSequence:
     text: str  # without the end token; "" where the model has no tokenizer
     cum_logprob: float
     score: float  # cum_logprob / tokens ** length_penalty
-    finish_reason: str  # "stop" or "length"
+    finish_reason: str  # "stop", "length", or "error": the logits are NaN or infinite
 
 
 @dataclass(frozen=True)
@@ -109,9 +110,12 @@ def check_room(requests: Sequence[BeamRequest], slots: KVCache, vocab_size: int)
 def output_of(
     request: BeamRequest, trace: Trace, text: Callable[[list[int], str], str]
 ) -> BeamSearchOutput:
-    """text(token ids, finish reason): the decoded tokens."""
+    """text(token ids, finish reason): the decoded tokens. Of a broken search, an empty sequence."""
     sequences, search = [], request.search
     latency = trace.lives[request.request_id].latency
+    if request.finish_reason == "error":
+        nothing = BeamSearchSequence([], "", -math.inf, -math.inf, "error")
+        return BeamSearchOutput(list(request.prompt), [nothing], latency)
     for hypothesis in search.finished[: search.params.n]:
         tokens, reason = hypothesis.token_ids, "stop" if hypothesis.ended else "length"
         known = tokens, text(tokens, reason), hypothesis.cum_logprob, hypothesis.score, reason

@@ -9,7 +9,7 @@ from scheduler import Memory
 
 STEP = 16  # response tokens by which a segment grows (segment KV, Sec 3.2)
 CACHES = ("segment", "standard")
-ENDED = -1  # the executor returns it when a search is over; no model has such a token
+ENDED = -2  # the executor returns it when a search is over; no model has such a token
 
 
 @dataclass(frozen=True)

@@ -130,8 +130,8 @@ def unwound(node: Node) -> list[int]:
 def best_candidates(searches: Sequence[BeamSearch], logits: Tensor) -> list[list[Candidate]]:
     """For each search, those of its best K candidates that it needs, the best first.
 
-    logits (R, vocab): a row for each beam of each search, one search after the other. Raises
-    UserError if they hold NaN, which cannot be ranked.
+    logits (R, vocab): a row for each beam of each search, one search after the other. A search has
+    no candidates if its own are NaN or infinite: they cannot be ranked.
     """
     scores = torch.tensor([score for search in searches for score in search.scores])  # (R,)
     # float32, whatever the model's dtype: as in transformers
@@ -140,10 +140,6 @@ def best_candidates(searches: Sequence[BeamSearch], logits: Tensor) -> list[list
     # K of each beam are enough. `topk` chooses among ties, and K can change its choice: so each K
     # has its own call.
     best_of = {most: [part.cpu() for part in log_probs.topk(most)] for most in counts}  # (R, K)
-    if any(values[:, 0].isnan().any() for values, _ in best_of.values()):
-        raise UserError(
-            "the model's logits hold NaN, and beams cannot be ranked: check its weights"
-        )
     found, row = [], 0
     for search in searches:
         rows = slice(row, row + len(search.scores))
@@ -154,5 +150,7 @@ def best_candidates(searches: Sequence[BeamSearch], logits: Tensor) -> list[list
         best = values[rows].flatten().topk(count)
         ids = tokens[rows].flatten()[best.indices].tolist()
         beams = (best.indices // most).tolist()
-        found.append(search.needed(zip(best.values.tolist(), beams, ids, strict=True)))
+        ranked = zip(best.values.tolist(), beams, ids, strict=True)
+        broken = values[rows, 0].isnan().any()  # `topk` takes NaN for the largest
+        found.append([] if broken else search.needed(ranked))
     return found

@@ -9,6 +9,7 @@ from typing import Any
 
 MOST = 10**9  # of whole numbers: far more than any model has of anything
 MOST_SEED = 2**63 - 1
+WHY_BROKEN = "the model's logits are NaN or infinite: look at --check, and at other dtypes"
 LONGEST_SHOWN = 100  # letters of a value that an error repeats
 LONGEST_WORD = 60  # letters of a word of the command line that an error repeats
 

@@ -2,6 +2,7 @@
 
 The fields are those of `configs.ModelConfig`. A field that a row leaves out has its default.
 `--model` takes these names on command lines. Add a row, and every script knows the model.
+A source begins with the hub id, where the model is on the hub.
 """
 
 
@@ -30,94 +31,94 @@ ROWS: list[dict] = [
     row(
         name="mistral-7b", n_layer=32, n_head=32, n_kv_head=8, hidden=4096, intermediate=14336,
         vocab_size=32000, max_length=32768,
-        source="Mistral-7B-v0.1, Hugging Face config, without its sliding window of 4096",
+        source="mistralai/Mistral-7B-v0.1, Hugging Face config, without its sliding window of 4096",
     ),
     row(
         name="yi-34b", n_layer=60, n_head=56, n_kv_head=8, hidden=7168, intermediate=20480,
         vocab_size=64000, max_length=200000, rope_theta=5e6,
-        source="Yi-34B-200K, Hugging Face config",
+        source="01-ai/Yi-34B-200K, Hugging Face config",
     ),
     row(
         name="llama2-13b", n_layer=40, n_head=40, hidden=5120, intermediate=13824,
-        vocab_size=32000, max_length=4096, source="Llama-2-13b, Hugging Face config",
+        vocab_size=32000, max_length=4096, source="meta-llama/Llama-2-13b-hf, Hugging Face config",
     ),
     row(
         name="qwen2.5-32b", n_layer=64, n_head=40, n_kv_head=8, hidden=5120, intermediate=27648,
         vocab_size=152064, max_length=32768, rope_theta=1e6, qkv_bias=True, norm_eps=1e-6,
-        source="Qwen2.5-32B-Instruct, Hugging Face config",
+        source="Qwen/Qwen2.5-32B-Instruct, Hugging Face config",
     ),
     row(
         name="llama2-70b", n_layer=80, n_head=64, n_kv_head=8, hidden=8192, intermediate=28672,
         vocab_size=32000, max_length=16384,
-        source="Llama-2-70b, Hugging Face config; its 4096 positions are too few for the prompts"
-        " that Sarathi-Serve gives it: 16384, as its longest requests have",
+        source="meta-llama/Llama-2-70b-hf, Hugging Face config; its 4096 positions are too few for"
+        " the prompts that Sarathi-Serve gives it: 16384, as its longest requests have",
     ),
     row(
         name="llama3.2-3b", n_layer=28, n_head=24, n_kv_head=8, hidden=3072, intermediate=8192,
         vocab_size=128256, max_length=131072, rope_theta=5e5, rope_scaling=LLAMA32, tied=True,
-        source="Llama-3.2-3B, Hugging Face config: 3.21 B parameters on its model card",
+        source="meta-llama/Llama-3.2-3B, Hugging Face config: 3.21 B parameters on its model card",
     ),
     row(
         name="llama3.1-8b", n_layer=32, n_head=32, n_kv_head=8, hidden=4096, intermediate=14336,
         vocab_size=128256, max_length=131072, rope_theta=5e5, rope_scaling=LLAMA31,
-        source="Meta-Llama-3.1-8B, Hugging Face config",
+        source="meta-llama/Llama-3.1-8B, Hugging Face config",
     ),
     row(
         name="llama3.1-70b", n_layer=80, n_head=64, n_kv_head=8, hidden=8192, intermediate=28672,
         vocab_size=128256, max_length=131072, rope_theta=5e5, rope_scaling=LLAMA31,
-        source="Meta-Llama-3.1-70B, Hugging Face config",
+        source="meta-llama/Llama-3.1-70B, Hugging Face config",
     ),
     row(
         name="qwen3-32b", n_layer=64, n_head=64, n_kv_head=8, head_dim=128, hidden=5120,
         intermediate=25600, vocab_size=151936, max_length=40960, rope_theta=1e6, qk_norm=True,
-        norm_eps=1e-6, source="Qwen3-32B, Hugging Face config",
+        norm_eps=1e-6, source="Qwen/Qwen3-32B, Hugging Face config",
     ),
     row(
         name="qwen2.5-7b", n_layer=28, n_head=28, n_kv_head=4, hidden=3584, intermediate=18944,
         vocab_size=152064, max_length=32768, rope_theta=1e6, qkv_bias=True, norm_eps=1e-6,
-        source="Qwen2.5-7B-Instruct, Hugging Face config",
+        source="Qwen/Qwen2.5-7B-Instruct, Hugging Face config",
     ),
     row(
         name="qwen2.5-14b", n_layer=48, n_head=40, n_kv_head=8, hidden=5120, intermediate=13824,
         vocab_size=152064, max_length=32768, rope_theta=1e6, qkv_bias=True, norm_eps=1e-6,
-        source="Qwen2.5-14B-Instruct, Hugging Face config",
+        source="Qwen/Qwen2.5-14B-Instruct, Hugging Face config",
     ),
     row(
         name="qwen2.5-72b", n_layer=80, n_head=64, n_kv_head=8, hidden=8192, intermediate=29568,
         vocab_size=152064, max_length=32768, rope_theta=1e6, qkv_bias=True, norm_eps=1e-6,
-        source="Qwen2.5-72B-Instruct, Hugging Face config",
+        source="Qwen/Qwen2.5-72B-Instruct, Hugging Face config",
     ),
     row(
         name="qwen3-8b", n_layer=36, n_head=32, n_kv_head=8, head_dim=128, hidden=4096,
         intermediate=12288, vocab_size=151936, max_length=40960, rope_theta=1e6, qk_norm=True,
-        norm_eps=1e-6, source="Qwen3-8B, Hugging Face config",
+        norm_eps=1e-6, source="Qwen/Qwen3-8B, Hugging Face config",
     ),
     row(
         name="qwen3-14b", n_layer=40, n_head=40, n_kv_head=8, head_dim=128, hidden=5120,
         intermediate=17408, vocab_size=151936, max_length=40960, rope_theta=1e6, qk_norm=True,
-        norm_eps=1e-6, source="Qwen3-14B, Hugging Face config",
+        norm_eps=1e-6, source="Qwen/Qwen3-14B, Hugging Face config",
     ),
     row(
         name="mixtral-8x7b", n_layer=32, n_head=32, n_kv_head=8, hidden=4096, intermediate=14336,
         vocab_size=32000, max_length=32768, rope_theta=1e6, experts=8, chosen=2,
-        source="Mixtral-8x7B-v0.1, Hugging Face config: 46.7 B parameters on its model card",
+        source="mistralai/Mixtral-8x7B-v0.1, Hugging Face config: 46.7 B parameters by its card",
     ),
     row(
         name="mixtral-8x22b", n_layer=56, n_head=48, n_kv_head=8, hidden=6144, intermediate=16384,
         vocab_size=32000, max_length=65536, rope_theta=1e6, experts=8, chosen=2,
-        source="Mixtral-8x22B-v0.1, Hugging Face config: 141 B parameters on its model card",
+        source="mistralai/Mixtral-8x22B-v0.1, Hugging Face config: 141 B parameters by its card",
     ),
     row(
         name="qwen3-30b-a3b", n_layer=48, n_head=32, n_kv_head=4, head_dim=128, hidden=2048,
         intermediate=768, vocab_size=151936, max_length=40960, rope_theta=1e6, qk_norm=True,
         norm_eps=1e-6, experts=128, chosen=8,
-        source="Qwen3-30B-A3B, Hugging Face config: 30.5 B parameters on its model card",
+        source="Qwen/Qwen3-30B-A3B, Hugging Face config: 30.5 B parameters on its model card",
     ),
     row(
         name="qwen3-235b-a22b", n_layer=94, n_head=64, n_kv_head=4, head_dim=128, hidden=4096,
         intermediate=1536, vocab_size=151936, max_length=40960, rope_theta=1e6, qk_norm=True,
         norm_eps=1e-6, experts=128, chosen=8,
-        source="Qwen3-235B-A22B, Hugging Face config: 235 B parameters on its model card",
+        source="Qwen/Qwen3-235B-A22B, Hugging Face config: 235 B parameters on its model card",
     ),
     row(
         name="falcon-180b", n_layer=80, n_head=232, n_kv_head=8, hidden=14848, intermediate=59392,
@@ -143,7 +144,7 @@ ROWS: list[dict] = [
     row(
         name="gpt2", n_layer=12, n_head=12, hidden=768, intermediate=3072,
         vocab_size=50257, max_length=1024, flavour="gpt2", tied=True,
-        source="GPT-2 small, Hugging Face config",
+        source="openai-community/gpt2, Hugging Face config",
     ),
     row(
         name="laptop", n_layer=16, n_head=16, hidden=1024, intermediate=2752,

@@ -10,7 +10,7 @@ each matrix goes. Loading and saving both use it.
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,7 +20,8 @@ from safetensors.torch import save_file
 from command.checks import UserError
 from command.cli import write_file
 from configs import ModelConfig
-from loading.config_json import ARCHITECTURE, FIELDS, LLAMA3, ONLY, load_config  # noqa: F401
+from loading import config_json
+from loading.config_json import ARCHITECTURE, FIELDS, LLAMA3, ONLY
 from loading.files import existing, read_json, readable
 from model import Transformer
 
@@ -47,74 +48,49 @@ def _plan(config: ModelConfig) -> dict[str, _Place]:
     def put(theirs: str, ours: str, rows: int, start: int = 0, transposed: bool = False) -> None:
         plan[theirs] = _Place(ours, start, rows, transposed)
 
-    hidden, d, kv = config.hidden, config.head_dim, config.n_kv_head * config.head_dim
+    def stack(theirs: str, ours: str, parts: dict[str, int]) -> None:
+        """Parts that lie one below the other in our matrix: rows by name."""
+        start = 0
+        for name, rows in parts.items():
+            put(theirs.format(name), ours, rows, start)
+            start += rows
+
+    hidden, kv = config.hidden, config.n_kv_head * config.head_dim
+    heads = {"q": config.n_head * config.head_dim, "k": kv, "v": kv}
     if config.flavour == "llama":
         put("model.embed_tokens.weight", "embed.weight", config.vocab_size)
+        norms = {"input_layernorm": "norm_1", "post_attention_layernorm": "norm_2"}
         for i in range(config.n_layer):
             theirs, ours = f"model.layers.{i}.", f"layers.{i}."
-            put(theirs + "input_layernorm.weight", ours + "norm_1.weight", hidden)
-            put(theirs + "self_attn.q_proj.weight", ours + "preproj.weight", config.n_head * d)
-            put(
-                theirs + "self_attn.k_proj.weight",
-                ours + "preproj.weight",
-                kv,
-                start=config.n_head * d,
-            )
-            put(
-                theirs + "self_attn.v_proj.weight",
-                ours + "preproj.weight",
-                kv,
-                start=config.n_head * d + kv,
-            )
-            if config.qkv_bias:
-                put(theirs + "self_attn.q_proj.bias", ours + "preproj.bias", config.n_head * d)
+            for name, own in norms.items():
+                put(f"{theirs}{name}.weight", f"{ours}{own}.weight", hidden)
+            for kind in ("weight", "bias") if config.qkv_bias else ("weight",):
+                stack(theirs + "self_attn.{}_proj." + kind, f"{ours}preproj.{kind}", heads)
+            for name in "qk" if config.qk_norm else "":
                 put(
-                    theirs + "self_attn.k_proj.bias",
-                    ours + "preproj.bias",
-                    kv,
-                    start=config.n_head * d,
+                    f"{theirs}self_attn.{name}_norm.weight",
+                    f"{ours}norm_{name}.weight",
+                    config.head_dim,
                 )
-                put(
-                    theirs + "self_attn.v_proj.bias",
-                    ours + "preproj.bias",
-                    kv,
-                    start=config.n_head * d + kv,
-                )
-            if config.qk_norm:
-                put(theirs + "self_attn.q_norm.weight", ours + "norm_q.weight", d)
-                put(theirs + "self_attn.k_norm.weight", ours + "norm_k.weight", d)
             put(theirs + "self_attn.o_proj.weight", ours + "postproj.weight", hidden)
-            put(theirs + "post_attention_layernorm.weight", ours + "norm_2.weight", hidden)
-            put(theirs + "mlp.gate_proj.weight", ours + "ffn_ln1.weight", config.intermediate)
-            put(
-                theirs + "mlp.up_proj.weight",
-                ours + "ffn_ln1.weight",
-                config.intermediate,
-                start=config.intermediate,
-            )
+            gates = dict.fromkeys(("gate", "up"), config.intermediate)
+            stack(theirs + "mlp.{}_proj.weight", ours + "ffn_ln1.weight", gates)
             put(theirs + "mlp.down_proj.weight", ours + "ffn_ln2.weight", hidden)
         put("model.norm.weight", "norm.weight", hidden)
     else:
         put("transformer.wte.weight", "embed.weight", config.vocab_size)
         put("transformer.wpe.weight", "positions.weight", config.max_length)
-        linears = {
-            "attn.c_attn": "preproj",
-            "attn.c_proj": "postproj",
-            "mlp.c_fc": "ffn_ln1",
-            "mlp.c_proj": "ffn_ln2",
-        }
-        norms = {"ln_1": "norm_1", "ln_2": "norm_2"}
+        parts = {
+            "attn.c_attn": "preproj", "attn.c_proj": "postproj", "mlp.c_fc": "ffn_ln1",
+            "mlp.c_proj": "ffn_ln2", "ln_1": "norm_1", "ln_2": "norm_2",
+        }  # fmt: skip
         for i in range(config.n_layer):
-            for theirs, ours in (linears | norms).items():
+            for theirs, ours in parts.items():
                 rows = config.linears[ours][1] if ours in config.linears else hidden
                 for kind in ("weight", "bias"):
-                    transposed = kind == "weight" and ours in config.linears
-                    put(
-                        f"transformer.h.{i}.{theirs}.{kind}",
-                        f"layers.{i}.{ours}.{kind}",
-                        rows,
-                        transposed=transposed,
-                    )
+                    name, own = f"transformer.h.{i}.{theirs}.{kind}", f"layers.{i}.{ours}.{kind}"
+                    flip = kind == "weight" and ours in config.linears
+                    put(name, own, rows, transposed=flip)
         put("transformer.ln_f.weight", "norm.weight", hidden)
         put("transformer.ln_f.bias", "norm.bias", hidden)
     if not config.tied:
@@ -123,10 +99,12 @@ def _plan(config: ModelConfig) -> dict[str, _Place]:
 
 
 def _stem(name: str) -> str:
-    """A tensor's name without the name of the wrapper around the model.
+    """A tensor's name without the names of wrappers around the model, or around parts of it.
 
-    Some checkpoints have `transformer.h.0.ln_1.bias`, others `h.0.ln_1.bias`.
+    Some checkpoints have `transformer.h.0.ln_1.bias`, others `h.0.ln_1.bias`. torch.compile puts
+    `_orig_mod.` before the names, and DistributedDataParallel `module.`.
     """
+    name = name.replace("_orig_mod.", "").removeprefix("module.")
     return name.removeprefix("transformer.").removeprefix("model.")
 
 
@@ -136,8 +114,33 @@ def _ignorable(name: str, config: ModelConfig) -> bool:
     They are masks, rotary tables, and the copy of a tied embedding.
     """
     return name.endswith((".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")) or (
-        config.tied and name == "lm_head.weight"
+        config.tied and _stem(name) == "lm_head.weight"
     )
+
+
+def load_config(
+    directory: str | Path, name: str | None = None, priced: bool = False
+) -> ModelConfig:
+    """As `config_json.load_config`. But where the weights are there, they say if they are tied.
+
+    As in transformers 5, a head that is not the embedding counts, whatever config.json says.
+    """
+    config = config_json.load_config(directory, name, priced)
+    return replace(config, tied=config.tied and not _has_own_head(Path(directory)))
+
+
+def _has_own_head(directory: Path) -> bool:
+    """Whether the weights, if they are there, have a head that is not the embedding."""
+    if not any(directory.glob("*.safetensors")):
+        return False
+    found = {_stem(name): (path, name) for path, name in _tensors(directory)}
+    head = found.get("lm_head.weight")
+    embedding = found.get("embed_tokens.weight", found.get("wte.weight"))
+    if head is None or embedding is None:
+        return False
+    with whole(head[0]), safe_open(head[0], "pt") as one, safe_open(embedding[0], "pt") as other:
+        pair = one.get_tensor(head[1]), other.get_tensor(embedding[1])
+        return pair[0].dtype != pair[1].dtype or not torch.equal(*pair)
 
 
 def weights_of(model: Transformer) -> dict[str, torch.Tensor]:
@@ -161,6 +164,8 @@ def load_weights(model: Transformer, directory: str | Path, check: bool = False)
     damaged. Do not use the model then: some of its parameters are overwritten.
     """
     directory = Path(directory)
+    if model.config.tied and _has_own_head(directory):
+        raise UserError(f"{directory}: lm_head.weight is not the embedding, and the model is tied")
     missing = {_stem(name): (name, place) for name, place in _plan(model.config).items()}
     state = weights_of(model)
     for path, name in _tensors(directory):

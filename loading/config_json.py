@@ -49,6 +49,15 @@ FIELDS = {
         "tied": ("tie_word_embeddings", True),
     },
 }
+# other names of our keys, as in transformers
+ALIASES = {
+    "gpt2": {
+        "n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_embd": "hidden_size",
+        "n_positions": "max_position_embeddings",
+    },
+    "mixtral": {"num_local_experts": "num_experts"},
+    "qwen3_moe": {"num_experts": "num_local_experts"},
+}  # fmt: skip
 
 # Keys that would change the result, each with the only value that we support. A key that is null or
 # absent is fine, too.
@@ -118,6 +127,14 @@ def load_config(
     for key, (kind, expected) in _KINDS.items():
         if raw.get(key) is not None and not isinstance(raw[key], kind):
             raise UserError(f"{path}: {key} is {raw[key]!r}; expected {expected}")
+    for key, alias in ALIASES.get(family, {}).items():
+        one, other = raw.get(key), raw.pop(alias, None)
+        if one is not None and other is not None and one != other:
+            raise UserError(
+                f"{path}: {key} is {one!r}, and {alias}, its other name, is {other!r}: leave one"
+                " out"
+            )
+        raw[key] = other if one is None else one
     weights = weights_of(path, raw) if priced else "bf16"
     _refuse_unsupported(path, raw, family, priced)
     values = {}
@@ -209,6 +226,10 @@ def _rope(path: Path, raw: dict, priced: bool) -> tuple[float, tuple[float, ...]
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     rope = raw.get(key) or {}
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
+    if isinstance(rope, dict) and rope.get("type", kind) != kind:
+        raise UserError(
+            f"{path}: {key} has rope_type {kind!r} and type {rope['type']!r}: leave one out"
+        )
     if kind == "yarn" and priced and isinstance(rope, dict):
         old = rope.get(LLAMA3[-1], raw.get("max_position_embeddings"))
         for name, value in (("factor", rope.get("factor")), (LLAMA3[-1], old)):
@@ -225,12 +246,10 @@ def _rope(path: Path, raw: dict, priced: bool) -> tuple[float, tuple[float, ...]
             f"{path}: {key} has type {kind!r}; only 'default' (or null) and 'llama3' are supported"
             + (": plan.py prices yarn, and the engine does not run it" if kind == "yarn" else "")
         )
+    known = "rope_type", "type", "rope_theta", *(LLAMA3 if kind == "llama3" else ())
     for name, value in rope.items():
-        if (
-            name in ("rope_type", "type", "rope_theta", *LLAMA3)
-            or value is None
-            or (name == "partial_rotary_factor" and value == 1)
-        ):
+        plain = value is None or (name in ("partial_rotary_factor", "factor") and value == 1)
+        if name in known or plain:
             continue
         raise UserError(f"{path}: {key} has {name} {value!r}, which is not supported")
     theta = rope.get("rope_theta", raw.get("rope_theta"))

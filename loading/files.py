@@ -23,6 +23,8 @@ HUB_FILES = (
     "model*.safetensors",
     "*.index.json",
     "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
     "chat_template.*",
     "vocab.json",
     "merges.txt",
@@ -61,6 +63,12 @@ def find(model: str) -> Path | None:
         f"unknown model {model!r}: choose {FOR_TEXT}; for prompts of token ids also random weights:"
         f" {random}{did_you_mean(model, MODELS)}"
     )
+
+
+def for_text(model: str) -> str:
+    """What to choose for text in place of a name of `configs.MODELS`."""
+    hub_id = MODELS[model].source.split(",")[0] if model in MODELS else ""
+    return f"{hub_id}, which has this shape, {FOR_TEXT}" if "/" in hub_id else FOR_TEXT
 
 
 def _download(model: str) -> Path:

@@ -1,6 +1,7 @@
 """What config.json says of models that are priced, not run; and why others are neither. No torch.
 
-plan.py asks for these models. The engine, which runs a model, refuses all of them.
+plan.py asks for these models. The engine, which runs a model, refuses all of them. REASONS and KEYS
+are said to both.
 """
 
 import re
@@ -18,11 +19,11 @@ EXPERTS: dict[str, dict[str, tuple[str, object]]] = {
 }  # fmt: skip
 # why neither the engine nor the planner knows some families, and these
 REASONS: dict[str, str] = {
-    "its attention keeps one latent for all heads (MLA), whose kernels are not priced":
+    "its attention keeps one latent for all heads (MLA)":
         "deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 longcat_flash",
     "some of its layers keep a state in place of keys and values":
         "mamba mamba2 jamba bamba falcon_h1 nemotron_h qwen3_next zamba2",
-    "some of its layers see a window, others all: the cache of each kind is not priced":
+    "some of its layers see a window, others all, and here all layers have one kind of cache":
         "gemma2 gemma3 gemma3_text gpt_oss cohere2",
     "its experts are not as Mixtral's or Qwen3's: shared ones, other layers, or no such config":
         "qwen2_moe deepseek glm4_moe llama4 llama4_text dbrx olmoe phimoe",
@@ -31,10 +32,10 @@ REASONS: dict[str, str] = {
 }  # fmt: skip
 # key of config.json -> why it may only be null or false
 KEYS: dict[str, str] = {
-    "kv_lora_rank": "one latent for all heads (MLA), whose kernels are not priced",
+    "kv_lora_rank": "one latent for all heads (MLA)",
     "attn_logit_softcapping": "attention with a soft cap is another kernel",
     "final_logit_softcapping": "a soft cap of logits",
-    "attention_chunk_size": "some layers see a window: the cache of each kind is not priced",
+    "attention_chunk_size": "some layers see a window, others all",
     "is_encoder_decoder": "an encoder",
     "n_shared_experts": "experts that all tokens share",
     "quantization_config": "plan.py prices fp8, and the engine runs 16 and 32 bits",

@@ -138,8 +138,18 @@ def new_model(
         torch.set_default_dtype(before)
 
 
-def late_tokenizer(config: ModelConfig, directory: Path | None) -> Tokenizer | None:
-    """GPT-2's tokenizer for a directory of GPT-2 weights that has none. It may be downloaded."""
+def late_tokenizer(config: ModelConfig, directory: Path | None, index: int) -> Tokenizer:
+    """GPT-2's tokenizer for a directory of GPT-2 weights that has none. It may be downloaded.
+
+    Raises UserError for all other models. index: of the prompt that is text.
+    """
     if directory and (config.flavour, config.vocab_size) == ("gpt2", GPT2_VOCABULARY):
         return gpt2_tokenizer()
-    return None
+    if directory:
+        raise UserError(
+            f"prompt {index} is text, and {directory} has no tokenizer.json: give token ids"
+        )
+    raise UserError(
+        f"prompt {index} is text, and {config.name} has random weights and no tokenizer: give"
+        f" token ids, or choose {files.for_text(config.name)}"
+    )

@@ -13,17 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tiktoken
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
-from tokenizers import decoders, models, pre_tokenizers
 
 from command.checks import UserError
 from loading.files import existing, first_line, read_json, readable
+from loading.special import EOS, named_tokens, read_special, text_of
 
-EOS = "<|endoftext|>"
 # BPE never merges across these pieces
 GPT2_SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # Regular expressions that try every way to split a long run fail on one of these.
 RUNS = "".join(256 * letter for letter in "a 1!") + "\n"
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 # GPT-2's spelling of bytes: letters that can be seen are themselves, in front of all others.
 SEEN = [*range(33, 127), *range(161, 173), *range(174, 256)]
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -64,10 +65,11 @@ def load_tokenizer(directory: str | Path) -> Tokenizer | None:
         return from_ranks(_read_ranks(path))
     if (path := directory / "tokenizer.json").is_file():
         _check_template(path, read_json(path))
-        with readable(path, Exception):  # the library raises nothing narrower
-            with _silent():
-                library = _guarded(Library.from_file)(str(path))
-            return _tried(_from_library(library, directory))
+        with readable(path, Exception), _silent():  # the library raises nothing narrower
+            library = _guarded(Library.from_file)(str(path))
+        eos_id = _add_tokens(library, directory)
+        with readable(path, Exception):
+            return _tried(_from_library(library, eos_id))
     vocab, merges = directory / "vocab.json", directory / "merges.txt"
     if vocab.is_file() or merges.is_file():
         existing(directory, vocab.name), existing(directory, merges.name)
@@ -75,7 +77,7 @@ def load_tokenizer(directory: str | Path) -> Tokenizer | None:
             library = Library(models.BPE.from_file(str(vocab), str(merges)))
         library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         library.decoder = decoders.ByteLevel()
-        return _from_library(library, directory)
+        return _from_library(library, _add_tokens(library, directory))
     return None
 
 
@@ -193,11 +195,13 @@ def _check_template(path: Path, raw: dict) -> None:
 
 
 def load_stop_ids(directory: str | Path, tokenizer: Tokenizer | None) -> frozenset[int]:
-    """Tokens that end a text: the same as for transformers' `generate`.
+    """Tokens that end a text, as in vLLM. A chat model has several.
 
-    They come from generation_config.json, else from config.json, else from the tokenizer. A chat
-    model has several.
+    They come from generation_config.json, else from config.json; and from the tokenizer, if its
+    files name an eos_token, or if the other files name none.
     """
+    named = "eos_token" in named_tokens(read_special(Path(directory)))
+    own = {None if tokenizer is None else tokenizer.eos_id} - {None}
     for name in ("generation_config.json", "config.json"):
         path = Path(directory) / name
         found = read_json(path).get("eos_token_id") if path.is_file() else None
@@ -207,15 +211,11 @@ def load_stop_ids(directory: str | Path, tokenizer: Tokenizer | None) -> frozens
                 raise UserError(
                     f"{path}: eos_token_id is {found!r}; expected a token id or a list of them"
                 )
-            return frozenset(ids)
-    return (
-        frozenset()
-        if tokenizer is None or tokenizer.eos_id is None
-        else frozenset([tokenizer.eos_id])
-    )
+            return frozenset(ids).union(own if named else ())
+    return frozenset(own)
 
 
-def _from_library(library: Library, directory: Path) -> Tokenizer:
+def _from_library(library: Library, eos_id: int | None) -> Tokenizer:
     """A tokenizer of the `tokenizers` library.
 
     It adds special tokens as the directory asks (LLaMA starts with one), and leaves them out of
@@ -224,11 +224,6 @@ def _from_library(library: Library, directory: Path) -> Tokenizer:
     # They are for batches of texts, in training. A prompt is neither filled up nor cut.
     library.no_padding()
     library.no_truncation()
-    path = directory / "tokenizer_config.json"
-    eos = read_json(path).get("eos_token") if path.is_file() else None
-    eos = eos.get("content") if isinstance(eos, dict) else eos
-    eos_id = library.token_to_id(eos) if isinstance(eos, str) else None
-    eos_id = library.token_to_id(EOS) if eos_id is None else eos_id
     # LLaMA's decoder drops the space before the first word of a text. Our texts follow a prompt. So
     # we decode another word first, and cut it off.
     encode_chat = _guarded(lambda text: library.encode(text, add_special_tokens=False).ids)
@@ -251,6 +246,35 @@ def _from_library(library: Library, directory: Path) -> Tokenizer:
     return Tokenizer(
         _guarded(lambda text: library.encode(text).ids), after, eos_id, encode_chat, bytes_of
     )
+
+
+def _add_tokens(library: Library, directory: Path) -> int | None:
+    """Add the tokens that the library's own file lacks, as transformers does. Returns the eos_id.
+
+    Raises UserError if a token would have another id than the files say.
+    """
+    special, more, wrong = read_special(directory), [], ""
+    named = named_tokens(special)
+    odd = AttributeError, LookupError, TypeError, ValueError
+    with readable(directory / "tokenizer_config.json", *odd):
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            found = special.get(key) or []
+            more += found.values() if isinstance(found, dict) else found
+        more = [*named.values(), *filter(None, map(text_of, more))]
+        table = {int(own): about for own, about in special["added_tokens_decoder"].items()}
+        for own, about in sorted(table.items()):
+            flags = {flag: about[flag] for flag in FLAGS if flag in about}
+            text = about["content"]
+            library.add_tokens([AddedToken(text, **{"special": text in more} | flags)])
+            if (found := library.token_to_id(text)) != own:
+                wrong = (
+                    wrong or f"the token {text!r} is to be {own}, and its tokenizer makes {found}"
+                )
+    if wrong:
+        raise UserError(f"{directory}: {wrong}")
+    known = {token.content for token in library.get_added_tokens_decoder().values()}
+    library.add_special_tokens([text for text in more if text not in known])
+    return library.token_to_id(named.get("eos_token", EOS))
 
 
 def _read_ranks(path: Path) -> dict[bytes, int]:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from attention import FlatBatch, Span
+from batch import BROKEN
 from command.checks import UserError
 from kvcache import KVCache
 from pipeline.launch import NotMet
@@ -147,7 +148,7 @@ def read_plan(
 
 def fits(value: object, shape: object) -> bool:
     """Whether a value has a shape: a tuple of shapes, one for each; a list of one, for all; a type;
-    or a number, for whole numbers from 0 that are below it.
+    a range; or a number, for whole numbers from 0 that are below it.
     """
     if isinstance(shape, tuple | list):
         if not isinstance(value, list):
@@ -156,12 +157,13 @@ def fits(value: object, shape: object) -> bool:
         return len(value) == len(own) and all(map(fits, value, own))
     if isinstance(shape, type):
         return isinstance(value, shape) and (shape is not float or math.isfinite(value))
-    return type(value) is int and 0 <= value < shape
+    start, end = (shape.start, shape.stop) if isinstance(shape, range) else (0, shape)
+    return type(value) is int and start <= value < end
 
 
 def read_tokens(message: object, count: int, vocabulary: int, source: int) -> list[int]:
-    """`count` token ids below `vocabulary`, or a UserError."""
-    if not fits(message, (vocabulary,) * count):
+    """`count` token ids below `vocabulary`, or BROKEN; or a UserError."""
+    if not fits(message, (range(BROKEN, vocabulary),) * count):
         raise foreign(source, f"it is not a list of {count} tokens")
     return message
 

@@ -7,6 +7,7 @@ import command.enter  # noqa: F401
 import dataclasses
 import gc
 import importlib
+import math
 import os
 import platform
 import shutil
@@ -25,6 +26,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from attention import Attention, FlatBatch, Span, reference
@@ -35,7 +37,9 @@ from experiments.lib import look
 from fast import native
 from kvcache import KVCache
 from loading import policyfile
+from loading.files import DEMO
 from loading.load import new_model, random_weights
+from loading.tokenizer import load_tokenizer
 from loop import Executor, Loop
 from model import Transformer
 from scheduler import POLICIES, Scheduler
@@ -155,6 +159,19 @@ def no_policy_stays() -> Iterator[None]:
     """Policies of a file are for the test that read it."""
     with mock.patch.dict(POLICIES), mock.patch.dict(policyfile.LOADED):
         yield
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """The demo model, whose embedding of "§" is NaN: a prompt with that letter has no logits."""
+    tensors = load_file(DEMO / "model.safetensors")
+    embedding, token = tensors["model.embed_tokens.weight"], load_tokenizer(DEMO).encode("§")[-1]
+    tensors["lm_head.weight"] = embedding.clone()
+    embedding[token] = math.nan
+    save_file(tensors, tmp_path / "model.safetensors")
+    for name in ("config.json", "merges.tiktoken"):
+        shutil.copy(DEMO / name, tmp_path)
+    return tmp_path
 
 
 @pytest.fixture

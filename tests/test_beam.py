@@ -15,7 +15,7 @@ from beam.memory import SegmentMemory
 from beam.outputs import beam_requests
 from beam.request import CACHES, BeamRequest, BeamSearchParams, cached_tokens, rows_of
 from beam.search import BeamSearch, Candidate, best_candidates
-from engine import LLM
+from engine import LLM, SamplingParams
 from executor import ModelExecutor
 from kvcache import KVCache
 from loop import Loop
@@ -214,6 +214,27 @@ def test_each_prompt_may_have_parameters_of_its_own(llm: LLM) -> None:
     alone = [llm.beam_search(PROMPT, params)[0] for params in each]
     assert [output.sequences for output in found] == [output.sequences for output in alone]
     assert len(llm.beam_search([9])[0].sequences) == BeamSearchParams().beam_width
+
+
+@pytest.mark.parametrize("cache", ["segment", "standard"])
+def test_broken_logits_end_their_search_alone(llm: LLM, cache: str) -> None:
+    """At its prompt, or later. Searches and other requests beside it go on."""
+    prompts, params = [PROMPT, [96], [5, 6]], BeamSearchParams(3, 9)
+    good = llm.beam_search(prompts, params, cache)
+    seen = [{t for s in out.sequences for t in s.token_ids} for out in good]
+    late = min(seen[2] - seen[0] - {*PROMPT})
+    with torch.no_grad():
+        llm.model.embed.weight[[96, late]] = float("nan")
+    stream = llm.stream(PROMPT, SamplingParams(20))
+    tokens = [next(stream).token_id]
+    first, *broken = llm.beam_search(prompts, params, cache)
+    assert first.sequences == good[0].sequences
+    for out in broken:
+        [none] = out.sequences
+        assert (none.token_ids, none.text, none.finish_reason) == ([], "", "error")
+    tokens += [each.token_id for each in stream]
+    assert not llm._loop.executor.memories
+    assert tokens == llm.generate(PROMPT, SamplingParams(20))[0].token_ids
 
 
 def test_an_interrupted_search_leaves_an_llm_that_works(

@@ -14,7 +14,9 @@ from test_families import GPT2, ROTARY, assert_same_logits, oracle, ours
 
 from command.checks import UserError
 from configs import ModelConfig
+from engine import LLM
 from loading.checkpoint import load_config, load_weights, save, weights_of
+from loading.config_json import ALIASES, FIELDS
 from loading.load import new_model, random_weights
 from model import Transformer
 from tests import warm
@@ -82,15 +84,53 @@ def test_gpt2_without_the_wrappers_prefix_and_with_mask_buffers(tmp_path):
     assert_same_logits(ours(tmp_path), reference)
 
 
-def test_a_tied_checkpoint_may_repeat_its_embedding(tmp_path):
-    reference = oracle("llama-no-gqa-tied")
-    reference.save_pretrained(tmp_path)
+def test_other_names_of_keys(tmp_path):
+    """transformers takes the standard names, too."""
+    import transformers
+
+    both = {"model_type": "gpt2", **GPT2} | {
+        alias: GPT2[key] for alias, key in transformers.GPT2Config.attribute_map.items()
+    }
+    for raw in (both, {key: value for key, value in both.items() if key not in ALIASES["gpt2"]}):
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+        found, theirs = load_config(tmp_path), transformers.GPT2Config(**raw)
+        for field, (key, _) in FIELDS["gpt2"].items():
+            assert getattr(found, field) == (getattr(theirs, key) or 4 * found.hidden), key
+
+
+@pytest.mark.parametrize("case", ["llama", "mistral", "qwen2-tied", "qwen3-tied", "gpt2"])
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_tied_config_beside_a_head_in_the_file(changed, case, tmp_path):
+    """A copy of the embedding stays tied. Another head counts, as in transformers."""
+    from transformers import AutoModelForCausalLM
+
+    oracle(case, tie_word_embeddings=True).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    save_file(
-        tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()},
-        tmp_path / "model.safetensors",
+    head = next(
+        each for name, each in tensors.items() if name.endswith(("tokens.weight", "wte.weight"))
     )
-    assert_same_logits(ours(tmp_path), reference)
+    head = head.flip(0).contiguous() if changed else head.clone()
+    save_file(tensors | {"lm_head.weight": head}, tmp_path / "model.safetensors", {"format": "pt"})
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(theirs.lm_head.weight, head)
+    assert_same_logits(ours(tmp_path), theirs)
+    llm = LLM(str(tmp_path), dtype="float32", device="cpu")
+    assert llm.config.tied != changed
+    assert_same_logits(llm.model, theirs)
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod."])
+def test_names_of_wrappers_are_left_out(prefix, saved, tmp_path):
+    """A model that was compiled, trained over several GPUs, or both; then compiled by layers."""
+    copy_of(saved, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for wrapped in (
+        {prefix + name: each for name, each in tensors.items()},
+        {name.replace("layers.1.", "layers.1._orig_mod."): each for name, each in tensors.items()},
+    ):
+        save_file(wrapped, tmp_path / "model.safetensors")
+        for name, expected in ours(saved).state_dict().items():
+            assert torch.equal(ours(tmp_path).state_dict()[name], expected), name
 
 
 def test_weights_are_cast_to_the_models_dtype(saved):

@@ -33,9 +33,10 @@ from watch import (
 
 import distributed
 from attention import FlatBatch, Span
-from command.checks import UserError
+from batch import BROKEN
+from command.checks import WHY_BROKEN, UserError
 from configs import MODELS
-from engine import LLM
+from engine import LLM, SamplingParams
 from kvcache import KVCache
 from pipeline import Step, stages
 from pipeline import launch as launching
@@ -260,7 +261,7 @@ def test_a_plan_comes_out_as_it_went_in() -> None:
 
 def test_right_messages_and_variables_are_read() -> None:
     """refusals.toml has the wrong ones."""
-    assert read_tokens([3, 96], 2, 97, 1) == [3, 96]
+    assert read_tokens([3, 96, BROKEN], 3, 97, 1) == [3, 96, BROKEN]
     assert read_times([[0.5, 1.0]], 1, 1) == [(0.5, 1.0)]
     assert read_place(GROUP) == Place(1, 2, 0, 1, "127.0.0.1", 29500, None)
 
@@ -474,6 +475,16 @@ def test_command_line(tmp_path: Path, start: Start) -> None:
     tokens = [event["args"] for event in events if event["name"] == "tokens in memory"]
     # the two prompts in one batch; at the last decode, the longer output has 7 of 8 tokens
     assert tokens[0] == {"tokens in memory": 50} and tokens[-1] == {"tokens in memory": 20 + 6}
+
+
+def test_broken_logits_end_their_prompt_alone(broken: Path, start: Start) -> None:
+    words = ("def open(", "§ 1", "--max-tokens", "8", "--model", str(broken))
+    process = start("distributed.py", *words, "--dtype", "float64", "--device", "cpu")
+    printed, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors
+    llm = LLM(str(broken), dtype="float64", device="cpu")
+    [alone] = llm.generate("def open(", SamplingParams(max_tokens=8))
+    assert printed.startswith(f"def open({alone.text}\n---\n§ 1\n{WHY_BROKEN}\n---\n")
 
 
 def test_measured_hop() -> None:

@@ -4,6 +4,7 @@ same tokens.
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from warm import fresh
 
 from attention import FlatBatch, Span
-from batch import Batch, Request
+from batch import BROKEN, Batch, Request
 from command.checks import UserError
 from configs import GPUS, MODELS, OPERATORS
 from costmodel import CostModel
@@ -28,7 +29,7 @@ from fast.process import threads, threads_for
 from kvcache import KVCache
 from loading.device import check_memory
 from model import Transformer
-from sampling import Sampler
+from sampling import Sampler, sample
 from scheduler import POLICIES, make_scheduler
 from simulate import CostExecutor, simulate
 from timeline import Trace
@@ -145,6 +146,40 @@ def test_sampler_follows_the_distribution() -> None:
 def gathered(tokens: list[StreamedToken], count: int) -> list[list[int]]:
     """The tokens of each prompt of a stream."""
     return [[token.token_id for token in tokens if token.index == i] for i in range(count)]
+
+
+def test_broken_logits_are_no_token() -> None:
+    """NaN, infinity, or nothing but minus infinity. A row that hides some tokens is fine."""
+    logits = torch.zeros(5, 9, dtype=torch.bfloat16)
+    logits[1, 3], logits[2, 3], logits[3], logits[4, 1:] = math.nan, math.inf, -math.inf, -math.inf
+    drawn = [Sampler(SamplingParams(temperature=1.0), seed) for seed in range(5)]
+    for samplers in ([None] * 5, drawn):
+        first, *broken, last = sample(logits, samplers)
+        assert 0 <= first < 9 and broken == [BROKEN] * 3 and last == 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_broken_logits_end_their_request_alone(llm: LLM, policy: str, temperature: float) -> None:
+    """One breaks at its prompt, one later; the others get their tokens, in slots that were used."""
+    llm.policy, params = policy, SamplingParams(6, temperature)
+    good = llm.generate(PROMPTS, params)
+    early = {42}.union(*PROMPTS, *[out.token_ids[:1] for out in good])
+    bad = {42, *(set(good[0].token_ids[:5]) - early)}
+    with torch.no_grad():
+        llm.model.embed.weight[list(bad)] = math.nan
+    expected = []
+    for prompt, tokens in zip(PROMPTS, [out.token_ids for out in good], strict=True):
+        fine = [n for n in range(6) if not bad.intersection([*prompt, *tokens[:n]])]
+        expected.append((tokens[: len(fine)], "length" if len(fine) == 6 else "error"))
+    assert {0, 6} < {len(tokens) for tokens, _ in expected}
+    found = [(out.token_ids, out.finish_reason) for out in llm.generate(PROMPTS, params)]
+    assert found == expected and set(llm.cache.used) == {None}
+    streams = [([], None)] * len(PROMPTS)
+    for each in llm.stream(PROMPTS, params):
+        streams[each.index] = [*streams[each.index][0], each.token_id], each.finish_reason
+    ends = {"length": [], "error": [BROKEN]}
+    assert streams == [(tokens + ends[reason], reason) for tokens, reason in expected]
 
 
 def test_a_joined_call_counts_from_its_own_start(llm: LLM) -> None:

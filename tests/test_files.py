@@ -80,6 +80,8 @@ def test_what_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "model-00001-of-00002.safetensors",
         "model.safetensors.index.json",
         "tokenizer.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
     ]
     rest = [
         "consolidated.safetensors",

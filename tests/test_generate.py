@@ -67,6 +67,23 @@ def test_a_line_ends_at_a_newline_only(tmp_path: Path) -> None:
     assert read_prompts([], prompts) == ["one\x0cpage\u2028and\x85more", "The with statement"]
 
 
+@pytest.mark.parametrize("flags", [[], ["--temperature", 1], ["--beams", 2], ["--cache", "paged"]])
+def test_broken_logits_end_their_prompt_with_one_line(broken: Path, flags: list) -> None:
+    """The others are printed as without them, and the table, too."""
+    flags = ["--model", broken, "--dtype", "float64", "--max-tokens", 8, *flags]
+    both, alone = call(generate, "def open(", "§ 1", *flags), call(generate, "§ 1", *flags)
+    line = "the model's logits are NaN or infinite: look at --check, and at other dtypes\n"
+    assert (both.returncode, both.stderr) == (2, f"error: prompt 2 of 2: {line}")
+    assert (alone.returncode, alone.stderr) == (2, f"error: prompt 1 of 1: {line}")
+    fine = call(generate, "def open(", "def", *flags)
+    first, *_ = (
+        fine.stdout.partition("--- 2 of 2")
+        if "--beams" not in flags
+        else fine.stdout.partition("--- prompt 2")
+    )
+    assert fine.returncode == 0 and both.stdout.startswith(first) and "mean batch" in both.stdout
+
+
 def test_each_prompt_draws_its_own_numbers() -> None:
     """The same prompt twice gives two texts, and the same two with the same seed."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import h11
 import pytest
+import torch
 from served import Served, served
 from tokenizers import Regex
 from tokenizers import Tokenizer as Library
@@ -21,9 +22,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from watch import wait_for
 
-from command.checks import UserError
-from engine import LLM
-from experiments.lib.clients import parse, raw, request
+from command.checks import WHY_BROKEN, UserError
+from engine import LLM, SamplingParams
+from experiments.lib.clients import events, parse, raw, request
 from loading.files import DEMO
 from loading.tokenizer import load_tokenizer
 from tests import warm
@@ -326,6 +327,39 @@ def test_a_folder_with_an_odd_name(tmp_path: Path) -> None:
     told = [(b"x-engine", engine.description.encode())]
     with served(engine, headers=told) as running:
         assert ask(running, "/v1/completions", GOOD)[0] == 200
+
+
+def test_broken_logits_end_their_own_request_alone(small: str) -> None:
+    """With an error, also after what was streamed; the engine goes on, and so do the others."""
+    llm = LLM(small, dtype="float64", device="cpu")
+    params = SamplingParams(max_tokens=9)
+    late = llm.generate([[7, 8]], params)[0].token_ids[3]
+    with torch.no_grad():
+        llm.model.embed.weight[[96, late]] = float("nan")
+    [fine] = llm.generate([[5, 6]], params)
+    assert fine.finish_reason == "length"
+    engine = RealEngine(llm)
+    assert engine.description.startswith("small with random weights in float64")
+    body = {"max_tokens": 9, "temperature": 0, "logprobs": 2, "min_tokens": 1}
+
+    async def stream(prompt: list[int]) -> list[dict]:
+        return [event async for event in events(running.place, body | {"prompt": prompt})]
+
+    async def all_of(*prompts: list[int]) -> list[list[dict]]:
+        return await asyncio.gather(*map(stream, prompts))
+
+    with served(engine, queue=80) as running:
+        well, at_once, later = asyncio.run(all_of([5, 6], [96], [7, 8]))
+        for *_, last in (at_once, later):
+            assert last["error"]["message"] == f"an output token has no text: {WHY_BROKEN}"
+        assert (
+            len(at_once) == 1 < len(later) and well[-1]["choices"][0]["finish_reason"] == "length"
+        )
+        status, answer = ask(running, "/v1/completions", body | {"prompt": [96]})
+        assert (status, answer["error"]["type"]) == (500, "server_error")
+        status, answer = ask(running, "/v1/completions", body | {"prompt": [5, 6]})
+        assert status == 200 and answer["usage"]["completion_tokens"] == 9
+        assert running.runner.state()["failures"] == 0
 
 
 def test_a_token_without_a_text_ends_its_own_request_alone(

@@ -21,6 +21,7 @@ from loading.checkpoint import save
 from loading.files import DEMO
 from loading.load import new_model, random_weights
 from loading.tokenizer import GPT2_SPLIT, GPT2_VOCABULARY, load_stop_ids, load_tokenizer
+from web.chat import read_template
 
 HELD_OUT = (DEMO / "held_out.txt").read_text(encoding="utf-8")
 DEMO_TOKENIZER = load_tokenizer(DEMO)
@@ -128,6 +129,55 @@ def test_tokenizer_json_with_special_tokens(tmp_path):
     # as the directory asks: LLaMA wants its first token
     assert ids == [start, *DEMO_TOKENIZER.encode(HELD_OUT[:500])]
     assert tokenizer.decode([*ids, tokenizer.eos_id]) == HELD_OUT[:500]
+
+
+END, TOOL = {"content": "<|im_end|>", "special": True}, {"content": "<tool>"}
+# files that name tokens which tokenizer.json lacks: of tokenizer_config.json, then the older ones
+NAMED = {
+    "ids": ({"added_tokens_decoder": {"1024": END, "1023": TOOL}}, {}, {}),
+    "list": ({"additional_special_tokens": ["<|im_end|>", "<tool>"]}, {}, {}),
+    "list of tables": ({"additional_special_tokens": [END]}, {}, {}),
+    "newer list": ({"extra_special_tokens": ["<|im_end|>"]}, {}, {}),
+    "newer table": ({"extra_special_tokens": {"end_token": "<|im_end|>"}}, {}, {}),
+    "name": ({"eos_token": "<|im_end|>", "pad_token": None}, {}, {}),
+    "older name": ({}, {"eos_token": "<|im_end|>", "bos_token": "<tool>"}, {}),
+    "older list": ({}, {"additional_special_tokens": ["<|im_end|>"]}, {}),
+    "older comes first": ({"eos_token": "<tool>"}, {"eos_token": "<|im_end|>"}, {}),
+    "older is not read": (
+        {"eos_token": "<tool>", "added_tokens_decoder": {"1023": END}},
+        {"eos_token": "<|im_end|>"},
+        {},
+    ),
+    "older ids": ({}, {"eos_token": "<|im_end|>"}, {"<tool>": 1024, "<|im_end|>": 1023}),
+}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("case", NAMED)
+def test_tokens_that_other_files_name(tmp_path, family, case):
+    """They are whole tokens, with transformers' ids, for text and for a chat template."""
+    from transformers import AutoTokenizer
+
+    library_bpe().save(str(tmp_path / "tokenizer.json"))
+    newer, *older = NAMED[case]
+    newer = newer | {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": "x"}
+    names = "config", "tokenizer_config", "special_tokens_map", "added_tokens"
+    for name, content in zip(names, ({"model_type": family}, newer, *older), strict=True):
+        if content:
+            (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    tokenizer, text = load_tokenizer(tmp_path), "a<|im_end|><tool> b<|endoftext|>"
+    ids = tokenizer.encode(text)
+    assert tokenizer.encode_chat(text) == ids and len(ids) < 30
+    if "tables" not in case:  # else it fails
+        theirs = AutoTokenizer.from_pretrained(tmp_path)
+        assert ids == theirs(text, add_special_tokens=False).input_ids
+        assert tokenizer.eos_id == theirs.eos_token_id
+        assert read_template(tmp_path)[1].items() <= theirs.special_tokens_map.items()
+        assert tokenizer.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7]}')
+    named = {"<|im_end|>", "<tool>"} & set(read_template(tmp_path)[1].values())
+    ends = {7, tokenizer.eos_id} if named or family == "qwen2" else {7}
+    assert load_stop_ids(tmp_path, tokenizer) == ends
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 import batch
-from command.checks import MOST_SEED, UserError, did_you_mean, shown
+from command.checks import MOST_SEED, WHY_BROKEN, UserError, did_you_mean, shown
 from command.cli import ROOT, one_line, read_text
 from web.chat import Chat, Unfit
 from web.metrics import CONTENT_TYPE, Metrics, Stopwatch
@@ -77,6 +77,8 @@ class Choice:
         reason, stop_id = delta.finish_reason, delta.finish_reason == "stop"
         self.answer.policies.pop(delta.policy, None)  # the newest is the last
         self.answer.policies[delta.policy] = None
+        if delta.token == batch.BROKEN:
+            raise UserError(WHY_BROKEN)
         if delta.token is not None:
             self.count += 1
             self.watch.token()

@@ -17,14 +17,14 @@ from pathlib import Path
 from command.checks import UserError
 from command.cli import end_with, one_line, read_text
 from loading.files import read_json
+from loading.special import NAMES, named_tokens, read_special
 from web.text import dumps
 from web.worker import Worker
 
 LONGEST_TEMPLATE, LONGEST_TEXT = 200_000, 8_000_000  # letters: of a template; of what it makes
 SECONDS = 10.0  # of one template; honest ones take under a millisecond
 MEMORY = 1 << 30  # bytes
-SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
-RESERVED = ("messages", "add_generation_prompt", "tools", "documents", *SPECIAL)
+RESERVED = ("messages", "add_generation_prompt", "tools", "documents", *NAMES)
 
 
 class Unfit(Exception):
@@ -61,13 +61,7 @@ def read_template(directory: Path | None) -> tuple[str, dict[str, str]] | None:
         raise UserError(
             f"{path}: chat_template must be a text of {LONGEST_TEMPLATE} letters at most"
         )
-    tokens = {}
-    for name in SPECIAL:
-        token = config.get(name)
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str):
-            tokens[name] = token
-    return template, tokens
+    return template, named_tokens(read_special(directory))
 
 
 class Chat(Worker):

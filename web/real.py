@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 from torch import Tensor
 
-from batch import Batch, Request
+from batch import BROKEN, Batch, Request
 from command.checks import UserError, check_whole
 from command.cli import one_line
 from engine import LLM
@@ -49,7 +49,7 @@ class LogprobExecutor(ModelExecutor):
         self.found = {}
         for row, request in enumerate(batch.sampled if self.wanted else []):
             most = self.wanted.get(request.request_id)
-            if most is not None:
+            if most is not None and tokens[row] != BROKEN:
                 self.found[request.request_id] = logprobs(logits[row], tokens[row], most)
         return tokens
 
@@ -92,7 +92,8 @@ class RealEngine:
         self.max_batch_size, self.max_length = llm.max_batch_size, llm.max_length
         self.tokenizer, self.stop_ids = llm.tokenizer, llm.stop_ids
         dtype = str(llm.dtype).removeprefix("torch.")
-        self.description = f"{self.name} in {dtype} on {llm.device}, run for real"
+        weights = "" if llm.directory else " with random weights"
+        self.description = f"{self.name}{weights} in {dtype} on {llm.device}, run for real"
 
     @property
     def cost(self) -> Callable[[Batch], float] | None:

@@ -58,9 +58,10 @@ class Stopping(Exception):
 class Delta:
     """News of a request: a token, or its end, or both.
 
-    token: None if it ended without one. finish_reason: "stop", "length", "abort" (cancelled) or
-    "error"; None: it goes on. moment: s on the engine's clock. policy: what was in force. logprob,
-    top: of this token, and (token id, its own) of the likeliest ones, if they were asked for.
+    token: None if it ended without one, or BROKEN. finish_reason: "stop", "length", "error" or
+    "abort" (cancelled); None: it goes on. moment: s on the engine's clock. policy: what was in
+    force. logprob, top: of this token, and (token id, its own) of the likeliest ones, if they were
+    asked for.
     """
 
     token: int | None
