@@ -154,8 +154,8 @@ def serve(args: argparse.Namespace) -> None:
     if args.apart and llm.stage == 1:
         warn_if_crowded(llm.policy, llm.max_batch_size, llm.chunk_size)
         return llm.follow()
-    for policy in {work.policy for work in works} if llm.stage == 0 and not args.apart else ():
-        if not is_for_pipelines(policy):
+    for policy in dict.fromkeys(work.policy for work in works):
+        if llm.stage == 0 and not (args.apart or is_for_pipelines(policy)):
             warn_if_crowded(policy, llm.micro_batch_size, llm.chunk_size)
     found, own = [], door if args.apart else sys.modules[__name__]
     dtype = str(llm.dtype).removeprefix("torch.")
