@@ -138,8 +138,8 @@ def serve(args: argparse.Namespace) -> None:
     if args.prompts or not works:
         prompts = args.prompts or ["def open(", "The list type", "Return True if"]
         works.insert(0, Work(args.policy, prompts, SamplingParams(max_tokens=args.max_tokens)))
-    for policy in {work.policy for work in works} if llm.stage == 0 else ():
-        if not is_for_pipelines(policy):
+    for policy in dict.fromkeys(work.policy for work in works):
+        if llm.stage == 0 and not is_for_pipelines(policy):
             warn_if_crowded(policy, llm.micro_batch_size, llm.chunk_size)
     found = []
     dtype = str(llm.dtype).removeprefix("torch.")
