@@ -361,6 +361,7 @@ print(f"with {paper['f12_bubble']:g} x the bubble time")
 
 # %%
 work = "384:5,48:5,96:5,320:5,160:5,32:5,256:5,128:5"  # prompt:output, tokens
+print("two processes begin, and run it three times under each policy ...", flush=True)
 with tempfile.TemporaryDirectory() as folder:
     out = Path(folder) / "runs.json"
     flags = "--stages 2 --model laptop --max-batch-size 2 --chunk-size 64 --max-length 512"
