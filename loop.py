@@ -124,8 +124,9 @@ class Loop:
             for request in ended:
                 executor.release(request)
             self.batch = batch
-            what = batch, start, result.seconds, result.operators, ended, executor.now()
-            iteration = self.trace.record(*what)
+            iteration = self.trace.record(
+                batch, start, result.seconds, result.operators, ended, executor.now()
+            )
         self._stepping = False
         while self._leaving:
             self.cancel(self._leaving.pop())

@@ -5,7 +5,6 @@ on the other requests. Apart from rounding, a seed gives the same text under eve
 """
 
 from dataclasses import dataclass, field
-from math import isfinite
 
 import torch
 from torch import Tensor
@@ -71,10 +70,9 @@ class Sampler:
 
 def sample(logits: Tensor, samplers: list[Sampler | None]) -> list[int]:
     """A token id, or BROKEN, for each row of logits (S, vocab). Without a sampler it is greedy."""
-    highest, tokens = [each.tolist() for each in logits.max(dim=-1)]
+    highest, tokens = logits.max(dim=-1)  # NaN is the highest of all
+    tokens = tokens.masked_fill(~highest.isfinite(), BROKEN).tolist()
     for row, sampler in enumerate(samplers):
-        if not isfinite(highest[row]):  # NaN is the highest of all
-            tokens[row] = BROKEN
-        elif sampler is not None:
+        if sampler is not None and tokens[row] != BROKEN:
             tokens[row] = sampler.draw(logits[row])
     return tokens

@@ -84,7 +84,8 @@ class Scheduler:
     recomputation). So no output token is lost. (A beam search restarts.)
     """
 
-    # What each micro-batch of a pipeline has for itself. All else that a policy sets, they share.
+    # What each micro-batch of a pipeline has for itself. All else that a policy sets is in the one
+    # __dict__ that `MicroBatches` gives to all of them.
     __slots__ = ("__dict__", "_preempted", "memory", "running", "waiting")
     name, example = "?", ""  # example: a name with an option
 

@@ -17,7 +17,7 @@ from loading.requests import OneByOne, checked
 from loop import Loop, Result
 from paged.blocks import choose_blocks
 from scheduler import make_scheduler
-from timeline import Life, Passing, Trace
+from timeline import Fleeting, Life, Trace
 
 
 class CostExecutor:
@@ -110,7 +110,7 @@ def simulate(
     if done is None:
         run_all(loop, ready)
     else:
-        loop.trace, loop.arriving = Passing(policy=scheduler.name), OneByOne(ready)
+        loop.trace, loop.arriving = Fleeting(scheduler.name), OneByOne(ready)
         while loop.step():
             for _, life in loop.trace.ended:
                 done(life)

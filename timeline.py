@@ -15,7 +15,8 @@ the engine's clock.
                          6.2; vLLM, Sec 6.1).
     scheduling delay     from a request's arrival to the start of its first iteration.
     useful tokens        each prompt token of a request that has finished, once, hits included;
-                         and each output token, once. A cancelled request has none.
+                         and each output token, once. A request that is cancelled, or
+                         ends with "error", has none.
     throughput           useful tokens per second, from the first arrival to the last token.
     recomputed tokens    those that a preemption lost, and that ran again. They are not useful.
     processed            tokens per second that iterations ran, recomputed ones too. SARATHI's
@@ -202,6 +203,9 @@ class Trace:
         for request_id in decodes:
             lives[request_id].tokens.append(end)
         for request in ended:
+            if request.finish_reason == "error":  # its last token is none
+                self.cancelled.append((request.request_id, end))
+                continue
             lives[request.request_id].finished = end
             self.finished.append((request.request_id, end))
         return iteration
@@ -231,8 +235,10 @@ class Trace:
     @property
     def own_time(self) -> str:
         """The policy's own time, in words."""
-        mean = self.policy_seconds / max(1, self.schedules)
-        return f"{1e3 * mean:.3f} ms an iteration, {1e3 * self.longest_schedule:.2f} ms at most"
+        if not self.schedules:
+            return "not measured"
+        mean = 1e3 * self.policy_seconds / self.schedules
+        return f"{mean:.3f} ms a call, {1e3 * self.longest_schedule:.2f} ms at most"
 
     @property
     def rates(self) -> str:
@@ -343,31 +349,41 @@ class Trace:
         write_file(claim(Path(path), force), text.getvalue())
 
 
-class Passing(Trace):
-    """A trace that lets go of what has ended: its memory does not grow with the run.
+def let_go(trace: Trace) -> None:
+    """Refuse a total of what is gone."""
+    raise UserError("this trace lets go of what has ended: add up the lives that `done` is given")
 
-    ended: requests of the last iteration, with their lives. keep: iterations and events stay.
-    count: of all iterations. It refuses to tell totals of what it has let go.
+
+class Passing(Trace):
+    """A trace that lets go of the lives that have ended.
+
+    ended: requests of the last iteration, with their lives. count: of all iterations.
     """
 
-    def __init__(self, keep: bool = False, policy: str = ""):
+    useful_tokens = recomputed_tokens = span = throughput = ttfts = tbts = property(let_go)
+
+    def __init__(self, policy: str = ""):
         super().__init__(policy=policy)
-        self.keep, self.ended, self.count = keep, [], 0
+        self.ended, self.count = [], 0
+
+    def record(
+        self, batch: Batch, start: float, seconds: float, operators: dict[str, float] | None,
+        ended: Sequence[Request], end: float = 0.0,
+    ) -> Iteration:  # fmt: skip
+        """See `Trace.record`."""
+        iteration = super().record(batch, start, seconds, operators, ended, end)
+        self.count += 1
+        self.ended = [(request, self.lives.pop(request.request_id)) for request in ended]
+        return iteration
+
+
+class Fleeting(Passing):
+    """It lets go of iterations and events, too: its memory does not grow with the run."""
+
+    seconds = num_prefill_tokens = num_decodes = processed = mean_batch_size = property(let_go)
 
     def record(self, *what: object) -> Iteration:
         """See `Trace.record`."""
         iteration = super().record(*what)
-        self.count += 1
-        self.ended = [(request, self.lives.pop(request.request_id)) for request in what[4]]
-        if not self.keep:
-            self.iterations, self.finished, self.preempted, self.cancelled = [], [], [], []
+        self.iterations, self.finished, self.preempted, self.cancelled = [], [], [], []
         return iteration
-
-    def useful(self) -> list[Life]:
-        """Refused."""
-        raise UserError("this trace keeps no totals: add up the lives that `done` is given")
-
-    @property
-    def seconds(self) -> float:
-        """See `Trace.seconds`."""
-        return super().seconds if self.keep else self.useful()

@@ -20,7 +20,7 @@ from batch import Request
 from configs import Link
 from costmodel import CostModel
 from loop import Loop
-from timeline import Life, Passing
+from timeline import Fleeting, Life, Passing
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ class Engine:
 
     def __init__(self, number: int, loop: Loop, keep: bool = False):
         self.number, self.loop, self.memory = number, loop, loop.scheduler.memory
-        loop.trace = Passing(keep, loop.scheduler.name)
+        loop.trace = (Passing if keep else Fleeting)(loop.scheduler.name)
+        loop.patient = True
         self.open = self.tokens = 0
         self.due, self.port = inf, 0.0  # when its next turn is, and when its port is free
         self.queue: deque[tuple[Request, Engine, First]] = deque()  # to be fetched, and from where
@@ -149,7 +150,8 @@ class Fleet:
             first = self.firsts.pop(request.request_id)
             first.tokens += life.tokens
             first.finished, first.preemptions = life.finished, first.preemptions + life.preemptions
-            first.recomputed += life.recomputed
+            again = life.prompt_tokens - 1 - life.cached  # its keys and values were lost: run again
+            first.recomputed += life.recomputed + again
             self.done(first)
         elif isinstance(request, First) and request.stays:
             self.firsts[request.request_id] = life

@@ -112,10 +112,8 @@ class HalfBlocks(Halves, BlockMemory):
         return self._newcomer[1]
 
 
-def step(loop: Loop, news: bool = True) -> Iteration | None:
+def step(loop: Loop) -> Iteration | None:
     """An iteration of an engine's loop. None: the policy finds nothing to run now.
-
-    news: whether more requests or room may come. If not, a policy that runs nothing is an error.
 
     A decode engine takes room back from what is coming, the newest first: before it preempts what
     runs, and if it stands still. (A preempted request may be larger than what is left.) A prefill
@@ -124,9 +122,8 @@ def step(loop: Loop, news: bool = True) -> Iteration | None:
     scheduler, memory = loop.scheduler, loop.scheduler.memory
     while memory.coming and not memory.holds(memory.next_tokens(scheduler.running)):
         memory.revoke()
-    while True:
-        loop.patient = news or bool(memory.coming)
-        done = loop.step()
-        if done or scheduler.running or not (scheduler.waiting and memory.coming):
-            return done
+    while not (done := loop.step()):
+        if scheduler.running or not (scheduler.waiting and memory.coming):
+            break
         memory.revoke()
+    return done

@@ -16,7 +16,7 @@ from loop import Loop
 from paged.blocks import choose_blocks
 from scheduler import make_scheduler
 from simulate import CostExecutor, make_cost_model
-from timeline import Life, Passing, Trace
+from timeline import Fleeting, Life, Trace
 
 LAYOUT = re.compile("([1-9][0-9]{0,3})|([1-9][0-9]{0,3})p([1-9][0-9]{0,3})d")
 
@@ -82,7 +82,7 @@ def simulate_fleet(
         return Engine(number, Loop(scheduler, executor(cost_model)), keep)
 
     keys: dict[int, list[bytes]] = {}  # of blocks
-    trace = FleetTrace(Passing() if done else Trace(), guess=cost_model.doubts(cache_tokens))
+    trace = FleetTrace(Fleeting() if done else Trace(), guess=cost_model.doubts(cache_tokens))
     lives = trace.requests.lives
 
     def collect(life: Life) -> None:
@@ -104,6 +104,8 @@ def simulate_fleet(
         ((own, life.finished) for own, life in lives.items()), key=lambda event: event[1]
     )
     total.guess = trace.guess
+    preempted = [event for each in trace.engines for event in each.preempted]  # if they are kept
+    total.preempted = sorted(preempted, key=lambda event: event[1])
     total.policy = " + ".join(dict.fromkeys(each.policy for each in trace.engines))
     for each in trace.engines:
         total.schedules += each.schedules

@@ -6,9 +6,8 @@ who wait already; if nobody does, to the user whose request left the queue last.
 counters: Sheng et al., OSDI 2024, Algorithm 2.)
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
-from itertools import chain
 
 from batch import Batch, Request
 from scheduler import SarathiServe
@@ -23,19 +22,29 @@ class FairShare(SarathiServe):
         super().__init__(*sizes)
         self.served: Counter[str] = Counter()  # by user
         self.last = ""  # the user whose request left the queue last
-        self.queues: dict[int, deque[Request]] = {}  # in a pipeline, there may be several
+        self.waits: Counter[str] = Counter()  # requests that wait, by user
 
     def add(self, request: Request) -> None:
-        self.queues[id(self.waiting)] = self.waiting
-        waiting, user = {user_of(each) for each in chain(*self.queues.values())}, user_of(request)
+        user, waiting = user_of(request), [each for each, count in self.waits.items() if count]
         if user not in waiting:
-            least = min(self.served[each] for each in waiting or {self.last})
+            least = min(self.served[each] for each in waiting or [self.last])
             self.served[user] = max(self.served[user], least)
         super().add(request)
+        self.waits[user] += 1
 
     def cancel(self, request: Request) -> bool:
-        self.last = user_of(request) if request in self.waiting else self.last
+        if request in self.waiting:
+            self.leaves(request)
         return super().cancel(request)
+
+    def preempt(self, request: Request | None = None) -> Request:
+        request = super().preempt(request)
+        self.waits[user_of(request)] += 1
+        return request
+
+    def leaves(self, request: Request) -> None:
+        self.last = user_of(request)
+        self.waits[self.last] -= 1
 
     def can_admit(self) -> bool:
         if self.waiting:
@@ -47,7 +56,7 @@ class FairShare(SarathiServe):
     def admit(self) -> Request | None:
         request = super().admit()
         if request:
-            self.last = user_of(request)
+            self.leaves(request)
             if not request.preemptions:  # to run it again is no service
                 self.served[self.last] += len(request.prompt)
         return request

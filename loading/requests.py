@@ -45,7 +45,7 @@ def short_enough(requests: Sequence[Request], most: int, whose: str) -> list[Req
 
     whose: what allows that, for the UserError if none is left.
     """
-    found = [request for request in requests if request.slot_tokens <= most]
+    found = [request for request in requests if request.most_cached <= most]
     if not found:
         raise UserError(f"no request is short enough: {whose} allows {most} tokens")
     if left := len(requests) - len(found):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
+from time import perf_counter
 
 from batch import Batch, Request
 from command.checks import check_flag, lookup
@@ -52,7 +53,10 @@ def run_pipeline(
             heappush(events, (free[0], since, number))
             continue
         now = moment
+        began = perf_counter()
         batch, shortage = micro_batches.next(number, now)
+        if trace.requests is not None:
+            trace.requests.asked(perf_counter() - began)
         for request in micro_batches.take_preempted():
             trace.preempt(request, now)
         if batch is None:

@@ -25,7 +25,8 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -65,6 +66,7 @@ class Flight:
     shortage: str  # see `PipelineTrace.record`
     tokens: list[int] | None  # of a pipeline with one stage; else None: the last stage sends them
     came: float = 0.0  # s: when its tokens were known
+    told: Batch | None = None  # for the account: as it was when it began, since requests change
     ended: list[Request] = field(default_factory=list)
 
 
@@ -177,11 +179,15 @@ class PipelineLLM(LLM):
                 batch, shortage = micro_batches.next(number, now)
                 own_times.append(executor.now() - now)
                 for request in micro_batches.take_preempted():
-                    preempted.append((request, now))
+                    preempted.append((as_it_is(request), now))
                     executor.release(request)
                 if batch is not None:
                     here.remove(number)
                     flight = Flight(number, batch, shortage, None)
+                    chunks = [
+                        replace(each, request=as_it_is(each.request)) for each in batch.chunks
+                    ]
+                    flight.told = Batch(chunks, batch.decodes)
                     break
             if flight is not None:
                 flying.append(flight)
@@ -310,12 +316,19 @@ class PipelineLLM(LLM):
         for step, flight in zip(steps, flights, strict=True):
             while left and left[0][1] <= step.starts[0]:
                 trace.preempt(*left.popleft())
-            trace.record(step, flight.batch, flight.ended, flight.shortage, way, flight.came)
+            trace.record(step, flight.told, flight.ended, flight.shortage, way, flight.came)
         for seconds in own_times:
             trace.requests.asked(seconds)
         trace.requests.policy = self.policy
         trace.close()
         self.pipeline, self.trace = trace, trace.requests
+
+
+def as_it_is(request: Request) -> Request:
+    """A copy that later steps and preemptions do not change."""
+    made = copy(request)
+    made.output = list(request.output)
+    return made
 
 
 def measured_hop(steps: Sequence[Step]) -> float:

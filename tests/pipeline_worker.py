@@ -16,11 +16,18 @@ from pipeline.policies import PIPELINE_POLICIES
 from pipeline.stages import PipelineLLM
 from scheduler import POLICIES
 from tests.oracle import LONGEST, by_stages, crowd, draw
+from timeline import Trace
 
 PLAYS = 3  # of each policy
 AHEAD = 1000.0  # s, of stage 1's clock
 OPTIONS = {"max_length": LONGEST + 1, "dtype": "float64", "device": "cpu"}
 NAMES = [*POLICIES, *PIPELINE_POLICIES]
+
+
+def work_beyond(trace: Trace) -> int:
+    """Tokens that ran, but for each token of prompt and output but the last once."""
+    useful = sum(life.prompt_tokens + len(life.tokens) - 1 for life in trace.lives.values())
+    return trace.num_prefill_tokens + trace.num_decodes - useful
 
 
 def main(out: Path) -> None:
@@ -46,6 +53,7 @@ def main(out: Path) -> None:
             found[f"crowd {tight} {policy}"] = {
                 "tokens": tokens,
                 "preempted": len(trace.requests.preempted),
+                "recomputed": [trace.requests.recomputed_tokens, work_beyond(trace.requests)],
                 "kinds": [step.kind for step in trace.steps],
                 "phases": [phase for *_, phase in trace.history],
                 "account": [

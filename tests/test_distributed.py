@@ -95,6 +95,7 @@ def test_same_tokens_as_one_process_under_every_policy(tmp_path: Path, start: St
             check(crowd(name, tight), numbered(run["tokens"]))
             assert run["account"][0] == pytest.approx(run["account"][1]), name
             assert run["overlap"], name
+            assert run["recomputed"][0] == run["recomputed"][1], name
             assert -1e-6 < min(run["hops"]) + error < max(run["hops"]) + error < PATIENCE, name
         assert any(run["preempted"] for run in runs.values()) == tight
         check_phases(runs)

@@ -142,7 +142,7 @@ def test_the_policys_own_time_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
     loop = Loop(make_scheduler("orca", 1, 8), Placeholders())
     loop.add(Request(0, range(8), 3))
     trace = loop.run()
-    assert trace.own_time == "2.000 ms an iteration, 3.00 ms at most"
+    assert trace.own_time == "2.000 ms a call, 3.00 ms at most"
     assert [each.start for each in trace.iterations] == [0, 1, 2], "no part of a virtual clock"
 
 
