@@ -1,4 +1,7 @@
-"""A nanoGPT-style decoder over one flat hybrid batch: LLaMA, similar models, and GPT-2.
+"""A decoder over one flat hybrid batch, built on nanoGPT: LLaMA, similar models, and GPT-2.
+
+From https://github.com/karpathy/nanoGPT we have the form: one file that reads from top to bottom,
+shapes in comments, and blocks whose residual is in sight.
 
 `forward` takes T rows, one per token, with no padding: the chunks of some requests and the decodes
 of others, side by side. Every linear operator runs once, fused over all T rows. So the weights are
@@ -60,7 +63,7 @@ class Layer(nn.Module):
             bias = gpt2 or (config.qkv_bias and name == "preproj")
             setattr(self, name, linear(inputs, outputs, bias=bias))
         self.rotate: Callable = rotate  # fast/native.py replaces this, and swiglu
-        self.activate: Callable = partial(F.gelu, approximate="tanh") if gpt2 else swiglu
+        self.activate: Callable = partial(F.gelu, approximate=config.gelu) if gpt2 else swiglu
         if config.qk_norm:
             self.norm_q = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
             self.norm_k = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
@@ -174,13 +177,9 @@ class Transformer(nn.Module):
 
     @torch.inference_mode()
     def forward(
-        self,
-        batch: FlatBatch,
-        cache: KVCache,
-        attention: Attention = PLAIN["sdpa"],
-        call: Callable = untimed,
-        x: Tensor | None = None,
-    ) -> Tensor:
+        self, batch: FlatBatch, cache: KVCache, attention: Attention = PLAIN["sdpa"],
+        call: Callable = untimed, x: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Write the rows' K and V into the cache; return logits (S, vocab) for `logit_rows` alone.
 
         In a pipeline, x (T, H) comes from the stage before. All stages but the last return x
