@@ -1,4 +1,7 @@
-"""A nanoGPT-style decoder over one flat hybrid batch: LLaMA, similar models, and GPT-2.
+"""A decoder over one flat hybrid batch, built on nanoGPT: LLaMA, similar models, and GPT-2.
+
+From https://github.com/karpathy/nanoGPT we have the form: one file that reads from top to bottom,
+shapes in comments, and blocks whose residual is in sight.
 
 `forward` takes T rows, one per token, with no padding: the chunks of some requests and the decodes
 of others, side by side. Every linear operator runs once, fused over all T rows. So the weights are
@@ -60,7 +63,7 @@ class Layer(nn.Module):
             bias = gpt2 or (config.qkv_bias and name == "preproj")
             setattr(self, name, linear(inputs, outputs, bias=bias))
         self.rotate: Callable = rotate  # fast/native.py replaces this, and swiglu
-        self.activate: Callable = partial(F.gelu, approximate="tanh") if gpt2 else swiglu
+        self.activate: Callable = partial(F.gelu, approximate=config.gelu) if gpt2 else swiglu
         if config.qk_norm:
             self.norm_q = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
             self.norm_k = nn.RMSNorm(config.head_dim, eps=config.norm_eps)

@@ -28,6 +28,7 @@ class ModelConfig:
     head_dim: int = 0  # channels of one head; 0: hidden / n_head
     # "llama": RMSNorm, rotary, SwiGLU; "gpt2": LayerNorm, learned positions, GELU
     flavour: str = "llama"
+    gelu: str = "tanh"  # GPT-2's, or "none": nanoGPT's, which is exact
     rope_theta: float = 10000.0
     rope_scaling: tuple[float, ...] | None = None  # LLaMA 3.1: factor, low, high, length
     qkv_bias: bool = False  # Qwen2: a bias on q, k and v (GPT-2 has one on every linear operator)
@@ -49,6 +50,7 @@ class ModelConfig:
         if not isinstance(self.name, str):
             raise UserError(f"the name of a model is {shown(self.name)}; it must be a text")
         lookup(dict.fromkeys(("llama", "gpt2")), self.flavour, "flavour")
+        lookup(dict.fromkeys(("tanh", "none")), self.gelu, "gelu")
         for name in ("n_layer", "n_head", "hidden", "intermediate", "vocab_size", "max_length"):
             check_whole(f"{self.name}: {name}", getattr(self, name))
         lookup(dict.fromkeys(("bf16", "fp8")), self.weights, "weights")

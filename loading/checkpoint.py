@@ -8,20 +8,23 @@ each matrix goes. Loading and saving both use it.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from command.checks import UserError
 from command.cli import write_file
 from configs import ModelConfig
-from loading import config_json
-from loading.config_json import ARCHITECTURE, FIELDS, LLAMA3, ONLY
+from loading import config_json, nanogpt
+from loading.config_json import ARCHITECTURE, FIELDS, GELU, LLAMA3, ONLY
+from loading.device import DTYPES
 from loading.files import existing, read_json, readable
 from model import Transformer
 
@@ -125,25 +128,27 @@ def load_config(
 
     As in transformers 5, a head that is not the embedding counts, whatever config.json says.
     """
+    directory = Path(directory)
+    if nanogpt.is_here(directory) and not priced:
+        return nanogpt.load_config(directory, name)
     config = config_json.load_config(directory, name, priced)
-    return replace(config, tied=config.tied and not _has_own_head(Path(directory)))
+    return replace(config, tied=config.tied and not _has_own_head(directory))
 
 
 def _has_own_head(directory: Path) -> bool:
     """Whether the weights, if they are there, have a head that is not the embedding."""
-    if not any(directory.glob("*.safetensors")):
+    if not any(directory.glob("*.safetensors")) and not nanogpt.is_here(directory):
         return False
-    found = {_stem(name): (path, name) for path, name in _tensors(directory)}
+    found = {_stem(name): (read, name) for _, name, read in _tensors(directory)}
     head = found.get("lm_head.weight")
     embedding = found.get("embed_tokens.weight", found.get("wte.weight"))
     if head is None or embedding is None:
         return False
-    with whole(head[0]), safe_open(head[0], "pt") as one, safe_open(embedding[0], "pt") as other:
-        pair = one.get_tensor(head[1]), other.get_tensor(embedding[1])
-        return pair[0].dtype != pair[1].dtype or not torch.equal(*pair)
+    one, other = (read(name) for read, name in (head, embedding))
+    return one.dtype != other.dtype or not torch.equal(one, other)
 
 
-def weights_of(model: Transformer) -> dict[str, torch.Tensor]:
+def weights_of(model: Transformer) -> dict[str, Tensor]:
     """All weights of a model or a stage, by the names that they have in the whole model."""
     found = {}
     for name, weight in model.state_dict().items():
@@ -157,7 +162,8 @@ def weights_of(model: Transformer) -> dict[str, torch.Tensor]:
 def load_weights(model: Transformer, directory: str | Path, check: bool = False) -> None:
     """Copies a checkpoint into the model's parameters, cast to their dtype and device.
 
-    It copies one tensor at a time. So the peak of the memory is the model plus one tensor. A stage
+    It copies one tensor at a time. So the peak of the memory is the model plus one tensor (of
+    nanoGPT's file, which stays open: plus its pages, which the system may drop). A stage
     of a pipeline reads only the tensors of its own layers. check: also look for NaN and infinity.
 
     Raises UserError if a file or a tensor is missing, unexpected, of another shape or dtype, or
@@ -168,7 +174,7 @@ def load_weights(model: Transformer, directory: str | Path, check: bool = False)
         raise UserError(f"{directory}: lm_head.weight is not the embedding, and the model is tied")
     missing = {_stem(name): (name, place) for name, place in _plan(model.config).items()}
     state = weights_of(model)
-    for path, name in _tensors(directory):
+    for path, name, read in _tensors(directory):
         if _stem(name) not in missing:
             if _ignorable(name, model.config):
                 continue
@@ -180,30 +186,25 @@ def load_weights(model: Transformer, directory: str | Path, check: bool = False)
         if place.name not in state:  # another stage's
             continue
         target = state[place.name][place.start : place.start + place.rows]
-        # Open the file for each tensor. As long as a file is open, all its pages that were read
-        # count as our memory: in the end, as much as a second model.
-        with whole(path), safe_open(path, framework="pt") as file:
-            view = file.get_slice(name)
-            expected = list(target.shape[::-1] if place.transposed else target.shape)
-            if view.get_shape() != expected:
-                raise UserError(
-                    f"{path}: {name} has shape {view.get_shape()}; expected {expected} for a"
-                    f" {_describe(model.config)}"
-                )
-            if view.get_dtype() not in ("F64", "F32", "F16", "BF16"):
-                raise UserError(
-                    f"{path}: {name} has dtype {view.get_dtype()}; expected F64, F32, F16 or BF16"
-                )
-            tensor = file.get_tensor(name)
-            target.copy_(tensor.T if place.transposed else tensor)
-            if check and not _finite(target):
-                found = (
-                    f"a number that is too large for {target.dtype}"
-                    if _finite(tensor)
-                    else "NaN or infinity"
-                )
-                raise UserError(f"{path}: {name} holds {found}")
-            del tensor, view  # they would keep the file mapped
+        tensor = read(name)
+        expected = list(target.shape[::-1] if place.transposed else target.shape)
+        if list(tensor.shape) != expected:
+            raise UserError(
+                f"{path}: {name} has shape {list(tensor.shape)}; expected {expected} for a"
+                f" {_describe(model.config)}"
+            )
+        if tensor.dtype not in DTYPES.values():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise UserError(f"{path}: {name} has dtype {kind}; expected {', '.join(DTYPES)}")
+        target.copy_(tensor.T if place.transposed else tensor)
+        if check and not _finite(target):
+            found = (
+                f"a number that is too large for {target.dtype}"
+                if _finite(tensor)
+                else "NaN or infinity"
+            )
+            raise UserError(f"{path}: {name} holds {found}")
+        del tensor  # it would keep the file mapped
     if missing:
         names = [name for name, _ in missing.values()]
         raise UserError(
@@ -212,7 +213,7 @@ def load_weights(model: Transformer, directory: str | Path, check: bool = False)
         )
 
 
-def _finite(tensor: torch.Tensor) -> bool:
+def _finite(tensor: Tensor) -> bool:
     """Whether all numbers are finite.
 
     It looks at the smallest and the largest one. If a number is NaN, both are NaN. Unlike
@@ -233,13 +234,27 @@ def whole(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _tensors(directory: Path) -> Iterator[tuple[Path, str]]:
-    """The file and the name of every tensor of a checkpoint."""
+def _tensors(directory: Path) -> Iterator[tuple[Path, str, Callable[[str], Tensor]]]:
+    """Of every tensor of a checkpoint: its file, its name, and a function: name -> tensor."""
     for path in _weight_files(directory):
+        if path.name == nanogpt.FILE:
+            weights = nanogpt.weights_of(path)
+            yield from ((path, name, weights.__getitem__) for name in weights)
+            continue
         with whole(path), safe_open(path, framework="pt") as file:
             names = list(file.keys())
         for name in names:
-            yield path, name
+            yield path, name, partial(_read_tensor, path)
+
+
+def _read_tensor(path: Path, name: str) -> Tensor:
+    """It opens the file for each tensor.
+
+    As long as a file is open, all its pages that were read count as our memory: in the end, as much
+    as a second model.
+    """
+    with whole(path), safe_open(path, framework="pt") as file:
+        return file.get_tensor(name)
 
 
 def save(
@@ -270,6 +285,8 @@ def save(
     )
     raw: dict[str, object] = {key: getattr(config, f) for f, (key, _) in FIELDS[family].items()}
     raw |= ONLY[family] | {"model_type": family, "architectures": [ARCHITECTURE[family]]}
+    if family == "gpt2":
+        raw["activation_function"] = next(key for key, own in GELU.items() if own == config.gelu)
     raw |= {
         "torch_dtype": str(dtype).removeprefix("torch."),
         "bos_token_id": eos_id,
@@ -306,6 +323,8 @@ def save(
 
 def _weight_files(directory: Path) -> list[Path]:
     """The safetensors files of a checkpoint: one, or the shards that an index names."""
+    if nanogpt.is_here(directory):
+        return [directory / nanogpt.FILE]
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if single.is_file() or not index.is_file():
         if not single.is_file() and (directory / "pytorch_model.bin").is_file():

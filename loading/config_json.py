@@ -67,12 +67,12 @@ ONLY = {
     "qwen2": {"hidden_act": "silu", "attention_bias": True, "mlp_bias": False},
     "qwen3": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
     "gpt2": {
-        "activation_function": "gelu_new",
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
     },
 }
+GELU = {"gelu_new": "tanh", "gelu": "none"}  # activation_function -> our `gelu`
 # families that are priced, not run; and what their keys must be
 PRICED = {family: _ROTARY | own for family, own in EXPERTS.items()}
 ONLY_PRICED = {
@@ -149,6 +149,11 @@ def load_config(
         values[field] = value
     if family == "gpt2":
         values["intermediate"] = values["intermediate"] or 4 * values["hidden"]
+        activation = raw.get("activation_function") or "gelu_new"
+        if activation not in (*GELU,):
+            only = f"only {' and '.join(GELU)} are supported"
+            raise UserError(f"{path}: activation_function is {activation!r}; {only}")
+        values["gelu"] = GELU[activation]
     else:
         values["rope_theta"], values["rope_scaling"], longer = _rope(path, raw, priced)
         values |= {

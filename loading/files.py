@@ -52,6 +52,8 @@ def find(model: str) -> Path | None:
         raise UserError(f"model {shown(model)} cannot be looked up: {why}") from None
     if is_directory:
         return path
+    if is_there and path.name == "ckpt.pt":  # nanoGPT's
+        return path.parent
     if is_there:
         raise UserError(f"{model} is a file; give the directory that holds it and its config.json")
     if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model):

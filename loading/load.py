@@ -12,7 +12,7 @@ from command.checks import UserError, shown
 from configs import MODELS, ModelConfig
 from loading import checkpoint, files
 from loading.device import check_memory
-from loading.tokenizer import GPT2_VOCABULARY, Tokenizer, gpt2_tokenizer
+from loading.tokenizer import GPT2_VOCABULARIES, Tokenizer, gpt2_tokenizer
 from model import Transformer
 from paged.blocks import BlockMemory
 
@@ -32,7 +32,8 @@ def find_model(name: str) -> tuple[ModelConfig, Path | None]:
             raise UserError(f"{name} is priced, not run: it has experts")
         return MODELS[name], None
     # The name as the user wrote it: in the hub's cache, the directory's name may be a hash.
-    own = Path(name).expanduser().resolve().name
+    own = Path(name).expanduser().resolve()
+    own = (own.parent if own.is_file() else own).name
     return checkpoint.load_config(directory, own), directory
 
 
@@ -143,7 +144,7 @@ def late_tokenizer(config: ModelConfig, directory: Path | None, index: int) -> T
 
     Raises UserError for all other models. index: of the prompt that is text.
     """
-    if directory and (config.flavour, config.vocab_size) == ("gpt2", GPT2_VOCABULARY):
+    if directory and config.flavour == "gpt2" and config.vocab_size in GPT2_VOCABULARIES:
         return gpt2_tokenizer()
     if directory:
         raise UserError(

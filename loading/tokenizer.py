@@ -5,6 +5,7 @@ They are `tokenizers`, and `tiktoken` for GPT-2 and the demo.
 
 import base64
 import binascii
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,8 @@ FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an ad
 SEEN = [*range(33, 127), *range(161, 173), *range(174, 256)]
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
 BYTES = dict(zip(LETTERS, SEEN + [i for i in range(256) if i not in SEEN], strict=True))
-GPT2_VOCABULARY = 50257  # this size tells OpenAI's GPT-2 from other models of that shape
+# OpenAI's size, and nanoGPT's, which is rounded up. They tell GPT-2 from others of that shape
+GPT2_VOCABULARIES = (50257, 50304)
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ def load_tokenizer(directory: str | Path) -> Tokenizer | None:
         eos_id = _add_tokens(library, directory)
         with readable(path, Exception):
             return _tried(_from_library(library, eos_id))
+    if (path := directory / "characters.json").is_file():
+        return _from_characters(path)
     vocab, merges = directory / "vocab.json", directory / "merges.txt"
     if vocab.is_file() or merges.is_file():
         existing(directory, vocab.name), existing(directory, merges.name)
@@ -79,6 +83,30 @@ def load_tokenizer(directory: str | Path) -> Tokenizer | None:
         library.decoder = decoders.ByteLevel()
         return _from_library(library, _add_tokens(library, directory))
     return None
+
+
+def _from_characters(path: Path) -> Tokenizer:
+    """A token for each character, as in nanoGPT's small data sets: a JSON list, or one text."""
+    with readable(path, ValueError, OSError):
+        letters = json.loads(path.read_text(encoding="utf-8"))
+    single = isinstance(letters, list | str) and all(
+        type(x) is str and len(x) == 1 for x in letters
+    )
+    if not single or len(set(letters)) != len(letters):
+        raise UserError(
+            f"{path}: expected a list of characters, each once, in the order of the ids"
+        )
+    ids = {letter: token for token, letter in enumerate(letters)}
+
+    def encode(text: str) -> list[int]:
+        if strange := set(text).difference(ids):
+            raise UserError(f"{min(strange)!r} is none of the {len(ids)} characters of {path}")
+        return [ids[letter] for letter in text]
+
+    def decode(tokens: Sequence[int]) -> str:
+        return "".join(letters[token] for token in tokens if token < len(letters))
+
+    return Tokenizer(encode, decode, None, encode)
 
 
 def gpt2_tokenizer() -> Tokenizer:

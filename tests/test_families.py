@@ -61,6 +61,7 @@ CASES = {
         {"head_dim": 12, "num_attention_heads": 5, "num_key_value_heads": 1, "hidden_size": 44}),
     "qwen3-tied": ("Qwen3", {"head_dim": 8, "num_key_value_heads": 6, "tie_word_embeddings": True}),
     "gpt2": ("GPT2", {}),
+    "gpt2-exact-gelu": ("GPT2", {"activation_function": "gelu"}),
     "gpt2-untied": ("GPT2",
         {"n_inner": 80, "layer_norm_epsilon": 1e-2, "tie_word_embeddings": False}),
 }  # fmt: skip

@@ -3,6 +3,7 @@
 import copy
 import gc
 import importlib
+import io
 import json
 import math
 import re
@@ -237,6 +238,14 @@ class Files:
         tensors = load_file(self.checkpoint / "model.safetensors")
         change(tensors)
         return self.file(save_tensors(tensors), "model.safetensors").parent
+
+    def ckpt(self, of: object = None, size: int | None = None, **args: object) -> Path:
+        """nanoGPT's checkpoint with `model_args`, and one tensor or something else. Or cut."""
+        shape = {"n_layer": 1, "n_head": 2, "n_embd": 4, "block_size": 8, "vocab_size": 5}
+        model = {"transformer.wte.weight": torch.zeros(5, 4)} if of is None else of
+        data = {"model": model, "model_args": changed(shape, args)}
+        torch.save(data, into := io.BytesIO())
+        return self.file(into.getvalue()[:size], "ckpt.pt").parent
 
     def cut(self, size: int) -> Path:
         """A checkpoint that was copied in part."""

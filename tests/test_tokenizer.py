@@ -20,7 +20,7 @@ from engine import LLM, SamplingParams
 from loading.checkpoint import save
 from loading.files import DEMO
 from loading.load import new_model, random_weights
-from loading.tokenizer import GPT2_SPLIT, GPT2_VOCABULARY, load_stop_ids, load_tokenizer
+from loading.tokenizer import GPT2_SPLIT, GPT2_VOCABULARIES, load_stop_ids, load_tokenizer
 from web.chat import read_template
 
 HELD_OUT = (DEMO / "held_out.txt").read_text(encoding="utf-8")
@@ -217,10 +217,10 @@ def test_llama_keeps_the_space_before_the_first_word_that_it_adds(tmp_path):
     assert tokenizer.decode(ids[2:]) == " a time" and tokenizer.decode([]) == ""
 
 
-@pytest.fixture
-def gpt2_directory(tmp_path):
+@pytest.fixture(params=GPT2_VOCABULARIES)
+def gpt2_directory(tmp_path, request):
     """A GPT-2 of OpenAI's vocabulary, without tokenizer files, as people save them."""
-    config = ModelConfig("gpt2", 1, 1, 8, 8, GPT2_VOCABULARY, 32, flavour="gpt2", tied=True)
+    config = ModelConfig("gpt2", 1, 1, 8, 8, request.param, 32, flavour="gpt2", tied=True)
     save(random_weights(new_model(config, torch.float32, torch.device("cpu"))), tmp_path)
     return tmp_path
 

@@ -1,0 +1,62 @@
+"""nanoGPT's own checkpoint: `ckpt.pt`, as its train.py writes it.
+
+https://github.com/karpathy/nanoGPT. The file holds the shape (`model_args`), the weights, and what
+only training needs. It is read without running any code that may be in it: so `meta.pkl`, which
+has the characters of nanoGPT's small data sets, is not read. tokenizer.py reads characters.json.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from command.checks import UserError, check_flag, check_whole
+from configs import ModelConfig
+
+FILE = "ckpt.pt"
+LINEARS = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+NORMS = ("ln_1.weight", "ln_2.weight", "ln_f.weight")
+
+
+def is_here(directory: Path) -> bool:
+    return (directory / FILE).is_file() and not (directory / "config.json").is_file()
+
+
+def load_config(directory: Path, name: str | None) -> ModelConfig:
+    """GPT-2's shape, but for the exact GELU. Raises UserError for what is not of train.py."""
+    path = directory / FILE
+    args, _ = _read(path)
+    for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size"):
+        check_whole(f"{path}: {key}", args.get(key))
+    check_flag(f"{path}: bias", args.get("bias", True))
+    return ModelConfig(
+        name or directory.resolve().name, args["n_layer"], args["n_head"], args["n_embd"],
+        4 * args["n_embd"], args["vocab_size"], args["block_size"], flavour="gpt2", gelu="none",
+        tied=True, source=str(path),
+    )  # fmt: skip
+
+
+def weights_of(path: Path) -> dict[str, Tensor]:
+    """As GPT-2's files have them: linear ones transposed; and with biases, if only of zeros."""
+    args, found = _read(path)
+    weights = {}
+    for name, tensor in found.items():
+        weights[name] = tensor.T if name.endswith(LINEARS) and tensor.dim() == 2 else tensor
+        if name.endswith(LINEARS + NORMS) and not args.get("bias", True):
+            weights.setdefault(name.removesuffix("weight") + "bias", torch.zeros(len(tensor)))
+    return weights
+
+
+def _read(path: Path) -> tuple[dict, dict[str, Tensor]]:
+    """model_args, and the weights: they stay in the file until they are used."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        args, weights = found["model_args"], found["model"]
+        good = isinstance(args, dict) and all(map(torch.is_tensor, weights.values()))
+    except Exception:  # noqa: BLE001 (torch's errors, of many lines, tell how to run the code)
+        good = False
+    if not good:
+        raise UserError(
+            f"{path}: not a checkpoint of nanoGPT's train.py, or not whole, or with code in it"
+        )
+    return args, weights

@@ -1,0 +1,77 @@
+"""nanoGPT's ckpt.pt, as its train.py writes it, beside transformers' GPT-2 with the exact GELU."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import call
+from test_families import GPT2, LENGTH, assert_same_logits, oracle
+
+import generate
+from engine import LLM, SamplingParams
+from loading.nanogpt import LINEARS
+from scheduler import POLICIES
+
+CHARACTERS = sorted("\n !$&',-.3:;?" + "".join(chr(65 + n) + chr(97 + n) for n in range(26)))
+
+
+def nanogpt(vocab_size: int, bias: bool) -> torch.nn.Module:
+    """Without biases, they are 0."""
+    model = oracle("gpt2", activation_function="gelu", vocab_size=vocab_size)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias") and not bias:
+            parameter.data.zero_()
+    return model
+
+
+def write(folder: Path, model: torch.nn.Module, bias: bool, prefix: str = "") -> None:
+    """The same names; linear weights transposed. The mask is there where PyTorch is old."""
+    own = {
+        prefix + name: (each.T if name.endswith(LINEARS) else each).clone()
+        for name, each in model.state_dict().items()
+        if bias or not name.endswith("bias")
+    }
+    own[prefix + "transformer.h.0.attn.bias"] = torch.ones(1, 1, LENGTH, LENGTH)
+    args = {key: GPT2[key] for key in ("n_layer", "n_head", "n_embd")}
+    args |= {"block_size": LENGTH, "bias": bias, "dropout": 0.2}
+    args["vocab_size"] = model.config.vocab_size
+    moments = {0: {"step": torch.tensor(9.0), "exp_avg": torch.ones(3)}}
+    groups = [{"params": [0], "lr": 1e-3, "betas": (0.9, 0.95), "fused": None}]
+    state = {
+        "model": own, "optimizer": {"state": moments, "param_groups": groups}, "model_args": args,
+        "iter_num": 10, "best_val_loss": torch.tensor(1.5), "config": {"dataset": "x", "lr": 1e-3},
+    }  # fmt: skip
+    torch.save(state, folder / "ckpt.pt")
+
+
+@pytest.mark.parametrize("vocab_size", [65, 50304])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("prefix", ["", "_orig_mod."])
+def test_logits_and_greedy_tokens(vocab_size: int, bias: bool, prefix: str, tmp_path: Path) -> None:
+    """Logits in float32; tokens in float64, under every policy."""
+    reference = nanogpt(vocab_size, bias)
+    write(tmp_path, reference, bias, prefix)
+    assert_same_logits(LLM(str(tmp_path), dtype="float32", device="cpu").model, reference, LENGTH)
+    llm = LLM(str(tmp_path / "ckpt.pt"), dtype="float64", device="cpu", chunk_size=5)
+    assert llm.config.name == tmp_path.name and llm.max_length == LENGTH
+    prompts, expected = [[1, 2, 3], list(range(30)), [64]], []
+    for ids in prompts:
+        out = reference.double().generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False)
+        expected.append(out[0, len(ids) :].tolist())
+    for llm.policy in POLICIES:
+        outputs = llm.generate(prompts, SamplingParams(max_tokens=20))
+        assert [output.token_ids for output in outputs] == expected, llm.policy
+
+
+def test_text_of_characters(tmp_path: Path) -> None:
+    """A pickle is not read: this one would print. Two forms of the list."""
+    write(tmp_path, nanogpt(len(CHARACTERS) + 3, False), False)
+    (tmp_path / "meta.pkl").write_bytes(b"cbuiltins\nprint\n(S'unpickled'\ntR.")
+    for written in (CHARACTERS, "".join(CHARACTERS)):
+        (tmp_path / "characters.json").write_text(json.dumps(written))
+        done = call(generate, "ROMEO:\n", "--model", tmp_path, "--max-tokens", 40)
+        text, _, table = done.stdout.partition("\npolicy ")
+        assert done.returncode == 0 and set(text) <= {*CHARACTERS} and "decode        39" in table
+        tokens = LLM(str(tmp_path), device="cpu").generate("ROMEO:\n")[0].prompt_token_ids
+        assert tokens == [CHARACTERS.index(each) for each in "ROMEO:\n"]
