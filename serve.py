@@ -138,7 +138,7 @@ def serve(args: argparse.Namespace) -> bool:
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     print(f"serving    {engine.description}")
     if engine.priced and (doubts := engine.cost_model.doubts(engine.cache_tokens)):
-        print(f"a guess    {doubts}")
+        print(f"note       {doubts}")
     print(f"policy     {engine.policy}, C = {engine.chunk_size}, B = {engine.max_batch_size}")
     print(f"API        {address}/v1, model {name!r}, {'with' if limits.keys else 'without'} a key")
     print(f"page       {address}/")

@@ -31,6 +31,10 @@ STREAMS = ("/dev/std", "/dev/fd/", "/proc/")  # names of what is open, even of a
 IRREPLACEABLE = (errno.EBUSY, errno.EPERM, errno.EINVAL)
 # The last four are = + - @ of East Asian keyboards.
 FORMULA = re.compile(r"['\s]*[=+\-@\uff1d\uff0b\uff0d\uff20]")
+# A letter that `as_cell` has escaped.
+ESCAPED = re.compile(
+    r"\\(?:\\|[nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U000[0-9a-f]{5}|U0010[0-9a-f]{4})", re.ASCII
+)
 MARK = "made by nano-sarathi"  # in the first bytes of every file that we write
 # How our JSON and Markdown files begin, and the headers of our tables. `is_ours` knows the others.
 BEGINNINGS = (
@@ -168,9 +172,9 @@ def as_cell(text: str) -> str:
     """A stranger's text for a CSV, whole: no terminal obeys it, and no spreadsheet computes it.
 
     What begins as a formula gets a ' first (https://owasp.org/www-community/attacks/CSV_Injection).
-    Numbers do not. Two texts stay two.
+    Numbers do not. Two texts stay two: a \\ is written twice.
     """
-    text = obeyed_by_nobody(text)
+    text = obeyed_by_nobody(text.replace("\\", "\\\\"))
     with suppress(ValueError):
         float(text)
         return text
@@ -178,9 +182,9 @@ def as_cell(text: str) -> str:
 
 
 def of_cell(text: str) -> str:
-    """The text of which `as_cell` has made this, with line ends as Python writes them."""
-    bare = text.removeprefix("'")
-    return bare if as_cell(bare) == text else text
+    """The text of which `as_cell` has made this. What it has not made, such as "C:\\x", stays."""
+    bare = ESCAPED.sub(lambda each: each[0].encode().decode("unicode_escape"), text)
+    return next((own for own in (bare.removeprefix("'"), bare) if as_cell(own) == text), text)
 
 
 def mend_streams() -> None:

@@ -88,7 +88,7 @@ def figures() -> Found:
 def torch() -> Found:
     needs = "E2 to E5 and all that runs a model need it; the other exercises do not"
     if sys.platform == "darwin" and X86:
-        return NOTE, f"PyTorch has no package for Intel Macs. {needs}: for those, use Colab"
+        return NOTE, f"PyTorch has no package for Intel Macs. {needs}: use another machine"
     found = lacking(ALL)
     if "torch" in found:
         return NOTE, f"no torch. {needs}. To get it, run {PIP} {ALL}"

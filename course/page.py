@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import tempfile
-import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -34,11 +33,7 @@ def page() -> bundle.Page:
 
 
 def own(editor: bool, home: str) -> dict:
-    """What the page reads of its manifest. editor: whether editor.js is there. home: see `write`.
-
-    repository: the project's address, or "".
-    """
-    about = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    """What the page reads of its manifest. editor: whether editor.js is there. home: as `write`."""
     exercises = [
         {
             "key": each.key, "name": each.name, "title": each.title, "file": f"{each.file}.py",
@@ -49,8 +44,7 @@ def own(editor: bool, home: str) -> dict:
         }
         for each in EXERCISES.values()
     ]  # fmt: skip
-    repository = about.get("urls", {}).get("Repository", "")
-    return {"editor": editor, "home": home, "repository": repository, "exercises": exercises}
+    return {"editor": editor, "home": home, "exercises": exercises}
 
 
 def editor(npm: Path) -> bytes | None:

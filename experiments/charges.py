@@ -225,7 +225,7 @@ def main() -> None:
     cost = CostModel(model, gpu, software=options.software)
     print(f"{model.name} on {gpu.name}, software {options.software}, {SINCE[options.software]}")
     if doubts := cost.doubts():
-        print(textwrap.fill(f"A guess: {doubts}", 100))
+        print(textwrap.fill(f"Note: {doubts}", 100))
     for heading, lines in sections(cost, options.software).items():
         print(f"\n{heading}\n")
         for line in lines:

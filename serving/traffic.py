@@ -22,7 +22,7 @@ max_tokens = n: the prefill yields the first of them.
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -308,8 +308,8 @@ HEADERS = {
 # Mooncake's (github.com/kvcache-ai/Mooncake, FAST25-release/traces): its times are milliseconds.
 MOONCAKE = {"arrival": ("timestamp",), "prompt": ("input_length",), "output": ("output_length",)}
 HASHES = "hash_ids"
-# Words of a name that may be an arrival: "sentAt" has two of them.
-TIMES = re.compile("arriv.*|.*times?|.*stamps?|date|start|started|sent|created|offset|at|ts?|ms")
+# Words of a name that may be an arrival: "sentAt" has one of them.
+ARRIVES = re.compile("arriv.*|timestamps?|created|sent|date")
 
 
 def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
@@ -319,7 +319,7 @@ def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
     count: read only so many, the first ones; None: all. The header (in NAME.json and NAME.jsonl:
     the objects' names) has three columns, see HEADERS. All other columns are the request's tags:
     their names and texts, for a policy that reads them. If objects have no times, all requests come
-    at once; but a name such as `sent_at` may be a time, and is refused. Arrivals are seconds, or
+    at once; but a name such as `sent_at` may be an arrival: it is refused. Arrivals are seconds, or
     all of them are dates and times (ISO 8601). A file with an `input_length` is one of Mooncake's:
     there they are milliseconds, and prompts whose `hash_ids` begin alike share these blocks of 512
     tokens. No other prompts share anything. Lengths are whole numbers of tokens, at least 1. Lines
@@ -330,27 +330,25 @@ def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
         check_whole("count", count, 1)
     header, lines = read_table(path, MOST_JSON if is_json(path) else MOST_BYTES)
     columns = find_columns(path, header)
+    for place, cells in lines:
+        check_cells(f"{path}, {place}", len(cells), len(header))
     if columns["arrival"][0] == len(header):
         print(f"{path}: no {' or '.join(HEADERS['arrival'])}: all requests come at once")
         lines = [(place, [*cells, "0"]) for place, cells in lines]
     if columns["output"][1] == "Response tokens":
         sizes = [columns[each][0] for each in ("prompt", "output")]
-        kept = [line for line in lines if all(line[1][at : at + 1] != ["0"] for at in sizes)]
+        kept = [line for line in lines if all(line[1][at] != "0" for at in sizes)]
         if len(kept) < len(lines):
             print(f"{path}: left out {len(lines) - len(kept)} of {len(lines)} requests: no tokens")
         lines = kept
     if not lines:
         raise UserError(f"{path}: no requests below the header; a trace needs at least one")
     rows = read_rows(path, columns, lines)
-    for place, cells in () if is_json(path) else lines:
-        check_cells(f"{path}, {place}", len(cells), len(header))
     prompts = read_prompts(path, header, lines, [prompt for _, prompt, _ in rows])
-    known = {place for place, _ in columns.values()}
-    places = [place for place in range(len(header)) if place not in known]
-    tags = [
-        {header[place]: cells[place].strip() for place in places if place < len(cells)}
-        for _, cells in lines
-    ]
+    known = {name for _, name in columns.values()}
+    known |= {HASHES} if has_blocks(header) else set()
+    places = [place for place, name in enumerate(header) if name not in known]
+    tags = [{header[place]: cells[place].strip() for place in places} for _, cells in lines]
     early = sum(after[0] < before[0] for before, after in pairwise(rows))
     if early:
         print(f"{path}: sorted by arrival; {early} of {len(rows)} lines came before the one above")
@@ -368,7 +366,12 @@ def find_columns(path: Path | str, header: Sequence[str]) -> dict[str, tuple[int
     found = {}
     for column, allowed in (MOONCAKE if "input_length" in header else HEADERS).items():
         name = next((name for name in allowed if name in header), None)
-        if name is None and column == "arrival" and is_json(path) and not times_in(header):
+        if name is None and column == "arrival" and is_json(path):
+            if suspect := next(filter(may_be_arrival, header), None):
+                raise UserError(
+                    f"{path}, row 1: `{suspect[:60]}` may be an arrival: rename it"
+                    f" `{allowed[0]}`, or leave it out for all at once"
+                )
             found[column] = len(header), column  # a column more: all come at once
             continue
         if name is None:
@@ -382,10 +385,9 @@ def find_columns(path: Path | str, header: Sequence[str]) -> dict[str, tuple[int
     return found
 
 
-def times_in(names: Iterable[str]) -> list[str]:
-    """Those that may be arrivals, by a word of theirs."""
-    words = {name: re.findall("[A-Z]?[a-z]+|[A-Z]+", name) for name in names}
-    return [name for name in words if any(TIMES.fullmatch(word.lower()) for word in words[name])]
+def may_be_arrival(name: str) -> bool:
+    """By a word of it."""
+    return any(ARRIVES.fullmatch(word.lower()) for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", name))
 
 
 def read_rows(
@@ -402,14 +404,14 @@ def read_rows(
     _, first = lines[0]
     if name == "timestamp":
         readers["arrival"] = milliseconds, "a number of milliseconds"
-    elif place < len(first) and is_date(first[place]):
+    elif is_date(first[place]):
         readers["arrival"] = date, "a date and time, as in the first line"
     rows = []
     for line, cells in lines:
         values = []
         for column, (place, name) in columns.items():
             read, wanted = readers[column]
-            text = cells[place].strip() if place < len(cells) else ""
+            text = cells[place].strip()
             try:
                 values.append(read(text))
             except ValueError:
@@ -420,6 +422,11 @@ def read_rows(
     return rows
 
 
+def has_blocks(header: Sequence[str]) -> bool:
+    """Whether it is a file of Mooncake's that says which blocks its prompts have."""
+    return {"input_length", HASHES} <= set(header)
+
+
 def read_prompts(
     path: Path | str, header: Sequence[str], lines: Sequence[tuple[str, list[str]]],
     lengths: Sequence[int],
@@ -428,7 +435,7 @@ def read_prompts(
 
     Ids are numbered as they come, so that they may be of any size.
     """
-    if not {"input_length", HASHES} <= set(header):
+    if not has_blocks(header):
         return list(map(range, lengths))
     numbers, prompts, place = {}, [], header.index(HASHES)
     for (line, cells), length in zip(lines, lengths, strict=True):

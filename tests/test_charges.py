@@ -13,4 +13,4 @@ def test_another_gpu_is_priced_and_its_guess_is_said(
     monkeypatch.setattr(sys, "argv", ["charges.py", "--gpu", "rtx4090", "--model", "llama-33b"])
     charges.main()
     said = capsys.readouterr().out
-    assert "llama-33b on rtx4090" in said and "A guess: constants of the" in said
+    assert "llama-33b on rtx4090" in said and "Note: constants of the" in said

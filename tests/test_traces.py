@@ -18,6 +18,7 @@ import plan
 from apart.simulate import simulate_fleet
 from batch import Request
 from command.checks import UserError
+from command.cli import of_cell
 from command.flags import Flag
 from configs import MODELS
 from engine import LLM, SamplingParams
@@ -96,6 +97,7 @@ TEXTS = {
     "=1+1": "'=1+1", "+1+1": "'+1+1", "-1+1": "'-1+1", "@SUM(A1)": "'@SUM(A1)", " =1": "' =1",
     "'=1": "''=1", "\uff1d1": "'\uff1d1", "\t=1": "\\t=1", "\x1b[2J": "\\x1b[2J",
     "-1": "-1", "+2.5e3": "+2.5e3", "ann,": "ann,", "'t Hooft": "'t Hooft", "": "",
+    "a\nb": "a\\nb", "a\\nb": "a\\\\nb", "\\": "\\\\", "\U000e0001": "\\U000e0001",
 }  # fmt: skip
 
 
@@ -106,11 +108,12 @@ def test_no_spreadsheet_computes_what_a_client_sent(tmp_path: Path) -> None:
     with open(path, newline="", encoding="utf-8") as file:
         assert [row["tag_user"] for row in csv.DictReader(file)] == list(TEXTS.values())
     where = {"source": "predicted", "model": "m", "hardware": "h"}
-    rows = [where | {"tag": text, "TTFT": 1.0} for text in TEXTS if text.isprintable() and text]
+    rows = [where | {"tag": text, "TTFT": 1.0} for text in TEXTS if text]
     Rows(rows, {"TTFT": "s"}).write(path)
     assert "\npredicted,m,h,'=1+1,1\n" in path.read_text(encoding="utf-8")
     again = [str(text) for text in read_rows(path).column("tag")]
     assert again == [row["tag"] for row in rows]
+    assert of_cell("C:\\x") == "C:\\x"  # not ours
 
 
 def test_another_file_is_not_overwritten(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from apart.simulate import simulate_fleet
 from batch import Batch, Request
 from command.checks import UserError, check_number, lookup, shown
 from command.cli import run_main, write_file
-from costmodel import CostModel, make_batch, tokens_that_fit
+from costmodel import CostModel, make_batch
 from loading.policyfile import LOADED, load_policies
 from loading.requests import check_requests
 from loop import Loop, Result
@@ -195,22 +195,9 @@ def stall_bound(state: State) -> float:
 
 def doubts(state: State, requests: Sequence[Request]) -> list[str]:
     """What a reader should know of the prediction: borrowed constants, too little memory."""
-    cost, notes = cost_of(state), []
-    if cost.guess:
-        notes.append(f"A guess: {cost.guess}.")
-    room = tokens_that_fit(cost.model, cost.gpu, state.tp)
     most = sum(sorted([request.most_cached for request in requests])[-state.B :])
-    if not room:
-        notes.append(
-            f"The weights of {state.model} alone do not fit {state.tp} x {state.gpu}: a schedule"
-            " that nobody can run. Choose more GPUs that share it."
-        )
-    elif most > room:
-        notes.append(
-            f"{state.tp} x {state.gpu} has room for {room:,} tokens of cache, and B = {state.B}"
-            f" requests may need {most:,}: a real engine would run fewer at once."
-        )
-    return notes
+    said = cost_of(state).doubts(most)
+    return [f"Note: {said}."] if said else []
 
 
 # -------------------------------------------------------------------------------------- the gain

@@ -383,12 +383,13 @@ def origin_of(address: str) -> str:
 def for_pages_of(origins: Sequence[str], gate: Gate) -> ASGIApp:
     """The gate, open to web pages of these origins (CORS). They may read its refusals, too.
 
-    They may send any header: OpenAI's client for browsers has a dozen of its own.
+    origins: as `origin_of` spells them. They may send any header: OpenAI's client for browsers has
+    a dozen of its own.
     """
     if not origins:
         return gate
     return CORSMiddleware(
-        gate, allow_origins=[*map(origin_of, origins)], allow_methods=["GET", "HEAD", "POST"],
+        gate, allow_origins=origins, allow_methods=["GET", "HEAD", "POST"],
         allow_headers=["*"], allow_private_network=True,
         expose_headers=["x-request-id", "x-ignored", "x-engine", "x-should-retry", "retry-after"],
     )  # fmt: skip

@@ -55,6 +55,7 @@ function write(exercise, text) {
 function catchUp() {
   const newer = textOf(current) !== shown;
   if (newer) {
+    delete results[current.key];
     show();
     say(`Another tab has changed ${current.name}: this is its text.`);
   } else {
@@ -88,15 +89,10 @@ function show() {
 }
 
 function needsTorch() {
-  const { file, key } = current, [, address] = manifest.repository.match(/github\.com\/(.+?)(?:\.git)?\/?$/) ?? [];
-  const notebook = "notebooks/colab.ipynb";
-  const colab = address
-    ? make("a", { href: `https://colab.research.google.com/github/${address}/blob/HEAD/${notebook}`, textContent: "Colab" })
-    : "Colab";
+  const { file, key } = current;
   return ["This exercise needs PyTorch, which no browser has. Write it here, or on your own machine. To check it, install the project (",
-    make("code", { textContent: "make install" }), "), or open ", make("code", { textContent: notebook }), " in ", colab,
-    ". There, put ", make("code", { textContent: file }), " into ", make("code", { textContent: "course/mine/" }), ", and run ",
-    make("code", { textContent: `python -m course check ${key}` }), "."];
+    make("code", { textContent: "make install" }), "), put ", make("code", { textContent: file }), " into ",
+    make("code", { textContent: "course/mine/" }), ", and run ", make("code", { textContent: `python -m course check ${key}` }), "."];
 }
 
 function showHints() {
@@ -255,8 +251,12 @@ async function open() {
   if (lost && !confirm(`This replaces what is kept here: ${lost}. Go on?`)) return "Nothing was opened.";
   for (const name of known) {
     const exercise = exercises.find((each) => each.file === name);
-    if (exercise) write(exercise, found[name]);
-    else keep(name, found[name]);
+    if (exercise) {
+      write(exercise, found[name]);
+      delete results[exercise.key];
+    } else {
+      keep(name, found[name]);
+    }
   }
   show();
   return [known.length ? `Opened: ${known.join(", ")}.` : "", other.length ? `No exercise has this name: ${other.join(", ")}.` : ""].join(" ").trim();
@@ -310,7 +310,7 @@ async function start() {
     showHints();
   };
   get("again").onclick = () => {
-    if (!isWritten(current) || !confirm(`This removes what you have written for ${current.name}. Go on?`)) return;
+    if (catchUp() || !isWritten(current) || !confirm(`This removes what you have written for ${current.name}. Go on?`)) return;
     write(current, current.stub);
     delete results[current.key];
     show();

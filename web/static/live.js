@@ -121,7 +121,7 @@ function introduce(snapshot) {
   $("source").dataset.priced = snapshot.priced;
   $("description").textContent = snapshot.priced
     ? `${where}: the cost model's times, in real time. No model runs here.` +
-      (snapshot.guess ? ` A guess: ${snapshot.guess}.` : "")
+      (snapshot.guess ? ` Note: ${snapshot.guess}.` : "")
     : `${snapshot.description}: these times are this machine's.`;
   $("placeholder").hidden = !snapshot.priced;
   $("policy").replaceChildren(...snapshot.policies.map((name) => new Option(name, name)));
