@@ -104,7 +104,7 @@ pictures-for-slides: .venv/room.stamp
 course-selftest: .venv/dev.stamp
 	$(BIN)/python -m course selftest
 
-# Lines of code of each folder, and of the book, beside their budgets.
+# Lines and bytes of the project, and the book's lines, beside what they may be at most.
 lines:
 	@$(PYTHON) tests/lines.py
 
