@@ -88,14 +88,10 @@ function show() {
 }
 
 function needsTorch() {
-  const { file, key } = current, [, address] = manifest.repository.match(/github\.com\/(.+?)(?:\.git)?\/?$/) ?? [];
-  const notebook = "notebooks/colab.ipynb";
-  const colab = address
-    ? make("a", { href: `https://colab.research.google.com/github/${address}/blob/HEAD/${notebook}`, textContent: "Colab" })
-    : "Colab";
+  const { file, key } = current;
   return ["This exercise needs PyTorch, which no browser has. Write it here, or on your own machine. To check it, install the project (",
-    make("code", { textContent: "make install" }), "), or open ", make("code", { textContent: notebook }), " in ", colab,
-    ". There, put ", make("code", { textContent: file }), " into ", make("code", { textContent: "course/mine/" }), ", and run ",
+    make("code", { textContent: "make install" }), "), put ", make("code", { textContent: file }), " into ",
+    make("code", { textContent: "course/mine/" }), ", and run ",
     make("code", { textContent: `python -m course check ${key}` }), "."];
 }
 
