@@ -649,8 +649,9 @@ def test_too_many_questions_at_once_are_refused(
     monkeypatch.setattr(explore_routes, "MOST_WAITING", 0)
     found = client.post("/explore/run", json={"call": "page"})
     assert found.status_code == 429 and found.headers["retry-after"] == "1"
-    monkeypatch.undo()
-    assert client.post("/explore/run", json={"call": "page"}).status_code == 200
+    monkeypatch.setattr(explore_routes, "MOST_WAITING", 1)
+    for _ in range(2):
+        assert client.post("/explore/run", json={"call": "page"}).status_code == 200
 
 
 def test_the_long_prompt_arrives_at_the_same_moment_whatever_is_compared() -> None:
