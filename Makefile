@@ -105,14 +105,14 @@ gradescope:
 page: .venv/npm.stamp
 	$(BIN)/python -m course page $$(test -d $(PYODIDE) && echo --pyodide $(PYODIDE))
 
-# The lecture's pictures, large, in build/slides. A deck that you have changed: ARGS=--force.
+# The lecture's pictures, large, in build/slides. Over a deck that is there: ARGS=--force.
 pictures-for-slides: .venv/room.stamp
 	$(BIN)/python -m course slides $(ARGS)
 
 course-selftest: .venv/dev.stamp
 	$(BIN)/python -m course selftest
 
-# Lines of code of each folder, and of the book, beside their budgets.
+# Lines and bytes of the project, and the book's lines, beside what they may be at most.
 lines:
 	@$(NEW) tests/lines.py
 
@@ -121,10 +121,10 @@ format: .venv/dev.stamp
 	$(BIN)/ruff format .
 
 # A stamp is newer than the files that it depends on, so that a second make installs nothing.
-.venv/figures.stamp: requirements-figures.txt pyproject.toml
+.venv/figures.stamp: pyproject.toml
 	@echo 'installing what the figures need into .venv; it takes a minute'
 	$(if $(call recent,$(BIN)/python),test -e $(BIN)/pip || $(BIN)/python -m ensurepip,$(NEW) -m venv --clear .venv)
-	$(PIP) -q -r requirements-figures.txt
+	$(PIP) -q -e .
 	touch $@
 
 .venv/run.stamp: requirements.txt .venv/figures.stamp
@@ -132,20 +132,20 @@ format: .venv/dev.stamp
 	$(PIP) -r requirements.txt
 	touch $@
 
-.venv/room.stamp: requirements-room.txt .venv/run.stamp
-	$(PIP) -r requirements-room.txt
+.venv/room.stamp: .venv/run.stamp
+	$(PIP) -e '.[room]'
 	touch $@
 
-.venv/dev.stamp: requirements-dev.txt .venv/room.stamp
-	$(PIP) -r requirements-dev.txt
+.venv/dev.stamp: .venv/room.stamp
+	$(PIP) -e '.[dev]'
 	touch $@
 
-.venv/browser.stamp: requirements-browser.txt .venv/dev.stamp .venv/npm.stamp
-	$(PIP) -r requirements-browser.txt
+.venv/browser.stamp: .venv/dev.stamp .venv/npm.stamp
+	$(PIP) -e '.[browser]'
 	touch $@
 
-.venv/site.stamp: requirements-site.txt .venv/figures.stamp
-	$(PIP) -q -r requirements-site.txt
+.venv/site.stamp: .venv/figures.stamp
+	$(PIP) -q -e '.[site]'
 	touch $@
 
 # Pyodide, the editor and its bundler, as web/package-lock.json pins them. Pages do without them.

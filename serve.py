@@ -29,7 +29,7 @@ from web.api import router as api_routes
 from web.chat import Chat, read_template
 from web.priced import PricedEngine
 from web.runner import Engine, Runner
-from web.server import Limits, Server, hash_of, listen, origin_of, room_for
+from web.server import Limits, Server, hash_of, listen, origin_of
 from web.trial import try_policy
 
 KEY = "NANO_SARATHI_API_KEY"  # of the environment; a flag is seen by all who may list processes
@@ -116,7 +116,6 @@ def make_limits(args: argparse.Namespace, engine: Engine) -> Limits:
 
 def serve(args: argparse.Namespace) -> bool:
     """Serve until a signal ends it. Returns whether all requests were run to their end."""
-    args.connections = room_for(args.connections)  # complains before the weights are loaded
     listener = listen(args.host, args.port)
     read_keys(args)
     args.cors_origin = [*map(origin_of, args.cors_origin or ())]

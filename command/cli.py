@@ -1,11 +1,7 @@
 """What all commands share: a mistake gives one clear line, and no file of yours is lost."""
 
-import atexit
-import errno
-import io
 import os
 import re
-import shutil
 import signal
 import stat
 import sys
@@ -14,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING
 from unicodedata import category
 
@@ -26,9 +22,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = tuple(map(ROOT.joinpath, ("", "command", "docs", "experiments", "demo", "notebooks")))
 HEAD, LONGEST_LINE = 600, 800  # letters of an error: its beginning, and all that is shown
-STREAMS = ("/dev/std", "/dev/fd/", "/proc/")  # names of what is open, even of a file
-# Why `replace` fails: a mounted file; another owner; an owner whom a container does not know.
-IRREPLACEABLE = (errno.EBUSY, errno.EPERM, errno.EINVAL)
 # The last four are = + - @ of East Asian keyboards.
 FORMULA = re.compile(r"['\s]*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 # A letter that `as_cell` has escaped.
@@ -85,53 +78,29 @@ def is_ours(path: Path) -> bool:
 def write_file(path: Path | str, content: str | bytes | Callable[[Path], object]) -> None:
     """Write a file beside its place, then let it take that place: nobody finds half a file.
 
-    content: a text, bytes, or what writes the file that it is given. Whatever stops us (an error,
-    Ctrl-C), the old file stays, and no other is left. Only a signal that ends us at once (SIGKILL)
-    may leave the new one, as .nano-sarathi-*. The new file keeps the old one's mode and owner. A
-    link to it stays one, but another name of it (a hard link) keeps the old content.
-
-    What cannot be replaced is written in place, and there an interrupt may leave half: a device, a
-    pipe, a file of another owner whom we cannot give the new one, a file in a folder that we may
-    not write or that is mounted by itself. Raises OSError, which names `path`.
+    content: a text, bytes, or what writes the file that it is given. Whatever stops us, the old
+    file stays. The new one keeps its mode, and a link to it stays one. A device or a pipe is
+    written as it is. Raises OSError, which names `path`.
     """
     path, data = Path(path), content.encode() if isinstance(content, str) else content
     write = data if callable(data) else lambda place: place.write_bytes(data)
-    try:
-        target = Path(os.path.realpath(path))  # a link stays a link
-    except ValueError as error:  # no name of a file
-        raise OSError(errno.EINVAL, str(error), str(path)) from None
+    target = Path(os.path.realpath(path))
     new = target.parent / f".nano-sarathi-{os.urandom(8).hex()}"
-    special = str(path).startswith(STREAMS) or (path.exists() and not path.is_file())
     try:
-        if special or not os.access(target.parent, os.W_OK):
+        # /dev/stdout may be a file: what is printed must go there, too
+        if str(path).startswith("/dev/") or (path.exists() and not path.is_file()):
             write(path)
             return
-        new.touch(exist_ok=False)
-        old = new.stat()
-        if target.exists():
-            with open(target, "r+b") as file:  # raises where we may not write it
-                old = os.fstat(file.fileno())
+        new.touch()
+        mode = (target if target.exists() else new).stat().st_mode
         write(new)
-        replace(target, new, old)
+        new.chmod(stat.S_IMODE(mode))
+        new.replace(target)
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from None
     finally:
         with suppress(OSError):
             new.unlink()
-
-
-def replace(target: Path, new: Path, old: os.stat_result) -> None:
-    """Give `new` the old file's mode, owner and place; copy it, where that cannot be."""
-    try:
-        now = new.stat()
-        if (old.st_uid, old.st_gid) != (now.st_uid, now.st_gid):
-            os.chown(new, old.st_uid, old.st_gid)
-        new.chmod(stat.S_IMODE(old.st_mode))
-        new.replace(target)
-    except OSError as error:
-        if error.errno not in IRREPLACEABLE:
-            raise
-        shutil.copyfile(new, target)
 
 
 def read_text(path: Path | str, most: int) -> str:
@@ -187,87 +156,37 @@ def of_cell(text: str) -> str:
     return next((own for own in (bare.removeprefix("'"), bare) if as_cell(own) == text), text)
 
 
-def mend_streams() -> None:
-    """Give a script an output and an error stream that it can write to in any case.
-
-    What the caller has closed leads nowhere. A letter that the encoding lacks is shown as \\xe9.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # else a file that we open would get this number
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-        stream = getattr(sys, name)
-        narrow = getattr(stream, "encoding", None) not in ("utf-8", "UTF-8")
-        if isinstance(stream, io.TextIOWrapper) and (narrow or stream.errors == "strict"):
-            stream.reconfigure(errors="backslashreplace")
-
-
 def run_main(main: Callable[[], None]) -> None:
     """Run a script's main. Turn mistakes and outside trouble into an exit status, not a traceback.
 
-    It prints one line on stderr at most.
-
-        a UserError                        a line, status 2
-        an interrupt                       no line, 130
-        the reader has gone (`| head`)     no line, 141, as if SIGPIPE had ended it
-        another OSError (a full disk)      a line, 1
-        no memory left                     a line, 1
+    a UserError                     a line, status 2
+    an interrupt                    no line, 130
+    the reader has gone (`| head`)  no line, 141
+    a full disk, no memory          a line, 1
     """
-    interrupts = catch_interrupts()
-    mend_streams()
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # see `begin`
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError):  # a test's stream, or none
+            stream.reconfigure(errors="backslashreplace")  # shows a letter that the encoding lacks
     try:
-        try:
-            main()
-        except (Exception, KeyboardInterrupt) as error:
-            # a library's C++ may make another error of a Ctrl-C
-            if interrupts or isinstance(error, KeyboardInterrupt):
-                raise SystemExit(130) from None
-            if not isinstance(error, UserError | MemoryError):
-                raise
-            mistake = isinstance(error, UserError)
-            said = one_line(error)
-            print(f"error: {said if mistake else f'not enough memory ({said})'}", file=sys.stderr)
-            raise SystemExit(2 if mistake else 1) from None
-        finally:
-            # while Python takes itself down, an interrupt could only leave a stray line
-            atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
-            sys.stdout.flush()  # here, where its errors can still be caught
-    except BrokenPipeError:
-        discard_output()
-        raise SystemExit(141) from None
+        main()
+        sys.stdout.flush()  # here, where its errors can still be caught
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except UserError as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except MemoryError as error:
+        print(f"error: not enough memory ({one_line(error)})", file=sys.stderr)
+        raise SystemExit(1) from None
     except OSError as error:
-        discard_output()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # drop what is not printed
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(141) from None
         name = f": {error.filename!r}" if error.filename else ""
         print(f"error: {one_line(f'{error.strerror or error}{name}')}", file=sys.stderr)
         raise SystemExit(1) from None
-
-
-def catch_interrupts() -> list[int]:
-    """From now on, Ctrl-C raises KeyboardInterrupt. The list that is returned gets its number.
-
-    Python drops an error that a finalizer raises, even this one: then it is raised again.
-    """
-    found: list[int] = []
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        found.append(number)
-        raise KeyboardInterrupt
-
-    def raise_again(dropped: object) -> None:
-        if dropped.exc_type is KeyboardInterrupt:
-            # a real signal, which also ends a sleep; on Windows it ends the process
-            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
-        else:
-            sys.__unraisablehook__(dropped)
-
-    if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):
-        signal.signal(signal.SIGINT, interrupt)
-        sys.unraisablehook = raise_again
-    return found
 
 
 SECONDS = 10  # between two lines of `progress`
@@ -302,7 +221,7 @@ def progress(items: Iterable, what: str, total: int | None = None) -> "tqdm":
 def begin() -> None:
     """What a script of ours does first, as it imports `cli`: see enter.py.
 
-    Whatever else imports it is left alone: a test, a notebook, a program of yours.
+    Ctrl-C ends it at once while it imports. Whatever else imports `cli` is left alone.
     """
     script = getattr(sys.modules["__main__"], "__file__", None)
     if script and Path(script).resolve().parent in SCRIPTS:
@@ -330,10 +249,6 @@ def say_what_is_missing(
 
 
 def die_quietly() -> None:
-    """Until `run_main`, let Ctrl-C end a script at once: it is importing, mostly torch.
-
-    Python would show where in an import it was.
-    """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -366,14 +281,6 @@ def end_with(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def discard_output() -> None:
-    """Drop the rest of stdout's buffer.
-
-    Else the interpreter would try to write it again at its end, and complain.
-    """
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 begin()

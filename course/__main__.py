@@ -9,7 +9,6 @@
     python -m course picture 6      your attempt beside what it should be: course/mine/e06.png
     python -m course submit         course/mine/submission.zip
     python -m course grade DIR      for instructors: all submissions of a folder
-    python -m course quiz           for instructors: sheets with drawn numbers, and a key
     python -m course page           the exercises for a browser, in a folder: build/exercises
     python -m course slides         for instructors: the lecture's pictures, large: build/slides/
     python -m course plant 12       for instructors: a wrong solution, to see what its check says
@@ -39,7 +38,7 @@ from course.predictions import HOW, LESSONS, compare, predict
 HINTED, CHECKED = "hints.json", "checks.json"  # in mine/: the last hint, and whether it passed
 BUILD = Path("build")
 # by command: a folder
-WRITES = {"quiz": BUILD / "quiz", "page": BUILD / "exercises", "slides": BUILD / "slides"}
+WRITES = {"page": BUILD / "exercises", "slides": BUILD / "slides"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -180,10 +179,6 @@ def state() -> list[str]:
     return [*told, f"predictions: lessons {', '.join(lessons) or 'none'}"]
 
 
-def drawn(seed: int | None) -> int:
-    return secrets.randbits(40) if seed is None else seed
-
-
 def main() -> None:
     parser = Parser("python -m course", description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
@@ -220,14 +215,9 @@ def main() -> None:
         sub = commands.add_parser(name)
         sub.add_argument("--out", type=folder, default=place, help=f"a folder ({place})")
         sub.add_argument("--force", action="store_true", help="replace files of your own")
-        if name == "quiz":
-            sub.add_argument("--students", type=Path, help="a file with a name on each line")
-            sub.add_argument("--seed", type=int, help="of the numbers (drawn)")
         if name == "page":
             sub.add_argument("--pyodide", type=folder, help="node_modules/pyodide: it is copied")
             sub.add_argument("--pyodide-at", help="Pyodide's address, also relative to the page")
-        if name == "slides":
-            sub.add_argument("only", nargs="?", type=int, help="the number of one slide (all)")
     sub = commands.add_parser("plant")
     sub.add_argument("mistake", help="its name in course/planted.toml: 12, p12, 13a")
     commands.add_parser("doctor")
@@ -251,7 +241,8 @@ def main() -> None:
     elif options.command == "grade":
         from course.grade import grade
 
-        seed, only = drawn(options.seed), [find(key).key for key in options.only or EXERCISES]
+        only = [find(key).key for key in options.only or EXERCISES]
+        seed = secrets.randbits(40) if options.seed is None else options.seed
         grade(options.folder, options.out, seed, options.workers, options.image, options.force,
               options.feedback, options.one, only)  # fmt: skip
     elif options.command == "page":
@@ -264,18 +255,12 @@ def main() -> None:
         print(
             f"to look: python -m http.server --directory {options.out}, then http://localhost:8000"
         )
-    elif options.command == "quiz":
-        from course.quiz import quiz
-
-        quiz(options.students, drawn(options.seed), options.out, options.force)
     elif options.command == "slides":
         try:
             from course.slides import slides  # all figures are slow to load
         except ModuleNotFoundError as error:
-            raise UserError(
-                f"slides need {error.name}: pip install -r requirements-room.txt"
-            ) from None
-        slides(options.only, options.out, options.force)
+            raise UserError(f"slides need {error.name}: pip install -e '.[room]'") from None
+        slides(options.out, options.force)
     elif options.command == "plant":
         plant(options.mistake)
     elif options.command == "doctor":

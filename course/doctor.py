@@ -6,22 +6,17 @@ library alone, and has no syntax that is newer.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
-import tempfile
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LEAST = (3, 11)
 TOO_OLD = sys.version_info < LEAST
-DISK, MEMORY = 6, 2  # GB: the README's .venv with CUDA; a lesson with the demo model
 GOOD, NOTE, MISSING = "ok", "note", "MISSING"  # MISSING: the exercises here do not run without it
 WINDOWS, LINUX = sys.platform == "win32", sys.platform.startswith("linux")
 X86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -31,7 +26,7 @@ BROWSERS = (  # names of programs; apps of a Mac; below Windows' folders for pro
     "Microsoft/Edge/Application/msedge.exe", "Google/Chrome/Application/chrome.exe",
     "Mozilla Firefox/firefox.exe",
 )  # fmt: skip
-PIP, FIGURES, ALL = "python -m pip install -r", "requirements-figures.txt", "requirements.txt"
+PIP, FIGURES, ALL = "python -m pip install", "-e .", "-r requirements.txt"
 Found = "tuple[str, str]"  # a state, and a sentence
 
 
@@ -59,9 +54,12 @@ def environment() -> Found:
 
 
 def lacking(name: str) -> dict:
-    """The packages of a file of requirements that are not as it wants them; and what is wrong."""
+    """The packages that are not as we want them; and what is wrong. name: FIGURES or ALL."""
     found = {}
-    for line in (ROOT / name).read_text(encoding="utf-8").splitlines():
+    file = "pyproject.toml" if name == FIGURES else "requirements.txt"
+    text = (ROOT / file).read_text(encoding="utf-8")
+    ours = re.search(r"^dependencies = (.*)$", text, re.MULTILINE)
+    for line in re.findall(r'"(.*?)"', ours[1]) if ours else text.splitlines():
         match = re.match(r"([\w-]+)(==|>=)([\w.]+)[^;#]*(;[^#]*)?", line)
         if not match or (match[4] and not (LINUX and X86)):  # markers: xformers, on Linux alone
             continue
@@ -97,61 +95,6 @@ def torch() -> Found:
     return GOOD, f"torch {metadata.version('torch')}, and all that a model needs"
 
 
-def compiler() -> Found:
-    """Only Linux uses one by itself: fast/native.py."""
-    if not LINUX:
-        return GOOD, "a C++ compiler is not needed: PyTorch's own operators run here"
-    name = os.environ.get("CXX", "").strip() or "g++"
-    slower = "models run, only slower. On Debian or Ubuntu: sudo apt install g++"
-    if not shutil.which(name):
-        return NOTE, f"no {name}: {slower}"
-    with tempfile.TemporaryDirectory() as folder:
-        command = [name, "-fopenmp", "-x", "c++", "-", "-o", os.path.join(folder, "program")]
-        source = b"#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n"
-        done = subprocess.run(command, input=source, stderr=subprocess.DEVNULL, check=False)
-    if done.returncode:
-        return NOTE, f"{name} compiles nothing with OpenMP: {slower}"
-    return GOOD, f"{name}, with OpenMP"
-
-
-def tool(name: str, without: str) -> Found:
-    return (GOOD, name) if shutil.which(name) else (NOTE, f"no {name}: {without}")
-
-
-make = partial(tool, "make", "course/README.md has the same commands without it")
-git = partial(tool, "git", "the course runs; only updates need it (git-scm.com)")
-
-
-def disk() -> Found:
-    free = shutil.disk_usage(str(ROOT)).free / 1e9
-    if free < DISK and "torch" in lacking(ALL):
-        return NOTE, f"{free:.1f} GB of disk free: too little for torch with CUDA, see README.md"
-    return GOOD, f"{free:.0f} GB of disk free"
-
-
-def free_memory() -> float | None:
-    """GB that programs can still get; None where the system does not say."""
-    if WINDOWS:
-        numbers = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX: its size, load; total, free, ...
-        known = ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(numbers))
-        return numbers[2] / 1e9 if known else None
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-    except OSError:  # a Mac
-        return None
-    match = re.search(r"MemAvailable:\s+(\d+)", text)
-    return int(match[1]) / 1e6 if match else None
-
-
-def memory() -> Found:
-    free = free_memory()
-    if free is None:
-        return NOTE, f"free memory unknown here: lessons with a model need {MEMORY} GB"
-    if free < MEMORY:
-        return NOTE, f"{free:.1f} GB of memory free: close programs before lessons with a model"
-    return GOOD, f"{free:.0f} GB of memory free"
-
-
 def browser() -> Found:
     below = [os.environ.get(name, "") for name in ("ProgramFiles", "ProgramFiles(x86)")]
     for name in BROWSERS:
@@ -167,22 +110,7 @@ def writing() -> Found:
     return GOOD, "permission to write in course/mine"
 
 
-def network() -> Found:
-    if lacking(FIGURES):
-        return NOTE, "pip needs a network once"
-    return GOOD, "no network is needed from here on"
-
-
-def system() -> Found:
-    if WINDOWS:
-        return NOTE, "Windows is untried by the authors: take python -m course, not make"
-    if sys.platform == "darwin":
-        return NOTE, "macOS is untried by the authors"
-    return GOOD, platform.system()
-
-
-CHECKS = (system, python, environment, figures, torch, compiler, make, git, disk, memory, browser,
-          writing, network)  # fmt: skip
+CHECKS = (python, environment, figures, torch, browser, writing)
 
 
 def doctor() -> bool:

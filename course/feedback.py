@@ -52,8 +52,6 @@ td, th {{ text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0;
 td:last-child {{ overflow-wrap: anywhere; }}
 td:nth-child(3) {{ overflow-wrap: normal; }}
 section {{ break-inside: avoid; }}
-.sheet {{ break-after: page; }}
-.sheet p {{ margin-bottom: 2.2rem; }}
 </style></head><body>
 $body
 </body></html>

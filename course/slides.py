@@ -1,11 +1,10 @@
-"""The lecture's pictures at a projector's size, 16:9, each with a caption; and a deck of them.
+"""The lecture's pictures at a projector's size, 16:9, and a deck of them.
 
 The pictures are those of the experiments and of `course picture`, one panel or two on each slide.
 The deck is a .pptx: PowerPoint, LibreOffice, Keynote and Google Slides open it, show its notes to
 the lecturer alone, and let the lecturer change it. Its notes are instructor/lecture90.md.
 """
 
-import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,8 +15,7 @@ import matplotlib.pyplot as plt
 from pptx import Presentation
 from pptx.util import Inches, Pt
 
-from command.checks import UserError, check_whole
-from command.cli import MARK, write_file
+from command.cli import claim, write_file
 from course.drive import serve
 from course.exercises import find
 from course.local import asker
@@ -27,12 +25,12 @@ from course.plants import named
 from course.reference import solution
 from experiments import fig3, fig4, fig5, fig6, fig7, fig9, policies, serve_stalls
 from experiments.lib import look
-from experiments.lib.rows import Rows, make_directory
+from experiments.lib.rows import Rows
 from pictures.gantt import draw_lanes, legend_handles
 from pictures.lanes import request_lanes
 
 SIZE, DPI = (12.0, 6.75), 160  # inches; 1920 x 1080 pixels: letters of 15 pt have 33 pixels
-DECK, CAPTIONS = "lecture.pptx", "captions.md"
+DECK = "lecture.pptx"
 LECTURE = Path(__file__).with_name("instructor") / "lecture90.md"
 PAPER = [(40, 4), (90, 3), (20, 6), (30, 2)]  # instructor/lecture90.md: prompt and output tokens
 
@@ -167,43 +165,17 @@ def deck(out: Path) -> bytes:
     return data.getvalue()
 
 
-def captions(out: Path) -> str:
-    """captions.md as it is there: it has a hash of the deck, too."""
-    return (out / CAPTIONS).read_text("utf-8") if (out / CAPTIONS).is_file() else ""
-
-
-def check_deck(out: Path, force: bool) -> None:
-    """A UserError if somebody has changed the deck: lecturers do."""
-    path = out / DECK
-    if not path.exists() or force:
-        return
-    if hashlib.sha256(path.read_bytes()).hexdigest() not in captions(out):
-        raise UserError(f"{path} was changed: move it away, or add --force to lose the changes")
-
-
-def slides(only: int | None, out: Path, force: bool) -> None:
-    """Write the slides to a folder, captions.md, and the deck if it is not one slide alone.
-
-    Files there that are not ours are kept.
-    """
-    if only is not None:
-        check_whole("slide", only, 1, len(SLIDES))
-    chosen = [slide for i, slide in enumerate(SLIDES, 1) if only in (None, i)]
-    paths = [out / f"{slide.name}.png" for slide in chosen]
-    make_directory(out, others=[*(path.name for path in paths), CAPTIONS], force=force)
-    check_deck(out, force)
+def slides(out: Path, force: bool) -> None:
+    """Write the pictures and the deck to a folder. force: also over a deck that is there."""
+    out.mkdir(parents=True, exist_ok=True)
+    paths = [out / f"{slide.name}.png" for slide in SLIDES]
+    for path in (*paths, out / DECK):
+        claim(path, force)
     look.use_style()
-    for slide, path in zip(chosen, paths, strict=True):
+    for slide, path in zip(SLIDES, paths, strict=True):
         figure = slide.draw()
         figure.set_size_inches(*SIZE)
         look.save_figure(figure, path, dpi=DPI, bbox=None)
         print(f"wrote {path}")
-    seal = re.search(rf"^<!-- {DECK}.*", captions(out), re.MULTILINE)
-    seal = seal[0] if seal else ""
-    if only is None:
-        data = deck(out)
-        seal = f"<!-- {DECK} as it was written: {hashlib.sha256(data).hexdigest()} -->"
-        write_file(out / DECK, data)
-        print(f"wrote {out / DECK}, with notes")
-    told = [f"- `{slide.name}.png` ({slide.when}): {slide.caption}" for slide in SLIDES]
-    write_file(out / CAPTIONS, "\n".join((f"<!-- {MARK} -->", *told, seal)).rstrip() + "\n")
+    write_file(out / DECK, deck(out))
+    print(f"wrote {out / DECK}, with notes")

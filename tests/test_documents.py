@@ -166,8 +166,8 @@ def test_the_workflow_runs_what_ci_runs() -> None:
     assert with_make == ran
     targets = [line.removeprefix("make ") for line in with_make]
     assert set(targets) <= makefile_targets()
-    assert without[0] == "python -m pip install -r requirements-dev.txt"
-    assert "requirements-dev.txt" in read(ROOT / "README.md")
+    assert without[0] == "python -m pip install -r requirements.txt -e '.[dev,room]'"
+    assert "-e '.[dev,room]'" in read(ROOT / "README.md")
     assert without[1:] == [command for target in targets for command in recipe(target)]
 
 

@@ -1,7 +1,6 @@
 """The explorer says what `simulate` says, in every version of Python, and runs without packages."""
 
 import ast
-import asyncio
 import json
 import math
 import random
@@ -33,7 +32,6 @@ from timeline import Trace
 from web import bundle, explore_routes, explore_side, explore_state, explorer
 from web.explore_state import State, read_state
 from web.explorer import answer, gain_point, gain_points, schedule
-from web.schemas import Refused
 from web.server import Limits, application
 
 ROOT = Path(__file__).parent.parent
@@ -429,9 +427,7 @@ def test_the_longest_answers_are_bounded() -> None:
 
 def test_a_guess_and_a_full_memory_are_said() -> None:
     assert schedule({})["notes"] == []
-    assert any(
-        note.startswith("Note: constants of") for note in schedule({"gpu": "h100"})["notes"]
-    )
+    assert any(note.startswith("Note: constants of") for note in schedule({"gpu": "h100"})["notes"])
     full = schedule({"B": 64, "n": 64, "P": 900})["notes"]
     assert len(full) == 1 and "GB of weights and cache do not fit the 48 GB of 1 x a6000" in full[0]
     none = schedule({"model": "llama-33b"})["notes"]
@@ -645,60 +641,15 @@ def test_the_server_runs_no_pasted_policy(client: TestClient, tmp_path: Path) ->
     assert "own" not in explorer.CALLS and "own" in explorer.IN_BROWSER
 
 
-def test_too_many_questions_at_once_are_refused() -> None:
-    calculator = explore_routes.Calculator(0)
-    with pytest.raises(Refused, match="ask again in a second") as caught:
-        asyncio.run(calculator.calculate('{"call": "page"}'))
-    assert caught.value.status == 429 and caught.value.headers == {"Retry-After": "1"}
-    assert calculator.process is None
-
-
-def test_an_answer_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new process answers the next question. It ends with its input."""
-
-    async def ask() -> int:
-        calculator = explore_routes.Calculator(1)
-        for _ in range(2):
-            monkeypatch.undo()
-            assert json.loads(await calculator.calculate('{"call": "gain_points"}'))["points"]
-            monkeypatch.setattr(explore_routes, "SECONDS", 0.01)
-            slow = {"call": "gain_point", "x": 1, "state": {"B": 64, "P": 1000, "D": 1000}}
-            with pytest.raises(Refused, match=r"took more than 0.01 s: choose fewer requests"):
-                await calculator.calculate(json.dumps(slow))
-            assert calculator.process is None and not calculator.waiting
-        monkeypatch.undo()
-        await calculator.calculate("{}")
-        calculator.process.stdin.close()
-        return await calculator.process.wait()
-
-    assert asyncio.run(ask()) == 0
-
-
-def test_a_quick_process_says_what_is_too_much_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It tells so before it has done much of the work, whatever the question is."""
-    most = 0
-    really_step = explorer.Loop.step
-
-    def step(loop: explorer.Loop) -> object:
-        nonlocal most
-        most = max(most, len(loop.trace.iterations))
-        return really_step(loop)
-
-    monkeypatch.setattr(explorer.Loop, "step", step)
-    many = {"n": 500, "D": 2048, "B": 1}
-    for question in (
-        {"call": "schedule", "state": many | {"long": 0}},
-        {"call": "schedule", "state": many},  # even before the long prompt arrives
-        {"call": "gain_point", "state": {"B": 64, "C": 1}, "x": 9},
-    ):
-        found = answer(json.dumps(question), allowed=explorer.QUICK_WORK)
-        assert explorer.is_too_much(found) and json.loads(found) == {
-            "too_much": explorer.QUICK_WORK
-        }
-    assert 0 < most < explorer.QUICK_WORK
-    found = answer('{"call": "schedule"}', allowed=explorer.QUICK_WORK)
-    assert json.loads(found)["sides"][1]["numbers"] and not explorer.is_too_much(found)
-    assert not explorer.is_too_much(answer("7", allowed=explorer.QUICK_WORK))
+def test_too_many_questions_at_once_are_refused(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explore_routes, "MOST_WAITING", 0)
+    found = client.post("/explore/run", json={"call": "page"})
+    assert found.status_code == 429 and found.headers["retry-after"] == "1"
+    monkeypatch.setattr(explore_routes, "MOST_WAITING", 1)
+    for _ in range(2):
+        assert client.post("/explore/run", json={"call": "page"}).status_code == 200
 
 
 def test_the_long_prompt_arrives_at_the_same_moment_whatever_is_compared() -> None:

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import time
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -34,7 +34,6 @@ from engine import LLM, SamplingParams
 from experiments.lib.clients import events, parse, raw, request, streamed
 from loading.files import DEMO
 from tests import warm
-from web import chat as chats
 from web import live, schemas
 from web.api import ChatForm
 from web.chat import Chat, Unfit, read_template
@@ -308,9 +307,7 @@ def test_a_chat_is_a_completion_of_its_template(client: object, llm: LLM) -> Non
     assert loud.usage.prompt_tokens > len(ids)
 
 
-HOSTILE = {
-    "{% for a in range(999) %}{{ 'x' * 99999 }}{% endfor %}": "more than 8000000 letters",
-    "{{ 'x' * 9999999999 }}": "too much memory",
+WRONG = {
     "{{ ''.__class__.__mro__ }}": "refuses these messages: access to attribute '__class__'",
     "{{ messages.append(1) }}": "refuses these messages: ",
     "{{ raise_exception('line\nline') }}": r"refuses these messages: line\nline",
@@ -319,28 +316,6 @@ HOSTILE = {
     "{% include '/etc/passwd' %}": "refuses these messages: no loader",
     "{% generation %}{{ messages[0].content }}{% endgeneration %}{{ 1 / 0 }}": "division by zero",
 }
-ENDLESS = [
-    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "{{ 9 ** (9 ** 9) }}",
-]
-
-
-def fill_in(templates: Iterable[str]) -> list[str]:
-    """What each makes of a message, or why it is refused; all at once."""
-
-    async def ask(template: str) -> str:
-        chat = Chat(template, {})
-        try:
-            return await chat.prompt([{"role": "user", "content": "é"}])
-        except Unfit as error:
-            return f"refused: {error}"
-        finally:
-            await chat.end()
-
-    async def ask_all() -> list[str]:
-        return await asyncio.gather(*map(ask, templates))
-
-    return asyncio.run(ask_all())
 
 
 def test_a_template_makes_json_as_transformers_does() -> None:
@@ -353,36 +328,17 @@ def test_a_template_makes_json_as_transformers_does() -> None:
         "sort_keys=True": '{"a": [1], "b": "é"}',
         "True, 1, (',', ':'), True": '{\n "a":[\n  1\n ],\n "b":"\\u00e9"\n}',
     }
-    found = fill_in("{{ " + f"{value}|tojson({given})" + " }}" for given in cases)
-    assert found == list(cases.values())
+    for given, expected in cases.items():
+        assert Chat("{{ " + f"{value}|tojson({given})" + " }}", {}).prompt([]) == expected
 
 
-def test_a_hostile_template_is_refused() -> None:
-    for sentence, expected in zip(fill_in(HOSTILE), HOSTILE.values(), strict=True):
-        assert sentence.startswith("refused: ") and expected in sentence
-        assert "\n" not in sentence and len(sentence) < 900
-
-
-def test_an_endless_template_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next chat has a new process."""
-    monkeypatch.setattr(chats, "SECONDS", 0.5)
-    assert fill_in(ENDLESS) == ["refused: the chat template has not ended in 0.5 s"] * 2
-    monkeypatch.undo()
-    assert fill_in([TEMPLATE]) == ["[user] é\n[assistant]"]
-    endless = "{% if messages[0].role == 'tool' %}" + ENDLESS[0] + "{% endif %}well"
-
-    async def ask_twice() -> str:
-        chat = Chat(endless, {})
-        monkeypatch.setattr(chats, "SECONDS", 0.5)
-        with pytest.raises(Unfit):
-            await chat.prompt([{"role": "tool", "content": ""}])
-        monkeypatch.undo()
-        try:
-            return await chat.prompt([{"role": "user", "content": ""}])
-        finally:
-            await chat.end()
-
-    assert asyncio.run(ask_twice()) == "well"
+@pytest.mark.parametrize("template", WRONG)
+def test_a_wrong_template_is_refused(template: str) -> None:
+    chat = Chat(template, {})
+    with pytest.raises(Unfit) as caught:
+        chat.prompt([{"role": "user", "content": "é"}])
+    said = str(caught.value)
+    assert WRONG[template] in said and "\n" not in said and len(said) < 900
 
 
 def test_where_a_template_is_found(tmp_path: Path) -> None:
@@ -468,7 +424,6 @@ def test_an_event_is_one_line_to_every_client(client: object, demo: Served) -> N
     for line in (dumps({"text": text}).decode(), live.message([{"text": text}]).rstrip("\n")):
         assert len(line.splitlines()) == 1
         assert json.loads(line.removeprefix("data: ")) in ({"text": text}, [{"text": text}])
-    assert fill_in(["{{ 'x\u2028y\x85z' }}"]) == ["x\u2028y\x85z"]
 
 
 def test_stop_strings_are_found_however_the_text_comes() -> None:
@@ -585,11 +540,12 @@ def test_null_is_not_given(demo: Served, client: object) -> None:
 def test_a_lenient_server_leaves_out_what_it_lacks_and_tells_it(
     priced: PricedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the answer's head. What would make the answer another one is refused as ever."""
+    """In the answer's head."""
     odd = "a\r\nset-cookie: x\u00e9\u4e2d" + 900 * "y"
     message = {"role": "user", "content": "x", "reasoning_content": "z", "refusal": None}
     cases = (
-        (GOOD | {"frequency_penalty": 0.5, "best_of": 2, "min_p": 0}, "best_of, frequency_penalty"),
+        (GOOD | {"frequency_penalty": 0.5, "best_of": 2, "echo": False},
+         "best_of, frequency_penalty"),
         (GOOD | {"guidance": 1, "stream": True, "stream_options": {"chunked": 1}},
          "guidance, stream_options.chunked"),
         ({"messages": [message] * 3, "max_tokens": 2}, "messages.reasoning_content"),
@@ -613,8 +569,7 @@ def test_a_lenient_server_leaves_out_what_it_lacks_and_tells_it(
             assert (found is None) == (ignored is None) and len(found or "") < 500
             assert "set-cookie" not in headers
         for wrong in (
-            {"tools": [{}]}, {"response_format": {"type": "json_object"}}, {"echo": True},
-            {"max_tokens": "x"}, {"messages": [message | {"tool_calls": [1]}]},
+            {"max_tokens": "x"},
             {"messages": [message | {"content": [{"type": "image_url", "image_url": "x"}]}]},
         ):  # fmt: skip
             status, _, answer = ask(running, CHAT, {"messages": [message], "max_tokens": 2} | wrong)
@@ -628,23 +583,12 @@ TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 def test_what_asks_for_nothing_is_fine(demo: Served) -> None:
-    idle = {name: values[0] for name, values in schemas.IDLE.items() if values}
-    asked = GOOD | idle | dict.fromkeys(schemas.IDLE.keys() - idle.keys())
-    assert parse(raw(demo.place, request("/v1/completions", asked)))[0] == 200
+    assert parse(raw(demo.place, request("/v1/completions", GOOD | schemas.IDLE)))[0] == 200
 
 
 NO_REQUESTS = [
-    (b"GARBAGE\r\n\r\n", 400, "this is no HTTP request: illegal request line"),
-    (b"GET / HTTP/1.1\r\n\r\n", 400, "this is no HTTP request: Missing mandatory Host"),
-    (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400, "Found multiple Host: headers"),
-    (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 40_000, 431, "Receive buffer too long"),
     (request("/v1/completions", GOOD, transfer_encoding="chunked"), 400,
      "content-length and transfer-encoding exclude each other"),
-    (request("/v1/completions", GOOD, transfer_encoding="chunked").replace(
-        b"content-length: 32\r\n", b"") + b"\r\n", 400, "illegal chunk header"),
-    (request("/v1/completions", b"", transfer_encoding="gzip").replace(
-        b"content-length: 0\r\n", b""), 501, "Only Transfer-Encoding: chunked is supported"),
-    (request("/v1/completions", GOOD, content_length="x"), 400, "bad Content-Length"),
     (request("/v1/completions", GOOD, content_type="text/plain"), 415,
      "the content type is 'text/plain'; it must be application/json"),
     (request("/v1/models", method="GET", host="evil.example"), 421,
@@ -753,7 +697,8 @@ def test_500_bad_requests(demo: Served) -> None:
         statuses.append(status)
         assert status == 200 or 400 <= status < 500, (case[:300], answer[:500])
         if status >= 400 and not case.startswith(b"HEAD"):
-            message = json.loads(body)["error"]["message"]
+            no_http = b"Invalid HTTP request" in body  # uvicorn's own answer
+            message = "no HTTP request" if no_http else json.loads(body)["error"]["message"]
             assert "\n" not in message and 10 < len(message) < 900, message
     assert len(statuses) > 450 and statuses.count(200) < 250 and len(set(statuses)) >= 4
     wait_for(demo.idle)
@@ -936,44 +881,16 @@ def test_metrics_cost_an_iteration_nothing(priced: PricedEngine) -> None:
         assert sum(found["nano_sarathi:iterations_total"].values()) == 3
 
 
-def test_slow_clients_are_cut_off(priced: PricedEngine, caplog: pytest.LogCaptureFixture) -> None:
-    """Those that say nothing, those with half a head, and those with half a body."""
-    caplog.set_level(logging.INFO, "nano-sarathi")
-    with served(priced, headers_in=0.3, body_in=0.3) as running:
-        whole = request("/v1/completions", GOOD)
-        for data in (b"", whole[:20], whole[:-5]):
-            status, headers, answer = parse(raw(running.place, data))
-            assert status == 408 and "was not here after 0.3 s" in answer.decode()
-            wait_for(lambda: headers["x-request-id"] in caplog.text)  # noqa: B023 (called at once)
-        assert statuses_of(running) == {"408": 3}
-
-
-def test_who_reads_nothing_is_cut_off(priced: PricedEngine) -> None:
-    """Answers that are never read fill the buffers. Then the server ends the connection."""
-    with served(priced, nothing_read=0.3) as running, socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-        connection.connect(running.place)
-        connection.settimeout(0.1)
-        ask = request("/v1/models", method="GET", connection="keep-alive") * 100
-        with contextlib.suppress(TimeoutError, ConnectionError):
-            while True:
-                connection.sendall(ask)
-        wait_for(lambda: not running.server.server_state.connections)  # and ours is open
-        wait_for(running.idle)
-
-
 def test_too_many_connections(priced: PricedEngine) -> None:
     with served(priced, connections=3) as running:
         opened = [socket.create_connection(running.place) for _ in range(3)]
         wait_for(lambda: len(running.server.server_state.connections) == 3)
-        status, headers, answer = parse(raw(running.place, request("/health", method="GET")))
-        assert status == 503 and headers["retry-after"] == "5" and headers["x-request-id"]
-        assert json.loads(answer)["error"]["message"] == "too many connections: try again later"
+        status, _, answer = parse(raw(running.place, request("/health", method="GET")))
+        assert status == 503 and answer == b"Service Unavailable"
         for connection in opened:
             connection.close()
         wait_for(lambda: not running.server.server_state.connections)
         assert parse(raw(running.place, request("/health", method="GET")))[0] == 200
-        assert statuses_of(running) == {"503": 1, "200": 1}
 
 
 def test_an_engine_that_fails_ends_its_streams(

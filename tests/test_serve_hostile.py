@@ -4,15 +4,10 @@ import asyncio
 import json
 import logging
 import os
-import select
 import shutil
-import socket
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import h11
 import pytest
 import torch
 from served import Served, served
@@ -27,18 +22,14 @@ from engine import LLM, SamplingParams
 from experiments.lib.clients import events, parse, raw, request
 from loading.files import DEMO
 from loading.tokenizer import load_tokenizer
-from tests import warm
-from web import explore_routes, explorer, live, server
+from web import explore_routes, live
 from web.api import AT_ONCE
-from web.chat import LONGEST_TEMPLATE, LONGEST_TEXT, Chat, Unfit, read_template
 from web.priced import PricedEngine
 from web.real import RealEngine
 from web.runner import Runner
 from web.schemas import Refused, no_twins, read_json
-from web.server import OTHERS, TOLD
 
 ROOT = Path(__file__).parent.parent
-ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 GOOD = {"prompt": "one two three", "max_tokens": 2}
 
 
@@ -74,35 +65,6 @@ def test_a_name_that_is_there_twice_is_found_in_one_pass() -> None:
     assert len(compared) < 2000
     with pytest.raises(Refused, match="'x' is there twice"):
         read_json(b'{"x": 1, "x": 1}')
-
-
-def chunked(size: int, count: int) -> bytes:
-    """A request with a body of so many chunks: JSON, and blanks."""
-    head = request("/v1/completions", b"", transfer_encoding="chunked")
-    data = json.dumps(GOOD).encode().ljust(size * count)
-    parts = [data[at : at + size] for at in range(0, len(data), size)]
-    body = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
-    return head.replace(b"content-length: 0\r\n", b"") + body + b"0\r\n\r\n"
-
-
-def test_a_body_in_crumbs_is_refused_before_all_are_read(
-    running: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Chunks of a byte kept all other clients waiting."""
-    read = []
-    really_next = h11.Connection.next_event
-    monkeypatch.setattr(
-        h11.Connection, "next_event", lambda own: read.append(really_next(own)) or read[-1]
-    )
-    status, headers, answer = parse(raw(running.place, chunked(1, 40_000)))
-    message = json.loads(answer)["error"]["message"]
-    assert (status, headers["connection"]) == (400, "close")
-    assert message.startswith("the body comes in more than 1000 chunks of fewer than 256 bytes")
-    assert len(read) < 1100
-    monkeypatch.undo()
-    for size, count in ((1, 1000), (256, 3000)):
-        assert parse(raw(running.place, chunked(size, count)))[0] == 200
-    wait_for(running.idle)
 
 
 def test_too_many_choices_are_refused_before_they_are_made(
@@ -149,27 +111,7 @@ def test_a_head_is_a_get_without_its_body(caplog: pytest.LogCaptureFixture) -> N
             assert headers["content-length"] == others["content-length"] == str(len(whole))
         assert parse(raw(own.place, request("/live/events", method="HEAD")))[0] == 405
         assert b" 200 OK" in raw(own.place, request("/metrics", method="HEAD"))
-        broken = request("/health", b"", "HEAD", transfer_encoding="chunked") + b"zzz\r\n"
-        broken = broken.replace(b"content-length: 0\r\n", b"")
-        assert raw(own.place, broken).startswith(b"HTTP/1.1 400")
     assert "Traceback" not in caplog.text
-
-
-def test_a_wrong_range_of_a_file_is_told() -> None:
-    """In the form of all other errors."""
-    with served(PricedEngine("llama-13b", "a6000", max_batch_size=4)) as own:
-        own.server.gate.app.include_router(live.router(own.runner))
-        for given, status in (("bytes=99999999-", 416), ("bytes=9-1", 400), ("lines=1-2", 400)):
-            got, headers, answer = parse(
-                raw(own.place, request("/static/live.js", None, "GET", range=given))
-            )
-            error = json.loads(answer)["error"]
-            assert got == status and f"the Range '{given}' is no part of" in error["message"]
-            assert error["type"] == "invalid_request_error" and "content-range" in headers
-        status, _, answer = parse(
-            raw(own.place, request("/static/live.js", None, "GET", range="bytes=0-99"))
-        )
-        assert status == 206 and answer == (live.STATIC / "live.js").read_bytes()[:100]
 
 
 # -------------------------------------------------------------------------------- the log, the door
@@ -196,125 +138,7 @@ def test_a_loopback_address_is_guarded_against_other_names(host: str) -> None:
             assert ask(running, "/health", host=name)[0] == 421
 
 
-def test_silent_connections_too_many_are_ended_at_once() -> None:
-    """Else each would hold a file until the process can open no more."""
-    with served(
-        PricedEngine("llama-13b", "a6000", max_batch_size=4), connections=100, headers_in=300
-    ) as running:
-        opened = [socket.create_connection(running.place) for _ in range(100 + TOLD + 20)]
-        connections = running.server.server_state.connections
-        wait_for(lambda: len(connections) == 100 + TOLD)
-        wait_for(lambda: len(select.select(opened, [], [], 0)[0]) >= 20)
-        ended = [each for each in select.select(opened, [], [], 0.5)[0] if is_ended(each)]
-        assert len(ended) == 20
-        for each in opened:
-            each.close()
-        wait_for(lambda: not connections)
-        assert ask(running, "/health")[0] == 200
-
-
-def is_ended(connection: socket.socket) -> bool:
-    connection.settimeout(0.05)
-    try:
-        return connection.recv(1) == b""
-    except TimeoutError:
-        return False
-    except ConnectionError:
-        return True
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs a limit of open files")
-def test_few_open_files_are_room_for_few_connections() -> None:
-    """Where 256 files may be open, the log says how many connections that leaves."""
-    program = """
-import logging, resource, sys
-sys.path.insert(0, ".")
-from web.server import room_for
-logging.basicConfig(format="%(message)s")
-resource.setrlimit(resource.RLIMIT_NOFILE, (256, 600))
-print(room_for(100), resource.getrlimit(resource.RLIMIT_NOFILE), room_for(1000))
-"""
-    done = warm.run("-c", program)
-    assert done.stdout.split("\n")[0] == "100 (484, 600) 216"
-    assert done.stderr == "216 connections at most: the system allows 600 open files\n"
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs a limit of open files")
-def test_too_few_open_files_are_told_before_the_engine_loads() -> None:
-    """In one line. With 32, silent connections made a traceback each."""
-    program = f"""
-import resource, runpy, sys
-sys.argv = ["serve.py", "--model", "/no/such/folder", "--port", "0"]
-resource.setrlimit(resource.RLIMIT_NOFILE, ({OTHERS}, {OTHERS}))
-runpy.run_path("serve.py", run_name="__main__")
-"""
-    done = warm.run("-c", program)
-    line = f"error: the system allows {OTHERS} open files, and the server needs {OTHERS + 1}:"
-    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
-    assert done.stderr.startswith(line)
-
-
 # ------------------------------------------------------------------------------------- checkpoints
-
-
-def fill_in(template: str, tokens: dict[str, str], *, kill: bool = False) -> str:
-    async def ask() -> str:
-        chat = Chat(template, tokens)
-        try:
-            if kill:
-                await chat.prompt([{"role": "user", "content": "first"}])
-                chat.process.kill()  # as the system does where memory is short
-            return await chat.prompt([{"role": "user", "content": "hi"}])
-        finally:
-            await chat.end()
-
-    return asyncio.run(ask())
-
-
-def test_a_killed_process_is_replaced() -> None:
-    assert fill_in("{{ messages[0].content }}", {}, kill=True) == "hi"
-
-
-def test_all_wait_for_the_end_of_the_process() -> None:
-    """Else the loop of a server that ends closes before the process has ended: a traceback."""
-
-    async def cancel_and_end() -> int | None:
-        chat = Chat(ENDLESS, {})
-        task = asyncio.create_task(chat.prompt([{"role": "user", "content": "hi"}]))
-        while chat.process is None:
-            await asyncio.sleep(0.01)
-        process = chat.process
-        task.cancel()
-        await asyncio.sleep(0)
-        await chat.end()
-        return process.returncode
-
-    assert asyncio.run(cancel_and_end()) is not None
-
-
-def test_a_template_may_make_many_letters_of_four_bytes() -> None:
-    text = fill_in("{% for i in range(800) %}{{ '\U0001f600' * 10000 }}{% endfor %}", {})
-    assert len(text) == LONGEST_TEXT and set(text) == {"\U0001f600"}
-
-
-@pytest.mark.parametrize("tokens", [{}, {"bos_token": "\udfff"}])
-def test_half_a_letter_is_refused(tokens: dict[str, str]) -> None:
-    """A tokenizer would fail."""
-    with pytest.raises(Unfit, match="a surrogate, which is no text"):
-        fill_in("{{ bos_token }}" if tokens else "{{ '\\ud800' }}", tokens)
-
-
-def test_odd_templates_are_mistakes(tmp_path: Path) -> None:
-    """A name that is a list; a file of many gigabytes, which is not read to its end."""
-    config = tmp_path / "tokenizer_config.json"
-    config.write_text('{"chat_template": [{"name": ["a"], "template": "T"}]}', encoding="utf-8")
-    assert read_template(tmp_path) is None
-    with open(tmp_path / "chat_template.jinja", "wb") as file:
-        file.truncate(1 << 33)
-    with pytest.raises(UserError, match="more than 0.8 MB"):
-        read_template(tmp_path)
-    (tmp_path / "chat_template.jinja").write_text("a" * LONGEST_TEMPLATE, encoding="utf-8")
-    assert read_template(tmp_path)[0] == "a" * LONGEST_TEMPLATE
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs odd names of folders")
@@ -400,83 +224,3 @@ def test_a_tokenizer_that_gives_up_ends_its_own_request_alone(
         status, answer = ask(running, "/v1/completions", GOOD | {"prompt": "bbz"})
         assert status == 200 and answer["usage"]["prompt_tokens"] == 3
     wait_for(running.idle)
-
-
-# ------------------------------------------------------------------------------------- the end
-
-
-@pytest.fixture
-def calculators(monkeypatch: pytest.MonkeyPatch) -> list[explore_routes.Calculator]:
-    """The explorer's processes, the quick one and the slow one. The slow one never answers."""
-    made = []
-
-    class Kept(explore_routes.Calculator):
-        def __init__(self, most_waiting: int, *words: str):
-            super().__init__(most_waiting, *words)
-            self.usual = self.command
-            if not words:
-                self.command = sys.executable, "-c", "import time; time.sleep(1000)"
-            made.append(self)
-
-    monkeypatch.setattr(explore_routes, "Calculator", Kept)
-    return made
-
-
-LONG = {"call": "schedule", "state": {"n": 300, "long": 0}}
-
-
-def test_long_questions_hold_up_no_short_ones_and_end_with_their_clients(
-    monkeypatch: pytest.MonkeyPatch,
-    calculators: list[explore_routes.Calculator],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Sixteen of them held the explorer, even after their clients had gone."""
-    monkeypatch.setattr(explore_routes, "MOST_LONG", 4)
-    engine, clients = PricedEngine("llama-13b", "a6000", max_batch_size=4), []
-    caplog.set_level(logging.INFO, "nano-sarathi")
-    with served(engine, more=(explore_routes.router(),)) as running:
-        slow = calculators[1]
-        for number in range(1, 5):
-            clients.append(socket.create_connection(running.place))
-            clients[-1].sendall(request("/explore/run", LONG))
-            wait_for(lambda: slow.waiting == number)  # noqa: B023 (it is called at once)
-        status, answer = ask(running, "/explore/run", {"call": "schedule"})
-        assert status == 200 and answer["sides"], "a short one is answered"
-        status, answer = ask(running, "/explore/run", LONG)
-        assert status == 429 and "too many questions at once" in answer["error"]["message"]
-        wait_for(lambda: slow.process)
-        process = slow.process
-        for client in clients[1:]:  # they wait
-            client.close()
-        wait_for(lambda: slow.waiting == 1)
-        assert slow.process is process and process.returncode is None
-        clients[0].close()  # it is computed
-        wait_for(lambda: slow.process is None and not slow.waiting)
-        assert process.returncode is not None
-        wait_for(lambda: caplog.text.count("POST /explore/run 499 ") == 4)
-        slow.command = slow.usual
-        status, answer = ask(running, "/explore/run", LONG)
-        assert (status, answer) == (200, json.loads(explorer.answer(json.dumps(LONG))))
-        wait_for(running.idle)
-
-
-def test_the_end_does_not_wait_for_the_explorer(
-    monkeypatch: pytest.MonkeyPatch, calculators: list[explore_routes.Calculator]
-) -> None:
-    """A question may take 20 s; its client hears of the end, and so do those that wait for it."""
-    monkeypatch.setattr(server, "LAST_WORDS", 0.1)
-    engine, found = PricedEngine("llama-13b", "a6000", max_batch_size=4), []
-    with served(engine, more=(explore_routes.router(),)) as running:
-        asked = [
-            threading.Thread(target=lambda: found.append(ask(running, "/explore/run", LONG)[0]))
-            for _ in range(3)
-        ]
-        for each in asked:
-            each.start()
-        wait_for(lambda: calculators[1].waiting == 3 and calculators[1].process)
-        processes = [each.process for each in calculators]
-        running.server.should_exit = True
-        for each in asked:
-            each.join(100)
-    assert found == [503] * 3
-    assert all(each.returncode is not None for each in processes)

@@ -4,7 +4,6 @@ refused in one line, or simply works.
 
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -15,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from watch import PATIENCE
 
 from batch import LATEST
 from command import cli
@@ -151,29 +149,6 @@ def test_a_template_that_works(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------- the command line
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1:strict", "utf-8:strict"])
-def test_letters_that_the_output_cannot_show(encoding: str) -> None:
-    body = "print(chr(0x4f60) + chr(0xdcff))"
-    code = f"from command.cli import run_main\ndef main():\n    {body}\nrun_main(main)"
-    done = warm.fresh("-c", code, env=os.environ | {"PYTHONIOENCODING": encoding})
-    assert done.returncode == 0 and done.stderr == ""
-    assert done.stdout.endswith("\\udcff\n")
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs a Unix shell")
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
-def test_closed_streams(closed: str) -> None:
-    code = "from command.cli import UserError, run_main\n"
-    code += "def main():\n    print(5)\n    {}\nrun_main(main)"
-    for body, status in (("pass", 0), ("raise UserError('no')", 2)):
-        command = f'{shlex.quote(sys.executable)} -c "$CODE" {closed}'
-        done = subprocess.run(
-            ["sh", "-c", command], cwd=ROOT, env=os.environ | {"CODE": code.format(body)},
-            capture_output=True, text=True, check=False, timeout=PATIENCE,
-        )  # fmt: skip
-        assert done.returncode == status and "Traceback" not in done.stderr
-
-
 def test_a_prompt_that_is_no_text() -> None:
     done = warm.run("generate.py", "--max-tokens", "2", b"\xff\xfe")
     assert "Traceback" not in done.stderr and done.returncode in (0, 2)
@@ -203,44 +178,6 @@ def test_an_error_is_one_short_line() -> None:
     said = cli.one_line(UserError("first\nsecond \x1b[31m " + "x" * 100_000 + " the end"))
     assert len(said) < 900 and said.startswith("first\\nsecond \\x1b[31m ")
     assert said.endswith("x the end")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_device_is_one_line_of_one_stage() -> None:
-    done = warm.run("distributed.py", "hello", "--max-tokens", "2", "--json", "/dev/full")
-    said = "error: No space left on device: '/dev/full'\n"
-    assert done.returncode == 1 and done.stderr == said
-
-
-MANY_SHAPES = """
-import pathlib, re
-from engine import LLM, SamplingParams
-llm = LLM("demo", device="cpu", dtype="float32", chunk_size=128)
-status = pathlib.Path("/proc/self/status")
-for rows in range(128, 0, -1):  # the largest first: later ones find its memory free
-    llm.generate([[7] * rows], SamplingParams(max_tokens=1))
-    if rows in (64, 1):
-        print(re.search(r"VmRSS:\\s+(\\d+) kB", status.read_text(encoding="utf-8"))[1])
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
-@pytest.mark.slow
-def test_memory_does_not_grow_with_every_shape() -> None:
-    """Once fast/first.py's 64 shapes are kept, 64 more take little of what they would take if the
-    libraries kept all.
-    """
-    names = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"}
-    without = {name: value for name, value in os.environ.items() if name not in names}
-    grown = {}
-    for kept, environment in (("few", {}), ("all", dict.fromkeys(names, "1024"))):
-        done = warm.fresh("-c", MANY_SHAPES, env=without | environment, check=True)
-        before, after = map(int, done.stdout.split())
-        grown[kept] = (after - before) / before
-    if grown["all"] < 0.02:
-        pytest.skip("on this CPU, the libraries keep next to nothing of a shape")
-    assert grown["few"] < grown["all"] / 2
 
 
 def test_a_model_may_be_a_path() -> None:

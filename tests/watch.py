@@ -1,8 +1,7 @@
-"""Processes seen from outside (Linux): their children, whether they live, where they listen."""
+"""Processes seen from outside (Linux): their children, and whether they live."""
 
-import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,20 +47,3 @@ def wait_for(what: Callable[[], object]) -> None:
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def listening(pids: Iterable[int]) -> set[tuple[str, int]]:
-    """(address, port) at which processes wait for TCP connections; addresses as Linux has them."""
-    owned, found = set(), set()
-    for pid in pids:
-        with suppress(OSError):  # it has ended
-            for fd in os.listdir(f"/proc/{pid}/fd"):
-                with suppress(OSError):  # it has closed this one
-                    owned.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text(encoding="utf-8").splitlines()[1:]:
-            cells = line.split()
-            if cells[3] == "0A" and f"socket:[{cells[9]}]" in owned:
-                address, _, port = cells[1].partition(":")
-                found.add((address, int(port, 16)))
-    return found

@@ -42,7 +42,6 @@ from web.schemas import (
 )
 from web.schemas import Chat as ChatBody
 from web.text import Token, Words, dumps
-from web.worker import until_gone
 
 DEFAULT_TOKENS = 16  # of a completion without max_tokens, as OpenAI has it; a chat may go on
 LETTERS = 256  # of a token, at most: a prompt that must be too long is not even tokenized
@@ -147,7 +146,8 @@ class Answer:
             self.log["tokens"] = self.prompt_tokens, self.usage["completion_tokens"]
 
     async def hang_up_with(self, receive: Receive) -> None:
-        await until_gone(receive)
+        while (await receive())["type"] != "http.disconnect":
+            pass
         self.log["gone"] = True
         for choice in self.choices:
             choice.hang_up()
@@ -439,7 +439,7 @@ class Api:
                 "no_chat_template",
             )  # fmt: skip
         try:
-            text = await self.chat.prompt(messages, body.chat_template_kwargs)
+            text = self.chat.prompt(messages, body.chat_template_kwargs)
         except Unfit as error:
             raise Refused(400, str(error), "messages") from None
         return await self.tokens(text, "encode_chat")

@@ -1,7 +1,7 @@
 """What the explorer's page asks: two schedules of the same requests, and the curve of their gain.
 
 The page runs this file, and the files that it imports, in the browser. They need the standard
-library alone. `python -m web.explorer` answers the same questions, one line of JSON for each.
+library alone.
 web/explore_state.py says what may be asked for. web/explore_side.py turns a schedule into the form
 that is drawn. If you do not use the page, skip all three: `simulate` gives the same numbers.
 
@@ -10,9 +10,7 @@ Times are in seconds, lengths in tokens.
 
 import json
 import math
-import os
 import random
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache, partial
@@ -21,7 +19,7 @@ from pathlib import Path
 from apart.simulate import simulate_fleet
 from batch import Batch, Request
 from command.checks import UserError, check_number, lookup, shown
-from command.cli import run_main, write_file
+from command.cli import write_file
 from costmodel import CostModel, make_batch
 from loading.policyfile import LOADED, load_policies
 from loading.requests import check_requests
@@ -36,12 +34,7 @@ from web.explore_state import RATIOS, State, link_of, page, read_state
 STALL = 5  # decode-only iterations: a longer gap is a stall (Sarathi-Serve, Table 3, strict)
 MOST_WORK = 300_000  # iterations, chunks and decodes of one schedule
 MOST_GAIN_WORK = 1_000_000  # the same, of one point of the gain curve
-QUICK_WORK = 5_000  # the same, in a server's quick process; its slow one takes longer questions
 POINTS = 24  # of the gain curve
-
-
-class TooMuch(Exception):
-    """A run takes more work than is allowed."""
 
 
 # ------------------------------------------------------------------------------------- the requests
@@ -71,25 +64,22 @@ def both(state: State) -> list[tuple[State, str]]:
     return [(state, state.left), (right, state.right)]
 
 
-def make_requests(state: State, allowed: float = math.inf) -> list[Request]:
-    """The requests of a state. The long prompt is the last one, and has D decodes.
-
-    allowed: see `run`.
-    """
+def make_requests(state: State) -> list[Request]:
+    """The requests of a state. The long prompt is the last one, and has D decodes."""
     requests = draw_requests(state)
     if state.long:
         sides = ("left", "right", "C", "C_right", "engines", "engines_right")
         usual = {name: getattr(State, name) for name in sides}
         alone = replace(state, long=0, **usual)
-        arrival = halfway(alone, allowed)  # the same for all policies and chunk sizes
+        arrival = halfway(alone)  # the same for all policies and chunk sizes
         requests.append(Request(state.n, range(state.long), state.D + 1, arrival=arrival))
     return requests
 
 
 @lru_cache(maxsize=8)
-def halfway(state: State, allowed: float) -> float:
+def halfway(state: State) -> float:
     """When the long prompt arrives: in the middle of a run of the others, under orca."""
-    return run(state, "orca", draw_requests(state), allowed).seconds / 2
+    return run(state, "orca", draw_requests(state)).seconds / 2
 
 
 @lru_cache(maxsize=8)
@@ -102,16 +92,9 @@ def cost_of(state: State) -> CostModel:
     return cost_model(state.model, state.gpu, state.tp, state.software)
 
 
-def run(
-    state: State, policy: str, requests: Sequence[Request], allowed: float = math.inf,
-    most: int = MOST_WORK,
-) -> Trace:  # fmt: skip
-    """`simulate`, one step at a time.
-
-    More work than `most` raises a UserError. More than `allowed`: TooMuch, so that another process
-    can do it.
-    """
-    limited = partial(Limited, policy=policy, allowed=allowed, most=most)
+def run(state: State, policy: str, requests: Sequence[Request], most: int = MOST_WORK) -> Trace:
+    """`simulate`, one step at a time. More work than `most` raises a UserError."""
+    limited = partial(Limited, policy=policy, most=most)
     if state.engines != "1":
         return Several.of(
             simulate_fleet(
@@ -127,16 +110,14 @@ def run(
 
 
 class Limited(CostExecutor):
-    """Of a run with a limit of its work: see `run`. Each engine has its own."""
+    """Of a run with a limit of its work. Each engine has its own."""
 
-    def __init__(self, cost_model: CostModel, policy: str, allowed: float, most: int):
+    def __init__(self, cost_model: CostModel, policy: str, most: int):
         super().__init__(cost_model)
-        self.policy, self.allowed, self.most = policy, allowed, most
+        self.policy, self.most = policy, most
         self.work = self.iterations = 0
 
     def execute(self, batch: Batch) -> Result:
-        if self.work > self.allowed:
-            raise TooMuch
         if self.work > self.most:
             raise UserError(
                 f"policy {self.policy!r} has run {self.iterations} iterations, and is not done:"
@@ -150,9 +131,8 @@ class Limited(CostExecutor):
 # ------------------------------------------------------------------------------------- the schedule
 
 
-def schedule(given: object, ratio: object = None, allowed: float = math.inf) -> dict:
+def schedule(given: object, ratio: object = None) -> dict:
     """Both schedules of a state, ready to be drawn. ratio: another P:D, with the same P + D.
-    allowed: see `run`.
 
     error: why there is nothing to draw; then all below is missing. bound: a longer gap between two
     tokens is a stall. long: when the long prompt arrives, or None. balance: C/(B-1) - 1 of the
@@ -166,7 +146,7 @@ def schedule(given: object, ratio: object = None, allowed: float = math.inf) -> 
         state = replace(state, P=prompt, D=decodes)
     found = {"state": asdict(state), "link": link_of(state), "notes": notes}
     try:
-        requests, bound = make_requests(state, allowed), stall_bound(state)
+        requests, bound = make_requests(state), stall_bound(state)
         check_requests(requests, cost_of(state).model.max_length, state.model)
     except UserError as error:
         return found | {"error": plain(error)}
@@ -175,13 +155,13 @@ def schedule(given: object, ratio: object = None, allowed: float = math.inf) -> 
         "bound": bound,
         "long": requests[-1].arrival if state.long else None,
         "balance": best_ratio(state) if state.B > 1 else None,
-        "sides": [one_side(own, policy, bound, allowed) for own, policy in both(state)],
+        "sides": [one_side(own, policy, bound) for own, policy in both(state)],
     }
 
 
-def one_side(state: State, policy: str, bound: float, allowed: float) -> dict:
+def one_side(state: State, policy: str, bound: float) -> dict:
     try:
-        trace = run(state, policy, make_requests(state, allowed), allowed)
+        trace = run(state, policy, make_requests(state))
         return side(state, policy, trace, bound)
     except UserError as error:
         return {"policy": policy, "error": plain(error)}
@@ -219,11 +199,11 @@ def gain_points(given: object) -> dict:
     return {"points": sorted(prompt / decodes for prompt, decodes in pairs)}
 
 
-def gain_point(given: object, ratio: object, allowed: float = math.inf) -> dict:
+def gain_point(given: object, ratio: object) -> dict:
     """Throughput of the right policy over the left one's in a steady state, at one P:D (Fig 9).
 
     All requests are alike, with P + D tokens, and there are always more: no arrivals, no spread,
-    no long prompt, one engine. left, right: tokens per second. allowed: see `run`.
+    no long prompt, one engine. left, right: tokens per second.
     """
     state, _ = read_state(given)
     check_number("P:D", ratio, 1e-4, 1e5)
@@ -231,7 +211,7 @@ def gain_point(given: object, ratio: object, allowed: float = math.inf) -> dict:
     check_requests(work.requests(1), cost_of(state).model.max_length, state.model)
     speeds = []
     for own, policy in both(replace(state, engines="1", engines_right="1")):
-        trace = run(own, policy, work.requests(5 * state.B), allowed, MOST_GAIN_WORK)
+        trace = run(own, policy, work.requests(5 * state.B), MOST_GAIN_WORK)
         speeds.append(tokens_per_second(trace, work.length, 2 * state.B, 4 * state.B))
     prompt, decodes = split(work.length, work.ratio)
     return {
@@ -264,34 +244,26 @@ def plain(error: UserError) -> str:
 
 # --------------------------------------------------------------------------- questions and answers
 
-Call = Callable[[dict, float], dict]  # of a question, and of the work that is allowed
-
-CALLS: dict[str, Call] = {
-    "page": lambda question, allowed: page(),
-    "schedule": lambda question, allowed: schedule(
-        question.get("state"), question.get("x"), allowed
-    ),
-    "gain_points": lambda question, allowed: gain_points(question.get("state")),
-    "gain_point": lambda question, allowed: gain_point(
-        question.get("state"), question.get("x"), allowed
-    ),
+CALLS: dict[str, Callable[[dict], dict]] = {
+    "page": lambda question: page(),
+    "schedule": lambda question: schedule(question.get("state"), question.get("x")),
+    "gain_points": lambda question: gain_points(question.get("state")),
+    "gain_point": lambda question: gain_point(question.get("state"), question.get("x")),
 }
 # With "own": a text with policies. It is run, so a server must not have this call.
-IN_BROWSER = CALLS | {"own": lambda question, allowed: {"names": load_own(question.get("code"))}}
+IN_BROWSER = CALLS | {"own": lambda question: {"names": load_own(question.get("code"))}}
 
 
-def answer(text: str, calls: dict[str, Call] = CALLS, allowed: float = math.inf) -> str:
+def answer(text: str, calls: dict[str, Callable[[dict], dict]] = CALLS) -> str:
     """A question and its answer as JSON: {"call": a name of CALLS, "state": ..., "x": ...}.
 
-    A user's mistake gives {"error": one sentence}. {"too_much": allowed}: see `is_too_much`.
+    A user's mistake gives {"error": one sentence}.
     """
     try:
         question = json.loads(text)
         if not isinstance(question, dict):
             raise UserError(f"{shown(question)} is no question; it must be an object")
-        found = lookup(calls, question.get("call"), "call")(question, allowed)
-    except TooMuch:
-        found = {"too_much": allowed}
+        found = lookup(calls, question.get("call"), "call")(question)
     except UserError as error:
         found = {"error": plain(error)}
     except (ValueError, RecursionError):
@@ -302,24 +274,3 @@ def answer(text: str, calls: dict[str, Call] = CALLS, allowed: float = math.inf)
 def in_browser(text: str, tell: object = None) -> str:
     """What the page's worker asks (web/static/python_worker.js)."""
     return answer(text, IN_BROWSER)
-
-
-def is_too_much(answered: str | bytes) -> bool:
-    """Whether an answer says that the question takes more work than is allowed."""
-    return len(answered) < 100 and "too_much" in json.loads(answered)  # a schedule is longer
-
-
-def main() -> None:
-    """Answer each line of the input with a line. It ends with the input.
-
-    --quick: no run of more work than QUICK_WORK.
-    """
-    allowed = QUICK_WORK if "--quick" in sys.argv[1:] else math.inf
-    if hasattr(os, "nice"):
-        os.nice(10)  # a server's engine goes first
-    for line in sys.stdin:
-        print(answer(line, allowed=allowed), flush=True)
-
-
-if __name__ == "__main__":
-    run_main(main)

@@ -1,8 +1,7 @@
 """What a client may ask for: OpenAI's parameters that this server has, and some of vLLM's.
 
-Any other parameter is refused, and the error names it. One that we lack is accepted with a value
-that changes nothing, such as presence_penalty 0. null means that a parameter is not given. A
-lenient server leaves out what it does not know or have, except where the answer would be another.
+Any other parameter is refused, and the error names it. null means that a parameter is not given. A
+lenient server leaves out what it does not have.
 """
 
 import json
@@ -23,31 +22,10 @@ TAKEN = ("label", "priority", "user")  # tags that metadata may not set
 PART = {"type", "text"}  # of a message's content
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
-# Parameters of OpenAI and vLLM that this server lacks, and the values that change nothing.
-IDLE: dict[str, tuple] = {
-    "add_generation_prompt": (True,), "add_special_tokens": (True,), "allowed_token_ids": (),
-    "audio": (), "bad_words": ([],),
-    "best_of": (1,), "chat_template": (), "continue_final_message": (False,),
-    "documents": ([],), "echo": (False,), "frequency_penalty": (0,), "function_call": ("none",),
-    "functions": ([],), "guided_choice": (), "guided_grammar": (), "guided_json": (),
-    "guided_regex": (), "include_reasoning": (False,), "include_stop_str_in_output": (False,),
-    "length_penalty": (1,), "logit_bias": ({},), "min_p": (0,),
-    "modalities": (["text"],), "parallel_tool_calls": (True, False),
-    "prediction": (), "presence_penalty": (0,), "prompt_logprobs": (),
-    "reasoning_effort": (), "repetition_penalty": (1,), "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"), "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,), "store": (False,), "structured_outputs": (),
-    "suffix": ("",), "tool_choice": ("none",), "tools": ([],), "truncate_prompt_tokens": (),
-    "use_beam_search": (False,), "verbosity": (), "web_search_options": (),
-}  # fmt: skip
-# Never left out: without them, the prompt, the answer's form, or what it may hold would be another.
-KEPT = {
-    "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "audio", "bad_words",
-    "chat_template", "continue_final_message", "documents", "echo", "function_call", "functions",
-    "guided_choice", "guided_grammar", "guided_json", "guided_regex", "include_stop_str_in_output",
-    "logit_bias", "modalities", "prompt_embeds", "prompt_logprobs", "response_format",
-    "return_token_ids", "skip_special_tokens", "structured_outputs", "suffix", "tool_call_id",
-    "tool_calls", "tool_choice", "tools", "truncate_prompt_tokens", "use_beam_search",
+# What clients send unasked, and which changes nothing.
+IDLE = {
+    "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "best_of": 1,
+    "echo": False,
 }  # fmt: skip
 
 
@@ -324,10 +302,11 @@ def read(kind: type[Asked], raw: dict, lenient: bool = False) -> Any:
     ignored: set[str] = set()
     for name in [name for name in raw if name not in kind.model_fields]:
         value = raw.pop(name)
-        if is_idle(name, value):
+        if name in IDLE and value == IDLE[name]:
             continue
-        if name in KEPT or not lenient:
-            raise unsupported(name, value, kind)
+        if not lenient:
+            near = did_you_mean(name, kind.model_fields)
+            raise Refused(400, f"unknown parameter {shown(name)}{near}", shown(name, str))
         ignored.add(name)
     if lenient:
         messages = raw.get("messages")
@@ -353,9 +332,8 @@ def read(kind: type[Asked], raw: dict, lenient: bool = False) -> Any:
 
 def leave_out(objects: object, fields: Iterable[str], place: str, ignored: set[str]) -> None:
     """Take from these objects all but their fields, and note the names."""
-    known = KEPT.union(fields)
     for each in objects if isinstance(objects, list) else ():
-        for name in set(each).difference(known) if isinstance(each, dict) else ():
+        for name in set(each).difference(fields) if isinstance(each, dict) else ():
             ignored |= {place + name} if each.pop(name) is not None else set()
 
 
@@ -369,23 +347,6 @@ def check_chat(body: Chat) -> None:
                 f" {body.max_completion_tokens}: give one of them", "max_tokens",
             )  # fmt: skip
         body.max_tokens = body.max_completion_tokens
-
-
-def is_idle(name: str, value: object) -> bool:
-    """Whether a parameter that we lack asks for nothing."""
-    idle = IDLE.get(name, ())
-    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in idle)
-
-
-def unsupported(name: str, value: object, kind: type[Asked]) -> Refused:
-    """Why a parameter that we lack is refused."""
-    if name not in IDLE:
-        near = did_you_mean(name, kind.model_fields)
-        return Refused(400, f"unknown parameter {shown(name)}{near}", shown(name, str))
-    return Refused(
-        400, f"{name} is {shown(value)}; this server does not support it: leave it out", name,
-        "unsupported_parameter",
-    )  # fmt: skip
 
 
 def sentence(error: ValidationError) -> Refused:

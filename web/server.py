@@ -1,7 +1,6 @@
 """What every answer needs, whatever it says: limits, keys, ids, a log, and a clean shutdown.
 
-Gate        around the endpoints: who may come in, and how large and slow a request may be
-Protocol    uvicorn's, with limits on what happens before and after a request
+Gate        around the endpoints: who may come in, and how large a request may be
 Server      uvicorn's, which lets all accepted requests end before it does
 """
 
@@ -15,7 +14,6 @@ import os
 import re
 import signal
 import socket
-import sys
 import threading
 import time
 import uuid
@@ -23,7 +21,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-import h11
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -31,22 +28,14 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from command.checks import UserError, shown
 from command.cli import one_line
 from web.api import Api, turned_away
 from web.runner import Full, Stopping
 from web.schemas import Refused
-from web.text import dumps
 
-HEADERS_IN, BODY_IN = 10.0, 20.0  # s: for the head of a request; for its body
-NOTHING_READ = 60.0  # s: a client that reads nothing of its answer for so long is cut off
-TOLD, AT_ONCE = 64, 64  # excess connections that get a 503; accepted per turn of the event loop
-OTHERS = TOLD + 4 * AT_ONCE + 64  # open files besides connections, with room for a few turns
 LAST_WORDS = 5.0  # s: for clients to take what is written, when the server ends
-MOST_HEADERS = 32_768  # bytes
-MOST_CHUNKS, SMALL_CHUNK = 1000, 256  # chunks of a body: 1000, and one more for each 256 bytes
 LONGEST_ID = 128  # letters of a client's own x-request-id
 ID = re.compile(rf"[\x21-\x7e]{{1,{LONGEST_ID}}}")
 HOST = re.compile(r"(?:\[([\da-fA-F:.]+)\]|([^:\[\]]+))(?::\d*)?", re.ASCII)  # and its port
@@ -77,9 +66,6 @@ class Limits:
     body: int = 10**6
     connections: int = 1000
     drain: float = 30.0
-    body_in: float = BODY_IN
-    headers_in: float = HEADERS_IN
-    nothing_read: float = NOTHING_READ
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)  # of every answer
 
 
@@ -143,8 +129,7 @@ class Gate:
                 if kind != b"application/json":
                     what = shown(kind.decode("latin-1"))
                     raise Refused(415, f"the content type is {what}; it must be application/json")
-            receive = replay(body, receive)
-            await self.app(scope, receive, with_range_told(scope, headers, receive, send))
+            await self.app(scope, replay(body, receive), send)
         except Refused as refused:
             await refusal(refused)(scope, receive, send)
         except Exception:
@@ -179,7 +164,7 @@ class Gate:
     async def read_body(
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive
     ) -> bytes | None:
-        """The whole body. Refused if it is too long or too slow. None: the client has gone."""
+        """The whole body. Refused if it is too long. None: the client has gone."""
         if b"content-length" in headers and b"transfer-encoding" in headers:  # which one is right?
             raise Refused(400, "content-length and transfer-encoding exclude each other",
                           headers={"Connection": "close"})  # fmt: skip
@@ -189,24 +174,17 @@ class Gate:
                        headers={"Connection": "close"})  # fmt: skip
         if headers.get(b"expect") and int(declared) > most:
             raise long  # before the client sends it
-        try:
-            async with asyncio.timeout(self.limits.body_in):
-                more = True
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        return None
-                    part, more = message.get("body", b""), message.get("more_body", False)
-                    length += len(part)
-                    # we read on and drop it: otherwise the client would not read our refusal
-                    parts.append(part) if length <= most else parts.clear()
-                    if length > 20 * most:
-                        raise long
-        except TimeoutError:
-            raise Refused(
-                408, f"the body was not here after {self.limits.body_in:g} s",
-                headers={"Connection": "close"},
-            ) from None  # fmt: skip
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            part, more = message.get("body", b""), message.get("more_body", False)
+            length += len(part)
+            # we read on and drop it: otherwise the client would not read our refusal
+            parts.append(part) if length <= most else parts.clear()
+            if length > 20 * most:
+                raise long
         if length > most:
             raise long
         return b"".join(parts)
@@ -225,15 +203,6 @@ class Gate:
             await send(message)
 
         return sending
-
-    async def crowded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The answer to an excess connection."""
-        full = Refused(
-            503, "too many connections: try again later", kind="server_error", code="too_many",
-            headers={"Retry-After": "5", "Connection": "close"},
-        )  # fmt: skip
-        await refusal(full)(note(scope), receive, self.sender(scope, send))
-        self.write_log(scope, 0.0)
 
     def write_log(self, scope: Scope, seconds: float) -> None:
         told = scope["log"]
@@ -267,30 +236,6 @@ def replay(body: bytes, receive: Receive) -> Receive:
     return receiving
 
 
-def with_range_told(
-    scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send
-) -> Send:
-    """A `send` for files. FileResponse refuses a bad Range in plain text; we answer in JSON."""
-    if b"range" not in headers:
-        return send
-    refused = False
-
-    async def sending(message: Message) -> None:
-        nonlocal refused
-        plain = (b"content-type", b"text/plain; charset=utf-8")
-        if message.get("status") in (400, 416) and plain in message["headers"]:
-            refused, given = True, shown(headers[b"range"].decode("latin-1"))
-            size = dict(message["headers"]).get(b"content-range", b"bytes */*").decode()
-            await refusal(Refused(
-                message["status"], f"the Range {given} is no part of the file: send bytes=0-99, for"
-                " its first 100 bytes, or no Range", headers={"Content-Range": size},
-            ))(scope, receive, send)  # fmt: skip
-        elif not refused:
-            await send(message)
-
-    return sending
-
-
 # ------------------------------------------------------------------------------ the application
 
 
@@ -305,8 +250,6 @@ def application(api: Api, limits: Limits, routers: Sequence) -> Gate:
     async def lifespan(app: FastAPI):
         api.loop = asyncio.get_running_loop()
         yield
-        if api.chat is not None:
-            await api.chat.end()
 
     app = FastAPI(
         docs_url=None,
@@ -398,109 +341,6 @@ def for_pages_of(origins: Sequence[str], gate: Gate) -> ASGIApp:
 # ------------------------------------------------------------------------------------ the server
 
 
-class TooManyChunks(h11.RemoteProtocolError):
-    """A body comes in too many chunks. Each costs time in which nobody else is served."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            f"the body comes in more than {MOST_CHUNKS} chunks of fewer than {SMALL_CHUNK} bytes:"
-            " send larger ones"
-        )
-
-
-class Connection(h11.Connection):
-    """h11's, which counts the chunks of a body as they are read."""
-
-    chunks = length = 0
-
-    def next_event(self) -> h11.Event | type:
-        event = super().next_event()
-        if isinstance(event, h11.Request):
-            self.chunks = self.length = 0
-        elif isinstance(event, h11.Data):
-            self.chunks += event.chunk_start
-            self.length += len(event.data)
-            if self.chunks > MOST_CHUNKS + self.length // SMALL_CHUNK:
-                raise TooManyChunks
-        return event
-
-
-def protocol(limits: Limits, gate: Gate) -> type[H11Protocol]:
-    """uvicorn's protocol with these limits. Its errors have OpenAI's format, and are logged."""
-
-    class Protocol(H11Protocol):
-        late: asyncio.TimerHandle | None = None  # until the head of a request must be here
-        stuck: asyncio.TimerHandle | None = None  # until the client must have read something
-
-        def connection_made(self, transport: asyncio.Transport) -> None:
-            super().connection_made(transport)
-            self.conn = Connection(h11.SERVER, MOST_HEADERS)
-            if len(self.connections) > limits.connections + TOLD:
-                transport.abort()
-                return
-            if len(self.connections) > limits.connections:
-                self.app = gate.crowded
-            self.late = self.loop.call_later(limits.headers_in, self.too_late)
-
-        def connection_lost(self, error: Exception | None) -> None:
-            for timer in (self.late, self.stuck):
-                if timer:
-                    timer.cancel()
-            super().connection_lost(error)
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            waits = self.conn.their_state is h11.IDLE and not self.transport.is_closing()
-            if not waits and self.late:
-                self.late = self.late.cancel()
-            elif waits and not self.late:
-                self.late = self.loop.call_later(limits.headers_in, self.too_late)
-
-        def too_late(self) -> None:
-            self.refuse(408, f"the request was not here after {limits.headers_in:g} s")
-
-        def send_400_response(self, message: str) -> None:
-            """The answer to what is not HTTP. uvicorn calls this while it handles h11's error."""
-            error = sys.exc_info()[1]
-            status = getattr(error, "error_status_hint", 400)
-            told = one_line(error) if error else message
-            what = "" if isinstance(error, TooManyChunks) else "this is no HTTP request: "
-            self.refuse(status, what + told)
-
-        def refuse(self, status: int, sentence: str) -> None:
-            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                at_work = self.cycle and not self.cycle.response_complete
-                none = {"headers": [], "path": "-", "method": "-", "client": self.client}
-                scope = note(self.cycle.scope if at_work else none)
-                scope["log"]["status"] = status
-                if not at_work:  # else the gate writes it, as soon as it hears of the end
-                    gate.write_log(scope, 0.0)
-                body = dumps(Refused(status, sentence).json())
-                length, own = str(len(body)), scope["id"]
-                headers = [("content-type", "application/json"), ("connection", "close"),
-                           ("content-length", length), ("x-request-id", own)]  # fmt: skip
-                head = h11.Response(status_code=status, headers=headers)
-                body = b"" if scope["method"] == "HEAD" else body
-                for event in (head, h11.Data(data=body), h11.EndOfMessage()):
-                    self.transport.write(self.conn.send(event))
-            self.transport.close()
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self.stuck = self.loop.call_later(limits.nothing_read, self.transport.abort)
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            if self.stuck:
-                self.stuck = self.stuck.cancel()
-
-        def timeout_keep_alive_handler(self) -> None:
-            super().timeout_keep_alive_handler()
-            self.stuck = self.loop.call_later(limits.nothing_read, self.transport.abort)
-
-    return Protocol
-
-
 class Server(uvicorn.Server):
     """Shuts down cleanly: after the first signal, it takes no more requests, and finishes those
     that it has. After the second signal, it ends at once.
@@ -511,17 +351,13 @@ class Server(uvicorn.Server):
         self.gate = application(api, limits, routers)
         self.stopping, self.cut = False, False  # cut: some requests were aborted
         config = uvicorn.Config(
-            for_pages_of(limits.origins, self.gate), http=protocol(limits, self.gate), ws="none",
+            for_pages_of(limits.origins, self.gate), http="h11", ws="none",
             lifespan="on", log_config=None, access_log=False, server_header=False,
-            proxy_headers=False, timeout_graceful_shutdown=1, backlog=AT_ONCE,
+            proxy_headers=False, timeout_graceful_shutdown=1,
+            limit_concurrency=limits.connections + 1,
         )  # fmt: skip
         super().__init__(config)
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # the gate writes the log
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for listener in sockets or ():  # the system queues more connections than we accept per turn
-            listener.listen(self.limits.connections)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -564,33 +400,6 @@ class Server(uvicorn.Server):
         for page in self.gate.pages:
             page.cancel()
         self.should_exit = True
-
-
-def room_for(connections: int) -> int:
-    """`connections`, or fewer if the system allows this process fewer open files.
-
-    The usual limit is 1024. A process may raise it, up to a hard limit that is often far higher.
-    Raises UserError if there is no room for a single connection.
-    """
-    try:
-        from resource import RLIM_INFINITY, RLIMIT_NOFILE, getrlimit, setrlimit
-    except ImportError:  # Windows has no such limit
-        return connections
-    wanted = connections + OTHERS
-    most, highest = getrlimit(RLIMIT_NOFILE)
-    if most == RLIM_INFINITY or most >= wanted:
-        return connections
-    if highest == RLIM_INFINITY or highest > most:
-        most = wanted if highest == RLIM_INFINITY else min(wanted, highest)
-        setrlimit(RLIMIT_NOFILE, (most, highest))
-    room = min(connections, most - OTHERS)
-    if room < 1:
-        raise UserError(
-            f"the system allows {most} open files, and the server needs {OTHERS + 1}: see ulimit -n"
-        )
-    if room < connections:
-        log.warning("%d connections at most: the system allows %d open files", room, most)
-    return room
 
 
 def listen(host: str, port: int) -> socket.socket:

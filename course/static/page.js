@@ -92,7 +92,8 @@ function needsTorch() {
   const { file, key } = current;
   return ["This exercise needs PyTorch, which no browser has. Write it here, or on your own machine. To check it, install the project (",
     make("code", { textContent: "make install" }), "), put ", make("code", { textContent: file }), " into ",
-    make("code", { textContent: "course/mine/" }), ", and run ", make("code", { textContent: `python -m course check ${key}` }), "."];
+    make("code", { textContent: "course/mine/" }), ", and run ",
+    make("code", { textContent: `python -m course check ${key}` }), "."];
 }
 
 function showHints() {
