@@ -26,15 +26,12 @@ from string import Formatter
 from command.checks import UserError, lookup
 from command.cli import run_main, write_file
 from command.flags import Parser, markdown
-from configs import GPUS, MODELS
 from configs.constants import BORROWED, EFFICIENCY
-from costmodel import CostModel
 from course.predictions import syllabus
 from experiments import (
     bench,
     bench_beams,
     beside_benchmarks,
-    charges,
     fidelity,
     plan_here,
     serve_peer,
@@ -238,12 +235,6 @@ def summary(_: str) -> str:
     return "\n".join(textwrap.fill(line, **form) for line in lines)
 
 
-@cache
-def charged() -> dict[str, list[str]]:
-    cost = CostModel(MODELS["llama3.1-8b"], GPUS["a100-80gb"], software="vllm")
-    return charges.sections(cost, "vllm")
-
-
 def planned(_: str) -> str:
     rows = results("plan_here").newest()
     return printed(plan_here.report, rows, Slo.of(rows.one("SLO")))
@@ -277,7 +268,6 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "flags": lambda _: markdown(),
     "lessons": lambda _: lessons(),
     "fidelity": summary,
-    "charges": lambda heading: "\n".join(lookup(charged(), heading, "section")),
     "plan": plan_printed,
     "plan_here": planned,
     "shapes": shape_counts,
