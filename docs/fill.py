@@ -30,7 +30,6 @@ from configs.constants import BORROWED, EFFICIENCY
 from course.predictions import syllabus
 from experiments import (
     bench,
-    bench_beams,
     beside_benchmarks,
     fidelity,
     plan_here,
@@ -274,9 +273,6 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "validate": lambda name: below("Absolute error", printed(validate.print_errors, results(name))),
     "serve_peer": lambda _: printed(serve_peer.print_found, results("serve_peer").newest()),
     "compared": lambda name: printed(validate.print_compared, results(name)),
-    "bench_beams": lambda title: below(
-        title, printed(bench_beams.print_rows, results("bench_beams"))
-    ),
 }
 
 

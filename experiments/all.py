@@ -41,7 +41,7 @@ STUDIES = studies()
 # results that are there.
 SLOW = {"segment_operators"} | {name for name, study in STUDIES.items() if study.slow}
 # they only measure: minutes
-MEASURED = {"validate", "validate_pipeline", "bench_beams", "serve_peer"}
+MEASURED = {"validate", "validate_pipeline", "serve_peer"}
 LONG = {"serve_capacity", "fig12"}  # these take most of the time, so they start first
 # results of a script of another name
 COMMANDS = {"validate_pipeline": "validate.py --pipeline"}

@@ -54,9 +54,7 @@ BY_THEMSELVES = ("notebooks", "tests")
 BEFORE_ALL = "fast.first"
 
 # Scripts that measure, and nothing else. All others of experiments/ predict.
-MEASURE = (
-    "bench", "bench_beams", "calibrate", "kernels", "serve_peer",
-)  # fmt: skip
+MEASURE = ("bench", "calibrate", "serve_peer")
 SCRIPTS = sorted(path.stem for path in (ROOT / "experiments").glob("*.py"))
 
 WITHOUT_TORCH = [
