@@ -247,11 +247,10 @@ def plan_printed(name: str) -> str:
 
 def shape_counts(_: str) -> str:
     found = shapes.find_shapes(common.ROOT / "results")
-    where, *others = {place for place, _ in found.values()}
+    _, *others = {place for place, *_ in found}
     if others:
-        raise UserError(f"figures were measured on several machines: {where}; {'; '.join(others)}")
-    claims = {claim: findings for claim, (_, findings) in found.items()}
-    return below("Measured: ", printed(shapes.print_findings, where, claims))
+        raise UserError(f"figures were measured on several machines: {'; '.join(others)}")
+    return below("Measured: ", printed(shapes.print_shapes, found))
 
 
 def lessons() -> str:

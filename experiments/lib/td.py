@@ -22,8 +22,8 @@ Ours have the lengths of Azure's public conversation trace of 2023 (azure_conv_2
 github.com/Azure/AzurePublicDataset). Their mean output is 160 tokens. Answers of Llama-2-chat are
 longer: 300 to 450 tokens is our inference, and `stretched` makes such.
 
-What draws and reads lengths needs numpy. A browser has none, and runs the rest: so the import stands
-in the function.
+What draws and reads lengths needs numpy. A browser has none, and runs the rest: so the import
+stands in the function.
 """
 
 import random
