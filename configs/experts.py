@@ -7,7 +7,7 @@ fp8         The weights of a layer's products have one byte. Before a product, a
             inputs into fp8, too. The tensor cores then compute twice as fast. Embeddings, head,
             router and cache stay in 16 bits.
 
-Fitted by experiments/fit.py to half of the public kernels (experiments/lib/measured_kernels.py).
+Fitted by experiments/fit.py to half of the public kernels (experiments/vllm_kernels.csv).
 """
 
 from collections.abc import Callable

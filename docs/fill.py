@@ -26,15 +26,11 @@ from string import Formatter
 from command.checks import UserError, lookup
 from command.cli import run_main, write_file
 from command.flags import Parser, markdown
-from configs import GPUS, MODELS
 from configs.constants import BORROWED, EFFICIENCY
-from costmodel import CostModel
 from course.predictions import syllabus
 from experiments import (
     bench,
-    bench_beams,
     beside_benchmarks,
-    charges,
     fidelity,
     plan_here,
     serve_peer,
@@ -238,12 +234,6 @@ def summary(_: str) -> str:
     return "\n".join(textwrap.fill(line, **form) for line in lines)
 
 
-@cache
-def charged() -> dict[str, list[str]]:
-    cost = CostModel(MODELS["llama3.1-8b"], GPUS["a100-80gb"], software="vllm")
-    return charges.sections(cost, "vllm")
-
-
 def planned(_: str) -> str:
     rows = results("plan_here").newest()
     return printed(plan_here.report, rows, Slo.of(rows.one("SLO")))
@@ -257,11 +247,10 @@ def plan_printed(name: str) -> str:
 
 def shape_counts(_: str) -> str:
     found = shapes.find_shapes(common.ROOT / "results")
-    where, *others = {place for place, _ in found.values()}
+    _, *others = {place for place, *_ in found}
     if others:
-        raise UserError(f"figures were measured on several machines: {where}; {'; '.join(others)}")
-    claims = {claim: findings for claim, (_, findings) in found.items()}
-    return below("Measured: ", printed(shapes.print_findings, where, claims))
+        raise UserError(f"figures were measured on several machines: {'; '.join(others)}")
+    return below("Measured: ", printed(shapes.print_shapes, found))
 
 
 def lessons() -> str:
@@ -277,16 +266,12 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "flags": lambda _: markdown(),
     "lessons": lambda _: lessons(),
     "fidelity": summary,
-    "charges": lambda heading: "\n".join(lookup(charged(), heading, "section")),
     "plan": plan_printed,
     "plan_here": planned,
     "shapes": shape_counts,
     "validate": lambda name: below("Absolute error", printed(validate.print_errors, results(name))),
     "serve_peer": lambda _: printed(serve_peer.print_found, results("serve_peer").newest()),
     "compared": lambda name: printed(validate.print_compared, results(name)),
-    "bench_beams": lambda title: below(
-        title, printed(bench_beams.print_rows, results("bench_beams"))
-    ),
 }
 
 

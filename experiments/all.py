@@ -40,9 +40,6 @@ STUDIES = studies()
 # They take minutes, or need a compiler and transformers: without --slow the gallery shows the
 # results that are there.
 SLOW = {"segment_operators"} | {name for name, study in STUDIES.items() if study.slow}
-# they only measure: minutes
-MEASURED = {"validate", "validate_pipeline", "bench_beams", "serve_peer"}
-LONG = {"serve_capacity", "fig12"}  # these take most of the time, so they start first
 # results of a script of another name
 COMMANDS = {"validate_pipeline": "validate.py --pipeline"}
 # the paper's B, where the memory formula alone would take more
@@ -67,6 +64,7 @@ KEPT = (
     " <code>{command}</code> regenerates them.</i></p>"
 )
 MANY = 200  # numbers that a table of the page does not list
+MEASURED = "measured"  # the group of scripts that only measure: minutes
 THUMB = (288, 216)  # pixels of a picture in the contents, at most
 
 
@@ -210,7 +208,7 @@ def kept(name: str) -> str:
     """Why the results of a script are older than the others; "" where they are not."""
     if name in SLOW:
         return KEPT.format(why="This takes long", command="python experiments/all.py --slow")
-    if name in MEASURED:
+    if captions()[name].group == MEASURED:
         return KEPT.format(why="This is measured", command=f"python experiments/{command_of(name)}")
     return ""
 
@@ -330,7 +328,7 @@ def run_all(
     running: set[subprocess.Popen] = set()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
-            longest_first = sorted(names, key=lambda name: name not in {*SLOW, *LONG})
+            longest_first = sorted(names, key=lambda name: name not in SLOW)
             jobs = {pool.submit(run_script, name, flags, running): name for name in longest_first}
             done = common.progress(as_completed(jobs), "running", total=len(jobs))
             results = {jobs[job]: job.result() for job in done}
@@ -357,7 +355,8 @@ def main() -> None:
             [name for name, study in STUDIES.items() if study.torch],
             "it needs torch: make install, or pip install -r requirements.txt",
         )
-    left_out |= dict.fromkeys(sorted(MEASURED), "it measures this machine: run it by itself")
+    measured = [name for name in captions() if captions()[name].group == MEASURED]
+    left_out |= dict.fromkeys(measured, "it measures this machine: run it by itself")
     if not options.slow:
         left_out |= dict.fromkeys(sorted(SLOW), "its results are kept; --slow runs it")
     names = [name for name in captions() if name not in left_out]

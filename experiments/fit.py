@@ -2,10 +2,9 @@
 
     python experiments/fit.py                 all fits
     python experiments/fit.py a6000           SARATHI's, l20: TD-Pipe's, vllm: today's vLLM's
-    python experiments/fit.py vllm DIR        and tested on the full tables of DIR
 
-The table of fits below says which constants move, from where, and what they are fitted to. What is
-off is always a log ratio, so that 5 % of a short time weighs as much as 5 % of a long one.
+Each fit below says which constants move, from where, and what they are fitted to. What is off is
+always a log ratio, so that 5 % of a short time weighs as much as 5 % of a long one.
 
 a6000   Nine numbers of SARATHI: Table 2 and Fig 7, LLaMA-13B. Every other figure is predicted with
         these constants, and never fitted. `hybrid` is what the attention of Table 2's hybrid batch
@@ -17,18 +16,14 @@ l20     Whole iterations of LLaMA-13B, each the prefill of so many rows through 
         300 rows, on both sides of each tile's edge, and sparse above, so that small iterations
         weigh more. The rows know little of attention: its constants are those that today's vLLM has
         on the L40S, the same generation, without its cache. The overhead of products stands for
-        norms and activations, too: these rows cannot tell them apart. The second table shows what
-        changes if more or fewer constants move. The fit misses most where the L20 steps otherwise
-        than our law of tiles: up to 16 rows, which take less than 17, and just above 128, where its
-        step is milder. We keep the law, and state the misses.
+        norms and activations, too: these rows cannot tell them apart.
 
 vllm    Measured kernels on an A100, an H100 and an L40S: vllm_kernels.csv, a thinned copy of public
         tables. Its head names the source. Half of the shapes are fitted, and the other half tested.
-        They alternate as on a chessboard. DIR holds the full tables: then all their shapes of the
-        other half are tested, too. A mean of absolute log ratios: a few odd kernels do not draw the
-        law away from the many. What the kernels do not show is taken from elsewhere. Norms,
-        activations and the like: Vidur's A100 (`sarathi_serve`), for all three GPUs. Experts, and
-        products in fp8, have constants of their own: configs/experts.py.
+        They alternate as on a chessboard. A mean of absolute log ratios: a few odd kernels do not
+        draw the law away from the many. What the kernels do not show is taken from elsewhere.
+        Norms, activations and the like: Vidur's A100 (`sarathi_serve`), for all three GPUs.
+        Experts, and products in fp8, have constants of their own: configs/experts.py.
 """
 
 import enter  # noqa: F401
@@ -36,18 +31,15 @@ import enter  # noqa: F401
 import math
 import statistics
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from itertools import combinations, pairwise
-from pathlib import Path
-from unittest.mock import patch
+from typing import NamedTuple
 
-import costmodel
 from batch import Batch
-from command.checks import UserError
 from command.cli import run_main
 from command.flags import OneOf
-from configs import GPUS, MODELS
+from configs import GPUS, MODELS, ModelConfig
 from configs.constants import (
     ALL_REDUCES,
     BORROWED,
@@ -58,22 +50,12 @@ from configs.constants import (
     AllReduce,
     Efficiency,
     constants,
+    reduce_seconds,
 )
 from configs.experts import EXPERTS, FP8, Experts
 from costmodel import CostModel, make_batch
 from experiments.lib.common import ROOT, paper_numbers, print_table, progress, read_table
 from experiments.lib.flags import ScriptParser
-from experiments.lib.measured_kernels import (
-    Kernel,
-    by_kind,
-    by_size,
-    halves,
-    kinds_of,
-    predicted,
-    predicted_reduces,
-    read_kernels,
-    read_tables,
-)
 from experiments.lib.validation import error_summary
 
 # -------------------------------------------------------------------------------------- the search
@@ -219,10 +201,92 @@ def on_an_l20(efficiency: Efficiency, sizes: Iterable[int]) -> list[float]:
     return [1e3 * cost.seconds(prefill(rows)) for rows in sizes]
 
 
+KERNELS = ROOT / "experiments" / "vllm_kernels.csv"
+
+
+class Kernel(NamedTuple):
+    """One measured kernel of today's vLLM. The head of KERNELS says what a shape holds."""
+
+    gpu: str
+    kind: str
+    shape: tuple[int, ...]
+    seconds: float
+
+    @property
+    def of_weights(self) -> bool:
+        return self.kind.endswith(("product", "experts"))
+
+    @property
+    def tokens(self) -> int:
+        """Rows of a product or of experts, prompt tokens of a prefill, keys that decodes read."""
+        return self.shape[0] if self.of_weights else self.shape[0] * self.shape[1]
+
+
+@cache
+def read_kernels() -> list[Kernel]:
+    return [
+        Kernel(row["gpu"], row["kind"], tuple(map(int, row["shape"].split("x"))),
+               1e-6 * float(row["us"]))
+        for row in read_table(KERNELS)
+    ]  # fmt: skip
+
+
 @cache
 def kernels_of(gpu: str) -> dict[str, tuple[list[Kernel], list[Kernel]]]:
-    """By kind: vLLM's kernels to fit to, and those to test on."""
-    return {kind: halves(own) for kind, own in by_kind(read_kernels(), gpu).items()}
+    """By kind: those to fit to, and those to test on."""
+    found: dict[str, list[Kernel]] = {}
+    for kernel in read_kernels():
+        if kernel.gpu == gpu:
+            found.setdefault(kernel.kind, []).append(kernel)
+    return {kind: halves(own) for kind, own in found.items()}
+
+
+def halves(kernels: Sequence[Kernel]) -> tuple[list[Kernel], list[Kernel]]:
+    """Those of one kind to fit to, and those to test on. Shapes alternate as on a chessboard.
+
+    A shape's colour is the parity of the sum of its places among the sizes that occur. All rows of
+    one weight matrix have one colour.
+    """
+    colours: tuple[list[Kernel], list[Kernel]] = ([], [])
+    own = [kernel.shape[kernel.of_weights :] for kernel in kernels]
+    places = [
+        {size: place for place, size in enumerate(sorted(set(sizes)))}
+        for sizes in zip(*own, strict=True)
+    ]
+    for kernel, shape in zip(kernels, own, strict=True):
+        colour = sum(place[size] for place, size in zip(places, shape, strict=True))
+        colours[colour % 2].append(kernel)
+    return colours
+
+
+@cache
+def one_layer(heads: int, kv_heads: int) -> ModelConfig:
+    """A layer with this attention; its products are never asked for."""
+    return ModelConfig("kernel", 1, heads, 128 * heads, 1, 1, 1, n_kv_head=kv_heads)
+
+
+def predicted(kernels: Iterable[Kernel], gpu: str, efficiency: Constants) -> list[float]:
+    """Seconds of kernels of one GPU that are no all-reduces, with these constants of their kind."""
+    models: dict[tuple[int, ...], CostModel] = {}
+    seconds = []
+    for kernel in kernels:
+        shape, fp8 = kernel.shape, kernel.kind.startswith("fp8")
+        if kernel.kind.endswith("experts"):
+            seconds.append(efficiency.seconds(GPUS[gpu], *shape, fp8))
+            continue
+        heads = shape[2:] if not kernel.of_weights else (1, 1)
+        if heads not in models:
+            models[heads] = CostModel(one_layer(*heads), GPUS[gpu], efficiency)
+            models[heads].fp8 = efficiency
+        cost = models[heads]
+        if kernel.of_weights:
+            rows, outputs, inputs = shape
+            seconds.append(cost.linear(rows, inputs, outputs, fp8))
+        elif kernel.kind == "prefill":
+            seconds.append(cost.prefill_attention([(0, shape[1])] * shape[0]))
+        else:
+            seconds.append(cost.decode_attention(shape[0], shape[0] * shape[1]))
+    return seconds
 
 
 @cache
@@ -255,62 +319,58 @@ START = Efficiency(
 # Hopper's tensor cores multiply 64 rows at a time. Where a search ends at no overhead, or at a
 # cache that is no faster than the memory, we leave them out.
 CHOSEN = {"a100-80gb": {"cache": 1.0}, "h100": {"tile": 64}, "l40s": {"overhead": 0.0}}
-PARTS = {"product": ("product",), "attention": ("prefill", "decode")}  # kinds of kernels
-MOVING = {
-    "product": ("compute", "memory", "p", "overhead", "waves", "idle"),
-    "attention": (
+MOVING = {  # kinds of kernels, each fitted on its own -> the constants that move
+    ("product",): ("compute", "memory", "p", "overhead", "waves", "idle"),
+    ("prefill", "decode"): (
         "attention", "prefill_memory", "prefill_start", "prefill_block", "decode_memory",
         "decode_start", "decode_block", "cache",
     ),
 }  # fmt: skip
 FP8_MOVING = ("compute", "memory", "overhead", "waves", "idle")
-EXPERTS_MOVING = ("compute", "memory", "p", "start")
-VLLM = {  # each part is fitted on its own
-    (gpu, part): Fit(
-        names=tuple(name for name in MOVING[part] if name not in chosen),
-        start=replace(START, **chosen),
-        measured=partial(seconds_of, gpu, PARTS[part]),
-        law=lambda efficiency, kernels, gpu=gpu: predicted(kernels, gpu, efficiency),
-        off=mean_size, least_step=1e-3,
-    )
-    for gpu, chosen in CHOSEN.items() for part in PARTS
-}  # fmt: skip
-# Kinds that most models do not need, each with constants of its own. In fp8, tiles of 256 rows have
-# the least loss on the fitted half; a free corner runs off to infinity there, so it is that of 16
-# bits. The experts' law was chosen with the held-out errors in view. Where a search ends at no
-# start, we leave it out.
-LATER = {
-    (gpu, kind): Fit(
-        names=FP8_MOVING if kind == "fp8 product" else EXPERTS_MOVING[: 3 + (start > 0)],
-        start=replace(START, p=EFFICIENCY[gpu, "vllm"].p, tile=256) if kind == "fp8 product"
-        else Experts(compute=0.6, memory=0.9, p=1.5, start=start),
-        measured=partial(seconds_of, gpu, (kind,)),
-        law=lambda efficiency, kernels, gpu=gpu: predicted(kernels, gpu, efficiency),
-        off=mean_size, least_step=1e-3,
-    )
-    for gpu in CHOSEN for kind in kinds_of(gpu)[4:]
-    for start in [0.0 if gpu == "l40s" else 2e-5]
-}  # fmt: skip
+
+
+def kernels_fit(
+    gpu: str, kinds: tuple[str, ...], names: Sequence[str], start: Constants
+) -> Constants:
+    """Constants of these kinds of kernels, fitted to half of them."""
+    fit = Fit(
+        tuple(names), start, partial(seconds_of, gpu, kinds),
+        lambda efficiency, kernels: predicted(kernels, gpu, efficiency), mean_size, 1e-3,
+    )  # fmt: skip
+    return fit.search()
+
+
+def fit_gpu(gpu: str) -> Efficiency:
+    """All constants of one GPU with today's vLLM, without experts and fp8."""
+    found = replace(START, **CHOSEN[gpu])
+    for kinds, names in MOVING.items():
+        found = kernels_fit(gpu, kinds, [each for each in names if each not in CHOSEN[gpu]], found)
+    return rounded(replace(found, **VIDUR))
+
+
+def fit_later(gpu: str) -> dict[str, Constants]:
+    """Of the kinds that most models do not need, each with constants of its own.
+
+    In fp8, tiles of 256 rows have the least loss on the fitted half; a free corner runs off to
+    infinity there, so it is that of 16 bits. The experts' law was chosen with the held-out errors
+    in view. Where a search ends at no start, we leave it out.
+    """
+    found = {}
+    for kind in list(kernels_of(gpu))[4:]:
+        if kind == "fp8 product":
+            names = FP8_MOVING
+            start = replace(START, p=EFFICIENCY[gpu, "vllm"].p, tile=256)
+        else:
+            names = ("compute", "memory", "p", "start")[: 3 if gpu == "l40s" else 4]
+            start = Experts(compute=0.6, memory=0.9, p=1.5, start=2e-5 * ("start" in names))
+        found[kind] = rounded(kernels_fit(gpu, (kind,), names, start))
+    return found
+
 
 # ---------------------------------------------------------------------------------- what is printed
 
-Line = tuple[str, str]
-"""What a file should hold, and a complaint: "" if it does."""
-
-
-def line_of(gpu: str, software: str, fitted: Efficiency) -> Line:
-    """The row of constants.EFFICIENCY. Defaults are left out."""
-    given = [
-        f"{each.name}={value!r}"
-        for each in fields(fitted)
-        if (value := getattr(fitted, each.name)) != each.default
-    ]
-    held = EFFICIENCY.get((gpu, software))
-    same = fitted == held and fitted.source == held.source
-    return (
-        f'    ("{gpu}", "{software}"): Efficiency({", ".join(given)}),\n',
-        "" if same else f"configs/constants.py holds other constants of {gpu}, {software}",
-    )
+Found = dict[str, tuple[object, object]]
+"""What configs/ should hold, by its name there, and what it holds."""
 
 
 def summary(errors: Sequence[float]) -> list[str]:
@@ -319,7 +379,11 @@ def summary(errors: Sequence[float]) -> list[str]:
     return [median, p90, signed]
 
 
-def fit_a6000() -> list[Line]:
+def efficiency_found(gpu: str, software: str, fitted: Efficiency) -> Found:
+    return {f'EFFICIENCY["{gpu}", "{software}"]': (fitted, EFFICIENCY.get((gpu, software)))}
+
+
+def fit_a6000() -> Found:
     fitted = rounded(A6000.search())
     errors, times, numbers = A6000.errors(fitted), A6000.modelled(fitted), A6000.measured()
     rows = [
@@ -329,36 +393,23 @@ def fit_a6000() -> list[Line]:
     print_table(["number", "paper, ms", "fitted, ms", "error"], rows)
     worst = max(map(abs, errors.values()))
     source = f"experiments/fit.py: nine numbers of SARATHI, all within {worst:.1f} %"
-    return [line_of("a6000", "sarathi", replace(fitted, source=source))]
+    return efficiency_found("a6000", "sarathi", replace(fitted, source=source))
 
 
-RANGES = (
-    (1, 16), (17, 64), (65, 128), (129, 192), (193, 256), (257, 512), (513, 1024), (1025, 2048),
-)  # fmt: skip
-
-
-def fit_l20() -> list[Line]:
+def fit_l20() -> Found:
     fitted = rounded(L20.search())
     errors, borrowed = L20.errors(fitted), borrowed_errors()
-    groups = {
-        f"{first}-{last} rows": [errors[rows] for rows in errors if first <= rows <= last]
-        for first, last in RANGES
-    }
-    groups["all"] = list(errors.values())
+    groups = {"all": list(errors.values())}
     groups |= {f"all, {software}'s constants": own for software, own in borrowed.items()}
     share = replace(constants("l20", "vllm")[0], compute=fitted.compute)
     groups["all, vllm's but for compute"] = list(L20.errors(share).values())
     table = [[name, len(own), *summary(own)] for name, own in groups.items()]
     print_table(["iterations of", "measured", "median", "p90", "signed"], table, "Errors")
-    print_other_constants(fitted)
     source = "experiments/fit.py: TD-Pipe's iterations of LLaMA-13B; median error there"
     source += f" {summary(groups['all'])[0]}. Attention: the L40S's, vllm"
     found = {software: round(statistics.median(own), 1) for software, own in borrowed.items()}
-    complaint = "" if found == BORROWED else "configs/constants.py holds other errors: BORROWED"
-    return [
-        line_of("l20", "td_pipe", replace(fitted, source=source)),
-        (f"BORROWED = {found}", complaint),
-    ]
+    own = efficiency_found("l20", "td_pipe", replace(fitted, source=source))
+    return own | {"BORROWED": (found, BORROWED)}
 
 
 def borrowed_errors() -> dict[str, list[float]]:
@@ -367,51 +418,7 @@ def borrowed_errors() -> dict[str, list[float]]:
     return {software: list(L20.errors(own).values()) for software, own in found.items()}
 
 
-def print_other_constants(fitted: Efficiency) -> None:
-    """What is fitted if more or fewer constants may move, and how little it changes."""
-    fewer = replace(L20, names=L20.names[:-1], start=replace(L20.start, overhead=0.0))
-    more = replace(L20, start=replace(L20.start, **VIDUR))
-    table = []
-    for what, found in (
-        ("as above", fitted),
-        ("no overhead", rounded(fewer.search())),
-        ("norms priced", rounded(more.search())),
-    ):
-        values = [f"{value:.3f}" for value in (found.compute, found.memory, found.p)]
-        errors = summary(list(L20.errors(found).values()))
-        table.append([what, *values, f"{1e6 * found.overhead:.1f}", *errors])
-    header = ["", "compute", "memory", "p", "overhead, us", "median", "p90", "signed"]
-    print_table(header, table, "If more or fewer constants were fitted:")
-
-
 LEAST_TOKENS = 64  # fewer are not tested
-CORNERS = (1.0, 1.25, 1.5, 2.0, 3.0)  # among which costmodel.ATTENTION_P is chosen
-
-
-def fit_gpu(gpu: str) -> Efficiency:
-    """All constants of one GPU with today's vLLM."""
-    products = VLLM[gpu, "product"].search()
-    return rounded(replace(replace(VLLM[gpu, "attention"], start=products).search(), **VIDUR))
-
-
-def fit_later(gpu: str) -> dict[str, Constants]:
-    """Of the kinds of LATER, on one GPU."""
-    return {kind: rounded(fit.search()) for (on, kind), fit in LATER.items() if on == gpu}
-
-
-def lines_of_later(gpu: str, found: Mapping[str, Constants]) -> list[Line]:
-    """The rows of experts.EXPERTS and experts.FP8."""
-    lines = []
-    for kind, own in found.items():
-        if kind == "fp8 product":
-            given = {name: getattr(own, name) for name in (*FP8_MOVING, "tile")}
-            same, line = FP8.get(gpu) == given, f'    "{gpu}": {given},\n'.replace("'", '"')
-        else:
-            weights = "fp8" if kind.startswith("fp8") else "bf16"
-            same, line = EXPERTS.get((gpu, weights)) == own, f'    ("{gpu}", "{weights}"): {own},\n'
-        complaint = f"configs/experts.py holds other constants of {gpu}, {kind}"
-        lines.append((line, "" if same else complaint))
-    return lines
 
 
 def fit_reduce(start: int, kernels: Sequence[Kernel]) -> AllReduce:
@@ -451,25 +458,12 @@ def fit_reduces(link: str, kernels: Sequence[Kernel]) -> dict[int, tuple[AllRedu
     return found
 
 
-def line_of_reduces(link: str, ways: dict[int, tuple[AllReduce, ...]]) -> Line:
-    """The row of constants.ALL_REDUCES."""
-    lines = [f'    ("{link}", "vllm"): {{']
-    for gpus, some in ways.items():
-        rows = [(way.start, way.latency, f"{way.bandwidth / 1e9:g}e9") for way in some]
-        lines += [f"        {gpus}: ("]
-        lines += [f"            AllReduce({start}, {s}, {rate})," for start, s, rate in rows]
-        lines += ["        ),"]
-    same = ALL_REDUCES.get((link, "vllm")) == ways
-    complaint = "" if same else f"configs/constants.py holds other all-reduces over {link}"
-    return "\n".join([*lines, "    },\n"]), complaint
-
-
 def errors_of(
     kernels: Sequence[Kernel], efficiency: Constants, ways: dict[int, tuple[AllReduce, ...]]
 ) -> list[float]:
     """By how many percent these kernels, of one kind and GPU, are predicted too slow."""
     if kernels[0].kind == "all-reduce":
-        times = predicted_reduces(kernels, ways)
+        times = [reduce_seconds(ways[gpus], size, gpus) for *_, (gpus, size), _ in kernels]
     else:
         times = predicted(kernels, kernels[0].gpu, efficiency)
     return percent(times, [each.seconds for each in kernels])
@@ -480,60 +474,34 @@ def large(kernels: Sequence[Kernel]) -> list[Kernel]:
     return [e for e in kernels if e.kind == "all-reduce" or e.tokens >= LEAST_TOKENS]
 
 
-def fit_vllm(directory: Path | None = None) -> list[Line]:
-    """directory: of the full tables."""
-    tables = read_tables(directory) if directory else []
-    rows, sizes, lines, found = [], [], [], {}
+def fit_vllm() -> Found:
+    rows, found = [], {}
     for gpu in progress(list(CHOSEN), "fitting"):
         link, efficiency = GPUS[gpu].link, fit_gpu(gpu)
         ways = fit_reduces(link, kernels_of(gpu)["all-reduce"][0])
-        full, medians, later = by_kind(tables, gpu), {}, fit_later(gpu)
+        medians, later = {}, fit_later(gpu)
         for kind, (fitted, tested) in kernels_of(gpu).items():
-            sets = [fitted, large(tested)]
-            sets += [large(halves(full[kind])[1])] if tables else []
-            own = later.get(kind, efficiency)
-            errors = [errors_of(each, own, ways) for each in sets]
-            cells = [summary(each) for each in errors]
-            rows.append([gpu, kind, len(sets[1]), *(cell for each in cells for cell in each)])
+            own, sets = later.get(kind, efficiency), (fitted, large(tested))
+            cells = [summary(errors_of(each, own, ways)) for each in sets]
+            rows.append([gpu, kind, len(sets[1]), *cells[0], *cells[1]])
             medians[kind] = cells[1][0]
-            of = dict(zip(sets[-1], errors[-1], strict=True))
-            for size, own in by_size(kind, sets[-1]).items():
-                sizes.append([gpu, kind, size, len(own), *summary([of[each] for each in own])])
         each = ", ".join(f"{kind} {medians[kind]}" for kind in medians if kind not in later)
         source = f"experiments/fit.py: kernels; median error on other shapes: {each}. Norms:"
         efficiency = replace(efficiency, source=f"{source} Vidur's A100")
-        found[gpu] = efficiency
-        lines += [line_of(gpu, "vllm", efficiency), line_of_reduces(link, ways)]
-        lines += lines_of_later(gpu, later)
+        found |= efficiency_found(gpu, "vllm", efficiency)
+        found[f'ALL_REDUCES["{link}", "vllm"]'] = ways, ALL_REDUCES.get((link, "vllm"))
+        for kind, own in later.items():
+            if kind == "fp8 product":
+                moved = {name: getattr(own, name) for name in (*FP8_MOVING, "tile")}
+                found[f'FP8["{gpu}"]'] = moved, FP8.get(gpu)
+            else:
+                weights = "fp8" if kind.startswith("fp8") else "bf16"
+                held = EXPERTS.get((gpu, weights))
+                found[f'EXPERTS["{gpu}", "{weights}"]'] = own, held
     header = ["GPU", "kernel", "tested", "fitted: median", "p90", "signed"]
     header += ["tested: median", "p90", "signed"]
-    header += ["DIR: median", "p90", "signed"] if tables else []
     print_table(header, rows, f"Errors; tested: {LEAST_TOKENS} tokens and more")
-    header = ["GPU", "kernel", "from", "tested", "median", "p90", "signed"]
-    print_table(header, sizes, "Errors of the tested half, by size")
-    corner = print_corners(found)
-    best = f"costmodel.py holds another ATTENTION_P: {corner:g} fits best"
-    said = "" if corner == costmodel.ATTENTION_P else best
-    return [*lines, (f"costmodel.py: ATTENTION_P = {corner:g}", said)]
-
-
-def print_corners(found: Mapping[str, Efficiency]) -> float:
-    """The loss of the fitted attention kernels for each sharpness of the roofline's corner.
-
-    found: GPU -> where the search starts. Returns what fits best.
-    """
-    rows = []
-    for corner in CORNERS:
-        losses = []
-        for gpu, efficiency in found.items():
-            fit = replace(VLLM[gpu, "attention"], start=efficiency)
-            with patch.object(costmodel, "ATTENTION_P", corner):
-                losses.append(fit.loss(fit.search()))
-        means = [*losses, statistics.fmean(losses)]
-        rows.append([f"{corner:g}", *(f"{each:.4f}" for each in means)])
-    header = ["ATTENTION_P", *found, "mean"]
-    print_table(header, rows, "Mean |log ratio| of the fitted attention kernels")
-    return float(min(rows, key=lambda row: float(row[-1]))[0])
+    return found
 
 
 # -------------------------------------------------------------------------------------- the command
@@ -549,22 +517,19 @@ def main() -> None:
     parser = ScriptParser(__doc__)
     names = OneOf(tuple(FITS))
     parser.add_argument("name", type=names, metavar="NAME", nargs="?", help=f"{names}; else all")
-    help = "folder of the full tables of vllm: GPU/gemm.csv and so on"
-    parser.add_argument("directory", type=Path, metavar="DIR", nargs="?", help=help)
     options = parser.parse_args()
-    given = [options.directory] if options.directory else []
-    if given and options.name != "vllm":
-        raise UserError(f"{options.directory}: the fit {options.name} reads no folder; vllm does")
-    complaints = []
+    other = []
     for name in [options.name] if options.name else FITS:
         what, run = FITS[name]
         print(f"\nFitted on {what}:\n")
-        lines = run(*given)
-        print("\nIn configs/constants.py (EXPERTS, FP8: experts.py), if no other file is named:\n")
-        print(*(line for line, _ in lines), sep="\n")
-        complaints += [complaint for _, complaint in lines if complaint]
-    if complaints:
-        raise SystemExit("\n".join(f"{each}: paste the line above" for each in complaints))
+        found = run()
+        print("\nIn configs/constants.py (EXPERTS, FP8: experts.py):\n")
+        for place, (value, held) in found.items():
+            print(f"{place} = {value}\n")
+            if repr(value) != repr(held):
+                other.append(f"configs/ holds other constants: {place}; take the line above")
+    if other:
+        raise SystemExit("\n".join(other))
 
 
 if __name__ == "__main__":

@@ -24,70 +24,44 @@ from experiments.lib.common import print_table
 from experiments.lib.flags import WRITES, ScriptParser
 from experiments.lib.rows import read_rows
 
-Found = dict[tuple[str, str], tuple[str, list[Finding]]]
-
-
-def claims() -> list[tuple[str, str]]:
-    """Study and words of each claim that a machine should show."""
-    return [
-        (name, claim.says)
-        for name, study in studies().items()
-        for claim in study.claims
-        if claim.measured
-    ]
+Found = dict[tuple[str, str, str], list[Finding]]
 
 
 def find_shapes(directory: Path) -> Found:
-    """Study and claim -> where it was measured, and what was found there.
-
-    Claims without a single comparison are left out.
-    """
+    """By model and machine, study and claim: what was found, if there is a comparison."""
     found: Found = {}
     for name, study in studies().items():
         rows = read_rows(directory / f"{name}.csv").newest().where(source="measured")
+        where = f"{rows[0]['model']} on {rows[0]['hardware']}" if rows else ""
         for claim in study.claims:
-            findings = claim.found(rows) if claim.measured else []
-            if findings:
-                where = f"{rows[0]['model']} on {rows[0]['hardware']}"
-                found[name, claim.says] = (where, findings)
+            if claim.measured and (findings := claim.found(rows)):
+                found[where, name, claim.says] = findings
     return found
 
 
-def count(comparisons: list[bool]) -> str:
+def count(findings: list[Finding]) -> str:
+    comparisons = [holds for each in findings for holds in each.comparisons]
     return f"{sum(comparisons)} of {len(comparisons)}"
 
 
-def print_findings(where: str, found: dict[tuple[str, str], list[Finding]]) -> None:
-    """What holds on one machine, by claim."""
-    rows = []
-    for (name, says), findings in found.items():
-        every = [holds for finding in findings for holds in finding.comparisons]
-        rows.append([says, name, count(every)])
-    header = ["the paper's shape", "figure", "comparisons that hold"]
-    print_table(header, rows, f"Measured: {where}")
-    for (name, says), findings in found.items():
+def print_shapes(found: Found) -> None:
+    """What holds on each machine, by claim; then the values."""
+    for where in dict.fromkeys(where for where, *_ in found):
+        rows = [[says, n, count(own)] for (at, n, says), own in found.items() if at == where]
+        header = ["the paper's shape", "figure", "comparisons that hold"]
+        print_table(header, rows, f"Measured: {where}")
+    for (_, name, says), findings in found.items():
         print(f"\n{says} ({name})")
         for each in findings:
-            print(f"  {each.where}: {each.values}: {count(each.comparisons)} hold")
+            print(f"  {each.where}: {each.values}: {count([each])} hold")
 
 
 def main() -> None:
-    options = ScriptParser(__doc__, WRITES).parse_args()
-    found = find_shapes(options.out)
+    out = ScriptParser(__doc__, WRITES).parse_args().out
+    found = find_shapes(out)
     if not found:
-        names = ", ".join(dict.fromkeys(f"{name}.csv" for name, _ in claims()))
-        raise UserError(
-            f"--out {options.out}: nothing measured to compare in {names} there: run the figures"
-            " with --measure first"
-        )
-    for where in dict.fromkeys(where for where, _ in found.values()):
-        here = {claim: findings for claim, (place, findings) in found.items() if place == where}
-        print_findings(where, here)
-    missing = [
-        f"{says} ({name}.py --measure)" for name, says in claims() if (name, says) not in found
-    ]
-    if missing:
-        print(f"\nnot measured yet: {'; '.join(missing)}")
+        raise UserError(f"--out {out}: nothing measured to compare: first run figures --measure")
+    print_shapes(found)
 
 
 if __name__ == "__main__":

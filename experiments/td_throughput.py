@@ -33,7 +33,6 @@ packs them, decodes in batches that fill the memory all the time, no stage ever 
 the cost model, the lengths and the memory, not from a run. Hybrid batches and tensor parallelism
 may be above it.
 
-What else could explain the paper's ratios, and TD-Pipe's latency: td_options.py.
 """
 
 import enter  # noqa: F401

@@ -47,12 +47,11 @@ from configs import LINKS
 from configs.hosts import HOSTS
 from costmodel import make_batch
 from engine import LLM, SamplingParams
-from experiments.host_time import draw_hosts
 from lesson import COLOURS, predict, print_table, this_machine
 from paged.blocks import BlockMemory
 from paged.prompts import shared
-from pictures.gantt import STAGE_LOOKS, draw_lanes, legend_handles
-from pictures.lanes import engine_lanes
+from pictures.gantt import STAGE_LOOKS, Look, draw_lanes, legend_handles
+from pictures.lanes import Bar, engine_lanes
 from scheduler import make_scheduler
 from simulate import make_cost_model, simulate
 
@@ -442,8 +441,38 @@ kernels = cost_model.kernels(make_batch(decodes=256, context=1024))
 work = 256 * HOSTS["vllm-v1"].request
 print(f"256 decodes: {1e3 * kernels:.1f} ms on the GPU, {1e3 * work:.1f} ms on the CPU (predicted)")
 print("the CPU's time is from", HOSTS["vllm-v1"].source.split(" (")[0])
-figure, (above, below) = plt.subplots(2, 1, figsize=(12, 4.6), sharex=True)
-draw_hosts({"vllm-v1": above, "vllm-async": below}, kernels, 256)
+LOOKS = {
+    "host": Look("the host works on this iteration", "#F5C45E", edge="#8A6100", hatch="///"),
+    "kernels": Look("the GPU runs it", "#0072B2"),
+    "waits": Look("the GPU waits", "#D55E00", 0.45, 0.65),
+}
+
+
+def host_lanes(host, requests):
+    """Four iterations in their steady state. A number says to which iteration a bar belongs."""
+    work = host.iteration + host.request * requests
+    whole = host.around(kernels, requests)
+    lanes = {"CPU": [], "GPU": []}
+    for step in range(4):
+        begin = step * whole
+        first = begin if host.overlapped else begin + work  # of the kernels
+        lanes["CPU"].append(Bar(begin, begin + work, "host", str(step + 1 + host.overlapped)))
+        lanes["GPU"].append(Bar(first, first + kernels, "kernels", str(step + 1)))
+        ahead = (first + kernels, begin + whole) if host.overlapped else (begin, first)
+        lanes["GPU"].append(Bar(*ahead, "waits"))
+    return lanes
+
+
+lanes = {name: host_lanes(HOSTS[name], 256) for name in ("vllm-v1", "vllm-async")}
+end = max(bar.end for own in lanes.values() for lane in own.values() for bar in lane)
+figure, places = plt.subplots(2, 1, figsize=(12, 4.6), sharex=True)
+for axes, (name, own) in zip(places, lanes.items(), strict=True):
+    draw_lanes(axes, own, LOOKS, end)
+    took = 1e3 * HOSTS[name].around(kernels, 256)
+    axes.set_title(f"{name}: {took:.1f} ms per iteration", loc="left", fontsize=14)
+places[1].set_xlabel("time (s)")
+places[1].legend(handles=legend_handles(lanes.values(), LOOKS), ncols=3, loc="upper center",
+                 bbox_to_anchor=(0.5, -0.5), fontsize=12)  # fmt: skip
 plt.show()
 
 # %% [markdown]

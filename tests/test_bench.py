@@ -10,10 +10,9 @@ from conftest import TINY, call
 from command.checks import UserError
 from configs import MODELS
 from engine import LLM
-from experiments import bench, kernels
+from experiments import bench
 from experiments.bench import Demand, Machine, make_workload, measure_machine
 from experiments.lib.rows import read_rows
-from fast import native
 from fast import packed as linear
 
 
@@ -176,11 +175,3 @@ def test_a_machine_without_packed_linears(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(linear, "can_pack", lambda device, dtype: False)
     machine = measure_machine(LLM("demo", dtype="float32", device="cpu"), repeats=1)
     assert machine.flops > 0 and machine.bandwidth > 0
-
-
-def test_kernels_beside_each_other() -> None:
-    done = call(kernels, "--quick", "--dtype", "float32")
-    assert done.returncode == 0, done.stderr
-    assert "attention, all layers" in done.stdout and "beams: 4" in done.stdout
-    here = native.usable(torch.device("cpu"), torch.float32, 32, 1)
-    assert ("native" in done.stdout) == here, "where there is a compiler"

@@ -129,9 +129,9 @@ def test_a_guess_says_that_all_reduces_were_not_measured() -> None:
 def test_the_script_complains_of_other_constants(monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.argv", ["fit.py", "l20"])
     monkeypatch.setattr(fit.Fit, "search", lambda self: replace(L20, p=2.0))
-    with pytest.raises(SystemExit, match="other constants of l20, td_pipe"):
+    with pytest.raises(SystemExit, match=r'other constants: EFFICIENCY\["l20", "td_pipe"\]'):
         fit.main()
-    assert '("l20", "td_pipe"): Efficiency(' in capsys.readouterr().out
+    assert 'EFFICIENCY["l20", "td_pipe"] = Efficiency(' in capsys.readouterr().out
 
 
 # ----------------------------------------------------------------------------- TD-Pipe's all-reduce

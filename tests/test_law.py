@@ -19,23 +19,11 @@ from configs.constants import (
     reduce_seconds,
 )
 from configs.experts import EXPERTS, FP8
-from costmodel import ATTENTION_P, DIAGONAL, ENDS, KERNELS, CostModel, make_batch
+from costmodel import DIAGONAL, ENDS, KERNELS, CostModel, make_batch
 from experiments import fit
-from experiments.lib import measured_kernels
+from experiments.fit import KERNELS as MEASURED
+from experiments.fit import Kernel, kernels_of, one_layer, predicted, read_kernels
 from experiments.lib.engines import Priced
-from experiments.lib.measured_kernels import (
-    FOLDERS,
-    PATH,
-    Kernel,
-    by_kind,
-    halves,
-    kinds_of,
-    of_kind,
-    one_layer,
-    predicted,
-    read_kernels,
-    read_tables,
-)
 
 PLAIN = Efficiency(compute=0.5, memory=0.5, attention=0.5, p=2.0)
 A100 = GPUS["a100-80gb"]
@@ -278,27 +266,20 @@ TARGETS = {
 LATER = {"experts": 18, "fp8 product": 12, "fp8 experts": 8}  # no target was set: what is reached
 
 
-@pytest.fixture(scope="module")
-def kernels() -> list[Kernel]:
-    return read_kernels()
-
-
-def test_the_kernels_are_many_with_their_source(kernels) -> None:
-    head = PATH.read_text(encoding="utf-8")[:600]
+def test_the_kernels_are_many_with_their_source() -> None:
+    head = MEASURED.read_text(encoding="utf-8")[:600]
     assert "Apache License 2.0" in head and "AIConfigurator" in head
-    assert {(each.gpu, each.kind) for each in kernels} == {
-        (gpu, kind) for gpu in FOLDERS.values() for kind in kinds_of(gpu)
-    }
+    kernels = read_kernels()
     assert len({each[:3] for each in kernels}) == len(kernels) > 5000
+    assert kernels_of("h100").keys() == TARGETS["h100"].keys() | LATER.keys()
 
 
 @pytest.mark.parametrize("gpu", TARGETS)
-def test_medians_on_other_shapes_are_within_their_targets(gpu: str, kernels) -> None:
-    ways = ALL_REDUCES[GPUS[gpu].link, "vllm"]
-    for kind, own in by_kind(kernels, gpu).items():
-        fitted, tested = halves(own)
+def test_medians_on_other_shapes_are_within_their_targets(gpu: str) -> None:
+    ways, own = ALL_REDUCES[GPUS[gpu].link, "vllm"], EFFICIENCY[gpu, "vllm"]
+    for kind, (fitted, tested) in kernels_of(gpu).items():
         assert not {each.shape for each in fitted} & {each.shape for each in tested}
-        errors = fit.errors_of(fit.large(tested), of_kind(gpu, kind), ways)
+        errors = fit.errors_of(fit.large(tested), held(gpu).get(kind, own), ways)
         assert statistics.median(map(abs, errors)) < (TARGETS[gpu] | LATER)[kind] + DRAW, kind
 
 
@@ -306,7 +287,7 @@ def test_medians_on_other_shapes_are_within_their_targets(gpu: str, kernels) -> 
 def test_the_constants_are_what_the_script_finds(monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["fit.py", "vllm"])
     fit.main()  # exits with a complaint where configs/constants.py holds others
-    assert capsys.readouterr().out.count('"vllm"): Efficiency(') == len(FOLDERS)
+    assert capsys.readouterr().out.count('"vllm"] = Efficiency(') == len(TARGETS)
 
 
 def held(gpu: str) -> dict:
@@ -318,56 +299,18 @@ def held(gpu: str) -> dict:
 
 
 def test_the_script_complains_of_other_constants(monkeypatch) -> None:
-    """Of a GPU's constants, and of the sharpness of the corner. Nothing is searched for here."""
+    """Nothing is searched for here."""
     monkeypatch.setattr(sys, "argv", ["fit.py", "vllm"])
     monkeypatch.setattr(fit, "fit_gpu", lambda *_: PLAIN)
     monkeypatch.setattr(fit, "fit_later", held)
-    monkeypatch.setattr(fit, "print_corners", lambda *_: ATTENTION_P)
-    with pytest.raises(SystemExit, match="other constants of a100-80gb, vllm"):
+    with pytest.raises(SystemExit, match=r'other constants: EFFICIENCY\["a100-80gb", "vllm"\]'):
         fit.main()
     monkeypatch.setattr(fit, "fit_gpu", lambda gpu: EFFICIENCY[gpu, "vllm"])
     fit.main()
-    monkeypatch.setattr(fit, "print_corners", lambda *_: 2.0)
-    with pytest.raises(SystemExit, match="another ATTENTION_P: 2 fits best"):
+    other = {"experts": replace(held("h100")["experts"], p=9.0)}
+    monkeypatch.setattr(fit, "fit_later", lambda gpu: held(gpu) | other)
+    with pytest.raises(SystemExit, match=r'other constants: EXPERTS\["h100", "bf16"\]'):
         fit.main()
-
-
-def test_tables_are_read_as_they_were_meant(tmp_path) -> None:
-    """gemm, attention, and all-reduces, whose column of bytes counts values of two bytes."""
-    tables = {
-        "gemm": "m,n,k,ms\n64,1024,2048,0.5\n",
-        "prefill_attention": "batch_size,prompt,num_heads,num_kv_heads,ms\n2,64,8,4,0.25\n",
-        "decode_attention": "batch_size,context,num_heads,num_kv_heads,ms\n2,64,8,4,0.125\n",
-        "all_reduce": "num_gpus,bytes,backend,ms\n2,64,vllm_graph,1\n2,64,vllm_eager,2\n",
-        "gemm_fp8": "m,n,k,ms\n64,1024,2048,0.5\n",
-    }
-    tables |= dict.fromkeys(
-        ("experts", "experts_fp8"),
-        "num_tokens,hidden_size,width,num_experts,topk,ms\n64,2048,768,128,8,0.5\n",
-    )
-    for folder in FOLDERS:
-        (tmp_path / folder).mkdir()
-        for name, text in tables.items():
-            (tmp_path / folder / f"{name}.csv").write_text(text, encoding="utf-8")
-    own = [each[1:] for each in read_tables(tmp_path) if each.gpu == "h100"]
-    assert own == [
-        ("product", (64, 1024, 2048), 0.5e-3),
-        ("prefill", (2, 64, 8, 4), 0.25e-3),
-        ("decode", (2, 64, 8, 4), 0.125e-3),
-        ("all-reduce", (2, 128), 1e-3),
-        ("fp8 product", (64, 1024, 2048), 0.5e-3),
-        ("experts", (64, 2048, 768, 128, 8), 0.5e-3),
-        ("fp8 experts", (64, 2048, 768, 128, 8), 0.5e-3),
-    ]
-
-
-def test_the_thinned_copy_is_a_draw_that_reads_back(kernels, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(measured_kernels, "PATH", tmp_path / "kernels.csv")
-    monkeypatch.setattr(measured_kernels, "KEPT", 20)
-    measured_kernels.thin(kernels)
-    drawn = read_kernels()
-    assert len(drawn) == 20 * sum(len(kinds_of(gpu)) for gpu in FOLDERS.values())
-    assert set(drawn) <= set(kernels)
 
 
 def test_one_law_for_a_kernel_and_for_a_batch() -> None:

@@ -1,21 +1,21 @@
-"""Segment KV's Fig 4, 7, 8 and 9: what the scripts write, and one property of each; and the real
-runs of bench_beams.py, on the same engines.
+"""Segment KV's Fig 4, 7, 8 and 9: what the scripts write, and one property of each; and the engines
+that they measure.
 """
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import isclose
-from pathlib import Path
 
 import pytest
-from conftest import call, ran
+from conftest import ran
 
 from beam.cost import cache_bytes
+from command.checks import UserError
 from configs import MODELS, ModelConfig
-from experiments import bench_beams, segment_memory, segment_prompts, segment_throughput
+from experiments import segment_memory, segment_prompts, segment_throughput
 from experiments.lib import beam_engines, segment
-from experiments.lib.beam_engines import ENGINES, Engines, started
+from experiments.lib.beam_engines import ENGINES, Engines, Search, largest_fit, started
 from experiments.lib.rows import Rows, read_rows
 
 NAMES = ("segment_memory", "segment_prompts", "segment_widths", "segment_throughput")
@@ -162,38 +162,34 @@ def test_the_measured_largest_batch_fits_the_budget(measured: dict[str, Rows]) -
 
 
 @pytest.mark.slow
-def test_a_second_bench_of_beams_keeps_the_rows_of_the_first(
-    running: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On the same engines. The second run has another prompt."""
-    monkeypatch.setattr(bench_beams, "started", running)
-    quick = "--quick", "--dtype", "float32", "--engines", "segment", "transformers"
-    flags = "--prompts", "30", "--max-batch-size", "2", "--stop-after", "transformers=3"
-    runs = [call(bench_beams, *quick, *more, "--out", tmp_path) for more in ((), flags)]
-    assert [run.returncode for run in runs] == [0, 0], runs[-1].stderr
-    text = "".join(run.stdout for run in runs)
-    lines = [line for line in text.splitlines() if not line.startswith("wrote")]  # its path
-    assert all(len(line) <= 100 for line in lines)
-    assert text.count("equal to segment's: transformers 1 of 1") == 1
-    assert text.count("equal to segment's: transformers 2 of 2") == 1
-    assert "* transformers stopped after 3 of 6 tokens (P = 30, BS = 2)" in text
-    rows = read_rows(tmp_path / "bench_beams.csv")
-    wide, (narrow,) = rows.where(BW=4), rows.where(BW=1)
-    assert [narrow[key] for key in ("P", "BS", "way")] == [24, 1, "segment"]
-    cases = [(24, 1), (24, 2), (30, 2)]
-    assert [(*case, own.column("way")) for case, own in wide.by("P", "BS").items()] == [
-        (*case, ["segment", "transformers"]) for case in cases
-    ]
-    for ours, theirs in wide.by("P", "BS").values():
-        for what in bench_beams.TOKENS:  # one pair: its ratio is that of the medians
-            ratio = pytest.approx(theirs[what] / ours[what], rel=1e-4)
-            assert theirs[f"{what} over segment"] == ratio
-        seconds = ours["first token"] + 5 * ours["next token"] / 1e3
-        assert ours["throughput"] == pytest.approx(ours["BS"] * 6 / seconds, rel=1e-4)
-    assert wide[0]["next token over BW 1"] == pytest.approx(
-        wide[0]["next token"] / narrow["next token"], rel=1e-4
-    )
-    assert (tmp_path / "bench_beams.png").read_bytes().startswith(b"\x89PNG")
-    figure = bench_beams.draw(rows)
-    heights = {patch.get_height() for axes in figure.axes for patch in axes.patches}
-    assert heights == {row[what] for row in wide for what in bench_beams.TOKENS}
+def test_the_engines_end_with_the_block_and_with_an_error() -> None:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        started(MODELS["demo"], "float32", ["segment"]) as engines,
+    ):
+        process = engines.peers["segment"].process
+        answer = engines.run(Search("segment", 2, 20, 3, 5))
+        assert [len(tokens) for tokens in answer["tokens"]] == [5, 5]
+        assert min(answer["first"], answer["next"]) > 0 and process.poll() is None
+        raise KeyboardInterrupt
+    assert process.poll() is not None
+    for names, dtype, said in ((["vllm"], "float32", "vllm"), (["segment"], "int8", "int8")):
+        with pytest.raises(UserError, match=said), started(MODELS["demo"], dtype, names):
+            pass
+
+
+@pytest.mark.parametrize("jump", [0, 2e6, 40e6])
+@pytest.mark.parametrize("budget", [4e6, 99e6, 500e6])
+def test_the_largest_batch_is_found(jump: float, budget: float) -> None:
+    """Peaks that grow along a line, with a step in it at 6 prompts."""
+    one = cache_bytes(MODELS["demo"], "segment", 1, 4, 512, 64, 4)
+
+    class Known(Engines):
+        def peak(self, name: str, batch_size: int, *shape: int) -> float:
+            return 3e6 + 1.5 * one * batch_size + jump * (batch_size > 5)
+
+    engines = Known(MODELS["demo"], "float32", {})
+    tried = engines.largest_batch("segment", 512, 4, 64, budget)
+    true = max((n for n in range(200) if engines.peak("segment", n) <= budget and n), default=0)
+    assert largest_fit(tried, budget) == true
+    assert all(peak == engines.peak("segment", size) for size, peak in tried.items())

@@ -1,5 +1,5 @@
-"""TD-Pipe's throughput beside its baselines: what a run is, the ceiling, the options, and what the
-two scripts print.
+"""TD-Pipe's throughput beside its baselines: what a run is, the ceiling, and what the script
+prints.
 """
 
 import json
@@ -12,11 +12,10 @@ import pytest
 from command.checks import UserError
 from configs.hosts import Host
 from costmodel import make_batch
-from experiments import td_options, td_throughput
+from experiments import td_throughput
 from experiments.lib import td
 from experiments.lib.common import run_jobs
 from experiments.lib.td import BASELINES, ceiling
-from experiments.td_options import NONE, OPTIONS, perform
 from experiments.td_throughput import ALL
 from pipeline import MicroBatches
 from pipeline.phases import Rules
@@ -124,10 +123,9 @@ def test_the_requests_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture) -
     found = td.azure(50, 0, path)
     assert found[:3] == kept and set(found) == set(kept) and len(found) == 50
     assert "3 of 5 requests are taken" in capsys.readouterr().out
-    for study in (td_throughput, td_options):
-        [sweep, *_] = study.sweeps(quick=True, requests=2, requests_file=path)
-        row = sweep.run(NODE, **sweep.cases[0])
-        assert row["throughput"] == td.run(NODE, "TP+SB", kept[:2]).throughput
+    [sweep, *_] = td_throughput.sweeps(quick=True, requests=2, requests_file=path)
+    row = sweep.run(NODE, **sweep.cases[0])
+    assert row["throughput"] == td.run(NODE, "TP+SB", kept[:2]).throughput
     path.write_text(json.dumps(rows[2:4]), encoding="utf-8")
     td.usable.cache_clear()
     with pytest.raises(UserError, match="no request has at most 1024 prompt tokens, and at most"):
@@ -138,29 +136,17 @@ def test_the_requests_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture) -
 
 
 @pytest.mark.parametrize(
-    "name",
+    "system, change",
     [
-        "host vllm-2024",
-        "other reading",
-        "budget 256",
-        "batches of 64",
-        "one queue",
-        "chat lengths",
-        "pack 1024",
+        ("TP+HB", {"budget": 256}),
+        ("PP+HB", {"batch_size": 16}),
+        ("PP+SB", {"deal": "queue"}),
+        ("TD-Pipe", {"rules": Rules(pack=1024)}),
     ],
 )
-def test_an_option_changes_what_it_names(name: str) -> None:
-    system = [*OPTIONS[name].systems][-1]
-    plain, changed = (
-        perform(NODE, system, option, 300, 0)["throughput"] for option in (NONE, name)
-    )
-    assert plain != changed
-
-
-def test_an_option_leaves_other_systems_as_they_are() -> None:
-    runs = [tuple(run.values()) for run in td_options.runs_of(OPTIONS)]
-    assert len(runs) == len(set(runs))
-    assert ("PP+SB", "no cap") in runs and ("PP+HB", "no cap") not in runs
+def test_an_option_of_a_run_changes_it(system: str, change: dict) -> None:
+    lengths = td.azure(300)
+    assert td.run(NODE, system, lengths).seconds != td.run(NODE, system, lengths, **change).seconds
 
 
 # -------------------------------------------------------------------------------------- the ceiling
@@ -228,9 +214,8 @@ def test_leads_are_ratios_of_throughputs_and_the_largest_is_of_all_nodes() -> No
 
 
 @pytest.mark.slow
-def test_the_scripts_tables(capsys: pytest.CaptureFixture) -> None:
-    for study in (td_throughput.STUDY, td_options.STUDY):
-        study.report(study.predict(quick=True, requests=12))
+def test_the_scripts_table(capsys: pytest.CaptureFixture) -> None:
+    td_throughput.STUDY.report(td_throughput.STUDY.predict(quick=True, requests=12))
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 100
     assert "Does not fit the memory: L20 + 32B on 1 GPU, A100 + 70B on 1 GPU." in printed

@@ -8,19 +8,18 @@ imported inside the functions: figures import this module, and predict without t
 """
 
 import random
-import statistics
-from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from beam.cost import cache_bytes, throughput
+from beam.cost import cache_bytes
 from command.checks import UserError, lookup
 from configs import ModelConfig
 from experiments.lib.common import progress
 from experiments.lib.engines import Real
 from experiments.lib.peers import Peer, saved_model
-from experiments.lib.segment import OURS, WAYS, Latency
+from experiments.lib.segment import WAYS, Latency
 
 if TYPE_CHECKING:  # predicting needs no torch
     from engine import LLM
@@ -39,26 +38,6 @@ class Search:
     prompt: int
     beam_width: int
     response: int
-
-
-@dataclass
-class Seen:
-    """What one `Search` took, in order of its repetitions."""
-
-    first: list[float] = field(default_factory=list)  # s
-    next: list[float] = field(default_factory=list)  # s, mean from the second token to the last
-    peak: list[float] = field(default_factory=list)  # bytes
-    tokens: list[list[int]] = field(default_factory=list)  # the best sequence of each prompt
-
-    def times(self, what: str) -> list[float]:
-        """s of the first or of the next token; what: one of TOKENS."""
-        return self.first if what == "first token" else self.next
-
-    def throughput(self, batch_size: int, response: int) -> float:
-        """Formula (4), tokens/s, of the medians. response may be longer than what was run."""
-        next_token = statistics.median(self.next)
-        seconds = statistics.median(self.first) + (response - 1) * next_token
-        return throughput(batch_size, response, seconds)
 
 
 def make_prompts(config: ModelConfig, batch_size: int, length: int) -> list[list[int]]:
@@ -80,31 +59,6 @@ class Engines:
         question = {"beam_width": search.beam_width, "response": search.response}
         question["prompts"] = make_prompts(self.config, search.batch_size, search.prompt)
         return self.peers[search.engine].ask(question)
-
-    def ask(self, searches: Mapping[Hashable, Search], repeats: int) -> dict[Hashable, Seen]:
-        """Run each search `repeats` times, in alternation. searches: by a label of your choice."""
-        seen = {label: Seen() for label in searches}
-        labels = list(searches)
-        starts = [turn % len(labels) for turn in range(repeats)]  # each round begins with another
-        turns = [label for i in starts for label in labels[i:] + labels[:i]]
-        with progress(turns, "searches") as bar:
-            for label in bar:
-                each, found = searches[label], seen[label]
-                shape = f"{each.batch_size} x {each.prompt} + {each.response} tokens"
-                bar.set_description(f"{each.engine}, {shape}, BW {each.beam_width}")
-                answer = self.run(each)
-                for name in ("first", "next", "peak"):
-                    if answer[name] is not None:
-                        getattr(found, name).append(answer[name])
-                found.tokens = answer["tokens"]
-        return seen
-
-    def compare(
-        self, batch_size: int, prompt: int, beam_width: int, response: int, repeats: int
-    ) -> dict[str, Seen]:
-        """The same batch on every engine."""
-        shape = batch_size, prompt, beam_width, response
-        return self.ask({name: Search(name, *shape) for name in self.peers}, repeats)
 
     def peak(self, name: str, batch_size: int, prompt: int, width: int, response: int) -> float:
         """Bytes: of one run."""
@@ -158,7 +112,8 @@ def started(config: ModelConfig, dtype: str, names: Sequence[str] = ENGINES) -> 
             peers[name] = Peer(name, "beams", name, directory, dtype)
             stack.callback(peers[name].close)
         engines = Engines(config, dtype, peers)
-        engines.compare(2, 16, 2, 3, 1)  # first kernels, compilers
+        for name in names:
+            engines.run(Search(name, 2, 16, 2, 3))  # first kernels, compilers
         yield engines
 
 
@@ -202,12 +157,3 @@ def check_cpu(llm: "LLM") -> str:
     if llm.device.type != "cpu":
         raise UserError(f"device {llm.device}: the engines beside ours run on the CPU; choose cpu")
     return str(llm.dtype).removeprefix("torch.")
-
-
-def equal_tokens(seen: Mapping[str, Seen], labels: Sequence[str]) -> str:
-    """One line: how many best sequences are the same as ours."""
-    ours, counts = seen[OURS].tokens, []
-    for label in labels:
-        same = sum(a == b for a, b in zip(ours, seen[label].tokens, strict=True))
-        counts.append(f"{label} {same} of {len(ours)}")
-    return ", ".join(counts)

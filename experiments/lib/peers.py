@@ -1,7 +1,7 @@
 """Other engines beside ours, each in a process of its own: how they start, are asked, and end.
 
-bench.py, bench_beams.py, the beam figures and serve_peer.py use it. `Peer`
-runs this file with the Python that has the engine's packages:
+bench.py, the beam figures and serve_peer.py use it. `Peer` runs this file with the Python that has
+the engine's packages:
 
     python -P experiments/lib/peers.py TASK ENGINE CHECKPOINT DTYPE [BUDGET]
 

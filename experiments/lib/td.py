@@ -19,12 +19,11 @@ it with --requests-file. Its predictions are not used: runs know the true length
 
 Ours have the lengths of Azure's public conversation trace of 2023 (azure_conv_2023_sample.csv:
 2,000 requests with prompts of at most 1024 tokens, evenly spaced; Microsoft, CC-BY 4.0,
-github.com/Azure/AzurePublicDataset), or, as `chat`, log-normal lengths with the percentiles that
-Sarathi-Serve publishes of ShareGPT (its Table 2). Azure's mean output is 160 tokens. Answers of
-Llama-2-chat are longer: 300 to 450 tokens is our inference, and `stretched` makes such.
+github.com/Azure/AzurePublicDataset). Their mean output is 160 tokens. Answers of Llama-2-chat are
+longer: 300 to 450 tokens is our inference, and `stretched` makes such.
 
-What draws and reads lengths needs numpy. A browser has none, and runs the rest: so two functions
-import it by themselves.
+What draws and reads lengths needs numpy. A browser has none, and runs the rest: so the import
+stands in the function.
 """
 
 import random
@@ -215,13 +214,6 @@ def stretched(lengths: Lengths, mean: int = 0) -> Lengths:
     """All outputs times one factor, to this mean; prompts stay. mean 0: outputs stay, too."""
     factor = mean * len(lengths) / sum(output for _, output in lengths) if mean else 1
     return [(prompt, max(1, round(factor * output))) for prompt, output in lengths]
-
-
-def chat(count: int = COUNT, seed: int = 0) -> Lengths:
-    from experiments.lib.papers import CHAT
-
-    drawn = [(len(r.prompt), r.max_tokens) for r in CHAT.requests(3 * count, seed=seed)]
-    return [pair for pair in drawn if pair[0] <= LONGEST][:count]
 
 
 def make(lengths: Lengths) -> list[Request]:
