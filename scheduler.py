@@ -84,8 +84,7 @@ class Scheduler:
     recomputation). So no output token is lost. (A beam search restarts.)
     """
 
-    # What each micro-batch of a pipeline has for itself. All else that a policy sets is in the one
-    # __dict__ that `MicroBatches` gives to all of them.
+    # what each micro-batch of a pipeline has for itself; all else is in a __dict__ that they share
     __slots__ = ("__dict__", "_preempted", "memory", "running", "waiting")
     name, example = "?", ""  # example: a name with an option
 
