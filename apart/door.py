@@ -6,7 +6,6 @@ from dataclasses import asdict
 from statistics import median
 
 from apart.real import ApartLLM
-from batch import BROKEN
 from command.checks import UserError
 from engine import LLM, RequestOutput
 from loop import Loop
@@ -62,7 +61,7 @@ def compare(llm: ApartLLM, prompts: Sequence, params: object, outputs: Sequence)
     with llm.surroundings():
         run_all(Loop(LLM._scheduler(llm), LLM.make_executor(llm)), requests)
     for request, output in zip(requests, outputs, strict=True):
-        tokens = [token for token in request.output if token != BROKEN]
-        if tokens != output.token_ids:
+        same = request.output[: len(output.token_ids)] == output.token_ids
+        if not same or request.finish_reason != output.finish_reason:
             raise UserError(f"prompt {request.request_id}: one engine gives other tokens")
     print("alone     one engine gives the same tokens")
