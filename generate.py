@@ -108,16 +108,15 @@ def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
 
 def stream_one(llm: LLM, prompt: str, params: SamplingParams) -> list[str]:
     """Returns the finish_reason, as the two functions below."""
-    tokens, reason = llm.stream(prompt, params), None  # complains before anything is printed
+    tokens = llm.stream(prompt, params)  # complains before anything is printed
     try:
         print(prompt, end="", flush=True)
         for token in tokens:
             print(token.text, end="", flush=True)
-            reason = token.finish_reason
     finally:  # after Ctrl-C, too: what comes next has a line of its own
         print()
     print()
-    return [reason]
+    return [token.finish_reason]
 
 
 def ended(tokens: Iterator[StreamedToken], pieces: list[str], reasons: list[str]) -> Iterator[None]:
