@@ -71,10 +71,9 @@ WHOLE_PROMPTS = ("request_level", "orca", "vllm_v0")  # policies that have no C
 COMPARED = ("td_pipe", "sarathi", "sarathi_serve", "vllm_v0")
 FEW_REQUESTS, MANY_REQUESTS = (5, 8), (14, 20)
 QUANTITIES = {"total time": "s", "mean iteration": "ms", "throughput": "tokens/s"}  # compared
-# the last: of results/validate_apart.csv, whose engine is that of commit 94a0484
-STAGED = {"total time": "s", "bubble share": "%", "mean latency": "s"}
+STAGED = {"total time": "s", "bubble share": "%"}
 WORKS = ("work of process 0", "work of process 1")
-BESIDE = {"drift": "x", **dict.fromkeys(WORKS, "x"), "time alone": "s", "wait": "s"}
+BESIDE = {"drift": "x", **dict.fromkeys(WORKS, "x"), "time alone": "s"}
 UNITS = QUANTITIES | STAGED | BESIDE
 TARGET = 10.0  # %: what we set out to reach, as a median; of quantities WITHIN, in points
 WITHIN = {"bubble share": {"absolute": 5.0}}

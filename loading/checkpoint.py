@@ -162,6 +162,7 @@ def weights_of(model: Transformer) -> dict[str, Tensor]:
 def load_weights(model: Transformer, directory: str | Path, check: bool = False) -> None:
     """Copies a checkpoint into the model's parameters, cast to their dtype and device.
 
+    model: of the shape that `load_config` tells. A tied one takes no head from the file.
     It copies one tensor at a time. So the peak of the memory is the model plus one tensor (of
     nanoGPT's file, which stays open: plus its pages, which the system may drop). A stage
     of a pipeline reads only the tensors of its own layers. check: also look for NaN and infinity.
@@ -170,8 +171,6 @@ def load_weights(model: Transformer, directory: str | Path, check: bool = False)
     damaged. Do not use the model then: some of its parameters are overwritten.
     """
     directory = Path(directory)
-    if model.config.tied and _has_own_head(directory):
-        raise UserError(f"{directory}: lm_head.weight is not the embedding, and the model is tied")
     missing = {_stem(name): (name, place) for name, place in _plan(model.config).items()}
     state = weights_of(model)
     for path, name, read in _tensors(directory):

@@ -19,8 +19,10 @@ from scheduler import ALIASES, FOR_PIPELINES, POLICIES, Scheduler, make_schedule
 
 MOST_BYTES = 10**7  # of a file of policies
 LOADED: dict[Path, list[str]] = {}  # the files that were run, and the names of their policies
-DECODES_FIRST = {"sarathi", "sarathi_serve", "vllm_v1"}  # and what derives from them, but for ...
-NOT_TOGETHER = {"chunked_only", "prefill_first"}  # ... a batch of chunks or of decodes
+# Policies whose batches take decodes first, as do those that derive from them. But a batch of the
+# second ones has either chunks or decodes.
+DECODES_FIRST = {"sarathi", "sarathi_serve", "vllm_v1"}
+NOT_TOGETHER = {"chunked_only", "prefill_first"}
 NAME = re.compile(r"[A-Za-z]\w{0,39}", re.ASCII)  # series of results have blanks, commas, colons
 
 

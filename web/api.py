@@ -67,7 +67,7 @@ class Choice:
         self.watch = Stopwatch(answer.api.metrics)
         self.text, self.tokens, self.count = [], [], 0
         self.reason: str | None = None
-        self.fault = ""  # why it has no text
+        self.fault: Refused | None = None  # why it has no text
 
     def take(self, delta: Delta) -> None:
         """Add the request's next token, or its end."""
@@ -77,7 +77,7 @@ class Choice:
         self.answer.policies.pop(delta.policy, None)  # the newest is the last
         self.answer.policies[delta.policy] = None
         if delta.token == batch.BROKEN:
-            raise UserError(WHY_BROKEN)
+            raise Refused(500, WHY_BROKEN, kind="server_error", code="no_numbers")
         if delta.token is not None:
             self.count += 1
             self.watch.token()
@@ -164,9 +164,8 @@ class Answer:
     def failure(self) -> Refused | None:
         """Why this answer is incomplete; None: it is complete."""
         reasons = {choice.reason for choice in self.choices}
-        if fault := next((choice.fault for choice in self.choices if choice.fault), ""):
-            return Refused(500, f"an output token has no text: {fault}", kind="server_error",
-                           code="no_text")  # fmt: skip
+        if fault := next((choice.fault for choice in self.choices if choice.fault), None):
+            return fault
         if "error" in reasons:
             last = next(reversed(self.policies))
             told = f"the engine failed under the policy {last}, and was restarted"
@@ -532,10 +531,13 @@ def hand_out(news: list[tuple[Choice | None, Delta]]) -> None:
             if choice is not None:
                 choice.take(delta)
         except Exception as error:
-            choice.fault = why(error)
-            ours = None if isinstance(error, UserError) else error
-            log.error("a token of request %d has no text: %s", choice.request.request_id,
-                      choice.fault, exc_info=ours)  # fmt: skip
+            known = isinstance(error, Refused | UserError)
+            choice.fault = error if isinstance(error, Refused) else Refused(
+                500, f"an output token has no text: {why(error)}", kind="server_error",
+                code="no_text",
+            )  # fmt: skip
+            log.error("request %d: %s", choice.request.request_id, choice.fault.message,
+                      exc_info=None if known else error)  # fmt: skip
             choice.hang_up("error")
 
 
