@@ -3,6 +3,7 @@ that they measure.
 """
 
 import operator
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import isclose
@@ -14,7 +15,7 @@ from beam.cost import cache_bytes
 from command.checks import UserError
 from configs import MODELS, ModelConfig
 from experiments import segment_memory, segment_prompts, segment_throughput
-from experiments.lib import beam_engines, segment
+from experiments.lib import beam_engines, peers, segment
 from experiments.lib.beam_engines import ENGINES, Engines, Search, largest_fit, started
 from experiments.lib.rows import Rows, read_rows
 
@@ -176,6 +177,19 @@ def test_the_engines_end_with_the_block_and_with_an_error() -> None:
     for names, dtype, said in ((["vllm"], "float32", "vllm"), (["segment"], "int8", "int8")):
         with pytest.raises(UserError, match=said), started(MODELS["demo"], dtype, names):
             pass
+
+
+def test_what_an_engine_says_of_a_search() -> None:
+    """The first token's time is apart. The others have a mean."""
+
+    def search(prompts: list, width: int, response: int) -> tuple[list[float], list]:
+        now = time.perf_counter()
+        return [now + 10, now + 12, now + 16], [[width] * response] * len(prompts)
+
+    answer = peers.beams(lambda: (search, lambda *_: None))
+    said = answer({"prompts": [[1, 2]], "beam_width": 4, "response": 3})
+    assert said["next"] == pytest.approx(3) and said["first"] >= 10
+    assert said["tokens"] == [[4, 4, 4]]
 
 
 @pytest.mark.parametrize("jump", [0, 2e6, 40e6])

@@ -56,6 +56,8 @@ def test_a_measurement_replaces_only_its_own(tmp_path: Path) -> None:
     found = [(row["hardware"], row["rate"]) for row in with_kept(path, new)]
     assert found == [("h", 4.0), ("another", 3.0), ("one, two", 5.0)]
     assert with_kept(path, Rows(new[:1], UNITS)).newest().column("rate") == [4.0, 3.0]
+    again = Rows([MEASURED | {"P": 8, "rate": 6.0}], UNITS)
+    assert with_kept(path, again, "P").column("rate") == [2.0, 3.0, 6.0], "another case"
 
 
 def test_a_number_has_as_many_words_as_it_takes() -> None:

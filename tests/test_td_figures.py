@@ -4,6 +4,7 @@ prints.
 
 import json
 import re
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -141,12 +142,13 @@ def test_the_requests_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture) -
         ("TP+HB", {"budget": 256}),
         ("PP+HB", {"batch_size": 16}),
         ("PP+SB", {"deal": "queue"}),
+        ("PP+SB", {"memory": "pool"}),
         ("TD-Pipe", {"rules": Rules(pack=1024)}),
     ],
 )
 def test_an_option_of_a_run_changes_it(system: str, change: dict) -> None:
-    lengths = td.azure(300)
-    assert td.run(NODE, system, lengths).seconds != td.run(NODE, system, lengths, **change).seconds
+    node, lengths = replace(NODE, memory=0.1), td.azure(300)  # memory that binds
+    assert td.run(node, system, lengths).seconds != td.run(node, system, lengths, **change).seconds
 
 
 # -------------------------------------------------------------------------------------- the ceiling
