@@ -12,8 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OTHERS = ("toml", "js", "html", "css", "cpp", "sh")  # what is written by hand
 MOST = {
-    "lines of .py": 78_817,
-    "bytes of .py": 3_441_506,
+    "lines of .py": 78_797,
+    "bytes of .py": 3_441_056,
     "marks of .py for the formatter": 436,
     f"lines of .{', .'.join(OTHERS)}": 8_960,
 }

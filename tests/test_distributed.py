@@ -22,13 +22,7 @@ from conftest import TINY
 from pipeline_worker import NAMES, PLAYS
 from test_perfetto import events_of, groups_of
 from test_perfetto import named as lanes_of
-from watch import (
-    PATIENCE,
-    alive,
-    children_of,
-    threads_of,
-    wait_for,
-)
+from watch import PATIENCE, alive, children_of, threads_of, wait_for
 
 import distributed
 from attention import FlatBatch, Span

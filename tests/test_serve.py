@@ -341,6 +341,12 @@ def test_a_wrong_template_is_refused(template: str) -> None:
     assert WRONG[template] in said and "\n" not in said and len(said) < 900
 
 
+@pytest.mark.parametrize("name", ["messages", "bos_token", "not a name"])
+def test_options_replace_nothing_of_ours(name: str) -> None:
+    with pytest.raises(Unfit, match=f"chat_template_kwargs may not hold '{name}'"):
+        Chat(TEMPLATE, {}).prompt([], {name: "x"})
+
+
 def test_where_a_template_is_found(tmp_path: Path) -> None:
     assert read_template(DEMO) is None
     several = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
