@@ -1,5 +1,6 @@
 """What all commands share: a mistake gives one clear line, and no file of yours is lost."""
 
+import io
 import os
 import re
 import signal
@@ -167,7 +168,8 @@ def run_main(main: Callable[[], None]) -> None:
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # see `begin`
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError):  # a test's stream, or none
+        narrow = getattr(stream, "encoding", "") not in ("utf-8", "UTF-8")
+        if isinstance(stream, io.TextIOWrapper) and (narrow or stream.errors == "strict"):
             stream.reconfigure(errors="backslashreplace")  # shows a letter that the encoding lacks
     try:
         main()

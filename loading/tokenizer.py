@@ -106,7 +106,7 @@ def _from_characters(path: Path) -> Tokenizer:
     def decode(tokens: Sequence[int]) -> str:
         return "".join(letters[token] for token in tokens if token < len(letters))
 
-    return Tokenizer(encode, decode, None, encode)
+    return Tokenizer(encode, decode, None, encode, lambda token: decode([token]).encode())
 
 
 def gpt2_tokenizer() -> Tokenizer:
