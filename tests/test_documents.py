@@ -116,7 +116,7 @@ def test_make_says_which_python_to_give_and_that_works(
     words: str, stale: bool, tmp_path: Path
 ) -> None:
     """Even where the one that is too old has made a .venv before."""
-    for name in ("Makefile", "pyproject.toml", "requirements-figures.txt"):
+    for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     for name, minor in ("old", 10), ("python3.13", 13):
         (tmp_path / name).write_text(STUB.format(minor=minor, python=sys.executable), "utf-8")
