@@ -12,10 +12,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OTHERS = ("toml", "js", "html", "css", "cpp", "sh")  # what is written by hand
 MOST = {
-    "lines of .py": 78_797,
-    "bytes of .py": 3_441_056,
-    "marks of .py for the formatter": 436,
-    f"lines of .{', .'.join(OTHERS)}": 8_960,
+    "lines of .py": 77_500,
+    "bytes of .py": 3_388_000,
+    "marks of .py for the formatter": 433,
+    f"lines of .{', .'.join(OTHERS)}": 8_850,
 }
 
 # The core of the book: the first files of the README's map, in its order.
