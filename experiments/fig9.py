@@ -14,9 +14,9 @@ on each: C tokens together. The gain is SARATHI's throughput over the baseline's
 
 What it draws: the gain against P:D. Each model and each L has a panel, each C a line, and the
 paper's points are stars. A line peaks where the chunks carry all decodes and none is left over. A
-prompt makes P / (C - (B-1)) chunks with B - 1 decodes each: that is at P:D = C/(B-1) - 1, and the
-paper rounds it to C/(B-1), dotted. Left of it, decodes run out of chunks; right of it, chunks run
-out of decodes.
+prompt makes P / (C - (B-1)) chunks, and each carries B - 1 decodes: all D of them at P:D =
+C/(B-1) - 1. The paper counts P/C chunks, and has C/(B-1): the dotted lines. Left of a peak, decodes
+run out of chunks; right of it, chunks run out of decodes.
 """
 
 import enter  # noqa: F401
@@ -35,7 +35,7 @@ from experiments.lib.steady import Workload, balance, split
 from experiments.lib.study import Panel, Study
 
 CHUNK_SIZES = (128, 256, 512)
-PAPER = {  # id of a published gain -> model and GPU, L, C, P:D
+PAPER = {  # id of a published gain (paper_numbers.csv) -> model and GPU, L, C, P:D
     "f9_c256": (LLAMA_13B, 1024, 256, 14),  # Fig 9a and Sec 5.1.3
     "f9_c512": (LLAMA_13B, 1024, 512, 28),
     "f11a_sarathi_2k": (LLAMA_13B, 2048, 256, 256 / 8),  # Fig 11a, at P:D = C/(B-1)
@@ -63,7 +63,7 @@ def ratios(L: int, B: int, count: int) -> list[float]:
 
 
 def grid(L: int, B: int, places: Sequence[float], sizes: Sequence, more: Sequence[str]) -> Cases:
-    """SARATHI, and `more` policies, at each P:D with these chunk sizes."""
+    """SARATHI (a case that names no policy), and `more` policies, at each P:D and chunk size."""
     names = [{}, *({"policy": name} for name in dict.fromkeys(more) if name != "sarathi")]
     shapes = [{"L": L, "B": B, "PD": place} for place in places]
     return [shape | {"C": C} | name for shape in shapes for name in names for C in sizes]
