@@ -115,7 +115,7 @@ def existing(directory: str | Path, name: str) -> Path:
     if not (directory / name).is_file():
         raise UserError(
             f"{directory}: no {name}; expected a Hugging Face checkpoint with config.json and"
-            " model.safetensors"
+            " model.safetensors, or nanoGPT's ckpt.pt"
         )
     return directory / name
 

@@ -148,7 +148,8 @@ def late_tokenizer(config: ModelConfig, directory: Path | None, index: int) -> T
         return gpt2_tokenizer()
     if directory:
         raise UserError(
-            f"prompt {index} is text, and {directory} has no tokenizer.json: give token ids"
+            f"prompt {index} is text, and {directory} has no tokenizer.json (of"
+            " nanoGPT: no characters.json): give token ids"
         )
     raise UserError(
         f"prompt {index} is text, and {config.name} has random weights and no tokenizer: give"

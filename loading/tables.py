@@ -35,7 +35,7 @@ def read_table(path: Path | str, most: int) -> tuple[list[str], list[tuple[str, 
 def check_cells(where: str, cells: int, header: int) -> None:
     """Raise a UserError if a line has not a cell for each name of the header."""
     if cells != header:
-        raise UserError(f"{where}: {cells} cells, and the header has {header}: give each its own")
+        raise UserError(f"{where}: {cells} cells, and the header has {header}")
 
 
 def named_cells(
