@@ -12,8 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OTHERS = ("toml", "js", "html", "css", "cpp", "sh")  # what is written by hand
 MOST = {
-    "lines of .py": 77_500,
-    "bytes of .py": 3_388_000,
+    "lines of .py": 77_480,
+    "bytes of .py": 3_387_200,
     "marks of .py for the formatter": 433,
     f"lines of .{', .'.join(OTHERS)}": 8_850,
 }
