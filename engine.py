@@ -21,7 +21,6 @@ from beam.request import BeamSearchParams
 from command.checks import MOST_SEED, UserError, check_flag, check_whole, lookup
 from executor import ModelExecutor
 from fast.backends import check_backend, choose_backend, must_measure, speed_up
-from fast.cuda import slot_length
 from fast.graphs import WHEN, GraphExecutor, graphs_for
 from loading.device import check_memory, choose_device, choose_dtype
 from loading.load import choose_length, find_model, late_tokenizer, load_model
@@ -80,7 +79,7 @@ class LLM:
     cache: "slots", or "paged": blocks of `block_size` tokens (16), for `cache_tokens` in all. With
         prefix_caching, requests that begin alike share them (paged/).
     device: "auto" is cuda, else cpu. dtype: "auto" is bfloat16; without it, float16 or float32.
-    attention: "math", "sdpa", "native", "varlen" or "xformers". "auto": on x86 with AVX2, native
+    attention: "math", "sdpa", "native", "rows" or "xformers". "auto": on x86 with AVX2, native
         (without a compiler, sdpa); elsewhere, what is measured to be fastest. `llm.attention` tells
         which.
     check_weights: look for NaN and infinity in a checkpoint.
@@ -130,16 +129,15 @@ class LLM:
             self.attention = choose_backend(attention, self.device, self.dtype, self.config)
         own = self._own_layers(self.config.n_layer)
         self.part = replace(self.config, n_layer=len(own))  # the layers that are here
-        room = slot_length(self.max_length, self.device)
         self.model = load_model(
             self.config, self.directory, self.dtype, self.device, own=own, slots=max_batch_size,
-            length=room, seed=seed, check_weights=check_weights,
-            blocks=real_memory(self.blocks, max_batch_size, room, cache_tokens),
+            length=self.max_length, seed=seed, check_weights=check_weights,
+            blocks=real_memory(self.blocks, max_batch_size, self.max_length, cache_tokens),
         )  # fmt: skip
         here = self.directory
         self.tokenizer = load_tokenizer(here) if here else None
         self.stop_ids = load_stop_ids(here, self.tokenizer) if here else frozenset()
-        size = self.part, max_batch_size, room, self.dtype, self.device
+        size = self.part, max_batch_size, self.max_length, self.dtype, self.device
         self.cache, self.graphs = make_cache(*size, self.blocks, cache_tokens), None
         if fast:
             measure = attention == "auto" and must_measure(self.device)
@@ -228,13 +226,12 @@ class LLM:
         check_whole("max_batch_size", max_batch_size)
         length = choose_length(self.config, self.max_length if max_length is None else max_length)
         held = self.part.parameters * self.dtype.itemsize + self.cache.bytes
-        room = slot_length(length, self.device)
-        size = self.part, max_batch_size, room, self.dtype, self.device
+        size = self.part, max_batch_size, length, self.dtype, self.device
         check_memory(*size, held, real_memory(self.blocks, *size[1:3], self.cache_tokens))
         graphs = "on" if self.graphs else "off"
         self._loop = self.cache = self.graphs = None  # free the old cache first
         self.max_batch_size, self.max_length = max_batch_size, length
-        self.model.make_rotary_tables(room)
+        self.model.make_rotary_tables(length)
         self.cache = make_cache(*size, self.blocks, self.cache_tokens)
         self.graphs = graphs_for(self.model, self.cache, graphs, self.attention)
 

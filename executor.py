@@ -31,14 +31,16 @@ class OperatorTimer:
     """A `call` for `Transformer.forward` that times each operator (SARATHI, Fig 3 and 10)."""
 
     def __init__(self, device: torch.device):
-        self.device = device
-        self.seconds = dict.fromkeys(OPERATORS, 0.0)
+        self.slept, self.seconds = 0.0, dict.fromkeys(OPERATORS, 0.0)
 
     def __call__(self, name: str, operator: Any, *args: Any) -> Any:
-        start = synchronized_clock(self.device)
+        start = time.perf_counter()
         result = operator(*args)
-        self.seconds[name] += synchronized_clock(self.device) - start
+        self.seconds[name] += time.perf_counter() - start
         return result
+
+
+TIMERS = {"cpu": OperatorTimer}  # by kind of device: fast/cuda.py has one for GPUs
 
 
 class ModelExecutor:
@@ -62,11 +64,13 @@ class ModelExecutor:
     def execute(self, batch: Batch) -> Result:
         start = self.now()
         flat = self.flatten(batch)
-        timer = OperatorTimer(self.model.device) if self.time_operators else None
+        device = self.model.device
+        timer = TIMERS[device.type](device) if self.time_operators else None
         logits = self.forward(flat, timer or untimed)  # (S, vocab)
         tokens = self.choose(batch, logits)
-        synchronized_clock(self.model.device)  # if no token was sampled, kernels may still run
-        return Result(tokens, self.now() - start, timer.seconds if timer else None)
+        synchronized_clock(device)  # if no token was sampled, kernels may still run
+        slept, operators = (timer.slept, timer.seconds) if timer else (0.0, None)
+        return Result(tokens, self.now() - start - slept, operators)
 
     def choose(self, batch: Batch, logits: Tensor) -> list[int]:
         """A token for each request of `batch.sampled`. logits (S, vocab)."""

@@ -98,7 +98,7 @@ class Kind:
 # The code that needs torch has names and bounds of its own. tests/test_flags.py compares them.
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
-BACKENDS = ("auto", "native", "sdpa", "math", "varlen", "xformers")
+BACKENDS = ("auto", "native", "sdpa", "math", "rows", "xformers")
 GRAPHS = ("auto", "on", "off")
 CACHES = ("segment", "standard")
 LAYOUTS = ("slots", "paged")

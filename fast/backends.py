@@ -13,7 +13,7 @@ from command.checks import UserError, lookup
 from configs import ModelConfig
 from executor import synchronized_clock
 from fast import cpu, cuda, native
-from fast.kernels import BLOCK, why_not_varlen, why_not_xformers
+from fast.kernels import why_not_rows, why_not_xformers
 from fast.packed import pack_linears
 from fast.process import end_threads, keep_freed_memory, threads, threads_for
 from kvcache import KVCache
@@ -31,7 +31,7 @@ BACKENDS: dict[str, Attention] = {
     "math": PLAIN["math"],
     "sdpa": sdpa,
     "native": native.attention,
-    "varlen": cuda.varlen,
+    "rows": cuda.rows,
     "xformers": cuda.xformers,
 }
 
@@ -61,8 +61,8 @@ def choose_backend(name: str, device: torch.device, dtype: torch.dtype, config: 
     shape = config.head_dim, config.n_head // config.n_kv_head
     if name == "native":
         native.check(device, dtype, *shape)
-    if name == "varlen" and (why := why_not_varlen(device, dtype, config.head_dim, BLOCK)):
-        raise UserError(f"attention 'varlen' cannot run: {why}; {instead(device, dtype, *shape)}")
+    if name == "rows" and (why := why_not_rows(device, dtype, config.head_dim)):
+        raise UserError(f"attention 'rows' cannot run: {why}; {instead(device, dtype, *shape)}")
     if name == "auto":
         return "native" if native.usable(device, dtype, *shape) else "sdpa"
     return name
@@ -90,11 +90,9 @@ def speed_up(
     if device.type == "cuda":  # cuDNN plans again for each shape; contexts grow with each token
         torch.backends.cuda.enable_cudnn_sdp(False)
     pack_linears(model)
-    if name == "varlen" and cache.k.shape[3] % BLOCK:
-        raise UserError(
-            f"attention 'varlen' needs blocks of a multiple of {BLOCK} tokens: choose such a"
-            " block_size, or sdpa"
-        )
+    fused = cuda.small_operators(device, model.dtype)
+    if fused and model.config.flavour == "llama":
+        fused.install(model)
     if measure:
         with surroundings():
             name, _ = fastest(model.config.n_head, cache, candidates(cache, name))
@@ -115,10 +113,9 @@ def candidates(cache: KVCache, name: str) -> list[str]:
     paged = isinstance(cache, PagedCache)
     if device.type != "cuda":
         return ["sdpa"] if name == "sdpa" else ["sdpa", name]
-    why_not = {
-        "varlen": why_not_varlen(device, dtype, head_dim, cache.k.shape[3]),
-        "xformers": "it reads slots" if paged else why_not_xformers(device),
-    }
+    if paged:  # the others read slots
+        return ["sdpa"]
+    why_not = {"rows": why_not_rows(device, dtype, head_dim), "xformers": why_not_xformers(device)}
     return ["sdpa", *[each for each, why in why_not.items() if why is None]]
 
 

@@ -1,27 +1,32 @@
 """Attention on a GPU. What all layers share is made once for a batch. None waits for the GPU.
 
     padded      PyTorch's fused attention: a chunk reads the cache in place, decodes read a copy
-    varlen      PyTorch's FlashAttention over a cache in blocks: a whole batch in one launch
+    rows        PyTorch's FlashAttention, on Ampere and newer: a whole batch in one launch
     xformers    the paper's back end (SARATHI, Sec 4.5): the same, on older GPUs too
 
-`varlen` and `gathered`, which copies the keys of chunks, too, can be recorded in a CUDA graph
+`rows` and `gathered`, which copies the keys of chunks, too, can be recorded in a CUDA graph
 (fast/graphs.py): all that differs between two batches of one shape is in a tensor of `numbers`.
 fast/kernels.py tells what runs where.
 """
 
 from collections.abc import Callable
+from functools import cache as remember
 from itertools import accumulate
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from attention import AttendLayer, FlatBatch, Span, span_by_span, split_heads
-from fast.kernels import BLOCK
+from configs import OPERATORS
+from executor import TIMERS, OperatorTimer
+from fast.kernels import FLASH, HALF
 from kvcache import KVCache
-from paged.cache import PagedCache
 
 ALIGNED = 8  # elements: a fused kernel wants the rows of a mask to begin at multiples of that
+HEAD_START = 10**8  # cycles of a GPU, some 50 ms: longer than launching an iteration takes
+STEP = 256  # tokens: a copy of keys is made up to the next multiple
 
 Plan = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(q, keys, values) -> y of one span, in any layer. The shapes are those of attention.py."""
@@ -29,9 +34,63 @@ Recordable = Callable[[FlatBatch, KVCache, Tensor, int], AttendLayer]
 """A back end that takes `numbers_of` a batch, on the GPU, and at least the largest context."""
 
 
-def slot_length(tokens: int, device: torch.device) -> int:
-    """Tokens that a slot of the cache has room for, so that it is a whole number of blocks."""
-    return -(-tokens // BLOCK) * BLOCK if device.type == "cuda" else tokens
+@remember
+def small_operators(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
+    """fast/fused.py, where Triton runs: it comes with PyTorch for CUDA, and wants a C compiler."""
+    if device.type != "cuda" or dtype not in HALF:
+        return None
+    try:
+        from fast import fused  # here: it imports Triton
+
+        fused.try_out(device, dtype)
+    except Exception:  # noqa: BLE001  Triton and the compiler have kinds of their own
+        return None
+    return fused
+
+
+class EventTimer(OperatorTimer):
+    """A timer of operators that does not wait after each of them.
+
+    The GPU sleeps first, so that the host is ahead of it: launching takes no operator's time.
+    """
+
+    def __init__(self, device: torch.device):
+        self.marks = [self.mark()]
+        torch.cuda._sleep(HEAD_START)
+        self.marks.append(self.mark())
+        self.names = []
+
+    @staticmethod
+    def mark() -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def __call__(self, name: str, operator: Callable, *args: object) -> object:
+        begin, result = self.mark(), operator(*args)
+        self.names.append(name)
+        self.marks += begin, self.mark()
+        return result
+
+    @property
+    def slept(self) -> float:
+        return self.between()[0]
+
+    def between(self) -> list[float]:
+        """Seconds from each begin to its end: of the sleep, then of the operators."""
+        pairs = zip(self.marks[::2], self.marks[1::2], strict=True)
+        return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """By operator, once the device has done them."""
+        found = dict.fromkeys(OPERATORS, 0.0)
+        for name, seconds in zip(self.names, self.between()[1:], strict=True):
+            found[name] += seconds
+        return found
+
+
+TIMERS["cuda"] = EventTimer
 
 
 def rows_of(batch: FlatBatch) -> list[int]:
@@ -91,7 +150,7 @@ def plans_of(
         rows = (span.rows.stop - span.rows.start) // len(span.slots)
         slots, contexts = numbers[1:, own].long()
         # rounded up: PyTorch keeps the memory of each size that it was asked for
-        most = longest or min(-(-max(span.contexts) // BLOCK) * BLOCK, cache.length)
+        most = longest or min(-(-max(span.contexts) // STEP) * STEP, cache.length)
         plans.append(in_copy(cache, rows, slots, contexts, most))
     return plans
 
@@ -161,39 +220,31 @@ def in_copy(cache: KVCache, rows: int, slots: Tensor, contexts: Tensor, longest:
     return plan
 
 
-def varlen(
+def rows(
     batch: FlatBatch, cache: KVCache, numbers: Tensor | None = None, longest: int | None = None
 ) -> AttendLayer:
-    """A back end: FlashAttention reads the cache in place. A slot is a block, its number a table.
+    """A back end: FlashAttention reads the slots in place, as one long row of keys.
 
-    A paged cache has the table already. Its blocks must be multiples of BLOCK tokens.
-    longest: at least the largest context, in tokens. A launch reads no more than the contexts.
+    A layer's slots lie side by side, so the keys of slot s begin at row s * length. FlashAttention
+    takes where each request's keys begin (cu_seqlens_k), and how many are real (seqused_k). With
+    seqused_k it reads no end from cu_seqlens_k (PyTorch's flash_attn/src/block_info.h). So requests
+    may come in any order, and idle slots cost nothing. longest: at least the largest context.
     """
-    from torch.nn.attention.varlen import varlen_attn  # here: an older PyTorch has none
-
     if numbers is None:
         numbers = numbers_of(batch).to(cache.k.device)
-    n_kv_head, most = cache.k.shape[1], max(rows_of(batch))
-    starts, slots, contexts = numbers[0], numbers[1, :-1, None], numbers[2, :-1]
-    if isinstance(cache, PagedCache):
-        slots = cache.table[numbers[1, :-1].long()].int()  # (n, most blocks)
-    # One row each: nothing to hide. Without a window, the heads of a group share a tile.
-    window = (-1, -1) if most == 1 else (-1, 0)
-    limit = longest or longest_of(batch)
-    # PyTorch 2.13 may split the keys among blocks, and then puts the parts of all requests together
-    # at the first one's place (github.com/pytorch/pytorch/issues/194167). 1: it never splits. Only
-    # where heads that share keys decode, it finds the places.
+    n_kv_head, most, limit = cache.k.shape[1], max(rows_of(batch)), longest or longest_of(batch)
+    starts, begins, contexts = numbers[0], numbers[1] * cache.length, numbers[2, :-1]
+    fused = small_operators(cache.k.device, cache.k.dtype)
+    write = fused.write if fused else KVCache.write
 
     def attend_layer(layer: int, qkv: Tensor) -> Tensor:
         q, k, v = split_heads(qkv, n_kv_head)  # (T, heads, head_dim) each
-        cache.write(layer, batch.slots, batch.positions, k, v)
-        # (slots, length, n_kv_head, head_dim) each
-        key, value = (part.permute(1, 2, 0, 3) for part in cache.layers[layer])
-        splits = None if most == 1 and q.shape[1] > n_kv_head else 1
-        y = varlen_attn(
-            q, key, value, starts, starts, most, limit, window_size=window, enable_gqa=True,
-            seqused_k=contexts, block_table=slots, num_splits=splits,
-        )  # fmt: skip
+        write(cache, layer, batch.slots, batch.positions, k, v)
+        key, value = (part.flatten(1, 2).transpose(0, 1) for part in cache.layers[layer])
+        # (slots * length, n_kv_head, head_dim) each
+        y = FLASH(
+            q, key, value, starts, begins, most, limit, 0.0, most > 1, False, seqused_k=contexts
+        )[0]
         return y.flatten(1)  # (T, n_head * head_dim)
 
     return attend_layer

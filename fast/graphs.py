@@ -6,11 +6,12 @@ all of them at once. It needs constant shapes, and SARATHI has them: a decode-ma
 has C tokens, which are B - 1 decodes and a chunk that fills the rest (Sec 4.4).
 
 All that changes between two replays is in tensors, whose memory does not move: tokens, slots,
-positions, contexts. Attention reads keys up to a multiple of `STEP` tokens, and masks the rest. So
-a shape lasts for STEP decodes. Shapes that do not come again, such as a prompt's last chunk, run
-without a graph.
+positions, contexts. `gathered` copies keys up to a multiple of `STEP` tokens, and masks the
+rest: so a shape lasts for STEP decodes. With `rows` it lasts. Shapes that do not come
+again, such as a prompt's last chunk, run without a graph.
 """
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,23 +19,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attention import Attention, FlatBatch
+from attention import Attention, FlatBatch, Span
 from batch import Batch
 from command.checks import UserError
 from executor import ModelExecutor, synchronized_clock
-from fast.cuda import Recordable, gathered, longest_of, numbers_of, varlen
+from fast.cuda import STEP, Recordable, gathered, longest_of, numbers_of, rows
 from kvcache import KVCache
 from model import Transformer, untimed
 from paged.cache import PagedCache
 
 WHEN = ("auto", "on", "off")
-RECORDED = {"sdpa": gathered, "varlen": varlen}
-STEP = 256  # tokens: keys are read up to the next multiple
+RECORDED = {"sdpa": gathered, "rows": rows}
 SEEN = 2  # how often a shape must come before it is worth a recording
 MOST = 64  # recordings: each keeps the memory of its intermediate results
 OLD = 16 * MOST  # batches: a recording that none of so many had is given up for a new one
-LAUNCHES = 21  # kernels of a layer of decodes, with varlen: tests/test_cuda.py counts them
-LAUNCH = 5e-6  # s that the host takes for each: a guess, until a GPU tells (docs/gpu.md)
 
 # (requests, rows of each) of each span; rows of logits; longest context, rounded up
 Shape = tuple[tuple[tuple[int, int], ...], int, int]
@@ -60,6 +58,7 @@ class Graphs:
 
     def __init__(self, cache: KVCache, attend: Recordable):
         self.cache, self.attend = cache, attend
+        self.step = cache.length if attend is rows else STEP
         self.batches, self.most = 0, MOST
         self.seen: OrderedDict[Shape, int] = OrderedDict()
         self.recordings: OrderedDict[Shape, Recording] = OrderedDict()  # the last used is last
@@ -129,19 +128,27 @@ def graphs_for(model: Transformer, cache: KVCache, when: str, name: str) -> Grap
         raise UserError(
             f"cuda_graphs 'on' needs attention {' or '.join(RECORDED)}, and this is {name}"
         )
-    if name not in RECORDED or (when == "auto" and not launches_decide(model, cache)):
+    if name not in RECORDED or (when == "auto" and not launches_decide(model, cache, name)):
         return None
     return Graphs(cache, RECORDED[name])
 
 
-def launches_decide(model: Transformer, cache: KVCache) -> bool:
+@torch.inference_mode()
+def launches_decide(model: Transformer, cache: KVCache, name: str) -> bool:
     """Whether the host takes longer to launch an iteration of decodes than the GPU to read for it.
 
-    It reads all weights, and of the cache, we say, half.
+    It reads all weights, and of the cache, we say, half. The launches are timed: hosts differ.
     """
     weights = sum(each.numel() * each.element_size() for each in model.parameters())
     read = (weights + cache.bytes / 2) / copy_rate(model.device)
-    return len(model.layers) * LAUNCHES * LAUNCH > read
+    zero = torch.zeros(1, dtype=int, device=model.device)
+    batch = FlatBatch(zero, zero, zero, [Span(slice(0, 1), (0,), (1,))], zero)
+    seconds = []
+    for _ in range(4):
+        begin = synchronized_clock(model.device)
+        model(batch, cache, lambda b, c: RECORDED[name](b, c, numbers_of(b).to(model.device), 1))
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds) > read
 
 
 def copy_rate(device: torch.device, size: int = 2**26, copies: int = 8) -> float:
@@ -176,7 +183,8 @@ class GraphExecutor(ModelExecutor):
 
     @torch.inference_mode()
     def forward(self, flat: FlatBatch, call: Callable) -> Tensor:
-        shape, graphs = shape_of(flat, self.cache.length), self.graphs
+        graphs = self.graphs
+        shape = shape_of(flat, graphs.step, self.cache.length)
         if call is not untimed or not graphs.wanted(shape):
             return super().forward(flat, call)  # operators cannot be timed inside a graph
         numbers = numbers_of(flat)
@@ -195,13 +203,13 @@ class GraphExecutor(ModelExecutor):
         return recording.logits
 
 
-def shape_of(flat: FlatBatch, most: int) -> Shape:
-    """most: the tokens that a slot has room for."""
+def shape_of(flat: FlatBatch, step: int, most: int) -> Shape:
+    """step: contexts are rounded up to a multiple. most: the tokens that a slot has room for."""
     spans = tuple(
         (len(span.slots), (span.rows.stop - span.rows.start) // len(span.slots))
         for span in flat.spans
     )
-    return spans, len(flat.logit_rows), min(-(-longest_of(flat) // STEP) * STEP, most)
+    return spans, len(flat.logit_rows), min(-(-longest_of(flat) // step) * step, most)
 
 
 def tensors_of(flat: FlatBatch, numbers: Tensor) -> list[Tensor]:

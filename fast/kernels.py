@@ -2,8 +2,7 @@
 
     python -m fast.kernels
 
-The places in PyTorch's source (aten/src/ATen/native/transformers/) are those of version 2.13.0. The
-library names them itself: as warnings, where it is asked (tests/which_kernel.py), and in errors.
+The places in PyTorch's source (aten/src/ATen/native/transformers/) are those of version 2.13.0.
 """
 
 from fast.first import X86
@@ -14,7 +13,6 @@ import re
 import warnings
 from contextlib import suppress
 from importlib.util import find_spec
-from inspect import signature
 from pathlib import Path
 
 import torch
@@ -24,7 +22,7 @@ from command.cli import one_line, run_main
 from fast import native
 from loading.device import choose_dtype, driver_version, why_unseen
 
-BLOCK = 256  # tokens: varlen_attn reads a cache in blocks of a multiple of that
+FLASH = torch.ops.aten._flash_attention_forward  # PyTorch 2.10 to 2.14 have it with seqused_k
 HALF = (torch.float16, torch.bfloat16)
 NEWEST = (12, 1)  # compute capability that PyTorch's fused kernels know
 
@@ -64,24 +62,15 @@ def why_not_xformers(device: torch.device) -> str | None:
     return None if built else f"its library did not load: {one_line(error or 'it has no CUDA')}"
 
 
-def why_not_varlen(
-    device: torch.device, dtype: torch.dtype, head_dim: int, length: int
-) -> str | None:
-    """Why PyTorch's `varlen_attn` cannot read a cache by a block table, or None.
+def why_not_rows(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Why FlashAttention cannot read slots in place, or None.
 
-    length: of a slot of the cache, in tokens. Lines of cuda/flash_attn/flash_api.cpp.
+    Lines of cuda/flash_attn/flash_api.cpp.
     """
     if device.type != "cuda":
         return f"it needs a CUDA device, and this is {device}"
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        varlen_attn = None
-    if varlen_attn is None or "block_table" not in signature(varlen_attn).parameters:
-        return f"PyTorch {torch.__version__} has no varlen_attn with a block table"
-    if not (2, 13) <= torch.__version__ < (2, 15):
-        # 2.12 splits keys where it must not, and cannot be told; 2.15 may take cuDNN
-        return f"it needs PyTorch 2.13 or 2.14, and this is {torch.__version__}"
+    if "seqused_k" not in str(FLASH.default._schema):
+        return f"PyTorch {torch.__version__} has no seqused_k"
     major, minor = torch.cuda.get_device_capability(device)
     if major < 8:  # :599
         return f"it needs compute capability 8.0, and {device} has {major}.{minor}"
@@ -89,8 +78,6 @@ def why_not_varlen(
         return f"it needs float16 or bfloat16, not {str(dtype).removeprefix('torch.')}"
     if head_dim > 256 or head_dim % 8:  # :665, :667
         return f"it needs a head_dim that is a multiple of 8, at most 256, not {head_dim}"
-    if length % BLOCK:  # :643
-        return f"it needs slots of a multiple of {BLOCK} tokens, not {length}"
     return None
 
 
@@ -175,7 +162,7 @@ def report() -> list[str]:
     nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
     for name, why in {
         "native": no_native,
-        "varlen": why_not_varlen(device, dtype, 128, BLOCK),
+        "rows": why_not_rows(device, dtype, 128),
         "xformers": why_not_xformers(device),
         "CUDA graphs": None if seen else "they need a CUDA device",
         "NCCL": None if nccl else "this PyTorch has none",

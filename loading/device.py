@@ -70,7 +70,6 @@ def batch_bytes(config: ModelConfig, slots: int, length: int, itemsize: int) -> 
     - the FFN: its first product, the activation, and gate * up; q, k, v and y are still there;
     - attention: y three times, and a copy of the keys and values of all slots that decode.
 
-    tests/gpu_memory.py counts the same on the real model.
     """
     rows, y = length + slots - 1, config.n_head * config.head_dim
     # the residual, its norm, cos and sin; q, k, v; y

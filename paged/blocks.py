@@ -305,8 +305,8 @@ def choose_blocks(
     if block_size is not None:
         check_whole("block_size", block_size)
     if cache == "paged":
-        if attention == "xformers":
-            raise UserError("attention 'xformers' reads slots only; cache 'paged' needs another")
+        if attention in ("rows", "xformers"):
+            raise UserError(f"attention '{attention}' reads slots only, not cache 'paged'")
         return Blocks(block_size or BLOCK_SIZE, prefix_caching)
     if prefix_caching or block_size:
         given = "prefix_caching" if prefix_caching else "block_size"

@@ -9,7 +9,6 @@ from configs import MODELS, ModelConfig
 from engine import LLM, SamplingParams
 from fast import backends, cpu, native
 from fast.backends import BACKENDS, candidates, choose_backend, fastest
-from fast.kernels import BLOCK
 from kvcache import KVCache
 
 
@@ -181,14 +180,13 @@ def test_an_unknown_cpu_is_measured(winner: str, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("backend", ["sdpa", "varlen", "xformers"])
+@pytest.mark.parametrize("backend", ["sdpa", "rows", "xformers"])
 @pytest.mark.parametrize("n_kv_head", [4, 2, 1])
 @pytest.mark.parametrize("case", CASES)
 def test_cuda_back_ends(case: str, n_kv_head: int, backend: str) -> None:
     q, keys, values, *where = attention_case(case, n_kv_head, torch.bfloat16, "cuda")
-    room = 0, 0, 0, BLOCK - keys.shape[2]  # varlen reads whole blocks
-    arguments = q, *(torch.nn.functional.pad(part, room) for part in (keys, values)), *where
-    cache = KVCache(ModelConfig("any", 1, 4, 64, 48, 97, 64), 1, BLOCK, torch.bfloat16, "cuda")
+    arguments = q, keys, values, *where
+    cache = KVCache(ModelConfig("any", 1, 4, 64, 48, 97, 64), 1, 64, torch.bfloat16, "cuda")
     if backend not in candidates(cache, "sdpa"):
         pytest.skip(f"{backend} does not run here")
     result = attend_spans(BACKENDS[backend], *arguments).cpu()

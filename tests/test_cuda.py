@@ -3,9 +3,11 @@ what they launch, write and wait for. The kernels themselves are untried: each h
 computes by its documented contract, and refuses what the kernel refuses.
 """
 
+import copy
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from unittest import mock
 
@@ -13,12 +15,11 @@ import pytest
 import torch
 from conftest import TINY
 from fake_cuda import LINUX, Watch, fake_cuda
-from gpu_launches import watched
 from torch import Tensor
 
 import beam.executor
 import executor
-from attention import PLAIN, Attention, FlatBatch, Span
+from attention import PLAIN, Attention, FlatBatch, Span, split_heads
 from batch import Batch, Chunk, Request
 from beam.search import BeamSearch
 from command.checks import UserError
@@ -26,17 +27,18 @@ from configs import MODELS, ModelConfig
 from costmodel import make_batch
 from engine import LLM, BeamSearchParams, SamplingParams
 from executor import ModelExecutor
+from experiments.lib.measuring import place
 from fast import backends, cuda, graphs
 from fast.backends import BACKENDS, candidates, choose_backend
 from fast.graphs import GraphExecutor, Graphs
-from fast.kernels import BLOCK
 from kvcache import KVCache
 from loading.load import new_model
-from model import untimed
+from model import ResidualLinear, rotate, swiglu, untimed
 from paged.blocks import BlockMemory
 from paged.cache import PagedCache
 
 GPU = torch.device("cuda")
+BLOCK = 256  # tokens
 
 
 # ---- stand-ins for the kernels
@@ -51,43 +53,36 @@ def grouped_attention(q: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Te
     return torch.einsum("tkgc,tckd->tkgd", weights, clean).flatten(1, 2)
 
 
-def varlen_attn(
-    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int,
-    max_k: int, *, window_size: tuple[int, int], enable_gqa: bool, seqused_k: Tensor,
-    block_table: Tensor, num_splits: int | None,
-) -> Tensor:  # fmt: skip
-    """PyTorch's, with a block for each slot. It takes numbers from tensors alone, as a graph does.
+def flash(
+    query: Tensor, key: Tensor, value: Tensor, starts: Tensor, begins: Tensor, max_q: int,
+    max_k: int, dropout: float, causal: bool, debug: bool, *, seqused_k: Tensor,
+) -> list[Tensor]:  # fmt: skip
+    """PyTorch's FlashAttention over one long row of keys. It takes numbers from tensors alone.
 
     The refusals are those of mha_varlen_fwd (PyTorch's aten/src/ATen/native/transformers/cuda/
-    flash_attn/flash_api.cpp), but for the dtype; and it is wrong where PyTorch 2.13 is.
+    flash_attn/flash_api.cpp), but for the dtype.
     """
-    requests, (_, page, n_kv_head, head_dim) = len(seqused_k), key.shape
-    for each in (cu_seq_q, cu_seq_k, seqused_k, block_table):
-        assert each.dtype == torch.int32
-    for each in (cu_seq_q, cu_seq_k, seqused_k):
-        assert each.is_contiguous()
-    assert cu_seq_q.shape == cu_seq_k.shape == (requests + 1,) and requests > 0
-    assert block_table.shape[0] == requests and block_table.stride(-1) == 1
-    assert page % 256 == 0 and head_dim <= 256 and head_dim % 8 == 0
+    requests, (_, n_kv_head, head_dim) = len(seqused_k), key.shape
+    for each in (starts, begins, seqused_k):
+        assert each.dtype == torch.int32 and each.is_contiguous()
+    assert starts.shape == begins.shape == (requests + 1,) and requests > 0
+    assert head_dim <= 256 and head_dim % 8 == 0 and value.shape == key.shape
     assert query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
-    assert query.shape[1] % n_kv_head == 0 and (enable_gqa or query.shape[1] == n_kv_head)
-    if max_q == 1 and query.shape[1] > n_kv_head and window_size == (-1, -1):
+    assert query.shape[1] % n_kv_head == 0
+    if max_q == 1 and query.shape[1] > n_kv_head:
         assert len(query) == requests, "queries are reshaped to one for each request"
-    assert window_size == (-1, 0) or (window_size == (-1, -1) and max_q == 1)
+    assert causal or max_q == 1
 
     row = torch.arange(len(query))
-    owner = torch.searchsorted(cu_seq_q[1:].contiguous(), row, right=True)
-    rows = cu_seq_q[owner + 1] - cu_seq_q[owner]
-    last_seen = seqused_k[owner] - rows + row - cu_seq_q[owner]  # (T,)
-    swapped = max_q == 1 and query.shape[1] > n_kv_head and window_size == (-1, -1)
-    if num_splits != 1 and not swapped:  # split keys: pytorch#194167
-        return torch.full_like(query, float("nan"))
-    key, value = (part[block_table.long()].flatten(1, 2) for part in (key, value))
-    column = torch.arange(key.shape[1])
+    owner = torch.searchsorted(starts[1:].contiguous(), row, right=True)
+    rows = starts[owner + 1] - starts[owner]
+    last_seen = seqused_k[owner] - rows + row - starts[owner]  # (T,)
+    column = torch.arange(max_k)
     seen = (column <= last_seen[:, None]) & (column < max_k)
-    y = grouped_attention(query, key[owner].nan_to_num(), value[owner], seen)
-    started = row - cu_seq_q[owner] < max_q  # the grid has no blocks for later rows
-    return y.masked_fill(~started[:, None, None], float("nan"))
+    place = (begins[owner, None] + column).clamp(max=len(key) - 1)  # (T, max_k)
+    y = grouped_attention(query, key[place].nan_to_num(), value[place], seen)
+    started = row - starts[owner] < max_q  # the grid has no blocks for later rows
+    return [y.masked_fill(~started[:, None, None], float("nan"))]
 
 
 def memory_efficient_attention_forward(
@@ -117,7 +112,7 @@ def memory_efficient_attention_forward(
 @pytest.fixture
 def stand_ins() -> Iterator[None]:
     place = "xformers.ops.fmha.memory_efficient_attention_forward"
-    with mock.patch("torch.nn.attention.varlen.varlen_attn", varlen_attn):
+    with mock.patch.object(cuda, "FLASH", flash):
         try:
             with mock.patch(place, memory_efficient_attention_forward):
                 yield
@@ -161,7 +156,7 @@ def hybrid_batch(rng: random.Random, length: int = BLOCK) -> tuple[FlatBatch, KV
     return FlatBatch(*numbers, spans, torch.tensor([0])), cache, qkv
 
 
-@pytest.mark.parametrize("name", ["padded", "gathered", "varlen", "varlen recorded", "xformers"])
+@pytest.mark.parametrize("name", ["padded", "gathered", "rows", "rows recorded", "xformers"])
 @pytest.mark.usefixtures("stand_ins")
 def test_100_hybrid_batches_equal_math(name: str) -> None:
     if name == "xformers":
@@ -169,8 +164,8 @@ def test_100_hybrid_batches_equal_math(name: str) -> None:
     attend = {
         "padded": cuda.padded,
         "gathered": as_recorded(cuda.gathered),
-        "varlen": cuda.varlen,
-        "varlen recorded": as_recorded(cuda.varlen),
+        "rows": cuda.rows,
+        "rows recorded": as_recorded(cuda.rows),
         "xformers": cuda.xformers,
     }[name]
     rng, kinds = random.Random(0), set()
@@ -197,15 +192,16 @@ def in_blocks(cache: KVCache, rng: random.Random) -> PagedCache:
     return paged
 
 
-@pytest.mark.usefixtures("stand_ins")
-@pytest.mark.parametrize("name", ["varlen", "sdpa"])
-def test_blocks_are_read_through_the_table(name: str) -> None:
+def test_blocks_are_read_through_the_table() -> None:
     rng = random.Random(1)
     torch.manual_seed(1)
     for _ in range(30):
         batch, cache, qkv = hybrid_batch(rng, 2 * BLOCK)
         paged = in_blocks(cache, rng)
-        found, expected = BACKENDS[name](batch, paged)(0, qkv), PLAIN["math"](batch, cache)(0, qkv)
+        found, expected = (
+            BACKENDS["sdpa"](batch, paged)(0, qkv),
+            PLAIN["math"](batch, cache)(0, qkv),
+        )
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
@@ -236,6 +232,20 @@ def batches() -> Iterator[tuple[list[Request], Batch]]:
     yield [half, *decodes], Batch([Chunk(half, 16, 13)], decodes)  # a hybrid batch
     yield decodes, Batch([Chunk(Request(5, [1], 4), 0, 1)], decodes)  # a chunk of one token
     yield decodes, Batch([], decodes)  # with a slot that nobody uses
+
+
+def watched(config: ModelConfig, backend: str, batch: Batch) -> Watch:
+    """A batch is laid out, runs on the model with 8 slots, and its tokens come back."""
+    with fake_cuda():
+        model = new_model(config, torch.bfloat16, GPU)
+        cache = KVCache(config, 8, config.max_length, torch.bfloat16, GPU)
+        runs = ModelExecutor(model, cache, BACKENDS[backend])
+        place(runs, batch)
+        with Watch() as watch:
+            logits = runs.forward(runs.flatten(batch), untimed)
+            if batch.sampled:
+                logits.argmax(dim=-1).to("cpu")  # its `tolist` waits once
+    return watch
 
 
 @pytest.fixture
@@ -270,7 +280,7 @@ SHAPES = {  # heads of 8 elements: FlashAttention takes no others
     ("name", "backend"),
     [
         *((name, "sdpa") for name in SHAPES),
-        *(("llama-gqa", each) for each in ("math", "plain sdpa", "varlen", "xformers")),
+        *(("llama-gqa", each) for each in ("math", "plain sdpa", "rows", "xformers")),
     ],
 )
 @pytest.mark.usefixtures("validated")
@@ -286,7 +296,7 @@ def test_devices_and_shapes(name: str, backend: str) -> None:
 
 
 @LINUX
-@pytest.mark.parametrize("backend", ["sdpa", "varlen", "xformers"])
+@pytest.mark.parametrize("backend", ["sdpa", "rows", "xformers"])
 @pytest.mark.usefixtures("validated")
 def test_waits_do_not_grow_with_the_layers(backend: str) -> None:
     needed(backend)
@@ -295,16 +305,6 @@ def test_waits_do_not_grow_with_the_layers(backend: str) -> None:
         watched(replace(shape, n_layer=layers), backend, decodes).crossings for layers in (2, 8)
     ]
     assert found[0] == found[1] and len(found[0]) <= 12, found[0]
-
-
-@LINUX
-def test_launches_of_a_layer() -> None:
-    """`Graphs` counts on this number."""
-    decodes, shape = make_batch(decodes=2, context=40), replace(SHAPES["llama-gqa"], max_length=256)
-    two, three = (
-        watched(replace(shape, n_layer=layers), "varlen", decodes).launches for layers in (2, 3)
-    )
-    assert three - two == graphs.LAUNCHES
 
 
 @LINUX
@@ -324,7 +324,7 @@ def test_the_mask_of_a_chunk_is_made_once() -> None:
 
 
 @LINUX
-@pytest.mark.parametrize(("backend", "times"), [("sdpa", 2.0), ("varlen", 0.1)])
+@pytest.mark.parametrize(("backend", "times"), [("sdpa", 2.0), ("rows", 0.1)])
 def test_bytes_written_for_decodes(backend: str, times: float) -> None:
     """LLaMA-3.1-8B, 8 decodes of 4,096 tokens: beside the keys and values of all layers."""
     config = replace(MODELS["llama3.1-8b"], max_length=4096)
@@ -334,7 +334,7 @@ def test_bytes_written_for_decodes(backend: str, times: float) -> None:
 
 @LINUX
 @pytest.mark.parametrize(
-    ("attend", "name"), [*((cuda.gathered, name) for name in SHAPES), (cuda.varlen, "llama-gqa")]
+    ("attend", "name"), [*((cuda.gathered, name) for name in SHAPES), (cuda.rows, "llama-gqa")]
 )
 def test_a_capture_copies_nothing_from_the_host(attend: Callable, name: str) -> None:
     watch = Watch()
@@ -361,16 +361,13 @@ def test_the_watch_sees_a_copy() -> None:
 
 @LINUX
 def test_auto_tries_what_runs_here() -> None:
-    def found(capability: tuple[int, int], dtype: torch.dtype, length: int = 256) -> list[str]:
+    def found(capability: tuple[int, int], dtype: torch.dtype) -> list[str]:
         with fake_cuda(capability):
-            return candidates(KVCache(SHAPES["llama"], 2, length, dtype, GPU), "sdpa")
+            return candidates(KVCache(SHAPES["llama"], 2, 100, dtype, GPU), "sdpa")
 
-    assert found((8, 0), torch.bfloat16)[:2] == ["sdpa", "varlen"]
-    for each in (
-        found((7, 5), torch.float16), found((8, 0), torch.float32),
-        found((8, 0), torch.float16, 100),
-    ):  # fmt: skip
-        assert each[0] == "sdpa" and "varlen" not in each
+    assert found((8, 0), torch.bfloat16)[:2] == ["sdpa", "rows"]
+    for each in found((7, 5), torch.float16), found((8, 0), torch.float32):
+        assert each[0] == "sdpa" and "rows" not in each
 
 
 @LINUX
@@ -410,14 +407,17 @@ def test_cudnn_does_not_plan_for_each_shape(small: str) -> None:
 
 
 @LINUX
-def test_graphs_where_launches_take_longer_than_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "copy_rate", lambda device: 300e9)  # a T4's
-    with fake_cuda((7, 5)):
-        for name, expected in (("laptop", True), ("llama-13b", False)):
-            model = new_model(MODELS[name], torch.float16, GPU)
-            cache = KVCache(MODELS[name], 2, 256, torch.float16, GPU)
-            assert (graphs.graphs_for(model, cache, "auto", "sdpa") is not None) == expected
-            assert graphs.graphs_for(model, cache, "off", "sdpa") is None
+@pytest.mark.parametrize("name", ["sdpa", "rows"])
+def test_graphs_where_launches_take_longer_than_bytes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake_cuda((8, 0)):
+        model = new_model(SHAPES["llama"], torch.float16, GPU)
+        cache = KVCache(SHAPES["llama"], 2, 256, torch.float16, GPU)
+        for rate, expected in ((1e30, True), (1.0, False)):  # bytes/s
+            monkeypatch.setattr(graphs, "copy_rate", lambda device, rate=rate: rate)
+            assert (graphs.graphs_for(model, cache, "auto", name) is not None) == expected
+        assert graphs.graphs_for(model, cache, "off", name) is None
 
 
 @LINUX
@@ -426,18 +426,18 @@ def test_what_is_recorded_is_the_back_end_that_was_chosen() -> None:
     with fake_cuda():
         model = new_model(SHAPES["llama"], torch.float16, GPU)
         cache = KVCache(SHAPES["llama"], 2, 256, torch.float16, GPU)
-        for name, expected in (("sdpa", cuda.gathered), ("varlen", cuda.varlen)):
+        for name, expected in (("sdpa", cuda.gathered), ("rows", cuda.rows)):
             assert graphs.graphs_for(model, cache, "on", name).attend is expected
         for name in ("math", "xformers"):
             assert graphs.graphs_for(model, cache, "auto", name) is None
-            with pytest.raises(UserError, match=f"needs attention sdpa or varlen, .* is {name}"):
+            with pytest.raises(UserError, match=f"needs attention sdpa or rows, .* is {name}"):
                 graphs.graphs_for(model, cache, "on", name)
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("recorded", [False, True])
-@pytest.mark.parametrize("backend", ["sdpa", "varlen", "xformers"])
+@pytest.mark.parametrize("backend", ["sdpa", "rows", "xformers"])
 @pytest.mark.parametrize("heads", [(8, 8), (8, 2)])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_long_hybrid_batches_on_a_gpu(
@@ -476,7 +476,7 @@ def test_a_back_end_that_cannot_run_is_one_line(
 ) -> None:
     """It names what runs here instead."""
     config = replace(MODELS["demo"], n_layer=1)
-    for name in ("varlen", "xformers"):
+    for name in ("rows", "xformers"):
         with pytest.raises(UserError, match=f"attention '{name}' cannot run: .*; choose auto, "):
             LLM(small, device="cpu", attention=name)
         for program, others in ((None, "sdpa"), ("g++", "native, sdpa")):
@@ -484,4 +484,46 @@ def test_a_back_end_that_cannot_run_is_one_line(
             with pytest.raises(UserError, match=f"; choose auto, {others} or math$"):
                 choose_backend(name, torch.device("cpu"), torch.float32, config)
     with pytest.raises(UserError, match="; choose auto, sdpa or math$"):
-        choose_backend("varlen", torch.device("cpu"), torch.float64, config)
+        choose_backend("rows", torch.device("cpu"), torch.float64, config)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 17, 300])
+def test_small_operators_are_the_models(rows: int, dtype: torch.dtype) -> None:
+    """Triton's kernels beside PyTorch's, in float64: they round once."""
+    fused = cuda.small_operators(GPU, dtype)
+    assert fused, "Triton does not run here: it needs a C compiler"
+    torch.manual_seed(0)
+    made = partial(torch.randn, dtype=dtype, device=GPU)
+    bound = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 2 * torch.finfo(dtype).eps}
+
+    def check(found: Tensor, expected: Tensor) -> None:
+        torch.testing.assert_close(found.double(), expected, **bound)
+
+    norm = torch.nn.RMSNorm(320, 1e-5, dtype=dtype, device=GPU)
+    norm.weight.data.normal_()
+    for x in made(rows, 320), made(rows, 5, 320)[:, :3]:
+        found = fused.RMSNorm(norm)(x)
+        check(found, copy.deepcopy(norm).double()(x.double()))
+    inner = made(rows, 2 * 1500)
+    check(fused.swiglu(inner), swiglu(inner.double()))
+    linear = ResidualLinear(320, 96, bias=False, dtype=dtype, device=GPU)
+    x, residual = made(rows, 320) / 18, made(rows, 96)
+    expected = copy.deepcopy(linear).double()(x.double(), residual.double())
+    check(fused.linear(linear)(x, residual.clone()), expected)
+    for head_dim, n_head, n_kv_head in ((64, 8, 2), (80, 5, 5), (128, 9, 3)):
+        qkv = made(rows, n_head + 2 * n_kv_head, head_dim)
+        cos, sin = made(rows, 1, head_dim // 2), made(rows, 1, head_dim // 2)
+        wide = qkv.double()
+        fused.rotate(qkv, n_head + n_kv_head, cos, sin)
+        rotate(wide, n_head + n_kv_head, cos.double(), sin.double())
+        torch.testing.assert_close(qkv.double(), wide, rtol=bound["rtol"], atol=4 * bound["atol"])
+        config = ModelConfig("any", 2, n_head, 64, 16, 97, 64, n_kv_head, head_dim)
+        caches = [KVCache(config, 4, 100, dtype, GPU) for _ in range(2)]
+        slots, positions = (torch.arange(rows, device=GPU) % 4, torch.arange(rows, device=GPU) // 4)
+        _, k, v = split_heads(qkv, n_kv_head)
+        fused.write(caches[0], 1, slots, positions, k, v)
+        caches[1].write(1, slots, positions, k, v)
+        assert torch.equal(caches[0].k, caches[1].k) and torch.equal(caches[0].v, caches[1].v)

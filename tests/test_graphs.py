@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import TINY, run_loop, tiny_model
 from fake_cuda import graphs_on_a_cpu
-from test_cuda import varlen_attn
+from test_cuda import flash
 from test_engine import PROMPTS, generate, tiny_expected
 
 from attention import PLAIN
@@ -24,7 +24,7 @@ from model import Transformer
 from scheduler import POLICIES, make_scheduler
 
 COUNT, BATCH_SIZE, CHUNK_SIZE = 9, 3, 8
-ATTEND = {"gathered": cuda.gathered, "varlen": cuda.varlen}
+ATTEND = {"gathered": cuda.gathered, "rows": cuda.rows}
 
 
 def recordings(model: Transformer, attend: Callable = cuda.gathered) -> Graphs:
@@ -49,14 +49,13 @@ def small_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def replays() -> Iterator[Callable[[], int]]:
-    place = "torch.nn.attention.varlen.varlen_attn"
-    with graphs_on_a_cpu() as count, mock.patch(place, varlen_attn):
+    with graphs_on_a_cpu() as count, mock.patch.object(cuda, "FLASH", flash):
         yield count
 
 
 @pytest.mark.parametrize(
     ("name", "attend"),
-    [*((name, "gathered") for name in TINY), ("llama-gqa", "varlen"), ("gpt2", "varlen")],
+    [*((name, "gathered") for name in TINY), ("llama-gqa", "rows"), ("gpt2", "rows")],
 )
 def test_same_tokens_under_every_policy(name: str, attend: str, replays: Callable) -> None:
     """A third of the policies for each model, twice each: the second run finds the recordings of
@@ -126,7 +125,6 @@ def test_an_engine(attend: str, replays: Callable, monkeypatch: pytest.MonkeyPat
         return Graphs(cache, ATTEND[attend])
 
     monkeypatch.setattr("engine.graphs_for", graphs_for)
-    monkeypatch.setattr("engine.slot_length", lambda tokens, device: 256)
     llm = engine()
     llm.resize_cache(3, 48)
     own = [*POLICIES][[*ATTEND].index(attend) :: 2]

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from shutil import which
 from types import SimpleNamespace
 from unittest import mock
 
@@ -21,13 +20,12 @@ from fast.kernels import (
     main,
     report,
     sdpa_kernel,
-    why_not_varlen,
+    why_not_rows,
     why_not_xformers,
 )  # fmt: skip
 from loading.device import choose_dtype
 from tests import warm
 from tests.fake_cuda import LINUX, fake_cuda
-from tests.which_kernel import BATCHES, GPUS, table
 
 ROOT = Path(__file__).parent.parent
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -42,31 +40,6 @@ def no_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         for name in [name for name in sys.modules if re.match(r"(xformers|nvidia)\b", name)]:
             del sys.modules[name]
         yield
-
-
-def is_the_documents(lines: list[str]) -> None:
-    text = "\n".join(lines)
-    assert f"\n\n{text}\n\n" in (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
-    assert not re.search("math|cudnn", text), "none is unfused, none plans for each shape"
-    assert all(text.count(f"{gpu} (") == 1 for gpu in GPUS)
-    assert all(text.count(f"| {batch} |") >= 2 for batch in BATCHES), "Turing, and what is newer"
-
-
-@LINUX
-@XFORMERS
-def test_the_table_of_kernels_is_the_documents() -> None:
-    """As xformers says, and for PyTorch as was read. The document has what was asked."""
-    is_the_documents(table(ask=False))
-
-
-@pytest.mark.slow
-@LINUX
-@XFORMERS
-@pytest.mark.skipif(
-    torch.version.cuda is None or not which("cc"), reason="needs CUDA's PyTorch, cc"
-)
-def test_pytorch_says_what_the_document_says() -> None:
-    is_the_documents(table(ask=True))
 
 
 @pytest.mark.parametrize(
@@ -91,40 +64,33 @@ def test_pytorch_says_what_the_document_says() -> None:
 def test_what_pytorch_2_13_chose(
     capability: tuple[int, int], dtype: torch.dtype, head_dim: int, options: dict, kernel: str
 ) -> None:
-    """With CUDA, which_kernel.py asks its library the same, and much more."""
     assert sdpa_kernel(capability, dtype, head_dim, **options) == kernel
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype", "head_dim", "length", "why"),
+    ("capability", "dtype", "head_dim", "why"),
     [
-        ((8, 0), HALF, 128, 512, None),
-        ((12, 0), torch.bfloat16, 256, 256, None),
-        ((7, 5), HALF, 128, 512, "needs compute capability 8.0, and cuda has 7.5"),
-        ((9, 0), FLOAT, 128, 512, "float16 or bfloat16, not float32"),
-        ((9, 0), HALF, 60, 512, "head_dim .* not 60"),
-        ((9, 0), HALF, 264, 512, "head_dim .* not 264"),
-        ((9, 0), HALF, 128, 384, "256 tokens, not 384"),
+        ((8, 0), HALF, 128, None),
+        ((12, 0), torch.bfloat16, 256, None),
+        ((7, 5), HALF, 128, "needs compute capability 8.0, and cuda has 7.5"),
+        ((9, 0), FLOAT, 128, "float16 or bfloat16, not float32"),
+        ((9, 0), HALF, 60, "head_dim .* not 60"),
+        ((9, 0), HALF, 264, "head_dim .* not 264"),
     ],
 )
-def test_what_varlen_needs(
+def test_what_rows_needs(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: torch.dtype,
-    head_dim: int, length: int, why: str | None,
+    head_dim: int, why: str | None,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    newest = SimpleNamespace(varlen_attn=lambda query, block_table: None)
-    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", newest)
-    found = why_not_varlen(CUDA, dtype, head_dim, length)
+    found = why_not_rows(CUDA, dtype, head_dim)
     assert found is why is None or re.search(why, found), found
-    assert "this is cpu" in why_not_varlen(CPU, dtype, head_dim, length)
+    assert "this is cpu" in why_not_rows(CPU, dtype, head_dim)
 
 
-def test_an_older_pytorch_has_no_block_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "torch.nn.attention.varlen"
-    monkeypatch.setitem(sys.modules, name, SimpleNamespace(varlen_attn=lambda query, key: None))
-    assert "no varlen_attn with a block table" in why_not_varlen(CUDA, HALF, 128, 512)
-    monkeypatch.setitem(sys.modules, name, None)  # as if it were not there
-    assert "no varlen_attn with a block table" in why_not_varlen(CUDA, HALF, 128, 512)
+def test_a_pytorch_whose_kernel_reads_whole_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "FLASH", SimpleNamespace(default=SimpleNamespace(_schema="(q)")))
+    assert "has no seqused_k" in why_not_rows(CUDA, HALF, 128)
 
 
 WARNS = r"""
@@ -190,7 +156,7 @@ def test_the_report_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         names = [line.split("  ")[0] for line in old]
     assert names == [
         "PyTorch", "driver", "cuda:0", "cuda:1", "dtype", "auto", "math", "sdpa", "native",
-        "varlen", "xformers", "CUDA graphs", "NCCL",
+        "rows", "xformers", "CUDA graphs", "NCCL",
     ]  # fmt: skip
     said = dict(zip(names, (line[13:] for line in old), strict=True))
     assert "brings CUDA 12.8; no other" in said["PyTorch"] and said["driver"] == "NVIDIA 550.54.15"
@@ -198,7 +164,7 @@ def test_the_report_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said["auto"].startswith("measured when LLM starts")
     assert said["sdpa"] == "yes: efficient"
     assert said["native"] == "no: it needs a CPU, and bfloat16 or float32; this is cuda, float16"
-    assert "no: it needs compute capability 8.0" in said["varlen"] and said["xformers"] == "yes"
+    assert "no: it needs compute capability 8.0" in said["rows"] and said["xformers"] == "yes"
     monkeypatch.setattr(kernels, "driver_version", lambda: None)
     with fake_cuda((9, 0)):
         new = report()
