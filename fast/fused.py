@@ -105,6 +105,7 @@ def write(
     (rows, heads, dim), (keys, values) = k.shape, cache.layers[layer]
     grid, width = (rows, triton.cdiv(heads, HEADS)), triton.next_power_of_2(dim)
     sizes = heads, k.stride(0), keys.stride(0), keys.stride(1)
+    slots, positions = slots.contiguous(), positions.contiguous()
     _write[grid](k, v, keys, values, slots, positions, *sizes, dim, width, HEADS)
 
 

@@ -137,10 +137,11 @@ def graphs_for(model: Transformer, cache: KVCache, when: str, name: str) -> Grap
 def launches_decide(model: Transformer, cache: KVCache, name: str) -> bool:
     """Whether the host takes longer to launch an iteration of decodes than the GPU to read for it.
 
-    It reads all weights, and of the cache, we say, half. The launches are timed: hosts differ.
+    It reads all weights, and keys and values, which short contexts have few of. The launches are
+    timed: hosts differ.
     """
     weights = sum(each.numel() * each.element_size() for each in model.parameters())
-    read = (weights + cache.bytes / 2) / copy_rate(model.device)
+    read = weights / copy_rate(model.device)
     zero = torch.zeros(1, dtype=int, device=model.device)
     batch = FlatBatch(zero, zero, zero, [Span(slice(0, 1), (0,), (1,))], zero)
     seconds = []
