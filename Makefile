@@ -15,7 +15,7 @@ PYODIDE := build/npm/node_modules/pyodide
 # The course installs in a bare clone alone: in class, nobody waits for pip again.
 READY := $(if $(wildcard .venv/figures.stamp),,.venv/figures.stamp)
 
-.PHONY: fig9 figures install serve live measure docs site test cpus slow browser mutants notebooks notebooks-refresh format lines clean \
+.PHONY: fig9 figures install serve live measure gpu docs site test cpus slow browser mutants notebooks notebooks-refresh format lines clean \
 	course-start check hint picture predict submit grade gradescope page pictures-for-slides \
 	course-selftest
 
@@ -38,6 +38,10 @@ live: .venv/run.stamp
 
 measure: .venv/run.stamp
 	$(BIN)/python experiments/fig9.py --measure
+
+# What is worth knowing about your GPU, in ten minutes, in one file to send back: docs/gpu.md.
+gpu: .venv/dev.stamp
+	$(BIN)/python experiments/gpu_day.py
 
 test: .venv/dev.stamp
 	$(BIN)/ruff check .

@@ -12,6 +12,7 @@ What is filled, from results/ and from the code:
 If anything cannot be filled, nothing is written, and one line names it.
 """
 
+import csv
 import json
 import re
 import statistics
@@ -259,11 +260,42 @@ def lessons() -> str:
     return "\n".join([head, "|---|---|---|---|---|", *rows])
 
 
+def gpu_day(kind: str) -> str:
+    """Iterations of LLaMA-13B on an H200, as experiments/gpu_day.py printed them."""
+    with open(common.ROOT / "results" / "h200" / "gpu.csv", newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["kind"] == kind]
+    table: dict[tuple, dict[str, str]] = {}  # case -> column -> cell
+    for row in rows:
+        if kind == "chunk":
+            case, name = (
+                (row["start"], row["tokens"]),
+                "beside decodes" if row["riders"] != "0" else "alone",
+            )
+        elif row["model"] == "llama-13b" and row["back"] == "rows":
+            graphs = "graphs" if row["graphs"] == "True" else "no graphs"
+            case, name = (row["B"],), f"{row['small']}, {graphs}"
+        else:
+            continue
+        found = table.setdefault(case, {})
+        found[name] = row["ms"]
+        if kind == "chunk" or name == "triton, graphs":
+            found |= {
+                f"{name}: predicted": row["predicted_ms"],
+                f"{name}: share": row["share"] + " %",
+            }
+    heads = [*dict.fromkeys(name for found in table.values() for name in found)]
+    first = ["start", "tokens"] if kind == "chunk" else ["decodes"]
+    lines = [[*first, *heads], ["---"] * (len(first) + len(heads))]
+    lines += [[*case, *(found[name] for name in heads)] for case, found in table.items()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 BLOCKS: dict[str, Callable[[str], str]] = {
     "bench": lambda title: below(title, printed(bench.print_found, results("bench").newest())),
     "report": report,
     "published": published,
     "flags": lambda _: markdown(),
+    "gpu": gpu_day,
     "lessons": lambda _: lessons(),
     "fidelity": summary,
     "plan": plan_printed,

@@ -1,7 +1,7 @@
 """All that is worth knowing about this engine on your GPU: ten minutes, one file to send back.
 
-    make gpu                                          LLaMA-13B, as the paper; 28 GB of memory
-    python experiments/gpu_day.py --only decode,fig3     some steps
+    make gpu                                             LLaMA-13B, as the paper; 28 GB of memory
+    python experiments/gpu_day.py --only decode,prefill  some steps
     python experiments/gpu_day.py --device cpu           a rehearsal: the demo model on a CPU
 
 Steps run in the order of their worth, each under a limit of its own, in a worker process. If a step
@@ -16,8 +16,6 @@ import fast.first  # before torch  # noqa: F401
 import gc
 import json
 import os
-import platform
-import random
 import signal
 import statistics
 import subprocess
@@ -26,16 +24,14 @@ import time
 import traceback
 import zipfile
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import torch
-import torch.nn.functional as F
+from matplotlib import pyplot as plt
 
-import executor
 import experiments
 from batch import Batch
 from command.checks import UserError, lookup
@@ -48,7 +44,7 @@ from executor import synchronized_clock
 from experiments.lib.common import ROOT
 from experiments.lib.engines import Priced, Real, rows_of
 from experiments.lib.flags import ScriptParser
-from experiments.lib.measuring import batch_runner, hardware_of, place
+from experiments.lib.measuring import batch_runner, place
 from experiments.lib.rows import Rows
 from experiments.lib.study import finish
 from experiments.table4 import gains
@@ -73,13 +69,11 @@ def step(limit: int) -> Callable:
 class Day:
     """What the steps share: where results go, and a model that is loaded once."""
 
-    def __init__(self, out: Path, small: str) -> None:
-        self.out, self.small, self.now = out, small, ""
-        self.device = torch.device("cpu" if small == "cpu" else "cuda")
+    def __init__(self, out: Path, device: str) -> None:
+        self.out, self.device, self.now = out, torch.device(device), ""
         self.cuda = self.device.type == "cuda"
-        small_ones = {"cpu": ("demo", "demo"), "fake": ("laptop", "llama3.2-3b")}
-        self.model, self.second = small_ones.get(small, ("llama-13b", "llama3.1-8b"))
-        self.length, self.slots, self.repeats = (256, 4, 2) if small else (1024, 18, 5)
+        self.model, self.second = ("llama-13b", "llama3.1-8b") if self.cuda else ("demo", "demo")
+        self.length, self.slots, self.repeats = (1024, 18, 5) if self.cuda else (256, 4, 2)
         self.loaded: tuple[tuple, LLM] | None = None
         name = torch.cuda.get_device_name() if self.cuda else ""
         self.gpu = next((gpu for gpu, part in NAMES.items() if part in name), "h100")
@@ -88,22 +82,16 @@ class Day:
         with open(self.out / "gpu.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps({"step": self.now, **row}, default=str) + "\n")
 
-    def forget(self) -> None:
-        """Give the memory of the model back."""
-        self.loaded = None
-        gc.collect()
-        if self.cuda:
-            torch.cuda.empty_cache()
-
-    def llm(self, model: str, slots: int, length: int, back: str = "auto", graphs: str = "auto"):
+    def llm(
+        self, model: str, slots: int, length: int, back: str = "auto", graphs: str = "auto"
+    ) -> LLM:
         """One at a time: two would not fit."""
         key = model, back, graphs
         if self.loaded is None or self.loaded[0] != key:
-            self.forget()
-            sizes = {"max_batch_size": slots, "max_length": length, "device": str(self.device)}
+            self.loaded = None
+            gc.collect()
+            sizes = {"max_batch_size": slots, "max_length": length, "device": self.device}
             self.loaded = key, LLM(model, attention=back, cuda_graphs=graphs, **sizes)
-            llm = self.loaded[1]
-            self.note(what="load", model=model, chosen=llm.attention, graphs=bool(llm.graphs))
         llm = self.loaded[1]
         if (llm.cache.slots, llm.max_length) != (slots, length):
             llm.resize_cache(slots, length)
@@ -113,53 +101,44 @@ class Day:
         """ms"""
         return 1e3 * CostModel(MODELS[model], GPUS[self.gpu], software="vllm").seconds(batch)
 
-    def seconds(self, run: Callable, count: int) -> float:
-        """Of one run, the mean of `count` in a row, the median of three times."""
-        found = []
-        for _ in range(4):
-            begin = synchronized_clock(self.device)
-            for _ in range(count):
-                run()
-            found.append((synchronized_clock(self.device) - begin) / count)
-        return statistics.median(found[1:])
+    def timed(self, run: Callable[[Batch], object], batch: Batch) -> float:
+        """Seconds of an iteration: the median, once it is warm, and recorded where it can be."""
+        for _ in range(3):
+            run(batch)
+        return statistics.median(run(batch).seconds for _ in range(2 * self.repeats))
+
+    def run(self, name: str, *command: object) -> None:
+        command = [sys.executable, *map(str, command)]
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        self.note(what=name, rc=found.returncode, said=(found.stdout + found.stderr)[-5000:])
 
 
 # ------------------------------------------------------------------------------------------- steps
 
 
-@step(40)
-def environment(day: Day) -> None:
-    day.note(what="report", lines=report(), python=platform.python_version(), cpus=os.cpu_count())
-    day.note(what="packages", said=sorted(f"{d.name}=={d.version}" for d in distributions()))
-    for command in ("nvidia-smi", "git log -1 --format=%H", "lscpu"):
-        found = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
-        day.note(what=command, said=(found.stdout + found.stderr)[-6000:])
-
-
-@step(40)
+@step(60)
 def ceilings(day: Day) -> None:
-    """What the card gives at most: bytes/s of a copy, FLOP/s of a product; a launch's price."""
-    size, n = (2**22, 256) if day.small else (2**32, 8192)
+    """What this machine is, and gives at most: bytes/s of a copy, FLOP/s of a product."""
+    packages = sorted(f"{d.name}=={d.version}" for d in distributions())
+    day.note(what="report", lines=report(), cpus=os.cpu_count(), packages=packages)
+    for command in ("nvidia-smi", "git log -1 --format=%H"):
+        found = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+        day.note(what=command, said=found.stdout[-4000:])
+
+    def seconds(run: Callable, count: int) -> float:
+        run()
+        begin = synchronized_clock(day.device)
+        for _ in range(count):
+            run()
+        return (synchronized_clock(day.device) - begin) / count
+
+    size, n = (2**32, 8192) if day.cuda else (2**24, 512)
     pair = torch.ones(2, size, dtype=torch.uint8, device=day.device)
-    copy = day.seconds(lambda: pair[0].copy_(pair[1]), 5)
-    day.note(what="copy", unit="GB/s", value=2 * size / copy / 1e9)
+    copy = min(seconds(lambda: pair[0].copy_(pair[1]), 5) for _ in range(3))
     x, y = (torch.randn(n, n, device=day.device).bfloat16() for _ in range(2))
-    gemm = day.seconds(lambda: x @ y, 5)
-    day.note(what="gemm", unit="TFLOP/s", value=2 * n**3 / gemm / 1e12)
-    cost = CostModel(MODELS[day.model], GPUS[day.gpu], software="vllm")
-    for inputs, outputs in MODELS[day.model].linears.values():
-        weight = torch.randn(outputs, inputs, device=day.device).bfloat16()
-        for rows in (1, 8, 64, 128, 256, 512, 1024, 2048):
-            x = torch.randn(rows, inputs, device=day.device).bfloat16()
-            taken = day.seconds(lambda x=x, weight=weight: F.linear(x, weight), 20)
-            priced = cost.linear(rows, inputs, outputs)
-            day.note(what="linear", inputs=inputs, outputs=outputs, rows=rows, ms=1e3 * taken,
-                     predicted_ms=1e3 * priced)  # fmt: skip
-    tiny = torch.zeros(8, device=day.device)
-    begin = time.perf_counter()
-    for _ in range(1000):
-        tiny.add_(1)
-    day.note(what="launch", unit="us", value=1e3 * (time.perf_counter() - begin))
+    gemm = min(seconds(lambda: x @ y, 5) for _ in range(3))
+    day.note(what="copy", unit="GB/s", value=2e-9 * size / copy)
+    day.note(what="gemm", unit="TFLOP/s", value=2e-12 * n**3 / gemm)
 
 
 def decodes_of(
@@ -171,9 +150,7 @@ def decodes_of(
     run, runs = batch_runner(llm, False), llm.make_executor()
     for decodes in sizes:
         batch = make_batch(decodes=decodes, context=length)
-        for _ in range(3):
-            run(batch)
-        seconds = statistics.median(run(batch).seconds for _ in range(2 * day.repeats))
+        seconds = day.timed(run, batch)
         place(runs, batch)
         flat = runs.flatten(batch)
         begin = time.perf_counter()
@@ -181,78 +158,66 @@ def decodes_of(
         host = time.perf_counter() - begin  # no wait: until all is launched
         size = 2 * config.parameters + decodes * length * config.kv_bytes_per_token(2)
         day.note(what="decodes", model=model, back=llm.attention, graphs=bool(llm.graphs),
-                 small=small, B=decodes, L=length, ms=1e3 * seconds, host_ms=1e3 * host,
-                 GBs=size / seconds / 1e9, predicted_ms=day.predicted(model, batch))  # fmt: skip
+                 small=small, B=decodes, ms=1e3 * seconds, host_ms=1e3 * host,
+                 rate=1e-9 * size / seconds, predicted_ms=day.predicted(model, batch))  # fmt: skip
 
 
 @step(90)
 def decode(day: Day) -> None:
     """Each back end; with and without graphs; with PyTorch's small operators and with Triton's."""
-    if not day.cuda:
-        return decodes_of(day, day.model, "sdpa", "off", (1, 2))
-    sizes = (1, 2) if day.small else (1, 2, 4, 8, 16, 32)
-    for graphs in ("off", "on"):
+    sizes = (1, 2, 4, 8, 16, 32) if day.cuda else (1, 2)
+    for graphs in ("off", "on") if day.cuda else ():
         with mock.patch.object(cuda, "small_operators", lambda *_: None):
             decodes_of(day, day.model, "rows", graphs, sizes, "pytorch")
-        day.forget()
+        day.loaded = None
         decodes_of(day, day.model, "rows", graphs, sizes)
     for back in ("xformers", "sdpa"):
         with suppress(UserError):  # it cannot run here
-            decodes_of(day, day.model, back, "off", sizes[:4:3])
+            decodes_of(day, day.model, back, "off", sizes[::3])
 
 
 @step(60)
 def prefill(day: Day) -> None:
-    """Chunks and whole prompts, alone and beside decodes."""
+    """Chunks and whole prompts, alone and beside decodes; and the memory that they take."""
     llm, config, length = day.llm(day.model, day.slots, day.length), MODELS[day.model], day.length
     run = batch_runner(llm, False)
-    shapes = [(0, n) for n in (64, 128, 256, 512, 1024) if n <= length]
-    shapes.append((length // 2, length // 4))
     for riders in (0, min(7, day.slots - 1)):
-        for start, n in shapes:
+        for start, n in [(0, length >> shift) for shift in range(5)] + [(length // 2, length // 4)]:
             batch = make_batch([(start, n, length)], riders, length)
-            for _ in range(3):
-                run(batch)
-            seconds = statistics.median(run(batch).seconds for _ in range(day.repeats))
-            day.note(what="chunk", start=start, rows=n, riders=riders, ms=1e3 * seconds,
-                     TFLOPs=2 * config.parameters * (n + riders) / seconds / 1e12,
+            seconds = day.timed(run, batch)
+            day.note(what="chunk", start=start, tokens=n, riders=riders, ms=1e3 * seconds,
+                     rate=2e-12 * config.parameters * (n + riders) / seconds,
                      predicted_ms=day.predicted(day.model, batch))  # fmt: skip
-
-
-@step(20)
-def memory(day: Day) -> None:
-    """A batch's intermediate results, beside what is kept free for them."""
-    run = batch_runner(day.llm(day.model, day.slots, day.length), False)
-    run(make_batch(decodes=1, context=5))
-    if day.small != "fake" and day.cuda:
+    if day.cuda:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        run(make_batch([(0, day.length, day.length)], day.slots - 1, day.length))
-        kept = batch_bytes(MODELS[day.model], day.slots, day.length, 2)
-        day.note(what="memory", used=torch.cuda.max_memory_allocated() - before, kept=kept)
+        run(make_batch([(0, length - 1, length)], day.slots - 1, length))
+        used, kept = (
+            torch.cuda.max_memory_allocated() - before,
+            batch_bytes(config, day.slots, length, 2),
+        )
+        day.note(what="memory", used=used, kept=kept)
 
 
 def figure(day: Day, name: str, wanted: Callable[[dict], bool], repeats: int) -> None:
     """A study's own function at the paper's cases: measured, predicted for this GPU, published."""
     study = experiments.studies()[name]
-    sweep = next(each for each in study.swept(day.small != "") if each.on and each.cases)
+    sweep = next(each for each in study.swept(not day.cuda) if each.on and each.cases)
     cases = [case for case in sweep.cases if wanted(case)]
-    if day.small:
+    if not day.cuda:
         least = {"L": 64, "B": 2, "C": 16}
-        cases = [{k: min(v, least.get(k, v)) if isinstance(v, int) else v for k, v in case.items()}
+        cases = [case | {k: min(v, case[k]) for k, v in least.items() if k in case}
                  for case in cases[:2]]  # fmt: skip
     length, most = (max(case.get(key, 1) for case in cases) for key in "LB")
     real = Real(day.llm(day.model, max(most, 2), max(length, 32)), repeats)
     rows = rows_of("measured", [(real, case) for case in cases], real.rows(sweep.run, cases))
-    jobs = [(engine, case) for engine in sweep.on for case in cases]
-    rows += rows_of("predicted", jobs, [sweep.run(engine, **case) for engine, case in jobs])
-    if day.cuda:
-        here = Priced(day.model, day.gpu, software="vllm")
-        own = rows_of(
-            "predicted", [(here, c) for c in cases], [sweep.run(here, **c) for c in cases]
-        )
-        for row in own:
-            day.note(what="predicted", figure=name, **row)
+    engines = [*sweep.on, Priced(day.model, day.gpu, software="vllm")]
+    for engine in engines:
+        jobs = [(engine, case) for case in cases]
+        own = rows_of("predicted", jobs, [sweep.run(engine, **case) for case in cases])
+        rows += own if engine in sweep.on else []
+        for row in own if engine not in sweep.on else []:
+            day.note(what="figure", figure=name, **row)
     found = Rows(rows, study.units)
     with suppress(Exception):  # some cases of all: what a study says of all may not exist
         study.derive(found)
@@ -261,7 +226,8 @@ def figure(day: Day, name: str, wanted: Callable[[dict], bool], repeats: int) ->
 
 
 @step(60)
-def fig7_fig8_table2(day: Day) -> None:
+def figures(day: Day) -> None:
+    """Fig 7 and 8, Table 2."""
     sizes = (2, 4, 6, 9, 18)
     figure(day, "fig8", lambda c: c["L"] == 1024 and c["B"] in sizes, day.repeats)
     figure(day, "table2", lambda c: True, day.repeats)
@@ -271,12 +237,10 @@ def fig7_fig8_table2(day: Day) -> None:
 @step(170)
 def tests(day: Day) -> None:
     """float64 on CUDA under all policies, with graphs and without; back ends beside `math`."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider",
-               "--tb=short", "-rfE", "-n", str(min(5, os.cpu_count() // 2)), "tests"]  # fmt: skip
-    command[-3:] = ["0", "tests/test_graphs.py"] if day.small else command[-2:]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    (day.out / "tests.log").write_text(found.stdout + found.stderr)
-    day.note(what="pytest", rc=found.returncode, said=found.stdout[-1500:])
+    processes = min(5, os.cpu_count() // 2) if day.cuda else 0
+    where = "tests" if day.cuda else "tests/test_graphs.py"
+    options = ["-q", "-m", "cuda", "-p", "no:cacheprovider", "--tb=short", "-rfE", "-n"]
+    day.run("tests", "-m", "pytest", *options, processes, where)
 
 
 @step(120)
@@ -288,45 +252,31 @@ def fig9_table4(day: Day) -> None:
     figure(day, "table4", lambda c: True, 1)
 
 
-@step(40)
-def fig3(day: Day) -> None:
-    figure(day, "fig3", lambda c: True, 2)
-
-
-@step(60)
-def sampling(day: Day) -> None:
-    """8 requests, greedy and drawn: ms of an iteration of the whole engine."""
-    llm = day.llm(day.second, 8, day.length)
-    for name, given in (("greedy", {}), ("drawn", {"temperature": 1.0}),
-                        ("top_k", {"temperature": 1.0, "top_k": 50}),
-                        ("top_p", {"temperature": 1.0, "top_p": 0.9})):  # fmt: skip
-        params = SamplingParams(4 if day.small else 33, ignore_eos=True, seed=1, **given)
-        for _ in range(3):
-            llm.generate([[5 + i, 7, 9] * 20 for i in range(8)], params)
-        ends = [each.seconds for each in llm.trace.iterations if not each.num_chunks]
-        day.note(what="sampling", kind=name, B=8, ms=1e3 * statistics.median(ends))
-
-
 @step(60)
 def second_model(day: Day) -> None:
-    """Heads that share keys; graphs on and off."""
+    """Heads that share keys, with graphs and without; greedy and drawn tokens."""
     for graphs in ("off", "on") if day.cuda else ("off",):
-        decodes_of(day, day.second, "auto", graphs, (1, 2) if day.small else (1, 8, 64))
+        decodes_of(day, day.second, "auto", graphs, (1, 8, 64) if day.cuda else (1, 2))
+    llm, drawn = day.llm(day.second, 8, day.length), {"temperature": 1.0}
+    for given in ({}, drawn, drawn | {"top_k": 50}, drawn | {"top_p": 0.9}):
+        params = SamplingParams(33 if day.cuda else 4, ignore_eos=True, seed=1, **given)
+        for _ in range(3):
+            llm.generate([[5 + i, 7, 9] * 20 for i in range(8)], params)
+        found = [each.seconds for each in llm.trace.iterations if not each.num_chunks]
+        day.note(what="sampling", **given, B=8, ms=1e3 * statistics.median(found))
 
 
 @step(30)
 def profile(day: Day) -> None:
     """Which kernels take the time: of decodes, and of a hybrid batch."""
     run, length = batch_runner(day.llm(day.model, day.slots, day.length), False), day.length
-    kinds = [torch.profiler.ProfilerActivity.CPU]
-    kinds += [torch.profiler.ProfilerActivity.CUDA] * day.cuda
+    riders = min(7, day.slots - 1)
     for name, batch in (
-        ("decodes", make_batch(decodes=min(8, day.slots), context=length)),
-        ("hybrid", make_batch([(length // 2, length // 4, length)], min(7, day.slots - 1), length)),
+        ("decodes", make_batch(decodes=riders + 1, context=length)),
+        ("hybrid", make_batch([(length // 2, length // 4, length)], riders, length)),
     ):
-        for _ in range(3):
-            run(batch)
-        with torch.profiler.profile(activities=kinds) as found:
+        day.timed(run, batch)
+        with torch.profiler.profile() as found:
             run(batch)
         by = "self_device_time_total" if day.cuda else "self_cpu_time_total"
         table = found.key_averages().table(sort_by=by, row_limit=25, max_name_column_width=60)
@@ -336,13 +286,13 @@ def profile(day: Day) -> None:
 @step(90)
 def large(day: Day) -> None:
     """LLaMA-33B, 65 GB: Table 4's case of 1K."""
-    model, case = ("llama-33b", {"L": 1024, "B": 10, "PD": 28, "C": 256})
-    if day.small:
+    model, case = "llama-33b", {"L": 1024, "B": 10, "PD": 28, "C": 256}
+    if not day.cuda:
         model, case = day.model, {"L": 64, "B": 3, "PD": 7.0, "C": 16}
     real = Real(day.llm(model, case["B"], case["L"]), 1)
-    day.note(what="table4", model=model, hardware=hardware_of(real.llm), **case,
-             predicted=gains(Priced(model, day.gpu, software="vllm"), **case),
-             measured=real.rows(gains, [case]))  # fmt: skip
+    predicted = gains(Priced(model, day.gpu, software="vllm"), **case)
+    measured = real.rows(gains, [case])
+    day.note(what="table4", model=model, **case, predicted=predicted, measured=measured)
 
 
 @step(110)
@@ -350,8 +300,9 @@ def fig13(day: Day) -> None:
     figure(day, "fig13", lambda c: c["L"] == 1024 and c["C"] in (64, 128, 256, 512), 1)
 
 
-@step(60)
-def fig4(day: Day) -> None:
+@step(90)
+def fig3_fig4(day: Day) -> None:
+    figure(day, "fig3", lambda c: True, 2)
     fits = lambda c: c["L"] * c["B"] <= 8192 and (c["phase"] != "decode" or c["B"] <= 32)
     figure(day, "fig4", fits, 2)
 
@@ -359,92 +310,81 @@ def fig4(day: Day) -> None:
 @step(110)
 def validate(day: Day) -> None:
     """A calibration of this card, and what it predicts of whole runs."""
-    day.forget()
-    device, saved = str(day.device), str(day.out / "calibration.json")
-    quick = ["--quick"] if day.small else []
-    for script, *more in (
-        ["calibrate", "--model", day.model, "--json", saved, "--seconds", "25", "--device", device],
-        ["validate", "--calibration", saved, "--samples", "5", "--repeats", "1", "--out", day.out],
-    ):
-        command = [sys.executable, f"experiments/{script}.py", *map(str, more), *quick]
-        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        said = (found.stdout + found.stderr)[-5000:]
-        day.note(what=script, rc=found.returncode, said=said)
+    day.loaded = None
+    gc.collect()
+    if day.cuda:
+        torch.cuda.empty_cache()
+    saved, quick = day.out / "calibration.json", [] if day.cuda else ["--quick"]
+    model = ["--model", day.model, "--device", day.device]
+    day.run(
+        "calibrate", "experiments/calibrate.py", *model, "--json", saved, "--seconds", 25, *quick
+    )
+    options = ["--calibration", saved, "--samples", 5, "--repeats", 1, "--out", day.out]
+    day.run("validate", "experiments/validate.py", *options, *quick)
 
 
 # ----------------------------------------------------------------------------------- worker, driver
 
 
-def fake(stack: ExitStack) -> None:
-    """A GPU without numbers: what runs there is all but the numbers."""
-    from tests.fake_cuda import fake_cuda
-
-    event = SimpleNamespace(record=lambda: None, elapsed_time=lambda _: random.random())
-    stack.enter_context(mock.patch.object(torch.cuda, "Event", lambda **_: event))
-    stack.enter_context(mock.patch.object(torch.cuda, "_sleep", lambda _: None))
-    stack.enter_context(mock.patch.object(executor, "sample", lambda logits, _: [1] * len(logits)))
-    stack.enter_context(fake_cuda((9, 0), memory=84e9))
-
-
-def work(out: Path, small: str, names: list[str]) -> None:
+def work(out: Path, device: str, names: list[str]) -> None:
     """The worker. A step that breaks the device ends it: its CUDA context is lost."""
-    with ExitStack() as stack:
-        if small == "fake":
-            fake(stack)
-        day = Day(out, small)
-        for name in names:
-            day.now, begin, failed = name, time.perf_counter(), ""
-            day.note(what="begin", at=time.time())
-            try:
-                STEPS[name][1](day)
-            except BaseException as error:  # noqa: BLE001  the next step goes on
-                failed = "".join(traceback.format_exception(error))[-3000:]
-            day.note(what="end", seconds=time.perf_counter() - begin, failed=failed)
-            if "CUDA error" in failed:
-                os._exit(3)
+    day = Day(out, device)
+    for name in names:
+        day.now, begin, failed = name, time.perf_counter(), ""
+        day.note(what="begin", at=time.time())
+        try:
+            STEPS[name][1](day)
+        except Exception as error:  # noqa: BLE001  the next step goes on
+            failed = "".join(traceback.format_exception(error))[-3000:]
+        day.note(what="end", seconds=time.perf_counter() - begin, failed=failed)
+        if "CUDA error" in failed:
+            os._exit(3)
 
 
-def read(out: Path) -> list[dict]:
+def read(out: Path, what: str = "") -> list[dict]:
+    """The rows so far, of one kind. The last line may be half written."""
     file = out / "gpu.jsonl"
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    return [json.loads(line) for line in text.splitlines(True) if line.endswith("\n")]
+    lines = file.read_text(encoding="utf-8").splitlines(True) if file.exists() else []
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [row for row in rows if what in ("", row["what"])]
 
 
-def drive(out: Path, small: str, left: list[str], seconds: float) -> list[str]:
+def drive(out: Path, device: str, left: list[str], seconds: float) -> list[str]:
     """Runs workers until all steps are done, or time is over. Returns the steps that are not."""
     begin = time.monotonic()
     while left and time.monotonic() - begin < seconds:
         code = "from pathlib import Path; from experiments.gpu_day import work; "
-        mine = [sys.executable, "-c", code + f"work(Path({str(out)!r}), {small!r}, {left!r})"]
+        code += f"work(Path({str(out)!r}), {device!r}, {left!r})"
         with open(out / "log.txt", "a") as log:
             worker = subprocess.Popen(
-                mine, stdout=log, stderr=log, start_new_session=True, cwd=ROOT
+                [sys.executable, "-c", code],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd=ROOT,
             )
-        done, since, now, bundled = set(), time.time(), left[0], 0
+        now, since, known = left[0], time.time(), 0
         try:
-            while worker.poll() is None:
+            while worker.poll() is None and time.monotonic() - begin < seconds:
                 time.sleep(0.2)
-                rows = read(out)
-                done = {row["step"] for row in rows if row["what"] == "end"}
-                begun = [row for row in rows if row["what"] == "begin" and row["step"] in left]
-                if begun:
-                    now, since = begun[-1]["step"], begun[-1]["at"]
-                if len(done) > bundled:
-                    bundled = len(done)
-                    print(f"{now}: {time.monotonic() - begin:.0f} s", flush=True)
+                done = {row["step"] for row in read(out, "end")}
+                for row in read(out, "begin"):
+                    now, since = (row["step"], row["at"]) if row["step"] in left else (now, since)
+                if len(done) > known:
+                    known = len(done)
+                    print(f"{time.monotonic() - begin:4.0f} s: {now}", flush=True)
                     bundle(out)
-                late = now not in done and time.time() - since > STEPS[now][0]
-                if late or time.monotonic() - begin > seconds:
+                if now not in done and time.time() - since > STEPS[now][0]:
                     break
         finally:  # Ctrl-C, too
             with suppress(ProcessLookupError):
                 os.killpg(worker.pid, signal.SIGKILL)
             worker.wait()
-        if now not in {row["step"] for row in read(out) if row["what"] == "end"}:
-            late = {"step": now, "what": "end", "failed": f"ended, status {worker.returncode}"}
-            with open(out / "gpu.jsonl", "a") as file:
-                file.write("\n" * (not file.tell()) + json.dumps(late) + "\n")
-        done = {row["step"] for row in read(out) if row["what"] == "end"}
+        if now not in {row["step"] for row in read(out, "end")}:
+            row = {"step": now, "what": "end", "failed": f"ended, status {worker.returncode}"}
+            with open(out / "gpu.jsonl", "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        done = {row["step"] for row in read(out, "end")}
         left = [name for name in left if name not in done]
     return left
 
@@ -456,63 +396,59 @@ def bundle(out: Path) -> None:
                 made.write(each, each.name)
 
 
-def summarize(out: Path, left: list[str]) -> None:
-    """summary.md and gpu.png, of what is there."""
-    rows, lines = read(out), ["# This engine on a GPU", ""]
-    for row in rows:
-        if row["what"] == "end":
-            last = (row["failed"].strip().splitlines() or ["ok"])[-1]
-            lines.append(f"- {row['step']}: {row.get('seconds', 0):.0f} s, {last[:200]}")
+def summarize(out: Path, left: list[str]) -> str:
+    """Writes summary.md and gpu.png, of what is there. Returns the summary."""
+    lines = ["# This engine on a GPU", ""]
+    for row in read(out, "end"):
+        last = (row["failed"].strip().splitlines() or ["ok"])[-1]
+        lines.append(f"- {row['step']}: {row.get('seconds', 0):.0f} s, {last[:200]}")
     lines += [f"- {name}: not run" for name in left]
-    top = {row["what"]: row["value"] for row in rows if "value" in row}
-    tops = {"decodes": ("GBs", top.get("copy")), "chunk": ("TFLOPs", top.get("gemm"))}
-    lines += ["", ", ".join(f"{name} {value:.0f}" for name, value in top.items()), ""]
-    from matplotlib import pyplot as plt
-
     figure, panels = plt.subplots(1, 2, figsize=(13, 5.5), layout="constrained")
-    for axes, (kind, (key, most)) in zip(panels, tops.items(), strict=True):
+    for axes, kind, of, x in zip(
+        panels, ("decodes", "chunk"), ("copy", "gemm"), ("B", "tokens"), strict=True
+    ):
+        top = (read(out, of) or [{"value": float("inf"), "unit": ""}])[-1]
+        lines += ["", f"{of}: {top['value']:.0f} {top['unit']}", ""]
         groups: dict[str, list] = {}
-        for row in (row for row in rows if row["what"] == kind and most):
-            share = 100 * row[key] / most
-            case = {k: v for k, v in row.items() if k in ("model", "back", "graphs", "small",
-                    "B", "start", "rows", "riders")}  # fmt: skip
-            said = " ".join(f"{k}={v}" for k, v in case.items())
-            ours = f"{row['ms']:.2f} ms (predicted {row['predicted_ms']:.2f}), {share:.0f} %"
-            lines.append(f"- {kind} {said}: {ours}")
-            x = case.pop("B" if kind == "decodes" else "rows")
-            name = " ".join(f"{k} {v}" for k, v in case.items())
-            groups.setdefault(name, []).append((x, share))
+        for row in read(out, kind):
+            share = 100 * row["rate"] / top["value"]
+            names = ("model", "back", "graphs", "small", "start", "riders")
+            said = " ".join(f"{name} {row[name]}" for name in names if name in row)
+            took = f"{row['ms']:.2f} ms (predicted {row['predicted_ms']:.2f}), {share:.0f} %"
+            lines.append(f"- {kind}: {said} {x} {row[x]}: {took}")
+            groups.setdefault(said, []).append((row[x], share))
         for name, points in groups.items():
             axes.plot(*zip(*sorted(points), strict=True), "o-", label=name)
-        what = {"decodes": "decodes of a batch", "chunk": "tokens of a chunk"}[kind]
-        of = {"decodes": "% of the copy's bytes/s", "chunk": "% of the product's FLOP/s"}[kind]
-        axes.set(xscale="log", xlabel=what, ylabel=of, ylim=(0, 100))
+        axes.set(xscale="log", xlabel=x, ylabel=f"% of {of}'s {top['unit']}", title=kind)
+        axes.set_ylim(0, 100)
         if groups:
             axes.legend(fontsize=7)
     figure.savefig(out / "gpu.png", dpi=120)
-    (out / "summary.md").write_text("\n".join(lines) + "\n")
+    text = "\n".join(lines) + "\n"
+    (out / "summary.md").write_text(text, encoding="utf-8")
+    return text
 
 
 def main() -> None:
-    words = f"the steps to take, of {', '.join(STEPS)}"
     flags = {
         "out": Flag("", ROOT / "build" / "gpu"),
         "seconds": Flag("time for all steps", 560.0),
         "device": Flag("cpu rehearses with the demo model", "cuda"),
-        "only": Flag(words, shown="all of them"),
+        "only": Flag(f"steps, of {', '.join(STEPS)}", shown="all of them"),
     }
     options = ScriptParser(__doc__, flags).parse_args()
     out, names = options.out.resolve(), [*STEPS]
     if options.only:
-        names = [lookup(STEPS, name, "step") and name for name in options.only.split(",")]
+        names = options.only.split(",")
+        for name in names:
+            lookup(STEPS, name, "step")
     if options.device != "cpu" and not torch.cuda.is_available():
-        raise UserError("no GPU is here; --device cpu rehearses")
+        raise UserError("no GPU is here: --device cpu rehearses")
     out.mkdir(parents=True, exist_ok=True)
     (out / "gpu.jsonl").unlink(missing_ok=True)
-    left = drive(out, "cpu" if options.device == "cpu" else "", names, options.seconds)
-    summarize(out, left)
+    left = drive(out, options.device, names, options.seconds)
+    print(summarize(out, left), f"\nsend back {out / 'gpu-day.zip'}", sep="")
     bundle(out)
-    print((out / "summary.md").read_text(), f"\nsend back {out}/gpu-day.zip", sep="")
 
 
 if __name__ == "__main__":
