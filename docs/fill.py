@@ -267,10 +267,8 @@ def gpu_day(kind: str) -> str:
     table: dict[tuple, dict[str, str]] = {}  # case -> column -> cell
     for row in rows:
         if kind == "chunk":
-            case, name = (
-                (row["start"], row["tokens"]),
-                "beside decodes" if row["riders"] != "0" else "alone",
-            )
+            case = row["start"], row["tokens"]
+            name = "alone" if row["riders"] == "0" else "beside decodes"
         elif row["model"] == "llama-13b" and row["back"] == "rows":
             graphs = "graphs" if row["graphs"] == "True" else "no graphs"
             case, name = (row["B"],), f"{row['small']}, {graphs}"
@@ -279,10 +277,8 @@ def gpu_day(kind: str) -> str:
         found = table.setdefault(case, {})
         found[name] = row["ms"]
         if kind == "chunk" or name == "triton, graphs":
-            found |= {
-                f"{name}: predicted": row["predicted_ms"],
-                f"{name}: share": row["share"] + " %",
-            }
+            found[f"{name}: predicted"] = row["predicted_ms"]
+            found[f"{name}: share"] = f"{row['share']} %"
     heads = [*dict.fromkeys(name for found in table.values() for name in found)]
     first = ["start", "tokens"] if kind == "chunk" else ["decodes"]
     lines = [[*first, *heads], ["---"] * (len(first) + len(heads))]

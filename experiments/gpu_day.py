@@ -54,6 +54,7 @@ from loading.device import batch_bytes
 from model import untimed
 
 STEPS: dict[str, tuple[int, Callable]] = {}  # name -> (limit in s, function), the worthiest first
+WORKER = "from pathlib import Path; from experiments.gpu_day import work"
 NAMES = {"h200": "H200", "h100-pcie": "H100 PCIe", "h100": "H100", "a100-80gb": "A100",
          "l40s": "L40S", "t4": "T4", "a10": "A10", "l4": "L4", "rtx4090": "4090"}  # fmt: skip
 
@@ -316,9 +317,8 @@ def validate(day: Day) -> None:
         torch.cuda.empty_cache()
     saved, quick = day.out / "calibration.json", [] if day.cuda else ["--quick"]
     model = ["--model", day.model, "--device", day.device]
-    day.run(
-        "calibrate", "experiments/calibrate.py", *model, "--json", saved, "--seconds", 25, *quick
-    )
+    where = ["--json", saved, "--seconds", 25]
+    day.run("calibrate", "experiments/calibrate.py", *model, *where, *quick)
     options = ["--calibration", saved, "--samples", 5, "--repeats", 1, "--out", day.out]
     day.run("validate", "experiments/validate.py", *options, *quick)
 
@@ -353,16 +353,11 @@ def drive(out: Path, device: str, left: list[str], seconds: float) -> list[str]:
     """Runs workers until all steps are done, or time is over. Returns the steps that are not."""
     begin = time.monotonic()
     while left and time.monotonic() - begin < seconds:
-        code = "from pathlib import Path; from experiments.gpu_day import work; "
-        code += f"work(Path({str(out)!r}), {device!r}, {left!r})"
+        code = f"{WORKER}; work(Path({str(out)!r}), {device!r}, {left!r})"
+        command = [sys.executable, "-c", code]
         with open(out / "log.txt", "a") as log:
-            worker = subprocess.Popen(
-                [sys.executable, "-c", code],
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                cwd=ROOT,
-            )
+            to = {"stdout": log, "stderr": log, "start_new_session": True, "cwd": ROOT}
+            worker = subprocess.Popen(command, **to)
         now, since, known = left[0], time.time(), 0
         try:
             while worker.poll() is None and time.monotonic() - begin < seconds:

@@ -27,8 +27,8 @@ work = gpu_day.work
 
 def test_a_bad_step_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bad_steps.py").write_text(BAD)
-    path = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from bad_steps import *"
-    monkeypatch.setattr(gpu_day, "WORKER", path)
+    found = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from bad_steps import Path, work"
+    monkeypatch.setattr(gpu_day, "WORKER", found)
     monkeypatch.setitem(gpu_day.STEPS, "hangs", (1, None))
     names = ["raises", "hangs", "dies", "breaks", "last"]
     for name in set(names) - {"hangs"}:
