@@ -99,7 +99,7 @@ def test_other_names_of_keys(tmp_path):
             assert getattr(found, field) == (getattr(theirs, key) or 4 * found.hidden), key
 
 
-@pytest.mark.parametrize("case", ["llama", "mistral", "qwen2-tied", "qwen3-tied", "gpt2"])
+@pytest.mark.parametrize("case", ["llama", "mistral", "qwen3-tied", "granite-tied", "gpt2"])
 @pytest.mark.parametrize("changed", [False, True])
 def test_a_tied_config_beside_a_head_in_the_file(changed, case, tmp_path):
     """A copy of the embedding stays tied. Another head counts, as in transformers."""
