@@ -92,28 +92,34 @@ def reference(
 
 
 def sdpa(
-    q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]
-) -> Tensor:
+    q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int],
+    window: int = 0,
+) -> Tensor:  # fmt: skip
     """PyTorch's fused attention, one request at a time, reading the cache in place.
 
     A padded batch of all requests would read the longest context for each of them. Key heads are
     the batch dimension here. So the query heads of a group share their keys without a copy.
+    window: a row sees that many tokens, itself included; 0: all before it.
     """
     _, rows, n_head, head_dim = q.shape
     n_kv_head, groups = keys.shape[0], n_head // keys.shape[0]
     out = torch.empty_like(q)
     for i, (slot, context) in enumerate(zip(slots, contexts, strict=True)):
-        key, value = keys[:, slot, :context], values[:, slot, :context]  # (n_kv_head, context, d)
+        start = context - rows  # the first row's place
+        first = max(0, start + 1 - window) if window else 0  # no row sees an earlier key
+        key, value = keys[:, slot, first:context], values[:, slot, first:context]  # (kv, seen, d)
         if rows == 1:  # a decode sees all of its context: grouped heads are rows of one product
             query = q[i].view(1, n_kv_head, groups, head_dim)
             y = F.scaled_dot_product_attention(query, key[None], value[None])
             out[i] = y.reshape(1, n_head, head_dim)
             continue
         query = q[i].unflatten(1, (n_kv_head, groups)).permute(1, 2, 0, 3)  # (kv, groups, Tq, d)
-        shape = (n_kv_head, groups, context, head_dim)
+        shape = (n_kv_head, groups, context - first, head_dim)
         key, value = key[:, None].expand(shape), value[:, None].expand(shape)
-        full = rows == context  # a whole prompt: its lower triangle needs no mask in memory
-        mask = None if full else chunk_mask(context - rows, rows, q.device)
+        full = rows == context and not window  # a whole prompt: its triangle needs no mask
+        mask = None if full else chunk_mask(start - first, rows, q.device)
+        if window:
+            mask = mask.triu(start - first + 1 - window)
         y = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=full)
         out[i] = y.permute(2, 0, 1, 3).flatten(1, 2)  # (Tq, n_head, head_dim)
     return out

@@ -23,11 +23,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attention import PLAIN, Attention, FlatBatch, split_heads
+from attention import PLAIN, Attention, FlatBatch, chunk_mask, sdpa, span_by_span, split_heads
 from configs import ModelConfig
 from kvcache import KVCache
 
-Rotary = tuple[Tensor, Tensor] | None  # cos and sin of each row's position; GPT-2 has none
+Rotary = tuple[Tensor, Tensor] | None  # cos and sin of each row's position; None: no rotation
 
 
 def untimed(name: str, operator: Callable, *args: Any) -> Any:
@@ -111,14 +111,15 @@ def swiglu(inner: Tensor) -> Tensor:
 
 
 def rotary_frequencies(config: ModelConfig) -> Tensor:
-    """Radians by which one position turns each pair of channels: (head_dim / 2,), float32.
+    """Radians by which one position turns each pair of channels: (bases, head_dim / 2), float32.
 
     LLaMA 3.1 was first trained on `length` tokens, and reads texts `factor` times longer. If a pair
     makes fewer than `low` turns over `length` tokens, its frequency is divided by `factor`. If it
     makes more than `high` turns, the frequency stays. Between the two, we interpolate. At position
     100,000, rounding errors matter: so every step is in float32, as it was in training.
     """
-    frequencies = 1.0 / config.rope_theta ** (
+    bases = torch.tensor(config.rotary_bases, dtype=torch.float32)[:, None]
+    frequencies = 1.0 / bases ** (
         torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     )
     if config.rope_scaling is None:
@@ -151,29 +152,29 @@ class Transformer(nn.Module):
             self.norm = (nn.LayerNorm if gpt2 else nn.RMSNorm)(hidden, eps=config.norm_eps)
         if last and not config.tied:
             self.head = nn.Linear(hidden, config.vocab_size, bias=False)
+        self.register_buffer("cos", torch.empty(0), persistent=False)  # tells device and dtype
         self.make_rotary_tables(config.max_length if length is None else length)
 
     def make_rotary_tables(self, length: int) -> None:
-        """Cosines and sines for sequences of up to `length` tokens: (length, 1, head_dim / 2)."""
-        if self.config.flavour == "gpt2":
-            return
+        """Cosines and sines of up to `length` tokens: (rotary bases, length, 1, head_dim / 2)."""
         with self.device:
-            angles = torch.outer(torch.arange(length), rotary_frequencies(self.config))
-        self.register_buffer("cos", angles.cos()[:, None].to(self.dtype), persistent=False)
-        self.register_buffer("sin", angles.sin()[:, None].to(self.dtype), persistent=False)
+            frequencies = rotary_frequencies(self.config)[:, None, None]
+            angles = torch.arange(length)[:, None, None] * frequencies
+        self.register_buffer("sin", angles.sin().to(self.dtype), persistent=False)
+        self.register_buffer("cos", angles.cos().to(self.dtype), persistent=False)
 
     def reach(self, length: int) -> None:
         """Allow sequences of `length` tokens: make the rotary tables longer, if needed."""
-        if self.config.flavour == "llama" and length > len(self.cos):
+        if length > self.cos.shape[1]:
             self.make_rotary_tables(length)
 
     @property
     def device(self) -> torch.device:
-        return self.layers[0].norm_1.weight.device
+        return self.cos.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.layers[0].norm_1.weight.dtype
+        return self.cos.dtype
 
     @torch.inference_mode()
     def forward(
@@ -188,9 +189,12 @@ class Transformer(nn.Module):
         if x is None:
             x = self._embed(batch.tokens, batch.positions)  # (T, H)
         rotary = self._rotary(batch.positions)
-        attend_layer = attention(batch, cache)
+        attend_all = attend_near = attention(batch, cache)
+        if 0 < self.config.window < max(max(span.contexts) for span in batch.spans):
+            attend_near = span_by_span(partial(sdpa, window=self.config.window))(batch, cache)
         for index, layer in enumerate(self.layers):
-            x = layer(x, rotary, partial(attend_layer, index), call)
+            attend = attend_near if self.config.in_window(self.own[index]) else attend_all
+            x = layer(x, rotary[index], partial(attend, index), call)
         return x if self.norm is None else call("others", self._logits, x[batch.logit_rows])
 
     def forward_full(self, tokens: Tensor) -> Tensor:
@@ -203,24 +207,27 @@ class Transformer(nn.Module):
         x = self._embed(tokens.flatten(), positions)  # (B * T, H)
         rotary = self._rotary(positions)
 
-        def attend_causal(qkv: Tensor) -> Tensor:
+        def attend_causal(qkv: Tensor, how: dict) -> Tensor:
             heads = qkv.unflatten(0, (b, t)).transpose(1, 2)  # (B, all heads, T, head_dim)
             q, k, v = split_heads(heads, self.config.n_kv_head)
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            y = F.scaled_dot_product_attention(q, k, v, **how, enable_gqa=True)
             return y.transpose(1, 2).reshape(b * t, -1)  # (B * T, n_head * head_dim)
 
-        for layer in self.layers:
-            x = layer(x, rotary, attend_causal)
+        near = {"attn_mask": chunk_mask(0, t, x.device).triu(1 - self.config.window)}
+        for index, layer in enumerate(self.layers):
+            how = near if self.config.in_window(self.own[index]) else {"is_causal": True}
+            x = layer(x, rotary[index], partial(attend_causal, how=how))
         return self._logits(x).view(b, t, -1)
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x = self.embed(tokens)
         return x if self.positions is None else x + self.positions(positions)
 
-    def _rotary(self, positions: Tensor) -> Rotary:
-        if self.config.flavour == "gpt2":
-            return None
-        return self.cos[positions], self.sin[positions]  # (T, 1, head_dim / 2) each
+    def _rotary(self, positions: Tensor) -> list[Rotary]:
+        """Of each layer. The tensors are (T, 1, head_dim / 2)."""
+        tables = zip(self.config.rotary_bases, self.cos, self.sin, strict=True)
+        found = {base: (cos[positions], sin[positions]) for base, cos, sin in tables}
+        return [found.get(self.config.rotary_base(layer)) for layer in self.own]
 
     def _logits(self, x: Tensor) -> Tensor:
         x = self.norm(x)

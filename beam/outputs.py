@@ -51,6 +51,11 @@ def beam_requests(
     longest = min(config.window or config.max_length, config.max_length)  # positions
     if not isinstance(cache, str) or cache not in CACHES:
         raise UserError(f"cache is {shown(cache)}; choose from {', '.join(CACHES)}")
+    if any(config.narrow) and slots.length > config.window:
+        raise UserError(
+            f"a beam search of {config.name} needs a max_length of at most {config.window}, its"
+            f" sliding_window; here it is {slots.length}"
+        )
     if isinstance(slots, PagedCache):
         raise UserError("a beam search needs cache 'slots', and this LLM has 'paged'")
     if not isinstance(params, Sequence):

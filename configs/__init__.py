@@ -30,10 +30,14 @@ class ModelConfig:
     flavour: str = "llama"
     gelu: str = "tanh"  # GPT-2's, or "none": nanoGPT's, which is exact
     rope_theta: float = 10000.0
+    # Rotary base of each layer, 0: it is not rotated (SmolLM3, Gemma 3). (): rope_theta in all
+    bases: tuple[float, ...] = ()
     rope_scaling: tuple[float, ...] | None = None  # LLaMA 3.1: factor, low, high, length
     qkv_bias: bool = False  # Qwen2: a bias on q, k and v (GPT-2 has one on every linear operator)
     qk_norm: bool = False  # Qwen3: an RMSNorm on each head of q and k
-    window: int = 0  # tokens that a token sees, itself included; 0: all. Longer texts are refused
+    variant: str = ""  # "olmo2", "gemma3": what loading/variants.py makes of the layers
+    window: int = 0  # tokens that a token sees, itself included; 0: all
+    narrow: tuple[bool, ...] = ()  # which layers have that window; (): longer texts are refused
     norm_eps: float = 1e-5
     tied: bool = False  # the output head is the embedding
     # Falcon: attention and FFN side by side, one all-reduce per layer; rotary. Simulated only
@@ -51,6 +55,7 @@ class ModelConfig:
             raise UserError(f"the name of a model is {shown(self.name)}; it must be a text")
         lookup(dict.fromkeys(("llama", "gpt2")), self.flavour, "flavour")
         lookup(dict.fromkeys(("tanh", "none")), self.gelu, "gelu")
+        lookup(dict.fromkeys(("", "olmo2", "gemma3")), self.variant, "variant")
         for name in ("n_layer", "n_head", "hidden", "intermediate", "vocab_size", "max_length"):
             check_whole(f"{self.name}: {name}", getattr(self, name))
         lookup(dict.fromkeys(("bf16", "fp8")), self.weights, "weights")
@@ -70,8 +75,25 @@ class ModelConfig:
                 given = shown(self.rope_scaling)
                 raise UserError(f"{self.name}: rope_scaling {given} is not a list")
             object.__setattr__(self, "rope_scaling", tuple(self.rope_scaling))  # JSON gives a list
+        object.__setattr__(self, "bases", tuple(self.bases))  # JSON gives lists
+        object.__setattr__(self, "narrow", tuple(self.narrow))
         if self.flavour == "llama" and self.head_dim % 2:
             raise UserError(f"{self.name}: head_dim is {self.head_dim}; it must be even (rotary)")
+
+    def rotary_base(self, layer: int) -> float:
+        """0: the layer is not rotated."""
+        if self.bases:
+            return self.bases[layer]
+        return self.rope_theta if self.flavour == "llama" else 0.0
+
+    def in_window(self, layer: int) -> bool:
+        """Whether tokens see only the last `window` tokens."""
+        return bool(self.narrow) and self.narrow[layer]
+
+    @property
+    def rotary_bases(self) -> list[float]:
+        """Those of all layers, each once."""
+        return sorted({*(self.bases or [self.rotary_base(0)])} - {0.0})
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from configs import ModelConfig
-from fast.packed import replace
+from fast.packed import install_small, replace
 from kvcache import KVCache
 from model import ResidualLinear, Transformer
 
@@ -131,7 +131,5 @@ def try_out(device: torch.device, dtype: torch.dtype) -> None:
 
 def install(model: Transformer) -> None:
     """Put the small operators into a model of LLaMA's kind, in float16 or bfloat16."""
-    replace(model, nn.RMSNorm, RMSNorm)
+    install_small(model, RMSNorm, rotate, swiglu)
     replace(model, ResidualLinear, linear)
-    for layer in model.layers:
-        layer.rotate, layer.activate = rotate, swiglu

@@ -120,9 +120,16 @@ def graphs_for(model: Transformer, cache: KVCache, when: str, name: str) -> Grap
     name: of the back end of attention. A recording runs the same. UserError for "on" where it
     cannot be recorded.
     """
+    config = model.config
     if when == "on" and isinstance(cache, PagedCache):
         raise UserError("cuda_graphs 'on' needs cache 'slots', and this is 'paged'")
-    if when == "off" or not cache.k.is_cuda or isinstance(cache, PagedCache):
+    near = any(config.narrow) and cache.length > config.window  # its masks cannot be recorded
+    if when == "on" and near:
+        raise UserError(
+            f"cuda_graphs 'on' needs a max_length of at most {config.window}, the sliding_window of"
+            f" {config.name}; here it is {cache.length}"
+        )
+    if when == "off" or near or not cache.k.is_cuda or isinstance(cache, PagedCache):
         return None
     if when == "on" and name not in RECORDED:
         raise UserError(

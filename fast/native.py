@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from attention import AttendLayer, FlatBatch
 from command.checks import UserError
 from fast.library import cache_folder, load_kept, make, run_compiler
-from fast.packed import replace
+from fast.packed import install_small
 from kvcache import KVCache
 from paged.cache import PagedCache
 
@@ -275,6 +275,4 @@ def install(model: nn.Module) -> None:
     config = model.config
     if config.flavour != "llama" or config.hidden % LANES or config.linears["ffn_ln2"][0] % LANES:
         return
-    replace(model, nn.RMSNorm, RMSNorm)
-    for layer in model.layers:
-        layer.rotate, layer.activate = rotate, swiglu
+    install_small(model, RMSNorm, rotate, swiglu)

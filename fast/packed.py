@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from loading.device import cpu_multiplies_bfloat16, free_memory
+from model import Transformer, swiglu
 
 
 class PackedLinear:
@@ -106,3 +107,14 @@ def replace(model: nn.Module, kind: type[nn.Module], by: Callable[[nn.Module], C
         operator = by(getattr(owner, name))
         delattr(owner, name)
         setattr(owner, name, operator)
+
+
+def install_small(
+    model: Transformer, norm: Callable, rotate_heads: Callable, gate: Callable
+) -> None:
+    """Put these in the places of nn.RMSNorm, of `model.rotate` and of `model.swiglu`."""
+    replace(model, nn.RMSNorm, norm)
+    for layer in model.layers:
+        layer.rotate = rotate_heads
+        if layer.activate is swiglu:  # Gemma 3 has another
+            layer.activate = gate

@@ -23,9 +23,10 @@ from command.checks import UserError
 from command.cli import write_file
 from configs import ModelConfig
 from loading import config_json, nanogpt
-from loading.config_json import ARCHITECTURE, FIELDS, GELU, LLAMA3, ONLY
+from loading.config_json import ARCHITECTURE, FIELDS, GELU, KINDS, LLAMA3, ONLY
 from loading.device import DTYPES
 from loading.files import existing, read_json, readable
+from loading.variants import copy_folded, folds_of
 from model import Transformer
 
 # ------------------------------------------------------------------------------------------ weights
@@ -42,6 +43,14 @@ class _Place:
     start: int
     rows: int
     transposed: bool = False  # GPT-2 stores (inputs, outputs), nn.Linear (outputs, inputs)
+
+
+# a layer's norms, by `ModelConfig.variant`
+NORMS = {
+    "": {"input": "norm_1", "post_attention": "norm_2"},
+    "olmo2": {"post_attention": "postproj.norm", "post_feedforward": "ffn_ln2.norm"},
+}
+NORMS["gemma3"] = {"input": "norm_1", "pre_feedforward": "norm_2"} | NORMS["olmo2"]
 
 
 def _plan(config: ModelConfig) -> dict[str, _Place]:
@@ -62,23 +71,22 @@ def _plan(config: ModelConfig) -> dict[str, _Place]:
     heads = {"q": config.n_head * config.head_dim, "k": kv, "v": kv}
     if config.flavour == "llama":
         put("model.embed_tokens.weight", "embed.weight", config.vocab_size)
-        norms = {"input_layernorm": "norm_1", "post_attention_layernorm": "norm_2"}
+        end = ".linear" if config.variant else ""
+        whole = config.variant == "olmo2"
         for i in range(config.n_layer):
             theirs, ours = f"model.layers.{i}.", f"layers.{i}."
-            for name, own in norms.items():
-                put(f"{theirs}{name}.weight", f"{ours}{own}.weight", hidden)
+            for name, own in NORMS[config.variant].items():
+                put(f"{theirs}{name}_layernorm.weight", f"{ours}{own}.weight", hidden)
             for kind in ("weight", "bias") if config.qkv_bias else ("weight",):
                 stack(theirs + "self_attn.{}_proj." + kind, f"{ours}preproj.{kind}", heads)
             for name in "qk" if config.qk_norm else "":
-                put(
-                    f"{theirs}self_attn.{name}_norm.weight",
-                    f"{ours}norm_{name}.weight",
-                    config.head_dim,
-                )
-            put(theirs + "self_attn.o_proj.weight", ours + "postproj.weight", hidden)
+                own = f"{ours}norm_{name}{'.norm' if whole else ''}.weight"
+                rows = heads[name] if whole else config.head_dim
+                put(f"{theirs}self_attn.{name}_norm.weight", own, rows)
+            put(theirs + "self_attn.o_proj.weight", f"{ours}postproj{end}.weight", hidden)
             gates = dict.fromkeys(("gate", "up"), config.intermediate)
             stack(theirs + "mlp.{}_proj.weight", ours + "ffn_ln1.weight", gates)
-            put(theirs + "mlp.down_proj.weight", ours + "ffn_ln2.weight", hidden)
+            put(theirs + "mlp.down_proj.weight", f"{ours}ffn_ln2{end}.weight", hidden)
         put("model.norm.weight", "norm.weight", hidden)
     else:
         put("transformer.wte.weight", "embed.weight", config.vocab_size)
@@ -172,7 +180,8 @@ def load_weights(model: Transformer, directory: str | Path, check: bool = False)
     """
     directory = Path(directory)
     missing = {_stem(name): (name, place) for name, place in _plan(model.config).items()}
-    state = weights_of(model)
+    state, path = weights_of(model), directory / "config.json"
+    folds = folds_of(read_json(path), model.config) if path.is_file() else {}
     for path, name, read in _tensors(directory):
         if _stem(name) not in missing:
             if _ignorable(name, model.config):
@@ -183,6 +192,7 @@ def load_weights(model: Transformer, directory: str | Path, check: bool = False)
             )
         _, place = missing.pop(_stem(name))
         if place.name not in state:  # another stage's
+            assert not place.name.startswith(f"layers.{model.own.start}."), "see variants.adapt"
             continue
         target = state[place.name][place.start : place.start + place.rows]
         tensor = read(name)
@@ -195,7 +205,11 @@ def load_weights(model: Transformer, directory: str | Path, check: bool = False)
         if tensor.dtype not in DTYPES.values():
             kind = str(tensor.dtype).removeprefix("torch.")
             raise UserError(f"{path}: {name} has dtype {kind}; expected {', '.join(DTYPES)}")
-        target.copy_(tensor.T if place.transposed else tensor)
+        by = next((folds[end] for end in folds if f".{_stem(name)}".endswith(end)), None)
+        if by is None:
+            target.copy_(tensor.T if place.transposed else tensor)
+        else:
+            copy_folded(target, tensor, *by)
         if check and not _finite(target):
             found = (
                 f"a number that is too large for {target.dtype}"
@@ -267,21 +281,16 @@ def save(
     Raises OSError where it cannot be written, UserError where no family has this shape.
     """
     directory, config = Path(directory), model.config
+    if config.variant or len({*config.bases}) > 1:
+        raise UserError(f"{config.name} cannot be written: its layers are not those of LLaMA")
     if config.qk_norm and config.qkv_bias:
         raise UserError(
             f"{config.name} has qk_norm and qkv_bias: no family that can be read has both; leave"
             " one of them out"
         )
     directory.mkdir(parents=True, exist_ok=True)
-    family = (
-        "qwen3"
-        if config.qk_norm
-        else "qwen2"
-        if config.qkv_bias
-        else "mistral"
-        if config.window
-        else config.flavour
-    )
+    family = "mistral" if config.narrow else config.flavour
+    family = "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias else family
     raw: dict[str, object] = {key: getattr(config, f) for f, (key, _) in FIELDS[family].items()}
     raw |= ONLY[family] | {"model_type": family, "architectures": [ARCHITECTURE[family]]}
     if family == "gpt2":
@@ -304,7 +313,7 @@ def save(
         raw |= {"rope_theta": config.rope_theta, "rope_parameters": rope}
         raw["sliding_window"] = config.window or None
         raw["use_sliding_window"] = bool(config.window) and family != "mistral"
-        raw["max_window_layers"] = 0  # Qwen's: the first layer that has it
+        raw["layer_types"] = [[*KINDS][near] for near in config.narrow] or None
 
     state, tensors = model.state_dict(), {}
     for name, place in _plan(config).items():

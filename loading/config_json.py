@@ -16,6 +16,10 @@ ARCHITECTURE = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
 }
 ARCHITECTURE_PRICED = {"mixtral": "MixtralForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
@@ -33,11 +37,16 @@ _ROTARY = {
     "norm_eps": ("rms_norm_eps", 1e-6),
     "tied": ("tie_word_embeddings", False),
 }
+_LLAMA = _ROTARY | {"n_kv_head": ("num_key_value_heads", 0)}
 FIELDS = {
-    "llama": _ROTARY | {"n_kv_head": ("num_key_value_heads", 0)},
+    "llama": _LLAMA,
     "mistral": _ROTARY,
     "qwen2": _ROTARY,
     "qwen3": _ROTARY | {"head_dim": ("head_dim", ...)},
+    "granite": _LLAMA,
+    "smollm3": _ROTARY | {"tied": ("tie_word_embeddings", True)},
+    "olmo2": _LLAMA | {"norm_eps": ("rms_norm_eps", 1e-5)},
+    "gemma3_text": _ROTARY | {"tied": ("tie_word_embeddings", True), "head_dim": ("head_dim", 256)},
     "gpt2": {
         "n_layer": ("n_layer", ...),
         "n_head": ("n_head", ...),
@@ -61,27 +70,38 @@ ALIASES = {
 
 # Keys that would change the result, each with the only value that we support. A key that is null or
 # absent is fine, too.
-ONLY = {
-    "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
-    "mistral": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
-    "qwen2": {"hidden_act": "silu", "attention_bias": True, "mlp_bias": False},
-    "qwen3": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+_PLAIN = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+ONLY = dict.fromkeys(ARCHITECTURE, _PLAIN) | {
+    "qwen2": _PLAIN | {"attention_bias": True},
+    "gemma3_text": {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attention_bias": False,
+        "use_bidirectional_attention": False,
+    },
     "gpt2": {
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
     },
 }
+# what a family has, whatever its config.json says
+FIXED: dict[str, dict[str, object]] = {
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"qk_norm": True},
+    "qwen3_moe": {"qk_norm": True},
+    "olmo2": {"qk_norm": True, "variant": "olmo2"},
+    "gemma3_text": {"qk_norm": True, "variant": "gemma3"},
+}
+# kinds of layers; and in Gemma 3, the older key of the rotary base, and what it is where absent
+KINDS = {"full_attention": ("rope_theta", 1e6), "sliding_attention": ("rope_local_base_freq", 1e4)}
 GELU = {"gelu_new": "tanh", "gelu": "none"}  # activation_function -> our `gelu`
 # families that are priced, not run; and what their keys must be
 PRICED = {family: _ROTARY | own for family, own in EXPERTS.items()}
+FIELDS_PRICED = {each: own for each, own in (FIELDS | PRICED).items() if each != "gemma3_text"}
 ONLY_PRICED = {
     "mixtral": {"hidden_act": "silu"},
-    "qwen3_moe": {
-        "hidden_act": "silu", "attention_bias": False, "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    },
-}  # fmt: skip
+    "qwen3_moe": _PLAIN | {"decoder_sparse_step": 1, "mlp_only_layers": []},
+}
 # keys of other families or formats: we accept them only as null, false or 0
 _UNSUPPORTED = (
     "rope_interleaved", "use_mrope", "alibi",
@@ -90,14 +110,13 @@ _UNSUPPORTED = (
     *KEYS,
 )  # fmt: skip
 # we accept these only as 1
-_SCALES = (
-    "partial_rotary_factor",
-    "rotary_pct",
-    "logit_scale",
-    "logits_scaling",
-    "embedding_multiplier",
-    "residual_multiplier",
-)
+GRANITE = "embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier"
+_SCALES = "partial_rotary_factor", "rotary_pct", "logit_scale", *GRANITE[:3]
+# numbers that loading/variants.py makes part of a family's weights, each with its default
+FOLDED = {
+    "granite": dict.fromkeys(GRANITE, 1),
+    "gemma3_text": {"query_pre_attn_scalar": 256},
+}
 # keys that are no single value, and what they must be
 _KINDS = {
     "architectures": (list, "a list of names"),
@@ -121,7 +140,7 @@ def load_config(
     path = existing(directory, "config.json")
     raw = read_json(path)
     family = raw.get("model_type")
-    fields = FIELDS | PRICED if priced else FIELDS
+    fields = FIELDS_PRICED if priced else FIELDS
     if not isinstance(family, str) or family not in fields:
         raise refused_family(path, family, list(fields), not priced)
     for key, (kind, expected) in _KINDS.items():
@@ -155,13 +174,11 @@ def load_config(
             raise UserError(f"{path}: activation_function is {activation!r}; {only}")
         values["gelu"] = GELU[activation]
     else:
-        values["rope_theta"], values["rope_scaling"], longer = _rope(path, raw, priced)
-        values |= {
-            "max_length": longer or values["max_length"],
-            "qkv_bias": family == "qwen2",
-            "qk_norm": family in ("qwen3", "qwen3_moe"),
-            "window": _window(path, raw, family),
-        }
+        values["window"], values["narrow"] = _window(path, raw, family)
+        rope, values["bases"] = _bases(path, raw, family, priced)
+        values["rope_theta"], values["rope_scaling"], longer = _rope(path, rope, priced)
+        values["max_length"] = longer or values["max_length"]
+    values |= FIXED.get(family, {})
     flavour = "gpt2" if family == "gpt2" else "llama"
     try:
         return ModelConfig(
@@ -182,12 +199,15 @@ def _refuse_unsupported(path: Path, raw: dict, family: str, priced: bool) -> Non
             raise UserError(f"{path}: {key} is {raw[key]!r}; only {wanted!r} is supported")
     read = [PRICED[family]["experts"][0]] if family in PRICED else []
     read += ["quantization_config", "compression_config"] if priced else []
+    read += [*FOLDED.get(family, ()), *(["no_rope_layers"] if family == "smollm3" else [])]
+    for key, default in FOLDED.get(family, {}).items():
+        _check_value(path, "rope", key, raw.get(key, default))
     for key in _UNSUPPORTED:
         if raw.get(key) and key not in read:
             why = f": {KEYS[key]}" if key in KEYS else ""
             raise UserError(f"{path}: {key} is {raw[key]!r}; only null or false is supported{why}")
     for key in _SCALES:
-        if raw.get(key) not in (None, 1):
+        if raw.get(key) not in (None, 1) and key not in read:
             raise UserError(f"{path}: {key} is {raw[key]!r}; only 1.0 is supported")
     only = (ARCHITECTURE | ARCHITECTURE_PRICED)[family]
     if raw.get("architectures") and only not in raw["architectures"]:
@@ -219,6 +239,72 @@ def _check_value(path: Path, field: str, key: str, value: object) -> None:
         good = isinstance(value, kinds) and not isinstance(value, bool) and 0 < value <= most
     if not good:
         raise UserError(f"{path}: {key} is {value!r}; expected {_expected(field)}")
+
+
+def _kinds(path: Path, raw: dict, family: str) -> list[str]:
+    """Of each layer, which tokens it sees: a key of KINDS. []: the family knows no windows."""
+    layers, types = raw["num_hidden_layers"], raw.get("layer_types") or []
+    for kind in types:
+        if kind not in KINDS:
+            raise UserError(
+                f"{path}: layer_types has {kind!r}; only {' and '.join(map(repr, KINDS))} are"
+                " supported"
+            )
+    if types and len(types) != layers:
+        raise UserError(f"{path}: layer_types has {len(types)} kinds; expected {layers}")
+    if family == "mistral":
+        near = [True] * layers
+    elif types:
+        return types
+    elif family == "gemma3_text":
+        every = raw.get("sliding_window_pattern") or raw.get("_sliding_window_pattern") or 6
+        _check_value(path, "", "sliding_window_pattern", every)
+        near = [(i + 1) % every > 0 for i in range(layers)]
+    elif family == "smollm3":
+        near = [not turned for turned in _turned(path, raw)]
+    elif family.startswith("qwen"):
+        first = raw.get("max_window_layers", 28)
+        if type(first) is not int or not 0 <= first <= MOST:
+            raise UserError(f"{path}: max_window_layers is {first!r}; expected a number of layers")
+        near = [i >= first for i in range(layers)]
+    else:
+        return []
+    return [[*KINDS][each] for each in near]
+
+
+def _turned(path: Path, raw: dict) -> list[bool]:
+    """Which layers of SmolLM3 have rotary positions."""
+    layers, every = raw["num_hidden_layers"], raw.get("no_rope_layer_interval", 4)
+    _check_value(path, "", "no_rope_layer_interval", every)
+    listed = raw.get("no_rope_layers")
+    if listed is None:
+        return [(i + 1) % every > 0 for i in range(layers)]
+    good = isinstance(listed, list) and len(listed) == layers
+    if not good or any(each not in (0, 1) for each in listed):
+        raise UserError(f"{path}: no_rope_layers is {listed!r}; expected {layers} times 0 or 1")
+    return [bool(each) for each in listed]
+
+
+def _bases(path: Path, raw: dict, family: str, priced: bool) -> tuple[dict, tuple[float, ...]]:
+    """The keys for `_rope`, and the rotary base of each layer: 0 for none; (): the same in all."""
+    if family == "smollm3":
+        raw = {"rope_theta": 2e6} | raw
+        base = _rope(path, raw, priced)[0]
+        return raw, tuple([base if turned else 0.0 for turned in _turned(path, raw)])
+    if family != "gemma3_text":
+        return raw, ()
+    new, ropes = raw.get("rope_parameters") or {}, {}
+    for kind, (key, default) in KINDS.items():
+        ropes[kind] = {
+            "rope_theta": raw.get(key) or default,
+            "rope_scaling": raw.get("rope_scaling") if kind == "full_attention" else None,
+            "rope_parameters": new.get(kind) if isinstance(new, dict) else new,
+        }
+    found = {kind: _rope(path, rope, False) for kind, rope in ropes.items()}
+    if any(scaling for _, scaling, _ in found.values()):
+        raise UserError(f"{path}: rotary positions of type 'llama3' are not supported for {family}")
+    kinds = _kinds(path, raw, family)
+    return ropes["full_attention"], tuple([found[kind][0] for kind in kinds])
 
 
 def _rope(path: Path, raw: dict, priced: bool) -> tuple[float, tuple[float, ...] | None, int]:
@@ -272,40 +358,24 @@ def _rope(path: Path, raw: dict, priced: bool) -> tuple[float, tuple[float, ...]
     return float(theta), (factor, low, high, length), 0
 
 
-def _window(path: Path, raw: dict, family: str) -> int:
-    """How many tokens the narrowest layer sees; 0 means all of them.
+def _window(path: Path, raw: dict, family: str) -> tuple[int, tuple[bool, ...]]:
+    """How many tokens a layer with a window sees, 0: there is none; and which layers have it.
 
-    No sequence may grow longer than that: `load.choose_length` checks it.
+    () where transformers' own model of this family has no windows: `load.choose_length` then
+    allows no sequence that is longer.
     """
-    qwen, types = family.startswith("qwen"), raw.get("layer_types") or []
-    for kind in types:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise UserError(
-                f"{path}: layer_types has {kind!r}; only 'full_attention' and 'sliding_attention'"
-                " are supported"
-            )
+    kinds = _kinds(path, raw, family)
+    near = tuple([kind == "sliding_attention" for kind in kinds])
+    switched, own = family.startswith(("qwen", "smollm")), family in ("mistral", "gemma3_text")
     # transformers' own values where a key is absent
-    window = raw.get("sliding_window", 4096 if family == "mistral" else None)
-    if qwen:  # Qwen has a window only if it is switched on, and only from some layer on
-        slides = (
-            "sliding_attention" in types
-            if types
-            else _window_starts(path, raw) < raw["num_hidden_layers"]
+    window = raw.get("sliding_window", 4096 if own or family.startswith("qwen") else None)
+    if switched and not raw.get("use_sliding_window"):
+        window = None
+    if window is None and "sliding_attention" in (raw.get("layer_types") or []):
+        raise UserError(
+            f"{path}: layer_types has 'sliding_attention', but no sliding_window is in force"
         )
-        window = window if raw.get("use_sliding_window") and slides else None
-    if window is None:
-        if "sliding_attention" in types:
-            raise UserError(
-                f"{path}: layer_types has 'sliding_attention', but no sliding_window is in force"
-            )
-        return 0
+    if (kinds and not any(near)) or (window is None and family != "gemma3_text"):
+        return 0, ()
     _check_value(path, "window", "sliding_window", window)
-    return window
-
-
-def _window_starts(path: Path, raw: dict) -> int:
-    """The first layer with a window, where layer_types does not say it."""
-    first = raw.get("max_window_layers", 28)
-    if type(first) is not int or not 0 <= first <= MOST:
-        raise UserError(f"{path}: max_window_layers is {first!r}; expected a number of layers")
-    return first
+    return window, near if own or switched else ()

@@ -36,8 +36,8 @@ def check_memory(
     if device.type == "cuda":  # free memory does not include what we hold
         memory += held
     weights = config.parameters * dtype.itemsize
-    if config.flavour == "llama":
-        weights += length * config.head_dim * dtype.itemsize  # of the rotary tables
+    tables = len(config.rotary_bases) * length * config.head_dim  # cosines and sines
+    weights += tables * dtype.itemsize
     tokens = blocks.capacity if blocks else slots * length
     parts = blocks or f"{slots} slots of {length} tokens"
     cache = tokens * config.kv_bytes_per_token(dtype.itemsize)

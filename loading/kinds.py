@@ -24,11 +24,11 @@ REASONS: dict[str, str] = {
     "some of its layers keep a state in place of keys and values":
         "mamba mamba2 jamba bamba falcon_h1 nemotron_h qwen3_next zamba2",
     "some of its layers see a window, others all, and here all layers have one kind of cache":
-        "gemma2 gemma3 gemma3_text gpt_oss cohere2",
+        "gemma2 gemma3_text gpt_oss cohere2",
     "its experts are not as Mixtral's or Qwen3's: shared ones, other layers, or no such config":
         "qwen2_moe deepseek glm4_moe llama4 llama4_text dbrx olmoe phimoe",
     "it has an encoder": "t5 bart mbart whisper",
-    "it also reads pictures": "llava qwen2_vl qwen2_5_vl qwen3_vl mllama",
+    "it also reads pictures": "gemma3 llava qwen2_vl qwen2_5_vl qwen3_vl mllama",
 }  # fmt: skip
 # key of config.json -> why it may only be null or false
 KEYS: dict[str, str] = {

@@ -13,6 +13,7 @@ from configs import MODELS, ModelConfig
 from loading import checkpoint, files
 from loading.device import check_memory
 from loading.tokenizer import GPT2_VOCABULARIES, Tokenizer, gpt2_tokenizer
+from loading.variants import adapt
 from model import Transformer
 from paged.blocks import BlockMemory
 
@@ -45,7 +46,7 @@ def choose_length(config: ModelConfig, max_length: int | None) -> int:
             f"max_length is {shown(max_length)}; {config.name} allows 1 to"
             f" {config.max_length} tokens"
         )
-    if 0 < config.window < length:
+    if 0 < config.window < length and not config.narrow:
         raise UserError(
             f"{config.name} has a sliding_window of {config.window} tokens, which is not supported"
             f" for longer sequences: max_length is {length}; give {config.window} at most"
@@ -134,7 +135,7 @@ def new_model(
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device), NoRandomNumbers():
-            return Transformer(config, layers, length).eval()
+            return adapt(Transformer(config, layers, length)).eval()
     finally:
         torch.set_default_dtype(before)
 

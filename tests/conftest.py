@@ -72,21 +72,16 @@ TINY = {
     "llama-gqa": ModelConfig("tiny-llama-gqa", 2, 6, 48, 40, 97, 64, n_kv_head=2),
     "llama-mqa": ModelConfig("tiny-llama-mqa", 2, 4, 32, 48, 97, 64, n_kv_head=1, tied=True),
     "qwen": ModelConfig(
-        "tiny-qwen",
-        2,
-        4,
-        30,
-        48,
-        97,
-        64,
-        n_kv_head=2,
-        head_dim=10,
-        qkv_bias=True,
-        qk_norm=True,
+        "tiny-qwen", 2, 4, 30, 48, 97, 64, n_kv_head=2, head_dim=10, qkv_bias=True, qk_norm=True,
         rope_scaling=(4.0, 1.0, 4.0, 32.0),
     ),
+    "olmo2": ModelConfig("tiny-olmo2", 2, 4, 32, 48, 97, 64, qk_norm=True, variant="olmo2"),
+    "gemma3": ModelConfig(
+        "tiny-gemma3", 3, 4, 32, 48, 97, 64, n_kv_head=2, head_dim=10, qk_norm=True,
+        variant="gemma3", bases=(50.0, 1e4, 0.0), window=7, narrow=(True, False, True),
+    ),
     "gpt2": ModelConfig("tiny-gpt2", 2, 4, 32, 64, 97, 64, flavour="gpt2", tied=True),
-}
+}  # fmt: skip
 
 
 def tiny_model(

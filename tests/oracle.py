@@ -287,7 +287,7 @@ def draw(
     """A play at random. policy, family: None is any."""
     rng = random.Random(f"play {seed} {policy}")
     family = family or rng.choice(list(TINY))
-    calls, searches = [], beams and rng.random() < 0.3
+    calls, searches = [], beams and not TINY[family].narrow and rng.random() < 0.3
     for _ in range(rng.randint(1, 5)):
         step = rng.choice((0, 0, rng.randint(0, 15)))
         asked = tuple(ask(family, rng) for _ in range(rng.randint(1, 4)))

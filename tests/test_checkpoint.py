@@ -99,7 +99,7 @@ def test_other_names_of_keys(tmp_path):
             assert getattr(found, field) == (getattr(theirs, key) or 4 * found.hidden), key
 
 
-@pytest.mark.parametrize("case", ["llama", "mistral", "qwen2-tied", "qwen3-tied", "gpt2"])
+@pytest.mark.parametrize("case", ["llama", "mistral", "qwen3-tied", "granite-tied", "gpt2"])
 @pytest.mark.parametrize("changed", [False, True])
 def test_a_tied_config_beside_a_head_in_the_file(changed, case, tmp_path):
     """A copy of the embedding stays tied. Another head counts, as in transformers."""
@@ -213,7 +213,10 @@ def test_loading_takes_the_memory_of_the_weights_and_of_one_tensor(tmp_path):
 @pytest.mark.parametrize("parts", [(), ("qkv_bias",), ("qk_norm",), ("qkv_bias", "qk_norm")])
 def test_what_is_saved_is_what_is_loaded(parts, window, tmp_path):
     """A window was lost where Qwen's parts are. With both parts, no weights could be loaded."""
-    config = dataclasses.replace(TINY["llama-gqa"], window=window, **dict.fromkeys(parts, True))
+    narrow = (True, True) if window else ()
+    config = dataclasses.replace(
+        TINY["llama-gqa"], window=window, narrow=narrow, **dict.fromkeys(parts, True)
+    )
     model = tiny_model(config, torch.float32)
     if len(parts) == 2:
         with pytest.raises(UserError, match="has qk_norm and qkv_bias.*leave one of them out"):

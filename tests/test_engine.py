@@ -600,7 +600,7 @@ def test_rotary_tables_are_as_long_as_the_longest_sequence(
     many = dataclasses.replace(MODELS[small], max_length=10**9)
     monkeypatch.setitem(MODELS, small, many)
     llm = LLM(small, max_length=32, dtype="float32", device="cpu")
-    assert llm.model.cos.shape == llm.model.sin.shape == (32, 1, many.head_dim // 2)
+    assert llm.model.cos.shape == llm.model.sin.shape == (1, 32, 1, many.head_dim // 2)
     assert len(llm.generate([list(range(20))], SamplingParams(max_tokens=13))[0].token_ids) == 13
     llm.resize_cache(2, 64)
     prompt = list(range(50))

@@ -4,8 +4,9 @@ under a quarter of the policies for each (test_oracle.py has all of them for eac
 
 import copy
 import json
+from collections.abc import Iterable
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from configs import GPUS, MODELS
 from costmodel import CostModel
 from engine import LLM, SamplingParams
 from loading.checkpoint import load_config, load_weights, save
-from loading.config_json import FIELDS
+from loading.config_json import ARCHITECTURE, FIELDS
+from loading.load import new_model
 from model import Transformer
 from scheduler import POLICIES
 
@@ -25,7 +27,7 @@ VOCABULARY, LENGTH = 61, 120
 ROTARY = {
     "hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 2, "num_attention_heads": 6,
     "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": LENGTH,
-    "rms_norm_eps": 1e-5, "bos_token_id": None, "eos_token_id": None,
+    "rms_norm_eps": 1e-5, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
 }  # fmt: skip
 GPT2 = {
     "n_embd": 32,
@@ -54,17 +56,42 @@ CASES = {
     "mistral": ("Mistral", {"sliding_window": None}),
     "mistral-head-dim": ("Mistral",
         {"sliding_window": LENGTH, "head_dim": 14, "num_key_value_heads": 3, "rms_norm_eps": 1e-2}),
+    "mistral-window": ("Mistral", {"sliding_window": 10}),
+    "qwen2-window": ("Qwen2",
+        {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
+    "qwen3-window": ("Qwen3", {"head_dim": 8, "use_sliding_window": True, "sliding_window": 40,
+        "layer_types": ["sliding_attention", "full_attention"]}),
     "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-one-kv-head": ("Qwen2",
         {"num_key_value_heads": 1, "use_sliding_window": False, "sliding_window": 8}),
     "qwen3": ("Qwen3",
         {"head_dim": 12, "num_attention_heads": 5, "num_key_value_heads": 1, "hidden_size": 44}),
     "qwen3-tied": ("Qwen3", {"head_dim": 8, "num_key_value_heads": 6, "tie_word_embeddings": True}),
+    "granite": ("Granite", {"attention_multiplier": 0.5, "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4, "logits_scaling": 0.5, "head_dim": 10}),
+    "granite-tied": ("Granite", {"attention_multiplier": 0.2, "embedding_multiplier": 2.0,
+        "residual_multiplier": 1.5, "logits_scaling": 0.3, "tie_word_embeddings": True}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 3, "no_rope_layer_interval": 2}),
+    "smollm3-listed": ("SmolLM3", {"no_rope_layers": [0, 1], "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}}),
+    "smollm3-window": ("SmolLM3",
+        {"no_rope_layers": [1, 0], "use_sliding_window": True, "sliding_window": 9}),
+    "olmo2": ("Olmo2", {}),
+    "olmo2-tied": ("Olmo2", {"num_key_value_heads": 6, "tie_word_embeddings": True}),
+    "gemma3-tied": ("Gemma3Text", {"sliding_window": LENGTH, "head_dim": 12,
+        "query_pre_attn_scalar": 5, "layer_types": ["sliding_attention", "full_attention"]}),
+    "gemma3": ("Gemma3Text", {"sliding_window": 11, "head_dim": 8, "num_hidden_layers": 3,
+        "sliding_window_pattern": 2, "tie_word_embeddings": False, "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 70.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5.0}}}),
     "gpt2": ("GPT2", {}),
     "gpt2-exact-gelu": ("GPT2", {"activation_function": "gelu"}),
     "gpt2-untied": ("GPT2",
         {"n_inner": 80, "layer_norm_epsilon": 1e-2, "tie_word_embeddings": False}),
 }  # fmt: skip
+
+OWN_LAYERS = ("smollm3", "olmo2", "gemma3")  # they cannot be written
+LATER = ("granite", *OWN_LAYERS)
 
 
 def oracle(case: str, **changes) -> torch.nn.Module:
@@ -77,9 +104,7 @@ def oracle(case: str, **changes) -> torch.nn.Module:
     config = getattr(transformers, family + "Config")(
         **(GPT2 if family == "GPT2" else ROTARY) | differs | changes
     )
-    model = getattr(
-        transformers, "GPT2LMHeadModel" if family == "GPT2" else family + "ForCausalLM"
-    )(config)
+    model = getattr(transformers, ARCHITECTURE[config.model_type])(config)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -91,7 +116,7 @@ def oracle(case: str, **changes) -> torch.nn.Module:
 
 
 def ours(directory: Path) -> Transformer:
-    model = Transformer(load_config(directory))
+    model = new_model(load_config(directory), torch.float32, torch.device("cpu"))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(float("nan"))  # a row that load_weights forgets would show
@@ -121,6 +146,15 @@ def test_logits_and_greedy_tokens_equal_transformers(case: str, tmp_path: Path) 
     # with packed linears where there are
     assert_same_logits(LLM(str(tmp_path), dtype="float32", device="cpu").model, reference, LENGTH)
 
+    own = [*POLICIES][[*CASES].index(case) % 4 :: 4]
+    runs = zip(own, cycle((7, 16)), cycle(("slots", "paged", "slots")), strict=False)
+    assert_same_tokens(tmp_path, reference, runs)
+
+
+def assert_same_tokens(
+    directory: Path, reference: torch.nn.Module, runs: Iterable[tuple[str, int, str]]
+) -> None:
+    """runs: policies, chunk sizes, kinds of cache."""
     reference = reference.double()
     generator = torch.Generator().manual_seed(3)
     prompts = [
@@ -145,17 +179,38 @@ def test_logits_and_greedy_tokens_equal_transformers(case: str, tmp_path: Path) 
         and len({*expected[0], *expected[1], *expected[2]}) > 8
     )
 
-    llm = LLM(str(tmp_path), max_batch_size=2, dtype="float64", device="cpu")
-    own = [*POLICIES][[*CASES].index(case) % 4 :: 4]
-    for policy, chunk_size in zip(own, cycle((7, 16)), strict=False):
+    options = {"max_batch_size": 2, "dtype": "float64", "device": "cpu"}
+    llms = {cache: LLM(str(directory), cache=cache, **options) for cache in ("slots", "paged")}
+    for policy, chunk_size, cache in runs:
+        llm = llms[cache]
         llm.policy, llm.chunk_size = policy, chunk_size
         outputs = llm.generate(
             [prompt[0].tolist() for prompt in prompts], SamplingParams(max_tokens=32)
         )
-        assert [output.token_ids for output in outputs] == expected, (policy, chunk_size)
+        assert [output.token_ids for output in outputs] == expected, (policy, chunk_size, cache)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", [case for case in LATER if case != "gemma3"] + ["gemma3-tied"])
+def test_native_operators_and_bfloat16(case: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Sizes that fast/native.py takes: its norms, gates and rotation, and packed products."""
+    sizes = {"hidden_size": 96, "intermediate_size": 64, "head_dim": 32}
+    reference = oracle(case, **sizes)
+    reference.save_pretrained(tmp_path)
+    llm = LLM(str(tmp_path), dtype=str(dtype).removeprefix("torch."), device="cpu")
+    assert llm.generate([[1, 2, 3]], SamplingParams(max_tokens=40))[0].token_ids
+    assert_same_logits(llm.model, reference.to(dtype), LENGTH)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith(LATER)])
+def test_every_policy_chunk_size_and_cache(case: str, tmp_path: Path) -> None:
+    reference = oracle(case)
+    reference.save_pretrained(tmp_path)
+    assert_same_tokens(tmp_path, reference, product(POLICIES, (1, 5, 32), ("slots", "paged")))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith(OWN_LAYERS)])
 def test_transformers_reads_what_save_writes(case: str, tmp_path: Path) -> None:
     oracle(case).save_pretrained(tmp_path / "theirs")
     model = ours(tmp_path / "theirs")
@@ -225,6 +280,33 @@ PUBLISHED = {
         "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None,
         "tie_word_embeddings": True, "use_sliding_window": False, "vocab_size": 151936,
     }),
+    "ibm-granite/granite-3.3-2b-instruct": (2_533_539_840, {
+        "architectures": ["GraniteForCausalLM"], "attention_multiplier": 0.015625,
+        "embedding_multiplier": 12.0, "hidden_act": "silu", "hidden_size": 2048,
+        "intermediate_size": 8192, "logits_scaling": 8.0, "max_position_embeddings": 131072,
+        "model_type": "granite", "num_attention_heads": 32, "num_hidden_layers": 40,
+        "num_key_value_heads": 8, "residual_multiplier": 0.22, "rms_norm_eps": 1e-05,
+        "rope_scaling": None, "rope_theta": 1e7, "tie_word_embeddings": True, "vocab_size": 49159,
+    }),
+    "HuggingFaceTB/SmolLM3-3B": (3_075_098_624, {
+        "architectures": ["SmolLM3ForCausalLM"], "hidden_act": "silu", "hidden_size": 2048,
+        "intermediate_size": 11008, "layer_types": ["full_attention"] * 36, "mlp_bias": False,
+        "max_position_embeddings": 65536, "max_window_layers": 28, "model_type": "smollm3",
+        "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9, "pretraining_tp": 2,
+        "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 5e6, "sliding_window": None,
+        "use_sliding_window": False, "vocab_size": 128256,
+    }),
+    "google/gemma-3-1b-it": (999_885_952, {
+        "architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "head_dim": 256,
+        "attn_logit_softcapping": None, "cache_implementation": "hybrid", "hidden_size": 1152,
+        "final_logit_softcapping": None, "hidden_activation": "gelu_pytorch_tanh",
+        "intermediate_size": 6912, "max_position_embeddings": 32768, "model_type": "gemma3_text",
+        "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1,
+        "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000,
+        "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512,
+        "sliding_window_pattern": 6, "vocab_size": 262144,
+    }),
 }  # fmt: skip
 
 
@@ -237,8 +319,13 @@ def test_published_configs(model: str, tmp_path: Path) -> None:
     # norms and biases are not counted
     assert config.parameters == pytest.approx(parameters, rel=1e-3)
     assert config.rope_scaling == ((32.0, 1.0, 4.0, 8192.0) if "3.2" in model else None)
-    assert config.window == (4096 if "Mistral" in model else 0)
-    assert (config.qkv_bias, config.qk_norm) == ("Qwen2" in model, "Qwen3" in model)
+    assert config.window == {"mistral": 4096, "gemma3_text": 512}.get(raw["model_type"], 0)
+    assert config.narrow.count(True) == {"mistral": 32, "gemma3_text": 22}.get(raw["model_type"], 0)
+    normed = raw["model_type"] in ("qwen3", "gemma3_text")
+    assert (config.qkv_bias, config.qk_norm) == ("Qwen2" in model, normed)
+    if config.bases:
+        bases = [1e4] * 5 + [1e6] if "gemma" in model else [5e6] * 3 + [0.0]
+        assert config.bases == tuple((bases * config.n_layer)[: config.n_layer])
 
 
 FP8_GROUP = {key: {"num_bits": 8, "type": "float"} for key in ("weights", "input_activations")}
@@ -319,18 +406,7 @@ def with_config(directory: Path, case: str, **changes) -> Path:
     return directory
 
 
-def test_a_sliding_window_bounds_the_length_and_is_never_ignored(tmp_path: Path) -> None:
-    """Up to the window's length a model with a window computes what one without computes: that much
-    is supported.
-    """
-    reference = oracle("mistral", sliding_window=24)
-    reference.save_pretrained(tmp_path)
-    llm = LLM(str(tmp_path), max_length=24, dtype="float64", device="cpu", chunk_size=4)
-    prompt = list(range(10))
-    out = reference.double().generate(torch.tensor([prompt]), max_new_tokens=14, do_sample=False)
-    assert (
-        llm.generate([prompt], SamplingParams(max_tokens=14))[0].token_ids == out[0, 10:].tolist()
-    )
+SLIDES = {"sliding_window": 24, "use_sliding_window": True}
 
 
 @pytest.mark.parametrize(
@@ -340,35 +416,11 @@ def test_a_sliding_window_bounds_the_length_and_is_never_ignored(tmp_path: Path)
         ("mistral", {"sliding_window": None}, 0),
         ("llama", {"sliding_window": 24}, 24),
         ("qwen2-tied", {"sliding_window": 24}, 0),  # not switched on
-        (
-            "qwen2-tied",
-            {
-                "sliding_window": 24,
-                "use_sliding_window": True,
-                "layer_types": ...,
-                "max_window_layers": 2,
-            },
-            0,
-        ),
-        (
-            "qwen2-tied",
-            {
-                "sliding_window": 24,
-                "use_sliding_window": True,
-                "layer_types": ...,
-                "max_window_layers": 1,
-            },
-            24,
-        ),
-        (
-            "qwen3",
-            {
-                "sliding_window": 24,
-                "use_sliding_window": True,
-                "layer_types": ["full_attention", "sliding_attention"],
-            },
-            24,
-        ),
+        ("qwen2-tied", SLIDES | {"layer_types": ..., "max_window_layers": 2}, 0),
+        ("qwen2-tied", SLIDES | {"layer_types": ..., "max_window_layers": 1}, 24),
+        ("qwen3", SLIDES | {"layer_types": ["full_attention", "sliding_attention"]}, 24),
+        ("gemma3", {"layer_types": ["full_attention"] * 3}, 0),
+        ("smollm3", SLIDES | {"layer_types": ...}, 24),
     ],
 )
 def test_which_window_is_in_force(case: str, changes: dict, expected: int, tmp_path: Path) -> None:

@@ -78,6 +78,9 @@ FAMILIES = {
     "mistral": LLAMA | {"model_type": "mistral", "sliding_window": None},
     "qwen2": LLAMA | {"model_type": "qwen2"},
     "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 8},
+    "granite": LLAMA | {"model_type": "granite"},
+    "smollm3": LLAMA | {"model_type": "smollm3"},
+    "gemma3_text": LLAMA | {"model_type": "gemma3_text"},
     "gpt2": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
              "vocab_size": 97},
 }  # fmt: skip
