@@ -13,6 +13,7 @@ again after each step. Predictions are the cost model's, with vLLM's constants.
 import enter  # noqa: F401
 import fast.first  # before torch  # noqa: F401
 
+import csv
 import gc
 import json
 import os
@@ -41,6 +42,7 @@ from configs import GPUS, MODELS
 from costmodel import CostModel, make_batch
 from engine import LLM, SamplingParams
 from executor import synchronized_clock
+from experiments.lib import look
 from experiments.lib.common import ROOT
 from experiments.lib.engines import Priced, Real, rows_of
 from experiments.lib.flags import ScriptParser
@@ -55,8 +57,10 @@ from model import untimed
 
 STEPS: dict[str, tuple[int, Callable]] = {}  # name -> (limit in s, function), the worthiest first
 WORKER = "from pathlib import Path; from experiments.gpu_day import work"
-NAMES = {"h200": "H200", "h100-pcie": "H100 PCIe", "h100": "H100", "a100-80gb": "A100",
-         "l40s": "L40S", "t4": "T4", "a10": "A10", "l4": "L4", "rtx4090": "4090"}  # fmt: skip
+CASE = "model", "back", "graphs", "small", "start", "riders"
+COLUMNS = "kind", *CASE, "tokens", "B", "ms", "predicted_ms", "share"  # of gpu.csv
+KINDS = "decodes", "chunk"  # rows of gpu.jsonl that are iterations
+GPUS_HERE = {"H200": "h200", "H100": "h100", "A100": "a100-80gb", "L40S": "l40s", "T4": "t4"}
 
 
 def step(limit: int) -> Callable:
@@ -77,7 +81,7 @@ class Day:
         self.length, self.slots, self.repeats = (1024, 18, 5) if self.cuda else (256, 4, 2)
         self.loaded: tuple[tuple, LLM] | None = None
         name = torch.cuda.get_device_name() if self.cuda else ""
-        self.gpu = next((gpu for gpu, part in NAMES.items() if part in name), "h100")
+        self.gpu = next((gpu for part, gpu in GPUS_HERE.items() if part in name), "h100")
 
     def note(self, **row: object) -> None:
         with open(self.out / "gpu.jsonl", "a", encoding="utf-8") as file:
@@ -158,9 +162,10 @@ def decodes_of(
         runs.forward(flat, untimed)
         host = time.perf_counter() - begin  # no wait: until all is launched
         size = 2 * config.parameters + decodes * length * config.kv_bytes_per_token(2)
-        day.note(what="decodes", model=model, back=llm.attention, graphs=bool(llm.graphs),
-                 small=small, B=decodes, ms=1e3 * seconds, host_ms=1e3 * host,
-                 rate=1e-9 * size / seconds, predicted_ms=day.predicted(model, batch))  # fmt: skip
+        case = {"model": model, "back": llm.attention, "graphs": bool(llm.graphs), "small": small}
+        times = {"ms": 1e3 * seconds, "predicted_ms": day.predicted(model, batch)}
+        rate = 1e-9 * size / seconds
+        day.note(what="decodes", **case, B=decodes, **times, host_ms=1e3 * host, rate=rate)
 
 
 @step(90)
@@ -186,18 +191,16 @@ def prefill(day: Day) -> None:
         for start, n in [(0, length >> shift) for shift in range(5)] + [(length // 2, length // 4)]:
             batch = make_batch([(start, n, length)], riders, length)
             seconds = day.timed(run, batch)
-            day.note(what="chunk", start=start, tokens=n, riders=riders, ms=1e3 * seconds,
-                     rate=2e-12 * config.parameters * (n + riders) / seconds,
-                     predicted_ms=day.predicted(day.model, batch))  # fmt: skip
+            case = {"model": day.model, "start": start, "riders": riders, "tokens": n}
+            times = {"ms": 1e3 * seconds, "predicted_ms": day.predicted(day.model, batch)}
+            rate = 2e-12 * config.parameters * (n + riders) / seconds
+            day.note(what="chunk", **case, **times, rate=rate)
     if day.cuda:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         run(make_batch([(0, length - 1, length)], day.slots - 1, length))
-        used, kept = (
-            torch.cuda.max_memory_allocated() - before,
-            batch_bytes(config, day.slots, length, 2),
-        )
-        day.note(what="memory", used=used, kept=kept)
+        used = torch.cuda.max_memory_allocated() - before
+        day.note(what="memory", used=used, kept=batch_bytes(config, day.slots, length, 2))
 
 
 def figure(day: Day, name: str, wanted: Callable[[dict], bool], repeats: int) -> None:
@@ -207,18 +210,16 @@ def figure(day: Day, name: str, wanted: Callable[[dict], bool], repeats: int) ->
     cases = [case for case in sweep.cases if wanted(case)]
     if not day.cuda:
         least = {"L": 64, "B": 2, "C": 16}
-        cases = [case | {k: min(v, case[k]) for k, v in least.items() if k in case}
-                 for case in cases[:2]]  # fmt: skip
+        cases = [c | {k: min(v, c[k]) for k, v in least.items() if k in c} for c in cases[:2]]
     length, most = (max(case.get(key, 1) for case in cases) for key in "LB")
     real = Real(day.llm(day.model, max(most, 2), max(length, 32)), repeats)
     rows = rows_of("measured", [(real, case) for case in cases], real.rows(sweep.run, cases))
-    engines = [*sweep.on, Priced(day.model, day.gpu, software="vllm")]
-    for engine in engines:
+    for engine in sweep.on:
         jobs = [(engine, case) for case in cases]
-        own = rows_of("predicted", jobs, [sweep.run(engine, **case) for case in cases])
-        rows += own if engine in sweep.on else []
-        for row in own if engine not in sweep.on else []:
-            day.note(what="figure", figure=name, **row)
+        rows += rows_of("predicted", jobs, [sweep.run(engine, **case) for case in cases])
+    here = Priced(day.model, day.gpu, software="vllm")  # no second GPU in a picture
+    for case in cases:
+        day.note(what="figure", figure=name, **case, predicted=sweep.run(here, **case))
     found = Rows(rows, study.units)
     with suppress(Exception):  # some cases of all: what a study says of all may not exist
         study.derive(found)
@@ -296,13 +297,10 @@ def large(day: Day) -> None:
     day.note(what="table4", model=model, **case, predicted=predicted, measured=measured)
 
 
-@step(110)
-def fig13(day: Day) -> None:
+@step(150)
+def more_figures(day: Day) -> None:
+    """Fig 13, 3 and 4."""
     figure(day, "fig13", lambda c: c["L"] == 1024 and c["C"] in (64, 128, 256, 512), 1)
-
-
-@step(90)
-def fig3_fig4(day: Day) -> None:
     figure(day, "fig3", lambda c: True, 2)
     fits = lambda c: c["L"] * c["B"] <= 8192 and (c["phase"] != "decode" or c["B"] <= 32)
     figure(day, "fig4", fits, 2)
@@ -392,33 +390,42 @@ def bundle(out: Path) -> None:
 
 
 def summarize(out: Path, left: list[str]) -> str:
-    """Writes summary.md and gpu.png, of what is there. Returns the summary."""
-    lines = ["# This engine on a GPU", ""]
+    """Writes summary.md, gpu.csv and gpu.png, of what is there. Returns the summary."""
+    lines, found = ["# This engine on a GPU", ""], []
     for row in read(out, "end"):
         last = (row["failed"].strip().splitlines() or ["ok"])[-1]
         lines.append(f"- {row['step']}: {row.get('seconds', 0):.0f} s, {last[:200]}")
     lines += [f"- {name}: not run" for name in left]
-    figure, panels = plt.subplots(1, 2, figsize=(13, 5.5), layout="constrained")
-    for axes, kind, of, x in zip(
-        panels, ("decodes", "chunk"), ("copy", "gemm"), ("B", "tokens"), strict=True
-    ):
+    look.use_style()
+    figure, panels = plt.subplots(1, 2, figsize=(15, 6.5), layout="constrained")
+    for axes, kind, of, x in zip(panels, KINDS, ("copy", "gemm"), ("B", "tokens"), strict=True):
         top = (read(out, of) or [{"value": float("inf"), "unit": ""}])[-1]
         lines += ["", f"{of}: {top['value']:.0f} {top['unit']}", ""]
         groups: dict[str, list] = {}
         for row in read(out, kind):
-            share = 100 * row["rate"] / top["value"]
-            names = ("model", "back", "graphs", "small", "start", "riders")
-            said = " ".join(f"{name} {row[name]}" for name in names if name in row)
-            took = f"{row['ms']:.2f} ms (predicted {row['predicted_ms']:.2f}), {share:.0f} %"
+            row |= {"kind": kind, "share": round(100 * row["rate"] / top["value"])}
+            said = " ".join(f"{name} {row[name]}" for name in CASE if name in row)
+            took = f"{row['ms']:.2f} ms (predicted {row['predicted_ms']:.2f}), {row['share']} %"
             lines.append(f"- {kind}: {said} {x} {row[x]}: {took}")
-            groups.setdefault(said, []).append((row[x], share))
+            hoped = row["share"] * row["ms"] / row["predicted_ms"]
+            groups.setdefault(said, []).append((row[x], row["share"], hoped))
+            found.append(row)
         for name, points in groups.items():
-            axes.plot(*zip(*sorted(points), strict=True), "o-", label=name)
-        axes.set(xscale="log", xlabel=x, ylabel=f"% of {of}'s {top['unit']}", title=kind)
-        axes.set_ylim(0, 100)
+            places, shares, hoped = zip(*sorted(points), strict=True)
+            (line,) = axes.plot(places, shares, "o-", label=name)
+            axes.plot(places, hoped, ":", color=line.get_color())
+        what = "decodes of 1 token each" if x == "B" else "tokens of a chunk"
+        axes.set(xlabel=what, ylabel=f"% of what a {of} reaches, {top['unit']}", ylim=(0, 105))
+        axes.set_title("measured; dotted: predicted")
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
         if groups:
             axes.legend(fontsize=7)
     figure.savefig(out / "gpu.png", dpi=120)
+    with open(out / "gpu.csv", "w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
+        table.writeheader()
+        table.writerows(found)
     text = "\n".join(lines) + "\n"
     (out / "summary.md").write_text(text, encoding="utf-8")
     return text
