@@ -157,6 +157,10 @@ def test_commands_name_what_exists(document: str) -> None:
     scripts = re.findall(r"^(?:\S+=\S+ )*(?!--)\S*python (?!-)(\S+)", commands, flags=re.MULTILINE)
     scripts += re.findall(r"^torchrun .*?(\S+\.py)", commands, flags=re.MULTILINE)
     scripts += re.findall(r"-r (\S+\.txt)", commands)
+    for name in re.findall(r"python3? -m ([\w.]+)", commands):
+        path = name.replace(".", "/")
+        if (ROOT / path.split("/")[0]).is_dir():  # else it is not ours
+            scripts.append(f"{path}/__main__.py" if (ROOT / path).is_dir() else f"{path}.py")
     scripts = [script for script in scripts if not MADE.fullmatch(script)]
     assert all((ROOT / script).is_file() for script in scripts), scripts
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
