@@ -33,7 +33,7 @@ README, ALL = DOCUMENTS["README.md"], re.DOTALL | re.MULTILINE
 MADE = re.compile(  # by what the reader runs or writes
     r"results/(calibration-(stage|half)\.json|index\.html)|.*NAME.*|course/mine/.*|config\.json"
     r"|build/.*|captions\.md|e01\.py|grades\.csv|grades_feedback/.*|.*_e06(-1)?\.py"
-    r"|users\.py|my\.py|openai/|hosted_vllm/|text-completion-openai/"
+    r"|users\.py|my\.py|summary\.md|openai/|hosted_vllm/|text-completion-openai/"
 )
 
 
