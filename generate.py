@@ -20,7 +20,7 @@ from command.flags import LAYOUTS, Flag, Parser
 from configs import MODELS
 from engine import LLM, BeamSearchParams, SamplingParams, StreamedToken
 from loading.files import for_text
-from loading.policyfile import load_policies, warn_if_crowded
+from loading.policyfile import load_files, warn_if_crowded
 from pictures import perfetto
 from pipeline.policies import policy_names
 from scheduler import make_scheduler
@@ -64,8 +64,7 @@ def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__.splitlines()[0], FLAGS)
     parser.add_argument("prompts", nargs="*", help="one or more prompts")
     args = parser.parse_args()
-    for path in args.policy_file or ():
-        load_policies(path)
+    load_files(args.policy_file, args.policy)
     return args
 
 

@@ -279,7 +279,10 @@ def main() -> None:
                     break
             done = not options.only
             print_engines(options, plan)
-        finally:  # Ctrl-C keeps what is there
+        except KeyboardInterrupt:
+            print("\ninterrupted: the answer ends here", file=sys.stderr)
+            raise
+        finally:  # what is there is kept
             keep(options, question, plan, benches, done, out)
         print(f"in {time.monotonic() - begin:.0f} s")
 

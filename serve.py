@@ -20,7 +20,7 @@ from command.cli import run_main
 from command.flags import Flag, Parser
 from configs import GPUS
 from loading.files import find
-from loading.policyfile import load_policies, warn_if_crowded
+from loading.policyfile import load_files, warn_if_crowded
 from pipeline.policies import policy_names
 from serving.calibration import cost_here
 from web import explore_routes, live
@@ -69,8 +69,7 @@ FLAGS = {
 def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__.splitlines()[0], FLAGS)
     args = parser.parse_args()
-    for path in args.policy_file or ():
-        load_policies(path)
+    load_files(args.policy_file, args.policy)
     return args
 
 

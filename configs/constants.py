@@ -234,11 +234,11 @@ def constants(gpu: str, software: str, generation: str = "") -> tuple[Efficiency
     owner = owner_of(gpu, software, generation)
     if gpu == owner:
         return EFFICIENCY[gpu, software], ""
-    guess = f"constants of the {owner}: the {gpu} has none for {software}"
+    guess = f"{software} was not measured on the {gpu}, which borrows the {owner}'s constants"
     if is_newer(generation):
         guess += f"; generation {shown(generation)} is taken as newer than {', '.join(KNOWN)}"
     if software in BORROWED:
-        guess += f"; on the L20: {BORROWED[software]:.0f} % too slow"
+        guess += f"; such a guess made the L20 {BORROWED[software]:.0f} % too slow"
     return EFFICIENCY[owner, software], guess
 
 

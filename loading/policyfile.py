@@ -7,7 +7,7 @@ policies from then on, for real and priced. examples/ has four.
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from inspect import isfunction
 from pathlib import Path
@@ -69,6 +69,14 @@ def load_policies(path: Path) -> list[str]:
         )
     LOADED[path] = [policy.name for policy in found]
     return LOADED[path]
+
+
+def load_files(paths: Iterable[Path] | None, policy: str) -> None:
+    """Load those of --policy-file. Say on stderr if the policy that will run is none of theirs."""
+    names = [name for path in paths or () for name in load_policies(path)]
+    if names and policy.partition(":")[0] not in names:
+        said = f"{policy} runs; --policy-file has {', '.join(names)}: choose with --policy NAME"
+        print(said, file=sys.stderr)
 
 
 def warn_if_crowded(policy: str, max_batch_size: int, chunk_size: int) -> None:

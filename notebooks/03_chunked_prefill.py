@@ -338,7 +338,7 @@ for gpu in ("a6000", "h100"):
         seconds = [predicted_prefill(size, model)[1] for size in sizes]
         rows.append([gpu, software, *(f"{each / seconds[-1]:.2f}" for each in seconds)])
         if model.guess:
-            print(f"{software} on {gpu}: {model.guess}")
+            print(f"A guess: {model.guess}")
 print("attention of a prompt of 1024, relative to one piece (predicted)")
 print_table(["GPU", "software", *(f"C = {size}" for size in sizes)], rows)
 

@@ -224,7 +224,7 @@ def test_a_chunk_beside_beams_shares_the_weights(cost: BeamCostModel) -> None:
 def test_a_measured_bandwidth_is_not_discounted_twice(cost: BeamCostModel) -> None:
     assert TILE.measured and TILE.bandwidth == 1000e9 and TILE.memory == 64e9
     assert cost.seconds_per_cached_token == cache_token(LLAMA) / 1000e9
-    assert cost.guess.startswith("constants of the a6000: the max-1550-tile has none for sarathi")
+    assert cost.guess.startswith("sarathi was not measured on the max-1550-tile, which borrows")
     own = Efficiency(compute=0.5, memory=0.5, attention=0.5, p=2)
     assert BeamCostModel(LLAMA, TILE, efficiency=own).efficiency == own
     other = BeamCostModel(LLAMA, GPUS["a6000"])

@@ -108,7 +108,7 @@ def test_software_brings_its_own_efficiency(tmp_path):
         printed = ran(choose_chunk, *flags, "--out", tmp_path)
         assert f"constants of {software}\n" in printed
         # the A6000 has none for sarathi_serve, and the tool says so
-        assert ("A guess: constants of the a100-80gb" in printed) == (software != "sarathi")
+        assert ("A guess: " in printed) == (software != "sarathi")
         gains[software] = read_rows(tmp_path / "choose_chunk.csv").column("gain")
     assert gains["sarathi"] != gains["sarathi_serve"]
 

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from test_readme import DOCUMENTS
 from watch import PATIENCE, alive, children_of, descendants_of, wait_for
 
 from beam.request import CACHES
@@ -178,14 +179,12 @@ COMMAND = re.compile(r"(?:python3? |torchrun .*?)((?:experiments/|demo/|notebook
 
 def documented() -> Iterator[tuple[str, str, str]]:
     """File, script and the words behind it, of every command that a text of ours shows."""
-    texts = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "Makefile"]
-    texts += [ROOT / script for script in SCRIPTS] + [*(ROOT / "notebooks").glob("*.py")]
-    for path in texts:
-        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
-        for line in text.splitlines():
+    others = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", *SCRIPTS)}
+    for name, text in (DOCUMENTS | others).items():
+        for line in text.replace("\\\n", " ").splitlines():
             for script, words in COMMAND.findall(re.split(r"`(?=[^`]*$)", line)[0]):
                 if script in SCRIPTS:
-                    yield path.name, script, words
+                    yield name, script, words
 
 
 def test_documented_commands_have_flags_that_exist() -> None:

@@ -73,6 +73,13 @@ def test_each_caption_has_a_script_and_results() -> None:
         assert (RESULTS / f"{name}.csv").exists(), name
 
 
+def test_each_result_is_shown() -> None:
+    """Where its script is gone, a document names the file beside the numbers."""
+    documents = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
+    names = {path.stem for path in RESULTS.glob("*.csv")} - gallery.captions().keys()
+    assert [name for name in names if not re.search(rf"\b{name}\b", documents)] == []
+
+
 @pytest.mark.parametrize("name", OF_ROWS)
 def test_the_words_of_a_heading_are_true(name: str) -> None:
     assert OF_ROWS[name](read_rows(RESULTS / f"{name}.csv"))

@@ -213,7 +213,7 @@ def test_only_a_chunk_s_own_keys_lie_in_the_cache() -> None:
 def test_a_gpu_borrows_from_its_own_generation(gpu: str, owner: str) -> None:
     found, guess = constants(gpu, "vllm")
     assert found == EFFICIENCY[owner, "vllm"]
-    assert guess.startswith(f"constants of the {owner}: the {gpu} has none for vllm; on the L20")
+    assert guess.startswith(f"vllm was not measured on the {gpu}, which borrows the {owner}'s")
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_a_gpu_of_no_table_borrows_by_its_generation(generation: str, owner: str
     mine = replace(GPUS["a10"], name="mine", generation=generation)
     cost = CostModel(MODELS["llama3.1-8b"], mine, software="vllm")
     assert cost.efficiency == EFFICIENCY[owner, "vllm"]
-    assert cost.guess.startswith(f"constants of the {owner}: the mine has none for vllm")
+    assert cost.guess.startswith(f"vllm was not measured on the mine, which borrows the {owner}'s")
     newer = (
         "generation 'rubin' is taken as newer than turing, ampere, ada, hopper, blackwell, cdna3"
     )

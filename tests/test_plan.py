@@ -790,6 +790,7 @@ def test_an_interrupt_keeps_what_is_there(tmp_path: Path, llama: Path) -> None:
     with mock.patch("os.cpu_count", lambda: 1), mock.patch.multiple(comparison, DRAWS=1, **few):
         done = call(plan, "--model", llama, *SMALL, "--json", path, "--out", tmp_path)
     assert done.returncode == 130 and "1 other samples" in done.stdout
+    assert done.stderr.splitlines()[-1].startswith("interrupted")
     found = json.loads(path.read_text(encoding="utf-8"))
     assert found["budget"] == 512 and found["commands"].keys() == RULES.keys()
     assert read_rows(tmp_path / "plan.csv").one("capacity", layout="TP1") > 0

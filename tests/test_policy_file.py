@@ -18,7 +18,7 @@ from engine import LLM, SamplingParams
 from experiments import fig9, fig11, policies, serve_ablation, serve_latency, serve_stalls
 from experiments.lib.panels import colours_of
 from experiments.lib.rows import Rows, read_rows
-from loading.policyfile import load_policies, warn_if_crowded
+from loading.policyfile import load_files, load_policies, warn_if_crowded
 from pipeline import simulate_pipeline
 from scheduler import POLICIES, make_scheduler
 from serving.calibration import cost_here
@@ -202,6 +202,13 @@ def test_a_command_says_it_in_one_line() -> None:
     assert [each.returncode for each in done] == [0, 0] and not done[1].stderr
     told = "sarathi, C = 8, B = 8: 8 decodes fill a batch, and new prompts wait; a C above B leaves"
     assert done[0].stderr == f"{told} them room\n"
+
+
+def test_a_policy_file_alone_picks_no_policy(capsys: pytest.CaptureFixture) -> None:
+    for policy, said in (("sarathi", True), ("priority", False)):
+        load_files([PRIORITY], policy)
+        told = f"{policy} runs; --policy-file has priority: choose with --policy NAME\n"
+        assert capsys.readouterr().err == told * said
 
 
 # ------------------------------------------------------------------------------ what a batch costs

@@ -20,14 +20,20 @@ from scheduler import POLICIES
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-    for folder in (".", "docs", "course", "course/instructor")
-    for path in sorted((ROOT / folder).glob("*.md"))
+    for folder in (".", "docs", "course", "demo", "examples", "results")
+    for path in sorted((ROOT / folder).glob("*.md" if folder == "." else "**/*.md"))
+}
+DOCUMENTS |= {  # the words of the lessons, and the comments of their code
+    f"notebooks/{path.name}": re.sub(
+        "^(# ?|(?!# ).*)", "", path.read_text("utf-8"), flags=re.MULTILINE
+    )
+    for path in sorted((ROOT / "notebooks").glob("[0-9]*.py"))
 }
 README, ALL = DOCUMENTS["README.md"], re.DOTALL | re.MULTILINE
 MADE = re.compile(  # by what the reader runs or writes
     r"results/(calibration-(stage|half)\.json|index\.html)|.*NAME.*|course/mine/.*|config\.json"
     r"|build/.*|captions\.md|e01\.py|grades\.csv|grades_feedback/.*|.*_e06(-1)?\.py"
-    r"|users\.py|openai/|hosted_vllm/|text-completion-openai/"
+    r"|users\.py|my\.py|summary\.md|openai/|hosted_vllm/|text-completion-openai/"
 )
 
 
@@ -115,7 +121,8 @@ def test_named_files_exist() -> None:
         )
         names = [name for name in names if not MADE.fullmatch(name)]
         count += len(names)
-        folders = ("", "experiments", "fast", "results", "course")
+        own = Path(document).parent
+        folders = ("", "experiments", "fast", "results", "course", own)
         missing += [
             (document, name)
             for name in names
@@ -150,6 +157,10 @@ def test_commands_name_what_exists(document: str) -> None:
     scripts = re.findall(r"^(?:\S+=\S+ )*(?!--)\S*python (?!-)(\S+)", commands, flags=re.MULTILINE)
     scripts += re.findall(r"^torchrun .*?(\S+\.py)", commands, flags=re.MULTILINE)
     scripts += re.findall(r"-r (\S+\.txt)", commands)
+    for name in re.findall(r"python3? -m ([\w.]+)", commands):
+        path = name.replace(".", "/")
+        if (ROOT / path.split("/")[0]).is_dir():  # else it is not ours
+            scripts.append(f"{path}/__main__.py" if (ROOT / path).is_dir() else f"{path}.py")
     scripts = [script for script in scripts if not MADE.fullmatch(script)]
     assert all((ROOT / script).is_file() for script in scripts), scripts
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ from pathlib import Path
 from conftest import ran
 
 from experiments import shapes, studies
-from experiments.lib.rows import Rows
+from experiments.lib.rows import Rows, read_rows
 
 WHERE = {"source": "measured", "model": "laptop", "hardware": "an abacus"}
 Cases = list[tuple[dict[str, object], Mapping[object, float]]]
@@ -69,6 +69,16 @@ def test_one_point_is_no_comparison(tmp_path: Path) -> None:
         "fig13": ("prefill", "C", [({"L": 64}, {16: 2})]),
     }
     assert find(tmp_path, figures) == []
+
+
+def test_the_newest_machine_counts_alone(tmp_path: Path) -> None:
+    find(tmp_path, {"fig3": phases({}, {1: 3, 2: 5, 4: 4})})
+    older = read_rows(tmp_path / "fig3.csv")
+    later = [row | {"hardware": "another", "total": 1 / row["B"]} for row in older]
+    Rows([*older, *later], older.units).write(tmp_path / "fig3.csv")
+    found = shapes.find_shapes(tmp_path)
+    assert [where for where, *_ in found] == ["laptop on another"]
+    assert [shapes.count(each) for each in found.values()] == ["2 of 2"]
 
 
 def test_what_is_printed(tmp_path: Path) -> None:

@@ -271,6 +271,12 @@ def test_who_fits_the_memory() -> None:
     assert Rules().admits(Request(0, range(80), 99), ahead, Memory(None))
 
 
+@pytest.mark.parametrize("memory, of_all", [("split", 300), ("pool", 100)])
+def test_one_pool_has_the_cache_of_all(memory: str, of_all: int) -> None:
+    filled = make_micro_batches("td_pipe", 3, 2, 4, 8, 100, memory=memory, seconds_of=rows)
+    assert filled.ledger.memory.capacity == of_all
+
+
 # --------------------------------------------------------------------------------------- predictors
 
 
