@@ -212,14 +212,7 @@ def test_capacities_of_1000_and_of_10000_agree(llama: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("gpu", "tp", "slo"),
-    [
-        ("a100-80gb", 1, Slo.of(0.05)),
-        pytest.param("a100-80gb", 1, Slo.of(0.05, 0.5), marks=pytest.mark.slow),
-        pytest.param("a100-80gb", 2, Slo.of(0.05), marks=pytest.mark.slow),
-        pytest.param("h100", 1, Slo.of(0.05), marks=pytest.mark.slow),
-        pytest.param("h100", 2, Slo.of(0.03), marks=pytest.mark.slow),
-    ],
+    ("gpu", "tp", "slo"), [("a100-80gb", 1, Slo.of(0.05, 0.5)), ("h100", 2, Slo.of(0.03))]
 )
 def test_the_capacity_meets_the_slo_and_more_does_not(
     llama: Path, gpu: str, tp: int, slo: Slo
