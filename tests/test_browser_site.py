@@ -190,11 +190,10 @@ def shown_by(lesson: str) -> str:
 def test_a_second_run_changes_nothing(tmp_path: Path) -> None:
     """In a copy: other tests read the site meanwhile."""
 
-    def files(place: Path) -> dict[str, str]:
-        return {
-            str(path.relative_to(place)): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in place.rglob("*") if path.is_file()
-        }  # fmt: skip
+    def files(place: Path) -> dict[Path, str]:
+        paths = [path for path in place.rglob("*") if path.is_file()]
+        hashes = (hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)
+        return dict(zip((path.relative_to(place) for path in paths), hashes, strict=True))
 
     copy = shutil.copytree(SITE, tmp_path / "site")
     code = "import sys, pathlib\nfrom docs import site\nsite.OUT = pathlib.Path(sys.argv.pop())\n"
