@@ -66,11 +66,11 @@ mutants: .venv/dev.stamp
 
 # The tests that run whole commands, with engines in processes of their own or many simulations.
 slow: .venv/dev.stamp
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 # The pages in a real browser. Without a Chromium, its tests are skipped; without npm, those with Python.
 browser: .venv/browser.stamp site
-	$(BIN)/python -m pytest -m browser
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m browser
 
 # Executes all lessons from scratch, writes nothing, and fails on any error. Offline once .venv is there.
 notebooks: .venv/dev.stamp

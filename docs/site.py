@@ -9,6 +9,7 @@ are sliders, and the explorer needs no network.
 """
 
 import json
+import os
 import re
 import sys
 from functools import cache
@@ -93,7 +94,7 @@ def main() -> None:
             f"without npm's Pyodide {bundle.VERSION}: no sliders in lessons; exercises, explorer"
             " load it from the network"
         )
-    print(f"to look: python -m http.server --directory {OUT.relative_to(ROOT)}")
+    print(f"to look: python -m http.server --directory {os.path.relpath(OUT)}")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def limited(level: str) -> dict[str, str]:
 
 CORES = os.cpu_count() or 1
 WAYS = [
-    Way("as the machine is"),
+    # as the machine is: make test
     Way("x86 without AVX", "sse4_2 ssse3 cx16 popcnt", limited("default")),
     Way("AVX2", "avx2 fma f16c bmi2 movbe", limited("avx2")),
     Way("AVX-512 without bfloat16", "avx512f avx512bw avx512dq avx512vl", limited("avx512")),

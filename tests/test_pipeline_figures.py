@@ -4,14 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ran
 from test_perfetto import events_of
 
 from costmodel import make_batch
 from experiments import fig5, fig12
 from experiments.lib.common import paper_numbers
-
-FEW = ("--requests", "200", "--table-requests", "100")
 
 
 def test_fig5_for_perfetto(tmp_path: Path) -> None:
@@ -27,14 +24,6 @@ def test_fig5_for_perfetto(tmp_path: Path) -> None:
     stages = {f"{policy}: stages ({where}, {policy}, C = 256)" for policy in ("orca", "sarathi")}
     assert stages | {"stage 0", "stage 1", "A", "D"} <= names
     assert {"PB1", "PB2", "PB3"} <= {event["name"] for event in events}
-
-
-@pytest.mark.slow
-def test_fig12_says_which_constants_are_guesses(tmp_path: Path) -> None:
-    """SARATHI's kernels are known from the A6000 alone, vLLM's from an A100."""
-    said = ran(fig12, *FEW, "--out", tmp_path, "--software", "sarathi_serve")
-    assert "A guess" not in said
-    assert fig12.Setup().cost_model.guess
 
 
 def test_fig12_in_order() -> None:

@@ -201,7 +201,9 @@ def test_outputs_are_stretched_to_a_mean() -> None:
 
 
 @pytest.mark.slow
-def test_leads_are_ratios_of_throughputs_and_the_largest_is_of_all_nodes() -> None:
+def test_leads_are_ratios_of_throughputs_and_the_largest_is_of_all_nodes(
+    capsys: pytest.CaptureFixture,
+) -> None:
     rows = td_throughput.STUDY.predict(quick=True, requests=12)
     both = {"outputs": 350, "host": "vllm-2024"}
     for baseline, (name, case) in product(BASELINES, (("all-reduce by Fig 6", {}), (ALL, both))):
@@ -213,11 +215,7 @@ def test_leads_are_ratios_of_throughputs_and_the_largest_is_of_all_nodes() -> No
             ours = own.one("throughput", system="TD-Pipe")
             assert leads.one("lead", node=node) == ours / theirs
         assert leads.one("lead", which="largest") == max(leads.where(which=None).column("lead"))
-
-
-@pytest.mark.slow
-def test_the_scripts_table(capsys: pytest.CaptureFixture) -> None:
-    td_throughput.STUDY.report(td_throughput.STUDY.predict(quick=True, requests=12))
+    td_throughput.STUDY.report(rows)
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 100
     assert "Does not fit the memory: L20 + 32B on 1 GPU, A100 + 70B on 1 GPU." in printed
