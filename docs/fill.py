@@ -34,7 +34,6 @@ from experiments import (
     beside_benchmarks,
     fidelity,
     plan_here,
-    serve_peer,
     shapes,
     studies,
     validate,
@@ -298,7 +297,6 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "plan_here": planned,
     "shapes": shape_counts,
     "validate": lambda name: below("Absolute error", printed(validate.print_errors, results(name))),
-    "serve_peer": lambda _: printed(serve_peer.print_found, results("serve_peer").newest()),
     "compared": lambda name: printed(validate.print_compared, results(name)),
 }
 

@@ -260,20 +260,17 @@ def test_every_script_enters_first() -> None:
         assert imports[0].startswith(("import enter", "import command.enter")), script
 
 
-@pytest.mark.parametrize("way", ["demo", "experiments", "notebooks", "peers"])
+@pytest.mark.parametrize("way", ["demo", "experiments", "notebooks"])
 def test_the_environment_of_another_clone_lends_no_module(way: str, tmp_path: Path) -> None:
     """PYTHONPATH stands where the .pth of `make install` does: behind the folder of a script."""
     for name in ("command", "experiments", "scheduler"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('of another clone')", "utf-8")
     code = f"import sys; sys.path.insert(0, {str(ROOT / way)!r}); import enter, scheduler"
     words = ["-c", f"{code}; print(scheduler.__file__)"]
-    if way == "peers":
-        words = ["-P", ROOT / "experiments/lib/peers.py", "http", "client"]
     done = warm.fresh(
         *words, cwd=tmp_path, input="", env=os.environ | {"PYTHONPATH": str(tmp_path)}
     )
-    wanted = '{"version": ""}' if way == "peers" else str(ROOT / "scheduler.py")
-    assert (done.stdout.strip(), done.stderr) == (wanted, "")
+    assert (done.stdout.strip(), done.stderr) == (str(ROOT / "scheduler.py"), "")
 
 
 # ------------------------------------------------------------------------------------------- Ctrl-C

@@ -1,4 +1,4 @@
-"""The little HTTP that clients of servers need, for measurements and tests."""
+"""The little HTTP that clients of servers need."""
 
 import asyncio
 import contextlib
@@ -122,48 +122,3 @@ async def streamed(place: Place, body: dict, **options: object) -> Stream:
             found.pieces.append(piece)
             found.moments.append(time.perf_counter())
     return found
-
-
-async def ask(place: Place, body: dict) -> dict[str, int]:
-    """Output tokens of one answer, and in how many events they came. Raises on any error.
-
-    It reads first, and looks at what it has read when the server closes the connection.
-    """
-    reader, writer = await asyncio.open_connection(*place)
-    writer.write(request("/v1/completions", body))
-    status, _, rest = parse(answer := await reader.read())
-    writer.close()
-    if status != 200:
-        raise RuntimeError(answer.decode())
-    if not body["stream"]:
-        return {"tokens": json.loads(rest)["usage"]["completion_tokens"], "events": 0}
-    found = [line[6:] for line in rest.split(b"\n") if line.startswith(b"data: ")]
-    assert found[-1].strip() == b"[DONE]", "the stream has no end"
-    tokens = json.loads(found[-2])["usage"]["completion_tokens"]
-    return {"tokens": tokens, "events": len(found) - 2}
-
-
-async def ask_all(port: int, bodies: list[dict], arrivals: list[float] | None = None) -> dict:
-    """Send all bodies at once: the seconds until the last answer is whole, tokens and events.
-
-    With arrivals: send body i at arrivals[i] s. Of each stream: (seconds, text) of its events, in
-    order. The seconds count from the first moment of all, as arrivals do. Raises on any error.
-    """
-    place, begin = ("127.0.0.1", port), time.perf_counter()
-    if arrivals is None:
-        found = await asyncio.gather(*[ask(place, body) for body in bodies])
-        seconds = time.perf_counter() - begin
-        return {"seconds": seconds} | {
-            name: sum(each[name] for each in found) for name in ("tokens", "events")
-        }
-
-    async def one(body: dict, arrival: float) -> list[tuple[float, str]]:
-        await asyncio.sleep(begin + arrival - time.perf_counter())
-        stream = await streamed(place, body)
-        if stream.error:
-            raise RuntimeError(stream.error)
-        moments = [moment - begin for moment in stream.moments]
-        return list(zip(moments, stream.pieces, strict=True))
-
-    pairs = zip(bodies, arrivals, strict=True)
-    return {"streams": await asyncio.gather(*[one(*pair) for pair in pairs])}

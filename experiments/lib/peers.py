@@ -1,7 +1,7 @@
 """Other engines beside ours, each in a process of its own: how they start, are asked, and end.
 
-bench.py, the beam figures and serve_peer.py use it. `Peer` runs this file with the Python that has
-the engine's packages:
+bench.py and the beam figures use it. `Peer` runs this file with the Python that has the engine's
+packages:
 
     python -P experiments/lib/peers.py TASK ENGINE CHECKPOINT DTYPE [BUDGET]
 
@@ -17,7 +17,6 @@ answer, both in JSON. It ends with its input. Sampling is greedy, and end-of-tex
                stops when the beams are chosen, that of transformers just before. peak: bytes, the
                largest RSS less the RSS before the call: the cache, its copies and activations, not
                the weights (Linux; else null). tokens: the best sequence of each prompt
-    http       {port, bodies} and perhaps arrivals -> what a server says: see lib/clients.py
 
 "segment" and "standard" are `LLM.beam_search` with either cache, all prompts in one batch from
 their first token to their last, as transformers runs them.
@@ -25,22 +24,18 @@ their first token to their last, as transformers runs them.
 vLLM's environment has nothing of ours: what is imported here is imported inside of functions.
 """
 
-import asyncio
 import ctypes
 import gc
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from functools import partial
-from http.client import HTTPConnection, HTTPException
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -260,14 +255,6 @@ def forget() -> int | None:
     return status("VmRSS")
 
 
-def http_answers() -> Answer:
-    """It needs no torch."""
-    find_ours()
-    from experiments.lib.clients import ask_all
-
-    return lambda question: asyncio.run(ask_all(**question))
-
-
 def find_ours() -> None:
     """Let this process import our modules: this clone's, whatever its Python has installed."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -287,7 +274,6 @@ TASKS: dict[str, dict[str, tuple[str, Callable[..., Answer]]]] = {  # engine: (p
         "standard": ("torch", partial(beams, our_search, cache="standard")),
         "transformers": ("transformers", partial(beams, transformers_search)),
     },
-    "http": {"client": ("", http_answers)},
 }
 # they take a token budget, as our engine does
 BUDGETED = ("transformers-continuous", "vllm", "vllm-prefix-caching")
@@ -350,14 +336,12 @@ class Process:
     """Another program, with all processes that it starts. Raises UserError if it cannot start.
 
     It has a session of its own: Ctrl-C does not reach it, and all of it can be ended at once.
-    patience: s in which it may end by itself.
     """
 
     def __init__(
-        self, name: str, command: list[str], environment: dict[str, str] | None = None,
-        patience: float = 0.0, **pipes: int,
-    ):  # fmt: skip
-        self.name, self.patience = name, patience
+        self, name: str, command: list[str], environment: dict[str, str] | None, **pipes: int
+    ):
+        self.name = name
         text = {"encoding": "utf-8", "errors": "replace"}
         self.log = tempfile.TemporaryFile("w+", **text)  # noqa: SIM115 (open as long as it runs)
         files = {"stdin": subprocess.DEVNULL, "stdout": self.log, "stderr": self.log} | pipes
@@ -378,20 +362,14 @@ class Process:
         """End it now, even in the midst of its work; or once more, which does nothing."""
         if self.log.closed:
             return
-        try:
-            if self.patience:
-                self.process.terminate()
-                with suppress(subprocess.TimeoutExpired):
-                    self.process.wait(self.patience)
-        finally:  # after a second Ctrl-C, too
-            with suppress(ProcessLookupError, PermissionError):  # nobody is left
-                if hasattr(os, "killpg"):
-                    os.killpg(self.process.pid, signal.SIGKILL)
-                else:  # Windows
-                    self.process.kill()
-            with suppress(BrokenPipeError), self.process:  # closes its pipes, and waits
-                pass
-            self.log.close()
+        with suppress(ProcessLookupError, PermissionError):  # nobody is left
+            if hasattr(os, "killpg"):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            else:  # Windows
+                self.process.kill()
+        with suppress(BrokenPipeError), self.process:  # closes its pipes, and waits
+            pass
+        self.log.close()
 
 
 def user_error(said: str) -> Exception:
@@ -433,54 +411,6 @@ class Peer(Process):
             self.process.wait()
             raise self.complaint("cannot run here")
         return json.loads(line)
-
-
-@contextmanager
-def http_client() -> Iterator[Callable[..., dict]]:
-    """Asks a server from a process of its own: port, bodies and perhaps arrivals -> what came."""
-    with closing(Peer("the client", "http", "client")) as peer:
-        yield lambda port, bodies, **more: peer.ask({"port": port, "bodies": bodies} | more)
-
-
-PATIENCE = 300.0  # s, for a server to begin
-LAST_WORDS = 20.0  # s, for a server to end
-
-
-@dataclass(frozen=True)
-class Server:
-    name: str
-    port: int
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
-def answers(port: int) -> bool:
-    """Whether a server says that it is well."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=5)
-    with closing(connection), suppress(OSError, HTTPException):
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    return False
-
-
-@contextmanager
-def served(
-    name: str, port: int, command: list[str], environment: dict[str, str] | None = None
-) -> Iterator[Server]:
-    """A server that ends with the block.
-
-    Raises UserError with the last line that it has said, if it ends, or does not answer in time.
-    """
-    with closing(Process(name, command, environment, LAST_WORDS)) as server:
-        deadline = time.monotonic() + PATIENCE
-        while not answers(port):
-            if server.process.poll() is not None or time.monotonic() > deadline:
-                raise server.complaint("does not answer")
-            time.sleep(0.25)
-        yield Server(name, port)
 
 
 if __name__ == "__main__":
