@@ -13,6 +13,7 @@ import torch
 from command.checks import UserError, did_you_mean, shown
 from configs import ModelConfig
 from paged.blocks import BlockMemory
+from sampling import TOGETHER
 
 
 def check_memory(
@@ -65,10 +66,11 @@ def batch_bytes(config: ModelConfig, slots: int, length: int, itemsize: int) -> 
 
     The largest batch here is a whole prompt of `length` tokens, beside decodes in all other slots.
     A policy that prefills several long prompts at once (request_level, orca) needs more. What a
-    layer made is free in the next one. Most is held in one of two places:
+    layer made is free in the next one. Most is held in one of three places:
 
     - the FFN: its first product, the activation, and gate * up; q, k, v and y are still there;
-    - attention: y three times, and a copy of the keys and values of all slots that decode.
+    - attention: y three times, and a copy of the keys and values of all slots that decode;
+    - sampling: what `draw` makes of its rows.
 
     tests/gpu_memory.py counts the same on the real model.
     """
@@ -79,8 +81,9 @@ def batch_bytes(config: ModelConfig, slots: int, length: int, itemsize: int) -> 
     copied = slots * length * 2 * config.n_kv_head * config.head_dim
     attention = rows * (kept + 2 * y) + copied
     numbers = 24 * slots * length  # bytes: masks, and the places that are copied
-    logits = slots * config.vocab_size * (itemsize + 8)  # 8: drawn from in float64
-    return max(ffn, attention) * itemsize + numbers + logits
+    logits = slots * config.vocab_size * itemsize
+    drawn = 40 * min(slots, TOGETHER) * config.vocab_size  # bytes: a sort needs most
+    return max(ffn * itemsize, attention * itemsize, drawn) + numbers + logits
 
 
 def memory_of(device: torch.device) -> int | None:

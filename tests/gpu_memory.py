@@ -9,6 +9,7 @@ Each batch runs on the real model, with its weights and its cache on a fake devi
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -26,9 +27,13 @@ from kvcache import KVCache
 from loading.device import LOADED, batch_bytes
 from loading.load import new_model
 from model import untimed
+from sampling import TOGETHER, SamplingParams, draw
 from tests.fake_cuda import fake_cuda, tensors
 
 CUDA = torch.device("cuda")
+HOW = 0.7, 50, 0.9  # temperature, top_k, top_p
+# a `Sampler` whose random number is no fake tensor
+DRAWN = SimpleNamespace(params=SamplingParams(9, *HOW), next=lambda: [*HOW, 0.5])
 
 
 class Peak(TorchDispatchMode):
@@ -101,7 +106,9 @@ def counted(
             chunk_mask.cache_clear()
             place(executor, batch)
             with Peak() as peak:
-                executor.forward(executor.flatten(batch), untimed)
+                logits = executor.forward(executor.flatten(batch), untimed)[:TOGETHER]
+                draw(logits, [DRAWN] * len(logits))
+                del logits
             chunk_mask.cache_clear()  # fake tensors must not stay
             yield name, peak.most
 

@@ -40,7 +40,7 @@ from paged.cache import make_cache, manage
 from paged.policies import PrefillFirst
 from pipeline import MicroBatches, Rules, make_micro_batches
 from pipeline.phases import STEALING
-from sampling import Sampler, SamplingParams
+from sampling import Sampler, SamplingParams, sample
 from scheduler import (
     POLICIES,
     ChunkedOnly,
@@ -116,7 +116,7 @@ def follow(
     tokens, sampler = list(prompt), params and Sampler(params, seed)
     for _ in range(OUTPUT):
         logits = last_logits(model, tokens)
-        tokens.append(sampler.draw(logits) if sampler else int(logits.argmax()))
+        tokens += sample(logits[None], [sampler]) if sampler else [int(logits.argmax())]
     return tokens[len(prompt) :]
 
 

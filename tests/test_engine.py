@@ -5,6 +5,7 @@ same tokens.
 import dataclasses
 import functools
 import math
+import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ from fast.process import threads, threads_for
 from kvcache import KVCache
 from loading.device import check_memory
 from model import Transformer
-from sampling import Sampler, sample
+from sampling import Sampler, draw, sample
 from scheduler import POLICIES, make_scheduler
 from simulate import CostExecutor, simulate
 from timeline import Trace
@@ -124,23 +125,75 @@ def llm(small: str) -> LLM:
     return llm
 
 
-def test_sampler_follows_the_distribution() -> None:
-    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
-    sampler = Sampler(SamplingParams(temperature=1.0), seed=0)
-    counts = (
-        torch.bincount(torch.tensor([sampler.draw(logits) for _ in range(4000)]), minlength=4)
-        / 4000
-    )
-    torch.testing.assert_close(counts.double(), logits.double().softmax(0), rtol=0, atol=0.03)
-    top = Sampler(SamplingParams(temperature=1.0, top_k=2), seed=0)
-    assert {top.draw(logits) for _ in range(200)} == {0, 1}
-    # 0.64 does not reach 0.7, 0.64 + 0.24 does
-    nucleus = Sampler(SamplingParams(temperature=1.0, top_p=0.7), seed=0)
-    assert {nucleus.draw(logits) for _ in range(200)} == {0, 1}
-    assert Sampler(SamplingParams(temperature=1.0, top_p=1e-9), seed=0).draw(logits) == 0
-    assert Sampler(SamplingParams(temperature=1e-310), seed=0).draw(logits.flip(0)) == 3, (
-        "next to no temperature is greedy"
-    )
+HOW = [  # temperature, top_k, top_p
+    (1.0, 0, 1.0), (0.3, 0, 1.0), (2.5, 0, 0.999999), (1.0, 7, 1.0), (1.0, 1, 1.0), (0.7, 12, 0.8),
+    (1.0, 0, 0.5), (1.3, 0, 0.95), (1e-310, 0, 1.0), (1e6, 99_999, 1e-9),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_draw_does_not_depend_on_the_other_rows(dtype: torch.dtype) -> None:
+    """Bit for bit: alone, in any company, one by one and many at once, as on a device."""
+    rng, generator = random.Random(1), torch.Generator().manual_seed(1)
+    logits = (4 * torch.randn(40, 33_333, generator=generator)).to(dtype)
+    logits[5, ::2], logits[6, 7] = -math.inf, math.nan
+    how = [None if row % 5 == 2 else SamplingParams(9, *rng.choice(HOW)) for row in range(40)]
+
+    def fresh(row: int) -> Sampler | None:
+        return how[row] and Sampler(how[row], row)
+
+    alone = [sample(logits[[row]], [fresh(row)])[0] for row in range(40)]
+    assert alone[5] % 2 == 1 and [row for row in range(40) if alone[row] == BROKEN] == [6]
+    for _ in range(4):
+        rows = rng.sample(range(40), rng.randint(2, 40))
+        assert sample(logits[rows], [fresh(row) for row in rows]) == [alone[row] for row in rows]
+        rows = [row for row in rows if how[row] and row != 6]
+        together = draw(logits[rows], [fresh(row) for row in rows])
+        assert together.tolist() == [alone[row] for row in rows]
+
+
+@pytest.mark.parametrize(("temperature", "top_k", "top_p"), HOW[:8])
+def test_frequencies_are_those_of_transformers(
+    temperature: float, top_k: int, top_p: float
+) -> None:
+    """Chi-square of 40,000 draws, beside its warpers."""
+    import transformers  # takes seconds
+
+    logits = 2 * torch.randn(1, 60, generator=torch.Generator().manual_seed(3))
+    warpers = [
+        transformers.TemperatureLogitsWarper(temperature),
+        transformers.TopKLogitsWarper(top_k or 60),
+        transformers.TopPLogitsWarper(top_p),
+    ]
+    scores = transformers.LogitsProcessorList(warpers)(None, logits.clone())[0]
+    expected = 40_000 * scores.double().softmax(dim=0)
+    samplers = [Sampler(SamplingParams(9, temperature, top_k, top_p), n) for n in range(200)]
+    drawn = torch.tensor([sample(logits.expand(200, -1), samplers) for _ in range(200)])
+    counts = torch.bincount(drawn.flatten(), minlength=60)
+    assert not counts[expected == 0].any()
+    often = expected >= 5
+    assert abs(counts[~often].sum() - expected[~often].sum()) <= 25
+    degrees = max(1, int(often.sum()) - 1)
+    square = ((counts - expected) ** 2 / expected)[often].sum()
+    assert square <= degrees + 4 * math.sqrt(2 * degrees)
+
+
+def test_the_ends_of_the_line_and_what_is_as_likely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least and the greatest random number; tokens of no share; ties are all in, or all out."""
+    some = torch.full((1, 9), -math.inf)
+    some[0, [2, 6]] = 0.0
+    for number, token in ((0.0, 2), (math.nextafter(0.5, 0), 2), (0.5, 6), (1 - 2**-53, 6)):
+        with monkeypatch.context() as patch:
+            exact = torch.tensor(number, dtype=torch.float64)
+            patch.setattr(torch, "rand", lambda *_, exact=exact, **__: exact)
+            assert sample(some, [Sampler(SamplingParams(temperature=1.0), 0)]) == [token]
+    tied = torch.tensor([[1.0, 0.0, 2.0, 1.0, 1.0, 0.0]])
+    for top_k, top_p, kept in (
+        (1, 1.0, {2}), (2, 1.0, {0, 2, 3, 4}), (5, 1.0, set(range(6))), (0, 0.4, {2}),
+        (0, 0.6, {0, 2, 3, 4}), (0, math.nextafter(1, 0), set(range(6))), (2, 0.6, {0, 2, 3, 4}),
+    ):  # fmt: skip
+        sampler = Sampler(SamplingParams(9, 1.0, top_k, top_p), 0)
+        assert {sample(tied, [sampler])[0] for _ in range(400)} == kept
 
 
 def gathered(tokens: list[StreamedToken], count: int) -> list[list[int]]:

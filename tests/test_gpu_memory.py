@@ -9,8 +9,9 @@ from command.checks import UserError
 from configs import MODELS
 from loading import device
 from loading.device import LOADED, batch_bytes, check_memory
-from tests.fake_cuda import LINUX, fake_cuda
-from tests.gpu_memory import CASES, CUDA, Case, Peak, counted
+from sampling import TOGETHER, draw
+from tests.fake_cuda import LINUX, Watch, fake_cuda
+from tests.gpu_memory import CASES, CUDA, DRAWN, Case, Peak, counted
 
 pytestmark = LINUX
 
@@ -47,6 +48,17 @@ def test_a_batch_allocates_what_is_kept_free_for_it(case: Case) -> None:
     config = replace(MODELS[case.model], n_layer=1)
     most = max(size for _, size in counted(config, case))
     assert most <= batch_bytes(config, case.slots, case.length, 2) <= 2 * most
+
+
+def test_rows_are_drawn_together() -> None:
+    """With one copy to the GPU, none back, and as many launches for all of them as for one."""
+    found = set()
+    for rows in (1, TOGETHER):
+        with fake_cuda(), Watch() as watch:
+            draw(torch.empty(rows, 999, dtype=torch.bfloat16, device=CUDA), [DRAWN] * rows)
+        found.add((watch.launches, *watch.crossings))
+    [(launches, crossing)] = found
+    assert launches < 40 and crossing == "_to_copy"
 
 
 def test_another_layer_allocates_nothing_more() -> None:

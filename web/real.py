@@ -15,7 +15,7 @@ from executor import ModelExecutor
 from loading.requests import check_requests, refuse_beams
 from loop import Result
 from paged.cache import manage
-from sampling import Sampler, SamplingParams
+from sampling import Sampler, SamplingParams, sample
 from scheduler import Scheduler, make_scheduler
 
 MOST_LOGPROBS = 20  # of one token, as in OpenAI's API
@@ -45,7 +45,12 @@ class LogprobExecutor(ModelExecutor):
         return super().execute(batch)
 
     def choose(self, batch: Batch, logits: Tensor) -> list[int]:
-        tokens = super().choose(batch, logits)
+        samplers = [request.sampler for request in batch.sampled]
+        least = [row for row, sampler in enumerate(samplers) if isinstance(sampler, AtLeast)]
+        seen = logits.clone() if least else logits
+        for row in least:
+            samplers[row] = samplers[row].withhold(seen[row])
+        tokens = sample(seen, samplers)
         self.found = {}
         for row, request in enumerate(batch.sampled if self.wanted else []):
             most = self.wanted.get(request.request_id)
@@ -70,13 +75,12 @@ class AtLeast:
     def __init__(self, sampler: Sampler | None, least: int, stop_ids: list[int]):
         self.sampler, self.least, self.stop_ids = sampler, least, stop_ids
 
-    def draw(self, logits: Tensor) -> int:
-        """A token id from logits (vocab,)."""
+    def withhold(self, logits: Tensor) -> Sampler | None:
+        """Prepare logits (vocab,) for the next token, in place. Returns what draws it."""
         if self.least > 0:
             self.least -= 1
-            logits = logits.clone()
             logits[self.stop_ids] = -math.inf
-        return self.sampler.draw(logits) if self.sampler else int(logits.argmax())
+        return self.sampler
 
 
 class RealEngine:
