@@ -12,8 +12,30 @@ import torch
 
 from command.checks import UserError, did_you_mean, shown
 from configs import ModelConfig
+from loading.requests import usual_length
 from paged.blocks import BlockMemory
 from sampling import TOGETHER
+
+
+def default_length(
+    config: ModelConfig, slots: int, dtype: torch.dtype, device: torch.device
+) -> int:
+    """`usual_length` here. If it is less than the model allows, a line says so.
+
+    The same on each start: all the memory of the machine or of the GPU counts, free or not.
+    """
+    on_cpu = device.type == "cpu"
+    memory = memory_of(device) if on_cpu else torch.cuda.mem_get_info(device)[1]
+    length = usual_length(config, slots, dtype.itemsize, memory)
+    check_memory(config, slots, length, dtype, device)  # the line comes only if it runs
+    if length < config.max_length:
+        cache = slots * length * config.kv_bytes_per_token(dtype.itemsize) / 1e9
+        print(
+            f"{config.name}: max_length is {length} tokens, of {config.max_length}, and the cache"
+            f" takes {cache:.1f} GB; give max_length to change it",
+            file=sys.stderr,
+        )
+    return length
 
 
 def check_memory(
@@ -35,22 +57,31 @@ def check_memory(
         return
     if device.type == "cuda":  # free memory does not include what we hold
         memory += held
-    weights = config.parameters * dtype.itemsize
-    if config.flavour == "llama":
-        weights += length * config.head_dim * dtype.itemsize  # of the rotary tables
+
+    def parts(length: int, tokens: int) -> tuple[int, int, int]:  # weights and tables, cache, room
+        rotary = length * config.head_dim if config.flavour == "llama" else 0
+        cache = tokens * config.kv_bytes_per_token(dtype.itemsize)
+        room = 0
+        if device.type == "cuda":
+            room = LOADED + batch_bytes(config, slots, length, dtype.itemsize)
+        return (config.parameters + rotary) * dtype.itemsize, cache, room
+
     tokens = blocks.capacity if blocks else slots * length
-    parts = blocks or f"{slots} slots of {length} tokens"
-    cache = tokens * config.kv_bytes_per_token(dtype.itemsize)
-    room, also = 0, ""
-    if device.type == "cuda":
-        room = LOADED + batch_bytes(config, slots, length, dtype.itemsize)
-        also = f" and {room / 1e9:.1f} GB for a batch and PyTorch's kernels"
-    if weights + cache + room > memory:
-        raise UserError(
-            f"{config.name} needs {weights / 1e9:.1f} GB of weights and {cache / 1e9:.1f} GB of"
-            f" cache ({parts}){also}, but {device} has {memory / 1e9:.1f} GB: choose a smaller"
-            f" model, max_batch_size{', cache_tokens' if blocks else ''} or max_length"
-        )
+    weights, cache, room = parts(length, tokens)
+    if (need := weights + cache + room) <= memory:
+        return
+    name, asked, least = "max_length", length, sum(parts(0, 0))
+    if blocks:
+        name, asked, least = "cache_tokens", tokens, sum(parts(length, 0))
+    step = 1 if blocks or device.type == "cpu" else 256  # as fast.cuda.slot_length
+    fits = int(asked * (memory - least) / (need - least)) // step * step
+    also = f" and {room / 1e9:.1f} GB for a batch and PyTorch's kernels" if room else ""
+    raise UserError(
+        f"{config.name} needs {weights / 1e9:.1f} GB of weights and {cache / 1e9:.1f} GB of cache"
+        f" ({blocks or f'{slots} slots of {length} tokens'}){also}, but {device} has"
+        f" {memory / 1e9:.1f} GB: {f'give {name} {fits} at most, or ' if fits > 0 else ''}choose a"
+        " smaller model or max_batch_size"
+    )
 
 
 # Bytes on a GPU that come once it computes. Asking for its free memory makes the CUDA context, so
