@@ -14,7 +14,6 @@ from command.checks import UserError, did_you_mean, shown
 from configs import ModelConfig
 from loading.requests import usual_length
 from paged.blocks import BlockMemory
-from sampling import TOGETHER
 
 
 def default_length(
@@ -101,7 +100,7 @@ def batch_bytes(config: ModelConfig, slots: int, length: int, itemsize: int) -> 
 
     - the FFN: its first product, the activation, and gate * up; q, k, v and y are still there;
     - attention: y three times, and a copy of the keys and values of all slots that decode;
-    - sampling: what `draw` makes of its rows.
+    - sampling: what `draw` makes of all rows.
 
     tests/gpu_memory.py counts the same on the real model.
     """
@@ -113,7 +112,7 @@ def batch_bytes(config: ModelConfig, slots: int, length: int, itemsize: int) -> 
     attention = rows * (kept + 2 * y) + copied
     numbers = 24 * slots * length  # bytes: masks, and the places that are copied
     logits = slots * config.vocab_size * itemsize
-    drawn = 40 * min(slots, TOGETHER) * config.vocab_size  # bytes: a sort needs most
+    drawn = 40 * slots * config.vocab_size  # bytes: a sort needs most
     return max(ffn * itemsize, attention * itemsize, drawn) + numbers + logits
 
 
