@@ -22,7 +22,7 @@ from command.checks import MOST_SEED, UserError, check_flag, check_whole, lookup
 from executor import ModelExecutor
 from fast.backends import check_backend, choose_backend, must_measure, speed_up
 from fast.graphs import WHEN, GraphExecutor, graphs_for
-from loading.device import check_memory, choose_device, choose_dtype
+from loading.device import check_memory, choose_device, choose_dtype, default_length
 from loading.load import choose_length, find_model, late_tokenizer, load_model
 from loading.prompts import make_requests
 from loading.requests import check_requests
@@ -75,7 +75,7 @@ class LLM:
         scheduler.py. Change them only while no request runs.
     max_batch_size (B): requests that run at once. You may lower it later.
     max_length: tokens of one request, prompt + output - 1 (of a beam search: the prompt). The cache
-        is allocated at once, for B requests of that length.
+        is allocated at once, for B requests of that length. None: `loading.requests.usual_length`.
     cache: "slots", or "paged": blocks of `block_size` tokens (16), for `cache_tokens` in all. With
         prefix_caching, requests that begin alike share them (paged/).
     device: "auto" is cuda, else cpu. dtype: "auto" is bfloat16; without it, float16 or float32.
@@ -123,6 +123,9 @@ class LLM:
             here = f"needs {what}, and this is {self.device}"
             raise UserError(f"cuda_graphs 'on' {here}; choose auto or off")
         self.config, self.directory = find_model(model)
+        whole = self._own_layers is range  # stages of a pipeline must agree, on the model's length
+        if max_length is None and whole and not (self.blocks and cache_tokens):
+            max_length = default_length(self.config, max_batch_size, self.dtype, self.device)
         self.max_length = choose_length(self.config, max_length)
         self.attention = "sdpa" if attention == "auto" else attention
         if fast:
@@ -143,8 +146,7 @@ class LLM:
             measure = attention == "auto" and must_measure(self.device)
             made = speed_up(self.model, self.cache, self.attention, measure)
             self.attention, self.attend, self.surroundings = made
-            whole = self._own_layers is range  # a stage of a pipeline has iterations of its own
-            when = cuda_graphs if whole else "off"
+            when = cuda_graphs if whole else "off"  # a stage has iterations of its own
             self.graphs = graphs_for(self.model, self.cache, when, self.attention)
         else:
             self.attend, self.surroundings = PLAIN[self.attention], nullcontext

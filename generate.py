@@ -20,7 +20,9 @@ from command.flags import LAYOUTS, Flag, Parser
 from configs import MODELS
 from engine import LLM, BeamSearchParams, SamplingParams, StreamedToken
 from loading.files import for_text
+from loading.load import find_model
 from loading.policyfile import load_files, warn_if_crowded
+from loading.tokenizer import load_tokenizer
 from pictures import perfetto
 from pipeline.policies import policy_names
 from scheduler import make_scheduler
@@ -40,7 +42,7 @@ FLAGS = {
     "chunk_size": Flag(default=64),
     "max_batch_size": Flag(default=8),
     "max_length": Flag("most tokens of prompt and output; with --beams, of the prompt",
-                       shown="the model's"),
+                       shown="what the prompts need"),
     "max_tokens": Flag("output tokens at most", 64),
     "temperature": Flag(default=0),
     "top_k": Flag(default=0),
@@ -103,6 +105,17 @@ def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
     if not prompts:
         raise UserError("no prompt: give one on the command line, or a file with --file")
     return prompts
+
+
+def longest(args: argparse.Namespace, prompts: Sequence[str]) -> int | None:
+    """Tokens that a request takes at most, if the model allows so many. None: not known here."""
+    config, directory = find_model(args.model)
+    if (tokenizer := load_tokenizer(directory)) is None:
+        return None
+    texts = [text.encode(errors="replace").decode() for text in prompts]  # `LLM` refuses others
+    output = 0 if args.beams else args.max_tokens - 1  # the last one is not fed back
+    most = max(len(tokenizer.encode(text)) for text in texts) + output
+    return max(1, min(most, config.window or config.max_length, config.max_length))
 
 
 def stream_one(llm: LLM, prompt: str, params: SamplingParams) -> list[str]:
@@ -199,7 +212,7 @@ def main() -> None:
         policy=args.policy,
         chunk_size=args.chunk_size,
         max_batch_size=args.max_batch_size,
-        max_length=args.max_length,
+        max_length=longest(args, prompts) if args.max_length is None else args.max_length,
         cache="slots" if beams or args.cache is None else args.cache,
         block_size=args.block_size,
         prefix_caching=args.prefix_caching,

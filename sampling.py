@@ -1,9 +1,9 @@
 """From rows of logits to tokens: greedy, or drawn with each request's own seeded generator.
 
-The tokens lie on a line in the order of their ids. A token's share of the line is as long as it is
-likely, and one random number hits one share. Shares are whole numbers: no order changes their sums.
-So a draw does not depend on the other requests. Apart from rounding, a seed gives the same text
-under every policy.
+Tokens lie on a line in the order of their ids. Each has a share of it, as large as it is likely. A
+random number hits one. Shares are whole numbers: no order changes their sums. So a draw
+does not depend on the other requests. Apart from rounding, a seed gives the same text under every
+policy.
 """
 
 import math
@@ -15,8 +15,6 @@ from torch import Tensor
 
 from batch import BROKEN
 from command import checks
-
-TOGETHER = 32  # rows that a GPU draws at once, at most: they need memory
 
 
 @dataclass(frozen=True)
@@ -68,11 +66,8 @@ def sample(logits: Tensor, samplers: list[Sampler | None]) -> list[int]:
     """A token id, or BROKEN, for each row of logits (S, vocab). Without a sampler it is greedy."""
     highest, tokens = logits.max(dim=-1)  # (S,) each; NaN is the highest of all
     drawn = [row for row, sampler in enumerate(samplers) if sampler is not None]
-    together = 1 if logits.device.type == "cpu" else TOGETHER  # one row stays in a CPU's cache
-    for start in range(0, len(drawn), together):
-        rows = drawn[start : start + together]
-        own = torch.stack([logits[row] for row in rows])
-        tokens[rows] = draw(own, [samplers[row] for row in rows])
+    if drawn:
+        tokens[drawn] = draw(logits[drawn], [samplers[row] for row in drawn])
     return tokens.where(highest.isfinite(), BROKEN).tolist()
 
 
@@ -92,8 +87,7 @@ def draw(logits: Tensor, samplers: list[Sampler]) -> Tensor:
 
 def least_share(shares: Tensor, k: Tensor, p: Tensor) -> Tensor:
     """The smallest of the shares (n, vocab) that top-k and top-p keep. All others are (n, 1)."""
-    on_cpu, last = shares.device.type == "cpu", shares.shape[-1] - 1
-    # on a CPU, numpy sorts 20 times as fast
+    on_cpu, last = shares.device.type == "cpu", shares.shape[-1] - 1  # there numpy is 20 x as fast
     ordered = torch.from_numpy(np.sort(shares.numpy())) if on_cpu else shares.sort().values
     ends = ordered.long().cumsum(dim=-1)
     kth = ordered.gather(1, (last + 1 - k).clamp(min=0).long())

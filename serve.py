@@ -45,7 +45,7 @@ FLAGS = {
     "policy_file": Flag(repeated=True),
     "chunk_size": Flag(default=256),
     "max_batch_size": Flag(shown="8; with --gpu, what fits its memory"),
-    "max_length": Flag(shown="the model's; with --gpu, 8192 at most"),
+    "max_length": Flag(shown="the model's, 8192 at most, and what fits"),
     "gpu": Flag(f"priced: GPU of the cost model, one of {', '.join(GPUS)}"),
     "tp": Flag("priced: GPUs that share each layer", 1),
     "host": Flag(default="127.0.0.1"),

@@ -12,8 +12,29 @@ import torch
 
 from command.checks import UserError, did_you_mean, shown
 from configs import ModelConfig
+from loading.requests import usual_length
 from paged.blocks import BlockMemory
-from sampling import TOGETHER
+
+
+def default_length(
+    config: ModelConfig, slots: int, dtype: torch.dtype, device: torch.device
+) -> int:
+    """`usual_length` here. If it is less than the model allows, a line says so.
+
+    The same on each start: all the memory of the machine or of the GPU counts, free or not.
+    """
+    on_cpu = device.type == "cpu"
+    memory = memory_of(device) if on_cpu else torch.cuda.mem_get_info(device)[1]
+    length = usual_length(config, slots, dtype.itemsize, memory)
+    check_memory(config, slots, length, dtype, device)  # the line comes only if it runs
+    if length < config.max_length:
+        cache = slots * length * config.kv_bytes_per_token(dtype.itemsize) / 1e9
+        print(
+            f"{config.name}: max_length is {length} tokens, of {config.max_length}, and the cache"
+            f" takes {cache:.1f} GB; give max_length to change it",
+            file=sys.stderr,
+        )
+    return length
 
 
 def check_memory(
@@ -35,22 +56,30 @@ def check_memory(
         return
     if device.type == "cuda":  # free memory does not include what we hold
         memory += held
-    weights = config.parameters * dtype.itemsize
-    tables = len(config.rotary_bases) * length * config.head_dim  # cosines and sines
-    weights += tables * dtype.itemsize
+
+    def parts(length: int, tokens: int) -> tuple[int, int, int]:  # weights and tables, cache, room
+        rotary = len(config.rotary_bases) * length * config.head_dim  # cosines and sines
+        cache = tokens * config.kv_bytes_per_token(dtype.itemsize)
+        room = 0
+        if device.type == "cuda":
+            room = LOADED + batch_bytes(config, slots, length, dtype.itemsize)
+        return (config.parameters + rotary) * dtype.itemsize, cache, room
+
     tokens = blocks.capacity if blocks else slots * length
-    parts = blocks or f"{slots} slots of {length} tokens"
-    cache = tokens * config.kv_bytes_per_token(dtype.itemsize)
-    room, also = 0, ""
-    if device.type == "cuda":
-        room = LOADED + batch_bytes(config, slots, length, dtype.itemsize)
-        also = f" and {room / 1e9:.1f} GB for a batch and PyTorch's kernels"
-    if weights + cache + room > memory:
-        raise UserError(
-            f"{config.name} needs {weights / 1e9:.1f} GB of weights and {cache / 1e9:.1f} GB of"
-            f" cache ({parts}){also}, but {device} has {memory / 1e9:.1f} GB: choose a smaller"
-            f" model, max_batch_size{', cache_tokens' if blocks else ''} or max_length"
-        )
+    weights, cache, room = parts(length, tokens)
+    if (need := weights + cache + room) <= memory:
+        return
+    name, asked, least = "max_length", length, sum(parts(0, 0))
+    if blocks:
+        name, asked, least = "cache_tokens", tokens, sum(parts(length, 0))
+    fits = int(asked * (memory - least) / (need - least))
+    also = f" and {room / 1e9:.1f} GB for a batch and PyTorch's kernels" if room else ""
+    raise UserError(
+        f"{config.name} needs {weights / 1e9:.1f} GB of weights and {cache / 1e9:.1f} GB of cache"
+        f" ({blocks or f'{slots} slots of {length} tokens'}){also}, but {device} has"
+        f" {memory / 1e9:.1f} GB: {f'give {name} {fits} at most, or ' if fits > 0 else ''}choose a"
+        " smaller model or max_batch_size"
+    )
 
 
 # Bytes on a GPU that come once it computes. Asking for its free memory makes the CUDA context, so
@@ -70,7 +99,7 @@ def batch_bytes(config: ModelConfig, slots: int, length: int, itemsize: int) -> 
 
     - the FFN: its first product, the activation, and gate * up; q, k, v and y are still there;
     - attention: y three times, and a copy of the keys and values of all slots that decode;
-    - sampling: what `draw` makes of its rows.
+    - sampling: what `draw` makes of all rows.
 
     """
     rows, y = length + slots - 1, config.n_head * config.head_dim
@@ -81,7 +110,7 @@ def batch_bytes(config: ModelConfig, slots: int, length: int, itemsize: int) -> 
     attention = rows * (kept + 2 * y) + copied
     numbers = 24 * slots * length  # bytes: masks, and the places that are copied
     logits = slots * config.vocab_size * itemsize
-    drawn = 40 * min(slots, TOGETHER) * config.vocab_size  # bytes: a sort needs most
+    drawn = 40 * slots * config.vocab_size  # bytes: a sort needs most
     return max(ffn * itemsize, attention * itemsize, drawn) + numbers + logits
 
 

@@ -9,6 +9,25 @@ from command.checks import MOST_SEED, UserError, check_whole, shown
 from configs import ModelConfig
 from paged.prompts import stated
 
+USUAL_LENGTH = 8192  # tokens of a request, at most, if nobody asks for more
+LEAST_LENGTH = 256  # tokens: what does not fit even so is refused
+
+
+def usual_length(model: ModelConfig, slots: int, itemsize: int, memory: int | None) -> int:
+    """How many tokens a request may have, if nobody says it.
+
+    What the model allows, and 8192 at most; halved until the cache of `slots` requests takes at
+    most half of what the weights leave of `memory` bytes (None: unknown).
+    """
+    length = min(model.max_length, USUAL_LENGTH)
+    if model.window and not model.narrow:  # longer texts are refused
+        length = min(length, model.window)
+    left = None if memory is None else memory - model.parameters * itemsize
+    each = slots * model.kv_bytes_per_token(itemsize)
+    while left is not None and 2 * length * each > left and length >= 2 * LEAST_LENGTH:
+        length //= 2
+    return length
+
 
 def listed(requests: Iterable[Request]) -> list[Request]:
     """The requests as a list, or a UserError if something else is among them."""

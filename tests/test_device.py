@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,10 +11,11 @@ import torch
 
 from attention import sdpa
 from command.checks import UserError
-from configs import MODELS
+from configs import MODELS, ModelConfig
 from executor import synchronized_clock
 from loading import device as devices
-from loading.device import check_memory, choose_device, why_unseen
+from loading.device import check_memory, choose_device, default_length, why_unseen
+from loading.requests import usual_length
 from tests.fake_cuda import LINUX, fake_cuda
 
 CUDA = torch.device("cuda")
@@ -136,6 +138,52 @@ def test_the_clock_waits_for_our_stream_alone(monkeypatch: pytest.MonkeyPatch) -
     for device in (torch.device("cuda:1"), torch.device("cpu")):
         assert synchronized_clock(device) <= synchronized_clock(torch.device("cpu"))
     assert waited == [torch.device("cuda:1"), "ours"]
+
+
+QWEN = ModelConfig(  # 3-0.6B: 1.2 GB of weights in bfloat16, and 0.11 MB of cache for a token
+    "q", 28, 16, 1024, 3072, 151936, 40960, n_kv_head=8, head_dim=128, tied=True
+)
+
+
+@pytest.mark.parametrize(
+    ("memory", "slots", "itemsize", "length"),
+    [(8, 8, 2, 2048), (8, 1, 2, 8192), (8, 8, 4, 1024), (16, 8, 2, 4096), (17, 8, 2, 8192),
+     (900, 8, 2, 8192), (1, 8, 2, 256), (None, 8, 2, 8192)],
+)  # fmt: skip
+def test_the_usual_length(memory: int | None, slots: int, itemsize: int, length: int) -> None:
+    """By hand, in GB. The least is for weights that do not fit: then the refusal says so."""
+    memory = memory and memory * 10**9
+    assert usual_length(QWEN, slots, itemsize, memory) == length
+    assert usual_length(replace(QWEN, window=300), slots, itemsize, memory) <= 300
+    assert usual_length(MODELS["demo"], slots, itemsize, 10**10) == MODELS["demo"].max_length
+
+
+def test_what_nobody_asks_for_fits_and_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """On a GPU by all of its memory, whatever is free; a refusal names a length that fits."""
+    monkeypatch.setattr(devices, "memory_of", lambda _: 8 * 10**9)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (0, 17 * 10**9))
+    assert default_length(QWEN, 8, torch.bfloat16, torch.device("cpu")) == 2048
+    said = capsys.readouterr().err
+    assert said.startswith("q: max_length is 2048 tokens, of 40960, and the cache takes 1.9 GB")
+    assert said.count("\n") == 1
+    for device, shape, begin in (
+        (torch.device("cpu"), QWEN, 8192),
+        (CUDA, QWEN, 8192),
+        (CUDA, QWEN, 40960),
+    ):
+        with pytest.raises(UserError, match=r"give max_length \d+ at most") as refusal:
+            check_memory(shape, 8, begin, torch.bfloat16, device)
+        fits = int(str(refusal.value).split("max_length ")[1].split()[0])
+        check_memory(shape, 8, fits, torch.bfloat16, device)
+        assert fits > 6300
+        with pytest.raises(UserError):
+            check_memory(shape, 8, fits + 400, torch.bfloat16, device)
+    monkeypatch.setattr(devices, "memory_of", lambda _: 17 * 10**9)
+    assert default_length(QWEN, 8, torch.bfloat16, CUDA) == 8192
+    assert default_length(MODELS["demo"], 8, torch.bfloat16, torch.device("cpu")) == 1024
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 @LINUX

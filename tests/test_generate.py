@@ -32,6 +32,23 @@ def test_streams_text_and_ends_with_a_table() -> None:
         assert line in table, table
 
 
+def test_the_cache_takes_what_the_prompts_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is longer than the model allows is refused as ever."""
+    made: list[LLM] = []
+
+    def make(*names: object, **options: object) -> LLM:
+        made.append(LLM(*names, **options))
+        return made[-1]
+
+    monkeypatch.setattr(generate, "LLM", make)
+    texts = "def open(", 50 * "a new list "
+    assert call(generate, *texts, "--max-tokens", 5).returncode == 0
+    longest = max(len(made[0].tokenizer.encode(text)) for text in texts)
+    assert made[0].max_length == made[0].cache.length == longest + 4
+    assert call(generate, *texts, "--max-tokens", 5, "--beams", 2).returncode == 0
+    assert made[1].max_length == longest
+
+
 def test_an_interrupt_ends_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in mid-word: a shell's prompt comes on a line of its own."""
 

@@ -10,13 +10,12 @@ from batch import Batch, Request
 from command.checks import UserError, check_whole
 from configs.constants import SINCE
 from costmodel import CostModel, requests_that_fit
-from loading.requests import check_requests, refuse_beams
+from loading.requests import USUAL_LENGTH, check_requests, refuse_beams
 from loop import Result
 from scheduler import Scheduler, make_scheduler
 from simulate import CostExecutor, make_cost_model
 
 MOST_SLOTS = 256  # B, where more requests would fit
-USUAL_LENGTH = 8192  # tokens of one request, where the model allows more
 
 
 class Clock:
