@@ -73,6 +73,15 @@ def test_each_caption_has_a_script_and_results() -> None:
         assert (RESULTS / f"{name}.csv").exists(), name
 
 
+def test_each_script_has_a_row() -> None:
+    """In the table of docs/results.md."""
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    rows = "".join(re.findall(r"^\| `.*", text, re.MULTILINE))
+    every = (ROOT / "experiments").glob("*.py")
+    names = [path.name for path in every if "__main__" in path.read_text(encoding="utf-8")]
+    assert [name for name in names if f"`{name}" not in rows] == []
+
+
 def test_each_result_is_shown() -> None:
     """Where its script is gone, a document names the file beside the numbers."""
     documents = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
