@@ -1,9 +1,8 @@
 """From rows of logits to tokens: greedy, or drawn with each request's own seeded generator.
 
 Tokens lie on a line in the order of their ids. Each has a share of it, as large as it is likely. A
-random number hits one. Shares are whole numbers: no order changes their sums. So a draw
-does not depend on the other requests. Apart from rounding, a seed gives the same text under every
-policy.
+random number hits one. Shares are whole numbers: no order changes their sums. So a draw does not
+depend on the other requests. Apart from rounding, a seed gives the same text under every policy.
 """
 
 import math

@@ -142,7 +142,7 @@ ROWS: list[dict] = [
         source="BLOOM, Hugging Face config (its positions are ALiBi's: no table, 0.02 % less)",
     ),
     row(
-        name="gpt2", n_layer=12, n_head=12, hidden=768, intermediate=3072,
+        name="gpt2-124m", n_layer=12, n_head=12, hidden=768, intermediate=3072,
         vocab_size=50257, max_length=1024, flavour="gpt2", tied=True,
         source="openai-community/gpt2, Hugging Face config",
     ),

@@ -288,10 +288,9 @@ def lengths(_: str) -> str:
     rows = [["model", "allows", *[f"{memory} GB" for memory in memories]]]
     rows.append(["---"] * len(rows[0]))
     for name, (layers, heads, kv, head, hidden, ffn, vocabulary, most, tied) in SMALL.items():
-        shape = ModelConfig(
-            name, layers, heads, hidden, ffn, vocabulary, most, kv, head, tied=tied,
-            flavour="gpt2" if "gpt2" in name else "llama",
-        )  # fmt: skip
+        kind = {"tied": tied, "flavour": "gpt2" if "gpt2" in name else "llama"}
+        sizes = layers, heads, hidden, ffn, vocabulary, most, kv, head
+        shape = ModelConfig(name, *sizes, **kind)
         cells = []
         for memory in memories:
             here = int(0.97 * memory * 2**30)

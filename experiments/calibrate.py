@@ -4,7 +4,7 @@
         the laptop model on this machine's best device: two minutes
     python experiments/calibrate.py --seconds 30
         in half a minute, after loading the model: with fewer points, and it says which are left out
-    python experiments/calibrate.py --model gpt2 --dtype float32
+    python experiments/calibrate.py --model gpt2-124m --dtype float32
         another model: a calibration is of one model, device and dtype
 
 The GPUs of the papers are predicted from a few constants (costmodel.py). A CPU does not follow so

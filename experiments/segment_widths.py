@@ -11,7 +11,7 @@ The paper states ranges over its four models. So the smallest and the largest ga
 them. At BW = 1 its range is of both tokens together. Its "up to 7x" does not say of what: here it
 stands beside the next token's largest gain at BW = 4.
 
-What is measured: prompts of 512, a response of 32, three engines, --model (laptop) and gpt2.
+What is measured: prompts of 512, a response of 32, three engines, --model (laptop) and gpt2-124m.
 """
 
 import enter  # noqa: F401
@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # predicting needs no torch
 
 PROMPT, RESPONSE = 1024, 128  # predicted
 WIDTHS = (1, 4)
-SECOND = "gpt2"  # 124 M parameters; measured beside --model
+SECOND = "gpt2-124m"  # 124 M parameters; measured beside --model
 ENGINE = segment.PricedBeams("llama2-13b")
 # what the paper states of its models: of which width and tokens, the smallest or the largest gain
 STATED = {

@@ -17,6 +17,11 @@ from configs import MODELS
 DEMO = Path(__file__).resolve().parents[1] / "demo"  # the model that ships with the project
 # the models that have a tokenizer
 FOR_TEXT = "demo, a Hugging Face directory, or a hub id such as Qwen/Qwen2.5-0.5B"
+HUB_IDS = {  # of names without an owner, as people type them
+    "distilgpt2": "distilbert/distilgpt2",
+    "gpt2": "openai-community/gpt2",
+    "gpt2-medium": "openai-community/gpt2-medium",
+}
 HUB_FILES = (
     "config.json",
     "generation_config.json",
@@ -54,6 +59,7 @@ def find(model: str) -> Path | None:
         return path
     if is_there and path.name == "ckpt.pt":  # nanoGPT's
         return path.parent
+    model = HUB_IDS.get(model, model)
     if is_there:
         raise UserError(f"{model} is a file; give the directory that holds it and its config.json")
     if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model):

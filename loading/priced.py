@@ -10,6 +10,7 @@ from pathlib import Path
 from command.checks import UserError, did_you_mean, shown
 from configs import MODELS, ModelConfig
 from loading.config_json import load_config
+from loading.files import HUB_IDS
 
 LONGEST_HEADER, PIECE = 10**8, 2**20  # bytes: of a safetensors file; that are compared at once
 
@@ -28,7 +29,7 @@ def priced_model(model: str | ModelConfig, weights: str | None = None) -> ModelC
         return model
     if isinstance(model, str) and model in MODELS:
         return MODELS[model]
-    if isinstance(model, str) and (folder := folder_of(model)):
+    if isinstance(model, str) and (folder := folder_of(HUB_IDS.get(model, model))):
         config = load_config(folder, Path(model).name, priced=True)
         return replace(config, tied=config.tied and not has_own_head(folder))
     raise UserError(

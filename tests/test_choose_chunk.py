@@ -115,7 +115,7 @@ def test_software_brings_its_own_efficiency(tmp_path):
 
 def test_a_gpu_of_today_has_todays_software(tmp_path):
     flags = ["--quick", "--gpu", "h100", "--max-batch-size", 8, "--max-length", 256]
-    said = ran(choose_chunk, *flags, "--model", "gpt2", "--out", tmp_path)
+    said = ran(choose_chunk, *flags, "--model", "gpt2-124m", "--out", tmp_path)
     assert "constants of vllm\n" in said and "A guess" not in said
 
 

@@ -145,17 +145,14 @@ QWEN = ModelConfig(  # 3-0.6B: 1.2 GB of weights in bfloat16, and 0.11 MB of cac
 )
 
 
-@pytest.mark.parametrize(
-    ("memory", "slots", "itemsize", "length"),
-    [(8, 8, 2, 2048), (8, 1, 2, 8192), (8, 8, 4, 1024), (16, 8, 2, 4096), (17, 8, 2, 8192),
-     (900, 8, 2, 8192), (1, 8, 2, 256), (None, 8, 2, 8192)],
-)  # fmt: skip
-def test_the_usual_length(memory: int | None, slots: int, itemsize: int, length: int) -> None:
-    """By hand, in GB. The least is for weights that do not fit: then the refusal says so."""
-    memory = memory and memory * 10**9
-    assert usual_length(QWEN, slots, itemsize, memory) == length
-    assert usual_length(replace(QWEN, window=300), slots, itemsize, memory) <= 300
-    assert usual_length(MODELS["demo"], slots, itemsize, 10**10) == MODELS["demo"].max_length
+def test_the_usual_length() -> None:
+    """By hand. The least is for weights that do not fit: then the refusal says so."""
+    found = [usual_length(QWEN, 8, 2, memory * 10**9) for memory in (1, 8, 16, 17, 900)]
+    assert found == [256, 2048, 4096, 8192, 8192]
+    assert usual_length(QWEN, 1, 2, 8 * 10**9) == usual_length(QWEN, 8, 2, None) == 8192
+    assert usual_length(QWEN, 8, 4, 8 * 10**9) == 1024
+    assert usual_length(replace(QWEN, window=300), 8, 2, 8 * 10**9) == 300
+    assert usual_length(MODELS["demo"], 8, 2, 10**10) == MODELS["demo"].max_length
 
 
 def test_what_nobody_asks_for_fits_and_is_said(

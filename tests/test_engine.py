@@ -126,9 +126,17 @@ def llm(small: str) -> LLM:
 
 
 HOW = [  # temperature, top_k, top_p
-    (1.0, 0, 1.0), (0.3, 0, 1.0), (2.5, 0, 0.999999), (1.0, 7, 1.0), (1.0, 1, 1.0), (0.7, 12, 0.8),
-    (1.0, 0, 0.5), (1.3, 0, 0.95), (1e-310, 0, 1.0), (1e6, 99_999, 1e-9),
-]  # fmt: skip
+    (1.0, 0, 1.0),
+    (0.3, 0, 1.0),
+    (2.5, 0, 0.999999),
+    (1.0, 7, 1.0),
+    (1.0, 1, 1.0),
+    (0.7, 12, 0.8),
+    (1.0, 0, 0.5),
+    (1.3, 0, 0.95),
+    (1e-310, 0, 1.0),
+    (1e6, 99_999, 1e-9),
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -188,12 +196,15 @@ def test_the_ends_of_the_line_and_what_is_as_likely(monkeypatch: pytest.MonkeyPa
             patch.setattr(torch, "rand", lambda *_, exact=exact, **__: exact)
             assert sample(some, [Sampler(SamplingParams(temperature=1.0), 0)]) == [token]
     tied = torch.tensor([[1.0, 0.0, 2.0, 1.0, 1.0, 0.0]])
-    for top_k, top_p, kept in (
-        (1, 1.0, {2}), (2, 1.0, {0, 2, 3, 4}), (5, 1.0, set(range(6))), (0, 0.4, {2}),
-        (0, 0.6, {0, 2, 3, 4}), (0, math.nextafter(1, 0), set(range(6))), (2, 0.6, {0, 2, 3, 4}),
-    ):  # fmt: skip
-        sampler = Sampler(SamplingParams(9, 1.0, top_k, top_p), 0)
-        assert {sample(tied, [sampler])[0] for _ in range(400)} == kept
+    all_in = math.nextafter(1, 0)
+    for kept, how in (
+        ([2], [(1, 1.0), (0, 0.4)]),
+        ([0, 2, 3, 4], [(2, 1.0), (0, 0.6), (2, 0.6)]),
+        ([0, 1, 2, 3, 4, 5], [(5, 1.0), (0, all_in)]),
+    ):
+        for top_k, top_p in how:
+            sampler = Sampler(SamplingParams(9, 1.0, top_k, top_p), 0)
+            assert sorted({sample(tied, [sampler])[0] for _ in range(400)}) == kept
 
 
 def gathered(tokens: list[StreamedToken], count: int) -> list[list[int]]:

@@ -9,6 +9,7 @@ from huggingface_hub import constants, errors, utils
 
 from command.checks import UserError
 from engine import LLM
+from loading import files
 from loading.files import DEMO, HUB_FILES, find
 
 ID = "somebody/some-model-0.5B"
@@ -34,6 +35,10 @@ def test_a_name_a_directory_or_the_demo(tmp_path: Path, monkeypatch: pytest.Monk
     Path(ID).mkdir(parents=True)
     assert find("demo") == DEMO and find("laptop") is None and find(str(tmp_path)) == tmp_path
     assert find(ID) == Path(ID), "a directory goes before the hub"
+    monkeypatch.setattr(files, "_download", Path)
+    assert find("gpt2") == Path("openai-community/gpt2") and find("gpt2-124m") is None
+    Path("gpt2").mkdir()
+    assert find("gpt2") == Path("gpt2")
 
 
 def test_a_hub_id_offline(offline: Path) -> None:

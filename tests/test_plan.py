@@ -275,7 +275,7 @@ def test_the_climb_ends_at_the_best(rates: dict[int, float]) -> None:
 @pytest.mark.parametrize("output", [1, 4])
 def test_no_capacity_is_above_the_throughput(policy: str, output: int) -> None:
     """Requests so short that a second of them says nothing of a queue of 2 s."""
-    of = Replica(CostModel(MODELS["gpt2"], GPUS["h100"], software="vllm"), 1000, 10**8)
+    of = Replica(CostModel(MODELS["gpt2-124m"], GPUS["h100"], software="vllm"), 1000, 10**8)
     traffic = Traffic.of("short", make_requests(poisson(512, 1.0), Fixed(16), Fixed(output)))
     most = throughput(of, traffic.sample(8192), policy, 512)
     found = find_capacity(of, traffic, SLO, policy, 512, EXACT)
@@ -676,7 +676,9 @@ def test_memory_is_the_cards(capsys: pytest.CaptureFixture) -> None:
     said = capsys.readouterr().out
     assert "memory     5000 tokens of cache: 45 requests" in said
     assert "host       none: not counted\n" in said
-    older = plan.cost_of(plan.read_options([*flags, "--software", "sarathi"]), MODELS["gpt2"], 1)
+    older = plan.cost_of(
+        plan.read_options([*flags, "--software", "sarathi"]), MODELS["gpt2-124m"], 1
+    )
     assert older.host is HOSTS["none"], "nothing is known"
     spec = plan.read_options(["--gpu-spec", "80,989,3350"])
     assert plan.gpu_of(spec)[0].card == 0, "the memory that is given counts"
