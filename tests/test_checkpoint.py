@@ -4,7 +4,6 @@ is refused. See test_families.py for the families against transformers.
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -13,17 +12,13 @@ from safetensors.torch import load_file, save_file
 from test_families import GPT2, ROTARY, assert_same_logits, oracle, ours
 
 from command.checks import UserError
-from configs import ModelConfig
 from engine import LLM
 from loading.checkpoint import load_config, load_weights, save, weights_of
 from loading.config_json import ALIASES, FIELDS
 from loading.load import new_model, random_weights
 from loading.priced import priced_model
 from model import Transformer
-from tests import warm
 from tests.conftest import TINY, tiny_model
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -172,38 +167,6 @@ def test_a_stage_of_a_pipeline_reads_what_it_has(saved):
         for part in (first, last):
             assert all(torch.equal(weight, whole[name]) for name, weight in part.items())
         assert "embed.weight" in first and "norm.weight" not in first and "norm.weight" in last
-
-
-MEASURE = """
-import re, sys
-from engine import LLM
-
-def peak(reset=False):
-    if reset:
-        open("/proc/self/clear_refs", "w").write("5")  # from now on
-    return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
-
-before = peak(reset=True)
-llm = LLM(sys.argv[1], dtype="float32", device="cpu", max_length=8, max_batch_size=1)
-print(peak() - before)
-"""
-
-
-@pytest.mark.skipif(
-    not os.access("/proc/self/clear_refs", os.W_OK),
-    reason="only Linux tells the peak of a process's memory",
-)
-@pytest.mark.slow
-def test_loading_takes_the_memory_of_the_weights_and_of_one_tensor(tmp_path):
-    """Resident memory, which pages of a mapped file count to: a file that stayed mapped would add
-    the weights once more, and so would plain weights that stay beside the packed ones.
-    """
-    config = ModelConfig("middle", 8, 8, 768, 2048, 8192, 64)
-    save(new_model(config, torch.float32, torch.device("cpu")), tmp_path, torch.float32)
-    done = warm.fresh("-c", MEASURE, tmp_path)
-    assert done.returncode == 0, done.stderr
-    weights, largest = 4 * config.parameters, 4 * config.vocab_size * config.hidden
-    assert weights < int(done.stdout) < 1.2 * weights + largest
 
 
 # -------------------------------------------------------------------------------------- round trips

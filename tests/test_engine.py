@@ -9,14 +9,12 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
 from conftest import TINY, one_at_a_time, run_loop, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from warm import fresh
 
 from attention import FlatBatch, Span
 from batch import BROKEN, Batch, Request
@@ -307,32 +305,6 @@ def test_a_small_model_takes_one_thread_and_gives_it_back(llm: LLM) -> None:
         torch.set_num_threads(before)
 
 
-THREADS = """
-import os, torch
-from fast.process import end_threads
-
-def count():
-    return len(os.listdir("/proc/self/task"))
-
-torch.set_num_threads(2)
-before = count()
-torch.ones(10**6).add_(1)
-print(count() - before)
-end_threads()
-print(count() - before)
-from engine import LLM
-LLM("demo", device="cpu")
-print(count() - before)
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="Linux tells a process's threads")
-def test_loading_leaves_no_threads_of_openmp() -> None:
-    """With those of the thread that runs the model, they would be more than the cores."""
-    done = fresh("-c", THREADS, check=True)
-    assert done.stdout.split() == ["1", "0", "0"]
-
-
 def test_a_stream_that_was_never_asked(llm: LLM) -> None:
     """It has joined nobody, and is in nobody's way."""
     unread = llm.stream(PROMPTS, SamplingParams(max_tokens=5))
@@ -583,25 +555,6 @@ def test_preemption_and_sampling_on_cuda(small: str) -> None:
                 PROMPTS[:6], params, arrival_times=[0.002 * i for i in range(6)]
             )
         ] == expected, policy
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux' /proc")
-@pytest.mark.slow
-def test_memory_does_not_grow(small: str) -> None:
-    """2,000 iterations with requests coming and going: resident memory stays within 2 %."""
-
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1])  # pages
-
-    llm = LLM(small, max_batch_size=4, chunk_size=8, dtype="float32", device="cpu")
-    prompts = [[(i + j) % 97 for j in range(1 + 7 * i % 23)] for i in range(1100)]
-    outputs = [SamplingParams(max_tokens=1 + 5 * i % 13) for i in range(1100)]
-    before = None
-    for _ in llm.stream(prompts, outputs):
-        if before is None and len(llm.trace.iterations) == 200:
-            before = resident()
-    assert len(llm.trace.iterations) >= 2200
-    assert resident() < 1.02 * before
 
 
 def test_rotary_tables_are_as_long_as_the_longest_sequence(

@@ -6,16 +6,14 @@ import multiprocessing
 import os
 import re
 import runpy
-import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 from test_readme import DOCUMENTS
-from watch import PATIENCE, alive, children_of, descendants_of, wait_for
+from watch import PATIENCE
 
 from beam.request import CACHES
 from command import cli, flags
@@ -276,50 +274,6 @@ def test_the_environment_of_another_clone_lends_no_module(way: str, tmp_path: Pa
 # ------------------------------------------------------------------------------------------- Ctrl-C
 
 
-def first_workers(process: warm.Command) -> list[int]:
-    """Those that are there as soon as any is.
-
-    What a library starts as it is imported is none: a Ctrl-C then ends the command at once.
-    """
-    found: list[int] = []
-
-    def there() -> bool:
-        if process.poll() is None and (children := children_of(process.pid)):
-            found[:] = children
-        return bool(found) or process.poll() is not None
-
-    wait_for(there)
-    assert found, "no worker"
-    return found
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
-@pytest.mark.parametrize("seconds", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
-def test_an_interrupt_ends_a_command_and_its_workers(seconds: float, tmp_path: Path) -> None:
-    """A Ctrl-C goes to all processes of a terminal: `seconds` after the first worker is there."""
-    path, words = ROOT / "experiments" / "serve_pipelines.py", ["--requests", "4000"]
-    process = warm.start(path, *words, "--out", str(tmp_path), start_new_session=True)
-    try:
-        workers = first_workers(process)
-        time.sleep(seconds)
-        workers = children_of(process.pid) or workers
-        os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=PATIENCE)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
-    assert process.returncode == 130 and errors == ""
-    wait_for(lambda: not any(alive(worker) for worker in workers))
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
-def test_no_worker_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
-    script = ROOT / "experiments" / "serve_pipelines.py"
-    with warm.start(script, "--requests", "4000", "--out", tmp_path) as process:
-        workers = first_workers(process)
-        process.kill()
-    wait_for(lambda: not any(alive(worker) for worker in workers))
-
-
 # How the pool starts its processes; what is called, and with which values.
 POOL = """
 import multiprocessing, signal, sys, time
@@ -328,8 +282,6 @@ from experiments.lib.common import run_jobs
 multiprocessing.set_start_method(sys.argv[1])
 run_main(lambda: print(run_jobs(eval(sys.argv[2]), eval(sys.argv[3]), 2)))
 """
-# A pool of two, started by each method: all its processes, helpers of multiprocessing included.
-STARTED = {"fork": 2, "spawn": 3, "forkserver": 4}
 
 
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
@@ -337,18 +289,6 @@ def test_workers_know_who_they_work_for(method: str) -> None:
     """Their parent may be a server of multiprocessing, as it is on Linux since Python 3.14."""
     said = warm.start("-c", POOL, method, "abs", "(-3, 4)").communicate(timeout=PATIENCE)
     assert said == ("{-3: 3, 4: 4}\n", "")
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
-@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
-def test_workers_end_with_the_main_process(method: str) -> None:
-    """Even where another process has started them."""
-    with warm.start("-c", POOL, method, "time.sleep", "(1000, 1001)") as process:
-        wait_for(lambda: len(descendants_of(process.pid)) == STARTED[method])
-        workers = descendants_of(process.pid)
-        process.kill()
-        process.communicate(timeout=PATIENCE)  # the workers hold its pipes open
-    wait_for(lambda: not any(alive(worker) for worker in workers))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")

@@ -227,30 +227,6 @@ def test_a_chunk_that_is_left_out_is_missed() -> None:
     assert not memory.block_of and memory.free == [0, 1, 2, 3] and not memory.taken
 
 
-class Interrupted(dict):
-    """Its first `pop` is interrupted."""
-
-    left = 1
-
-    def pop(self, *key: object) -> bytes:
-        self.left -= 1
-        if not self.left:
-            raise KeyboardInterrupt
-        return super().pop(*key)
-
-
-def test_an_interrupt_while_a_chunk_is_taken_back_leaves_no_hit() -> None:
-    scheduler = Drops(4, 64)
-    scheduler.memory = memory = BlockMemory(80, 4, prefix_caching=True)
-    for i in range(3):
-        scheduler.add(Request(i, range(100 * (i % 2), 100 * (i % 2) + 11), max_tokens=2))
-    scheduler.which, memory.key_of = 1, Interrupted()
-    with pytest.raises(KeyboardInterrupt):
-        step(scheduler)
-    memory.reset()
-    assert not memory.block_of, "the interrupted batch is not on the books"
-
-
 def test_who_is_preempted_before_it_ran_is_no_hit() -> None:
     scheduler, late = paged("sarathi_serve", 4, 64, 80, 4), Request(1, range(11), max_tokens=2)
     scheduler.add(Request(0, range(11), max_tokens=2))
