@@ -22,7 +22,6 @@ from serving import traffic
 from simulate import simulate
 from tests import warm
 
-ROOT = Path(__file__).parent.parent
 FEW = SamplingParams(max_tokens=2)
 
 
