@@ -64,35 +64,6 @@ GROW = """async (count) => {
   return sizes;
 }"""
 
-# The dark edges that a picture of `count` chunks side by side shows, in a view of `view` seconds.
-EDGES = """async ([count, view]) => {
-  const { Schedule } = await import("/static/schedule.js");
-  const { Pictures } = await import("/static/draw.js");
-  const schedule = new Schedule(), canvases = ["lanes", "rows", "tbt"].map((id) => {
-    const old = document.getElementById(id), canvas = old.cloneNode();
-    old.replaceWith(canvas); // the page goes on drawing on the old one
-    return canvas;
-  });
-  schedule.take({ type: "snapshot", t: 0, max_batch_size: 8, waiting: 0 }, 0);
-  for (let n = 0; n < count; n++) {
-    schedule.take({ type: "iteration", t: 1 + 0.08 * n, seconds: 0.08, waiting: 0, rows: 256,
-      chunks: [[0, 0, 256 * n, 256, false]], decodes: [] }, 0);
-  }
-  new Pictures(...canvases).draw(schedule, 0, view, view);
-  const [, rows] = canvases, y = Math.floor(0.8 * rows.height);
-  const { data } = rows.getContext("2d").getImageData(0, y, rows.width, 5);
-  const brown = (x, line) => { // #8A6100, or near it
-    const at = 4 * (line * rows.width + x), [red, green, blue, alpha] = data.slice(at, at + 4);
-    return alpha > 200 && red > 100 && red < 180 && green < 140 && blue < 60;
-  };
-  let edges = 0, dark = false;
-  for (let x = 0; x < rows.width; x++) {
-    const is = [0, 2, 4].every((line) => brown(x, line)); // hatches are brown, too, but lean
-    edges += is && !dark;
-    dark = is;
-  }
-  return edges;
-}"""
 STILL = """async () => {
   const { Schedule } = await import("/static/schedule.js");
   const schedule = new Schedule();
@@ -438,14 +409,6 @@ def test_the_page_counts_the_stalls_of_the_book(
     expected = sorted(trace.stalls(bound))
     assert sorted(map(tuple, found)) == [pytest.approx(stall) for stall in expected]
     assert bool(found) == (policy in ("orca", "vllm_v0", "hybrid_only", "prefill_first"))
-
-
-def test_on_a_phone_chunks_stay_apart(browser: "playwright.Browser", address: str) -> None:
-    """Sixteen chunks of 80 ms: between each two of them, their dark edge is seen."""
-    page = Reader(browser, address, SIZES[1]).page
-    edges = page.evaluate(EDGES, [16, float(page.inner_text("#seconds").removesuffix(" s"))])
-    page.close()
-    assert 15 <= edges <= 17
 
 
 def test_a_pause_keeps_the_history(browser: "playwright.Browser", address: str) -> None:

@@ -20,7 +20,6 @@ import threading
 import time
 import zipfile
 from collections import Counter
-from contextlib import suppress
 from dataclasses import replace
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -28,7 +27,7 @@ from xml.etree import ElementTree
 
 import matplotlib.pyplot as plt
 import pytest
-from watch import alive, children_of, descendants_of, wait_for
+from watch import alive, children_of, wait_for
 
 from command.checks import UserError
 from course import __main__ as commands
@@ -217,24 +216,6 @@ def test_a_check_names_the_cause(key: str, body: str, words: list[str]) -> None:
     file = f"{find(key).file}.py"
     told = lines(find(key), examine(find(key), asker(find(key), load(source, file)), 1))
     assert all(any(each in line for line in told) for each in words), told
-
-
-@POSIX
-def test_an_interrupt_ends_a_check_whatever_the_students_code_catches(tmp_path: Path) -> None:
-    (tmp_path / "e09.py").write_text(
-        "print('here', flush=True)\nwhile True:\n    try: pass\n    except BaseException: pass\n"
-    )
-    code = (
-        "import sys, pathlib, signal, course.exercises as e\n"
-        "signal.signal(signal.SIGINT, signal.SIG_DFL)\n"  # a job in the background ignores it
-        "e.MINE, sys.argv = pathlib.Path(sys.argv[1]), ['course', 'check', '9']\n"
-        "from course.__main__ import main, run_main\n"
-        "run_main(main)\n"
-    )
-    child = warm.start("-c", code, tmp_path)
-    assert child.stdout.readline() == "here\n"
-    child.send_signal(signal.SIGINT)
-    assert child.communicate(timeout=60)[1] == "" and child.returncode == 130
 
 
 def test_predictions_are_kept_before_the_lesson_answers(
@@ -694,15 +675,6 @@ def test_attacks_earn_nothing_and_harm_nothing(
         grade.grade(folder, out, 1, 2, None, False)
 
 
-def is_fenced(worker: int) -> bool:
-    """Whether it has bounded its time, as it does just before it runs a student's code."""
-    try:
-        limits = Path(f"/proc/{worker}/limits").read_text(encoding="utf-8")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return not re.search(r"Max cpu time +unlimited", limits)
-
-
 LINUX = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 # It cannot be talked to, and nothing that runs in its process can end it. Where it may start
 # processes, it hides some: TRACE, if it can be written, says which.
@@ -724,48 +696,6 @@ def iteration_floor(*_):
     except OSError: pass
     ctypes.PyDLL(None).sleep(100000)
 """
-
-
-@LINUX
-@pytest.mark.parametrize(
-    ("sign", "loaded"),
-    [
-        ("SIGINT", False),
-        pytest.param("SIGINT", True, marks=pytest.mark.slow),
-        ("SIGTERM", True),
-        pytest.param("SIGHUP", True, marks=pytest.mark.slow),
-        ("SIGKILL", True),
-    ],
-)
-def test_a_signal_ends_grading_and_its_workers(tmp_path: Path, sign: str, loaded: bool) -> None:
-    """While workers start, and while a submission has its time that hears of nothing."""
-    folder, homes = tmp_path / "all", tmp_path / "homes"
-    homes.mkdir()
-    for name in ("anna", "ben", "cleo"):
-        (folder / name).mkdir(parents=True)
-        (folder / name / "e01.py").write_text(f"TRACE = {str(tmp_path / name)!r}\n{HIDES}")
-    words = ("grade", folder, "--out", tmp_path / "out.csv")
-    process = warm.start("-m", "course", *words, start_new_session=True, TMPDIR=str(homes))
-
-    def ready() -> bool:
-        workers = descendants_of(process.pid)
-        here = len(children_of(process.pid)) if not loaded else sum(map(is_fenced, workers))
-        return process.poll() is not None or here == 2
-
-    try:
-        wait_for(ready)
-        workers = descendants_of(process.pid)
-        assert len(children_of(process.pid)) == 2, "two at a time"
-        os.killpg(process.pid, getattr(signal, sign))
-        said = process.communicate(timeout=100)
-        wait_for(lambda: not any(alive(worker) for worker in workers))
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    status = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129, "SIGKILL": -9}[sign]
-    assert process.returncode == status and said == ("", "")
-    left = list(homes.iterdir())
-    assert len(left) == (sign == "SIGKILL") and not (tmp_path / "out.csv").exists()
 
 
 def test_the_folder_of_a_grader_that_was_killed_is_removed_and_no_other(
@@ -835,48 +765,6 @@ def test_what_a_submission_hides_ends_with_its_worker(tmp_path: Path, asked: boo
     worker.wait(100)
     assert not any(map(alive, hidden))
     worker.stdout.close()
-
-
-# SIGTERM comes the moment that a child is there, and the moment that it is to be killed. Both times
-# the child is one that hears of nothing.
-TERMINATED = """import os, signal, time
-import course.worker as w
-fork, kill_all, sent = os.fork, w.kill_all, []
-def terminate():
-    if not sent:
-        sent.append(1)
-        os.kill(os.getpid(), signal.SIGTERM)
-def forked():
-    if (pid := fork()) == 0:
-        time.sleep(10**6)
-    print(pid, flush=True)
-    if WHEN == "forked":
-        terminate()
-    return pid
-def killed(children):
-    terminate()
-    kill_all(children)
-w.isolate, os.fork, w.kill_all = list, forked, killed
-w.main()
-"""
-
-
-@POSIX
-@pytest.mark.parametrize("when", ["forked", "killed"])
-def test_a_worker_that_is_terminated_at_any_moment_kills_what_it_started(when: str) -> None:
-    code = TERMINATED.replace("WHEN", repr(when))
-    worker = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE, text=True)  # fmt: skip
-    child = int(worker.stdout.readline())
-    worker.stdin.close()
-    assert worker.wait(100) == 1
-    try:
-        with pytest.raises(ProcessLookupError):
-            os.kill(child, 0)
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-        worker.stdout.close()
 
 
 needs_processor_clock = pytest.mark.skipif(
@@ -958,15 +846,6 @@ def test_a_line_that_is_forged_is_no_answer_and_hides_no_time(
         assert worker.exchange({}, 1.0) == {"answer": 1.0} and worker.spent >= before + 0.25
     finally:
         worker.close()
-
-
-def test_a_question_to_a_worker_that_has_gone_leaves_nothing_to_write(tmp_path: Path) -> None:
-    """What a pipe still holds is written when it is collected: else a traceback comes then."""
-    worker = grade.Worker({}, [], threading.Event(), tmp_path)
-    worker.close()
-    with pytest.raises(AnswerError):
-        worker.exchange({}, 1.0)
-    assert worker.process.stdin.closed
 
 
 @POSIX

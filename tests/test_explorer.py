@@ -5,8 +5,6 @@ import json
 import math
 import random
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -35,7 +33,6 @@ from web.explorer import answer, gain_point, gain_points, schedule
 from web.server import Limits, application
 
 ROOT = Path(__file__).parent.parent
-VERSIONS = [f"python3.{minor}" for minor in (11, 12, 13, 14) if minor != sys.version_info.minor]
 # States of all kinds: each model's shape, tensor parallelism, arrivals, options, one slot.
 STATES: list[dict] = [
     *explore_state.EXAMPLES.values(),
@@ -155,24 +152,6 @@ def test_each_side_has_a_chunk_size_of_its_own() -> None:
     assert point["left"] == gain_point(alike, 14)["left"]
     assert point["right"] == gain_point(alike | {"C": 512}, 14)["right"]
     assert "C_right=512" in schedule(two)["link"]
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_another_python_gives_the_same(version: str) -> None:
-    path = shutil.which(version)
-    questions = [{"call": "schedule", "state": state} for state in STATES]
-    questions += [{"call": "gain_point", "state": STATES[1], "x": 14}, {"call": "page"}]
-    text = "".join(f"{json.dumps(question)}\n" for question in questions)
-    command = [path or version, "-m", "web.explorer"]
-    if path:
-        options = {"cwd": ROOT, "input": text, "capture_output": True, "text": True}
-        done = subprocess.run(command, check=False, **options)
-    if not path or (done.returncode and "explorer" not in done.stderr):
-        pytest.skip(f"there is no {version}")
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(answers) == len(questions), done.stderr
-    for question, other in zip(questions, answers, strict=True):
-        assert close(json.loads(answer(json.dumps(question))), other), question
 
 
 # ----------------------------------------------------------------------------------- the picture

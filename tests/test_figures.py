@@ -6,7 +6,6 @@ import importlib
 import re
 import subprocess
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -262,28 +261,6 @@ def test_graphs_are_asked_for_by_a_flag(when: str, monkeypatch: pytest.MonkeyPat
     assert asked == [when]
     with pytest.raises(UserError, match="--cuda-graphs needs --measure"):
         ScriptParser("", MEASURE).parse_args(["--cuda-graphs", "on"])
-
-
-@pytest.mark.parametrize(
-    ("model", "device", "said"),
-    [
-        ("llama3.2-3b", "auto", "llama3.2-3b has 12.9 GB of weights, and the device is a CPU (--"),
-        ("llama3.2-3b", "cpu", "llama3.2-3b has 12.9 GB of weights, and the device is a CPU: this"),
-        ("laptop", "auto", None),
-    ],
-)
-def test_a_large_model_on_a_cpu_is_said_before_it_is_loaded(
-    model: str, device: str, said: str | None, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-) -> None:  # fmt: skip
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("loading.device.why_unseen", lambda: "")
-    monkeypatch.setattr("engine.LLM", mock.Mock(side_effect=UserError("not yet loaded")))
-    flags = ["--measure", "--dtype", "float32", "--model", model, "--device", device]
-    with pytest.raises(UserError, match="not yet loaded"):
-        load_llm(ScriptParser("", MEASURE).parse_args(flags), 2, 64)
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == (said is not None) and (not said or lines[0].startswith(said))
 
 
 def test_gains_alternate_with_the_baseline(tiny: str) -> None:

@@ -197,20 +197,6 @@ def test_bursts_stay_bursts() -> None:
 
 
 @pytest.mark.slow
-def test_capacities_of_1000_and_of_10000_agree(llama: Path) -> None:
-    """Within 5 %; and the interval of the 1,000 contains the capacity of the 10,000."""
-    of = replica(llama)
-    few, many = drawn(1000, seed=1), drawn(10_000, seed=2)
-    rates = [find_capacity(of, each, SLO, OURS, 512, EXACT).rate for each in (few, many)]
-    assert rates[0] == pytest.approx(rates[1], rel=0.05)
-    others = [
-        find_capacity(of, few, SLO, OURS, 512, EXACT, seed, rates[0]).rate for seed in range(6)
-    ]
-    assert min(others) <= rates[1] <= max(others)
-    assert max(others) / min(others) < 1.3
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gpu", "tp", "slo"), [("a100-80gb", 1, Slo.of(0.05, 0.5)), ("h100", 2, Slo.of(0.03))]
 )
@@ -444,17 +430,6 @@ def test_how_many_replicas_hold_a_rate(
     assert who_holds(found, Demand("your trace", rate, busiest, "")) == said
 
 
-@pytest.mark.parametrize(("count", "warned"), [(2, True), (99, True), (100, False)])
-def test_few_requests_are_said_to_be_few(
-    count: int, warned: bool, capsys: pytest.CaptureFixture
-) -> None:
-    options = plan.read_options(["--requests-file", "100:10", "--requests", str(count)])
-    question, _ = plan.prepare(options)
-    plan.describe(options, question.replicas[1, 1], question.traffic, question.slo)
-    said = f"Few: an interval from {count} requests says little; give 100 or more.\n"
-    assert (said in capsys.readouterr().out) == warned
-
-
 def test_a_config_of_one_s_own_needs_no_torch(llama: Path) -> None:
     model = plan.priced_model(str(llama))
     assert (model.n_layer, model.n_kv_head, model.hidden) == (32, 8, 4096)
@@ -622,14 +597,6 @@ def test_random_questions(tmp_path: Path) -> None:
             if found:
                 seen.add(("-PP" in found["question"]["layout"], found["batch size"] < 256))
     assert len(seen) == 4, "pipelines, and budgets below B"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 5, 16, 30])  # that are answered, and in seconds
-def test_a_random_question(tmp_path: Path, seed: int) -> None:
-    """The same, with what the search finds."""
-    with mock.patch.multiple(comparison, DRAWS=1, EXACT=1.1, ROUGH=1.2):
-        check_answer(["--quick", *random_flags(random.Random(seed))], tmp_path)
 
 
 def test_a_rule_can_be_broken() -> None:

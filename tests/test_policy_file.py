@@ -5,11 +5,9 @@ from statistics import median
 from types import ModuleType
 from unittest import mock
 
-import matplotlib.pyplot as plt
 import pytest
 from conftest import call
 
-import generate
 from batch import Request
 from command.checks import UserError
 from configs import GPUS
@@ -196,14 +194,6 @@ def test_decodes_that_fill_the_budget_are_told(
         assert capsys.readouterr().err.count("new prompts wait") == said
 
 
-def test_a_command_says_it_in_one_line() -> None:
-    flags = ("--max-tokens", 2, "--chunk-size", 8, "--max-batch-size")
-    done = [call(generate, "def open(", *flags, size) for size in (8, 7)]
-    assert [each.returncode for each in done] == [0, 0] and not done[1].stderr
-    told = "sarathi, C = 8, B = 8: 8 decodes fill a batch, and new prompts wait; a C above B leaves"
-    assert done[0].stderr == f"{told} them room\n"
-
-
 def test_a_policy_file_alone_picks_no_policy(capsys: pytest.CaptureFixture) -> None:
     for policy, said in (("sarathi", True), ("priority", False)):
         load_files([PRIORITY], policy)
@@ -323,30 +313,6 @@ def test_the_papers_figures_take_more_policies(
     assert call(script, *out).returncode == 0
     usual = read_rows(tmp_path / f"{name}.csv").numbers()
     assert usual == [each for each in with_more if "priority" not in each.name]
-
-
-WORSE = """
-from scheduler import SarathiServe
-
-class Worse(SarathiServe):
-    name = "worse"
-
-    def share(self, request, room):
-        return min(room, 24)
-"""
-
-
-@pytest.mark.slow
-def test_a_worse_policy_is_in_the_picture(tmp_path: Path) -> None:
-    """Though it lies below all that the figures show without it."""
-    load_policies(file_of(tmp_path, WORSE))
-    for study, low in ((fig9.STUDY, 0.5), (fig11.STUDY, 0.8)):
-        rows = study.predict(quick=True, policy=["worse"])
-        worst = min(rows.where("gain", policy="worse").column("gain"))
-        figure = study.picture(rows)
-        bottoms = [axes.get_ylim()[0] for axes in figure.axes]
-        assert min(bottoms) <= worst < low
-        plt.close(figure)
 
 
 def test_no_two_policies_look_alike() -> None:

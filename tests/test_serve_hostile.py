@@ -28,7 +28,6 @@ from web.priced import PricedEngine
 from web.real import RealEngine
 from web.runner import Runner
 
-ROOT = Path(__file__).parent.parent
 GOOD = {"prompt": "one two three", "max_tokens": 2}
 
 
@@ -45,16 +44,6 @@ def ask(running: Served, path: str, body: object = None, **words: str) -> tuple[
 
 
 # ---------------------------------------------------------------------- one body stops all others
-
-
-def test_too_many_choices_are_refused_before_they_are_made(
-    running: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """5 kB may ask for 131,072."""
-    monkeypatch.setattr(running.api, "requests", lambda body, prompts: pytest.fail("they are made"))
-    status, answer = ask(running, "/v1/completions", {"prompt": [[1]] * 1024, "n": 128})
-    sentence = "131072 requests at once; the server holds 8"
-    assert (status, answer["error"]["message"]) == (400, sentence)
 
 
 def test_the_longest_request_is_told_to_the_token(running: Served) -> None:

@@ -269,23 +269,6 @@ def test_an_answer_names_all_policies_that_served_it(engine: PricedEngine) -> No
         assert json.loads(answer)["system_fingerprint"] == "sarathi_serve C=256; orca C=99"
 
 
-def test_the_error_names_the_policy_that_failed(engine: PricedEngine, tmp_path: Path) -> None:
-    """Also one that was in force before, and came back."""
-    fails = "assert all(len(r.output) < 9 for r in self.running)"
-    mine, steps = policy_of(tmp_path, "back", SCHEDULE.format(fails)), []
-    with served(engine) as running:
-
-        def change(event: dict) -> None:
-            steps.append(event["type"])
-            if event["type"] == "iteration" and steps.count("iteration") in (1, 3, 5):
-                running.runner.switch("orca" if steps.count("iteration") == 3 else mine, 99)
-
-        running.runner.watch(change)
-        body = {"prompt": "one two three", "max_tokens": 20}
-        status, _, answer = parse(raw(running.place, request("/v1/completions", body)))
-        assert status == 500 and "failed under the policy back C=99" in answer.decode()
-
-
 def test_the_first_policy_is_tried_too(tmp_path: Path) -> None:
     """Before anybody is served."""
     serve = importlib.import_module("serve")
@@ -321,45 +304,6 @@ def test_a_policy_sees_who_asks(engine: PricedEngine) -> None:
                 assert parse(raw(running.place, request(path, body)))[0] == 200
     seen = {"user": "ada", "priority": "-3", "tenant": "é", "tier": "2"}
     assert found == [{"label": own} | more for own in ("text", "chat") for more in ({}, seen)]
-
-
-@pytest.mark.parametrize("policy", ["sarathi_serve", "fair_share"])
-def test_a_fair_share_by_user(engine: PricedEngine, policy: str) -> None:
-    """One user sends twelve requests, then another sends two. First come, first served: the two
-    end last. With fair shares they end before most of the twelve.
-    """
-    load_policies(EXAMPLES / "fair_share.py")
-    order: list[str] = []
-    with served(engine) as running:
-        with_live_page(running)
-        assert switch(running, policy)[0] == 200
-        user_of: dict[int, str] = {}
-        scheduler: Scheduler = running.runner.loop.scheduler
-        assert isinstance(scheduler, SarathiServe)
-        add = scheduler.add
-
-        def note(new: object) -> None:
-            user_of[new.request_id] = new.tags["user"]
-            add(new)
-
-        scheduler.add = note
-        running.runner.watch(
-            lambda event: order.append(user_of[event["id"]]) if event["type"] == "ended" else None
-        )
-
-        async def ask(user: str, count: int) -> None:
-            body = {"prompt": ["a b c"] * count, "max_tokens": 40, "user": user}
-            await asyncio.to_thread(raw, running.place, request("/v1/completions", body))
-
-        async def ask_both() -> None:
-            first = asyncio.create_task(ask("many", 12))
-            await asyncio.to_thread(wait_for, lambda: running.runner.state()["waiting"] == 8)
-            await asyncio.gather(first, ask("few", 2))
-
-        asyncio.run(ask_both())
-    last = max(place for place, user in enumerate(order) if user == "few")
-    assert len(order) == 14 and (last == 13) == (policy == "sarathi_serve")
-    assert policy == "sarathi_serve" or last < 8
 
 
 def test_the_documents_client_tells_times_by_user(

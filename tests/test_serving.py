@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batch import Batch, Request
-from command.checks import UserError
 from costmodel import TILE
 from experiments import serve_capacity, serve_stalls
 from experiments.lib.papers import (
@@ -152,14 +151,6 @@ def test_a_settled_capacity_does_not_depend_on_how_many_requests_were_given(
     # twice as many would not change it
     again = capacity(partial(load, repeats=2 * repeats), 0.7)
     assert rate / PRECISION**2 <= again <= rate * PRECISION**2
-
-
-def test_few_requests_alone_have_a_capacity_that_is_far_too_large() -> None:
-    """What `settled_capacity` is for."""
-    with pytest.raises(UserError, match="too few requests"):
-        capacity(lambda rate: fluid(rate, 1, 10, 3.0), 0.7)
-    assert capacity(lambda rate: fluid(rate, 1, 13, 3.0), 0.7) > 5 * 3.0
-    assert settled_capacity(partial(fluid, count=13, limit=3.0), 13, 0.7)[0] < 1.06 * 3.0
 
 
 def test_a_policy_that_serves_nothing_has_no_capacity() -> None:

@@ -3,12 +3,7 @@ refused in one line, or simply works.
 """
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +22,6 @@ from serving import traffic
 from simulate import simulate
 from tests import warm
 
-ROOT = Path(__file__).parent.parent
 FEW = SamplingParams(max_tokens=2)
 
 
@@ -152,26 +146,6 @@ def test_a_template_that_works(tmp_path: Path) -> None:
 def test_a_prompt_that_is_no_text() -> None:
     done = warm.run("generate.py", "--max-tokens", "2", b"\xff\xfe")
     assert "Traceback" not in done.stderr and done.returncode in (0, 2)
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs signals")
-@pytest.mark.parametrize("seconds", [0.3, 0.6])
-def test_an_interrupt_while_it_imports(seconds: float) -> None:
-    """torch takes longer than that to load."""
-    with subprocess.Popen(
-        [sys.executable, "-X", "importtime", "generate.py", "hello"], cwd=ROOT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
-        lines = []
-        for line in process.stderr:  # until enter, its first import, is there
-            lines.append(line)
-            if line.rstrip().endswith(" command.enter"):
-                break
-        time.sleep(seconds)
-        process.send_signal(signal.SIGINT)
-        lines += process.stderr.readlines()
-    assert process.returncode in (-signal.SIGINT, 130)
-    assert "Traceback" not in "".join(lines)
 
 
 def test_an_error_is_one_short_line() -> None:

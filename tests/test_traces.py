@@ -5,7 +5,6 @@ import importlib
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -87,12 +86,6 @@ def test_a_table_has_a_row_for_each_request(tmp_path: Path) -> None:
     trace.to_csv(tmp_path / "run.csv")  # ours may be replaced
 
 
-def test_what_a_request_has_not_reached_is_an_empty_cell(tmp_path: Path) -> None:
-    Trace(lives={3: Life(3, 1.0, 5, 2.0)}).to_csv(tmp_path / "run.csv")
-    [row] = csv.DictReader((tmp_path / "run.csv").read_text().splitlines())
-    assert row["ttft"] == row["latency"] == row["mean_tbt"] == "" and row["ended"] == "0"
-
-
 TEXTS = {
     "=1+1": "'=1+1", "+1+1": "'+1+1", "-1+1": "'-1+1", "@SUM(A1)": "'@SUM(A1)", " =1": "' =1",
     "'=1": "''=1", "\uff1d1": "'\uff1d1", "\t=1": "\\t=1", "\x1b[2J": "\\x1b[2J",
@@ -132,11 +125,6 @@ def test_metrics_of_each_user() -> None:
     assert list(parts) == ["", "ann,", "bob", "eve"] and list(parts[""].lives) == [5]
     assert median_ttft(parts["bob"]) == median(trace.lives[i].ttft for i in range(1, 60, 3))
     assert sum(len(part.tbts) for part in parts.values()) == len(trace.tbts)
-
-
-def test_a_policys_name_has_its_option() -> None:
-    assert simulate(tagged(3), policy="vllm_v0:4096").policy == "vllm_v0:4096"
-    assert replace(YI, stages=2).serve(tagged(3), "orca", 64).policy == "orca"
 
 
 def test_tags_are_in_the_trace_of_the_real_engine() -> None:
@@ -435,16 +423,6 @@ def test_a_users_requests_are_measured_under_a_queue_too() -> None:
     assert shares[1] == shares[0][:2]
 
 
-def test_lengths_that_are_predicted_have_files_of_their_own(tmp_path: Path) -> None:
-    """Two errors are compared: the second run must not replace the first."""
-    policy = "--policy-file", EXAMPLES / "shortest_output.py", "--rate", "9"
-    for lengths in ("oracle", "classes=0.55"):
-        end = f"users-llama3.1-8b-h100-{lengths}-shortest_output"
-        flags = (*policy, "--predicted-lengths", lengths)
-        rows = drawn(tmp_path, "serve_latency", end, USED, flags)
-        assert (rows.one("length error") == 0) == (lengths == "oracle")
-
-
 OWN = ("--model", "llama3.1-8b", "--gpu", "h100")
 USED = (*OWN, "--requests-file", USERS)
 
@@ -485,13 +463,6 @@ def test_short_requests_do_not_shrink_a_budget() -> None:
     run = partial(serve_ablation.latencies, YI, "users", "hybrid_only", count=99, seed=0)
     load = {"users": (Recorded(USERS), 20.0)}
     assert run(load) == run(load, C=1024) != run(load, C=512)
-
-
-@pytest.mark.slow
-def test_pipelines_serve_ones_own_requests(tmp_path: Path) -> None:
-    rows = drawn(tmp_path, "serve_pipelines", "users", ("--requests-file", USERS))
-    assert {row["source"] for row in rows} == {"predicted"}
-    assert set(rows.column("data")) == {"users"} and rows.column("gain")
 
 
 @pytest.mark.parametrize("flag", ["policy_file", "both"])
