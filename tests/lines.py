@@ -12,10 +12,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OTHERS = ("toml", "js", "html", "css", "cpp", "sh")  # what is written by hand
 MOST = {
-    "lines of .py": 77_480,
-    "bytes of .py": 3_387_200,
-    "marks of .py for the formatter": 433,
-    f"lines of .{', .'.join(OTHERS)}": 8_850,
+    "lines of .py": 76_800,
+    "bytes of .py": 3_371_000,
+    "marks of .py for the formatter": 418,
+    f"lines of .{', .'.join(OTHERS)}": 8_830,
 }
 
 # The core of the book: the first files of the README's map, in its order.
@@ -23,7 +23,7 @@ BOOK = (
     "batch", "scheduler", "loop", "kvcache", "attention", "model", "sampling", "executor",
     "engine",
 )  # fmt: skip
-MOST_LINES = 1750
+MOST_LINES = 1785
 
 
 @cache
