@@ -230,7 +230,7 @@ class LLM:
         held = self.part.parameters * self.dtype.itemsize + self.cache.bytes
         size = self.part, max_batch_size, length, self.dtype, self.device
         check_memory(*size, held, real_memory(self.blocks, *size[1:3], self.cache_tokens))
-        graphs = "on" if self.graphs else "off"
+        graphs = "again" if self.graphs else "off"
         self._loop = self.cache = self.graphs = None  # free the old cache first
         self.max_batch_size, self.max_length = max_batch_size, length
         self.model.make_rotary_tables(length)

@@ -115,7 +115,7 @@ def longest(args: argparse.Namespace, prompts: Sequence[str]) -> int | None:
     texts = [text.encode(errors="replace").decode() for text in prompts]  # `LLM` refuses others
     output = 0 if args.beams else args.max_tokens - 1  # the last one is not fed back
     most = max(len(tokenizer.encode(text)) for text in texts) + output
-    return max(1, min(most, config.window or config.max_length, config.max_length))
+    return max(1, min(most, config.longest))
 
 
 def stream_one(llm: LLM, prompt: str, params: SamplingParams) -> list[str]:

@@ -118,10 +118,10 @@ def rotary_frequencies(config: ModelConfig) -> Tensor:
     makes more than `high` turns, the frequency stays. Between the two, we interpolate. At position
     100,000, rounding errors matter: so every step is in float32, as it was in training.
     """
-    bases = torch.tensor(config.rotary_bases, dtype=torch.float32)[:, None]
-    frequencies = 1.0 / bases ** (
-        torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    )
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    frequencies = exponents.new_empty(len(config.rotary_bases), len(exponents))
+    for row, base in zip(frequencies, config.rotary_bases, strict=True):
+        row.copy_(1.0 / base**exponents)
     if config.rope_scaling is None:
         return frequencies
     factor, low, high, length = config.rope_scaling

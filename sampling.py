@@ -21,8 +21,8 @@ class SamplingParams:
     """How to choose a request's tokens. The names are vLLM's.
 
     max_tokens: output tokens at most. temperature: 0 is greedy. top_k: draw from the k likeliest
-    tokens; 0 means all. top_p: draw from the fewest tokens whose probabilities add up to p.
-    (What is as likely as the last of them stays, too.) seed: of this request; None takes the
+    tokens; 0 means all. top_p: draw from the fewest tokens whose probabilities add up to p. (Of
+    both: what is as likely as the last of them stays, too.) seed: of this request; None takes the
     engine's seed plus the request's number. stop_ids: tokens that end the output. ignore_eos: go on
     after the end-of-text token. tags: see `Request`.
     """
@@ -71,7 +71,7 @@ def sample(logits: Tensor, samplers: list[Sampler | None]) -> list[int]:
 
 
 def draw(logits: Tensor, samplers: list[Sampler]) -> Tensor:
-    """Token ids (n,) from logits (n, vocab)."""
+    """Token ids (n,) from logits (n, vocab). The sums of shares hold 2**22 tokens."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     how = torch.tensor([sampler.next() for sampler in samplers], dtype=torch.float64)
     temperature, k, p, u = how.to(logits.device).T[..., None]  # (n, 1) each

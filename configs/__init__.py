@@ -91,6 +91,12 @@ class ModelConfig:
         return bool(self.narrow) and self.narrow[layer]
 
     @property
+    def longest(self) -> int:
+        """Tokens of a text at most: what a window hides is not supported unless `narrow` tells."""
+        limited = self.window and not self.narrow
+        return min(self.max_length, self.window) if limited else self.max_length
+
+    @property
     def rotary_bases(self) -> list[float]:
         """Those of all layers, each once."""
         return sorted({*(self.bases or [self.rotary_base(0)])} - {0.0})

@@ -89,6 +89,8 @@ def speed_up(
     surroundings = partial(threads, threads_for(model.config, model.dtype, device))
     if device.type == "cuda":  # cuDNN plans again for each shape; contexts grow with each token
         torch.backends.cuda.enable_cudnn_sdp(False)
+        if device.index:  # Triton's kernels and events go to the current device
+            torch.cuda.set_device(device)
     pack_linears(model)
     fused = cuda.small_operators(device, model.dtype)
     if fused and model.config.flavour == "llama":

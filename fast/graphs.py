@@ -117,6 +117,8 @@ class Graphs:
 def graphs_for(model: Transformer, cache: KVCache, when: str, name: str) -> Graphs | None:
     """None without CUDA graphs. when: "on", "off", or "auto", which asks `launches_decide`.
 
+    "again" is for a cache of another size: as "on", where that can be.
+
     name: of the back end of attention. A recording runs the same. UserError for "on" where it
     cannot be recorded.
     """
@@ -147,8 +149,7 @@ def launches_decide(model: Transformer, cache: KVCache, name: str) -> bool:
     It reads all weights, and keys and values, which short contexts have few of. The launches are
     timed: hosts differ.
     """
-    weights = sum(each.numel() * each.element_size() for each in model.parameters())
-    read = weights / copy_rate(model.device)
+    read = model.config.parameters * model.dtype.itemsize / copy_rate(model.device)
     zero = torch.zeros(1, dtype=int, device=model.device)
     batch = FlatBatch(zero, zero, zero, [Span(slice(0, 1), (0,), (1,))], zero)
     seconds = []

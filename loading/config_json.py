@@ -245,7 +245,7 @@ def _kinds(path: Path, raw: dict, family: str) -> list[str]:
     """Of each layer, which tokens it sees: a key of KINDS. []: the family knows no windows."""
     layers, types = raw["num_hidden_layers"], raw.get("layer_types") or []
     for kind in types:
-        if kind not in KINDS:
+        if not isinstance(kind, str) or kind not in KINDS:
             raise UserError(
                 f"{path}: layer_types has {kind!r}; only {' and '.join(map(repr, KINDS))} are"
                 " supported"
@@ -294,6 +294,8 @@ def _bases(path: Path, raw: dict, family: str, priced: bool) -> tuple[dict, tupl
     if family != "gemma3_text":
         return raw, ()
     new, ropes = raw.get("rope_parameters") or {}, {}
+    if isinstance(new, dict) and (other := sorted(new.keys() - KINDS.keys())):
+        raise UserError(f"{path}: rope_parameters has {other[0]!r}; expected {', '.join(KINDS)}")
     for kind, (key, default) in KINDS.items():
         ropes[kind] = {
             "rope_theta": raw.get(key) or default,

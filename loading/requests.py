@@ -19,9 +19,7 @@ def usual_length(model: ModelConfig, slots: int, itemsize: int, memory: int | No
     What the model allows, and 8192 at most; halved until the cache of `slots` requests takes at
     most half of what the weights leave of `memory` bytes (None: unknown).
     """
-    length = min(model.max_length, USUAL_LENGTH)
-    if model.window and not model.narrow:  # longer texts are refused
-        length = min(length, model.window)
+    length = min(model.longest, USUAL_LENGTH)
     left = None if memory is None else memory - model.parameters * itemsize
     each = slots * model.kv_bytes_per_token(itemsize)
     while left is not None and 2 * length * each > left and length >= 2 * LEAST_LENGTH:

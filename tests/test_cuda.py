@@ -1,6 +1,6 @@
 """The back ends for CUDA, without a GPU: what they compute, beside `math`; where their tensors are;
-what they launch, write and wait for. The kernels themselves are untried: each has a stand-in that
-computes by its documented contract, and refuses what the kernel refuses.
+what they launch, write and wait for. Each kernel has a stand-in that computes by its documented
+contract, and refuses what the kernel refuses. Tests marked `cuda` run the kernels.
 """
 
 import copy
@@ -285,8 +285,8 @@ SHAPES = {  # heads of 8 elements: FlashAttention takes no others
 )
 @pytest.mark.usefixtures("validated")
 def test_devices_and_shapes(name: str, backend: str) -> None:
-    needed(backend)
     """On the second GPU: what goes to "cuda" goes to the first."""
+    needed(backend)
     with fake_cuda(count=2):
         model = new_model(SHAPES[name], torch.bfloat16, torch.device("cuda:1"))
         for before, batch in batches():
@@ -305,6 +305,28 @@ def test_waits_do_not_grow_with_the_layers(backend: str) -> None:
         watched(replace(shape, n_layer=layers), backend, decodes).crossings for layers in (2, 8)
     ]
     assert found[0] == found[1] and len(found[0]) <= 12, found[0]
+
+
+def test_a_timer_leaves_out_the_sleep_and_its_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand, in ms: 100 of sleep, marks of 2 (one of 5), operators of 4 and 7."""
+    now = iter([0, 100, *range(102, 116, 2), 119, 119 + 4 + 2, 119 + 4 + 2 + 7 + 2])
+
+    class Event:
+        def __init__(self, **_: bool) -> None: ...
+        def record(self) -> None:
+            self.at = next(now)
+
+        def elapsed_time(self, other: "Event") -> float:
+            return other.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
+    timer = cuda.EventTimer(torch.device("cpu"))
+    for name in ("attn", "preproj"):
+        assert timer(name, lambda x: x, name) == name
+    assert timer.slept == pytest.approx(0.1 + 0.002 * 11)
+    found = {name: seconds for name, seconds in timer.seconds.items() if seconds}
+    assert found == pytest.approx({"attn": 0.004, "preproj": 0.007})
 
 
 @LINUX
@@ -517,8 +539,7 @@ def test_small_operators_are_the_models(rows: int, dtype: torch.dtype) -> None:
         _, k, v = split_heads(qkv, n_kv_head)
         fused.write(caches[0], 1, slots, positions, k, v)
         caches[1].write(1, slots, positions, k, v)
-        one = torch.tensor([3], device=GPU).expand(rows)  # the slot of a chunk may be one number
+        one = torch.tensor([3], device=GPU).expand(rows)[:100]  # a chunk's slot: one number
         for cache, store in zip(caches, (fused.write, KVCache.write), strict=True):
-            store(cache, 0, one, positions, k, v)
-        assert torch.equal(caches[0].k[1], caches[1].k[1])
-        assert torch.equal(caches[0].v[1], caches[1].v[1])
+            store(cache, 0, one, torch.arange(len(one), device=GPU), k[:100], v[:100])
+        assert torch.equal(caches[0].k, caches[1].k) and torch.equal(caches[0].v, caches[1].v)

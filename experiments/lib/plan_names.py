@@ -83,7 +83,7 @@ def that_fit(requests: Sequence[Request], replica: Replica, budget: int) -> list
     budget: the smallest that is tried. It leaves the most cache.
     """
     model = replica.cost.model
-    most = min(model.max_length, model.window or model.max_length)
+    most = model.longest
     if isinstance(replica.cost, CalibratedModel):
         most = min(most, LENGTH)
     most = min(most, replica.holds(budget) or most)
