@@ -848,6 +848,15 @@ def test_a_line_that_is_forged_is_no_answer_and_hides_no_time(
         worker.close()
 
 
+def test_a_question_to_a_worker_that_has_gone_leaves_nothing_to_write(tmp_path: Path) -> None:
+    """What a pipe still holds is written when it is collected: else a traceback comes then."""
+    worker = grade.Worker({}, [], threading.Event(), tmp_path)
+    worker.close()
+    with pytest.raises(AnswerError):
+        worker.exchange({}, 1.0)
+    assert worker.process.stdin.closed
+
+
 @POSIX
 def test_a_worker_that_does_not_start_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

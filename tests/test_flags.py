@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from test_readme import DOCUMENTS
-from watch import PATIENCE
+from watch import PATIENCE, alive, descendants_of, wait_for
 
 from beam.request import CACHES
 from command import cli, flags
@@ -284,11 +284,27 @@ run_main(lambda: print(run_jobs(eval(sys.argv[2]), eval(sys.argv[3]), 2)))
 """
 
 
+# A pool of two, started by each method: all its processes, helpers of multiprocessing included.
+STARTED = {"fork": 2, "spawn": 3, "forkserver": 4}
+
+
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_workers_know_who_they_work_for(method: str) -> None:
     """Their parent may be a server of multiprocessing, as it is on Linux since Python 3.14."""
     said = warm.start("-c", POOL, method, "abs", "(-3, 4)").communicate(timeout=PATIENCE)
     assert said == ("{-3: 3, 4: 4}\n", "")
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+def test_workers_end_with_the_main_process(method: str) -> None:
+    """Even where another process has started them."""
+    with warm.start("-c", POOL, method, "time.sleep", "(1000, 1001)") as process:
+        wait_for(lambda: len(descendants_of(process.pid)) == STARTED[method])
+        workers = descendants_of(process.pid)
+        process.kill()
+        process.communicate(timeout=PATIENCE)  # the workers hold its pipes open
+    wait_for(lambda: not any(alive(worker) for worker in workers))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")

@@ -12,9 +12,7 @@ import random
 import shutil
 import signal
 import socket
-import subprocess
-import time
-import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +33,7 @@ from experiments.lib.clients import events, parse, raw, request, streamed
 from loading.files import DEMO
 from sampling import sample
 from tests import warm
-from web import live, schemas
+from web import live
 from web.api import ChatForm
 from web.chat import Chat, Unfit, read_template
 from web.priced import Clock, PricedEngine
@@ -46,6 +44,8 @@ from web.text import Pieces, Stops, Words, dumps
 
 ROOT = Path(__file__).parent.parent
 PROMPTS = ["The with statement", "def open(", "Return True if", "The list type is " * 9, "class "]
+GOOD = {"prompt": "x", "max_tokens": 2}
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{% if message.role == 'tool' %}"
     "{{ raise_exception('no tools, please') }}{% endif %}[{{ message.role }}] {{ message.content }}"
@@ -89,9 +89,6 @@ def text_of(stream) -> tuple[str, str]:
     return "".join(each.text for each in choices), choices[-1].finish_reason
 
 
-# -------------------------------------------------------------------------------- the same tokens
-
-
 def test_completions_are_those_of_generate(client: object, llm: LLM) -> None:
     """Greedy, all prompts in one request; then as token ids."""
     outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=24))
@@ -124,12 +121,6 @@ def test_seeded_samples_are_those_of_generate(client: object, llm: LLM, options:
     assert texts == expected
 
 
-def test_without_a_seed_texts_differ(client: object) -> None:
-    """OpenAI's temperature is 1 where none is given."""
-    answer = client.completions.create(model="demo", prompt="The", max_tokens=24, n=4)
-    assert len({choice.text for choice in answer.choices}) > 1
-
-
 def test_streams_have_usage_where_it_is_asked_for(client: object) -> None:
     ask = {"model": "demo", "prompt": PROMPTS[1], "max_tokens": 9, "temperature": 0, "stream": True}
     *_, last = client.completions.create(**ask, stream_options={"include_usage": True})
@@ -142,20 +133,7 @@ def test_streams_have_usage_where_it_is_asked_for(client: object) -> None:
     assert counts == sorted(counts) and counts[0] >= 1 and counts[-1] == 9
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_curl(demo: Served, llm: LLM) -> None:
-    body = {"prompt": PROMPTS[0], "max_tokens": 16, "temperature": 0, "stream": True}
-    done = subprocess.run(
-        ["curl", "-sN", f"{demo.url}/v1/completions", "-H", "Content-Type: application/json",
-         "-d", json.dumps(body)], capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
-    *lines, last = [line for line in done.stdout.split("\n\n") if line]
-    assert last == "data: [DONE]" and all(line.startswith("data: {") for line in lines)
-    text = "".join(json.loads(line[6:])["choices"][0]["text"] for line in lines)
-    assert text == llm.generate(PROMPTS[0], SamplingParams(max_tokens=16))[0].text
-
-
-def test_stop_strings(client: object, llm: LLM) -> None:
+def test_stop_strings(demo: Served, client: object, llm: LLM) -> None:
     """The text ends before the first of them; it lies across tokens, or inside of one."""
     whole = llm.generate(PROMPTS[0], SamplingParams(max_tokens=40))[0].text
     for stop in (whole[5:9], whole[9:12], whole[3], [whole[20:33], whole[7:15]]):
@@ -167,6 +145,21 @@ def test_stop_strings(client: object, llm: LLM) -> None:
         assert text_of(stream) == (whole[:first], "stop")
     choice = client.completions.create(**ask, stop="no such text").choices[0]
     assert (choice.text, choice.finish_reason) == (whole, "length")
+    before, more = demo.runner.state()["iterations"], {"max_tokens": 900, "stop": whole[3]}
+    client.completions.create(**ask | more, extra_body={"ignore_eos": True})
+    wait_for(demo.idle)
+    assert demo.runner.state()["iterations"] < before + 300, "the engine stops, too"
+
+
+def test_ignore_eos(
+    demo: Served, client: object, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greedy = llm.generate(PROMPTS[0], SamplingParams(max_tokens=20))[0].token_ids
+    monkeypatch.setattr(demo.api.engine, "stop_ids", frozenset(greedy[3:4]))
+    ask = {"model": "demo", "prompt": PROMPTS[0], "max_tokens": 20, "temperature": 0}
+    for ignored, count in ((False, greedy.index(greedy[3]) + 1), (True, 20)):
+        answer = client.completions.create(**ask, extra_body={"ignore_eos": ignored})
+        assert answer.usage.completion_tokens == count
 
 
 def test_a_token_that_ends_a_text_is_not_shown(client: object, llm: LLM) -> None:
@@ -242,14 +235,6 @@ def test_the_models_own_end_is_not_drawn_before_min_tokens(eos: int | None) -> N
             assert sample(seen, [draws.withhold(seen[0])]) == [expected]
 
 
-def test_min_tokens_leaves_other_draws_as_they_are(client: object) -> None:
-    """A seed gives the same text, where nothing is to be left out."""
-    ask = {"model": "demo", "prompt": PROMPTS[1], "max_tokens": 12, "seed": 5, "n": 3}
-    usual = client.completions.create(**ask)
-    least = client.completions.create(**ask, extra_body={"min_tokens": 2})
-    assert [c.text for c in usual.choices] == [c.text for c in least.choices]
-
-
 def test_logprobs(client: object) -> None:
     """Of greedy tokens: each is its own likeliest. Joined, the tokens are the text."""
     ask = {"model": "demo", "prompt": PROMPTS[1], "max_tokens": 12, "temperature": 0}
@@ -274,9 +259,6 @@ def test_log_probabilities_have_the_bytes_of_a_piece_of_a_character(demo: Served
     for tokens in (told, [each["top_logprobs"][0] for each in told]):
         data = b"".join(bytes(each["bytes"]) for each in tokens)
         assert len(tokens) > 2 and data.decode() == "a\U0001f926\U0001f3fd"
-
-
-# ------------------------------------------------------------------------------------------ chat
 
 
 def test_a_chat_is_a_completion_of_its_template(client: object, llm: LLM) -> None:
@@ -311,11 +293,8 @@ def test_a_chat_is_a_completion_of_its_template(client: object, llm: LLM) -> Non
 
 WRONG = {
     "{{ ''.__class__.__mro__ }}": "refuses these messages: access to attribute '__class__'",
-    "{{ messages.append(1) }}": "refuses these messages: ",
     "{{ raise_exception('line\nline') }}": r"refuses these messages: line\nline",
     "{% for %}": "the chat template is broken: ",
-    "{{ nothing.at.all }}": "refuses these messages: 'nothing' is undefined",
-    "{% include '/etc/passwd' %}": "refuses these messages: no loader",
     "{% generation %}{{ messages[0].content }}{% endgeneration %}{{ 1 / 0 }}": "division by zero",
 }
 
@@ -364,9 +343,6 @@ def test_where_a_template_is_found(tmp_path: Path) -> None:
         read_template(tmp_path)
 
 
-# ------------------------------------------------------------------------------------------ text
-
-
 def pieces_of(words: Words, tokens: list[int]) -> list[str]:
     """As they would be sent, until a stop string is there."""
     found = []
@@ -398,6 +374,9 @@ def test_pieces_are_the_text_of_all_tokens(llm: LLM) -> None:
         decoded, words = 0, Words(decode)
         assert "".join(pieces_of(words, tokens)) == llm.tokenizer.decode(tokens)
         assert decoded < 40 * len(tokens)
+    for broken in range(9):  # the last of them may begin a character
+        tokens = [euro[0][1]] * broken + euro[0]
+        assert "".join(pieces_of(Words(decode), tokens)) == llm.tokenizer.decode(tokens)
     pieces = Pieces(decode)
     assert [pieces.add(token) for token in llm.tokenizer.encode("€")][-1] == "€"
 
@@ -467,9 +446,6 @@ def test_a_stop_string_may_begin_before_min_tokens_but_not_end() -> None:
     assert text_of(["ab", "bcz"], 3) == ("xabc", True), "what is held back has been looked through"
 
 
-# ------------------------------------------------------------------------- what clients of vLLM ask
-
-
 def ask(running: Served, path: str, body: object = None, **headers: str) -> tuple[int, dict, dict]:
     data = request(path, body, "POST" if body is not None else "GET", **headers)
     status, found, answer = parse(raw(running.place, data))
@@ -517,18 +493,6 @@ def test_the_first_event_of_a_chat_comes_with_its_first_token() -> None:
         assert b'"role":"assistant"' in connection.recv(65536)
 
 
-def test_it_tells_its_version_and_that_it_is_alive(demo: Served) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert ask(demo, "/version")[2] == {"version": project["version"]}
-    assert ask(demo, "/ping")[::2] == ask(demo, "/health")[::2]
-
-
-@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
-def test_what_costs_time_needs_the_key(priced: PricedEngine, path: str) -> None:
-    with served(priced, keys=(hash_of("secret"),)) as running:
-        assert ask(running, path, {"prompt": "x"})[0] == 401
-
-
 def test_null_is_not_given(demo: Served, client: object) -> None:
     """A client sends its answers back, with all that they hold; null content is an empty text."""
     asked = [{"role": "user", "content": "Hi"}]
@@ -545,9 +509,7 @@ def test_null_is_not_given(demo: Served, client: object) -> None:
     assert len(set(counts)) == 1
 
 
-def test_a_lenient_server_leaves_out_what_it_lacks_and_tells_it(
-    priced: PricedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lenient_server_leaves_out_what_it_lacks_and_tells_it(priced: PricedEngine) -> None:
     """In the answer's head."""
     odd = "a\r\nset-cookie: x\u00e9\u4e2d" + 900 * "y"
     message = {"role": "user", "content": "x", "reasoning_content": "z", "refusal": None}
@@ -566,8 +528,6 @@ def test_a_lenient_server_leaves_out_what_it_lacks_and_tells_it(
         (GOOD | {" ": 1}, ""),  # a header of a blank alone ended the connection
         (GOOD, None),
     )  # fmt: skip
-    # to look for a likely name of each took seconds
-    monkeypatch.setattr(schemas, "did_you_mean", lambda *_: pytest.fail("none is refused"))
     with served(priced, lenient=True) as running:
         for body, ignored in cases:
             path = CHAT if "messages" in body else TEXT
@@ -584,16 +544,6 @@ def test_a_lenient_server_leaves_out_what_it_lacks_and_tells_it(
             assert status == 400 and answer["error"]["param"] in {*wrong, "messages"}
 
 
-# ---------------------------------------------------------------------------------------- mistakes
-
-GOOD = {"prompt": "x", "max_tokens": 2}
-TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
-
-
-def test_what_asks_for_nothing_is_fine(demo: Served) -> None:
-    assert parse(raw(demo.place, request("/v1/completions", GOOD | schemas.IDLE)))[0] == 200
-
-
 NO_REQUESTS = [
     (request("/v1/completions", GOOD, transfer_encoding="chunked"), 400,
      "content-length and transfer-encoding exclude each other"),
@@ -601,8 +551,7 @@ NO_REQUESTS = [
      "the content type is 'text/plain'; it must be application/json"),
     (request("/v1/models", method="GET", host="evil.example"), 421,
      "the host 'evil.example' is not served here: use 127.0.0.1"),
-    (request("/v1/completions", b"", expect="100-continue", content_length="99999999"), 413,
-     "the body is longer than"),
+    (request("/v1/completions", b"{}" + b" " * 10**6), 413, "the body is longer than"),
     (request("/v1/completions", GOOD, method="DELETE"), 405, "takes no DELETE"),
 ]  # fmt: skip
 
@@ -610,7 +559,6 @@ NO_REQUESTS = [
 def test_what_is_no_request(priced: PricedEngine, caplog: pytest.LogCaptureFixture) -> None:
     """It is answered, counted, and in the log, once each."""
     caplog.set_level(logging.INFO, "nano-sarathi")
-    counts: dict[str, int] = {}
     with served(priced) as running:
         for data, status, sentence in NO_REQUESTS:
             caplog.clear()
@@ -619,13 +567,11 @@ def test_what_is_no_request(priced: PricedEngine, caplog: pytest.LogCaptureFixtu
             wait_for(lambda: caplog.records)
             line = caplog.records[0].getMessage()
             assert f" {status} " in line and line.endswith(headers["x-request-id"])
-            counts[str(status)] = counts.get(str(status), 0) + 1
-            assert statuses_of(running) == counts
-            counts["200"] = counts.get("200", 0) + 1  # of the metrics
-            wait_for(lambda: "/metrics" in caplog.text)
+        counts: Counter[str] = Counter()
+        for (_, own), count in metrics_of(running)["nano_sarathi:http_requests_total"].items():
+            counts[own] += count
+        assert counts == Counter(str(status) for _, status, _ in NO_REQUESTS)
 
-
-# ------------------------------------------------------------------------------- 500 bad requests
 
 VALUES = [None, True, False, 0, -1, 1, 1.5, -0.0, 1e308, 10**30, -(10**30), "", "x", "\u0000", "💥",
           [], [[]], [[[]]], [None], {}, {"a": {}}, [1, "a"], ["a"] * 3000, "y" * 5000, [2**63],
@@ -714,9 +660,6 @@ def test_500_bad_requests(demo: Served) -> None:
     assert parse(raw(demo.place, request("/v1/completions", GOOD)))[0] == 200
 
 
-# ----------------------------------------------------------------------- keys, limits, other sites
-
-
 @pytest.fixture
 def priced() -> PricedEngine:
     """For one server: its clock ends with that."""
@@ -735,8 +678,9 @@ def test_a_key(priced: PricedEngine) -> None:
             if status == 401:
                 assert headers["www-authenticate"] == "bearer"
                 assert json.loads(answer)["error"]["code"] == "invalid_api_key"
-        for path in ("/health", "/metrics"):
-            assert parse(raw(running.place, request(path, method="GET")))[0] == 200
+        assert ask(running, "/health")[0] == 200
+        for path in ("/tokenize", "/detokenize"):
+            assert ask(running, path, {"prompt": "x"})[0] == 401
 
 
 # What OpenAI's client for browsers sends with each request.
@@ -758,70 +702,48 @@ def test_an_origin_is_spelt_as_browsers_do(priced: PricedEngine) -> None:
         assert "access-control-allow-origin" in parse(raw(running.place, asked))[1]
 
 
-def test_other_sites_are_let_in_only_where_they_are_named(
-    priced: PricedEngine, demo: Served
-) -> None:
-    ask = {"origin": "https://a.example", "access_control_request_method": "POST"}
+def test_other_sites_are_let_in_only_where_they_are_named(priced: PricedEngine) -> None:
+    name = "access-control-allow-origin"
     with served(priced, origins=("https://a.example",)) as running:
-        _, headers, _ = parse(
-            raw(running.place, request("/v1/completions", method="OPTIONS", **ask))
-        )
-        assert headers["access-control-allow-origin"] == "https://a.example"
-        ask["origin"] = "https://b.example"
-        status, headers, _ = parse(
-            raw(running.place, request("/v1/completions", method="OPTIONS", **ask))
-        )
-        assert status == 400 and "access-control-allow-origin" not in headers
-        ask["origin"] = "https://a.example"
-        _, headers, _ = parse(raw(running.place, request(
-            "/v1/completions", method="OPTIONS", access_control_request_headers=OPENAIS, **ask
-        )))  # fmt: skip
+        for origin, allowed in (("https://a.example",) * 2, ("https://b.example", None)):
+            assert ask(running, "/v1/models", origin=origin)[1].get(name) == allowed
+            wrong = ask(running, TEXT, {}, origin=origin, content_type="x")
+            assert wrong[0] == 415 and wrong[1].get(name) == allowed
+        wanted = {"access_control_request_method": "POST", "origin": "https://a.example"}
+        wanted |= {"access_control_request_headers": OPENAIS}
+        _, headers, _ = parse(raw(running.place, request(TEXT, method="OPTIONS", **wanted)))
         assert headers["access-control-allow-headers"] == OPENAIS
-        wrong = request("/v1/completions", b"{}", origin="https://a.example", content_type="x")
-        status, headers, _ = parse(raw(running.place, wrong))
-        assert status == 415 and headers["access-control-allow-origin"] == "https://a.example"
         running.runner.close()
-        answer = parse(raw(running.place, request("/health", method="GET")))
-        assert answer[0] == 503 and json.loads(answer[2])["status"] == "the engine has ended"
-    _, headers, _ = parse(raw(demo.place, request("/v1/completions", method="OPTIONS", **ask)))
-    assert "access-control-allow-origin" not in headers
+        status, _, answer = ask(running, "/health")
+        assert status == 503 and answer["status"] == "the engine has ended"
 
 
 def test_ids(demo: Served) -> None:
     """A client's own id is kept if it is short and printable."""
     for own in ("abc-1", "x" * 128):
-        data = request("/v1/completions", GOOD, x_request_id=own)
-        _, headers, body = parse(raw(demo.place, data))
-        assert headers["x-request-id"] == own and json.loads(body)["id"] == f"cmpl-{own}"
+        _, headers, answer = ask(demo, TEXT, GOOD, x_request_id=own)
+        assert headers["x-request-id"] == own and answer["id"] == f"cmpl-{own}"
     for odd in ("x" * 129, "a b", ""):
-        _, headers, _ = parse(
-            raw(demo.place, request("/v1/models", method="GET", x_request_id=odd))
-        )
-        assert len(headers["x-request-id"]) == 32
+        assert len(ask(demo, "/v1/models", x_request_id=odd)[1]["x-request-id"]) == 32
 
 
 def test_a_full_queue_and_a_client_that_hangs_up(priced: PricedEngine) -> None:
     """Two run, one waits, the fourth is told when to come again. Slots come free at once."""
-    long = {"prompt": "x", "max_tokens": 1000, "stream": True}
+    long, opened = {"prompt": "x", "max_tokens": 1000, "stream": True}, []
     with served(priced, queue=1) as running:
-        opened = []
         for _ in range(3):
             connection = socket.create_connection(running.place)
-            connection.sendall(request("/v1/completions", long))
+            connection.sendall(request(TEXT, long))
             opened.append(connection)
         wait_for(lambda: running.runner.state()["running"] == 2)
         wait_for(lambda: running.runner.state()["waiting"] == 1)
-        status, headers, answer = parse(raw(running.place, request("/v1/completions", GOOD)))
+        status, headers, answer = ask(running, TEXT, GOOD)
         assert status == 429 and int(headers["retry-after"]) >= 1
-        assert json.loads(answer)["error"]["code"] == "queue_full"
-        opened.pop(0).close()
-        wait_for(lambda: running.runner.state()["waiting"] == 0)
-        assert parse(raw(running.place, request("/v1/completions", GOOD | {"n": 9})))[0] == 400
+        assert answer["error"]["code"] == "queue_full"
         for connection in opened:
             connection.close()
         wait_for(running.idle)
-        status, _, _ = parse(raw(running.place, request("/v1/completions", GOOD)))
-        assert status == 200
+        assert ask(running, TEXT, GOOD)[0] == 200
         ends = metrics_of(running)["vllm:request_success_total"]
         assert ends == {("stop",): 0, ("length",): 1, ("abort",): 3, ("error",): 0}
 
@@ -837,56 +759,29 @@ def metrics_of(running: Served) -> dict[str, dict[tuple, float]]:
     return found
 
 
-def statuses_of(running: Served) -> dict[str, int]:
-    """How many answers had each status, by the metrics."""
-    found: dict[str, int] = {}
-    for (_, status), count in metrics_of(running)["nano_sarathi:http_requests_total"].items():
-        found[status] = found.get(status, 0) + int(count)
-    return found
-
-
 def test_metrics(priced: PricedEngine) -> None:
     with served(priced) as running:
         for _ in range(3):
-            raw(running.place, request("/v1/completions", {"prompt": "a b c", "max_tokens": 5}))
+            ask(running, TEXT, {"prompt": "a b c", "max_tokens": 5})
         # the last answer is out a moment before its request has left the engine
         wait_for(running.idle)
         found = metrics_of(running)
-        assert found["vllm:prompt_tokens_total"] == {(): 9}
-        assert found["vllm:generation_tokens_total"] == {(): 15}
-        assert found["vllm:request_success_total"][("length",)] == 3
-        assert found["vllm:time_to_first_token_seconds_count"] == {(): 3}
-        assert found["vllm:inter_token_latency_seconds_count"] == {(): 12}
-        assert found["vllm:e2e_request_latency_seconds_count"] == {(): 3}
-        steps = found["nano_sarathi:iterations_total"]
-        assert steps == {("prefill",): 3, ("decode",): 12, ("hybrid",): 0}
-        assert found["vllm:num_requests_running"] == {(): 0} == found["vllm:num_requests_waiting"]
-        assert found["nano_sarathi:http_requests_total"] == {("/v1/completions", "200"): 3}
-        assert found["vllm:kv_cache_usage_perc"] == {(): 0}
-        own = [
-            f"nano_sarathi:{each}"
-            for each in ("longest_schedule_seconds", "schedule_seconds_total")
-        ]
-        longest, whole = [found[name][()] for name in own]
-        assert 0 < longest < whole < 15 * longest
-
-
-def test_metrics_cost_an_iteration_nothing(priced: PricedEngine) -> None:
-    """The runner counts. It describes an iteration only where a live page is open."""
-    with served(priced) as running:
-        assert running.runner.listeners == ()
-        changes = []
-
-        def switch(event: dict) -> None:
-            if event["type"] == "started" and not changes:  # in the middle of the prefill
-                changes.append(running.runner.switch("orca", 64))
-
-        running.runner.watch(switch)
-        raw(running.place, request("/v1/completions", {"prompt": [1] * 600, "max_tokens": 2}))
-        assert len(changes[0].result()) == 1
-        found = metrics_of(running)
-        assert found["vllm:num_preemptions_total"] == {(): 1}, "it is counted once"
-        assert sum(found["nano_sarathi:iterations_total"].values()) == 3
+    wanted = {
+        "prompt_tokens_total": 9, "generation_tokens_total": 15, "num_requests_running": 0,
+        "time_to_first_token_seconds_count": 3, "inter_token_latency_seconds_count": 12,
+        "e2e_request_latency_seconds_count": 3, "num_requests_waiting": 0, "kv_cache_usage_perc": 0,
+    }  # fmt: skip
+    assert {name: found[f"vllm:{name}"] for name in wanted} == {
+        name: {(): value} for name, value in wanted.items()
+    }
+    steps = found["nano_sarathi:iterations_total"]
+    assert steps == {("prefill",): 3, ("decode",): 12, ("hybrid",): 0}
+    assert found["nano_sarathi:http_requests_total"] == {(TEXT, "200"): 3}
+    own = [
+        f"nano_sarathi:{each}" for each in ("longest_schedule_seconds", "schedule_seconds_total")
+    ]
+    longest, whole = [found[name][()] for name in own]
+    assert 0 < longest < whole < 15 * longest
 
 
 def test_too_many_connections(priced: PricedEngine) -> None:
@@ -910,44 +805,34 @@ def test_an_engine_that_fails_ends_its_streams(
         raise RuntimeError("a kernel failed")
 
     async def failing() -> list[dict]:
-        body = {"prompt": "x", "max_tokens": 900, "ignore_eos": True}
         found = []
+        body = {"prompt": "x", "max_tokens": 900, "ignore_eos": True}
         async for event in events(demo.place, body):
             if not found:
                 monkeypatch.setattr(demo.api.engine.llm.model, "forward", fail)
             found.append(event)
         return found
 
-    *_, last = asyncio.run(failing())
-    assert last["error"]["code"] == "engine_failed"
-    status, _, answer = parse(raw(demo.place, request("/v1/completions", GOOD)))
-    assert status == 500 and json.loads(answer)["error"]["type"] == "server_error"
+    assert asyncio.run(failing())[-1]["error"]["code"] == "engine_failed"
+    status, _, answer = ask(demo, TEXT, GOOD)
+    assert status == 500 and answer["error"]["type"] == "server_error"
     monkeypatch.undo()
-    assert parse(raw(demo.place, request("/v1/completions", GOOD)))[0] == 200
-    _, _, health = parse(raw(demo.place, request("/health", method="GET")))
-    assert json.loads(health) == {
+    assert ask(demo, TEXT, GOOD)[0] == 200
+    assert ask(demo, "/ping")[2] == ask(demo, "/health")[2] == {
         "status": "ok", "failures": 2, "last_error": "RuntimeError: a kernel failed"
     }  # fmt: skip
 
 
 def test_a_priced_engine_says_so(priced: PricedEngine) -> None:
     with served(priced) as running:
-        _, _, body = parse(raw(running.place, request("/v1/models", method="GET")))
-        (model,) = json.loads(body)["data"]
+        (model,) = ask(running, "/v1/models")[2]["data"]
         assert model["priced"] and "predicted by the cost model" in model["description"]
         stream = asyncio.run(streamed(running.place, GOOD | {"prompt": "three words x"}))
         assert (stream.text, stream.reason) == (" ·" * 2, "length")
-        status, _, answer = parse(
-            raw(running.place, request("/v1/completions", GOOD | {"logprobs": 1}))
-        )
-        assert status == 400 and b"logprobs: the cost model computes no tokens" in answer
+        assert ask(running, TEXT, GOOD | {"logprobs": 1})[0] == 400
         messages = [{"role": "user", "content": "three words x"}]
-        ask = request("/v1/chat/completions", {"messages": messages, "max_tokens": 2})
-        usage = json.loads(parse(raw(running.place, ask))[2])["usage"]
+        usage = ask(running, CHAT, {"messages": messages, "max_tokens": 2})[2]["usage"]
         assert usage == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-
-
-# ------------------------------------------------------------------------------------ the command
 
 
 @contextlib.contextmanager
@@ -1012,28 +897,6 @@ def test_a_signal_lets_accepted_streams_end(name: str) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
-def test_a_second_interrupt_ends_it_at_once() -> None:
-    """A closed terminal does not end it under nohup."""
-    usual = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with start("--drain", "1000") as process:
-        signal.signal(signal.SIGHUP, usual)
-        place = place_of(process)
-        process.send_signal(signal.SIGHUP)
-        assert parse(raw(place, request("/health", method="GET")))[0] == 200
-        with socket.create_connection(place) as connection:
-            connection.sendall(request("/v1/completions", {"prompt": "x", "max_tokens": 1900}))
-            wait_for(lambda: b"running{model_name=\"llama-13b\"} 1" in raw(
-                place, request("/metrics", method="GET")))  # fmt: skip
-            process.send_signal(signal.SIGINT)
-            wait_for(lambda: raw(place, request("/health", method="GET")).startswith(
-                b"HTTP/1.1 503"))  # fmt: skip
-            begin = time.monotonic()
-            process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 130 and time.monotonic() - begin < 20
-        assert "Traceback" not in process.stderr.read()
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_what_does_not_end_in_time_is_cut_and_told() -> None:
     with start("--drain", "0.2") as process:
         place = place_of(process)
@@ -1057,16 +920,3 @@ def test_a_port_that_is_taken() -> None:
         port = listener.getsockname()[1]
         with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1, port {port}: Address"):
             listen("127.0.0.1", port)
-
-
-@pytest.mark.browser
-def test_a_browser_asks_the_api(priced: PricedEngine, browser: object) -> None:
-    """From the server's own page, and from no other site."""
-    ask = "address => fetch(address).then(answer => answer.status, () => 0)"
-    with served(priced) as running, served(priced) as other:
-        page = browser.new_page()
-        page.route("**/blank", lambda route: route.fulfill(body="", content_type="text/html"))
-        page.goto(f"{running.url}/blank")
-        assert page.evaluate(ask, f"{running.url}/v1/models") == 200
-        assert page.evaluate(ask, f"{other.url}/v1/models") == 0, "no CORS headers, no answer"
-        page.close()

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import logging
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +18,6 @@ from watch import wait_for
 from command.checks import WHY_BROKEN, UserError
 from engine import LLM, SamplingParams
 from experiments.lib.clients import events, parse, raw, request
-from loading.files import DEMO
 from loading.tokenizer import load_tokenizer
 from web import explore_routes, live
 from web.api import AT_ONCE
@@ -108,18 +105,6 @@ def test_a_loopback_address_is_guarded_against_other_names(host: str) -> None:
 
 
 # ------------------------------------------------------------------------------------- checkpoints
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs odd names of folders")
-def test_a_folder_with_an_odd_name(tmp_path: Path) -> None:
-    """Its name is in a header of each answer."""
-    folder = tmp_path / " a\nb\x1b[31m "
-    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.py", "*.txt", "__pycache__"))
-    engine = RealEngine(LLM(str(folder)))
-    assert engine.name == "a\\nb\\x1b[31m"
-    told = [(b"x-engine", engine.description.encode())]
-    with served(engine, headers=told) as running:
-        assert ask(running, "/v1/completions", GOOD)[0] == 200
 
 
 def test_broken_logits_end_their_own_request_alone(small: str) -> None:

@@ -269,6 +269,23 @@ def test_an_answer_names_all_policies_that_served_it(engine: PricedEngine) -> No
         assert json.loads(answer)["system_fingerprint"] == "sarathi_serve C=256; orca C=99"
 
 
+def test_the_error_names_the_policy_that_failed(engine: PricedEngine, tmp_path: Path) -> None:
+    """Also one that was in force before, and came back."""
+    fails = "assert all(len(r.output) < 9 for r in self.running)"
+    mine, steps = policy_of(tmp_path, "back", SCHEDULE.format(fails)), []
+    with served(engine) as running:
+
+        def change(event: dict) -> None:
+            steps.append(event["type"])
+            if event["type"] == "iteration" and steps.count("iteration") in (1, 3, 5):
+                running.runner.switch("orca" if steps.count("iteration") == 3 else mine, 99)
+
+        running.runner.watch(change)
+        body = {"prompt": "one two three", "max_tokens": 20}
+        status, _, answer = parse(raw(running.place, request("/v1/completions", body)))
+        assert status == 500 and "failed under the policy back C=99" in answer.decode()
+
+
 def test_the_first_policy_is_tried_too(tmp_path: Path) -> None:
     """Before anybody is served."""
     serve = importlib.import_module("serve")

@@ -94,6 +94,12 @@ TEXTS = {
 }  # fmt: skip
 
 
+def test_what_a_request_has_not_reached_is_an_empty_cell(tmp_path: Path) -> None:
+    Trace(lives={3: Life(3, 1.0, 5, 2.0)}).to_csv(tmp_path / "run.csv")
+    [row] = csv.DictReader((tmp_path / "run.csv").read_text().splitlines())
+    assert row["ttft"] == row["latency"] == row["mean_tbt"] == "" and row["ended"] == "0"
+
+
 def test_no_spreadsheet_computes_what_a_client_sent(tmp_path: Path) -> None:
     """In the table of a run, and in those of experiments, which read it again."""
     lives = {i: Life(i, 1.0, 5, 2.0, tags={"user": text}) for i, text in enumerate(TEXTS)}
@@ -434,6 +440,16 @@ def drawn(folder: Path, name: str, end: str, *flags: tuple) -> Rows:
     assert done.returncode == 0, done.stderr
     assert (folder / f"{name}-{end}.png").exists()
     return read_rows(folder / f"{name}-{end}.csv")
+
+
+def test_lengths_that_are_predicted_have_files_of_their_own(tmp_path: Path) -> None:
+    """Two errors are compared: the second run must not replace the first."""
+    policy = "--policy-file", EXAMPLES / "shortest_output.py", "--rate", "9"
+    for lengths in ("oracle", "classes=0.55"):
+        end = f"users-llama3.1-8b-h100-{lengths}-shortest_output"
+        flags = (*policy, "--predicted-lengths", lengths)
+        rows = drawn(tmp_path, "serve_latency", end, USED, flags)
+        assert (rows.one("length error") == 0) == (lengths == "oracle")
 
 
 @pytest.mark.parametrize("name", ["serve_chunking", "serve_linears", "serve_phases"])
