@@ -88,8 +88,8 @@ class LLM:
     cost: a function: batch -> seconds, for a policy that asks (`Scheduler.cost`).
     fast: False runs without the folder fast/. All modules are plain, and their hooks are called.
 
-    After a call, `trace` tells what its iterations did. Raises checks.UserError, one line that
-    names the bad value.
+    After a call, `trace` tells what its iterations did. Raises command.checks.UserError, one line
+    that names the bad value.
     """
 
     _own_layers = range  # number of layers -> those to load; a stage of a pipeline has some of them

@@ -1,13 +1,13 @@
 """All that is worth knowing about this engine on your GPU: ten minutes, one file to send back.
 
-    make gpu                                             LLaMA-13B, as the paper; 28 GB of memory
+    make gpu                                             the largest of MODELS that fits this card
     python experiments/gpu_day.py --only decode,prefill  some steps
     python experiments/gpu_day.py --device cpu           a rehearsal: the demo model on a CPU
 
-Steps run in the order of their worth, each under a limit of its own, in a worker process. If a step
-fails, the next one goes on. If it hangs or breaks the device, the worker is ended, and a new one
-goes on behind it. Each result is on the disk before the next one begins, and the zip is written
-again after each step. Predictions are the cost model's, with vLLM's constants.
+The most useful step runs first. Each has a limit of its own, in a worker process. If a step fails,
+the next one goes on. If it hangs or breaks the device, its process is ended, and a new one takes
+the next step. Each result is on the disk before the next one begins, and the zip is written again
+after each step. Predictions are the cost model's, with vLLM's constants.
 """
 
 import enter  # noqa: F401
@@ -59,8 +59,15 @@ STEPS: dict[str, tuple[int, Callable]] = {}  # name -> (limit in s, function), t
 WORKER = "from pathlib import Path; from experiments.gpu_day import work"
 CASE = "model", "back", "graphs", "small", "start", "riders"
 COLUMNS = "kind", *CASE, "tokens", "B", "ms", "predicted_ms", "share"  # of gpu.csv
-KINDS = "decodes", "chunk"  # rows of gpu.jsonl that are iterations
-GPUS_HERE = {"H200": "h200", "H100": "h100", "A100": "a100-80gb", "L40S": "l40s", "T4": "t4"}
+# rows of gpu.jsonl that are iterations, what they are compared with, and what grows
+KINDS = ("decodes", "a copy", "B"), ("chunk", "a large product", "tokens")
+MODEL_FOR = {56e9: "llama-13b", 22e9: "llama3.1-8b", 0: "llama3.2-3b"}  # from so many bytes on
+CARDS = {  # a part of the card's name: ours. The first that fits
+    "H100 PCIe": "h100-pcie", "H100": "h100", "H200": "h200", "B200": "b200", "L40S": "l40s",
+    "A100-SXM4-40GB": "a100-40gb", "A100": "a100-80gb", "A6000": "a6000", "A10": "a10",
+    "A30": "a30", "A40": "a40", "L20": "l20", "L4": "l4", "T4": "t4", "4090": "rtx4090",
+    "3090": "rtx3090",
+}  # fmt: skip
 
 
 def step(limit: int) -> Callable:
@@ -77,11 +84,16 @@ class Day:
     def __init__(self, out: Path, device: str) -> None:
         self.out, self.device, self.now = out, torch.device(device), ""
         self.cuda = self.device.type == "cuda"
-        self.model, self.second = ("llama-13b", "llama3.1-8b") if self.cuda else ("demo", "demo")
+        self.model = self.second = "demo"
         self.length, self.slots, self.repeats = (1024, 18, 5) if self.cuda else (256, 4, 2)
         self.loaded: tuple[tuple, LLM] | None = None
-        name = torch.cuda.get_device_name() if self.cuda else ""
-        self.gpu = next((gpu for part, gpu in GPUS_HERE.items() if part in name), "h100")
+        self.gpu: str | None = None  # None: nothing is predicted
+        if self.cuda:
+            memory = torch.cuda.get_device_properties(self.device).total_memory
+            self.model = next(name for least, name in MODEL_FOR.items() if memory >= least)
+            self.second = "llama3.2-3b" if self.model != "llama-13b" else "llama3.1-8b"
+            name = torch.cuda.get_device_name()
+            self.gpu = next((gpu for part, gpu in CARDS.items() if part in name), None)
 
     def note(self, **row: object) -> None:
         with open(self.out / "gpu.jsonl", "a", encoding="utf-8") as file:
@@ -103,7 +115,9 @@ class Day:
         return llm
 
     def predicted(self, model: str, batch: Batch) -> float:
-        """ms"""
+        """ms; NaN for a card that configs/ does not know"""
+        if self.gpu is None:
+            return float("nan")
         return 1e3 * CostModel(MODELS[model], GPUS[self.gpu], software="vllm").seconds(batch)
 
     def timed(self, run: Callable[[Batch], object], batch: Batch) -> float:
@@ -142,14 +156,18 @@ def ceilings(day: Day) -> None:
     copy = min(seconds(lambda: pair[0].copy_(pair[1]), 5) for _ in range(3))
     x, y = (torch.randn(n, n, device=day.device).bfloat16() for _ in range(2))
     gemm = min(seconds(lambda: x @ y, 5) for _ in range(3))
-    day.note(what="copy", unit="GB/s", value=2e-9 * size / copy)
-    day.note(what="gemm", unit="TFLOP/s", value=2e-12 * n**3 / gemm)
+    day.note(what="a copy", unit="GB/s", value=2e-9 * size / copy)
+    day.note(what="a large product", unit="TFLOP/s", value=2e-12 * n**3 / gemm)
 
 
-def decodes_of(
-    day: Day, model: str, back: str, graphs: str, sizes: tuple[int, ...], small: str = "triton"
-) -> None:
-    """Iterations of decodes: ms, bytes read, what the host takes. small: whose small operators."""
+def how(llm: LLM) -> dict[str, object]:
+    """What runs an iteration. small: whose small operators."""
+    small = "triton" if cuda.small_operators(llm.device, llm.dtype) else "pytorch"
+    return {"back": llm.attention, "graphs": bool(llm.graphs), "small": small}
+
+
+def decodes_of(day: Day, model: str, back: str, graphs: str, sizes: tuple[int, ...]) -> None:
+    """Iterations of decodes: ms, bytes read, what the host takes."""
     config, length = MODELS[model], day.length
     llm = day.llm(model, max(sizes), length, back, graphs)
     run, runs = batch_runner(llm, False), llm.make_executor()
@@ -162,7 +180,7 @@ def decodes_of(
         runs.forward(flat, untimed)
         host = time.perf_counter() - begin  # no wait: until all is launched
         size = 2 * config.parameters + decodes * length * config.kv_bytes_per_token(2)
-        case = {"model": model, "back": llm.attention, "graphs": bool(llm.graphs), "small": small}
+        case = {"model": model, **how(llm)}
         times = {"ms": 1e3 * seconds, "predicted_ms": day.predicted(model, batch)}
         rate = 1e-9 * size / seconds
         day.note(what="decodes", **case, B=decodes, **times, host_ms=1e3 * host, rate=rate)
@@ -174,7 +192,7 @@ def decode(day: Day) -> None:
     sizes = (1, 2, 4, 8, 16, 32) if day.cuda else (1, 2)
     for graphs in ("off", "on") if day.cuda else ():
         with mock.patch.object(cuda, "small_operators", lambda *_: None):
-            decodes_of(day, day.model, "rows", graphs, sizes, "pytorch")
+            decodes_of(day, day.model, "rows", graphs, sizes)
         day.loaded = None
         decodes_of(day, day.model, "rows", graphs, sizes)
     for back in ("xformers", "sdpa"):
@@ -191,7 +209,7 @@ def prefill(day: Day) -> None:
         for start, n in [(0, length >> shift) for shift in range(5)] + [(length // 2, length // 4)]:
             batch = make_batch([(start, n, length)], riders, length)
             seconds = day.timed(run, batch)
-            case = {"model": day.model, "start": start, "riders": riders, "tokens": n}
+            case = {"model": day.model, **how(llm), "start": start, "riders": riders, "tokens": n}
             times = {"ms": 1e3 * seconds, "predicted_ms": day.predicted(day.model, batch)}
             rate = 2e-12 * config.parameters * (n + riders) / seconds
             day.note(what="chunk", **case, **times, rate=rate)
@@ -217,8 +235,8 @@ def figure(day: Day, name: str, wanted: Callable[[dict], bool], repeats: int) ->
     for engine in sweep.on:
         jobs = [(engine, case) for case in cases]
         rows += rows_of("predicted", jobs, [sweep.run(engine, **case) for case in cases])
-    here = Priced(day.model, day.gpu, software="vllm")  # no second GPU in a picture
-    for case in cases:
+    for case in cases if day.gpu else ():  # no second GPU in a picture
+        here = Priced(day.model, day.gpu, software="vllm")
         day.note(what="figure", figure=name, **case, predicted=sweep.run(here, **case))
     found = Rows(rows, study.units)
     with suppress(Exception):  # some cases of all: what a study says of all may not exist
@@ -292,9 +310,7 @@ def large(day: Day) -> None:
     if not day.cuda:
         model, case = day.model, {"L": 64, "B": 3, "PD": 7.0, "C": 16}
     real = Real(day.llm(model, case["B"], case["L"]), 1)
-    predicted = gains(Priced(model, day.gpu, software="vllm"), **case)
-    measured = real.rows(gains, [case])
-    day.note(what="table4", model=model, **case, predicted=predicted, measured=measured)
+    day.note(what="table4", model=model, **case, measured=real.rows(gains, [case]))
 
 
 @step(150)
@@ -342,8 +358,11 @@ def work(out: Path, device: str, names: list[str]) -> None:
 def read(out: Path, what: str = "") -> list[dict]:
     """The rows so far, of one kind. The last line may be half written."""
     file = out / "gpu.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines(True) if file.exists() else []
-    rows = [json.loads(line) for line in lines if line.endswith("\n")]
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    rows = []
+    for line in lines:
+        with suppress(ValueError):
+            rows.append(json.loads(line))
     return [row for row in rows if what in ("", row["what"])]
 
 
@@ -376,7 +395,7 @@ def drive(out: Path, device: str, left: list[str], seconds: float) -> list[str]:
         if now not in {row["step"] for row in read(out, "end")}:
             row = {"step": now, "what": "end", "failed": f"ended, status {worker.returncode}"}
             with open(out / "gpu.jsonl", "a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+                file.write("\n" + json.dumps(row) + "\n")  # its last line may be half written
         done = {row["step"] for row in read(out, "end")}
         left = [name for name in left if name not in done]
     return left
@@ -398,15 +417,19 @@ def summarize(out: Path, left: list[str]) -> str:
     lines += [f"- {name}: not run" for name in left]
     look.use_style()
     figure, panels = plt.subplots(1, 2, figsize=(15, 6.5), layout="constrained")
-    for axes, kind, of, x in zip(panels, KINDS, ("copy", "gemm"), ("B", "tokens"), strict=True):
+    for axes, (kind, of, x) in zip(panels, KINDS, strict=True):
         top = (read(out, of) or [{"value": float("inf"), "unit": ""}])[-1]
-        lines += ["", f"{of}: {top['value']:.0f} {top['unit']}", ""]
+        lines += ["", f"{of}: {top['value']:.4g} {top['unit']}", ""]
         groups: dict[str, list] = {}
         for row in read(out, kind):
             row |= {"kind": kind, "share": round(100 * row["rate"] / top["value"])}
-            said = " ".join(f"{name} {row[name]}" for name in CASE if name in row)
-            took = f"{row['ms']:.2f} ms (predicted {row['predicted_ms']:.2f}), {row['share']} %"
-            lines.append(f"- {kind}: {said} {x} {row[x]}: {took}")
+            said = f"{row['model']}, {row['back']}, {row['small']}'s small operators"
+            said += ", graphs" if row["graphs"] else ""
+            if kind == "chunk":
+                said += f", from token {row['start']}, beside {row['riders']} decodes"
+            hope = f" (predicted {row['predicted_ms']:.2f})" if row["predicted_ms"] > 0 else ""
+            took = f"{row['ms']:.2f} ms{hope}, {row['share']} %"
+            lines.append(f"- {row[x]} {'decodes' if x == 'B' else 'tokens'}, {said}: {took}")
             hoped = row["share"] * row["ms"] / row["predicted_ms"]
             groups.setdefault(said, []).append((row[x], row["share"], hoped))
             found.append(row)
@@ -415,7 +438,7 @@ def summarize(out: Path, left: list[str]) -> str:
             (line,) = axes.plot(places, shares, "o-", label=name)
             axes.plot(places, hoped, ":", color=line.get_color())
         what = "decodes of 1 token each" if x == "B" else "tokens of a chunk"
-        axes.set(xlabel=what, ylabel=f"% of what a {of} reaches, {top['unit']}", ylim=(0, 105))
+        axes.set(xlabel=what, ylabel=f"% of what {of} reaches, {top['unit']}", ylim=(0, 105))
         axes.set_title("measured; dotted: predicted")
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:g}")
@@ -440,8 +463,8 @@ def main() -> None:
     }
     options = ScriptParser(__doc__, flags).parse_args()
     out, names = options.out.resolve(), [*STEPS]
-    if options.only:
-        names = options.only.split(",")
+    if options.only:  # shares need the ceilings
+        names = [*dict.fromkeys(["ceilings", *options.only.split(",")])]
         for name in names:
             lookup(STEPS, name, "step")
     if options.device != "cpu" and not torch.cuda.is_available():

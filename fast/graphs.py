@@ -117,10 +117,8 @@ class Graphs:
 def graphs_for(model: Transformer, cache: KVCache, when: str, name: str) -> Graphs | None:
     """None without CUDA graphs. when: "on", "off", or "auto", which asks `launches_decide`.
 
-    "again" is for a cache of another size: as "on", where that can be.
-
-    name: of the back end of attention. A recording runs the same. UserError for "on" where it
-    cannot be recorded.
+    "again" is for a cache of another size: as "on", where that can be. name: of the back end of
+    attention. A recording runs the same. UserError for "on" where it cannot be recorded.
     """
     config = model.config
     if when == "on" and isinstance(cache, PagedCache):

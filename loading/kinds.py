@@ -23,7 +23,7 @@ REASONS: dict[str, str] = {
         "deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 longcat_flash",
     "some of its layers keep a state in place of keys and values":
         "mamba mamba2 jamba bamba falcon_h1 nemotron_h qwen3_next zamba2",
-    "some of its layers see a window, others all, and here all layers have one kind of cache":
+    "some of its layers see a window, and a price has one cache for all (generate.py runs Gemma 3)":
         "gemma2 gemma3_text gpt_oss cohere2",
     "its experts are not as Mixtral's or Qwen3's: shared ones, other layers, or no such config":
         "qwen2_moe deepseek glm4_moe llama4 llama4_text dbrx olmoe phimoe",

@@ -29,9 +29,8 @@ def priced_model(model: str | ModelConfig, weights: str | None = None) -> ModelC
         return model
     if isinstance(model, str) and model in MODELS:
         return MODELS[model]
-    if isinstance(model, str) and (
-        folder := folder_of(model) or folder_of(HUB_IDS.get(model, model))
-    ):
+    places = (model, HUB_IDS.get(model, model)) if isinstance(model, str) else ()
+    if folder := next(filter(None, map(folder_of, places)), None):
         config = load_config(folder, Path(model).name, priced=True)
         return replace(config, tied=config.tied and not has_own_head(folder))
     raise UserError(

@@ -36,7 +36,7 @@ def test_gpus_get_a_pytorch_that_is_allowed() -> None:
     document, lines = read(ROOT / "docs" / "gpu.md"), read(ROOT / "requirements.txt")
     ends = re.search(r"^torch>=([\d.]+),<=([\d.]+)$", lines, re.MULTILINE).groups()
     assert f"PyTorch {ends[0]} to {ends[1]} are allowed" in document
-    assert f"torch=={ends[0]}" in document and f"takes PyTorch {ends[1]} |" in document
+    assert f"torch=={ends[0]}" in document and f"takes PyTorch {ends[1]}" in document
 
 
 def test_the_life_of_a_request_goes_through_the_book() -> None:

@@ -1,6 +1,5 @@
 """`make gpu`, rehearsed on a CPU: all steps; one that raises, hangs, or ends its process."""
 
-import json
 import zipfile
 from pathlib import Path
 
@@ -14,10 +13,13 @@ from pathlib import Path
 from experiments import gpu_day
 
 def raises(day): raise ValueError("no such kernel")
-def hangs(day): time.sleep(60)
+def hangs(day):
+    with open(day.out / "gpu.jsonl", "a") as file:
+        file.write('{"step": "hal')
+    time.sleep(60)
 def dies(day): os._exit(9)
 def breaks(day): raise RuntimeError("CUDA error: an illegal memory access was encountered")
-def last(day): day.note(what="copy", unit="GB/s", value=1.0)
+def last(day): day.note(what="a copy", unit="GB/s", value=1.0)
 
 for each in (raises, hangs, dies, breaks, last):
     gpu_day.STEPS[each.__name__] = 1 if each is hangs else 30, each
@@ -43,9 +45,8 @@ def test_a_bad_step_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "- hangs: 0 s, ended" in gpu_day.summarize(out, [])
     gpu_day.bundle(out)
     with zipfile.ZipFile(out / "gpu-day.zip") as made:
-        lines = made.read("gpu.jsonl").decode().splitlines()
         assert {"gpu.jsonl", "gpu.png", "summary.md", "log.txt"} <= {*made.namelist()}
-    assert [row["value"] for row in map(json.loads, lines) if "value" in row] == [1.0]
+    assert [row["value"] for row in gpu_day.read(out, "a copy")] == [1.0]
 
 
 @pytest.mark.slow
@@ -54,6 +55,6 @@ def test_all_steps_on_a_cpu(tmp_path: Path) -> None:
     assert gpu_day.drive(tmp_path, "cpu", names, 300) == []
     rows = gpu_day.read(tmp_path)
     assert not [row["failed"] for row in rows if row.get("failed")]
-    assert {"decodes", "chunk", "figure", "sampling", "table4"} <= {row["what"] for row in rows}
+    assert {"decodes", "chunk", "sampling", "table4"} <= {row["what"] for row in rows}
     made = {path.name for path in tmp_path.iterdir()}
     assert {f"{name}.png" for name in ("fig3", "fig4", "fig8", "fig9")} <= made
