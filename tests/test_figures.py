@@ -285,3 +285,11 @@ def test_bad_flags_are_one_line(script: str, flags: list[str], complaint: str) -
     done = call(script, *flags)
     assert done.returncode == 2 and done.stdout == ""
     assert complaint in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_what_is_measured_on_the_papers_model_is_drawn_once() -> None:
+    """Fig 4 has a panel for predictions of LLaMA-13B, and one for what is measured."""
+    rows = read_rows(Path(gallery.ROOT) / "results" / "h200" / "fig4.csv")
+    picture = studies()["fig4"].picture(rows)
+    heads = [axes.get_title().replace("\n", " ") for axes in picture.axes]
+    assert len(heads) == 4 and len({*heads}) == 4

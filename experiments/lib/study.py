@@ -217,6 +217,9 @@ def draw_panels(
     for source in rows.sources():
         own = rows.where(source=source)
         facets = [each for panel in panels for each in panel.facets(own)]
+        # measured on the paper's own model, a panel for predictions and one for measurements agree
+        drawn = {(each.x, each.y, *map(id, each.rows(own))): each for each in reversed(facets)}
+        facets = [*reversed(drawn.values())]
         models = list(own.by("model"))  # those of one stand together
         found[source] = [
             each for one in models for each in facets if each.where.get("model", models[0]) == one
