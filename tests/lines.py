@@ -12,10 +12,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OTHERS = ("toml", "js", "html", "css", "cpp", "sh")  # what is written by hand
 MOST = {
-    "lines of .py": 76_800,
-    "bytes of .py": 3_371_000,
-    "marks of .py for the formatter": 418,
-    f"lines of .{', .'.join(OTHERS)}": 8_830,
+    "lines of .py": 76_750,
+    "bytes of .py": 3_369_000,
+    "marks of .py for the formatter": 416,
+    f"lines of .{', .'.join(OTHERS)}": 8_828,
 }
 
 # The core of the book: the first files of the README's map, in its order.
