@@ -4,7 +4,7 @@ A chunk, a whole prompt and a decode differ in two numbers only: how many new ro
 and how many of its tokens are in the cache. A *span* is rows that attend together: the rows of one
 chunk, or one row of each decode. Two functions here attend a span, with these arguments:
 
-    attend(q, keys, values, slots, contexts) -> y
+    attend_span(q, keys, values, slots, contexts) -> y
         q         (n, Tq, n_head, head_dim)   Tq new rows of n requests: n = 1 for a chunk, Tq = 1
                                               for decodes
         keys      (n_kv_head, slots, length, head_dim)   a layer's whole cache; values: the same
@@ -118,7 +118,7 @@ def sdpa(
         key, value = key[:, None].expand(shape), value[:, None].expand(shape)
         full = rows == context and not window  # a whole prompt: its triangle needs no mask
         mask = None if full else chunk_mask(start - first, rows, q.device)
-        if window:
+        if window:  # nor a key further back
             mask = mask.triu(start - first + 1 - window)
         y = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=full)
         out[i] = y.permute(2, 0, 1, 3).flatten(1, 2)  # (Tq, n_head, head_dim)
@@ -130,7 +130,7 @@ def split_heads(qkv: Tensor, n_kv_head: int) -> tuple[Tensor, Tensor, Tensor]:
     return qkv.split((qkv.shape[1] - 2 * n_kv_head, n_kv_head, n_kv_head), dim=1)
 
 
-def span_by_span(attend: SpanAttention) -> Attention:
+def span_by_span(attend_span: SpanAttention) -> Attention:
     """A back end that writes K and V of a batch's rows to the cache, then attends each span."""
 
     def attention(batch: FlatBatch, cache: KVCache) -> AttendLayer:
@@ -140,8 +140,8 @@ def span_by_span(attend: SpanAttention) -> Attention:
             y = torch.empty_like(q)  # (T, n_head, head_dim)
             for span in batch.spans:
                 rows = q[span.rows].unflatten(0, (len(span.slots), -1))  # (n, Tq, n_head, head_dim)
-                found = attend(rows, *cache.read(layer, span.slots, span.contexts), span.contexts)
-                y[span.rows] = found.flatten(0, 1)
+                keys, values, slots = cache.read(layer, span.slots, span.contexts)
+                y[span.rows] = attend_span(rows, keys, values, slots, span.contexts).flatten(0, 1)
             return y.flatten(1)  # (T, n_head * head_dim)
 
         return attend_layer

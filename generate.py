@@ -17,10 +17,8 @@ from pathlib import Path
 from command.checks import WHY_BROKEN, UserError
 from command.cli import progress, read_text, run_main
 from command.flags import LAYOUTS, Flag, Parser
-from configs import MODELS
 from engine import LLM, BeamSearchParams, SamplingParams, StreamedToken
-from loading.files import for_text
-from loading.load import find_model
+from loading.load import find_model, late_tokenizer
 from loading.policyfile import load_files, warn_if_crowded
 from loading.tokenizer import load_tokenizer
 from pictures import perfetto
@@ -71,20 +69,21 @@ def parse_args() -> argparse.Namespace:
 
 
 def beam_params(args: argparse.Namespace) -> BeamSearchParams | None:
-    """What --beams asks for. Raises UserError if an option of sampling is given with it."""
+    """What --beams asks for. Raises UserError if an option is given that does nothing."""
+    usual = {"temperature": 0, "top_k": 0, "top_p": 1}
+    given = {name: getattr(args, name) for name in usual if getattr(args, name) != usual[name]}
+    flags = [f"--{name.replace('_', '-')} is {value}" for name, value in given.items()]
     if args.beams is None:
         for name in ("length_penalty", "n", "cache"):
             if getattr(args, name) not in (None, *LAYOUTS):
                 raise UserError(
                     f"--{name.replace('_', '-')} is for beam search only: give --beams too"
                 )
+        if flags and "temperature" not in given:
+            raise UserError(f"{flags[0]}, and nothing is drawn: give --temperature too")
         return None
-    for name, usual in (("temperature", 0), ("top_k", 0), ("top_p", 1)):
-        if getattr(args, name) != usual:
-            flag = f"--{name.replace('_', '-')}"
-            raise UserError(
-                f"{flag} is {getattr(args, name)}; a beam search does not sample: leave it out"
-            )
+    if flags:
+        raise UserError(f"{flags[0]}; a beam search does not sample: leave it out")
     return BeamSearchParams(
         args.beams, args.max_tokens, args.n, ignore_eos=args.ignore_eos,
         length_penalty=1.0 if args.length_penalty is None else args.length_penalty,
@@ -107,11 +106,14 @@ def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
     return prompts
 
 
-def longest(args: argparse.Namespace, prompts: Sequence[str]) -> int | None:
-    """Tokens that a request takes at most, if the model allows so many. None: not known here."""
+def longest(args: argparse.Namespace, prompts: Sequence[str]) -> int:
+    """Tokens that a request takes at most, if the model allows so many.
+
+    Raises UserError if there is no such model, or if it has no tokenizer.
+    """
     config, directory = find_model(args.model)
-    if (tokenizer := load_tokenizer(directory)) is None:
-        return None
+    tokenizer = load_tokenizer(directory) if directory else None
+    tokenizer = tokenizer or late_tokenizer(config, directory, 0)
     texts = [text.encode(errors="replace").decode() for text in prompts]  # `LLM` refuses others
     output = 0 if args.beams else args.max_tokens - 1  # the last one is not fed back
     most = max(len(tokenizer.encode(text)) for text in texts) + output
@@ -197,12 +199,8 @@ def rate(count: int, seconds: float, what: str = "tokens") -> str:
 
 def main() -> None:
     args = parse_args()
-    if args.model in MODELS and args.model != "demo":
-        raise UserError(
-            f"model {args.model!r} has random weights and no tokenizer: for text choose"
-            f" {for_text(args.model)}"
-        )
     prompts = read_prompts(args.prompts, args.file)
+    length = longest(args, prompts)  # before the weights: it complains
     params = SamplingParams(
         args.max_tokens, args.temperature, args.top_k, args.top_p, ignore_eos=args.ignore_eos
     )
@@ -212,7 +210,7 @@ def main() -> None:
         policy=args.policy,
         chunk_size=args.chunk_size,
         max_batch_size=args.max_batch_size,
-        max_length=longest(args, prompts) if args.max_length is None else args.max_length,
+        max_length=length if args.max_length is None else args.max_length,
         cache="slots" if beams or args.cache is None else args.cache,
         block_size=args.block_size,
         prefix_caching=args.prefix_caching,

@@ -49,7 +49,7 @@ class ResidualLinear(nn.Linear):
 
 
 class Layer(nn.Module):
-    """One decoder block. x: (T, H) throughout."""
+    """One decoder block. x: (T, H) throughout: T rows, H = hidden; below, H2 = intermediate."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -58,7 +58,7 @@ class Layer(nn.Module):
         norm = nn.LayerNorm if gpt2 else nn.RMSNorm
         self.norm_1 = norm(config.hidden, eps=config.norm_eps)
         self.norm_2 = norm(config.hidden, eps=config.norm_eps)
-        for name, (inputs, outputs) in config.linears.items():
+        for name, (inputs, outputs) in config.linears.items():  # preproj postproj ffn_ln1 ffn_ln2
             linear = ResidualLinear if name in ("postproj", "ffn_ln2") else nn.Linear
             bias = gpt2 or (config.qkv_bias and name == "preproj")
             setattr(self, name, linear(inputs, outputs, bias=bias))
@@ -71,7 +71,7 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, rotary: Rotary, attend: Callable, call: Callable = untimed
     ) -> Tensor:
-        """attend(qkv) -> y is attention. call(name, operator, *args) runs an operator."""
+        """attend(qkv) -> y: only here rows meet. call(name, f, *args) is f(*args), timed or not."""
         h = call("others", self.norm_1, x)  # (T, H)
         qkv = call("preproj", self.preproj, h)  # (T, (n_head + 2 * n_kv_head) * head_dim)
         qkv = call("others", self.to_heads, qkv, rotary)  # (T, n_head + 2 * n_kv_head, head_dim)
@@ -152,7 +152,7 @@ class Transformer(nn.Module):
             self.norm = (nn.LayerNorm if gpt2 else nn.RMSNorm)(hidden, eps=config.norm_eps)
         if last and not config.tied:
             self.head = nn.Linear(hidden, config.vocab_size, bias=False)
-        self.register_buffer("cos", torch.empty(0), persistent=False)  # tells device and dtype
+        self.register_buffer("cos", torch.empty(0), persistent=False)  # self.device reads it
         self.make_rotary_tables(config.max_length if length is None else length)
 
     def make_rotary_tables(self, length: int) -> None:
@@ -189,7 +189,7 @@ class Transformer(nn.Module):
         if x is None:
             x = self._embed(batch.tokens, batch.positions)  # (T, H)
         rotary = self._rotary(batch.positions)
-        attend_all = attend_near = attention(batch, cache)
+        attend_all = attend_near = attention(batch, cache)  # near: in layers with a window
         if 0 < self.config.window < max(max(span.contexts) for span in batch.spans):
             attend_near = span_by_span(partial(sdpa, window=self.config.window))(batch, cache)
         for index, layer in enumerate(self.layers):
@@ -213,7 +213,7 @@ class Transformer(nn.Module):
             y = F.scaled_dot_product_attention(q, k, v, **how, enable_gqa=True)
             return y.transpose(1, 2).reshape(b * t, -1)  # (B * T, n_head * head_dim)
 
-        near = {"attn_mask": chunk_mask(0, t, x.device).triu(1 - self.config.window)}
+        near = {"attn_mask": chunk_mask(0, t, x.device).triu(1 - self.config.window)}  # window
         for index, layer in enumerate(self.layers):
             how = near if self.config.in_window(self.own[index]) else {"is_causal": True}
             x = layer(x, rotary[index], partial(attend_causal, how=how))
@@ -224,7 +224,7 @@ class Transformer(nn.Module):
         return x if self.positions is None else x + self.positions(positions)
 
     def _rotary(self, positions: Tensor) -> list[Rotary]:
-        """Of each layer. The tensors are (T, 1, head_dim / 2)."""
+        """Each layer's cos and sin, (T, 1, head_dim / 2); None where a layer does not rotate."""
         tables = zip(self.config.rotary_bases, self.cos, self.sin, strict=True)
         found = {base: (cos[positions], sin[positions]) for base, cos, sin in tables}
         return [found.get(self.config.rotary_base(layer)) for layer in self.own]

@@ -363,7 +363,4 @@ def _describe(config: ModelConfig) -> str:
         f"{config.n_layer} layers, hidden {config.hidden}, {config.n_head} heads"
         f" ({config.n_kv_head} kv), FFN {config.intermediate}"
     )
-    return (
-        f"{config.flavour} model of {shape}, vocabulary"
-        f" {config.vocab_size}{', tied' if config.tied else ''}"
-    )
+    return f"model of {shape}, vocabulary {config.vocab_size}{', tied' if config.tied else ''}"

@@ -74,11 +74,13 @@ def check_memory(
         name, asked, least = "cache_tokens", tokens, sum(parts(length, 0))
     fits = int(asked * (memory - least) / (need - least))
     also = f" and {room / 1e9:.1f} GB for a batch and PyTorch's kernels" if room else ""
+    half = ", half of it where other programs run" if device.type == "cpu" else ""
+    give = f"give {name} {fits} at most{half}, or " if fits > 0 else ""
     raise UserError(
         f"{config.name} needs {weights / 1e9:.1f} GB of weights and {cache / 1e9:.1f} GB of cache"
         f" ({blocks or f'{slots} slots of {length} tokens'}){also}, but {device} has"
-        f" {memory / 1e9:.1f} GB: {f'give {name} {fits} at most, or ' if fits > 0 else ''}choose a"
-        " smaller model or max_batch_size"
+        f" {memory / 1e9:.1f} GB: {give}choose a smaller"
+        " model or max_batch_size"
     )
 
 

@@ -16,7 +16,8 @@ LONGEST_HEADER, PIECE = 10**8, 2**20  # bytes: of a safetensors file; that are c
 
 
 def priced_model(model: str | ModelConfig, weights: str | None = None) -> ModelConfig:
-    """A name of `configs.MODELS`; else a folder with a config.json; else a hub id on this disk.
+    """A name of `configs.MODELS`; else a folder with a config.json; else a hub id: on this disk, or
+    of `configs.MODELS`. Capitals of a name do not count.
 
     A shape is itself. weights: their format, if it is not the model's own. Raises UserError if
     there is no such model, or if its config.json is of a kind that we would price wrongly.
@@ -33,9 +34,15 @@ def priced_model(model: str | ModelConfig, weights: str | None = None) -> ModelC
     if folder := next(filter(None, map(folder_of, places)), None):
         config = load_config(folder, Path(model).name, priced=True)
         return replace(config, tied=config.tied and not has_own_head(folder))
+    known = {name.lower(): config for name, config in MODELS.items()}
+    known |= {config.source.partition(",")[0].lower(): config for config in MODELS.values()}
+    for name in places[1:]:
+        if name.lower() in known:
+            return known[name.lower()]
+    near = did_you_mean(model, MODELS) or f". Names: {', '.join(MODELS)}"
     raise UserError(
         f"unknown model {shown(model)}: give a folder with a config.json, a hub id that is on this"
-        f" disk, or one of {', '.join(MODELS)}{did_you_mean(model, MODELS)}"
+        f" disk, or a name of configs/models.py{near}"
     )
 
 
