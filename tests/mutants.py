@@ -2,7 +2,9 @@
 
 The mistakes are in mutants.toml, one room (a file) after the other. `python -m tests.mutants` runs
 them all, and prints the first test that fails. If none fails, a test is missing. A file of tests
-that cannot be imported has found nothing.
+that cannot be imported has found nothing. mutants.csv says what found each mistake when it was
+written: that file runs first, then those that found others in the same folder. A new folder needs
+--tests.
 
 This process imports torch and the like once. A fork of it, in the copy, imports the project.
 """
@@ -19,17 +21,12 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = ROOT / "tests"
-FILES = (
-    "test_kvcache", "test_attention", "test_scheduler", "test_policies", "test_oracle", "test_loop",
-    "test_runner", "test_engine", "test_pipeline", "test_td_pipe", "test_costmodel", "test_beam",
-    "test_constants", "test_distributed", "test_paged", "test_graphs",
-)  # fmt: skip
 LIMIT = 3600  # s of a mistake. Whoever finds it later has not found it
 CPU_LIMIT = 30  # s of the CPU, of one test under it
 IDLE, LEAST = 90, 1.0  # a test hangs if it takes less than LEAST s of the CPU in IDLE s
@@ -165,17 +162,31 @@ def copied(place: Path) -> Path:
     return place / "copy"
 
 
-def planted(copy: Path, files: list[str], chosen: str, room: str) -> Iterator[tuple[Mutant, str]]:
+def found_before() -> dict[tuple[str, str], str]:
+    """The file of tests that found each mistake, by room and mistake, as mutants.csv says."""
+    with (HERE / "mutants.csv").open(encoding="utf-8", newline="") as file:
+        rows = [(row["room"], row["mistake"], row["caught_by"]) for row in csv.DictReader(file)]
+    return {(room, mistake): test.partition("::")[0] for room, mistake, test in rows}
+
+
+def tests_of(mutant: Mutant, before: dict[tuple[str, str], str]) -> list[str]:
+    folder = Path(mutant.room).parent
+    others = [file for (room, _), file in before.items() if Path(room).parent == folder]
+    first = before.get((mutant.room, mutant.what))
+    return list(dict.fromkeys([*([first] if first else []), *others]))
+
+
+def planted(
+    copy: Path, files: Sequence[str], chosen: str, room: str
+) -> Iterator[tuple[Mutant, str]]:
+    before = found_before()
     for mutant in mutants():
         if not room or room in (mutant.room, mutant.what):
             path = copy / mutant.room
             text = path.read_text(encoding="utf-8")
             assert text.count(mutant.old) == 1, f"{mutant}: {text.count(mutant.old)} times"
             write(path, text.replace(mutant.old, mutant.new))
-            parts = path.with_suffix("").relative_to(copy).parts
-            own = [name for name in files if any(part in name for part in parts)]
-            first = sorted(files, key=lambda name, own=own: name not in own)  # of its own room
-            yield mutant, caught_by(copy, first, chosen)
+            yield mutant, caught_by(copy, list(files) or tests_of(mutant, before), chosen)
             write(path, text)
 
 
@@ -189,7 +200,7 @@ def write(path: Path, text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
-    add("--tests", nargs="+", default=FILES, metavar="FILE", help="such as test_loop")
+    add("--tests", nargs="+", default=(), metavar="FILE", help="such as test_loop")
     add("--only", default="", metavar="ROOM", help="a file, or one mistake")
     add("--marks", default="not browser", help="of tests (pytest's -m; default: not browser)")
     add("--out", type=Path, metavar="CSV", help="write the table, such as tests/mutants.csv")
@@ -204,9 +215,10 @@ def main() -> None:
     rows, missed = [], 0
     with tempfile.TemporaryDirectory(prefix="nano-sarathi-mutants-") as place:
         copy = copied(Path(place))
-        if not args.only and (failing := caught_by(copy, list(args.tests), args.marks)):
+        files = sorted(args.tests or set(found_before().values()))
+        if not args.only and (failing := caught_by(copy, files, args.marks)):
             sys.exit(f"without a mistake, {failing} fails")
-        for mutant, found in planted(copy, list(args.tests), args.marks, args.only):
+        for mutant, found in planted(copy, args.tests, args.marks, args.only):
             rows.append((mutant.room, mutant.what, found))
             missed += found in ("", NO_START)
             print(*rows[-1], sep=" | ", flush=True)
