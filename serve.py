@@ -91,6 +91,7 @@ def make_engine(args: argparse.Namespace) -> Engine:
 
     options = {name: getattr(args, name) for name in REAL}
     options["check_weights"], calibration = options.pop("check"), options.pop("calibration")
+    print(f"loading    {args.model or 'demo'}", flush=True)
     llm = LLM(args.model or "demo", max_batch_size=args.max_batch_size or 8, **shared, **options)
     llm.cost = cost_here(llm.config.name, str(llm.device), str(llm.dtype), calibration)
     return RealEngine(llm)

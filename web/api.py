@@ -506,6 +506,7 @@ class Api:
             "id": self.name, "object": "model", "created": self.started,
             "owned_by": "nano-sarathi", "max_model_len": self.engine.max_length,
             "priced": self.engine.priced, "description": self.engine.description,
+            "chat": self.chat is not None,
         }  # fmt: skip
 
 

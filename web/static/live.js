@@ -355,6 +355,17 @@ async function showFromLink() {
   show();
 }
 
+let chats;  // whether the model has a chat template
+
+// The stream of a prompt's answer: of a chat, or of a text that the model continues.
+async function answerTo(prompt, signal) {
+  chats ??= (await (await call("/v1/models", null, signal)).json()).data[0].chat;
+  const [path, what] = chats ? ["chat/", { messages: [{ role: "user", content: prompt }] }]
+    : ["", { prompt }];
+  const body = { max_tokens: number("max-tokens"), stream: true, ...what };
+  return call(`/v1/${path}completions`, body, signal);
+}
+
 $("ask").addEventListener("submit", async (event) => {
   event.preventDefault();
   if (asking) return;
@@ -365,17 +376,18 @@ $("ask").addEventListener("submit", async (event) => {
   const begin = clock();
   let first = null, reason = "";
   try {
-    const body = { prompt: $("prompt").value, max_tokens: number("max-tokens"), stream: true };
-    for await (const data of events(await call("/v1/completions", body, asking.signal))) {
+    for await (const data of events(await answerTo($("prompt").value, asking.signal))) {
       if (data === "[DONE]") break;
       const part = JSON.parse(data);
       if (part.error) throw new Error(part.error.message);
       first ??= clock() - begin;
-      $("text").textContent = ($("text").textContent + part.choices[0].text).slice(-MOST_TEXT);
-      reason = part.choices[0].finish_reason ?? reason;
+      const [{ text, delta, finish_reason: why }] = part.choices;
+      $("text").textContent = ($("text").textContent + (text ?? delta.content ?? "")).slice(-MOST_TEXT);
+      reason = why ?? reason;
     }
     if (!reason) throw new Error("The server ended before the text did.");
-    $("asked").textContent = `First text after ${seconds(first ?? 0)}, the end ` +
+    const kind = chats ? "Sent as a chat." : "Sent as a text to continue: there is no chat template.";
+    $("asked").textContent = `${kind} First text after ${seconds(first ?? 0)}, the end ` +
       `("${reason}") after ${seconds(clock() - begin)}, as this page sees it.`;
   } catch (error) {
     $("asked").textContent = asking.signal.aborted ? "Stopped."
