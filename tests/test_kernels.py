@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -16,7 +15,6 @@ from configs import ModelConfig
 from fast import backends, kernels, native
 from fast.backends import choose_backend, must_measure
 from fast.kernels import (
-    load_cuda_12,
     main,
     report,
     sdpa_kernel,
@@ -24,7 +22,6 @@ from fast.kernels import (
     why_not_xformers,
 )  # fmt: skip
 from loading.device import choose_dtype
-from tests import warm
 from tests.fake_cuda import LINUX, fake_cuda
 
 ROOT = Path(__file__).parent.parent
@@ -88,11 +85,6 @@ def test_what_rows_needs(
     assert "this is cpu" in why_not_rows(CPU, dtype, head_dim)
 
 
-def test_a_pytorch_whose_kernel_reads_whole_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "FLASH", SimpleNamespace(default=SimpleNamespace(_schema="(q)")))
-    assert "has no seqused_k" in why_not_rows(CUDA, HALF, 128)
-
-
 WARNS = r"""
 import logging
 logging.getLogger("xformers").warning("at length")
@@ -127,23 +119,6 @@ def test_why_xformers_cannot_run(
     assert "this is cpu" in why_not_xformers(CPU)
     monkeypatch.setattr(kernels, "find_spec", lambda _: None)
     assert why_not_xformers(CUDA) == "the package xformers is not installed"
-
-
-def test_the_runtime_of_cuda_12_is_loaded_from_where_it_lies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_modules: None
-) -> None:
-    """PyTorch looks in one folder alone."""
-    place = tmp_path / "nvidia" / "cuda_runtime" / "lib"
-    place.mkdir(parents=True)
-    (tmp_path / "nvidia" / "__init__.py").touch()  # as other packages of CUDA 12 have it
-    monkeypatch.syspath_prepend(tmp_path)
-    load_cuda_12()  # no library there, or none that this system can load: no error
-    (place / "libcudart.so.12").write_text("no library", encoding="utf-8")
-    load_cuda_12()
-    loaded: list[str] = []
-    monkeypatch.setattr(kernels.ctypes, "CDLL", loaded.append)
-    load_cuda_12()
-    assert str(place / "libcudart.so.12") in loaded
 
 
 @LINUX
@@ -207,10 +182,3 @@ def test_the_report_says_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "is_available", fails)
     with pytest.raises(UserError, match="the GPU does not answer: CUDA error: out of memory"):
         main()
-
-
-def test_the_command() -> None:
-    """On this machine, whatever it has."""
-    done = warm.run("-m", "fast.kernels")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"PyTorch      {torch.__version__}, ")

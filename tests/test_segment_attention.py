@@ -42,11 +42,6 @@ def test_a_row_for_each_layout_and_a_later_run_keeps_them(tmp_path: Path) -> Non
     assert all(len(line) <= 100 for line in lines)
 
 
-def test_without_a_measurement(tmp_path: Path) -> None:
-    assert "--measure" in run(tmp_path)
-    assert set(read_rows(tmp_path / "segment_attention.csv").column("source")) == {"paper"}
-
-
 @needs_compiler
 def test_all_layouts_attend_to_the_same() -> None:
     """The kernel finds in every layout the key that was put there."""
