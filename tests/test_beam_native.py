@@ -209,23 +209,6 @@ def test_a_nan_is_not_hidden() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("order", [(2, 0, 1, 3), (1, 2, 0, 3)])
-def test_prompts_may_lie_in_any_order(order: tuple[int, ...], dtype: torch.dtype) -> None:
-    """[N, H, BS, D] and [BS, N, H, D] beside the cache's [H, BS, N, D]."""
-    case = Case([(4, 50, 16), (3, 7, 1)], dtype, groups=2)
-    expected = attend(case.spans, case)
-    parts = []
-    for part in case.cache.layers[1]:
-        part = part.permute(order).contiguous()  # lies so, and is looked at as before
-        parts.append(part.permute([order.index(i) for i in range(4)]))
-    assert parts[0].stride() != case.cache.layers[1][0].stride()
-    searches = beam_native.searches_of([(0, case.memories[0]), (4, case.memories[1])])
-    y = torch.empty_like(expected)
-    beam_native.attend_beams(case.qkv, *parts, searches, 1, y)
-    assert torch.equal(y, expected)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kinds", ["copies", "segment and copies", "copies and segment"])
 def test_standard_memory_equals_segments(kinds: str, dtype: torch.dtype) -> None:
     """The standard cache holds what the table finds. Batches may mix both."""

@@ -1,7 +1,6 @@
 """The cost model's constants: whose they are, who borrows them, and who says so."""
 
 import statistics
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,14 +10,13 @@ from apart.simulate import simulate_fleet
 from batch import Request
 from beam.cost import simulate_beams
 from configs import GPUS, MODELS
-from configs.constants import BORROWED, SINCE
+from configs.constants import BORROWED
 from costmodel import EFFICIENCY, SOFTWARE, CostModel, constants
-from experiments import fit, td_allreduce
+from experiments import fit
 from experiments.lib.engines import Priced, Sweep
 from experiments.lib.study import guesses
 from pipeline import simulate_pipeline
 from simulate import make_cost_model, simulate
-from web.priced import PricedEngine
 
 L20 = EFFICIENCY["l20", "td_pipe"]
 
@@ -58,12 +56,6 @@ def test_a_trace_says_that_its_memory_is_too_small() -> None:
     one = {"stages": 2, "hop": "pcie4", "cache_tokens": 200_000}
     assert "GB" not in said(simulate_pipeline, memory="pool", **one)
     assert "and cache do not fit the 256 GB of 16 x t4" in said(simulate_pipeline, **one)
-
-
-def test_a_priced_server_says_how_old_its_software_is() -> None:
-    engine = PricedEngine("llama2-70b", "t4", max_batch_size=2)
-    assert engine.description.endswith("predicted by the cost model (sarathi, of 2023)")
-    assert set(SINCE) == set(SOFTWARE)
 
 
 def test_every_results_file_says_its_guesses() -> None:
@@ -107,16 +99,3 @@ def test_a_guess_says_that_all_reduces_were_not_measured() -> None:
 
 
 # ----------------------------------------------------------------------------- TD-Pipe's all-reduce
-
-
-def test_td_allreduce_shows_both_readings_and_its_guess(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(sys, "argv", ["td_allreduce.py", "--quick", "--out", str(tmp_path)])
-    rows = td_allreduce.STUDY.run().where(hardware="l20", L=1024, GPUs=4)
-    printed = capsys.readouterr().out
-    assert "A guess: sarathi_serve was not measured on the a100-80gb-pcie" in printed
-    assert "measured on the l20" not in printed
-    # 120 all-reduces of (1024, 6656) in fp16, at 14.65 GB/s: as a ring, and as they are
-    size = 1024 * 6656 * 2
-    for reading, factor in (("bus", 1.5), ("algorithm", 1)):
-        by_hand = 1000 * 120 * (15e-6 + factor * size / 14.65e9)
-        assert rows.one("communication", reading=reading) == pytest.approx(by_hand)

@@ -173,41 +173,13 @@ def test_the_script_prints_the_constants_in_use(monkeypatch, capsys):
     assert f'EFFICIENCY["a6000", "sarathi"] = {SARATHI!r}' in capsys.readouterr().out
 
 
-# ------------------------------------------------------------- predictions: nothing here was fitted
-
-
-@pytest.mark.parametrize("batch_size, published", [(1, "f3_b1"), (2, "f3_b2"), (18, "f3_b18")])
-def test_fig_3_cost_of_a_decode_over_a_prefill_token(cost, batch_size, published):
-    per_prefill_token = cost.seconds(Batch([chunk(1024)], [])) / 1024
-    per_decode_token = cost.seconds(Batch([], decodes(batch_size, 1024))) / batch_size
-    assert per_decode_token / per_prefill_token == pytest.approx(NUMBERS[published], rel=0.15)
-
-
-def test_fig_13_prefill_lost_to_chunks(cost):
-    def prefill(size, length=1024):
-        return sum(
-            cost.seconds(Batch([chunk(size, start, prompt=length)], []))
-            for start in range(0, length, size)
-        )
-
-    whole = prefill(1024)
-    assert prefill(512) / whole - 1 < NUMBERS["f13_prefill_c512"] / 100
-    # Sec 5.4 says "within 20 %" for 256, Sec 4.2 even 12.5 %. But Fig 7's own 69.8 ms for 256
-    # tokens, against Table 2's 234.8 ms for 1024, makes 19 % before any earlier keys are read
-    # again. The model, fitted to those two, stays near them.
-    assert 0.19 < prefill(256) / whole - 1 < 0.27
-    assert prefill(128) / whole == pytest.approx(NUMBERS["f13_prefill_c128"], rel=0.15)
-
-
 @pytest.mark.parametrize("model", ["yi-34b", "gpt3-175b", "llama-13b"])
 def test_tensor_parallelism(model):
     """Work and memory are divided; what is added is two all-reduces per layer, checked by hand."""
     config, link = MODELS[model], LINKS["nvlink-a100"]
     one, eight = (CostModel(config, GPUS["a100-80gb"], tp=tp, link=link) for tp in (1, 8))
-    assert (
-        sum(i * o for i, o in eight.shapes.values()) * 8 == config.layer_weights
-        and eight.kv_bytes * 8 == one.kv_bytes
-    )
+    assert sum(i * o for i, o in eight.shapes.values()) * 8 == config.layer_weights
+    assert eight.kv_bytes * 8 == one.kv_bytes
     batch = Batch([chunk(500, start=12)], decodes(12, 3000))
     operators = eight.operators(batch)
     size = 512 * config.hidden * 2  # bytes of the activations; a ring sends 2 * 7/8 of them
@@ -216,12 +188,7 @@ def test_tensor_parallelism(model):
     assert sum(operators.values()) + 2 * config.n_layer * each == pytest.approx(
         eight.seconds(batch), rel=1e-12
     )
-    # 512 tokens are compute-bound, and what computes is divided by 8; activations, which are not,
-    # keep it from being less.
-    assert (
-        one.operators(batch)["ffn_ln1"] / 8
-        < operators["ffn_ln1"]
-        < one.operators(batch)["ffn_ln1"] / 6
-    )
+    alone = one.operators(batch)  # 512 tokens are compute-bound, and what computes is divided by 8
+    assert alone["ffn_ln1"] / 8 < operators["ffn_ln1"] < alone["ffn_ln1"] / 6
     # neither the last wave's idle SMs nor the cost of a hybrid batch are divided
-    assert one.operators(batch)["attn"] / 8 <= operators["attn"] < one.operators(batch)["attn"] / 3
+    assert alone["attn"] / 8 <= operators["attn"] < alone["attn"] / 3

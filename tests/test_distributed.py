@@ -27,7 +27,7 @@ from command.checks import WHY_BROKEN, UserError
 from configs import MODELS
 from engine import LLM, SamplingParams
 from pipeline import Step, stages
-from pipeline.launch import Place, meet, read_place, stage_device
+from pipeline.launch import read_place, stage_device
 from pipeline.stages import PipelineLLM, measured_hop
 from pipeline.wire import Wire
 from tests import warm
@@ -125,18 +125,6 @@ def test_a_stage_that_dies_ends_the_run(start: Start) -> None:
 GROUP = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
-def test_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RANK", raising=False)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        monkeypatch.setattr(sys, "argv", ["distributed.py", "--port", str(port), "hello"])
-        said = rf"--port {port} cannot be used \(.*in use.*\): give another, or none$"
-        with pytest.raises(UserError, match=said):
-            distributed.main()
-
-
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Call it with the number of GPUs that PyTorch sees."""
@@ -195,16 +183,6 @@ def test_what_the_stages_are_told(
         assert [environment[name] for name in names] == [loopback, "mine", ""]
     assert len(told) == 2
     assert capsys.readouterr().err.startswith("the device is the CPU: 2 stages on this machine")
-
-
-def test_gpus_meet_by_nccl_each_with_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    met = []
-    monkeypatch.setattr(dist, "init_process_group", lambda by, **kw: met.append((by, kw)))
-    place = Place(1, 2, 1, 2, "127.0.0.1", 29500, None)
-    for device in (CPU, torch.device("cuda:1")):
-        meet(place, device)
-    assert [by for by, _ in met] == ["gloo", "nccl"]
-    assert [kw["device_id"] for _, kw in met] == [None, torch.device("cuda:1")]
 
 
 def test_a_send_by_nccl_holds_up_no_receive(monkeypatch: pytest.MonkeyPatch) -> None:

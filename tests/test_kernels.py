@@ -45,16 +45,12 @@ def no_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ((8, 0), HALF, 128, {"mask": True, "grouped": True}, "math"),
         ((8, 0), HALF, 128, {"mask": False, "grouped": True}, "flash"),
         ((7, 5), HALF, 128, {"mask": False, "grouped": True}, "math"),
-        ((7, 5), torch.bfloat16, 128, {"mask": False}, "math"),
         ((8, 0), FLOAT, 128, {"mask": False}, "efficient"),
-        ((7, 5), FLOAT, 62, {"mask": False}, "efficient"),
         ((9, 0), FLOAT, 62, {"mask": False}, "math"),
         ((9, 0), DOUBLE, 128, {"mask": False}, "math"),
         ((9, 0), HALF, 60, {"mask": False}, "flash"),
-        ((9, 0), HALF, 60, {"mask": True}, "math"),
         ((9, 0), HALF, 264, {"mask": False}, "efficient"),
         ((9, 0), HALF, 256, {"mask": True, "cudnn": True}, "cudnn"),
-        ((10, 0), HALF, 256, {"mask": False, "cudnn": True}, "flash"),
         ((8, 9), HALF, 128, {"mask": True, "cudnn": True}, "efficient"),
     ],
 )
@@ -68,10 +64,8 @@ def test_what_pytorch_2_13_chose(
     ("capability", "dtype", "head_dim", "why"),
     [
         ((8, 0), HALF, 128, None),
-        ((12, 0), torch.bfloat16, 256, None),
         ((7, 5), HALF, 128, "needs compute capability 8.0, and cuda has 7.5"),
         ((9, 0), FLOAT, 128, "float16 or bfloat16, not float32"),
-        ((9, 0), HALF, 60, "head_dim .* not 60"),
         ((9, 0), HALF, 264, "head_dim .* not 264"),
     ],
 )
@@ -98,7 +92,6 @@ _cpp_library_load_exception.__cause__ = OSError("libcudart.so.12: no such file\n
     [
         ("_built_with_cuda, _cpp_library_load_exception = True, None", None),
         (WARNS, r"its library did not load: libcudart.so.12: no such file\\nmore"),
-        ("_built_with_cuda, _cpp_library_load_exception = False, None", "did not load: it has no"),
         ("raise RuntimeError('built for another Python')", "did not load: built for another"),
         ("", "did not load: .*_built_with_cuda"),
     ],
@@ -173,8 +166,6 @@ def test_the_report_says_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(kernels, "why_unseen", lambda: "the driver is older than R580")
     assert report()[1].endswith("no: the driver is older than R580")
-    monkeypatch.setattr(kernels, "why_unseen", lambda: "")
-    assert "none is here" in report()[1]
 
     def fails() -> bool:
         raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")

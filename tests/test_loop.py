@@ -122,16 +122,6 @@ def test_times_hold_what_the_policy_takes() -> None:
     assert trace.finished == [(0, 5.25)] and trace.lives[0].scheduled == 0.25
 
 
-def test_the_policys_own_time_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = iter([0.0, 0.001, 1.0, 1.003, 2.0, 2.002])
-    monkeypatch.setattr("loop.perf_counter", lambda: next(ticks))
-    loop = Loop(make_scheduler("orca", 1, 8), Placeholders())
-    loop.add(Request(0, range(8), 3))
-    trace = loop.run()
-    assert trace.own_time == "2.000 ms a call, 3.00 ms at most"
-    assert [each.start for each in trace.iterations] == [0, 1, 2], "no part of a virtual clock"
-
-
 def guaranteed(policy: str, batch_size: int, chunk_size: int) -> float:
     """g: tokens that the first prefill which has started gets at least in a batch with chunks."""
     room = chunk_size - (batch_size - 1)  # beside decodes in all other slots
@@ -161,21 +151,8 @@ def test_an_admitted_prefill_ends_within_a_bound(
     policy: str, batch_size: int, spare: int, endless: int, work: list[tuple[int, int, int]]
 ) -> None:
     """Nobody starves, however long the others decode. With B < C and no limit of memory, a prefill
-    has ended at most
-
-        bound = 2 * sum of ceil(P / g)
-
-    iterations after its admission. The sum is over itself and the prefills that were admitted
-    before it and have not ended, P tokens each. g is what the first prefill that has started gets
-    at least in a batch with chunks:
-
-        C - (B - 1)                               sarathi, sarathi_serve, no_evict, vllm_v1: all
-                                                  other slots decode
-        C                                         chunked_only, prefill_first: no decode beside it
-        min(threshold, C - (B - 1))               vllm_v1:threshold
-        min(max(1, last size // 4), C - (B - 1))  dynamic
-        the whole prompt                          all others: ceil(P / g) = 1
-
+    has ended at most 2 * sum of ceil(P / g) iterations after its admission. The sum is over itself
+    and the prefills that were admitted before it and have not ended, P tokens each; g: guaranteed.
     The factor 2 is for chunked_only, which has a batch of decodes after each batch of chunks.
     """
     endless = min(endless, batch_size - 1)  # a slot is left for those who come and go

@@ -128,19 +128,6 @@ def test_a_nan_is_not_hidden(dtype: torch.dtype) -> None:
             assert attend(*arguments)[0].isnan().any()
 
 
-@pytest.mark.parametrize("shape", ["decodes", "short chunk, deep"])
-def test_a_strided_cache(shape: str) -> None:
-    """Heads and slots need not lie side by side; what is between them is left alone."""
-    q, keys, values, slots, contexts = case(shape, 64, 2, torch.float32)
-    wide = torch.full((2, 3, 6, 520, 64), float("nan"))  # more heads, slots and tokens
-    parts = wide[:, :2, 1:5, :512]
-    parts.copy_(torch.stack((keys, values)))
-    before = wide.clone()
-    y = attend(q, *parts, slots, contexts)
-    assert torch.equal(y, attend(q, keys, values, slots, contexts))
-    assert torch.equal(wide.nan_to_num(7.0), before.nan_to_num(7.0))
-
-
 @pytest.mark.parametrize("rows", [1, 7, 300])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_small_operators(dtype: torch.dtype, rows: int, two_threads: None) -> None:
