@@ -1,7 +1,5 @@
 """What a beam search is priced at: bytes by the paper's formulas, seconds by hand, and a mix."""
 
-from dataclasses import replace
-
 import pytest
 
 from batch import Batch, Chunk, Request
@@ -100,18 +98,6 @@ def test_what_moves_besides() -> None:
     grown = [moved_tokens(make_beams("segment", 1, 4, 1000, n)[0])["grow"] for n in range(1, 35)]
     found = {n: tokens for n, tokens in enumerate(grown, 1) if tokens}
     assert found == {17: 2 * 4 * 16, 33: 2 * 4 * 32}
-
-
-def test_many_queries_for_each_key_compute_longer_than_they_read() -> None:
-    """One KV head for 40 heads, 16 beams: 640 queries meet each key, and FLOPs decide."""
-    mqa = replace(LLAMA, n_kv_head=1)
-    cost = BeamCostModel(mqa, TILE)
-    (wide,), (narrow,) = (make_beams("segment", 1, width, 4096, 2) for width in (16, 1))
-    flops = 4 * 16 * 4098 * mqa.n_layer * mqa.n_head * mqa.head_dim
-    computing = flops / (TILE.peak * cost.efficiency.attention)
-    reading = read_tokens(wide) * cost.seconds_per_cached_token
-    assert cost.beam_attention(wide) == computing > reading
-    assert cost.beam_attention(narrow) == read_tokens(narrow) * cost.seconds_per_cached_token
 
 
 def test_the_prefill_runs_once_unless_prompts_are_repeated() -> None:

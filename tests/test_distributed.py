@@ -27,7 +27,7 @@ from command.checks import WHY_BROKEN, UserError
 from configs import MODELS
 from engine import LLM, SamplingParams
 from pipeline import Step, stages
-from pipeline.launch import read_place, stage_device
+from pipeline.launch import Place, meet, read_place, stage_device
 from pipeline.stages import PipelineLLM, measured_hop
 from pipeline.wire import Wire
 from tests import warm
@@ -86,9 +86,7 @@ def test_same_tokens_as_one_process_under_every_policy(tmp_path: Path, start: St
         runs = {name: found[f"crowd {tight} {name}"] for name in NAMES}
         for name, run in runs.items():
             check(crowd(name, tight), numbered(run["tokens"]))
-            assert run["account"][0] == pytest.approx(run["account"][1]), name
-            assert run["overlap"], name
-            assert run["recomputed"][0] == run["recomputed"][1], name
+            assert run["accounted"] == pytest.approx(run["seconds"]) and run["overlap"], name
             assert -1e-6 < min(run["hops"]) + error < max(run["hops"]) + error < PATIENCE, name
             phased = name == "td_pipe"  # and in each of its phases all batches are alike
             assert run["phases"] == (run["kinds"] if phased else []), name
@@ -183,6 +181,15 @@ def test_what_the_stages_are_told(
         assert [environment[name] for name in names] == [loopback, "mine", ""]
     assert len(told) == 2
     assert capsys.readouterr().err.startswith("the device is the CPU: 2 stages on this machine")
+
+
+def test_gpus_meet_by_nccl_each_with_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    met = []
+    monkeypatch.setattr(dist, "init_process_group", lambda by, **kw: met.append((by, kw)))
+    for device in (CPU, torch.device("cuda:1")):
+        meet(Place(1, 2, 1, 2, "127.0.0.1", 29500, None), device)
+    assert [by for by, _ in met] == ["gloo", "nccl"]
+    assert [kw["device_id"] for _, kw in met] == [None, torch.device("cuda:1")]
 
 
 def test_a_send_by_nccl_holds_up_no_receive(monkeypatch: pytest.MonkeyPatch) -> None:

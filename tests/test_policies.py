@@ -45,21 +45,6 @@ def test_dynamic_stages() -> None:
         ]
 
 
-def test_dynamic_beside_decodes() -> None:
-    """Two decodes and one long prompt, C = 512: the decodes count in every size."""
-    scheduler = make_scheduler("dynamic", 8, 512)
-    running(scheduler, requests_of((9, 50), (9, 50)), [9, 9])
-    scheduler.add(Request(2, range(5000), 5))
-    lengths = []
-    for _ in range(7):
-        batch = scheduler.schedule(0.0)
-        (chunk,) = batch.chunks
-        lengths.append(chunk.length)
-        assert len(batch.decodes) == 2
-        scheduler.update(batch, [7, 7])
-    assert lengths == [510, 254, 126, 126, 126, 126, 126]
-
-
 def test_dynamic_always_gives_something() -> None:
     """More decodes than the last size: a prompt still gets a quarter of that, as long as the batch
     has room, and the next request gets what is left of the first size.
