@@ -9,7 +9,6 @@ import gc
 import importlib
 import math
 import os
-import platform
 import shutil
 import signal
 import subprocess
@@ -43,9 +42,7 @@ from loading.tokenizer import load_tokenizer
 from loop import Executor, Loop
 from model import Transformer
 from scheduler import POLICIES, Scheduler
-from serving.calibration import this_machine
 from simulate import run_all
-from tests import warm
 
 sys.modules.setdefault("tests.conftest", sys.modules[__name__])  # one module under both names
 pytest.register_assert_rewrite("tests.oracle")  # its failures show values
@@ -98,42 +95,6 @@ def tiny_model(
             if parameter.dim() == 1:  # norms and biases: something else than ones and zeros
                 parameter.add_(0.1 * torch.arange(len(parameter), dtype=dtype, device=device).sin())
     return model
-
-
-# What changes the order of sums, and so their last digits: a failure may be of one CPU alone.
-VECTORS = (
-    "sse4_2", "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16",  # x86
-    "asimd", "asimddp", "sve", "bf16", "i8mm",  # ARM
-)  # fmt: skip
-SETTINGS = (
-    "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "CXX",
-    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "XDG_CACHE_HOME", "LC_ALL", "LANG", "TZ", "PYTHONUTF8",
-)  # fmt: skip
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    """Of a run that fails: the machine. `-q` hides what pytest itself says about it."""
-    if not any(terminalreporter.stats.get(kind) for kind in ("failed", "error")):
-        return
-    can = native.instructions().split()
-    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else "?"
-    terminalreporter.section("the machine")
-    for name, value in (
-        ("CPU", f"{this_machine()}, {mine} of them ours"),
-        ("instructions", " ".join(name for name in VECTORS if name in can) or "unknown"),
-        ("PyTorch's choice", torch.backends.cpu.get_cpu_capability()),
-        ("versions", f"Python {platform.python_version()}, PyTorch {torch.__version__}"),
-        ("system", platform.platform()),
-        ("settings", " ".join(f"{s}={os.environ[s]}" for s in SETTINGS if s in os.environ)),
-    ):
-        terminalreporter.write_line(f"{name:18}{value}")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):  # workers ask the same process
-        config.add_cleanup(warm.begin())
 
 
 def pytest_collection_finish() -> None:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import pairwise
 
 import pytest
 import torch
@@ -38,7 +37,7 @@ from model import Transformer
 from paged.blocks import BlockMemory, Blocks
 from paged.cache import make_cache, manage
 from paged.policies import PrefillFirst
-from pipeline import MicroBatches, Rules, make_micro_batches
+from pipeline import Rules, make_micro_batches
 from pipeline.phases import STEALING
 from sampling import Sampler, SamplingParams, sample
 from scheduler import (
@@ -83,12 +82,8 @@ class Known:
 
 @cache
 def model_of(family: str) -> Transformer:
-    return LLM("demo", dtype="float64", device="cpu").model if family == "demo" else tiny(family)
-
-
-@cache
-def tiny(family: str) -> Transformer:
-    return tiny_model(family)
+    demo = family == "demo"
+    return LLM("demo", dtype="float64", device="cpu").model if demo else tiny_model(family)
 
 
 @cache
@@ -103,9 +98,8 @@ def known(family: str) -> list[Known]:
             prompt[: len(begin)] = begin[:length]
         params = None
         if number % 3 == 0:
-            params = SamplingParams(
-                OUTPUT, rng.choice((0.5, 1.0, 3.0)), rng.choice((0, 7)), rng.choice((1.0, 0.8))
-            )
+            how = rng.choice((0.5, 1.0, 3.0)), rng.choice((0, 7)), rng.choice((1.0, 0.8))
+            params = SamplingParams(OUTPUT, *how)
         found.append(Known(prompt, params, number, follow(model, prompt, params, number)))
     return found
 
@@ -274,10 +268,10 @@ def due(script: deque, step: int, idle: bool) -> Iterator[tuple[str, tuple]]:
         idle = idle and act != "come"
 
 
-def random_policy(rng: random.Random, names: Sequence[str] = ()) -> str:
+def random_policy(rng: random.Random) -> str:
     sizes = sorted((rng.randint(1, 20) for _ in range(rng.randint(1, 3))), reverse=True)
     options = {"dynamic": ",".join(map(str, sizes)), "vllm_v0": sizes[0], "vllm_v1": sizes[-1]}
-    name = rng.choice(list(names or POLICIES))
+    name = rng.choice(list(POLICIES))
     return rng.choice((name, f"{name}:{options[name]}" if name in options else name))
 
 
@@ -399,11 +393,18 @@ def check_books(executor: ModelExecutor, schedulers: Sequence[Scheduler]) -> Non
     for request in started:
         in_slot = request.prefilled if isinstance(request, BeamRequest) else request.context
         assert used[slot_of[request.request_id]] == in_slot
-    for memory in {id(each.memory): each.memory for each in schedulers}.values():
+    if isinstance(schedulers[0].memory, BlockMemory):
+        check_blocks(executor, schedulers[0].memory, running)
+    check_memories(schedulers)
+
+
+def check_memories(schedulers: Sequence[Scheduler], flying: int = 0) -> None:
+    """The memory, or that of all micro-batches together, knows what is in it and in flight."""
+    memories = {id(each.memory): each.memory for each in schedulers}.values()
+    assert sum(memory.flying for memory in memories) == flying
+    for memory in memories:
         sharers = [each for each in schedulers if each.memory is memory]
-        if isinstance(memory, BlockMemory):
-            check_blocks(executor, memory, running)
-        else:
+        if not isinstance(memory, BlockMemory):
             assert memory.taken == sum(held(r) for each in sharers for r in each.running)
         assert memory.capacity is None or memory.taken + memory.flying <= memory.capacity
     assert all(len(each.running) <= each.max_batch_size for each in schedulers)
@@ -544,11 +545,11 @@ class Virtual:
 
 
 class VirtualExecutor(Virtual, ModelExecutor):
-    """A real model."""
+    pass
 
 
 class VirtualBeams(Virtual, BeamExecutor):
-    """A real model that also runs beams."""
+    pass
 
 
 def make_executor(play: Play, slots: int) -> VirtualExecutor | VirtualBeams:
@@ -620,12 +621,10 @@ def outcome(request: Request) -> tuple[list, str | None]:
 @cache
 def llm_of(fast: bool) -> LLM:
     """An LLM with the weights of SERVED, and with or without the folder fast/."""
+    size = {"max_batch_size": 6, "max_length": LONGEST + 1}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MODELS, "small", replace(TINY[SERVED], name="small"))
-        llm = LLM(
-            "small", fast=False, max_batch_size=6, max_length=LONGEST + 1, dtype="float64",
-            device="cpu",
-        )  # fmt: skip
+        llm = LLM("small", fast=False, dtype="float64", device="cpu", **size)
     llm.model = tiny_model(SERVED)
     if fast:
         llm.attention = choose_backend("auto", llm.device, llm.dtype, llm.config)
@@ -774,25 +773,13 @@ def check_runner(runner: Runner) -> None:
 
 
 def check_lanes(events: Sequence[dict], most: int) -> None:
-    """A request keeps its lane until it ends or is preempted; a newcomer gets the lowest free.
-
-    A batch with chunks is told twice: as it starts, and when it has run.
-    """
-    batches = [event for event in events if event["type"] in ("started", "iteration")]
-    for before, event in pairwise([{"type": ""}, *batches]):
-        if event["type"] == "iteration" and event["chunks"]:
-            assert before["type"] == "started" and before["t"] >= event["t"]
-            assert before["chunks"] == event["chunks"] and before["decodes"] == event["decodes"]
-        else:
-            assert before["type"] != "started"
+    """A request keeps its lane until it ends or is preempted; a newcomer gets the lowest free."""
     lanes: dict[int, int] = {}
     for event in events:
         if event["type"] in ("started", "iteration"):
             for own, lane, *_ in [*event["chunks"], *event["decodes"]]:
-                if own not in lanes:
-                    assert lane == min(set(range(most)) - set(lanes.values()))
-                    lanes[own] = lane
-                assert lanes[own] == lane
+                lowest = min({*range(most)} - {*lanes.values()}, default=None)
+                assert lanes.setdefault(own, lowest) == lane
         elif event["type"] in ("ended", "preempted"):
             lanes.pop(event["id"], None)
     assert not lanes
@@ -846,7 +833,7 @@ def by_micro_batches(play: Play) -> Found:
                 idle.remove(number)
                 check_rules(work.schedulers[number % len(work.schedulers)], batch)
                 flying.append((number, batch, executor.execute(batch).tokens))
-            check_flying(work, flying)
+            check_memories(work.schedulers, sum(len(batch.decodes) for _, batch, _ in flying))
             if flying and rng.random() < 0.3:
                 break
         if flying:
@@ -855,7 +842,7 @@ def by_micro_batches(play: Play) -> Found:
             for request in work.done(number, batch, tokens):
                 executor.release(request)
             idle.append(number)
-            check_flying(work, flying)
+            check_memories(work.schedulers, sum(len(batch.decodes) for _, batch, _ in flying))
         elif work.next_arrival is not None:
             executor.wait_until(max(executor.now(), work.next_arrival))
         elif not work.busy and not script:
@@ -868,21 +855,18 @@ def by_micro_batches(play: Play) -> Found:
     return {number: outcome(request) for number, request in requests.items()}
 
 
-def check_flying(work: MicroBatches, flying: Sequence[tuple[int, Batch, list[int]]]) -> None:
-    """The memory, or that of all micro-batches together, knows what is in it and in flight."""
-    memories = {id(each.memory): each.memory for each in work.schedulers}.values()
-    assert sum(each.flying for each in memories) == sum(
-        len(batch.decodes) for _, batch, _ in flying
-    )
-    for memory in memories:
-        sharers = [each for each in work.schedulers if each.memory is memory]
-        assert memory.taken == sum(held(r) for each in sharers for r in each.running)
-        assert memory.capacity is None or memory.taken + memory.flying <= memory.capacity
-
-
 DRIVERS: dict[str, Callable[[Play], Found]] = {
     "Loop": by_loop, "LLM": by_stream, "Runner": by_runner, "MicroBatches": by_micro_batches,
 }  # fmt: skip
+
+
+def crowd(policy: str, tight: bool) -> Play:
+    """Nine requests at once on three stages, for what many have in common."""
+    rng = random.Random("crowd")
+    asked = tuple(ask("demo", rng) for _ in range(9))
+    memory = max(each.request(0).most_cached for each in asked) + 3 if tight else None
+    call = Call(0, asked, (0.0,) * 9, None, True)
+    return Play("crowd", "demo", policy, "sdpa", 2, 16, memory, (call,), (), 3, 3)
 
 
 def by_stages(llm: LLM, play: Play) -> Found:
@@ -891,23 +875,12 @@ def by_stages(llm: LLM, play: Play) -> Found:
     llm: a PipelineLLM of `play.family`. Only process 0 finds anything.
     """
     llm.policy, llm.chunk_size, llm.cache_tokens = play.policy, play.chunk, play.memory
-    llm.micro_batch_size, llm.filling = (
-        min(play.size, llm.cache.slots // llm.micro_batches),
-        play.filling,
-    )
+    llm.micro_batch_size = min(play.size, llm.cache.slots // llm.micro_batches)
+    llm.filling = play.filling
     waits = [TICK * wait for call in play.calls for wait in call.arrivals]
     prompts, params = [each.prompt for each in play.asked], [each.params() for each in play.asked]
     outputs = llm.generate(prompts, params, waits)
     return {i: (output.token_ids, output.finish_reason) for i, output in enumerate(outputs)}
-
-
-def crowd(policy: str, tight: bool) -> Play:
-    """Nine requests at once on three stages, for what many have in common."""
-    rng = random.Random("crowd")
-    asked = tuple(ask("demo", rng) for _ in range(9))
-    memory = max(each.request(0).most_cached for each in asked) + 3 if tight else None
-    call = Call(0, asked, (0.0,) * len(asked), None, True)
-    return Play("crowd", "demo", policy, "sdpa", 2, 16, memory, (call,), (), 3, 3)
 
 
 def perform(driver: str, seed: object, policy: str | None = None) -> Play:

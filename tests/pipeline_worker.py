@@ -16,18 +16,11 @@ from pipeline.policies import PIPELINE_POLICIES
 from pipeline.stages import PipelineLLM
 from scheduler import POLICIES
 from tests.oracle import LONGEST, by_stages, crowd, draw
-from timeline import Trace
 
 PLAYS = 3  # of each policy
 AHEAD = 1000.0  # s, of stage 1's clock
 OPTIONS = {"max_length": LONGEST + 1, "dtype": "float64", "device": "cpu"}
 NAMES = [*POLICIES, *PIPELINE_POLICIES]
-
-
-def work_beyond(trace: Trace) -> int:
-    """Tokens that ran, but for each token of prompt and output but the last once."""
-    useful = sum(life.prompt_tokens + len(life.tokens) - 1 for life in trace.lives.values())
-    return trace.num_prefill_tokens + trace.num_decodes - useful
 
 
 def main(out: Path) -> None:
@@ -39,9 +32,8 @@ def main(out: Path) -> None:
         time.perf_counter = lambda: clock() + AHEAD
     begun = time.perf_counter()
     llm = PipelineLLM("demo", max_batch_size=2, micro_batches=3, **OPTIONS)
-    correction = torch.tensor(
-        [llm.offset - AHEAD, time.perf_counter() - begun], dtype=torch.float64
-    )
+    error = [llm.offset - AHEAD, time.perf_counter() - begun]
+    correction = torch.tensor(error, dtype=torch.float64)
     dist.broadcast(correction, src=1)  # the error of its correction, and at most its time
     found = {"clock": correction.tolist()}
     for seed, policy in product(range(PLAYS), NAMES):
@@ -53,13 +45,10 @@ def main(out: Path) -> None:
             found[f"crowd {tight} {policy}"] = {
                 "tokens": tokens,
                 "preempted": len(trace.requests.preempted),
-                "recomputed": [trace.requests.recomputed_tokens, work_beyond(trace.requests)],
                 "kinds": [step.kind for step in trace.steps],
                 "phases": [phase for *_, phase in trace.history],
-                "account": [
-                    sum(trace.busy) + sum(trace.idle.values()),
-                    len(trace.busy) * trace.seconds,
-                ],
+                "accounted": sum(trace.busy) + sum(trace.idle.values()),
+                "seconds": len(trace.busy) * trace.seconds,
                 "overlap": any(  # stage 0 works on a micro-batch while stage 1 works on another
                     after.starts[0] < before.end
                     for before, after in zip(trace.steps, trace.steps[1:], strict=False)

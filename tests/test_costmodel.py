@@ -2,7 +2,6 @@
 to it.
 """
 
-import sys
 from dataclasses import asdict, replace
 from itertools import pairwise, product
 
@@ -13,7 +12,7 @@ from command.checks import UserError
 from configs import GPUS, LINKS, MODELS
 from configs.experts import EXPERTS, touched
 from configs.hosts import HOSTS, Host
-from costmodel import EFFICIENCY, TILE, CostModel, padded, tokens_that_fit
+from costmodel import EFFICIENCY, CostModel, padded
 from experiments import fit, serve_phases
 from experiments.lib.common import paper_numbers
 from pipeline import StageCosts
@@ -57,15 +56,6 @@ def test_more_tokens_never_cost_less(model, gpu):
     assert contexts == sorted(contexts)
     starts = [cost.seconds(Batch([chunk(128, start)], [])) for start in (0, 128, 512)]
     assert starts == sorted(starts)
-
-
-def test_tile_step(cost):
-    def linear(tokens):
-        return sum(cost.linears(tokens).values())
-
-    within = linear(2 * TILE) / linear(TILE + 1)  # the same rows: only 127 more activations to move
-    across = linear(TILE + 1) / linear(TILE)  # twice the rows, for one token more
-    assert within < 1.02 and across > 1.2
 
 
 def test_operators_sum_to_seconds(cost):
@@ -154,13 +144,6 @@ def test_logits_only_for_sampled_rows(cost):
     assert 0 < cost.operators(Batch([chunk(128)], []))["others"] < 0.05 * cost.seconds(unfinished)
 
 
-def test_hybrid_is_cheaper_than_its_parts(cost):
-    piece, riders = chunk(239, start=239, prompt=956), decodes(17, 990)
-    apart = cost.seconds(Batch([piece], [])) + cost.seconds(Batch([], riders))
-    # the weights are read once instead of twice
-    assert cost.seconds(Batch([piece], riders)) < 0.75 * apart
-
-
 def test_a_decode_attends_to_its_cache_and_to_itself(cost):
     gap = cost.attention(Batch([], decodes(1, 1025))) - cost.attention(Batch([], decodes(1, 1024)))
     assert cost.attention(Batch([], decodes(1, 1024))) == pytest.approx(1024 * gap)
@@ -173,55 +156,15 @@ def test_a_chunk_attends_to_all_before_it(cost):
     assert cost.chunk_attention(start, length) > flops / cost.gpu.peak
 
 
-def test_no_operator_beats_the_data_sheet():
-    for gpu in GPUS.values():
-        cost = CostModel(MODELS["llama-13b"], gpu)
-        operators, model = cost.operators(Batch([], decodes(1, 1024))), cost.model
-        for name, (inputs, outputs) in model.linears.items():
-            assert (
-                0.5 * gpu.bandwidth
-                < 2 * model.n_layer * inputs * outputs / operators[name]
-                < gpu.bandwidth
-            )
-        prefill = cost.operators(Batch([chunk(2048)], []))
-        for name, (inputs, outputs) in model.linears.items():
-            assert (
-                0.5 * gpu.peak
-                < 2 * 2048 * model.n_layer * inputs * outputs / prefill[name]
-                < gpu.peak
-            )
-
-
-def test_grouped_query_attention_reads_fewer_keys():
-    cost = CostModel(MODELS["demo"], GPUS["a6000"])
-    assert cost.kv_bytes == 2 * 4 * 2 * 64 * 2
-    assert CostModel(MODELS["demo"], GPUS["a6000"], bytes_per_value=4).kv_bytes == 2 * cost.kv_bytes
-
-
 # ------------------------------------------------------------------------------------------ the fit
 
 
-class Recorder(dict):
-    """A dict that remembers which keys were read."""
-
-    def __init__(self, *args) -> None:
-        super().__init__(*args)
-        self.read: set[str] = set()
-
-    def __getitem__(self, key):
-        self.read.add(key)
-        return super().__getitem__(key)
-
-
-def test_fit_reads_table_2_and_fig_7_only(monkeypatch):
-    numbers = Recorder(NUMBERS)
-    monkeypatch.setattr(fit, "paper_numbers", lambda: numbers)
-    fit.published.cache_clear()
-    assert fit.A6000.loss(SARATHI) < 0.01
-    linear_and_attention = {
-        f"t2_{row}_{part}" for row in ("prefill", "decode", "hybrid") for part in ("linear", "attn")
-    }
-    assert numbers.read == linear_and_attention | {"f7_128", "f7_256", "f7_257"}
+def test_fit_is_to_table_2_and_fig_7_only_and_within_5_percent():
+    rows = product(("prefill", "decode", "hybrid"), ("linear", "attn"))
+    found = fit.A6000.modelled(SARATHI)
+    assert set(found) == {f"t2_{row}_{part}" for row, part in rows} | {"f7_128", "f7_256", "f7_257"}
+    for name, milliseconds in found.items():
+        assert milliseconds == pytest.approx(NUMBERS[name], rel=0.05), name
 
 
 def test_the_script_prints_the_constants_in_use(monkeypatch, capsys):
@@ -230,68 +173,13 @@ def test_the_script_prints_the_constants_in_use(monkeypatch, capsys):
     assert f'EFFICIENCY["a6000", "sarathi"] = {SARATHI!r}' in capsys.readouterr().out
 
 
-def test_fitted_numbers_within_5_percent():
-    for name, milliseconds in fit.A6000.modelled(SARATHI).items():
-        assert milliseconds == pytest.approx(NUMBERS[name], rel=0.05), name
-
-
-# ------------------------------------------------------------- predictions: nothing here was fitted
-
-
-@pytest.mark.parametrize("batch_size, published", [(1, "f3_b1"), (2, "f3_b2"), (18, "f3_b18")])
-def test_fig_3_cost_of_a_decode_over_a_prefill_token(cost, batch_size, published):
-    per_prefill_token = cost.seconds(Batch([chunk(1024)], [])) / 1024
-    per_decode_token = cost.seconds(Batch([], decodes(batch_size, 1024))) / batch_size
-    assert per_decode_token / per_prefill_token == pytest.approx(NUMBERS[published], rel=0.15)
-
-
-def test_fig_13_prefill_lost_to_chunks(cost):
-    def prefill(size, length=1024):
-        return sum(
-            cost.seconds(Batch([chunk(size, start, prompt=length)], []))
-            for start in range(0, length, size)
-        )
-
-    whole = prefill(1024)
-    assert prefill(512) / whole - 1 < NUMBERS["f13_prefill_c512"] / 100
-    # Sec 5.4 says "within 20 %" for 256, Sec 4.2 even 12.5 %. But Fig 7's own 69.8 ms for 256
-    # tokens, against Table 2's 234.8 ms for 1024, makes 19 % before any earlier keys are read
-    # again. The model, fitted to those two, stays near them.
-    assert 0.19 < prefill(256) / whole - 1 < 0.27
-    assert prefill(128) / whole == pytest.approx(NUMBERS["f13_prefill_c128"], rel=0.15)
-
-
-def calls(cost: CostModel, batch: Batch) -> int:
-    """How many functions run, Python's own included, until a batch is priced."""
-    seen = []
-    before = sys.getprofile()
-    sys.setprofile(lambda frame, event, argument: seen.append(event))
-    try:
-        cost.seconds(batch)
-    finally:
-        sys.setprofile(before)
-    return sum(event in ("call", "c_call") for event in seen)
-
-
-def test_no_decode_costs_a_call_and_what_is_known_is_not_priced_again():
-    """What depends on the number of tokens alone is priced once. Bare loops are not counted."""
-    cost = CostModel(MODELS["llama-13b"], GPUS["a6000"])
-    few = Batch([chunk(239, start=239, prompt=956)], decodes(17, 990))
-    many = Batch([chunk(56, start=100, prompt=956)], decodes(200, 700))
-    first = calls(cost, few)
-    cost.seconds(many)
-    assert calls(cost, few) == calls(cost, many) < first / 2
-
-
 @pytest.mark.parametrize("model", ["yi-34b", "gpt3-175b", "llama-13b"])
 def test_tensor_parallelism(model):
     """Work and memory are divided; what is added is two all-reduces per layer, checked by hand."""
     config, link = MODELS[model], LINKS["nvlink-a100"]
     one, eight = (CostModel(config, GPUS["a100-80gb"], tp=tp, link=link) for tp in (1, 8))
-    assert (
-        sum(i * o for i, o in eight.shapes.values()) * 8 == config.layer_weights
-        and eight.kv_bytes * 8 == one.kv_bytes
-    )
+    assert sum(i * o for i, o in eight.shapes.values()) * 8 == config.layer_weights
+    assert eight.kv_bytes * 8 == one.kv_bytes
     batch = Batch([chunk(500, start=12)], decodes(12, 3000))
     operators = eight.operators(batch)
     size = 512 * config.hidden * 2  # bytes of the activations; a ring sends 2 * 7/8 of them
@@ -300,24 +188,7 @@ def test_tensor_parallelism(model):
     assert sum(operators.values()) + 2 * config.n_layer * each == pytest.approx(
         eight.seconds(batch), rel=1e-12
     )
-    # 512 tokens are compute-bound, and what computes is divided by 8; activations, which are not,
-    # keep it from being less.
-    assert (
-        one.operators(batch)["ffn_ln1"] / 8
-        < operators["ffn_ln1"]
-        < one.operators(batch)["ffn_ln1"] / 6
-    )
+    alone = one.operators(batch)  # 512 tokens are compute-bound, and what computes is divided by 8
+    assert alone["ffn_ln1"] / 8 < operators["ffn_ln1"] < alone["ffn_ln1"] / 6
     # neither the last wave's idle SMs nor the cost of a hybrid batch are divided
-    assert one.operators(batch)["attn"] / 8 <= operators["attn"] < one.operators(batch)["attn"] / 3
-
-
-def test_memory_of_several_gpus():
-    """Yi-34B on two A100: 0.9 of 160 GB, less 68.8 GB of weights, at 245,760 bytes a token (60
-    layers, 8 KV heads of 128, K and V, fp16).
-    """
-    yi = MODELS["yi-34b"]
-    assert yi.kv_bytes_per_token() == 245_760 and yi.parameters == pytest.approx(34.4e9, rel=0.01)
-    assert tokens_that_fit(yi, GPUS["a100-80gb"], tp=2) == int(
-        (144e9 - 2 * yi.parameters) // 245_760
-    )
-    assert tokens_that_fit(yi, GPUS["a6000"]) == 0
+    assert alone["attn"] / 8 <= operators["attn"] < alone["attn"] / 3

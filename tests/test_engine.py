@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from conftest import TINY, one_at_a_time, run_loop, tiny_model
+from conftest import THREADS, TINY, one_at_a_time, run_loop, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,8 +31,8 @@ from model import Transformer
 from sampling import Sampler, draw, sample
 from scheduler import POLICIES, make_scheduler
 from simulate import CostExecutor, simulate
-from timeline import Trace
 
+CPU = torch.device("cpu")
 PROMPTS = [
     [5, 17, 3],
     list(range(20, 50)),
@@ -79,11 +79,8 @@ def test_chunked_prefill_is_the_full_prefill(data: st.DataObject, name: str, bac
     """Promise 1: logits of every row agree to 1e-10 in float64, for any split of the prompt into
     chunks.
     """
-    chunks = data.draw(
-        st.lists(st.integers(1, 20), min_size=1, max_size=6).filter(
-            lambda lengths: sum(lengths) <= 64
-        )
-    )
+    lengths = st.lists(st.integers(1, 20), min_size=1, max_size=6)
+    chunks = data.draw(lengths.filter(lambda lengths: sum(lengths) <= 64))
     tokens = data.draw(st.lists(st.integers(0, 96), min_size=sum(chunks), max_size=sum(chunks)))
     model = tiny_model(name)
     with torch.inference_mode():
@@ -142,18 +139,18 @@ def test_a_draw_does_not_depend_on_the_other_rows(dtype: torch.dtype) -> None:
     """Bit for bit: alone, in any company, one by one and many at once, as on a device."""
     rng, generator = random.Random(1), torch.Generator().manual_seed(1)
     logits = (4 * torch.randn(40, 33_333, generator=generator)).to(dtype)
-    logits[5, ::2], logits[6, 7] = -math.inf, math.nan
+    logits[5, ::2], logits[6, 7], logits[7, 3], logits[8] = -math.inf, math.nan, math.inf, -math.inf
     how = [None if row % 5 == 2 else SamplingParams(9, *rng.choice(HOW)) for row in range(40)]
 
     def fresh(row: int) -> Sampler | None:
         return how[row] and Sampler(how[row], row)
 
     alone = [sample(logits[[row]], [fresh(row)])[0] for row in range(40)]
-    assert alone[5] % 2 == 1 and [row for row in range(40) if alone[row] == BROKEN] == [6]
+    assert alone[5] % 2 == 1 and [row for row in range(40) if alone[row] == BROKEN] == [6, 7, 8]
     for _ in range(4):
         rows = rng.sample(range(40), rng.randint(2, 40))
         assert sample(logits[rows], [fresh(row) for row in rows]) == [alone[row] for row in rows]
-        rows = [row for row in rows if how[row] and row != 6]
+        rows = [row for row in rows if how[row] and alone[row] != BROKEN]
         together = draw(logits[rows], [fresh(row) for row in rows])
         assert together.tolist() == [alone[row] for row in rows]
 
@@ -208,16 +205,6 @@ def test_the_ends_of_the_line_and_what_is_as_likely(monkeypatch: pytest.MonkeyPa
 def gathered(tokens: list[StreamedToken], count: int) -> list[list[int]]:
     """The tokens of each prompt of a stream."""
     return [[token.token_id for token in tokens if token.index == i] for i in range(count)]
-
-
-def test_broken_logits_are_no_token() -> None:
-    """NaN, infinity, or nothing but minus infinity. A row that hides some tokens is fine."""
-    logits = torch.zeros(5, 9, dtype=torch.bfloat16)
-    logits[1, 3], logits[2, 3], logits[3], logits[4, 1:] = math.nan, math.inf, -math.inf, -math.inf
-    drawn = [Sampler(SamplingParams(temperature=1.0), seed) for seed in range(5)]
-    for samplers in ([None] * 5, drawn):
-        first, *broken, last = sample(logits, samplers)
-        assert 0 <= first < 9 and broken == [BROKEN] * 3 and last == 0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -275,97 +262,6 @@ def test_a_stream_that_is_collected_in_the_middle_of_a_step(llm: LLM) -> None:
     assert not streams and llm.cache.used == [None] * 3 and len(llm.trace.cancelled) == 2
 
 
-def test_options_that_change_before_a_stream_starts(llm: LLM) -> None:
-    """The prompts are checked again, all of them before any is queued."""
-    params = SamplingParams(max_tokens=10)
-    stream = llm.stream([[1, 2], list(range(20))], params)
-    llm.cache_tokens = 20
-    with pytest.raises(UserError, match="request 1 can never run"):
-        next(stream)
-    llm.cache_tokens = None
-    assert len(llm.generate([[1, 2]], params)) == 1, "nothing is left behind"
-    stream = llm.stream([list(range(30))], params)
-    llm.resize_cache(3, 20)
-    with pytest.raises(UserError, match="prompt 0: 30 prompt tokens"):
-        next(stream)
-
-
-def test_a_small_model_takes_one_thread_and_gives_it_back(llm: LLM) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    seen = []
-    try:
-        with threads(threads_for(llm.config, llm.dtype, llm.device)):
-            seen.append(torch.get_num_threads())
-        with pytest.raises(ZeroDivisionError), threads(1):
-            1 / 0  # noqa: B018
-        assert seen == [1] and torch.get_num_threads() == 2
-        assert threads_for(MODELS["laptop"], torch.bfloat16, llm.device) is None
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_a_stream_that_was_never_asked(llm: LLM) -> None:
-    """It has joined nobody, and is in nobody's way."""
-    unread = llm.stream(PROMPTS, SamplingParams(max_tokens=5))
-    llm.policy = "orca"
-    llm.generate(PROMPTS[:1], SamplingParams(max_tokens=2))
-    unread.close()
-    assert [iteration.kind for iteration in llm.trace.iterations] == ["prefill", "decode"]
-    assert llm.trace.cancelled == []
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("policy", "orca"),
-        ("chunk_size", 5),
-        ("max_batch_size", 2),
-        ("cache_tokens", 40),
-        ("time_operators", True),
-    ],
-)
-def test_options_may_not_change_while_requests_run(llm: LLM, option: str, value: object) -> None:
-    params, before = SamplingParams(max_tokens=5), getattr(llm, option)
-    expected = [out.token_ids for out in llm.generate(PROMPTS, params)]
-    tokens = llm.stream(PROMPTS, params)
-    seen = [next(tokens)]
-    setattr(llm, option, value)
-    with pytest.raises(UserError, match=r"^policy, .* may not change while.*close\(\) it$"):
-        llm.generate(PROMPTS[:1], params)
-    with pytest.raises(UserError, match="^the cache may not change while requests run: read"):
-        llm.resize_cache(4)
-    setattr(llm, option, before)
-    llm.generate(PROMPTS[:1], params)  # the refused calls have done no harm
-    seen.extend(tokens)
-    assert gathered(seen, len(PROMPTS)) == expected
-    setattr(llm, option, value)
-    assert [out.token_ids for out in llm.generate(PROMPTS, params)] == expected
-
-
-def test_resize_cache(llm: LLM) -> None:
-    params = SamplingParams(max_tokens=9)
-    expected = [out.token_ids for out in llm.generate(PROMPTS, params)]
-    llm.resize_cache(5, 40)
-    assert (llm.cache.slots, llm.cache.length, llm.max_batch_size) == (5, 40, 5)
-    assert [out.token_ids for out in llm.generate(PROMPTS, params)] == expected
-    assert max(it.num_decodes + it.num_chunks for it in llm.trace.iterations) == 5
-    llm.resize_cache(2)
-    assert (llm.cache.slots, llm.cache.length, llm.max_length) == (2, 40, 40)
-    with pytest.raises(UserError, match="exceed the 40 tokens that max_length allows"):
-        llm.generate([list(range(40))], SamplingParams(max_tokens=2))
-    llm.max_batch_size = 3
-    with pytest.raises(UserError, match="max_batch_size is 3, and the cache has 2 slots: call"):
-        llm.generate(PROMPTS, params)
-    llm.max_batch_size = 1
-    assert [out.token_ids for out in llm.generate(PROMPTS, params)] == expected
-    assert max(it.num_decodes + it.num_chunks for it in llm.trace.iterations) == 1
-    for arguments, message in (((0,), "max_batch_size is 0"), ((2, 65), "max_length is 65")):
-        with pytest.raises(UserError, match=message):
-            llm.resize_cache(*arguments)
-    assert [out.token_ids for out in llm.generate(PROMPTS, params)] == expected
-
-
 @contextmanager
 def interrupted() -> Iterator[None]:
     """Surroundings of a step, in which Ctrl-C comes as soon as it has ended."""
@@ -399,104 +295,6 @@ def test_an_error_ends_the_streams_that_it_meets(
     assert [out.token_ids for out in llm.generate(PROMPTS, params)] == expected
 
 
-def test_a_stream_that_is_done_may_be_asked_again(llm: LLM) -> None:
-    """It needs the cache no more, whoever has it now."""
-    tokens, total = llm.stream(PROMPTS, SamplingParams(max_tokens=5)), 5 * len(PROMPTS)
-    for _ in range(total):
-        next(tokens)
-    llm.generate(PROMPTS[:1], SamplingParams(max_tokens=2))
-    assert list(tokens) == []
-
-
-def test_a_stream_complains_when_it_is_made(llm: LLM) -> None:
-    with pytest.raises(UserError, match="prompt 1 is empty"):
-        llm.stream([[1, 2], []], SamplingParams(max_tokens=5))
-    trace = llm.trace
-    llm.stream(PROMPTS, SamplingParams(max_tokens=5))
-    assert llm.trace is trace, "nothing runs before the first token is asked for"
-
-
-def test_an_iteration_allocates_no_cache(llm: LLM) -> None:
-    """SARATHI, Sec 4.5: allocated once; runs over all slots leave the same memory in place."""
-    places = llm.cache.k.data_ptr(), llm.cache.v.data_ptr(), llm.cache.bytes
-    for policy in POLICIES:
-        llm.policy = policy
-        for _ in llm.stream(PROMPTS, SamplingParams(max_tokens=5)):
-            assert (llm.cache.k.data_ptr(), llm.cache.v.data_ptr(), llm.cache.bytes) == places
-
-
-def test_linears_are_fused_and_logits_only_for_sampled_rows(llm: LLM) -> None:
-    """SARATHI, Sec 4.3: in a hybrid batch each linear runs once a layer, over chunk and decodes
-    together.
-    """
-    calls: list[tuple[str, int]] = []
-    layer = llm.model.layers[0]
-    hooks = [
-        getattr(layer, name).register_forward_hook(
-            lambda module, inputs, out, name=name: calls.append((name, len(inputs[0])))
-        )
-        for name in llm.config.linears
-    ]
-    heads: list[int] = []
-    logits = llm.model._logits
-    llm.model._logits = lambda x: heads.append(len(x)) or logits(x)
-    llm.generate([PROMPTS[0], PROMPTS[1]], SamplingParams(max_tokens=4))
-    for hook in hooks:
-        hook.remove()
-    names = list(llm.config.linears)
-    assert [name for name, _ in calls] == names * len(llm.trace.iterations)
-    rows = [count for name, count in calls if name == "preproj"]
-    assert rows == [
-        iteration.num_prefill_tokens + iteration.num_decodes for iteration in llm.trace.iterations
-    ]
-    assert any(iteration.kind == "hybrid" for iteration in llm.trace.iterations)
-    assert sum(heads) == 2 * 4, "one row of logits for each output token, and no more"
-
-
-def test_operator_times(llm: LLM) -> None:
-    plain = llm.generate(PROMPTS[:3], SamplingParams(max_tokens=3))
-    assert all(iteration.operators is None for iteration in llm.trace.iterations)
-    llm.time_operators = True
-    assert [out.token_ids for out in llm.generate(PROMPTS[:3], SamplingParams(max_tokens=3))] == [
-        out.token_ids for out in plain
-    ]
-    for iteration in llm.trace.iterations:
-        assert set(iteration.operators) == set(OPERATORS) and min(iteration.operators.values()) > 0
-        assert sum(iteration.operators.values()) <= iteration.seconds
-
-
-def test_simulate_runs_the_same_schedule_as_the_model(llm: LLM) -> None:
-    """One loop, two executors: the same batches, only the seconds differ."""
-    for policy in POLICIES:
-        llm.policy = policy
-        llm.generate(PROMPTS, SamplingParams(max_tokens=7))
-        requests = [Request(i, range(len(prompt)), 7) for i, prompt in enumerate(PROMPTS)]
-        priced = simulate(
-            requests, "laptop", "a6000", policy=policy, chunk_size=8, max_batch_size=3
-        )
-
-        def shapes(trace: Trace) -> list[tuple[int, int, int]]:
-            return [
-                (it.num_prefill_tokens, it.num_decodes, it.num_chunks) for it in trace.iterations
-            ]
-
-        assert shapes(priced) == shapes(llm.trace)
-        assert [i for i, _ in priced.finished] == [i for i, _ in llm.trace.finished]
-
-
-def test_llm_refuses_as_the_simulations_do(llm: LLM) -> None:
-    """One rule for all: max_length tokens are enough for max_length + 1 - prompt output tokens."""
-    assert len(llm.generate([list(range(55))], SamplingParams(10))[0].token_ids) == 10
-    with pytest.raises(
-        UserError,
-        match=(
-            r"^prompt 1: 55 prompt tokens \+ max_tokens 11 - 1 exceed the 64 tokens that max_length"
-            " allows$"
-        ),
-    ):
-        llm.generate([[1], list(range(55))], SamplingParams(11))
-
-
 def test_virtual_clock_waits_for_arrivals() -> None:
     executor = CostExecutor(CostModel(MODELS["llama-13b"], GPUS["a6000"]))
     requests = [Request(0, range(100), 1, arrival=5.0), Request(1, range(100), 1, arrival=1.0)]
@@ -516,27 +314,15 @@ def test_the_wall_clock_waits_for_arrivals(llm: LLM, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("backend", ["math", "sdpa"])
 @pytest.mark.parametrize("name", TINY)
-def test_same_tokens_on_cuda(name: str) -> None:
-    model = tiny_model(name, device="cuda")
-    expected = {i: one_at_a_time(model, prompt, 6) for i, prompt in enumerate(PROMPTS)}
-    for policy in POLICIES:
-        requests = [Request(i, prompt, 6) for i, prompt in enumerate(PROMPTS)]
-        assert generate(model, requests, policy, 8, 3) == expected
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("name", TINY)
-@pytest.mark.parametrize("chunks", [[40], [1, 39], [7, 16, 17], [13] * 3 + [1], [1] * 40], ids=str)
-def test_chunked_prefill_is_the_full_prefill_on_cuda(name: str, chunks: list[int]) -> None:
+def test_chunked_prefill_is_the_full_prefill_on_cuda(name: str, backend: str) -> None:
     model, tokens = tiny_model(name, device="cuda"), [(7 * j + 3) % 97 for j in range(40)]
     with torch.inference_mode():
         full = model.forward_full(torch.tensor([tokens], device="cuda"))[0]
-    for backend in ("math", "sdpa"):
-        torch.testing.assert_close(
-            prefill_logits(model, tokens, chunks, backend), full, rtol=0, atol=1e-10
-        )
+    for chunks in ([40], [1, 39], [7, 16, 17], [1] * 40):
+        found = prefill_logits(model, tokens, chunks, backend)
+        torch.testing.assert_close(found, full, rtol=0, atol=1e-10)
 
 
 @pytest.mark.cuda
@@ -557,33 +343,124 @@ def test_preemption_and_sampling_on_cuda(small: str) -> None:
         ] == expected, policy
 
 
+def test_a_small_model_takes_one_thread_and_gives_it_back(llm: LLM) -> None:
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(ZeroDivisionError), threads(threads_for(llm.config, llm.dtype, CPU)):
+            1 // (torch.get_num_threads() - 1)
+        assert torch.get_num_threads() == 2
+        assert threads_for(MODELS["laptop"], torch.bfloat16, CPU) is None
+    finally:
+        torch.set_num_threads(THREADS)
+
+
+def test_streams_before_they_begin_and_after_they_end(llm: LLM) -> None:
+    """Prompts are checked when a stream is made, and again as it starts: all before any is queued.
+    Until then, and after its last token, it is in nobody's way.
+    """
+    params = SamplingParams(max_tokens=10)
+    with pytest.raises(UserError, match="prompt 1 is empty"):
+        llm.stream([[1, 2], []], params)
+    unread, late = llm.stream(PROMPTS, params), llm.stream([[1, 2], list(range(20))], params)
+    llm.policy, llm.cache_tokens = "orca", 20
+    with pytest.raises(UserError, match="request 1 can never run"):
+        next(late)
+    llm.cache_tokens = None
+    read = llm.stream(PROMPTS[:1], params)
+    assert len([next(read) for _ in range(10)]) == 10
+    llm.generate(PROMPTS[:1], params)
+    unread.close()
+    assert list(read) == [] and llm.trace.cancelled == []
+    assert [each.kind for each in llm.trace.iterations] == ["prefill"] + ["decode"] * 9
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("policy", "orca"), ("chunk_size", 5), ("max_batch_size", 2), ("cache_tokens", 40)]
+    + [("time_operators", True)],
+)
+def test_options_may_not_change_while_requests_run(llm: LLM, option: str, value: object) -> None:
+    params, before = SamplingParams(max_tokens=5), getattr(llm, option)
+    expected = [out.token_ids for out in llm.generate(PROMPTS, params)]
+    tokens = llm.stream(PROMPTS, params)
+    seen = [next(tokens)]
+    setattr(llm, option, value)
+    with pytest.raises(UserError, match=r"^policy, .* may not change while.*close\(\) it$"):
+        llm.generate(PROMPTS[:1], params)
+    with pytest.raises(UserError, match="^the cache may not change while requests run: read"):
+        llm.resize_cache(4)
+    setattr(llm, option, before)
+    llm.generate(PROMPTS[:1], params)  # the refused calls have done no harm
+    seen.extend(tokens)
+    assert gathered(seen, len(PROMPTS)) == expected
+    setattr(llm, option, value)
+    assert [out.token_ids for out in llm.generate(PROMPTS, params)] == expected
+    for each in llm.trace.iterations:
+        assert bool(each.operators) == llm.time_operators
+        if each.operators:
+            assert set(each.operators) == set(OPERATORS) and min(each.operators.values()) > 0
+            assert sum(each.operators.values()) <= each.seconds
+
+
+def test_resize_cache(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=9)
+    expected = [out.token_ids for out in llm.generate(PROMPTS, params)]
+    for sizes, slots, length in (((5, 40), 5, 40), ((2,), 2, 40), ((1, 64), 1, 64)):
+        llm.resize_cache(*sizes)
+        assert (llm.cache.slots, llm.cache.length, llm.max_length) == (slots, length, length)
+        assert llm.max_batch_size == slots
+        place = llm.cache.k.data_ptr(), llm.cache.v.data_ptr()
+        assert [out.token_ids for out in llm.generate(PROMPTS, params)] == expected
+        assert (llm.cache.k.data_ptr(), llm.cache.v.data_ptr()) == place, "allocated once (Sec 4.5)"
+        assert max(it.num_decodes + it.num_chunks for it in llm.trace.iterations) == slots
+    llm.max_batch_size = 3
+    with pytest.raises(UserError, match="max_batch_size is 3, and the cache has 1 slots: call"):
+        llm.generate(PROMPTS, params)
+    for arguments, message in (((0,), "max_batch_size is 0"), ((2, 65), "max_length is 65")):
+        with pytest.raises(UserError, match=message):
+            llm.resize_cache(*arguments)
+
+
+def test_linears_are_fused_and_logits_only_for_sampled_rows(llm: LLM) -> None:
+    """SARATHI, Sec 4.3: a linear runs once a layer, over chunk and decodes together."""
+    rows, heads, logits = [], [], llm.model._logits
+    for name in llm.config.linears:
+        linear = getattr(llm.model.layers[0], name)
+        linear.register_forward_hook(lambda module, inputs, out: rows.append(len(inputs[0])))
+    llm.model._logits = lambda x: heads.append(len(x)) or logits(x)
+    llm.generate([PROMPTS[0], PROMPTS[1]], SamplingParams(max_tokens=4))
+    fed = [each.num_prefill_tokens + each.num_decodes for each in llm.trace.iterations]
+    assert rows == [count for count in fed for _ in llm.config.linears]
+    assert any(each.kind == "hybrid" for each in llm.trace.iterations)
+    assert sum(heads) == 2 * 4, "one row of logits for each output token, and no more"
+
+
+def test_simulate_runs_the_same_schedule_as_the_model(llm: LLM) -> None:
+    """One loop, two executors: the same batches, only the seconds differ."""
+    llm.generate(PROMPTS, SamplingParams(max_tokens=7))
+    requests = [Request(i, range(len(prompt)), 7) for i, prompt in enumerate(PROMPTS)]
+    priced = simulate(requests, "laptop", "a6000", chunk_size=8, max_batch_size=3)
+    one, other = (
+        [(each.chunks, each.decodes) for each in trace.iterations] for trace in (priced, llm.trace)
+    )
+    assert one == other
+
+
 def test_rotary_tables_are_as_long_as_the_longest_sequence(
     small: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model may allow far more positions than anybody asks for."""
+    """A model may allow far more positions than anybody asks for. They count as memory."""
     many = dataclasses.replace(MODELS[small], max_length=10**9)
     monkeypatch.setitem(MODELS, small, many)
-    llm = LLM(small, max_length=32, dtype="float32", device="cpu")
+    llm, long = (LLM(small, max_length=n, dtype="float32", device="cpu") for n in (32, 64))
     assert llm.model.cos.shape == llm.model.sin.shape == (1, 32, 1, many.head_dim // 2)
-    assert len(llm.generate([list(range(20))], SamplingParams(max_tokens=13))[0].token_ids) == 13
     llm.resize_cache(2, 64)
-    prompt = list(range(50))
-    found = llm.generate([prompt], SamplingParams(max_tokens=15))[0].token_ids
-    assert (
-        found
-        == LLM(small, max_length=64, dtype="float32", device="cpu")
-        .generate([prompt], SamplingParams(max_tokens=15))[0]
-        .token_ids
-    )
-    with pytest.raises(UserError, match=r"needs \d+\.\d GB of weights"):
-        LLM(small, max_length=10**9, dtype="float32", device="cpu")
-
-
-def test_rotary_tables_count_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (each.generate([[*range(50)]], SamplingParams(15))[0] for each in (llm, long))
+    assert one.token_ids == other.token_ids
     monkeypatch.setattr("loading.device.memory_of", lambda _: 10**9)
-    demo, size = MODELS["demo"], torch.float32.itemsize
-    each = demo.kv_bytes_per_token(size) + demo.head_dim * size  # of one position
-    most = (10**9 - demo.parameters * size) // each
-    check_memory(demo, 1, most, torch.float32, torch.device("cpu"))
-    with pytest.raises(UserError, match="demo needs"):
-        check_memory(demo, 1, most + 1, torch.float32, torch.device("cpu"))
+    size = torch.float32.itemsize
+    each = many.kv_bytes_per_token(size) + many.head_dim * size  # of one position
+    most = (10**9 - many.parameters * size) // each
+    check_memory(many, 1, most, torch.float32, CPU)
+    with pytest.raises(UserError, match="small needs"):
+        check_memory(many, 1, most + 1, torch.float32, CPU)

@@ -5,7 +5,7 @@ import torch
 from conftest import TINY
 
 from configs import GPUS, MODELS
-from costmodel import requests_that_fit
+from costmodel import requests_that_fit, tokens_that_fit
 from kvcache import CacheError, KVCache
 
 
@@ -72,8 +72,7 @@ def test_paper_formula() -> None:
     # the paper fits 18: its formula leaves nothing for activations
     assert requests_that_fit(model, gpu, 1024) >= 18
     assert requests_that_fit(MODELS["gpt3-175b"], gpu, 1024) == 0
-
-
-def test_td_pipe_kv_size() -> None:
-    """TD-Pipe, Sec 2.2: a Llama-30B token keeps 1.52 MiB (LLaMA's 30B and 33B are one model)."""
-    assert MODELS["llama-33b"].kv_bytes_per_token() / 2**20 == pytest.approx(1.52, abs=0.01)
+    # Yi-34B on two A100: 0.9 of 160 GB, less 68.8 GB of weights
+    yi, a100 = MODELS["yi-34b"], GPUS["a100-80gb"]
+    assert yi.kv_bytes_per_token() == 245_760 and yi.parameters == pytest.approx(34.4e9, rel=0.01)
+    assert tokens_that_fit(yi, a100, tp=2) == int((144e9 - 2 * yi.parameters) // 245_760)

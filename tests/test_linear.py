@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (32, 97), (48, 40), (256, 640), (1024, 512)])
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (48, 40), (256, 640)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_packed_equals_plain(dtype: torch.dtype, shape: tuple[int, int], bias: bool) -> None:
     if not can_pack(CPU, dtype):
@@ -39,11 +39,7 @@ def test_packed_equals_plain(dtype: torch.dtype, shape: tuple[int, int], bias: b
         with torch.inference_mode():
             y, sum_, exact = ours(x), ours(x, residual), exactly(x.double())
             terms = sizes(x.double().abs())  # of each sum, added without their signs
-        assert (
-            y.shape == sum_.shape == exact.shape
-            and y.dtype == sum_.dtype == dtype
-            and torch.equal(residual, before)
-        )
+        assert y.dtype == sum_.dtype == dtype and torch.equal(residual, before)
         n = shape[0] + 2  # with the bias and the residual
         assert_within(y, exact, sum_bound(n, terms, dtype, exact))
         both, terms = exact + residual.double(), terms + residual.double().abs()
@@ -82,17 +78,14 @@ def test_bfloat16_that_is_emulated(
     pack_linears(wide)
     more = 2 * sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
     for setting, value, why in (
-        (
-            "free_memory",
-            lambda: more - 1,
-            "emulates bfloat16, and float32 weights need 0.0 GB more",
-        ),
-        ("can_pack", lambda device, dtype: False, "emulates bfloat16, and its weights cannot be"),
+        ("free_memory", lambda: more - 1, "float32 weights need 0.0 GB more"),
+        ("can_pack", lambda device, dtype: False, "its weights cannot be"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(packed, setting, value)
             pack_linears(model)
-        assert isinstance(model.head, nn.Linear) and why in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert isinstance(model.head, nn.Linear) and f"emulates bfloat16, and {why}" in said
     monkeypatch.setattr(packed, "free_memory", lambda: more)
     pack_linears(model)
     x, residual = torch.randn(2, 33, 32).bfloat16()

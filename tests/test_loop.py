@@ -42,20 +42,6 @@ class Placeholders:
         pass
 
 
-def test_arrivals_keep_their_order() -> None:
-    loop = Loop(make_scheduler("sarathi", 3, 8), Placeholders())
-    for number, arrival in enumerate((5.0, 1.0, 5.0, 1.0, 5.0, 3.0)):
-        loop.add(Request(number, [1], 1, arrival=arrival))
-    assert [request.request_id for request in loop.arriving] == [1, 3, 5, 0, 2, 4]
-
-
-def test_the_scheduler_asks_the_executor_what_a_batch_costs() -> None:
-    scheduler, executor = make_scheduler("sarathi", 3, 8), Placeholders()
-    executor.cost = lambda batch: 3.0
-    Loop(scheduler, executor)
-    assert scheduler.cost(Batch([], [])) == 3.0
-
-
 def test_times_by_hand() -> None:
     """One slot, chunks of 4, 4 and 1 tokens, one decode: an iteration takes a second."""
     loop = Loop(make_scheduler("sarathi", 1, 4), Placeholders())
@@ -136,33 +122,6 @@ def test_times_hold_what_the_policy_takes() -> None:
     assert trace.finished == [(0, 5.25)] and trace.lives[0].scheduled == 0.25
 
 
-def test_the_policys_own_time_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = iter([0.0, 0.001, 1.0, 1.003, 2.0, 2.002])
-    monkeypatch.setattr("loop.perf_counter", lambda: next(ticks))
-    loop = Loop(make_scheduler("orca", 1, 8), Placeholders())
-    loop.add(Request(0, range(8), 3))
-    trace = loop.run()
-    assert trace.own_time == "2.000 ms a call, 3.00 ms at most"
-    assert [each.start for each in trace.iterations] == [0, 1, 2], "no part of a virtual clock"
-
-
-def test_what_can_never_run_is_refused_when_it_is_added() -> None:
-    loop = Loop(make_scheduler("sarathi", 3, 8, 20), Placeholders())
-    with pytest.raises(UserError, match="request 0 can never run"):
-        loop.add(Request(0, range(20), 2))
-    loop.add(request := Request(1, range(9), 8))
-    loop.run()
-    with pytest.raises(UserError, match="request 1 has run before"):
-        loop.add(request)
-    assert not loop.busy
-
-
-def test_cancel_of_what_was_never_added() -> None:
-    loop = Loop(make_scheduler("sarathi", 3, 8), Placeholders())
-    stranger = Request(0, range(9), 8)
-    assert loop.cancel(stranger) is False and stranger.finish_reason is None
-
-
 def guaranteed(policy: str, batch_size: int, chunk_size: int) -> float:
     """g: tokens that the first prefill which has started gets at least in a batch with chunks."""
     room = chunk_size - (batch_size - 1)  # beside decodes in all other slots
@@ -192,21 +151,8 @@ def test_an_admitted_prefill_ends_within_a_bound(
     policy: str, batch_size: int, spare: int, endless: int, work: list[tuple[int, int, int]]
 ) -> None:
     """Nobody starves, however long the others decode. With B < C and no limit of memory, a prefill
-    has ended at most
-
-        bound = 2 * sum of ceil(P / g)
-
-    iterations after its admission. The sum is over itself and the prefills that were admitted
-    before it and have not ended, P tokens each. g is what the first prefill that has started gets
-    at least in a batch with chunks:
-
-        C - (B - 1)                               sarathi, sarathi_serve, no_evict, vllm_v1: all
-                                                  other slots decode
-        C                                         chunked_only, prefill_first: no decode beside it
-        min(threshold, C - (B - 1))               vllm_v1:threshold
-        min(max(1, last size // 4), C - (B - 1))  dynamic
-        the whole prompt                          all others: ceil(P / g) = 1
-
+    has ended at most 2 * sum of ceil(P / g) iterations after its admission. The sum is over itself
+    and the prefills that were admitted before it and have not ended, P tokens each; g: guaranteed.
     The factor 2 is for chunked_only, which has a batch of decodes after each batch of chunks.
     """
     endless = min(endless, batch_size - 1)  # a slot is left for those who come and go
@@ -240,3 +186,23 @@ def test_an_admitted_prefill_ends_within_a_bound(
         if not any(request.in_prefill for request in requests):
             break
     assert stuck or (len(due) == len(requests) and not any(r.in_prefill for r in requests))
+
+
+def test_what_a_loop_takes_in() -> None:
+    """Arrivals keep their order. What can never run, or has run, is refused."""
+    executor = Placeholders()
+    executor.cost = lambda batch: 3.0
+    loop = Loop(make_scheduler("sarathi", 3, 8, 20), executor)
+    assert loop.scheduler.cost(Batch([], [])) == 3.0, "a policy may ask what a batch costs"
+    with pytest.raises(UserError, match="request 0 can never run"):
+        loop.add(Request(0, range(20), 2))
+    stranger = Request(0, range(9), 8)
+    assert loop.cancel(stranger) is False and stranger.finish_reason is None
+    for number, arrival in enumerate((5.0, 1.0, 5.0, 1.0, 5.0, 3.0)):
+        loop.add(Request(number, [1], 1, arrival=arrival))
+    assert [request.request_id for request in loop.arriving] == [1, 3, 5, 0, 2, 4]
+    request = loop.arriving[0]
+    loop.run()
+    with pytest.raises(UserError, match="request 1 has run before"):
+        loop.add(request)
+    assert not loop.busy

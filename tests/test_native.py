@@ -1,10 +1,12 @@
 """native.cpp beside what it stands for: `attention.reference`, the model's own small operators, the
-cache's own writes.
+cache's own writes. And how it is compiled once, kept, and done without where that fails.
 """
 
 import copy
 import dataclasses
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,9 +27,9 @@ from torch import Tensor
 
 import model
 from attention import PLAIN, FlatBatch, Span, reference
-from configs import MODELS
+from command.checks import UserError
 from engine import LLM
-from fast import native
+from fast import library, native
 from fast.backends import must_measure
 from kvcache import KVCache
 
@@ -77,7 +79,7 @@ def exact(q: Tensor, keys: Tensor, values: Tensor, slots: list[int], contexts: l
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
+@pytest.mark.parametrize("head_dim", [32, 64, 256])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_attention_equals_math(
     shape: str, head_dim: int, dtype: torch.dtype, two_threads: None
@@ -129,19 +131,6 @@ def test_a_nan_is_not_hidden(dtype: torch.dtype) -> None:
             assert attend(*arguments)[0].isnan().any()
 
 
-@pytest.mark.parametrize("shape", ["decodes", "short chunk, deep"])
-def test_a_strided_cache(shape: str) -> None:
-    """Heads and slots need not lie side by side; what is between them is left alone."""
-    q, keys, values, slots, contexts = case(shape, 64, 2, torch.float32)
-    wide = torch.full((2, 3, 6, 520, 64), float("nan"))  # more heads, slots and tokens
-    parts = wide[:, :2, 1:5, :512]
-    parts.copy_(torch.stack((keys, values)))
-    before = wide.clone()
-    y = attend(q, *parts, slots, contexts)
-    assert torch.equal(y, attend(q, keys, values, slots, contexts))
-    assert torch.equal(wide.nan_to_num(7.0), before.nan_to_num(7.0))
-
-
 @pytest.mark.parametrize("rows", [1, 7, 300])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_small_operators(dtype: torch.dtype, rows: int, two_threads: None) -> None:
@@ -180,14 +169,6 @@ def gated(inner: Tensor) -> tuple[Tensor, Tensor]:
     exact, gate = model.swiglu(inner.double()), inner.double().chunk(2, dim=-1)[0]
     share = ((gate * (-gate).sigmoid()).abs() + 16) * unit(torch.float32) + 2 * unit(inner.dtype)
     return exact, share * exact.abs() + 1e-30  # e^-100 may be 0
-
-
-def test_extreme_gates() -> None:
-    gates = [-1e4, -200.0, -88.0, 0.0, 88.0, 200.0, 1e30, float("nan")]
-    found = native.swiglu(torch.tensor([gates * 2 + [1.0] * 16]))
-    exact, bound = gated(torch.tensor([gates[:-1] * 2 + [1.0] * 14]))
-    assert found[0, [7, 15]].isnan().all()
-    assert_within(found[:, [*range(7), *range(8, 15)]], exact, bound)
 
 
 @pytest.mark.parametrize("n_kv_head", [4, 2, 1])
@@ -259,20 +240,73 @@ def flat_batch(step: list[tuple[int, int, int]]) -> FlatBatch:
     )
 
 
-def test_auto_takes_it() -> None:
-    taken = LLM("demo", device="cpu").attention
-    assert taken == "native" or must_measure(CPU)
+def test_extreme_gates() -> None:
+    gates = [-1e4, -200.0, -88.0, 0.0, 88.0, 200.0, 1e30, float("nan")]
+    found = native.swiglu(torch.tensor([gates * 2 + [1.0] * 16]))
+    exact, bound = gated(torch.tensor([gates[:-1] * 2 + [1.0] * 14]))
+    assert found[0, [7, 15]].isnan().all()
+    assert_within(found[:, [*range(7), *range(8, 15)]], exact, bound)
+
+
+def test_where_auto_takes_it(small: str) -> None:
+    assert LLM("demo", device="cpu").attention == "native" or must_measure(CPU)
     assert LLM("demo", device="cpu", dtype="float64").attention == "sdpa"
+    assert LLM(small, dtype="float32", device="cpu").attention == "sdpa"
 
 
-def test_what_it_is_not_written_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MODELS, "small", dataclasses.replace(TINY["llama-gqa"], name="small"))
-    assert LLM("small", dtype="float32", device="cpu").attention == "sdpa"
+# ---------------------------------------------------------------------------- the compiled file
 
 
-def test_as_many_slots_as_requests() -> None:
-    batch, cache = flat_batch([(0, 4, 1), (1, 5, 1), (2, 6, 1)]), KVCache(TINY["llama"], 4, 16)
-    for slots, contexts in (((0, 1), (5, 6)), ((0, 1, 2), (5, 6)), ((0, 1), (5, 6, 7))):
-        batch.spans = [Span(slice(0, 3), slots, contexts)]
-        with pytest.raises(ValueError, match="zip"):
-            native.attention(batch, cache)
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A cache of the test's own, and a compiler that copies what this machine has compiled."""
+    native.library()
+    made = library.cache_folder() / f"{native.stem_of(native.compiler())}.so"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", script(tmp_path / "c++", f"for last; do :; done\ncp {made} $last"))
+    forget()
+    yield tmp_path
+    forget()
+
+
+def forget() -> None:
+    native.outcome.cache_clear(), native.function.cache_clear(), native.tell.cache_clear()
+
+
+def script(path: Path, body: str) -> str:
+    path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_it_is_compiled_once(fresh: Path, capfd: pytest.CaptureFixture) -> None:
+    """And again for a compiler that was installed later."""
+    for installed, files, count in ((None, 1, 1), (None, 1, 0), (1, 2, 1), (1, 2, 0)):
+        if installed is not None:
+            os.utime(os.environ["CXX"], (installed, installed))
+        forget()
+        native.library()
+        assert [each.suffix for each in library.cache_folder().iterdir()] == [".so"] * files
+        assert capfd.readouterr().err.count("compiling native.cpp") == count
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("echo 'native.cpp:1: error: no vectors' >&2\nexit 1", r"compile native.cpp .*no vectors"),
+        ("for last; do :; done\ntouch $last", r"cannot be compiled, kept or loaded \(.*\.so"),
+        ("for last; do :; done\n$WHOLE $last\ntruncate -s 20000 $last", "is cut short"),
+        ("exec sleep 60", "has not ended after 0.2 s"),
+    ],
+)
+def test_a_broken_compiler(
+    fresh: Path, body: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked for, it says why; unasked, sdpa does the work. Nothing is left."""
+    monkeypatch.setenv("WHOLE", os.environ["CXX"])
+    monkeypatch.setenv("CXX", script(fresh / "broken", body))
+    monkeypatch.setattr(library.run_compiler, "__defaults__", (0.2,))
+    with pytest.raises(UserError, match=f"{message}.*: choose auto"):
+        LLM("demo", device="cpu", attention="native")
+    assert LLM("demo", device="cpu").attention == "sdpa"
+    assert list(library.cache_folder().iterdir()) == []

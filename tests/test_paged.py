@@ -28,7 +28,6 @@ from sampling import SamplingParams
 from scheduler import POLICIES, SarathiServe, Scheduler, make_scheduler, next_chunk
 from simulate import simulate
 from tests import oracle
-from tests.conftest import TINY
 from tests.oracle import DRIVERS, CheckedMemory, check, check_blocks, draw, in_blocks
 
 IN_BLOCKS = ["Loop", "LLM", "Runner"]
@@ -69,10 +68,8 @@ def test_blocks_give_the_tokens_of_slots(driver: str, seen: Counter[str]) -> Non
     assert seen >= Counter(least), "else the plays would say little"
 
 
-@pytest.mark.parametrize(
-    "cut", [None, 3, 7]
-)  # where a row of blocks in order is torn; None: all are shuffled
-@pytest.mark.parametrize("size", [1, 3, 5, 8, 16, 64])
+@pytest.mark.parametrize("cut", [None, 7])  # where a row of blocks is torn; None: all shuffled
+@pytest.mark.parametrize("size", [1, 3, 8, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_native_attention_reads_through_the_table(
     size: int, dtype: torch.dtype, cut: int | None
@@ -139,16 +136,11 @@ def paged(policy: str, size: int, chunk: int, tokens: int | None, block: int) ->
         (6, 1, 0, 8, 0, True),  # 2 + 2 + 0 + 1
         (6, 1, 0, 9, 0, True),  # 2 + 3 + 0 + 0
         (6, 1, 0, 12, 0, False),  # 2 + 3 + 0 + 1
-        (6, 1, 0, 13, 0, False),  # 2 + 4 + 0 + 0
         (6, 3, 0, 7, 0, True),  # 2 + 2 + 1 + 0: two decodes have filled its second block
         (6, 3, 0, 8, 0, False),  # 2 + 2 + 1 + 1
-        (8, 1, 0, 7, 0, True),  # 2 + 2 + 1 + 0
-        (8, 1, 0, 9, 0, False),  # 2 + 3 + 1 + 0
         (11, 0, 0, 4, 0, True),  # 3 + 1 + 0 + 1: 4 of its 11 tokens have run, and all have room
-        (11, 0, 0, 5, 0, True),  # 3 + 2 + 0 + 0
         (12, 0, 0, 4, 0, False),  # 3 + 1 + 1 + 1
         (8, 1, 0, 12, 8, True),  # 2 + 1 + 1 + 1: two blocks are a hit
-        (8, 1, 0, 13, 8, True),  # 2 + 2 + 1 + 0
         (8, 1, 0, 16, 8, False),  # 2 + 2 + 1 + 1
         (8, 1, 0, 8, 8, True),  # 2 + 1 + 1 + 1: its last token must run
         (8, 1, 0, 11, 7, True),  # 2 + 2 + 1 + 0: one block is a hit
@@ -215,6 +207,19 @@ def test_a_chunk_that_is_left_out_is_no_hit() -> None:
     assert step(scheduler) == [(1, 0, 11), (3, 8, 3)]
 
 
+def test_what_is_no_hit_yet() -> None:
+    """What a policy asks on trial (examples/target_tbt.py); who is preempted before it ran."""
+    scheduler, late = paged("sarathi_serve", 4, 64, 80, 4), Request(1, range(11), max_tokens=2)
+    early = Request(0, range(11), max_tokens=2)
+    next_chunk(early, 64)
+    scheduler.add(early)
+    assert scheduler.admit() is early and scheduler.memory.prefill(late) == (12, 0)
+    scheduler.schedule(0.0)
+    assert scheduler.memory.prefill(late) == (4, 8)
+    scheduler.preempt()
+    assert scheduler.memory.prefill(late) == (12, 0) and len(scheduler.memory.free) == 3
+
+
 def test_a_chunk_that_is_left_out_is_missed() -> None:
     scheduler = Drops(4, 64)
     scheduler.memory = memory = BlockMemory(80, 4, prefix_caching=True)
@@ -225,23 +230,6 @@ def test_a_chunk_that_is_left_out_is_missed() -> None:
         step(scheduler)
     memory.reset()
     assert not memory.block_of and memory.free == [0, 1, 2, 3] and not memory.taken
-
-
-def test_who_is_preempted_before_it_ran_is_no_hit() -> None:
-    scheduler, late = paged("sarathi_serve", 4, 64, 80, 4), Request(1, range(11), max_tokens=2)
-    scheduler.add(Request(0, range(11), max_tokens=2))
-    scheduler.schedule(0.0)
-    assert scheduler.memory.prefill(late) == (4, 8)
-    scheduler.preempt()
-    assert scheduler.memory.prefill(late) == (12, 0) and len(scheduler.memory.free) == 3
-
-
-def test_a_chunk_on_trial_is_no_hit() -> None:
-    scheduler, early = paged("sarathi_serve", 4, 64, 80, 4), Request(0, range(11), max_tokens=2)
-    next_chunk(early, 64)  # a policy asks what it would cost, as examples/target_tbt.py does
-    scheduler.add(early)
-    assert scheduler.admit() is early
-    assert scheduler.memory.prefill(Request(1, range(11), max_tokens=2)) == (12, 0)
 
 
 @pytest.mark.parametrize(
@@ -264,28 +252,11 @@ def test_no_evict_counts_whole_blocks(
     assert scheduler.can_admit() is fits
 
 
-def test_no_evict_never_preempts_in_blocks() -> None:
-    for seed in range(30):
-        rng = random.Random(f"no_evict {seed}")
-        size = rng.randint(1, 8)
-        requests = [
-            Request(i, shared(rng.randint(6, 30), rng.randint(0, 6), i), rng.randint(1, 20))
-            for i in range(9)
-        ]
-        memory = max(-(-each.most_cached // size) * size for each in requests)
-        scheduler = paged("no_evict", rng.randint(2, 6), 16, memory + rng.randint(0, 40), size)
-        for each in requests:
-            scheduler.add(each)
-        while scheduler.has_work:
-            step(scheduler)
-        assert not any(each.preemptions for each in requests), seed
-
-
 def test_parts_are_a_sequence() -> None:
     parts = Parts([range(3), range(0), range(10, 14), range(7, 9)])
     plain, ends = [0, 1, 2, 10, 11, 12, 13, 7, 8], [None, *range(-11, 12)]
     assert list(parts) == plain and [parts[i] for i in range(-9, 9)] == plain * 2
-    for start, stop, by in product(ends, ends, (None, 1, 2, 5, -1, -2, -7)):
+    for start, stop, by in product(ends, ends, (None, 2, -7)):
         assert parts[start:stop:by] == plain[start:stop:by], (start, stop, by)
 
 
@@ -293,16 +264,15 @@ PROMPTS = [[5, 1, 7, 2, 8, 8, 3, 4, 9, own] for own in (6, 3, 4)]
 
 
 @pytest.fixture
-def llm(monkeypatch: pytest.MonkeyPatch) -> LLM:
+def llm(small: str) -> LLM:
     """Blocks for two requests, at most."""
-    monkeypatch.setitem(MODELS, "small", replace(TINY["llama-gqa"], name="small"))
     return LLM(
-        "small", cache="paged", block_size=4, prefix_caching=True, cache_tokens=64, fast=False,
+        small, cache="paged", block_size=4, prefix_caching=True, cache_tokens=64, fast=False,
         dtype="float64", device="cpu", policy="sarathi_serve", max_batch_size=4,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("good", [0, 1, 2, 4])
+@pytest.mark.parametrize("good", [0, 2])
 def test_a_batch_that_fails_has_filled_nothing(
     llm: LLM, good: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,22 +302,18 @@ def test_a_batch_that_fails_has_filled_nothing(
 
 
 def test_a_refused_cache_leaves_the_old_one(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    params, cache, sizes = SamplingParams(max_tokens=2), llm.cache, []
+    params, cache = SamplingParams(max_tokens=2), llm.cache
     expected = [each.token_ids for each in llm.generate(PROMPTS, params)]
-    for cache_tokens in (3, "64", None, 10**9):
+    room = llm.part.parameters * 8 + 3 * 64 * llm.part.kv_bytes_per_token(8)
+    monkeypatch.setattr("loading.device.memory_of", lambda _: room)
+    for cache_tokens in (3, None, 10**9):
         llm.cache_tokens = cache_tokens
-        if cache_tokens is None:
-            sizes.append(llm.part.parameters * 8 + 3 * 64 * llm.part.kv_bytes_per_token(8))
-            monkeypatch.setattr("loading.device.memory_of", lambda _: sizes[0])
         with pytest.raises(UserError, match=r"cache_tokens is|\(\d+ blocks of 4 tokens\)"):
             llm.resize_cache(4)
         assert llm.cache is cache
+    with pytest.raises(UserError, match="cache_tokens is 1000000000, and the cache has 16 blocks"):
+        llm.generate(PROMPTS, params)
     llm.cache_tokens = 64
     assert [each.token_ids for each in llm.generate(PROMPTS, params)] == expected
     llm.resize_cache(4)
     assert llm.cache.memory.most == 16, "four slots would need too much, and 16 blocks do not"
-    few = {"cache": "paged", "cache_tokens": 64, "dtype": "float64", "max_batch_size": 4}
-    assert LLM("small", device="cpu", fast=False, **few).cache.slots == 4
-    llm.cache_tokens = None
-    with pytest.raises(UserError, match="cache_tokens is None, and the cache has 16 blocks"):
-        llm.generate(PROMPTS, params)

@@ -1,7 +1,7 @@
 """The simulated pipeline: bubbles worked out on paper, and what must hold for every schedule."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
@@ -10,28 +10,33 @@ from hypothesis import strategies as st
 
 from batch import Batch, Request
 from configs import GPUS, LINKS, MODELS
-from costmodel import CostModel
+from costmodel import CostModel, make_batch
 from pipeline import (
     BUBBLES,
     Hop,
     MicroBatches,
     PipelineTrace,
     StageCosts,
-    Step,
     even_layers,
     make_micro_batches,
     run_pipeline,
     simulate_pipeline,
 )
-from pipeline.account import difference
 from scheduler import POLICIES, SarathiServe
 from simulate import simulate
 
+Work = list[tuple[int, int, float]]  # prompt and output tokens, arrival of each request
+
+
+def requests_of(work: Work) -> list[Request]:
+    return [Request(i, range(p), output, arrival=at) for i, (p, output, at) in enumerate(work)]
+
 
 def run_by_hand(
-    requests: list[Request], costs, micro_batches: int, stages: int = 2, hop: Hop | None = None
+    work: Work, costs: Callable, micro_batches: int, stages: int = 2, hop: Hop | None = None
 ) -> PipelineTrace:
     """One request in each micro-batch, dealt out in turn."""
+    requests = requests_of(work)
     filled = filled_with(requests, "orca", micro_batches, stages, 1, 256, deal="turns")
     return run_pipeline(filled, costs, PipelineTrace(stages, micro_batches, keep=True), hop)
 
@@ -67,8 +72,8 @@ def test_three_unequal_micro_batches() -> None:
     Stage 1 is done with A at 2, and B, three times as long a prompt, comes at 4: PB1. Stage 0 is
     done with the decode B' at 8, and C' has to wait until the prompt C leaves stage 1 at 9: PB2.
     """
-    requests = [Request(i, range(tokens), 2) for i, tokens in enumerate((1, 3, 2))]
-    trace = run_by_hand(requests, lambda batch: [float(batch.num_tokens)] * 2, 3)
+    work = [(1, 2, 0.0), (3, 2, 0.0), (2, 2, 0.0)]
+    trace = run_by_hand(work, lambda batch: [float(batch.num_tokens)] * 2, 3)
     assert waits(trace) == [(1, 0.0, 1.0, "start-up"), (1, 2.0, 4.0, "PB1"), (0, 8.0, 9.0, "PB2")]
     assert trace.steps[-1].end == trace.seconds == 12.0
     assert trace.busy == [9.0, 9.0] and trace.idle["drain"] == 2.0
@@ -83,92 +88,53 @@ def test_contexts_of_different_length() -> None:
     stage 0  |A      |B      |A' |...|B'         |
     stage 1          |A      |B      |A' |.......|B'         |
     """
-    requests = [Request(i, range(tokens), 2) for i, tokens in enumerate((10, 30))]
+    work = [(10, 2, 0.0), (30, 2, 0.0)]
     trace = run_by_hand(
-        requests, lambda batch: [batch.decodes[0].context / 10 if batch.decodes else 2.0] * 2, 2
+        work, lambda batch: [batch.decodes[0].context / 10 if batch.decodes else 2.0] * 2, 2
     )
     assert waits(trace) == [(1, 0.0, 2.0, "start-up"), (0, 5.0, 6.0, "PB2"), (1, 7.0, 9.0, "PB3")]
     assert trace.idle["drain"] == 3.0 and trace.seconds == 12.0
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "name"),
-    [
-        ((9, 9), (5, 5), "PB1"),
-        ((9, 10), (0, 1), "PB2"),  # a hybrid batch counts as prefill
-        ((6, 9), (5, 9), "PB3"),  # a chunk that gives way to decodes: as many rows
-        ((0, 4), (0, 2), "PB3"),  # decodes alone, however many
-    ],
-)
-def test_what_two_batches_differ_in(
-    one: tuple[int, int], other: tuple[int, int], name: str
-) -> None:
-    steps = [
-        Step(0, prefill_tokens, tokens, [0.0], [1.0]) for prefill_tokens, tokens in (one, other)
-    ]
-    assert difference(*steps) == difference(*reversed(steps)) == name
 
 
 def test_a_wait_that_is_handed_on_keeps_its_cause() -> None:
     """Three stages. A's prompt takes 4 s and everything else 1 s, so that A' comes back late, at 12
     s.
     """
-    requests = [Request(i, range(tokens), 3) for i, tokens in enumerate((4, 1, 1))]
-    trace = run_by_hand(requests, lambda batch: [float(batch.num_tokens)] * 3, 3, stages=3)
+    work = [(4, 3, 0.0), (1, 3, 0.0), (1, 3, 0.0)]
+    trace = run_by_hand(work, lambda batch: [float(batch.num_tokens)] * 3, 3, stages=3)
     late = [step for step in trace.steps if step.micro_batch == 0][1]
     assert late.waits == [6.0, 3.0, 0.0]
     # stage 1, too, waits because of the long prompt A, and not because A' is a decode
     assert late.causes == ["PB1", "PB1", ""]
 
 
-def test_uneven_stages_and_links() -> None:
-    requests = [Request(i, range(1), 50) for i in range(2)]
-    trace = run_by_hand(requests, lambda batch: [1.0, 3.0], 2)
-    assert {cause for _, _, _, cause in waits(trace)} == {"start-up", "uneven stages"}
-    trace = run_by_hand(
-        [Request(i, range(1), 50) for i in range(2)],
-        lambda batch: [1.0, 1.0],
-        2,
-        hop=Hop(latency=0.25),
-    )
-    assert {cause for _, _, _, cause in waits(trace)} == {"start-up", "link"}
-    trace = run_by_hand(
-        [Request(i, range(1), 50) for i in range(3)],
-        lambda batch: [1.0, 1.0],
-        3,
-        hop=Hop(latency=0.25),
-    )
-    assert trace.bubble == 0  # one micro-batch more than stages hides the way
-
-
-@pytest.mark.parametrize("stages", [2, 3, 8])
-def test_uniform_micro_batches_leave_no_bubbles(stages: int) -> None:
-    """Equal requests, one in each micro-batch, and costs that do not know contexts: start-up and
-    drain are all that is lost.
-    """
-    trace = run_by_hand(
-        [Request(i, range(1), 40) for i in range(stages)],
-        lambda batch: [0.1] * stages,
-        stages,
-        stages,
-    )
-    assert trace.bubble == 0 and set(waits(trace)) == {
-        (s, 0.0, trace.steps[0].starts[s], "start-up") for s in range(1, stages)
-    }
-    idle = pytest.approx(2 * 0.1 * stages * (stages - 1) / 2)
-    assert trace.idle["start-up"] + trace.idle["drain"] == idle
+@pytest.mark.parametrize(
+    ("micro_batches", "costs", "latency", "causes"),
+    [
+        (2, [1.0, 3.0], 0.0, {"start-up", "uneven stages"}),
+        (2, [1.0, 1.0], 0.25, {"start-up", "link"}),
+        (3, [1.0, 1.0], 0.25, {"start-up"}),  # one micro-batch more than stages hides the way
+    ],
+)
+def test_what_equal_micro_batches_wait_for(
+    micro_batches: int, costs: list[float], latency: float, causes: set[str]
+) -> None:
+    work = [(1, 50, 0.0)] * micro_batches
+    trace = run_by_hand(work, lambda batch: costs, micro_batches, hop=Hop(latency))
+    assert {cause for *_, cause in waits(trace)} == causes
 
 
 def test_a_link_takes_its_time() -> None:
     """Half a second, and a tenth for each of two tokens, from stage 0 to stage 1."""
-    trace = run_by_hand([Request(0, range(2), 1)], lambda batch: [1.0, 1.0], 1, hop=Hop(0.5, 0.1))
+    trace = run_by_hand([(2, 1, 0.0)], lambda batch: [1.0, 1.0], 1, hop=Hop(0.5, 0.1))
     assert trace.steps[0].starts == pytest.approx([0.0, 1.7])
 
 
 def test_a_micro_batch_is_refilled_in_turn() -> None:
     """Every third of its iterations: a request that arrives in the second one waits for it."""
-    early, late = Request(0, range(2), 9), Request(1, range(2), 2, arrival=1.5)
-    filled = filled_with([early, late], "orca", 1, 1, 2, 8, refill_every=3)
+    filled = filled_with(
+        requests_of([(2, 9, 0.0), (2, 2, 1.5)]), "orca", 1, 1, 2, 8, refill_every=3
+    )
     trace = PipelineTrace(1, 1, keep=True)
     run_pipeline(filled, lambda batch: [1.0], trace)
     assert [len(step.chunks) for step in trace.requests.iterations][:5] == [1, 0, 0, 1, 0]
@@ -177,7 +143,7 @@ def test_a_micro_batch_is_refilled_in_turn() -> None:
 def test_what_is_preempted_out_of_turn_keeps_its_order() -> None:
     """Three decodes, and room for one: the two that go come back in their order."""
     filled = make_micro_batches("orca", 1, 1, 4, 8, 12, refill_every=9)
-    requests = [Request(i, range(4), 3) for i in range(4)]
+    requests = requests_of([(4, 3, 0.0)] * 4)
     for request in requests[:3]:
         filled.add(request)
     (scheduler,), memory = filled.schedulers, filled.schedulers[0].memory
@@ -193,12 +159,7 @@ def test_what_is_preempted_out_of_turn_keeps_its_order() -> None:
 class Counting(SarathiServe):
     """It counts in plain numbers, and makes its queue anew."""
 
-    added = admitted = ended = 0
-
-    def add(self, request: Request) -> None:
-        super().add(request)
-        self.added += 1
-        self.waiting = deque(self.waiting)
+    admitted = ended = 0
 
     def schedule(self, now: float) -> Batch | None:
         self.waiting = deque(sorted(self.waiting, key=lambda request: -request.request_id))
@@ -229,12 +190,12 @@ def test_what_a_policy_counts_is_one_for_all_micro_batches(deal: str, refill_eve
     filled.done(1, Batch([], []), [])
     assert len({id(each.waiting) for each in schedulers}) == (1 if deal == "queue" else 3)
     for each in schedulers:
-        assert (each.added, each.admitted, each.ended) == (20, 20, 20)
+        assert (each.admitted, each.ended) == (20, 20)
 
 
 def test_chunked_only_alternates_in_each_micro_batch() -> None:
-    requests = [Request(i, range(1 if i < 2 else 40), 9) for i in range(4)]
-    filled = filled_with(requests, "chunked_only", 2, 2, 2, 4, deal="turns")
+    work = [(1, 9, 0.0)] * 2 + [(40, 9, 0.0)] * 2
+    filled = filled_with(requests_of(work), "chunked_only", 2, 2, 2, 4, deal="turns")
     kinds: list[list[bool]] = [[], []]
     for number in 6 * [0, 1]:
         batch, _ = filled.next(number, 0.0)
@@ -245,10 +206,10 @@ def test_chunked_only_alternates_in_each_micro_batch() -> None:
 
 def test_want_of_requests_is_no_bubble() -> None:
     """Fewer micro-batches than stages, and arrivals with long pauses: stages starve."""
-    alone = run_by_hand([Request(0, range(1), 9)], lambda batch: [1.0, 1.0], 1)
+    alone = run_by_hand([(1, 9, 0.0)], lambda batch: [1.0, 1.0], 1)
     # 9 steps of 2 s; each stage works every other second
     assert alone.bubble == 0 and alone.idle["starved"] == 2 * 8.0
-    apart = [Request(i, range(1), 1, arrival=10.0 * i) for i in range(3)]
+    apart = [(1, 1, 10.0 * i) for i in range(3)]
     trace = run_by_hand(apart, lambda batch: [1.0, 1.0], 2)
     assert trace.bubble == 0 and trace.idle["starved"] > 0 and trace.seconds == 22.0
 
@@ -262,25 +223,13 @@ REQUESTS = st.lists(
 )
 
 
-def make(lengths: list[tuple[int, int, float]]) -> list[Request]:
-    return [
-        Request(i, range(prompt), output, arrival=arrival)
-        for i, (prompt, output, arrival) in enumerate(lengths)
-    ]
-
-
-def price(stages: int, uneven: bool):
+def price(stages: int, uneven: bool) -> Callable:
     """Made-up costs with everything in them: tokens, contexts, a last stage that has more to do."""
 
     def costs(batch: Batch) -> list[float]:
-        seconds = (
-            0.01
-            + 0.01 * batch.num_tokens
-            + 0.001 * sum(request.context for request in batch.decodes)
-        )
-        return [
-            seconds * (1.3 if uneven and stage == stages - 1 else 1.0) for stage in range(stages)
-        ]
+        contexts = sum(request.context for request in batch.decodes)
+        seconds = 0.01 + 0.01 * batch.num_tokens + 0.001 * contexts
+        return [seconds] * (stages - 1) + [seconds * (1.3 if uneven else 1.0)]
 
     return costs
 
@@ -300,7 +249,7 @@ SIZES = st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(1, 4))
 def test_every_schedule(lengths, policy, sizes, filling, latency, uneven) -> None:
     micro_batches, stages, _ = sizes
     trace = PipelineTrace(stages, micro_batches, keep=True)
-    filled = filled_with(make(lengths), policy, *sizes, 8, **filling)
+    filled = filled_with(requests_of(lengths), policy, *sizes, 8, **filling)
     run_pipeline(filled, price(stages, uneven), trace, Hop(latency, latency / 10))
 
     assert sorted(request for request, _ in trace.finished) == list(range(len(lengths)))
@@ -309,14 +258,11 @@ def test_every_schedule(lengths, policy, sizes, filling, latency, uneven) -> Non
     assert all(seconds >= 0 for seconds in trace.idle.values())
     if latency == 0 and not uneven:
         assert trace.idle["link"] < 1e-9 and trace.idle["uneven stages"] < 1e-9
-    for stage in range(stages):  # no stage runs two at once
-        times = [
-            (step.starts[stage], step.starts[stage] + step.seconds[stage]) for step in trace.steps
-        ]
-        assert all(end <= start for (_, end), (start, _) in pairwise(times))
-    for step in trace.steps:  # through the stages in order
-        ends = [start + seconds for start, seconds in zip(step.starts, step.seconds, strict=True)]
-        assert all(end <= start for end, start in zip(ends, step.starts[1:], strict=False))
+    ends = [[*map(sum, zip(step.starts, step.seconds, strict=True))] for step in trace.steps]
+    for before, after in zip(ends, trace.steps[1:], strict=False):  # no stage runs two at once
+        assert all(end <= start for end, start in zip(before, after.starts, strict=True))
+    for own, step in zip(ends, trace.steps, strict=True):  # through the stages in order
+        assert all(end <= start for end, start in zip(own, step.starts[1:], strict=False))
     for number in range(micro_batches):  # a micro-batch never overtakes itself
         own = [step for step in trace.steps if step.micro_batch == number]
         assert all(before.end <= after.starts[0] for before, after in pairwise(own))
@@ -324,12 +270,9 @@ def test_every_schedule(lengths, policy, sizes, filling, latency, uneven) -> Non
         sum(w for w, cause in zip(step.waits, step.causes, strict=True) if cause in BUBBLES)
         for step in trace.steps
     ]
-    members = [
-        len(iteration.chunks) + len(iteration.decodes) for iteration in trace.requests.iterations
-    ]
-    assert sum(trace.bubble_of.values()) == pytest.approx(
-        sum(n * bubble for n, bubble in zip(members, bubbles, strict=True))
-    )
+    members = [len(each.chunks) + len(each.decodes) for each in trace.requests.iterations]
+    shares = sum(n * bubble for n, bubble in zip(members, bubbles, strict=True))
+    assert sum(trace.bubble_of.values()) == pytest.approx(shares)
 
 
 @settings(max_examples=60, deadline=None)
@@ -341,9 +284,9 @@ def test_one_stage_is_simulate(lengths, policy, batch_size, cache_tokens, deal) 
     """Bit for bit."""
     options = {"policy": policy, "max_batch_size": batch_size, "cache_tokens": cache_tokens}
     options["chunk_size"] = 16
-    flat = simulate(make(lengths), "llama-13b", "a6000", **options)
+    flat = simulate(requests_of(lengths), "llama-13b", "a6000", **options)
     piped = simulate_pipeline(
-        make(lengths), "llama-13b", "a6000", stages=1, deal=deal, keep=True, **options
+        requests_of(lengths), "llama-13b", "a6000", stages=1, deal=deal, keep=True, **options
     )
     assert piped.requests.iterations == flat.iterations
     assert piped.requests.lives == flat.lives
@@ -356,14 +299,9 @@ def test_one_stage_is_simulate(lengths, policy, batch_size, cache_tokens, deal) 
 
 def test_stages_add_up_to_the_model() -> None:
     whole = CostModel(MODELS["gpt3-175b"], GPUS["a100-80gb"], tp=8, link=LINKS["nvlink-a100"])
-    batch = Batch(
-        [], [Request(i, range(9), 5, prefilled=9, context=9 + i, output=[1]) for i in range(4)]
-    )
+    batch = make_batch(decodes=4, context=9)
     seconds = StageCosts(whole, [40, 30, 26])(batch)
     assert sum(seconds) == pytest.approx(whole.seconds(batch))
     assert seconds[0] / seconds[1] == pytest.approx(40 / 30)
     assert seconds[2] > 26 / 30 * seconds[1]  # the head
-
-
-def test_layers_are_shared_out_evenly() -> None:
     assert even_layers(10, 4) == [3, 3, 2, 2]

@@ -23,16 +23,6 @@ def running(scheduler: Scheduler, requests: list[Request], prefilled: list[int])
             request.output.append(7)
 
 
-def test_worked_example_of_a_fixed_budget() -> None:
-    """Sarathi-Serve's example: a budget of 512 holds 2 decodes, the last 400 tokens of one prompt
-    and the first 110 of the next.
-    """
-    scheduler = make_scheduler("sarathi_serve", 8, 512)
-    running(scheduler, requests_of((9, 5), (9, 5), (912, 5)), [9, 9, 512])
-    scheduler.add(Request(3, range(1000), 5))
-    assert shapes([scheduler.schedule(0.0)]) == [([400, 110], 2)]
-
-
 def test_worked_example_of_a_dynamic_schedule() -> None:
     """Its schedule [1024, 512, 256]: 2 decodes, the last 250 tokens of a request in stage 3, and
     772 of one in stage 1: 1024 together. The stage is the number of chunks that have run.
@@ -55,36 +45,17 @@ def test_dynamic_stages() -> None:
         ]
 
 
-def test_dynamic_beside_decodes() -> None:
-    """Two decodes and one long prompt, C = 512: the decodes count in every size."""
-    scheduler = make_scheduler("dynamic", 8, 512)
-    running(scheduler, requests_of((9, 50), (9, 50)), [9, 9])
-    scheduler.add(Request(2, range(5000), 5))
-    lengths = []
-    for _ in range(7):
-        batch = scheduler.schedule(0.0)
-        (chunk,) = batch.chunks
-        lengths.append(chunk.length)
-        assert len(batch.decodes) == 2
-        scheduler.update(batch, [7, 7])
-    assert lengths == [510, 254, 126, 126, 126, 126, 126]
-
-
 def test_dynamic_always_gives_something() -> None:
     """More decodes than the last size: a prompt still gets a quarter of that, as long as the batch
     has room, and the next request gets what is left of the first size.
     """
-    scheduler = make_scheduler("dynamic:64,32,16", 80, 8)
-    requests = requests_of(*[(2, 50)] * 20, (200, 5))
-    running(scheduler, requests, [2] * 20 + [100])
-    requests[20].chunks_run = 2
-    scheduler.add(Request(21, range(200), 5))
-    assert shapes([scheduler.schedule(0.0)]) == [([4, 40], 20)]
-    scheduler = make_scheduler("dynamic:64,32,16", 80, 8)
-    requests = requests_of(*[(2, 50)] * 62, (200, 5))
-    running(scheduler, requests, [2] * 62 + [100])
-    requests[62].chunks_run = 9
-    assert shapes([scheduler.schedule(0.0)]) == [([2], 62)]
+    for decodes, run, chunks in ((20, 2, [4, 40]), (62, 9, [2])):
+        scheduler = make_scheduler("dynamic:64,32,16", 80, 8)
+        requests = requests_of(*[(2, 50)] * decodes, (200, 5))
+        running(scheduler, requests, [2] * decodes + [100])
+        requests[decodes].chunks_run = run
+        scheduler.add(Request(99, range(200), 5))
+        assert shapes([scheduler.schedule(0.0)]) == [(chunks, decodes)]
 
 
 def test_dynamic_begins_again_after_a_preemption() -> None:
@@ -158,23 +129,9 @@ def test_preemption_by_hand() -> None:
     first, second = requests = requests_of((4, 6), (4, 5))
     scheduler = make_scheduler("orca", 2, 8, cache_tokens=12)
     batches = drive(scheduler, requests)
-    # Three iterations together, 3 output tokens each; then A goes on alone, and B's 4 + 3 tokens
-    # are prefilled again.
-    assert shapes(batches) == [
-        ([4, 4], 0),
-        ([], 2),
-        ([], 2),
-        ([], 1),
-        ([], 1),
-        ([], 1),
-        ([7], 0),
-        ([], 1),
-    ]
-    assert (first.preemptions, second.preemptions, second.prefill_length - len(second.prompt)) == (
-        0,
-        1,
-        3,
-    )
+    together, alone = [([4, 4], 0), ([], 2), ([], 2)], [([], 1)] * 3
+    assert shapes(batches) == [*together, *alone, ([7], 0), ([], 1)]
+    assert (first.preemptions, second.preemptions, second.prefill_length) == (0, 1, 4 + 3)
     assert scheduler.memory.taken == 0 and [len(request.output) for request in requests] == [6, 5]
 
 

@@ -1,16 +1,17 @@
 """TD-Pipe: its rules worked out on paper, its predictors, and what must hold for every workload."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batch import Batch, Request
-from pipeline import Hop, PipelineTrace, make_micro_batches, run_pipeline, simulate_pipeline
+from pipeline import Hop, PipelineTrace, make_micro_batches, run_pipeline
 from pipeline.phases import STEALING, Intensity, LookAhead, Rules
 from pipeline.predictors import Classes, Constant, Predictor, oracle
 from pipeline.td_pipe import Ledger, TDPipe
 from scheduler import Memory
-from simulate import simulate
 
 Work = list[tuple[int, int]]  # prompt and output tokens of each request
 
@@ -34,12 +35,6 @@ class Watched(TDPipe):
         super().__init__(*arguments, **options)
         self.batches: dict[int, Batch] = {}  # in flight
         self.most = 0  # tokens in memory, with those in flight
-        self.asked = 0  # times that it has asked whether to prefill again
-
-    def _prefill_pays(self) -> bool:
-        assert self.launched % self.groups == 0, "once in a round"
-        self.asked += 1
-        return super()._prefill_pays()
 
     def next(self, number: int, now: float) -> tuple[Batch | None, str]:
         batch, shortage = super().next(number, now)
@@ -47,10 +42,8 @@ class Watched(TDPipe):
             assert number not in self.batches and not (batch.chunks and batch.decodes)
             assert all(chunk.start == 0 and chunk.is_last for chunk in batch.chunks)
             assert len(batch.decodes) <= self.max_batch_size
-            if self.rules.drain:
-                assert {bool(other.chunks) for other in self.batches.values()} <= {
-                    bool(batch.chunks)
-                }, "a batch of the other phase is in flight"
+            if self.rules.drain:  # no batch of the other phase is in flight
+                assert all(bool(e.chunks) == bool(batch.chunks) for e in self.batches.values())
             self.batches[number] = batch
         self.check()
         return batch, shortage
@@ -63,8 +56,8 @@ class Watched(TDPipe):
 
     def check(self) -> None:
         memory, running = self.ledger.memory, self.ledger.running
-        flying = [r for b in self.batches.values() for r in [c.request for c in b.chunks]]
-        flying += [request for batch in self.batches.values() for request in batch.decodes]
+        flying = [request for batch in self.batches.values() for request in batch.decodes]
+        flying += [each.request for batch in self.batches.values() for each in batch.chunks]
         at_hand = [request for group in self.at_hand for request in self.own[group]]
         places = [*flying, *at_hand, *self.withheld]
         assert len(places) == len(set(places)) == len(running), "a request has one place"
@@ -77,31 +70,16 @@ class Watched(TDPipe):
 
 
 def run(
-    requests: list[Request],
-    stages: int,
-    batch_size: int,
-    cache_tokens: int | None = None,
-    groups: int | None = None,
-    rules: Rules | None = None,
-    hop: Hop | None = None,
-) -> tuple[PipelineTrace, Watched]:
-    """These requests to their end, at made-up costs."""
-    controller = Watched(rows, stages, batch_size, cache_tokens, groups, rules)
+    requests: list[Request], stages: int, *arguments: object, hop: Hop | None = None,
+    costs: Callable | None = None, **options: object,
+) -> tuple[PipelineTrace, Watched]:  # fmt: skip
+    """These requests to their end, at made-up costs. The rest is for the controller."""
+    controller = Watched(rows, stages, *arguments, **options)
     for request in requests:
         controller.add(request)
+    costs = costs or (lambda batch: [rows(batch.num_tokens) / stages] * stages)
     trace = PipelineTrace(stages, controller.count, keep=True)
-
-    def costs(batch: Batch) -> list[float]:
-        return [rows(batch.num_tokens) / stages] * stages
-
     return run_pipeline(controller, costs, trace, hop), controller
-
-
-def preemptions(requests: list[Request]) -> int:
-    return sum(request.preemptions for request in requests)
-
-
-# ------------------------------------------------------------------------------------ work stealing
 
 
 # TD-Pipe's Fig 9: four decode micro-batches of 128. The first comes back with 48 requests that have
@@ -119,31 +97,23 @@ FIG9 = {
 def test_worked_example(stealing: str) -> None:
     """By the controller itself."""
     ends_at_once = [*range(48), *range(128, 136)]
-    work = [(1, 2 if i in ends_at_once else 99) for i in range(512)]
     controller = Watched(rows, 4, 128, rules=Rules(stealing=stealing, pack=1000))
-    for request in requests_of(work):
+    for request in requests_of([(1, 2 if i in ends_at_once else 99) for i in range(512)]):
         controller.add(request)
-
-    def begin(number: int) -> Batch:
-        return controller.next(number, 0.0)[0]
 
     def end(number: int, batch: Batch) -> int:
         return len(controller.done(number, batch, [0] * len(batch.sampled)))
 
-    prompts = begin(0)
+    prompts, _ = controller.next(0, 0.0)
     assert len(prompts.chunks) == 512 and end(0, prompts) == 0
-    flying = [begin(number) for number in range(4)]
-    assert [[request.request_id for request in batch.decodes] for batch in flying] == [
-        list(range(128 * number, 128 * (number + 1))) for number in range(4)
-    ]
+    flying = [controller.next(number, 0.0)[0] for number in range(4)]
+    numbers = [[request.request_id for request in batch.decodes] for batch in flying]
+    assert numbers == [[*range(first, first + 128)] for first in range(0, 512, 128)]
     for turn, expected in enumerate(FIG9[stealing]):
         number = turn % 4
         assert end(number, flying[number]) == (48, 8, 0, 0, 0)[turn]
-        flying[number] = begin(number)
+        flying[number], _ = controller.next(number, 0.0)
         assert (len(flying[number].decodes), len(controller.withheld)) == expected
-
-
-# --------------------------------------------------------------------------------------- look-ahead
 
 
 def true_peak(futures: list[tuple[int, int]]) -> int:
@@ -152,9 +122,6 @@ def true_peak(futures: list[tuple[int, int]]) -> int:
     return max(
         sum(cached + step for cached, steps in futures if steps >= step) for step in range(last + 1)
     )
-
-
-FUTURES = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 50)), min_size=1, max_size=12)
 
 
 def look_ahead(futures: list[tuple[int, int]], points: list[int], between: bool) -> LookAhead:
@@ -184,7 +151,10 @@ def test_look_ahead_by_hand() -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(FUTURES, st.lists(st.integers(1, 60), min_size=1, max_size=6, unique=True))
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.integers(0, 50)), min_size=1, max_size=12),
+    st.lists(st.integers(1, 60), min_size=1, max_size=6, unique=True),
+)
 def test_look_ahead_never_misses_a_peak(futures: list[tuple[int, int]], points: list[int]) -> None:
     """With `between`, whatever the points are; and it is exact where every step is a point."""
     peak = true_peak(futures)
@@ -195,9 +165,6 @@ def test_look_ahead_never_misses_a_peak(futures: list[tuple[int, int]], points: 
     assert look_ahead(futures, every, between=True).peak() == max(peak, first)
     now = sum(cached for cached, _ in futures)
     assert max(now, look_ahead(futures, every, between=False).peak()) == peak
-
-
-# ---------------------------------------------------------------------------------------- intensity
 
 
 def test_intensity_by_hand() -> None:
@@ -226,25 +193,21 @@ def test_when_to_prefill_again() -> None:
     def ledger(waiting: list[int], cache_tokens: int | None = None) -> Ledger:
         made = Ledger(64, cache_tokens=cache_tokens)
         for number in range(16):  # 5 tokens each in memory, and one decode to go
-            request = Request(number, range(5), 2, prefilled=5, context=5, output=[0])
-            made.running.append(request)
+            made.running.append(Request(number, [0] * 5, 2, prefilled=5, context=5, output=[0]))
             made.memory.taken += 5
         made.waiting.extend(requests_of([(prompt, 1) for prompt in waiting]))
         return made
 
-    def pays(waiting: list[int], cache_tokens: int | None = None, **options: object) -> bool:
-        rules = Rules(**{"peak_rows": 16} | options)
-        return rules.prefill_pays(ledger(waiting, cache_tokens), 4, 0.75, intensity)
+    def pays(waiting: list[int], peak_rows: int | None = 16, **options: float) -> bool:
+        rules = Rules(peak_rows=peak_rows, **options)
+        return rules.prefill_pays(ledger(waiting), 4, 0.75, intensity)
 
     assert not pays([12, 28, 4])  # the temporal intensity is 0.53
-    assert pays([4, 4, 4])  # it is 1: these prompts are as short as a decode
-    assert not pays([4, 4, 4], peak_rows=4) and not pays([4, 4, 4], cache_tokens=80)
-    assert pays([12, 28, 4], peak_rows=400)  # 4 in 8 s against 400 in 404 s: 0.505
-    assert pays([12], finished=0.75) and not pays([12], finished=0.76)
-    assert not pays([]) and not pays([], finished=0.1)
+    assert pays([4, 4, 4]) and not pays([4, 4, 4], 4)  # it is 1: prompts as short as a decode
+    assert pays([12], finished=0.75) and not pays([12], finished=0.76) and not pays([])
     # the peak is what a prefill phase would bring now: 19 requests, and no batch grows; or 52
-    assert not pays([4, 4, 4], peak_rows=None) and pays([4] * 36, peak_rows=None)
-    # those who are to be admitted count: 80 tokens are there, and half of 200 may be taken
+    assert not pays([4, 4, 4], None) and pays([4] * 36, None)
+    # who are to be admitted count: 80 tokens are there, and half of 200 may be taken
     assert Rules(occupied=0.5).pending(ledger([12, 28, 4], 200)) == [12, 28]
     # 80 tokens and 16 next ones, and for each prompt one more: 109, 138, 143
     for capacity, pending in ((143, [12, 28, 4]), (142, [12, 28]), (138, [12, 28]), (137, [12])):
@@ -255,7 +218,7 @@ def test_when_to_prefill_again() -> None:
 def test_late_arrivals_do_not_wait_for_the_early_to_end(early: int) -> None:
     """A few long requests began the decode phase; there is room for 40 more."""
     requests = requests_of([(50, 400)] * early + [(50, 10)] * 40, [0.0] * early + [0.5] * 40)
-    trace, _ = run(requests, stages=4, batch_size=64)
+    trace, _ = run(requests, 4, 64)
     end = dict(trace.finished)
     assert max(end[r.request_id] for r in requests[early:]) < end[0] / 2
 
@@ -275,9 +238,6 @@ def test_who_fits_the_memory() -> None:
 def test_one_pool_has_the_cache_of_all(memory: str, of_all: int) -> None:
     filled = make_micro_batches("td_pipe", 3, 2, 4, 8, 100, memory=memory, seconds_of=rows)
     assert filled.ledger.memory.capacity == of_all
-
-
-# --------------------------------------------------------------------------------------- predictors
 
 
 def test_predictors_by_name() -> None:
@@ -337,14 +297,13 @@ def test_every_workload(
     largest = max(request.most_cached for request in requests)
     memory = None if spare is None else largest + spare
     hop = Hop(latency, latency / 10)
-    trace, controller = run(
-        requests, stages, batch_size, memory, groups, Rules(**rules, **fixed), hop
-    )
+    options = Rules(**rules, **fixed)
+    trace, controller = run(requests, stages, batch_size, memory, groups, options, hop=hop)
     assert sorted(request for request, _ in trace.finished) == list(range(len(work)))
     assert [len(request.output) for request in requests] == [output for _, output in lengths]
     assert not controller.busy and not controller.withheld and controller.ledger.memory.taken == 0
-    assert len(trace.requests.preempted) == preemptions(requests)
-    assert spare is not None or preemptions(requests) == 0
+    preemptions = sum(request.preemptions for request in requests)
+    assert len(trace.requests.preempted) == preemptions and (spare is not None or not preemptions)
     assert sum(trace.busy) + sum(trace.idle.values()) == pytest.approx(stages * trace.seconds)
     assert all(seconds >= 0 for seconds in trace.idle.values())
     for request, life in trace.requests.lives.items():
@@ -352,13 +311,11 @@ def test_every_workload(
 
 
 def test_wrong_predictions_preempt_and_everything_ends() -> None:
-    requests = requests_of([(10, 60)] * 24)
-    trace, controller = run(requests, 3, 8, 400, rules=Rules(predict=Constant(1)))
-    assert preemptions(requests) > 10 and len(trace.finished) == 24
-    assert 380 < controller.most <= 400
-    told = requests_of([(10, 60)] * 24)
-    run(told, 3, 8, 400)
-    assert preemptions(told) == 0
+    for rules, preempts in ((Rules(predict=Constant(1)), True), (Rules(), False)):
+        requests = requests_of([(10, 60)] * 24)
+        trace, controller = run(requests, 3, 8, 400, rules=rules)
+        assert len(trace.finished) == 24 and 380 < controller.most <= 400
+        assert (sum(request.preemptions for request in requests) > 10) == preempts
 
 
 def test_the_newest_is_preempted() -> None:
@@ -366,19 +323,9 @@ def test_the_newest_is_preempted() -> None:
     requests = requests_of([(4, 6), (4, 5)])
     trace, _ = run(requests, 1, 2, 12, rules=Rules(predict=Constant(1), drain=True))
     assert [request.preemptions for request in requests] == [0, 1]
-    assert [(step.num_prefill_tokens, step.num_tokens) for step in trace.steps] == [
-        (8, 8),
-        (0, 2),
-        (0, 2),
-        (0, 1),
-        (0, 1),
-        (0, 1),
-        (7, 7),
-        (0, 1),
-    ]  # B's 4 + 3 tokens again
-
-
-# -------------------------------------------------------------------------------------- the account
+    together, alone, again = [(8, 8), (0, 2), (0, 2)], [(0, 1)] * 3, (7, 7)  # B's 4 + 3 tokens
+    found = [(step.num_prefill_tokens, step.num_tokens) for step in trace.steps]
+    assert found == [*together, *alone, again, (0, 1)]
 
 
 def test_a_switch_by_hand() -> None:
@@ -391,28 +338,6 @@ def test_a_switch_by_hand() -> None:
     With `drain`, stage 0 does not begin A' before B has left stage 1, at 3 s.
     """
     for drain, end, idle in ((False, 5.0, 0.0), (True, 6.0, 2.0)):
-        controller = Watched(rows, 2, 1, rules=Rules(drain=drain, pack=1))
-        for request in requests_of([(9, 2)] * 2):
-            controller.add(request)
-        trace = PipelineTrace(2, controller.count, keep=True)
-        run_pipeline(controller, lambda batch: [1.0, 1.0], trace)
+        rules = Rules(drain=drain, pack=1)
+        trace, _ = run(requests_of([(9, 2)] * 2), 2, 1, rules=rules, costs=lambda batch: [1.0, 1.0])
         assert trace.seconds == end and trace.idle["phase switch"] == idle
-
-
-# ---------------------------------------------------------------------------------------- the edges
-
-
-def test_one_stage_is_vllm_v0_of_one_prompt_at_a_time() -> None:
-    """Under the cost model: all prompts one by one, then all decodes together."""
-    work = [(100 + 37 * (i % 7), 5 + 11 * (i % 4)) for i in range(12)]
-    flat = simulate(requests_of(work), "llama-13b", "a6000", policy="vllm_v0:1", max_batch_size=12)
-    piped = simulate_pipeline(
-        requests_of(work),
-        "llama-13b",
-        "a6000",
-        stages=1,
-        policy="td_pipe",
-        max_batch_size=12,
-        rules=Rules(pack=1, drain=True),
-    )
-    assert piped.finished == flat.finished and piped.bubble == 0
