@@ -27,10 +27,10 @@ def default_length(
     memory = memory_of(device) if on_cpu else torch.cuda.mem_get_info(device)[1]
     length = usual_length(config, slots, dtype.itemsize, memory)
     check_memory(config, slots, length, dtype, device)  # the line comes only if it runs
-    if length < config.max_length:
+    if length < config.longest:
         cache = slots * length * config.kv_bytes_per_token(dtype.itemsize) / 1e9
         print(
-            f"{config.name}: max_length is {length} tokens, of {config.max_length}, and the cache"
+            f"{config.name}: max_length is {length} tokens, of {config.longest}, and the cache"
             f" takes {cache:.1f} GB; give max_length to change it",
             file=sys.stderr,
         )

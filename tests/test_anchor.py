@@ -3,7 +3,6 @@
 import json
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from costmodel import CostModel, make_batch
 from experiments import beside_benchmarks as beside
 from experiments.lib.plan_report import answer_of, print_anchor
 from pipeline import StageCosts
-from serving import anchor
 from serving.anchor import QUANTITIES, Replay, Run, anchor_of, measure_of, read_loads, scaled
 from serving.comparison import OURS
 from serving.planner import Replica
@@ -202,19 +200,3 @@ def test_a_plan_is_scaled() -> None:
         assert replica.decode_iteration == pytest.approx(factor * before)
     answer = answer_of(question, question.replicas[1, 1], None, [], {})
     assert json.loads(json.dumps(answer))["anchor"]["factor"] == factor
-
-
-def test_an_anchor_is_chosen_by_its_id_alone() -> None:
-    place = next(each.place for each in beside.benchmarks() if each.id == "b102")
-    chosen = beside.anchor_of(place)
-    assert chosen.what == "throughput" and chosen.place == place
-    slower = replace(chosen, value=chosen.value / 1.5)
-    assert beside.factor_of(slower) == pytest.approx(1.5 * beside.factor_of(chosen))
-    row = beside.beside(chosen, chosen.id)
-    assert "anchored" not in row, "it is not compared with itself"
-
-
-@pytest.mark.parametrize(("wanted", "is_time"), [(3.0, True), (0.2, True), (4.0, False)])
-def test_the_factor_is_found(wanted: float, is_time: bool) -> None:
-    found = anchor.find_factor(lambda factor: factor, wanted, is_time)
-    assert found == pytest.approx(wanted if is_time else 1 / wanted, rel=2e-3)

@@ -15,12 +15,10 @@ from configs import MODELS, ModelConfig
 from costmodel import make_batch
 from experiments import calibrate, validate
 from experiments.calibrate import fit_decodes, make_plan
-from experiments.lib.papers import LOOKS, looks_of
 from experiments.lib.rows import read_rows
-from experiments.lib.validation import quantile
 from loop import Result
 from scheduler import POLICIES, make_scheduler
-from serving.calibration import CalibratedModel, Calibration, Curve
+from serving.calibration import CalibratedModel, Calibration
 from simulate import CostExecutor
 
 pytestmark = pytest.mark.usefixtures("sketches")
@@ -60,12 +58,6 @@ def calibrated(hybrid: float = 1.0) -> Calibration:
 @pytest.fixture(scope="module")
 def found() -> Calibration:
     return calibrated()
-
-
-def test_curve_joins_and_continues():
-    curve = Curve([2, 4, 10], [1.0, 3.0, 6.0])
-    assert [curve(x) for x in (2, 3, 4, 7, 10, 12)] == pytest.approx([1, 2, 3, 4.5, 6, 7])
-    assert curve(1.5) == pytest.approx(0.5) and curve(0) == 0.0  # time is never negative
 
 
 def test_decodes_are_taken_apart():
@@ -176,13 +168,6 @@ def test_a_bound_that_is_too_short_is_refused_before_it_is_over(seconds):
     assert machine.now <= max(seconds, 0.4)  # a look at two prompts is all that it takes
 
 
-def test_machine_as_a_gpu(found):
-    weights, linear = MODEL.n_layer * MODEL.layer_weights, 8e-3 + 2e-4
-    assert found.gpu.bandwidth == pytest.approx(2 * weights / linear)
-    assert found.gpu.peak == pytest.approx(2 * 4096 * weights / (8e-3 + 4096 * 2e-4))
-    assert found.gpu.memory > 1e8
-
-
 def test_round_trip(found, tmp_path):
     found.save(tmp_path / "c.json")
     again = Calibration.read(tmp_path / "c.json")
@@ -216,24 +201,3 @@ def test_calibrate_then_validate_for_real(tmp_path, monkeypatch):
     rows = read_rows(tmp_path / "validate.csv")
     assert [row["source"] for row in rows] == len(POLICIES) * ["predicted", "measured"]
     assert all(row[quantity] > 0 for row in rows for quantity in validate.QUANTITIES)
-
-
-def test_workloads_are_seeded_and_in_bounds():
-    workloads = validate.draw_workloads(20, seed=0)
-    assert workloads == validate.draw_workloads(20, seed=0) != validate.draw_workloads(20, seed=1)
-    assert {work.policy for work in workloads} == set(POLICIES)
-    for work in workloads:
-        assert 2 <= work.batch_size <= 8
-        assert work.batch_size <= len(work.lengths) <= 2 * work.batch_size
-        assert all(32 <= prompt <= 1024 and 4 <= output <= 128 for prompt, output in work.lengths)
-
-
-def test_every_policy_has_a_look_of_its_own():
-    assert len(set(looks_of(list(POLICIES)).values())) == len(POLICIES)
-    assert looks_of(["a student's own"])["a student's own"] not in LOOKS.values()
-
-
-def test_quantile_is_one_of_the_values():
-    values = [5.0, 1.0, 4.0, 2.0, 3.0]
-    found = [quantile(values, share) for share in (0.0, 0.5, 0.9, 1.0)]
-    assert found == [1.0, 3.0, 5.0, 5.0]

@@ -141,14 +141,6 @@ def test_weights_are_cast_to_the_models_dtype(saved):
         )
 
 
-def test_nan_is_looked_for_on_request_alone(saved, tmp_path):
-    copy_of(saved, tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    next(iter(tensors.values())).view(-1)[7] = float("nan")
-    save_file(tensors, tmp_path / "model.safetensors")
-    load_weights(Transformer(load_config(saved)), tmp_path)  # nobody asked
-
-
 def test_a_stage_of_a_pipeline_reads_what_it_has(saved):
     """Its layers, under the names of the whole model, and embedding, norm and head where they
     belong; random weights alike.
@@ -195,13 +187,6 @@ def test_what_is_saved_is_what_is_loaded(parts, window, tmp_path):
         model.state_dict().items(), again.state_dict().values(), strict=True
     ):
         assert torch.equal(tensor, expected), name
-
-
-def test_save_rounds_to_bfloat16_unless_told_otherwise(saved, tmp_path):
-    model = ours(saved)
-    save(model, tmp_path)
-    for name, tensor in ours(tmp_path).state_dict().items():
-        assert torch.equal(tensor, model.state_dict()[name].to(torch.bfloat16).float()), name
 
 
 # --------------------------------------------------------------------------------------- bad inputs

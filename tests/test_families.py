@@ -17,6 +17,7 @@ from command.checks import UserError
 from configs import GPUS, MODELS
 from costmodel import CostModel
 from engine import LLM, SamplingParams
+from loading import config_json
 from loading.checkpoint import load_config, load_weights, save
 from loading.config_json import ARCHITECTURE, FIELDS
 from loading.load import new_model
@@ -364,7 +365,7 @@ def test_what_is_priced_and_not_run(
         "moe_intermediate_size": model.intermediate, "sliding_window": None,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(raw | changes))
-    found = load_config(tmp_path, name, priced=True)
+    found = config_json.load_config(tmp_path, name, priced=True)
     assert found == replace(model, source=found.source, **expected)
     with pytest.raises(UserError, match=r"plan\.py prices"):
         load_config(tmp_path, name)
@@ -385,7 +386,7 @@ def test_fp8_that_has_no_price(changes: dict, what: str, tmp_path: Path) -> None
     raw |= {key: getattr(model, field) for field, (key, _) in FIELDS["qwen3"].items()}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with pytest.raises(UserError, match=what):
-        load_config(tmp_path, priced=True)
+        config_json.load_config(tmp_path, priced=True)
 
 
 def test_blocks_of_scales_bound_tp() -> None:

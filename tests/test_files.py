@@ -1,6 +1,5 @@
 """files.py: from what a user calls a model to a directory, or to one line that says what to do."""
 
-import sys
 from pathlib import Path
 
 import huggingface_hub
@@ -60,14 +59,6 @@ def test_a_hub_id_that_was_downloaded_before(offline: Path) -> None:
         (folder / "snapshots" / "abc" / file.name).write_bytes(file.read_bytes())
     assert LLM(ID, device="cpu", max_length=8).config.name == "some-model-0.5B", (
         "not the hash that its directory is called"
-    )
-
-
-def test_without_the_hubs_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert (
-        "without the huggingface_hub package: pip install huggingface_hub, or give a directory"
-        in complaint(ID)
     )
 
 

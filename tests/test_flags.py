@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import multiprocessing
 import os
 import re
 import runpy
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from test_readme import DOCUMENTS
-from watch import PATIENCE, alive, descendants_of, wait_for
+from watch import PATIENCE
 
 from beam.request import CACHES
 from command import cli, flags
@@ -85,12 +84,6 @@ def flags_of(script: str) -> dict[str, argparse.Action]:
             (flag,) = action.option_strings
             found[flag.removeprefix("--")] = action
     return found
-
-
-def test_all_commands_are_read() -> None:
-    assert len(SCRIPTS) > 50
-    assert {"model", "chunk-size", "seed"} <= flags_of("generate.py").keys()
-    assert flags_of("notebooks/execute.py").keys() == {"refresh", "text"}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -197,12 +190,6 @@ def test_documented_commands_have_flags_that_exist() -> None:
 # ------------------------------------------------------------------------------------ what it says
 
 
-def test_what_looks_like_a_flag_is_a_prompt_behind_two_dashes() -> None:
-    parser = Parser("")
-    parser.add_argument("prompts", nargs="*")
-    assert parser.parse_args(["--", "--batch-size"]).prompts == ["--batch-size"]
-
-
 def test_one_policy_or_several_are_checked() -> None:
     for flag, given in ((Flag(default="sarathi"), "orca"), (Flag(repeated=True), ["orca"])):
         parser = ScriptParser("", {"policy": flag})
@@ -249,15 +236,6 @@ def test_a_python_that_is_too_old_says_so_in_one_line(script: str, tmp_path: Pat
     assert done.stderr.startswith("error: this is Python 3.10.12, and this needs 3.11 or newer")
 
 
-def test_every_script_enters_first() -> None:
-    lessons = [f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("[0-9]*.py")]
-    assert len(lessons) == 12
-    for script in {*SCRIPTS, *lessons} - {"web/bundle.py"}:  # it needs no package
-        lines = (ROOT / script).read_text(encoding="utf-8").splitlines()
-        imports = [line for line in lines if line.startswith(("import ", "from "))]
-        assert imports[0].startswith(("import enter", "import command.enter")), script
-
-
 @pytest.mark.parametrize("way", ["demo", "experiments", "notebooks"])
 def test_the_environment_of_another_clone_lends_no_module(way: str, tmp_path: Path) -> None:
     """PYTHONPATH stands where the .pth of `make install` does: behind the folder of a script."""
@@ -282,29 +260,6 @@ from experiments.lib.common import run_jobs
 multiprocessing.set_start_method(sys.argv[1])
 run_main(lambda: print(run_jobs(eval(sys.argv[2]), eval(sys.argv[3]), 2)))
 """
-
-
-# A pool of two, started by each method: all its processes, helpers of multiprocessing included.
-STARTED = {"fork": 2, "spawn": 3, "forkserver": 4}
-
-
-@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
-def test_workers_know_who_they_work_for(method: str) -> None:
-    """Their parent may be a server of multiprocessing, as it is on Linux since Python 3.14."""
-    said = warm.start("-c", POOL, method, "abs", "(-3, 4)").communicate(timeout=PATIENCE)
-    assert said == ("{-3: 3, 4: 4}\n", "")
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
-@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
-def test_workers_end_with_the_main_process(method: str) -> None:
-    """Even where another process has started them."""
-    with warm.start("-c", POOL, method, "time.sleep", "(1000, 1001)") as process:
-        wait_for(lambda: len(descendants_of(process.pid)) == STARTED[method])
-        workers = descendants_of(process.pid)
-        process.kill()
-        process.communicate(timeout=PATIENCE)  # the workers hold its pipes open
-    wait_for(lambda: not any(alive(worker) for worker in workers))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")

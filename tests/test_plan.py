@@ -33,7 +33,6 @@ from experiments.lib.plan_report import (
     print_engines,
     print_layouts,
     rounded,
-    uneven,
     who_holds,
 )
 from experiments.lib.plan_slo import slo_of
@@ -52,18 +51,15 @@ from serving.capacity import (
     largest_rate,
     overload_of,
     settled_capacity,
-    worst_iteration,
 )
-from serving.comparison import ROUGH, Demand, Plan, Question, bench, policies_of, too_strict
-from serving.engines import FLAGS, RULES, engine_flags
+from serving.comparison import Demand, Plan, Question, bench, too_strict
+from serving.engines import FLAGS, RULES
 from serving.planner import (
     BUDGETS,
     EXACT,
     Found,
     Replica,
     Traffic,
-    affordable,
-    beside,
     best_budget,
     bytes_of,
     cache_of_engine,
@@ -74,7 +70,6 @@ from serving.planner import (
 from serving.traffic import Fixed, at_rate, make_requests, poisson, read_trace
 from simulate import simulate
 from tests import warm
-from timeline import Trace
 
 ROOT = Path(__file__).parent.parent
 # The config.json of Llama-3-8B: what prices it.
@@ -224,22 +219,6 @@ def test_the_cliff(llama: Path) -> None:
     assert rates[2] < lost.rate < least and not lost.load, "its capacity was not searched"
 
 
-@pytest.mark.slow
-def test_short_prompts_may_share_a_large_budget() -> None:
-    """The best budget may hold several prompts, and lie between those of the list."""
-    options = plan.read_options(["--requests-file", "100:10", "--tbt-slo", "50"])
-    question, _ = plan.prepare(options)
-    of, traffic, budgets = question.replicas[1, 1], question.traffic, question.budgets(1, 1)
-    assert worst_iteration(of.cost, budgets[-1], 0, longest=100) > 0.05, "the last is too large"
-    assert worst_iteration(of.cost, budgets[-2], 0, longest=100) <= 0.05
-    best = best_budget(of, traffic, SLO, OURS, budgets, 1.2, 128)
-    small = find_capacity(of, traffic, SLO, OURS, 128, 1.2)
-    assert best.budget > 200 and best.rate > 1.3 * small.rate
-    assert beside([384, 512, 768], 512, 128) == [640]
-    assert beside([768, 1024, 1536], 1024, 128) == [896, 1280]
-    assert beside([16, 32], 16, 16) == [] == beside([128], 128, 128)
-
-
 @pytest.mark.parametrize(
     "rates",
     [
@@ -322,34 +301,6 @@ def test_a_load_knows_what_any_slo_needs(llama: Path) -> None:
     assert load.meets(easier) and not replace(load, median_delay=2.1).meets(easier)
 
 
-def test_a_bound_that_nothing_meets(llama: Path) -> None:
-    of, traffic = replica(llama), Traffic.of("trace", population())
-    assert find_capacity(of, traffic, Slo.of(0.001), OURS, 128, 1.1) == Found(0.0, 128)
-
-
-@pytest.mark.slow
-def test_long_outputs_at_a_low_rate_end(llama: Path) -> None:
-    """A rough run has some ITERATIONS at most; usual traffic has as many requests as ever."""
-    of, usual = replica(llama), Traffic.of("trace", population())
-    assert affordable(3.0, ROUGH, of, usual) > enough(3.0, ROUGH, usual) == 384
-    long = Traffic.of("long", make_requests(poisson(2, 1.0), Fixed(7000), Fixed(200)))
-    runs, serve = [], Replica.serve
-
-    def counted(*asked: object, over: object = None) -> Trace:
-        runs.append(serve(*asked))
-        return runs[-1]
-
-    with mock.patch("serving.planner.ITERATIONS", 20_000):
-        for rate in (0.01, 0.1):
-            few = affordable(rate, ROUGH, of, long)
-            iterations = len(of.serve(at_rate(long.sample(few), rate), OURS, 512).iterations)
-            assert few < 384 and 10_000 < iterations < 25_000
-        with mock.patch.object(Replica, "serve", counted):
-            found = find_capacity(of, long, Slo.of(0.02), OURS, 512, 1.2)
-    counts = [len(run.lives) for run in runs]
-    assert found.rate > 0 and counts[:2] == [384, 64] and min(counts[2:]) < 384, counts
-
-
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_run_that_is_left_would_have_missed(llama: Path, stages: int) -> None:
     """A search leaves runs whose queue is surely too long: never one that could still be served."""
@@ -365,13 +316,6 @@ def test_a_run_that_is_left_would_have_missed(llama: Path, stages: int) -> None:
         else:
             assert Load.steady(part).tbts == Load.steady(whole).tbts
     assert left == [False, True]
-
-
-def test_a_pipeline_is_a_replica(llama: Path) -> None:
-    of, traffic = replica(llama, stages=2), Traffic.of("trace", population())
-    assert of.layout == "TP1-PP2" and of.gpus == 2
-    trace = of.serve(at_rate(traffic.sample(64), 10.0), OURS, 512)
-    assert len(trace.finished) == 64
 
 
 # ------------------------------------------------------------------------------------- the command
@@ -480,18 +424,6 @@ def test_a_gpu_of_ones_own() -> None:
     options = plan.read_options(["--gpu", "a100-80gb", "--model", "mistral-7b"])
     usual = plan.cost_of(options, MODELS["mistral-7b"], 1)
     assert same.linears(512) == usual.linears(512)
-
-
-def test_engine_flags() -> None:
-    lines = engine_flags("m", 512, 64, tp=2, pp=1, length=4096)
-    for words in ("--max-num-batched-tokens 512", "--max-num-seqs 64", "--tensor-parallel-size 2"):
-        assert words in lines["vLLM"]
-    for words in ("--chunked-prefill-size 512", "--max-running-requests 64", "--tp-size 2"):
-        assert words in lines["SGLang"]
-    assert "pipeline" not in lines["vLLM"] and "--pp-size" not in lines["SGLang"]
-    assert lines["SGLang"].endswith("--enable-mixed-chunk")
-    assert "--max-num-seqs 128 " in engine_flags("m", 128, 256, 1, 2)["vLLM"] + " "
-    assert "--enable-mixed-chunk" not in engine_flags("m", 128, 256, 1, 2)["SGLang"]
 
 
 def test_a_line_for_another_engine_can_be_typed(capsys: pytest.CaptureFixture) -> None:
@@ -674,22 +606,6 @@ def test_what_vllm_bench_would_print() -> None:
     assert burst[rate] > 5 * one[rate] and burst["Mean TTFT (ms)"] > one["Mean TTFT (ms)"]
 
 
-@pytest.mark.parametrize(
-    ("rates", "said"),
-    [
-        ([1, 2, 3, 2, 1], ""),
-        ([1, 2, 2, 2, 1], ""),
-        ([1, 0.98, 3, 2, 2.05], "each search ends at 5 %"),
-        ([1, 3, 0.0985, 0.193], "beyond the cliff"),
-    ],
-)
-def test_a_curve_that_is_not_monotone_says_why(rates: list[float], said: str) -> None:
-    asked = Question({}, Traffic.of("trace", population()), SLO, (512,), 128)
-    curve = {size: Found(rate, size) for size, rate in enumerate(rates)}
-    found = uneven(Plan(asked, None, {OURS: curve}, None, [], {}, {}))
-    assert said in found and bool(said) == bool(found)
-
-
 def test_layouts_have_the_gpus_of_the_expected_rate(capsys: pytest.CaptureFixture) -> None:
     expected = Demand("you expect", 40.0, None, "")
     replicas = {
@@ -708,11 +624,6 @@ def test_layouts_have_the_gpus_of_the_expected_rate(capsys: pytest.CaptureFixtur
     lines = [each.split() for each in capsys.readouterr().out.splitlines() if each[:2] == "TP"]
     # 1 GPU costs $0.001 a second, in which it makes 1600 tokens; 2 GPUs make 3000
     assert [line[6:] for line in lines] == [["0.625", "3", "10.8"], ["0.667", "4", "14.4"]]
-
-
-def test_policies_that_are_given_are_all_that_is_compared() -> None:
-    assert policies_of(["orca"]) == [OURS, "orca"] and policies_of([OURS]) == [OURS]
-    assert len(policies_of(None)) > 5
 
 
 PRICE = ("--dollars-per-gpu-hour", 3.6)
@@ -756,15 +667,6 @@ def test_an_interrupt_keeps_what_is_there(tmp_path: Path, llama: Path) -> None:
     found = json.loads(path.read_text(encoding="utf-8"))
     assert found["budget"] == 512 and found["commands"].keys() == RULES.keys()
     assert read_rows(tmp_path / "plan.csv").one("capacity", layout="TP1") > 0
-
-
-def test_requests_that_are_too_long_are_counted(capsys: pytest.CaptureFixture, llama: Path) -> None:
-    requests = [Request(0, range(8190), 3), Request(1, range(8190), 4), Request(2, range(9000), 1)]
-    assert plan.that_fit(requests, replica(llama), 128) == requests[:1]
-    said = capsys.readouterr().out
-    assert said == "left out: 2 of 3 requests, which are longer than 8192 tokens\n"
-    with pytest.raises(UserError, match="no request is short enough: .* allows 8192 tokens"):
-        plan.that_fit(requests[1:], replica(llama), 128)
 
 
 @pytest.mark.slow

@@ -14,14 +14,13 @@ from configs import GPUS
 from costmodel import make_batch
 from engine import LLM, SamplingParams
 from experiments import fig9, fig11, policies, serve_ablation, serve_latency, serve_stalls
-from experiments.lib.panels import colours_of
 from experiments.lib.rows import Rows, read_rows
 from loading.policyfile import load_files, load_policies, warn_if_crowded
 from pipeline import simulate_pipeline
 from scheduler import POLICIES, make_scheduler
 from serving.calibration import cost_here
 from serving.capacity import p99_tbt
-from serving.traffic import Fixed, at_rate, make_requests, poisson, read_trace, repeat
+from serving.traffic import Fixed, at_rate, make_requests, poisson
 from simulate import simulate
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -110,20 +109,6 @@ def test_a_method_or_a_property_cannot_end_the_program(tmp_path: Path, text: str
 # ------------------------------------------------------------------------------------------- tags
 
 
-def test_further_columns_are_tags(tmp_path: Path) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_text(
-        "priority,arrival, user ,prompt_tokens,output_tokens\n1,2.0,ann,30,4\n0,1.0,bob,20,3\n"
-    )
-    requests = read_trace(path)
-    assert [request.tags for request in requests] == [
-        {"priority": "0", "user": "bob"},
-        {"priority": "1", "user": "ann"},
-    ]
-    for more in (at_rate(requests, 3.0), repeat(requests, 2)):
-        assert [request.tags["user"] for request in more[:2]] == ["bob", "ann"]
-
-
 def test_tags_reach_a_scheduler_for_real() -> None:
     load_policies(PRIORITY)
     llm = LLM("demo", policy="priority", chunk_size=16, max_batch_size=1, dtype="float64")
@@ -158,13 +143,6 @@ def test_priority_serves_the_urgent_first() -> None:
     pipeline = simulate_pipeline(ranked(60, 2.0), "llama-13b", "a6000", stages=2, keep=True,
                                  **options)  # fmt: skip
     assert len(pipeline.requests.finished) == 60
-
-
-def test_a_priority_that_is_no_number() -> None:
-    load_policies(PRIORITY)
-    request = Request(0, range(9), 2, tags={"priority": "high"})
-    with pytest.raises(UserError, match="policy 'priority' .*: priority is 'high'; it must be a w"):
-        simulate([request], policy="priority")
 
 
 # ------------------------------------------------------------------------ as many decodes as tokens
@@ -230,21 +208,6 @@ def test_target_tbt_for_real() -> None:
         seen.append(max(each.num_prefill_tokens for each in llm.trace.iterations))
     assert tokens[0] == tokens[1] == tokens[2]
     assert seen == [32, 32], "the smallest budget, and the only one of 1 ms a token below 40 ms"
-
-
-def test_a_pipeline_says_what_a_batch_costs() -> None:
-    load_policies(TARGET)
-    requests = [Request(i, range(500), 20) for i in range(6)]
-    options = {"stages": 2, "max_batch_size": 3, "chunk_size": 512, "keep": True}
-    trace = simulate_pipeline(requests, "llama-13b", "a6000", policy="target_tbt:60", **options)
-    assert len(trace.requests.finished) == 6
-
-
-def test_nobody_can_say_what_a_batch_costs() -> None:
-    load_policies(TARGET)
-    said = r"policy 'target_tbt' .*: it asks what a batch costs: give a --calibration"
-    with pytest.raises(UserError, match=said):
-        LLM("demo", policy="target_tbt").generate(PROMPTS[1], SamplingParams(max_tokens=2))
 
 
 def test_the_calibration_must_fit(tmp_path: Path) -> None:
@@ -313,15 +276,6 @@ def test_the_papers_figures_take_more_policies(
     assert call(script, *out).returncode == 0
     usual = read_rows(tmp_path / f"{name}.csv").numbers()
     assert usual == [each for each in with_more if "priority" not in each.name]
-
-
-def test_no_two_policies_look_alike() -> None:
-    runs = (("sarathi", 256), ("one", 256), ("one", 512), ("two", 256))
-    like = {"source": "predicted", "L": 1, "B": 2, "PD": 1, "gain": 1}
-    rows = Rows(like | {"policy": policy, "C": size} for policy, size in runs)
-    found = colours_of(fig9.PANEL.series(rows), {})
-    sarathi, one, longer, two = found.values()
-    assert one == longer != two and sarathi not in (one, two)
 
 
 @pytest.mark.slow

@@ -30,7 +30,6 @@ from serving import capacity as rates
 from serving import search
 from serving.capacity import (
     MAX_DELAY,
-    ORCA_BATCH_SIZE,
     PRECISION,
     RELAXED,
     STRICT,
@@ -120,21 +119,6 @@ def test_capacity_finds_the_rate_where_the_slo_breaks(limit: float, delay_decide
     assert len(asked) <= 20
 
 
-def test_a_small_factor_needs_few_runs_near_a_good_start() -> None:
-    asked = []
-
-    def load(rate: float) -> Load:
-        asked.append(rate)
-        return Load({99: rate}, 0.0)
-
-    assert 2.9 / 1.05 <= capacity(load, 2.9, 1.05, start=3.0, factor=1.1) <= 2.9
-    assert len(asked) == 3  # one on each side, and one between
-
-
-def test_capacity_of_what_is_never_served() -> None:
-    assert capacity(lambda rate: Load({99: 1.0}, 0.0), 0.5) == 0.0
-
-
 def fluid(rate: float, repeats: int, count: int, limit: float) -> Load:
     """A server of `limit` requests per second: the queue grows by what it cannot serve."""
     requests = count * repeats
@@ -151,10 +135,6 @@ def test_a_settled_capacity_does_not_depend_on_how_many_requests_were_given(
     # twice as many would not change it
     again = capacity(partial(load, repeats=2 * repeats), 0.7)
     assert rate / PRECISION**2 <= again <= rate * PRECISION**2
-
-
-def test_a_policy_that_serves_nothing_has_no_capacity() -> None:
-    assert settled_capacity(lambda rate, repeats: Load({99: 1.0}, 0.0), 10, 0.7) == (0.0, 1)
 
 
 def test_start_and_end_are_left_out_of_a_load() -> None:
@@ -216,18 +196,6 @@ def test_slos_are_decode_iterations_and_close_to_the_papers() -> None:
             )
 
 
-def test_orca_has_fewer_slots() -> None:
-    requests = CHAT.requests(40, rate=1000.0)
-    most = {
-        policy: max(
-            iteration.num_decodes + iteration.num_chunks
-            for iteration in MISTRAL.serve(at_rate(requests, 1000.0), policy, 512).iterations
-        )
-        for policy in ("orca", "vllm_v0")
-    }
-    assert most == {"orca": ORCA_BATCH_SIZE, "vllm_v0": 40}
-
-
 # --------------------------------------------------------------------------------- the token budget
 
 
@@ -252,21 +220,6 @@ def test_no_iteration_is_longer_than_the_worst() -> None:
 
 
 # ------------------------------------------------------------------------------------------ flags
-
-
-def test_capacity_of_a_trace_file(tmp_path: Path) -> None:
-    path = tmp_path / "mine, of today.csv"
-    lines = [f"{0.5 * i},{6000 + 10 * i},{40 + i}" for i in range(30)]
-    header = "arrived_at,num_prefill_tokens,num_decode_tokens"
-    path.write_text("\n".join([header, *lines]), encoding="utf-8")
-    ran("serve_capacity", "--quick", "--requests-file", path, "--out", tmp_path)
-    found = read_rows(tmp_path / "serve_capacity-mine-of-today.csv")
-    assert set(found.column("source")) == {"predicted"}
-    assert (tmp_path / "serve_capacity-mine-of-today.png").exists()
-    case = {"model": "mistral-7b", "data": "mine-of-today", "slo": "strict"}
-    assert found.one("capacity", policy="sarathi_serve", **case) > 0
-    groups = found.where("capacity").by("model", "data").keys()
-    assert groups == {("mistral-7b", "mine-of-today"), ("yi-34b", "mine-of-today")}
 
 
 def test_a_trace_too_light_for_a_capacity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,13 +270,6 @@ def test_a_policy_of_ones_own_is_compared_with_a_budget_and_a_colour_of_its_own(
     assert len(set(looks.values())) == len(looks)
 
 
-def test_policies_to_add() -> None:
-    every = [name for name in POLICIES if name not in serve_capacity.POLICIES]
-    assert serve_capacity.more_policies(["all"]) == every
-    assert serve_capacity.more_policies(["orca", "dynamic", "dynamic"]) == ["dynamic"]
-    assert serve_capacity.more_policies(None) == []
-
-
 def test_stalls_of_priced_and_real_runs_as_a_trace_file(tmp_path: Path) -> None:
     measure = ["--measure", "--device", "cpu", "--dtype", "float32", "--model", "demo"]
     out, file = str(tmp_path), tmp_path / "run.json"
@@ -342,9 +288,3 @@ def test_the_curve_of_stalls_ends_with_all_tokens() -> None:
     _, *steps = serve_stalls.over_time(YI.serve(requests, "vllm_v0", 512))
     curve = [(step["time"], step["output tokens"]) for step in steps]
     assert curve[0] == (0, 0) and curve[-1][1] == 60 and curve[-1][0] < 7
-
-
-def test_budget_for_an_slo_of_ones_own() -> None:
-    flags = "--tbt-slo 50 --decodes 8 --context 1024 --longest-prompt 2048"
-    said = ran("serve_budget", *flags.split())
-    assert f"token budget: {token_budget(MISTRAL.cost_model, 0.05, 8, 1024, 2048)} tokens" in said

@@ -5,7 +5,6 @@ import importlib
 import itertools
 import json
 from collections.abc import Iterator
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -18,19 +17,15 @@ from apart.simulate import simulate_fleet
 from batch import Request
 from command.checks import UserError
 from command.cli import of_cell
-from command.flags import Flag
 from configs import MODELS
 from engine import LLM, SamplingParams
-from experiments import serve_ablation, serve_latency
+from experiments import serve_latency
 from experiments.lib import measuring
-from experiments.lib.engines import Sweep, cases
-from experiments.lib.flags import POLICIES
-from experiments.lib.papers import CHAT, MISTRAL, YI, Recorded, deployments
+from experiments.lib.papers import MISTRAL, YI, Recorded, deployments
 from experiments.lib.rows import Rows, read_rows
-from experiments.lib.study import Study
 from loading.policyfile import load_policies
 from loop import Loop
-from pipeline import make_micro_batches, simulate_pipeline
+from pipeline import simulate_pipeline
 from scheduler import make_scheduler
 from serving.capacity import Deployment, median_ttft
 from serving.lengths import TAG, length_error, tag_lengths
@@ -94,12 +89,6 @@ TEXTS = {
 }  # fmt: skip
 
 
-def test_what_a_request_has_not_reached_is_an_empty_cell(tmp_path: Path) -> None:
-    Trace(lives={3: Life(3, 1.0, 5, 2.0)}).to_csv(tmp_path / "run.csv")
-    [row] = csv.DictReader((tmp_path / "run.csv").read_text().splitlines())
-    assert row["ttft"] == row["latency"] == row["mean_tbt"] == "" and row["ended"] == "0"
-
-
 def test_no_spreadsheet_computes_what_a_client_sent(tmp_path: Path) -> None:
     """In the table of a run, and in those of experiments, which read it again."""
     lives = {i: Life(i, 1.0, 5, 2.0, tags={"user": text}) for i, text in enumerate(TEXTS)}
@@ -113,14 +102,6 @@ def test_no_spreadsheet_computes_what_a_client_sent(tmp_path: Path) -> None:
     again = [str(text) for text in read_rows(path).column("tag")]
     assert again == [row["tag"] for row in rows]
     assert of_cell("C:\\x") == "C:\\x"  # not ours
-
-
-def test_another_file_is_not_overwritten(tmp_path: Path) -> None:
-    path = tmp_path / "mine.csv"
-    path.write_text("a,b\n1,2\n", encoding="utf-8")
-    with pytest.raises(UserError, match="without a mark of this project"):
-        Trace().to_csv(path)
-    assert path.read_text(encoding="utf-8") == "a,b\n1,2\n"
 
 
 def test_metrics_of_each_user() -> None:
@@ -257,12 +238,6 @@ def test_a_request_is_made_when_the_one_before_it_arrives() -> None:
     assert ended == drawn == list(range(50))
 
 
-def test_a_late_one_is_refused() -> None:
-    late = [Request(0, [1], 1, arrival=2.0), Request(1, [1], 1, arrival=1.0)]
-    with pytest.raises(UserError, match="request 1: arrival is 1.0 s, after one at 2.0 s: sort"):
-        simulate(iter(late), done=lambda life: None)
-
-
 def test_streamed_requests_are_those_of_a_list() -> None:
     lengths = LogNormal(600, 2250, 8192), LogNormal(150, 400, 2048)
     count = 2 * BLOCK + 7
@@ -357,20 +332,6 @@ def test_who_was_away_is_lifted() -> None:
     assert scheduler.served["fay"] == 100, "eve's was the last in the queue"
 
 
-def test_who_waits_in_another_micro_batch_was_not_away() -> None:
-    load_policies(FAIR)
-    filled = make_micro_batches("fair_share", 2, 2, 1, 100, deal="turns")
-    for i, user in enumerate(["ann", "bob", "ann", "bob"]):
-        filled.add(Request(i, range(10), 5, tags={"user": user}))
-    filled.next(0, 0.0)
-    served = filled.schedulers[1].served
-    assert served["ann"] == 10, "it begins in the other micro-batch"
-    served["bob"] = 3
-    filled.add(Request(4, range(10), 5, tags={"user": "bob"}))
-    filled.next(1, 0.0)
-    assert served["bob"] == 13 and len(filled.schedulers[0].waiting) == 2
-
-
 def test_a_preempted_request_is_no_more_service() -> None:
     """A prompt token counts once, although its request runs again."""
     load_policies(FAIR)
@@ -389,19 +350,6 @@ def test_the_shortest_output_is_next_and_who_tells_none_is_last() -> None:
     assert [request for request, _ in trace.finished] == [1, 3, 0, 2, 4]
 
 
-def test_tags_that_would_look_alike_are_refused(tmp_path: Path) -> None:
-    """Numbers below zero do not: vLLM's priority has them."""
-    path = tmp_path / "tags.csv"
-    lines = ["arrival,prompt_tokens,output_tokens,user,priority"]
-    path.write_text("\n".join([*lines, "0,9,9,a b,1", "1,9,9,a;b,-1"]), encoding="utf-8")
-    assert Recorded(path).values("priority") == ["-1", "1"]
-    trace = simulate(Recorded(path).requests(2))
-    tags = [row.get("tag") for row in serve_latency.by_tag(trace, "priority")]
-    assert tags == [None, "priority=-1", "priority=1"]
-    with pytest.raises(UserError, match="differ in blanks or signs alone: 'a b', 'a;b'"):
-        Recorded(path).values("user")
-
-
 def test_a_figure_by_tag(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """With the requests, the policy, the model and the GPU of a user."""
     flags = ("--by", "user", "--policy-file", FAIR, "--tp", "1", "--max-batch-size", "4", "--rate",
@@ -418,15 +366,6 @@ def test_a_figure_by_tag(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert table[3].split() == ["rate", "policy", "C", *titles]
     [line] = [each.split() for each in table if each.split()[:2] == ["20", "fair_share"]]
     assert line[3:] == [f"{row['median TTFT']:#.3g}" for row in own], "a user beside the other"
-
-
-def test_a_users_requests_are_measured_under_a_queue_too() -> None:
-    """Where all are served at once, no order of the queue shows."""
-    *_, own = serve_latency.sweeps(False, requests_file=USERS)
-    *_, ours = serve_latency.sweeps(False)
-    shares = [list(dict.fromkeys(case["share"] for case in s.measured)) for s in (own, ours)]
-    assert [serve_latency.SHARES[share] > 1 for share in shares[0]] == [False, False, True]
-    assert shares[1] == shares[0][:2]
 
 
 OWN = ("--model", "llama3.1-8b", "--gpu", "h100")
@@ -461,49 +400,6 @@ def test_an_iteration_on_a_gpu_of_ones_own(name: str, tmp_path: Path) -> None:
     assert "h100" in rows.column("hardware")
 
 
-def test_a_token_budget_for_ones_own_requests_and_policy(tmp_path: Path) -> None:
-    rows = drawn(tmp_path, "serve_budget", "users-llama3.1-8b-h100-tp1-fair_share", USED,
-                 ("--tp", "1", "--policy-file", FAIR))  # fmt: skip
-    assert {row["source"] for row in rows} == {"predicted"}
-    for policy in ("sarathi_serve", "fair_share"):
-        own = rows.where("P99 TBT", policy=policy)
-        [[rate]] = [own.by("rate")]
-        trace = deployments([MISTRAL], model="llama3.1-8b", gpu="h100", tp=1)[0].serve(
-            Recorded(USERS).requests(64, rate), policy, 256
-        )
-        assert own.one("median TTFT", C=256) == pytest.approx(median_ttft(trace), rel=1e-4)
-
-
-def test_short_requests_do_not_shrink_a_budget() -> None:
-    """hybrid_only cuts no prompt. It has no smaller budget than the policies beside it."""
-    run = partial(serve_ablation.latencies, YI, "users", "hybrid_only", count=99, seed=0)
-    load = {"users": (Recorded(USERS), 20.0)}
-    assert run(load) == run(load, C=1024) != run(load, C=512)
-
-
-@pytest.mark.parametrize("flag", ["policy_file", "both"])
-def test_a_new_figure_takes_a_policy_file(
-    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As CONTRIBUTING's recipe says; and where the figure has no flag for a policy's name."""
-
-    def sweeps(quick: bool, policy: list[str] | None = None, **_: object) -> list[Sweep]:
-        return [Sweep(waits, [YI], cases(policy=["orca", *(policy or ())]))]
-
-    def waits(engine: object, policy: str) -> dict[str, float]:
-        return {"wait": median_ttft(engine.serve(CHAT.requests(4), policy, 512))}
-
-    flags = POLICIES if flag == "both" else {"policy_file": Flag(repeated=True)}
-    study = Study("mine", "A study.", sweeps, units={"wait": "s"}, title="", flags=flags)
-    words = ["mine", "--policy-file", str(FAIR), "--out", str(tmp_path)]
-    monkeypatch.setattr("sys.argv", words)
-    monkeypatch.setattr(study.__class__, "picture", lambda self, rows: None)
-    monkeypatch.setattr("experiments.lib.look.save_figure", lambda figure, path: None)
-    study.run()
-    found = read_rows(tmp_path / "mine-fair_share.csv").column("policy")
-    assert found == (["orca", "fair_share"] if flag == "both" else ["orca"])
-
-
 def test_a_users_model_and_gpu_take_the_papers_place() -> None:
     assert deployments([YI]) == [YI]
     [one] = deployments([YI], model="llama3.1-8b", gpu="h100", tp=1)
@@ -524,16 +420,3 @@ def test_lengths_are_predicted_with_a_stated_error() -> None:
     assert {request.tags[TAG] for request in requests} == {"15"}
     tag_lengths(requests, "oracle")
     assert all(int(request.tags[TAG]) == request.max_tokens for request in requests)
-
-
-def test_a_files_lengths_are_predicted_and_its_tags_stay() -> None:
-    request = Recorded(USERS, "oracle").requests(5)[0]
-    assert request.tags[TAG] == str(request.max_tokens) and request.tags["user"]
-
-
-@pytest.mark.parametrize(
-    "name", ["classes", "classes=2", "classes=nan", "constant=0", "constant=x", "bert"]
-)
-def test_no_such_predictor(name: str) -> None:
-    with pytest.raises(UserError, match="oracle, classes=A|accuracy is"):
-        tag_lengths([Request(0, [1], 1)], name)

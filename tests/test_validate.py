@@ -15,8 +15,7 @@ from experiments.lib.measuring import this_machine
 from experiments.lib.rows import Rows, read_rows
 from experiments.lib.steady import run_priced
 from experiments.lib.validation import errors, pairs
-from experiments.validate import WORKS, Draw, compare_staged, draw_staged, predict
-from scheduler import POLICIES
+from experiments.validate import WORKS, Draw, compare_staged, predict
 from serving.calibration import CalibratedModel, Calibration
 from simulate import CostExecutor
 
@@ -50,14 +49,6 @@ def test_one_request_takes_as_long_as_without_a_pipeline(calibration):
     assert predict(calibration, work, hop=0.0, slower=(1.5, 1.5)).seconds == pytest.approx(
         1.5 * alone.seconds
     )
-
-
-def test_workloads_take_turns_and_repeat():
-    assert [work.policy for work in draw_staged(len(POLICIES) + 1, 0)] == [
-        *sorted(POLICIES),
-        min(POLICIES),
-    ]
-    assert draw_staged(8, 3) == draw_staged(8, 3) != draw_staged(8, 4)
 
 
 def test_errors_are_of_the_median_run(calibration, monkeypatch):

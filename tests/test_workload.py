@@ -58,10 +58,6 @@ def test_gamma_is_as_bursty_as_asked(cv: float) -> None:
     assert counts.var() / counts.mean() == pytest.approx(cv**2, rel=0.25)
 
 
-def test_no_variation_is_even() -> None:
-    assert gamma(4, 2.0, 0.0) == [0.5, 1.0, 1.5, 2.0]
-
-
 @given(rate=st.floats(0.01, 100), cv=st.floats(0.1, 4), seed=st.integers(0, 2**32))
 def test_a_seed_is_one_pattern_at_every_rate(rate: float, cv: float, seed: int) -> None:
     slow, fast = gamma(20, rate, cv, seed), gamma(20, 7 * rate, cv, seed)
@@ -155,20 +151,6 @@ def test_log_normal_keeps_median_and_p90(
     assert found.max() <= longest
 
 
-def test_log_normal_has_a_log_normal_shape() -> None:
-    logs = np.log(draw(LogNormal(1000, 4000)))
-    sigma = math.log(4) / 1.2815515655446004
-    assert logs.std() == pytest.approx(sigma, rel=0.01)
-    for sigmas, share in ((-2, 0.97725), (-1, 0.84134), (1, 0.15866), (2, 0.02275)):
-        assert (logs > math.log(1000) + sigmas * sigma).mean() == pytest.approx(share, abs=0.005)
-
-
-def test_all_that_is_too_long_becomes_the_longest() -> None:
-    assert (draw(LogNormal(1000, 4000, 5000)) == 5000).mean() == pytest.approx(
-        (draw(LogNormal(1000, 4000)) >= 5000).mean()
-    )
-
-
 @given(max_length=st.integers(2, 60), seed=st.integers(0, 99))
 def test_max_length_cuts_prompts_and_no_more(max_length: int, seed: int) -> None:
     drawn = make_requests([0.0] * 40, Uniform(1, 50), Uniform(1, 50), seed)
@@ -247,26 +229,6 @@ def test_columns_in_any_order_and_others_ignored(
     path.write_text("arrival,prompt_tokens,output_tokens\n0,1,2\n0,3,4\n1,5,6\n", encoding="utf-8")
     read_trace(path)
     assert capsys.readouterr().out == ""
-
-
-def test_azures_own_stamps(tmp_path: Path) -> None:
-    """Seven decimals, as the published file has them."""
-    path = tmp_path / "trace.csv"
-    path.write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16"
-        " 18:17:04.0319600,3180,8\n",
-        encoding="utf-8",
-    )
-    assert read_trace(path)[1].arrival == pytest.approx(0.052, abs=1e-6)
-
-
-def test_mooncakes_own_lines(tmp_path: Path) -> None:
-    """FAST25-release/traces/conversation_trace.jsonl: times in ms; its blocks are no tag."""
-    path = tmp_path / "trace.jsonl"
-    row = '{"timestamp": %d, "input_length": 898, "output_length": 57, "hash_ids": [0, 1496]}\n'
-    path.write_text(row % 3000 + "\n" + row % 5999, "utf-8")
-    found = [(r.arrival, len(r.prompt), r.max_tokens, r.tags) for r in read_trace(path)]
-    assert found == [(0, 898, 57, {}), (pytest.approx(2.999), 898, 57, {})]
 
 
 def test_burstgpts_failed_requests(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
