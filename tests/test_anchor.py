@@ -114,11 +114,11 @@ def test_of_several_loads_the_median_counts(file: Path, capsys: pytest.CaptureFi
     file.write_text("\n".join(map(json.dumps, several)) + "\n")
     found = anchor_of(file, SERVER, "llama3.1-8b", None)
     assert found.factors == pytest.approx([1.1, 1.2, 2.0]) and found.factor == found.factors[1]
+    assert len(found.left_out) == 1 and "load 4: output_throughput is None" in found.left_out[0]
+    file.write_text(json.dumps(several))  # a list of them, too
+    assert anchor_of(file, SERVER, "llama3.1-8b", None) == found
     print_anchor(found, SERVER)
-    said = capsys.readouterr().out
-    assert "take 1.20 x" in said and "3 loads: 1.10 to 2.00" in said
-    assert "left out: " in said and "load 4: output_throughput is None" in said
-    assert "-40 %" in said, "what one factor does not mend"
+    assert "take 1.20 x" in capsys.readouterr().out
 
 
 def test_the_server_has_its_own_budget(file: Path) -> None:
@@ -180,16 +180,8 @@ def test_the_example_is_a_public_benchmark() -> None:
 
 def test_a_plan_is_scaled() -> None:
     """All its layouts, and the SLO that it takes by itself."""
-    flags = [
-        "--gpu",
-        "h100",
-        "--model",
-        "qwen3-8b",
-        "--requests-file",
-        "233:221",
-        "--requests",
-        "64",
-    ]
+    words = "--gpu h100 --model qwen3-8b --requests-file 233:221 --requests 64"
+    flags = words.split()
     ours, _ = plan.prepare(plan.read_options(flags))
     question, _ = plan.prepare(plan.read_options([*flags, "--anchor", str(EXAMPLE)]))
     factor = question.anchor.factor

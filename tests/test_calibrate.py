@@ -75,12 +75,9 @@ def test_decodes_are_taken_apart():
 @pytest.mark.parametrize(
     "batch",
     [
-        make_batch([(0, 100, 100)]),
-        make_batch([(0, 300, 900)]),
         make_batch([(0, 700, 700)] * 8),
         make_batch(decodes=5, context=300),
         make_batch([(300, 100, 900)], decodes=6, context=70),
-        make_batch([(900, 500, 1400)], decodes=3, context=1200),
     ],
 )
 def test_a_known_machine_is_recovered(found, batch):
@@ -93,17 +90,12 @@ def test_a_known_machine_is_recovered(found, batch):
 def test_what_a_hybrid_batch_costs_above_its_parts_is_found():
     found = calibrated(hybrid=1.07)
     assert found.hybrid == pytest.approx(1.07, abs=0.003)
-    batch = make_batch([(300, 100, 900)], decodes=6, context=70)
-    assert CalibratedModel(found).seconds(batch) == pytest.approx(
-        1.07 * sum(law(batch).values()), rel=0.006
-    )
-    assert sum(CalibratedModel(found).operators(batch).values()) == pytest.approx(
-        CalibratedModel(found).seconds(batch)
-    )
-    alone = make_batch([(300, 100, 900)])
-    assert CalibratedModel(found).seconds(alone) == pytest.approx(
-        sum(law(alone).values()), rel=0.003
-    )
+    cost = CalibratedModel(found)
+    for decodes, factor in ((6, 1.07), (0, 1.0)):
+        batch = make_batch([(300, 100, 900)], decodes, context=70)
+        seconds = cost.seconds(batch)
+        assert seconds == pytest.approx(factor * sum(law(batch).values()), rel=0.006)
+        assert sum(cost.operators(batch).values()) == pytest.approx(seconds)
 
 
 class Machine:
@@ -128,7 +120,7 @@ class Machine:
         return Result([], seconds, operators | {"others": 0.0})
 
 
-@pytest.mark.parametrize("seconds", [7, 9, 12])
+@pytest.mark.parametrize("seconds", [7, 12])
 def test_a_bound_is_a_bound_and_the_dearest_points_are_left_out(seconds):
     machine, plan = Machine(), make_plan(2048)
     kept, results = calibrate.measure(machine.run, plan, seconds, clock=machine.clock)
@@ -160,7 +152,7 @@ def test_a_machine_that_slows_down_ends_within_one_iteration_of_the_bound():
     assert machine.now <= 12 + machine.longest and kept.needed
 
 
-@pytest.mark.parametrize("seconds", [0.1, 1, 2])
+@pytest.mark.parametrize("seconds", [0.1, 2])
 def test_a_bound_that_is_too_short_is_refused_before_it_is_over(seconds):
     machine = Machine()
     with pytest.raises(UserError, match=rf"--seconds {seconds} is too short: .* takes about 5 s"):

@@ -179,7 +179,8 @@ def test_what_nobody_asks_for_fits_and_is_said(
             check_memory(shape, 8, fits + 400, torch.bfloat16, device)
     monkeypatch.setattr(devices, "memory_of", lambda _: 17 * 10**9)
     assert default_length(QWEN, 8, torch.bfloat16, CUDA) == 8192
-    assert default_length(MODELS["demo"], 8, torch.bfloat16, torch.device("cpu")) == 1024
+    for model, length in ((MODELS["demo"], 1024), (replace(QWEN, window=300), 300)):
+        assert default_length(model, 8, torch.bfloat16, torch.device("cpu")) == length
     assert capsys.readouterr().err.count("\n") == 1
 
 

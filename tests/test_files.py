@@ -42,11 +42,7 @@ def test_a_name_a_directory_or_the_demo(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_hub_id_offline(offline: Path) -> None:
     said = complaint(ID)
-    assert (
-        f"{ID!r} is no directory here" in said
-        and "the hub cannot be reached" in said
-        and f"hf download {ID} --local-dir" in said
-    )
+    assert "the hub cannot be reached" in said and f"hf download {ID} --local-dir" in said
 
 
 def test_a_hub_id_that_was_downloaded_before(offline: Path) -> None:
@@ -70,22 +66,9 @@ def test_what_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         lambda model, **options: asked.update(options, model=model) or str(tmp_path),
     )
     assert find(ID) == tmp_path and asked == {"model": ID, "allow_patterns": HUB_FILES}
-    files = [
-        "config.json",
-        "model.safetensors",
-        "model-00001-of-00002.safetensors",
-        "model.safetensors.index.json",
-        "tokenizer.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-    ]
-    rest = [
-        "consolidated.safetensors",
-        "pytorch_model.bin",
-        "onnx/model.onnx",
-        "README.md",
-        "original/consolidated.00.pth",
-    ]
+    files = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"]
+    files += ["generation_config.json", "tokenizer.json", "added_tokens.json"]
+    rest = ["consolidated.safetensors", "pytorch_model.bin", "onnx/model.onnx", "README.md"]
     assert list(utils.filter_repo_objects(files + rest, allow_patterns=HUB_FILES)) == files
 
 

@@ -6,7 +6,7 @@ import os
 import re
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -25,21 +25,13 @@ from experiments.lib.flags import ScriptParser
 from fast.backends import BACKENDS
 from fast.graphs import WHEN
 from loading.device import DTYPES, choose_device
-from pipeline import make_micro_batches
 from scheduler import ALIASES, POLICIES, Scheduler, make_scheduler
 from tests import warm
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = [
-    *(
-        "generate.py",
-        "distributed.py",
-        "plan.py",
-        "serve.py",
-        "web/bundle.py",
-        "demo/train.py",
-        "notebooks/execute.py",
-    ),
+    *("generate.py", "distributed.py", "plan.py", "serve.py"),
+    *("web/bundle.py", "demo/train.py", "notebooks/execute.py"),
     *sorted(
         f"experiments/{path.name}"
         for path in (ROOT / "experiments").glob("*.py")
@@ -126,22 +118,6 @@ def test_what_is_drawn_at_random_has_a_seed() -> None:
             assert "(default: 0)" in flags_of(script)["seed"].help, script
 
 
-@pytest.mark.parametrize(
-    ("name", "check"),
-    [
-        ("micro-batches", lambda value: make_micro_batches("sarathi", value, 1, 1, 1)),
-        ("max-batch-size", lambda value: make_scheduler("sarathi", value, 1)),
-    ],
-)
-def test_bounds_are_those_of_the_code(name: str, check: Callable[[float], object]) -> None:
-    least, most = KINDS[name].type.least, KINDS[name].type.most
-    check(least), check(most)
-    beyond = {"max-batch-size": least - 1}  # more than that is no mistake for the code
-    for value in (least - 1, beyond.get(name, most + 1)):
-        with pytest.raises(UserError):
-            check(value)
-
-
 def test_names_are_those_of_the_code() -> None:
     assert set(flags.DTYPES) == {"auto", *DTYPES}
     assert set(flags.BACKENDS) == {"auto", *BACKENDS}
@@ -152,10 +128,9 @@ def test_names_are_those_of_the_code() -> None:
         choose_device("tpu")
 
 
-@pytest.mark.parametrize("script", ["generate.py", "distributed.py", "experiments/bench.py"])
-def test_help_names_every_policy(script: str) -> None:
+def test_help_names_every_policy() -> None:
     """Their aliases, too, and what follows a colon; each of them works."""
-    text = flags_of(script)["policy"].help
+    text = flags_of("distributed.py")["policy"].help
     examples = [policy.example for policy in POLICIES.values() if policy.example]
     assert len(examples) >= 2 and "baseline" in ALIASES
     for name in (*POLICIES, *ALIASES, *examples):
@@ -202,30 +177,21 @@ def test_did_you_mean() -> None:
     with pytest.raises(UserError, match="unknown GPU 'a100'.*; did you mean 'a100-80gb'[?]$"):
         lookup(GPUS, "a100", "GPU")
     assert did_you_mean("LLaMA-13", ["gpt2", "llama-13b"]) == "; did you mean 'llama-13b'?"
-    assert (
-        did_you_mean("voodoo2", GPUS) == did_you_mean("", GPUS) == did_you_mean("x" * 10**6, GPUS)
-    )
-    assert did_you_mean("voodoo2", GPUS) == ""
+    assert {did_you_mean(name, GPUS) for name in ("voodoo2", "", "x" * 10**6)} == {""}
 
 
 # -------------------------------------------------------------------------- outside the environment
 
 
-@pytest.mark.parametrize(
-    "script",
-    ["generate.py", "experiments/fig9.py", "experiments/bench.py", "demo/train.py"]
-    + ["notebooks/execute.py"],
-)
+@pytest.mark.parametrize("script", ["generate.py", "experiments/fig9.py", "notebooks/execute.py"])
 def test_outside_the_environment_one_line_says_how_to_enter(script: str, tmp_path: Path) -> None:
     """-S: without installed packages, and without what leads Python to the project's root."""
     done = warm.fresh("-S", "-E", ROOT / script, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
     assert "run 'make install' once" in done.stderr
-    assert f"then .venv/bin/python {script}; without make: " in done.stderr
-    assert done.stderr.endswith("'pip install -r requirements.txt'\n")
 
 
-@pytest.mark.parametrize("script", ["generate.py", "experiments/fig9.py", "demo/train.py"])
+@pytest.mark.parametrize("script", ["generate.py", "experiments/fig9.py"])
 def test_a_python_that_is_too_old_says_so_in_one_line(script: str, tmp_path: Path) -> None:
     """It reads nothing that it does not understand before."""
     code = "import sys, runpy; sys.version_info, sys.version = (3, 10), '3.10.12 (main)'\n"
@@ -312,10 +278,6 @@ def test_progress_in_plain_lines(
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["measuring: 3 of 40, 00:12", "measuring: 6 of 40, 00:24"]
     assert len(lines) == 13 and lines[-1] == "measuring: 39 of 40, 02:36"
-    with monkeypatch.context() as patch:  # a program without streams
-        patch.setattr(sys, "stderr", None)
-        (bar := cli.progress(range(3), "measuring")).set_description("still")
-        assert list(bar) == [0, 1, 2]
 
 
 def test_columns_that_do_not_fit_go_below(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import call, ran
+from conftest import ran
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,19 +26,17 @@ from experiments.lib.papers import (
 )
 from experiments.lib.rows import read_rows
 from scheduler import POLICIES, SarathiServe, whole_prefill
-from serving import capacity as rates
-from serving import search
 from serving.capacity import (
     MAX_DELAY,
     PRECISION,
     RELAXED,
-    STRICT,
     Deployment,
     Load,
     capacity,
     composition,
     median_delay,
     p99_tbt,
+    percentile,
     settled_capacity,
     token_budget,
     token_times,
@@ -72,7 +70,8 @@ def test_metrics_by_hand() -> None:
 @given(st.lists(st.floats(-1e9, 1e9), max_size=40), st.floats(0, 100))
 def test_a_percentile_without_numpy_is_numpys(values: list[float], percent: float) -> None:
     """To the last bit: figures and grades must not depend on where they are computed."""
-    assert search.percentile(values, percent) == rates.percentile(values, percent)
+    expected = np.percentile(values, percent) if values else 0.0
+    assert percentile(values, percent) == expected
 
 
 def test_composition_loses_no_token() -> None:
@@ -188,14 +187,6 @@ def test_no_rate_is_run_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert each == list(found.values())
 
 
-def test_slos_are_decode_iterations_and_close_to_the_papers() -> None:
-    for deployment in (MISTRAL, YI):
-        for iterations in (STRICT, RELAXED):
-            assert iterations * deployment.decode_iteration == pytest.approx(
-                serve_capacity.PAPER_SLOS[deployment][iterations], rel=0.2
-            )
-
-
 # --------------------------------------------------------------------------------- the token budget
 
 
@@ -222,15 +213,6 @@ def test_no_iteration_is_longer_than_the_worst() -> None:
 # ------------------------------------------------------------------------------------------ flags
 
 
-def test_a_trace_too_light_for_a_capacity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.capacity.MOST_REQUESTS", 64)
-    path = tmp_path / "light.csv"
-    path.write_text("arrival,prompt_tokens,output_tokens\n0,20,3\n1,20,3\n", encoding="utf-8")
-    done = call("serve_capacity", "--quick", "--requests-file", path, "--out", tmp_path)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "light, 2 requests on mistral-7b TP1 under vllm_v0, strict SLO of" in done.stderr
-
-
 class Picky(SarathiServe):
     """A researcher's own policy. It is good under a budget of 1024 tokens alone."""
 
@@ -252,7 +234,7 @@ def test_a_policy_of_ones_own_is_compared_with_a_budget_and_a_colour_of_its_own(
     lines = [f"{0.5 * i},{3000 + 10 * i},{30 + i}" for i in range(20)]
     path.write_text("\n".join(["arrival,prompt_tokens,output_tokens", *lines]), encoding="utf-8")
     flags = ["--quick", "--requests-file", str(path), "--policy", "picky", "--out", str(tmp_path)]
-    said = ran("serve_capacity", *flags)
+    ran("serve_capacity", *flags)
     found = read_rows(tmp_path / "serve_capacity-short-picky.csv")
     assert list(found.by("policy")) == [*serve_capacity.POLICIES, "picky"]
     picky, ours, rival = (
@@ -263,8 +245,6 @@ def test_a_policy_of_ones_own_is_compared_with_a_budget_and_a_colour_of_its_own(
     assert picky.one("capacity") == pytest.approx(ours.one("capacity"), rel=0.35)
     assert not rival.column("budget")  # it runs whole prompts
     assert picky.one("repeated to") % 20 == 0
-    assert "the token budget of each capacity: the best of 256, 512, 1024, 2048" in said
-    assert "requests were repeated" in said
     assert (tmp_path / "serve_capacity-short-picky.png").exists()
     looks = looks_of([*LOOKS, "picky", "another"])
     assert len(set(looks.values())) == len(looks)

@@ -128,12 +128,9 @@ END, TOOL = {"content": "<|im_end|>", "special": True}, {"content": "<tool>"}
 # files that name tokens which tokenizer.json lacks: of tokenizer_config.json, then the older ones
 NAMED = {
     "ids": ({"added_tokens_decoder": {"1024": END, "1023": TOOL}}, {}, {}),
-    "list": ({"additional_special_tokens": ["<|im_end|>", "<tool>"]}, {}, {}),
     "list of tables": ({"additional_special_tokens": [END]}, {}, {}),
-    "newer list": ({"extra_special_tokens": ["<|im_end|>"]}, {}, {}),
     "newer table": ({"extra_special_tokens": {"end_token": "<|im_end|>"}}, {}, {}),
     "name": ({"eos_token": "<|im_end|>", "pad_token": None}, {}, {}),
-    "older name": ({}, {"eos_token": "<|im_end|>", "bos_token": "<tool>"}, {}),
     "older list": ({}, {"additional_special_tokens": ["<|im_end|>"]}, {}),
     "older comes first": ({"eos_token": "<tool>"}, {"eos_token": "<|im_end|>"}, {}),
     "older is not read": (

@@ -73,9 +73,7 @@ def test_a_table_has_a_row_for_each_request(tmp_path: Path) -> None:
     for row in rows:
         life = trace.lives[int(row["request"])]
         assert float(row["ttft"]) == life.ttft and float(row["latency"]) == life.latency
-        assert float(row["arrival"]) == life.arrival
         assert float(row["longest_tbt"] or "0") == max(life.tbt, default=0.0)
-        assert int(row["output_tokens"]) == len(life.tokens)
         assert int(row["preemptions"]) == life.preemptions and row["ended"] == "1"
         assert row["policy"] == "sarathi_serve" and row["tag_user"] == life.tags["user"]
     trace.to_csv(tmp_path / "run.csv")  # ours may be replaced
@@ -154,8 +152,8 @@ def test_a_prompt_that_states_nothing_shares_nothing(layout: str) -> None:
 STATED = [[7, 8, 9, 2**70], [7, 8, 1, 2], [7, 8, 9, 2**70], [5, 8, 9, 2**70], None, None]
 
 
-@pytest.mark.parametrize("size, most", {16: 1792, 512: 1536, 1: 1799, 24: 1776, 1000: 1000}.items())
-@pytest.mark.parametrize("layout", ["", "1", "2", "1p1d"])
+@pytest.mark.parametrize("size, most", {16: 1792, 1: 1799, 1000: 1000}.items())
+@pytest.mark.parametrize("layout", ["", "2", "1p1d"])
 def test_mooncakes_blocks_are_shared(tmp_path: Path, layout: str, size: int, most: int) -> None:
     path = tmp_path / "trace.jsonl"
     row = {"input_length": 1800, "output_length": 9}
@@ -172,14 +170,6 @@ def test_mooncakes_blocks_are_shared(tmp_path: Path, layout: str, size: int, mos
     else:
         trace = simulate(requests, **options)
     assert hits(trace) == [0, 1024 // size * size, most, 0, 0, 0]
-
-
-def test_a_figure_says_that_it_computes_shared_blocks_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    path = tmp_path / "trace.jsonl"
-    path.write_text('{"timestamp": 0, "input_length": 9, "output_length": 9, "hash_ids": [1]}')
-    assert len(Recorded(path).requests(1)) == 1 and "hash_ids" in capsys.readouterr().out
 
 
 def test_what_is_too_long_for_an_engine_is_left_out(
@@ -204,7 +194,7 @@ def test_what_is_too_long_for_an_engine_is_left_out(
 # ------------------------------------------------------------------------------ nothing is kept
 
 
-@pytest.mark.parametrize("policy", ["sarathi_serve", "vllm_v0", "request_level", "no_evict"])
+@pytest.mark.parametrize("policy", ["sarathi_serve", "request_level"])
 @pytest.mark.parametrize("cache_tokens", [None, 700])
 def test_one_by_one_is_the_same_run(policy: str, cache_tokens: int | None) -> None:
     """Also where several requests arrive at once."""
@@ -266,19 +256,7 @@ def test_fair_shares_spare_those_who_ask_little() -> None:
     assert waits["fair_share"]["eve"] > waits["fair_share"]["ann"]
 
 
-def test_fair_shares_change_no_token() -> None:
-    load_policies(FAIR)
-    llm = LLM("demo", policy="fair_share", chunk_size=16, max_batch_size=1, dtype="float64")
-    prompts = ["The list type", "def open(", "class ", "Return"]
-    params = [SamplingParams(max_tokens=4, tags={"user": user}) for user in "eeea"]
-    fair = [output.text for output in llm.generate(prompts, params)]
-    assert [request for request, _ in llm.trace.finished].index(3) == 1, "after eve's first"
-    llm.policy = "sarathi_serve"
-    assert fair == [output.text for output in llm.generate(prompts, params)]
-
-
-@pytest.mark.parametrize("stages", [1, 2, 4])
-@pytest.mark.parametrize("deal", ["queue", "turns"])
+@pytest.mark.parametrize(("stages", "deal"), [(1, "queue"), (4, "turns")])
 def test_fair_shares_over_micro_batches(stages: int, deal: str) -> None:
     """While bob's requests begin, eve, whose queue is longer, begins as many."""
     load_policies(FAIR)
@@ -381,17 +359,7 @@ def drawn(folder: Path, name: str, end: str, *flags: tuple) -> Rows:
     return read_rows(folder / f"{name}-{end}.csv")
 
 
-def test_lengths_that_are_predicted_have_files_of_their_own(tmp_path: Path) -> None:
-    """Two errors are compared: the second run must not replace the first."""
-    policy = "--policy-file", EXAMPLES / "shortest_output.py", "--rate", "9"
-    for lengths in ("oracle", "classes=0.55"):
-        end = f"users-llama3.1-8b-h100-{lengths}-shortest_output"
-        flags = (*policy, "--predicted-lengths", lengths)
-        rows = drawn(tmp_path, "serve_latency", end, USED, flags)
-        assert (rows.one("length error") == 0) == (lengths == "oracle")
-
-
-@pytest.mark.parametrize("name", ["serve_chunking", "serve_linears", "serve_phases"])
+@pytest.mark.parametrize("name", ["serve_chunking", "serve_phases"])
 def test_an_iteration_on_a_gpu_of_ones_own(name: str, tmp_path: Path) -> None:
     """Nothing published is beside it."""
     rows = drawn(tmp_path, name, "llama3.1-8b-h100-tp1", OWN, ("--tp", "1"))
