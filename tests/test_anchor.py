@@ -12,7 +12,6 @@ from batch import Request
 from configs import GPUS, MODELS
 from configs.hosts import HOSTS
 from costmodel import CostModel, make_batch
-from experiments import beside_benchmarks as beside
 from experiments.lib.plan_report import answer_of, print_anchor
 from pipeline import StageCosts
 from serving.anchor import QUANTITIES, Replay, Run, anchor_of, measure_of, read_loads, scaled
@@ -159,23 +158,6 @@ def test_a_factor_holds_on_every_stage() -> None:
             StageCosts(each.cost, layers)(batch) for each in (SERVER, scaled(SERVER, 2))
         )
         assert slower == pytest.approx([2 * each for each in ours])
-
-
-def test_the_example_is_a_public_benchmark() -> None:
-    """Eight clients of Qwen3-8B on an H100; the page has means alone."""
-    lines = {each.quantity: each for each in beside.benchmarks() if each.id in ("b102", "b103",
-             "b104")}  # fmt: skip
-    one, example = lines["output"], json.loads(EXAMPLE.read_text(encoding="utf-8"))
-    assert example == {
-        "made from": one.source, "model_id": "Qwen/Qwen3-8B", "num_prompts": one.requests,
-        "request_rate": "inf", "burstiness": 1.0, "max_concurrency": int(one.load),
-        "completed": one.requests,
-        "total_input_tokens": round(one.requests * one.prompt_tokens),
-        "total_output_tokens": round(one.requests * one.output_tokens),
-        "request_throughput": round(one.value / one.output_tokens, 3),
-        "output_throughput": one.value, "mean_tpot_ms": lines["mean TPOT"].value,
-        "mean_ttft_ms": lines["mean TTFT"].value,
-    }  # fmt: skip
 
 
 def test_a_plan_is_scaled() -> None:

@@ -14,7 +14,7 @@ from command.checks import UserError
 from configs import MODELS, ModelConfig
 from costmodel import make_batch
 from experiments import calibrate, validate
-from experiments.calibrate import fit_decodes, make_plan
+from experiments.calibrate import make_plan
 from experiments.lib.rows import read_rows
 from loop import Result
 from scheduler import POLICIES, make_scheduler
@@ -58,18 +58,6 @@ def calibrated(hybrid: float = 1.0) -> Calibration:
 @pytest.fixture(scope="module")
 def found() -> Calibration:
     return calibrated()
-
-
-def test_decodes_are_taken_apart():
-    times = {
-        (count, context): 0.002 + count * (1e-4 + 1e-6 * context)
-        for count in (1, 8)
-        for context in (16, 512, 1024)
-    }
-    fixed, curve = fit_decodes(times)
-    assert fixed == pytest.approx(0.002)
-    assert curve.x == [15, 511, 1023]  # cached before the step: a decode attends to itself as well
-    assert curve(511) == pytest.approx(1e-4 + 1e-6 * 512)
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_a_tied_config_beside_a_head_in_the_file(changed, case, tmp_path):
     assert_same_logits(llm.model, theirs)
 
 
-@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod."])
+@pytest.mark.parametrize("prefix", ["module.", "module._orig_mod."])
 def test_names_of_wrappers_are_left_out(prefix, saved, tmp_path):
     """A model that was compiled, trained over several GPUs, or both; then compiled by layers."""
     copy_of(saved, tmp_path)

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from statistics import median
-from types import ModuleType
 from unittest import mock
 
 import pytest
@@ -10,11 +9,10 @@ from conftest import call
 
 from batch import Request
 from command.checks import UserError
-from configs import GPUS
 from costmodel import make_batch
 from engine import LLM, SamplingParams
-from experiments import fig9, fig11, policies, serve_ablation, serve_latency, serve_stalls
-from experiments.lib.rows import Rows, read_rows
+from experiments import policies, serve_latency
+from experiments.lib.rows import read_rows
 from loading.policyfile import load_files, load_policies, warn_if_crowded
 from pipeline import simulate_pipeline
 from scheduler import POLICIES, make_scheduler
@@ -240,52 +238,3 @@ def test_both_are_compared_without_an_edit(tmp_path: Path) -> None:
     done = call(policies, *files, "--policy", "target_tbt:80", *out)
     assert done.returncode == 0 and "target_tbt:80" in done.stdout, done.stderr
     assert (tmp_path / "policies-target_tbt-80.png").exists()
-
-
-@pytest.fixture
-def few_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two points of each curve that fig9.py predicts: its other tests have them all."""
-    monkeypatch.setattr(fig9, "ratios", lambda *_: [7.0, 14.0])
-
-
-@pytest.mark.parametrize(
-    ("script", "series"),
-    [
-        (fig11, "gain, a L=1024 B=18 PD=14.0588 priority C=256 llama-13b a6000"),
-        pytest.param(serve_ablation, "P99 TBT, chat priority C=1024", marks=pytest.mark.slow),
-    ],
-)
-def test_the_papers_figures_take_more_policies(
-    script: ModuleType, series: str, tmp_path: Path, few_ratios: None
-) -> None:
-    """At the chunk sizes of the figure's own policies, whose points stay as they are."""
-    name, out = script.__name__.rpartition(".")[2], ("--quick", "--out", tmp_path)
-    done = call(script, "--policy-file", PRIORITY, *out)
-    assert done.returncode == 0 and "priority" in done.stdout, done.stderr
-    with_more = read_rows(tmp_path / f"{name}-priority.csv").numbers()
-    own = {each.name: each.value for each in with_more if "priority" in each.name}
-    assert series in own and all(y > 0 for y in own.values())
-    assert (tmp_path / f"{name}-priority.png").exists()
-    assert not (tmp_path / f"{name}.csv").exists() and not (tmp_path / f"{name}.png").exists()
-    assert call(script, *out).returncode == 0
-    usual = read_rows(tmp_path / f"{name}.csv").numbers()
-    assert usual == [each for each in with_more if "priority" not in each.name]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("script", [fig9, serve_stalls])
-def test_they_are_measured_too(script: ModuleType, tmp_path: Path, few_ratios: None) -> None:
-    """Beside the figure's own policies; and a later run keeps all that was measured."""
-    name, out = script.__name__.rpartition(".")[2], ("--quick", "--out", tmp_path)
-
-    def measured(*flags: object) -> Rows:
-        done = call(script, "--policy-file", PRIORITY, *flags, *out)
-        assert done.returncode == 0, done.stderr
-        return read_rows(tmp_path / f"{name}-priority.csv").where(source="measured")
-
-    found = measured("--measure", "--model", "demo", "--device", "cpu")
-    ours = found.where(policy="priority")
-    assert 0 < len(ours) < len(found)
-    assert set(found.column("model")) == {"demo"}
-    assert set(found.column("hardware")).isdisjoint(GPUS)
-    assert measured() == found

@@ -20,17 +20,13 @@ from experiments.lib.papers import (
     LOOKS,
     MISTRAL,
     YI,
-    Job,
     looks_of,
-    settled_capacities,
 )
 from experiments.lib.rows import read_rows
 from scheduler import POLICIES, SarathiServe, whole_prefill
 from serving.capacity import (
     MAX_DELAY,
     PRECISION,
-    RELAXED,
-    Deployment,
     Load,
     capacity,
     composition,
@@ -42,7 +38,7 @@ from serving.capacity import (
     token_times,
     worst_iteration,
 )
-from serving.traffic import Fixed, Uniform, at_rate, make_requests, poisson, repeat
+from serving.traffic import Uniform, at_rate, make_requests, poisson, repeat
 from timeline import Life, Trace
 
 pytestmark = pytest.mark.usefixtures("sketches")
@@ -145,46 +141,6 @@ def test_start_and_end_are_left_out_of_a_load() -> None:
     load = Load.steady(Trace(lives=lives))
     assert load.value("tbt", 99) == pytest.approx(0.2) and load.median_delay == pytest.approx(0.5)
     assert Load.of(Trace(lives=lives)).value("tbt", 99) > 20
-
-
-def test_few_and_many_requests_on_a_gpu_agree() -> None:
-    """As a trace of 20 and of 160 requests of the same lengths, to the search's precision."""
-    slos, precision, found = {"relaxed": (RELAXED * MISTRAL.decode_iteration, 1)}, 1.15, []
-    job = Job(MISTRAL, "fixed", "vllm_v0")
-    for count in (20, 160):
-        requests = make_requests(poisson(count, 1.0), Fixed(1500), Fixed(60))
-        found.append(settled_capacities(job, requests, slos, precision=precision)["relaxed"])
-    few, many = found
-    assert few.requests > 20 and few.requests % 20 == 0
-    assert many.rate / precision**2 <= few.rate <= many.rate * precision**2
-    requests = make_requests(poisson(20, 1.0), Fixed(1500), Fixed(60))
-    bound, _ = slos["relaxed"]
-    alone = capacity(  # not repeated
-        lambda rate: Load.of(MISTRAL.serve(at_rate(requests, rate), "vllm_v0", 1)), bound, precision
-    )
-    assert alone > 1.4 * few.rate
-
-
-@pytest.mark.slow
-def test_no_rate_is_run_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one SLO has shown, another need not run again: bounds in any order, one answer."""
-    ran = []
-
-    def serve(self: Deployment, requests: list[Request], policy: str, budget: int) -> float:
-        rate = (len(requests) - 1) / requests[-1].arrival
-        ran.append((len(requests), round(rate, 6)))
-        return rate
-
-    monkeypatch.setattr(Deployment, "serve", serve)
-    monkeypatch.setattr(Load, "steady", staticmethod(lambda rate: Load({99: rate}, 0.0)))
-    job, requests = Job(MISTRAL, "fixed", "vllm_v0"), CHAT.requests(2000)
-    slos = {name: (bound, 1) for name, bound in (("a", 0.9), ("b", 0.901), ("c", 3.3))}
-    found = settled_capacities(job, requests, slos)
-    assert len(ran) == len(set(ran))
-    assert settled_capacities(job, requests, dict(reversed(slos.items()))) == found
-    assert found["a"] == found["b"]  # between two rates of the search: nothing new to run
-    each = [settled_capacities(job, requests, {name: slo})[name] for name, slo in slos.items()]
-    assert each == list(found.values())
 
 
 # --------------------------------------------------------------------------------- the token budget
