@@ -4,6 +4,7 @@ say where in one line.
 
 import dataclasses
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -132,15 +133,6 @@ def test_a_bound_is_a_bound_and_the_dearest_points_are_left_out(seconds):
         assert cost.seconds(batch) == pytest.approx(sum(law(batch).values()), rel=0.02)
 
 
-def test_with_time_enough_nothing_is_left_out_and_the_rest_of_the_time_is_not_used():
-    machine, plan = Machine(), make_plan(2048)
-    kept, results = calibrate.measure(machine.run, plan, 1000, clock=machine.clock)
-    assert plan.beyond(kept) == "" and len(results) == len(plan.batches)
-    # each is warmed up, and the probes run twice before
-    turns = (1 + calibrate.MOST_TURNS) * len(plan.batches) + 2 * len(calibrate.PROBES)
-    assert len(machine.runs) == turns and machine.now < 200
-
-
 def test_a_machine_that_slows_down_ends_within_one_iteration_of_the_bound():
     machine = Machine(slow_after=5)
     kept, _ = calibrate.measure(machine.run, make_plan(2048), 12, clock=machine.clock)
@@ -211,15 +203,12 @@ def test_one_request_takes_as_long_as_without_a_pipeline(calibration):
     """Its iterations walk through both stages one after the other: cutting the layers costs nothing
     but the hops.
     """
-    work = Draw("orca", 3, 128, ((300, 7),))
-    alone = run_priced(
-        CostExecutor(CalibratedModel(calibration)), [Request(0, range(300), 7)], "orca", 1, 1
-    )
-    assert predict(calibration, work, hop=0.0).seconds == pytest.approx(alone.seconds)
-    assert predict(calibration, work, hop=HOP).seconds > alone.seconds + 7 * HOP
-    assert predict(calibration, work, hop=0.0, slower=(1.5, 1.5)).seconds == pytest.approx(
-        1.5 * alone.seconds
-    )
+    executor = CostExecutor(CalibratedModel(calibration))
+    alone = run_priced(executor, [Request(0, range(300), 7)], "orca", 1, 1).seconds
+    run = partial(predict, calibration, Draw("orca", 3, 128, ((300, 7),)))
+    assert run(hop=0.0).seconds == pytest.approx(alone)
+    assert run(hop=HOP).seconds > alone + 7 * HOP
+    assert run(hop=0.0, slower=(1.5, 1.5)).seconds == pytest.approx(1.5 * alone)
 
 
 def test_errors_are_of_the_median_run(calibration, monkeypatch):

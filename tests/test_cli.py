@@ -48,6 +48,7 @@ def test_one_line_and_a_status(body: str, status: int, said: str) -> None:
     [
         (b"", True),
         (b"source,model,hardware,L,B,speedup (x)\n", True),
+        (b"arrival,user,made by nano-sarathi\n", False),
         (b"<!-- made by nano-sarathi: fidelity.py -->\n", True),
         (b"arrival,prompt_tokens,output_tokens\n", False),
         (b"\x89PNG\r\n another picture, made by nano-sarathi", False),

@@ -138,18 +138,13 @@ def test_what_nobody_asks_for_fits_and_is_said(
     said = capsys.readouterr().err
     assert said.startswith("q: max_length is 2048 tokens, of 40960, and the cache takes 1.9 GB")
     assert said.count("\n") == 1
-    for device, shape, begin in (
-        (torch.device("cpu"), QWEN, 8192),
-        (CUDA, QWEN, 8192),
-        (CUDA, QWEN, 40960),
-    ):
+    for device, begin in ((torch.device("cpu"), 8192), (CUDA, 40960)):
         with pytest.raises(UserError, match=r"give max_length \d+ at most") as refusal:
-            check_memory(shape, 8, begin, torch.bfloat16, device)
+            check_memory(QWEN, 8, begin, torch.bfloat16, device)
         fits = int(str(refusal.value).split("max_length ")[1].split()[0])
-        check_memory(shape, 8, fits, torch.bfloat16, device)
-        assert fits > 6300
+        check_memory(QWEN, 8, fits, torch.bfloat16, device)
         with pytest.raises(UserError):
-            check_memory(shape, 8, fits + 400, torch.bfloat16, device)
+            check_memory(QWEN, 8, fits + 400, torch.bfloat16, device)
     monkeypatch.setattr(devices, "memory_of", lambda _: 17 * 10**9)
     assert default_length(QWEN, 8, torch.bfloat16, CUDA) == 8192
     for model, length in ((MODELS["demo"], 1024), (replace(QWEN, window=300), 300)):

@@ -16,12 +16,10 @@ from watch import PATIENCE
 
 from beam.request import CACHES
 from command import cli, flags
-from command.checks import UserError, did_you_mean, lookup
-from command.flags import KINDS, Flag, Parser
-from configs import GPUS
+from command.checks import UserError
+from command.flags import KINDS, Parser
 from experiments.bench import SHAPES
 from experiments.lib import common
-from experiments.lib.flags import ScriptParser
 from fast.backends import BACKENDS
 from fast.graphs import WHEN
 from loading.device import DTYPES, choose_device
@@ -150,21 +148,6 @@ def test_documented_commands_have_flags_that_exist() -> None:
 # ------------------------------------------------------------------------------------ what it says
 
 
-def test_one_policy_or_several_are_checked() -> None:
-    for flag, given in ((Flag(default="sarathi"), "orca"), (Flag(repeated=True), ["orca"])):
-        parser = ScriptParser("", {"policy": flag})
-        assert parser.parse_args(["--policy", "orca"]).policy == given
-        with pytest.raises(UserError, match="unknown policy 'orcs'"):
-            parser.parse_args(["--policy", "orcs"])
-
-
-def test_did_you_mean() -> None:
-    with pytest.raises(UserError, match="unknown GPU 'a100'.*; did you mean 'a100-80gb'[?]$"):
-        lookup(GPUS, "a100", "GPU")
-    assert did_you_mean("LLaMA-13", ["gpt2", "llama-13b"]) == "; did you mean 'llama-13b'?"
-    assert {did_you_mean(name, GPUS) for name in ("voodoo2", "", "x" * 10**6)} == {""}
-
-
 # -------------------------------------------------------------------------- outside the environment
 
 
@@ -263,16 +246,3 @@ def test_progress_in_plain_lines(
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["measuring: 3 of 40, 00:12", "measuring: 6 of 40, 00:24"]
     assert len(lines) == 13 and lines[-1] == "measuring: 39 of 40, 02:36"
-
-
-def test_columns_that_do_not_fit_go_below(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each part has the columns of words: they name the row."""
-    header = ["node", "system", *(f"number{column:02}" for column in range(12))]
-    common.print_table(header, [["L20 + 13B", "TD-Pipe", *range(100, 112)]])
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    tops = [line.split() for line in lines if line.startswith("node")]
-    assert len(tops) == 2 and all(top[:2] == ["node", "system"] for top in tops)
-    assert [word for top in tops for word in top[2:]] == header[2:]
-    rows = [line.split() for line in lines if line.startswith("L20")]
-    assert [word for row in rows for word in row[4:]] == [str(each) for each in range(100, 112)]

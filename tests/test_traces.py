@@ -18,9 +18,7 @@ from batch import Request
 from command.checks import UserError
 from command.cli import of_cell
 from configs import MODELS
-from engine import LLM, SamplingParams
 from experiments import serve_latency
-from experiments.lib import measuring
 from experiments.lib.papers import MISTRAL, YI, Recorded, deployments
 from experiments.lib.rows import Rows, read_rows
 from loading.policyfile import load_policies
@@ -112,15 +110,6 @@ def test_metrics_of_each_user() -> None:
     assert sum(len(part.tbts) for part in parts.values()) == len(trace.tbts)
 
 
-def test_tags_are_in_the_trace_of_the_real_engine() -> None:
-    llm = LLM("demo", policy="sarathi_serve", dtype="float64")
-    params = [SamplingParams(max_tokens=2, tags={"user": name}) for name in ("ann", "bob")]
-    llm.generate(["def", "class"], params)
-    assert list(llm.trace.by_tag("user")) == ["ann", "bob"] and llm.trace.policy == "sarathi_serve"
-    measuring.generate(llm, tagged(2), "sarathi_serve", 64)
-    assert list(llm.trace.by_tag("user")) == ["ann,", "bob"], "in an experiment, too"
-
-
 # ------------------------------------------------------------------------- what prompts share
 
 AZURE = Path(__file__).parent.parent / "experiments" / "azure_conv_2023_sample.csv"
@@ -128,7 +117,13 @@ CACHED = {"model": "llama3.1-8b", "gpu": "h100", "policy": "sarathi_serve", "chu
 CACHED |= {"cache": "paged", "prefix_caching": True}
 
 
-def hits(trace: Trace) -> list[int]:
+def hits(requests: list[Request], layout: str, **options: object) -> list[int]:
+    """Tokens of each prompt that another has left in the cache of one or several engines."""
+    if layout:
+        ways = {"router": "by_prefix", "layout": layout}
+        trace = simulate_fleet(requests, **ways, **CACHED, **options).requests
+    else:
+        trace = simulate(requests, **CACHED, **options)
     return [trace.lives[i].cached for i in sorted(trace.lives)]
 
 
@@ -138,13 +133,8 @@ def test_a_prompt_that_states_nothing_shares_nothing(layout: str) -> None:
     requests = read_trace(AZURE, 80)
     for cache_tokens in (None, 12_000):
         for again in (at_rate(requests, 9.0), repeat(requests, 2)):
-            options = CACHED | {"cache_tokens": cache_tokens, "max_batch_size": 32}
-            if layout:
-                ways = {"router": "by_prefix", "layout": layout}
-                trace = simulate_fleet(again, **ways, **options).requests
-            else:
-                trace = simulate(again, **options)
-            assert hits(trace) == [0] * len(again)
+            options = {"cache_tokens": cache_tokens, "max_batch_size": 32}
+            assert hits(again, layout, **options) == [0] * len(again)
 
 
 # two prompts of 1,800 tokens, with 2 of 4 blocks in common; one that is all of another; an end that
@@ -157,19 +147,13 @@ STATED = [[7, 8, 9, 2**70], [7, 8, 1, 2], [7, 8, 9, 2**70], [5, 8, 9, 2**70], No
 def test_mooncakes_blocks_are_shared(tmp_path: Path, layout: str, size: int, most: int) -> None:
     path = tmp_path / "trace.jsonl"
     row = {"input_length": 1800, "output_length": 9}
-    path.write_text(
-        "\n".join(
-            json.dumps(row | {"timestamp": 1e4 * i} | ({"hash_ids": ids} if ids else {}))
-            for i, ids in enumerate(STATED)
-        )
-    )
-    requests, options = at_rate(read_trace(path), 0.5), CACHED | {"block_size": size}
-    if layout:
-        ways = {"router": "by_prefix", "layout": layout}
-        trace = simulate_fleet(requests, **ways, **options).requests
-    else:
-        trace = simulate(requests, **options)
-    assert hits(trace) == [0, 1024 // size * size, most, 0, 0, 0]
+    lines = [
+        json.dumps(row | {"timestamp": 1e4 * i} | ({"hash_ids": ids} if ids else {}))
+        for i, ids in enumerate(STATED)
+    ]
+    path.write_text("\n".join(lines))
+    found = hits(at_rate(read_trace(path), 0.5), layout, block_size=size)
+    assert found == [0, 1024 // size * size, most, 0, 0, 0]
 
 
 def test_what_is_too_long_for_an_engine_is_left_out(
