@@ -16,6 +16,7 @@ from experiments.lib.plan_report import answer_of, print_anchor
 from pipeline import StageCosts
 from serving.anchor import QUANTITIES, Replay, Run, anchor_of, measure_of, read_loads, scaled
 from serving.comparison import OURS
+from serving.engines import vllm_defaults
 from serving.planner import Replica
 
 ROOT = Path(__file__).parent.parent
@@ -127,6 +128,7 @@ def test_the_server_has_its_own_budget(file: Path) -> None:
     (run,) = anchor_of(file, SERVER, "llama3.1-8b", None).runs
     assert (run["C"], run["B"]) == (512, 4)
     assert anchor_of(file, SERVER, "llama3.1-8b", 256).runs[0]["C"] == 256
+    assert vllm_defaults(GPUS["a100-80gb"]) == (2048, 256) != vllm_defaults(GPUS["h100"])
 
 
 def test_what_limits_the_load(file: Path) -> None:
@@ -135,6 +137,14 @@ def test_what_limits_the_load(file: Path) -> None:
         few = {} if rate > 1 else {"request_throughput": 0.5}
         file.write_text(json.dumps(vllm("closed") | {"request_rate": rate} | few))
         assert read_loads(file)[0]().load == load
+
+
+def test_gaps_and_failures(file: Path) -> None:
+    """vLLM's burstiness is the shape of gamma gaps: of 4, they vary by a half."""
+    entry = vllm("rate") | {"burstiness": 4.0, "completed": COUNT - 6}
+    file.write_text(json.dumps(entry))
+    run = read_loads(file)[0]()
+    assert (run.cv, run.failed) == (0.5, 6)
 
 
 def test_lengths_and_notes(file: Path) -> None:

@@ -13,7 +13,15 @@ from command.checks import UserError
 from configs import MODELS, ModelConfig
 from executor import synchronized_clock
 from loading import device as devices
-from loading.device import check_memory, choose_device, default_length, why_unseen
+from loading.device import (
+    batch_bytes,
+    check_memory,
+    choose_device,
+    default_length,
+    free_memory,
+    why_unseen,
+)
+from loading.load import load_model
 from loading.requests import usual_length
 from tests.fake_cuda import LINUX, fake_cuda
 
@@ -116,6 +124,20 @@ def test_the_clock_waits_for_our_stream_alone(monkeypatch: pytest.MonkeyPatch) -
 QWEN = ModelConfig(  # 3-0.6B: 1.2 GB of weights in bfloat16, and 0.11 MB of cache for a token
     "q", 28, 16, 1024, 3072, 151936, 40960, n_kv_head=8, head_dim=128, tied=True
 )
+
+
+def test_a_batch_of_wider_numbers_takes_more() -> None:
+    assert batch_bytes(QWEN, 8, 8192, 4) > 1.8 * batch_bytes(QWEN, 8, 8192, 2)
+    assert (free_memory() or 2**40) > 2**27, "in bytes"
+
+
+def test_a_stage_asks_for_its_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    demo, cpu = MODELS["demo"], torch.device("cpu")
+    need = replace(demo, n_layer=2).parameters * 4
+    monkeypatch.setattr(devices, "memory_of", lambda _: need + 10**6)
+    load_model(demo, None, torch.float32, cpu, own=range(2), length=8)
+    with pytest.raises(UserError, match="GB of weights"):
+        load_model(demo, None, torch.float32, cpu, length=8)
 
 
 def test_the_usual_length() -> None:

@@ -36,6 +36,7 @@ def test_a_name_a_directory_or_the_demo(tmp_path: Path, monkeypatch: pytest.Monk
     assert find(ID) == Path(ID), "a directory goes before the hub"
     monkeypatch.setattr(files, "_download", Path)
     assert find("gpt2") == Path("openai-community/gpt2") and find("gpt2-124m") is None
+    assert find("gpt2-medium") == Path("openai-community/gpt2-medium")
     Path("gpt2").mkdir()
     assert find("gpt2") == Path("gpt2")
 

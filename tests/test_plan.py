@@ -50,8 +50,9 @@ from serving.capacity import (
     largest_rate,
     overload_of,
     settled_capacity,
+    worst_iteration,
 )
-from serving.comparison import Demand, Plan, Question, bench, too_strict
+from serving.comparison import Demand, Plan, Question, bench, fits, too_strict
 from serving.engines import FLAGS, RULES
 from serving.planner import (
     BUDGETS,
@@ -60,6 +61,7 @@ from serving.planner import (
     Replica,
     Traffic,
     best_budget,
+    budgets_of,
     bytes_of,
     cache_of_engine,
     enough,
@@ -420,6 +422,7 @@ def check_answer(words: list[str], folder: Path) -> dict | None:
     assert curve[found["budget"]] == found["capacity"]
     rates = list(curve.values())
     top = rates.index(max(rates))
+    assert found["capacity"] == max(rates)
     rises = rates[: top + 1] == sorted(rates[: top + 1])
     falls = rates[top:] == sorted(rates[top:], reverse=True)
     assert ("Not monotone" in said) == (not (rises and falls)), said
@@ -447,16 +450,21 @@ def test_random_questions(tmp_path: Path) -> None:
     draw, seen = random.Random(0), set()
     seen_load = Load(dict.fromkeys(PERCENTS, 0.01), 0.0, np.full((1, 3), 0.01))
 
+    rates, seeds = {}, set()
+
     def find(*asked: object, **_: float) -> Found:
-        rate = draw.choice([0.0, 1.0, 1.02, 4.0, 50.0])
+        rate = rates.setdefault(asked[4], draw.choice([0.0, 1.0, 1.02, 4.0, 50.0]))
+        seeds.update(asked[6:7])
         return Found(rate, asked[4], 64, {rate: seen_load} if rate else {})
 
     with mock.patch.multiple(comparison, find_capacity=find, bench=lambda *_: {"rate": 1.0}):
         for _ in range(40):
+            rates.clear()
             found = check_answer(random_flags(draw), tmp_path)
             if found:
                 seen.add(("-PP" in found["question"]["layout"], found["batch size"] < 256))
     assert len(seen) == 4, "pipelines, and budgets below B"
+    assert len(seeds) > 3, "the interval is of several samples"
 
 
 def test_no_more_run_at_once_than_a_batch_has_tokens() -> None:
@@ -490,6 +498,31 @@ def test_memory_is_the_cards() -> None:
     assert plan.gpu_of(spec)[0].card == 0, "the memory that is given counts"
 
 
+def test_budgets_end_with_the_first_that_is_too_long() -> None:
+    of = Replica(CostModel(MODELS["mistral-7b"], GPUS["a100-80gb"], software="vllm"), 8, None)
+    traffic = Traffic.of("x", [Request(0, range(100), 10)])
+    *_, last, over = budgets_of(of, traffic, SLO, BUDGETS)
+    longest = partial(worst_iteration, of.cost, decodes=0, longest=100)
+    assert longest(last) <= SLO.gap < longest(over)
+    decodes = make_batch(decodes=8, context=4096)
+    assert of.decode_iteration == of.cost.seconds(decodes), "as many as run at once"
+
+
+def test_why_a_layout_is_left_out() -> None:
+    for model, layout, why in (
+        ("llama2-70b", (1, 1), "does not fit"),
+        ("gpt2-124m", (8, 1), "does not divide"),
+    ):
+        words = ["--model", model, "--tp", "4", "--requests-file", "100:10"]
+        _, refused = plan.prepare(plan.read_options(words))
+        assert refused[layout] == why
+
+
+def test_the_longest_request_is_one() -> None:
+    traffic = Traffic.of("x", [Request(0, range(900), 5), Request(1, range(5), 900)])
+    assert fits(904, traffic) and not fits(903, traffic)
+
+
 def test_budgets_leave_room_for_the_longest_request() -> None:
     cost = CostModel(MODELS["llama3.1-70b"], GPUS["h100"], tp=2, software="vllm")
     of = Replica(cost, 256, None, utilization=0.9)
@@ -520,13 +553,8 @@ def test_layouts_have_the_gpus_of_the_expected_rate(capsys: pytest.CaptureFixtur
         for tp in (1, 2)
     }
     traffic = Traffic.of("x", make_requests(poisson(8, 1.0), Fixed(9), Fixed(100)))
-    asked = Question(replicas, traffic, SLO, (512,), 128, [expected])
+    asked = Question(replicas, traffic, SLO, (512,), 128, [expected], dollars=3.6)
     layouts = {(1, 1): Found(16.0, 512), (2, 1): Found(30.0, 512)}
-    print_layouts(Plan(asked, replicas[1, 1], {}, Found(16.0, 512), [], layouts, {}))
-    said = capsys.readouterr().out
-    assert "GPUs for" in said and "40.0/s" in said
-    assert [line.split()[-1] for line in said.splitlines() if line.startswith("TP")] == ["3", "4"]
-    asked = replace(asked, dollars=3.6)
     print_layouts(Plan(asked, replicas[1, 1], {}, Found(16.0, 512), [], layouts, {}))
     lines = [each.split() for each in capsys.readouterr().out.splitlines() if each[:2] == "TP"]
     # 1 GPU costs $0.001 a second, in which it makes 1600 tokens; 2 GPUs make 3000

@@ -1,8 +1,6 @@
 """What a run leaves for a paper: a table of requests, metrics by tag, a trace in little memory."""
 
 import csv
-import importlib
-import itertools
 import json
 from collections.abc import Iterator
 from itertools import pairwise
@@ -10,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from conftest import call
+from conftest import ran
 
 import plan
 from apart.simulate import simulate_fleet
@@ -23,7 +21,6 @@ from experiments.lib.papers import MISTRAL, YI, Recorded, deployments
 from experiments.lib.rows import Rows, read_rows
 from loading.policyfile import load_policies
 from loop import Loop
-from pipeline import simulate_pipeline
 from scheduler import make_scheduler
 from serving.capacity import Deployment, median_ttft
 from serving.lengths import TAG, length_error, tag_lengths
@@ -240,23 +237,6 @@ def test_fair_shares_spare_those_who_ask_little() -> None:
     assert waits["fair_share"]["eve"] > waits["fair_share"]["ann"]
 
 
-@pytest.mark.parametrize(("stages", "deal"), [(1, "queue"), (4, "turns")])
-def test_fair_shares_over_micro_batches(stages: int, deal: str) -> None:
-    """While bob's requests begin, eve, whose queue is longer, begins as many."""
-    load_policies(FAIR)
-    requests = [Request(i, range(100), 20, tags={"user": "eve"}) for i in range(150)]
-    requests += [
-        Request(i, range(100), 20, arrival=0.5, tags={"user": "bob"}) for i in range(150, 200)
-    ]
-    trace = simulate_pipeline(
-        requests, "llama3.1-8b", "h100", stages=stages, policy="fair_share", deal=deal,
-        max_batch_size=8 // stages, keep=True,
-    ).requests  # fmt: skip
-    begin = [trace.lives[i].scheduled for i in range(200)]
-    first, last = min(begin[150:]), max(begin[150:])
-    assert 42 <= sum(first <= moment <= last for moment in begin[:150]) <= 58
-
-
 def test_who_was_away_is_lifted() -> None:
     """To the least of those who wait; if nobody does, to who left the queue last (VTC, Alg. 2)."""
     load_policies(FAIR)
@@ -309,9 +289,12 @@ def test_the_shortest_output_is_next_and_who_tells_none_is_last() -> None:
 
 def test_a_figure_by_tag(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """With the requests, the policy, the model and the GPU of a user."""
-    flags = ("--by", "user", "--policy-file", FAIR, "--tp", "1", "--max-batch-size", "4", "--rate",
-             "9", "20")  # fmt: skip
-    rows = drawn(tmp_path, "serve_latency", "users-llama3.1-8b-h100-tp1-B4-fair_share", USED, flags)
+    flags = "--model llama3.1-8b --gpu h100 --tp 1 --max-batch-size 4 --by user --rate 9 20 --quick"
+    files = ("--policy-file", FAIR, "--requests-file", USERS, "--out", tmp_path)
+    ran(serve_latency, *flags.split(), *files)
+    name = tmp_path / "serve_latency-users-llama3.1-8b-h100-tp1-B4-fair_share"
+    rows = read_rows(name.with_name(name.name + ".csv"))
+    assert name.with_name(name.name + ".png").exists()
     own = rows.where(policy="fair_share", rate=20)
     assert [row.get("tag") for row in own] == [None, "user=ann", "user=bob", "user=eve"]
     assert set(rows.column("model")) == {"llama3.1-8b"} and set(rows.column("hardware")) == {"h100"}
@@ -323,28 +306,6 @@ def test_a_figure_by_tag(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert table[3].split() == ["rate", "policy", "C", *titles]
     [line] = [each.split() for each in table if each.split()[:2] == ["20", "fair_share"]]
     assert line[3:] == [f"{row['median TTFT']:#.3g}" for row in own], "a user beside the other"
-
-
-OWN = ("--model", "llama3.1-8b", "--gpu", "h100")
-USED = (*OWN, "--requests-file", USERS)
-
-
-def drawn(folder: Path, name: str, end: str, *flags: tuple) -> Rows:
-    """What a script writes to a file with this end, and draws."""
-    script = importlib.import_module(f"experiments.{name}")
-    done = call(script, *itertools.chain(*flags), "--quick", "--out", folder)
-    assert done.returncode == 0, done.stderr
-    assert (folder / f"{name}-{end}.png").exists()
-    return read_rows(folder / f"{name}-{end}.csv")
-
-
-@pytest.mark.parametrize("name", ["serve_chunking", "serve_phases"])
-def test_an_iteration_on_a_gpu_of_ones_own(name: str, tmp_path: Path) -> None:
-    """Nothing published is beside it."""
-    rows = drawn(tmp_path, name, "llama3.1-8b-h100-tp1", OWN, ("--tp", "1"))
-    assert {row["source"] for row in rows} == {"predicted"}
-    assert {row["model"] for row in rows} == {"llama3.1-8b"}
-    assert "h100" in rows.column("hardware")
 
 
 def test_a_users_model_and_gpu_take_the_papers_place() -> None:
@@ -363,6 +324,8 @@ def test_lengths_are_predicted_with_a_stated_error() -> None:
     for name in ("oracle", "classes=0.9", "classes=0.5", "constant=15"):
         assert tag_lengths(requests, name) == requests
         errors[name] = length_error(requests)
+    pair = tag_lengths([Request(0, [1], 10), Request(1, [1], 20)], "constant=15")
+    assert length_error(pair) == pytest.approx(1 / 3), "5 tokens of 15, on average"
     assert errors["oracle"] == 0 < errors["classes=0.9"] < errors["classes=0.5"]
     assert {request.tags[TAG] for request in requests} == {"15"}
     tag_lengths(requests, "oracle")

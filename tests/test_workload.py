@@ -189,7 +189,7 @@ def test_columns_in_any_order_and_others_ignored(
     ]
     said = "sorted by arrival; 1 of 2 lines came before the one above"
     assert capsys.readouterr().out == f"{path}: {said}\n"
-    assert len(read_trace(path, count=1)) == 1
+    assert [each.max_tokens for each in read_trace(path, count=1)] == [4], "the first to arrive"
 
 
 def test_burstgpts_failed_requests(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -212,10 +212,12 @@ def test_the_requests_of_td_pipes_artefact(tmp_path: Path, capsys: pytest.Captur
         | {"predict_mean_len": 80.5, "ttft_ms": 9, "at_risk": 0, "completion_time": 7}
         for i in range(3)
     ]
+    rows[2]["late"] = "x"
     path.write_text(json.dumps(rows), encoding="utf-8")
     found = read_trace(path)
     assert "all requests come at once" in capsys.readouterr().out
     assert [(len(r.prompt), r.max_tokens) for r in found] == [(7, 90), (8, 89), (9, 88)]
     assert {r.arrival for r in found} == {0.0}
     told = {"ttft_ms": "9", "at_risk": "0", "completion_time": "7"}  # no arrivals either
-    assert found[1].tags == {"input": "Why?", "predict_mean_len": "80.5"} | told
+    assert found[1].tags == {"input": "Why?", "predict_mean_len": "80.5", "late": ""} | told
+    assert found[2].tags["late"] == "x"
