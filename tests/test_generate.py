@@ -8,8 +8,10 @@ import pytest
 from conftest import call
 
 import generate
+from batch import Request
 from engine import LLM, StreamedToken
 from generate import read_prompts
+from simulate import simulate
 from tests import warm
 
 ROOT = Path(__file__).parent.parent
@@ -24,6 +26,14 @@ def test_streams_text_and_ends_with_a_table() -> None:
     assert text.startswith("The with statement") and len(text) > len("The with statement") + 20
     for line in ("decode        23 tokens", "iterations    24 in", "mean batch    1.00"):
         assert line in table, table
+
+
+def test_rates_are_of_the_iterations_that_did_it() -> None:
+    trace = simulate([Request(0, range(64), 9)], "llama-13b", policy="sarathi", chunk_size=64)
+    said = generate.table(LLM("demo", device="cpu"), trace)
+    prefill, *decodes = (each.seconds for each in trace.iterations)
+    assert f"64 tokens, {64 / prefill:.0f} tokens/s" in said
+    assert f"8 tokens, {8 / sum(decodes):.0f} tokens/s" in said
 
 
 def test_the_cache_takes_what_the_prompts_need(monkeypatch: pytest.MonkeyPatch) -> None:
