@@ -143,10 +143,10 @@ def test_a_short_run_brackets_and_long_ones_decide() -> None:
         return Load({99: 0.01 if rate < (3.3 if repeats < 1 else 3.0) else 1.0}, 0.0)
 
     rate, repeats = settled_capacity(load, 1024, 0.1)
+    begun = runs.copy()
     assert rate == capacity(lambda rate: load(rate, 1), 0.1) and repeats == 1
+    runs.clear()
     with mock.patch("serving.capacity.SHORT", math.inf):
-        begun = runs.copy()
-        runs.clear()
         assert settled_capacity(load, 1024, 0.1)[0] == rate
     assert min(begun) < 1 and sum(repeats >= 1 for repeats in begun) < len(runs)
 
