@@ -172,9 +172,7 @@ def replica_here(options: Namespace, model: ModelConfig) -> Replica:
     if not path.is_file():
         raise UserError(f"no {path}: run experiments/calibrate.py --model {options.model} first")
     calibration = Calibration.read(path)
-    calibration.check_machine()
-    if calibration.model.name != model.name:
-        raise UserError(f"{path} is of {calibration.model.name}, and --model is {model.name}")
+    calibration.check(model.name)
     return Replica(CalibratedModel(calibration), options.max_batch_size or BATCH_SIZE, None)
 
 

@@ -100,7 +100,7 @@ def main() -> None:
     calibration, slo = Calibration.read(options.calibration), Slo.of(options.tbt_slo / 1e3)
     llm = None
     if options.measure:
-        calibration.check_machine()
+        calibration.check()
         llm = measuring.load_llm(options, BATCH_SIZE, PROMPTS.high + OUTPUTS.high)
     replica = Replica(CalibratedModel(calibration), BATCH_SIZE, None)
     plan = plan_of(replica, slo, options.quick)

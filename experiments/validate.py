@@ -345,7 +345,7 @@ def read_calibration(path: Path, kind: str) -> Calibration:
             f" OMP_NUM_THREADS={threads} python experiments/calibrate.py --json {path}"
         )
     calibration = Calibration.read(path)
-    calibration.check_machine()
+    calibration.check()
     return calibration
 
 

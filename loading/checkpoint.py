@@ -26,6 +26,7 @@ from loading import config_json, nanogpt
 from loading.config_json import ARCHITECTURE, FIELDS, GELU, KINDS, LLAMA3, ONLY
 from loading.device import DTYPES
 from loading.files import existing, read_json, readable
+from loading.priced import has_own_head
 from loading.variants import copy_folded, folds_of
 from model import Transformer
 
@@ -129,31 +130,16 @@ def _ignorable(name: str, config: ModelConfig) -> bool:
     )
 
 
-def load_config(
-    directory: str | Path, name: str | None = None, priced: bool = False
-) -> ModelConfig:
+def load_config(directory: str | Path, name: str | None = None) -> ModelConfig:
     """As `config_json.load_config`. But where the weights are there, they say if they are tied.
 
     As in transformers 5, a head that is not the embedding counts, whatever config.json says.
     """
     directory = Path(directory)
-    if nanogpt.is_here(directory) and not priced:
+    if nanogpt.is_here(directory):
         return nanogpt.load_config(directory, name)
-    config = config_json.load_config(directory, name, priced)
-    return replace(config, tied=config.tied and not _has_own_head(directory))
-
-
-def _has_own_head(directory: Path) -> bool:
-    """Whether the weights, if they are there, have a head that is not the embedding."""
-    if not any(directory.glob("*.safetensors")) and not nanogpt.is_here(directory):
-        return False
-    found = {_stem(name): (read, name) for _, name, read in _tensors(directory)}
-    head = found.get("lm_head.weight")
-    embedding = found.get("embed_tokens.weight", found.get("wte.weight"))
-    if head is None or embedding is None:
-        return False
-    one, other = (read(name) for read, name in (head, embedding))
-    return one.dtype != other.dtype or not torch.equal(one, other)
+    config = config_json.load_config(directory, name)
+    return replace(config, tied=config.tied and not has_own_head(directory))
 
 
 def weights_of(model: Transformer) -> dict[str, Tensor]:

@@ -49,7 +49,7 @@ def priced_model(model: str | ModelConfig, weights: str | None = None) -> ModelC
 def has_own_head(folder: Path) -> bool:
     """Whether the weights, if they are there, have a head that is not the embedding.
 
-    As loading/checkpoint.py, without torch. A safetensors file has 8 bytes with the length of its
+    Without torch. A safetensors file has 8 bytes with the length of its
     header, the header (JSON: where each tensor lies behind it), and the tensors. What is no such
     file says nothing.
     """

@@ -300,10 +300,10 @@ def of_guidellm(entry: Entry) -> Run:
 
 def read_loads(path: Path) -> list[Callable[[], Run]]:
     """What reads each load of a benchmark file. Both raise UserError."""
-    found = objects(path, read_text(path, MOST_JSON))
-    every, read = found, of_vllm
-    if isinstance(found[0], dict) and isinstance(found[0].get("benchmarks"), list):
-        every, read = found[0]["benchmarks"], of_guidellm
+    every, read = objects(path, read_text(path, MOST_JSON)), of_vllm
+    first = every[0] if every else None
+    if isinstance(first, dict) and isinstance(first.get("benchmarks"), list):
+        every, read = first["benchmarks"], of_guidellm
     if not 0 < len(every) <= MOST_LOADS:
         raise UserError(f"{path}: {len(every)} loads; it must hold 1 to {MOST_LOADS}")
     for each in every:
@@ -322,14 +322,14 @@ def read_loads(path: Path) -> list[Callable[[], Run]]:
 
 
 def objects(path: Path, text: str) -> list[object]:
-    """One JSON value, or one on each line."""
-    lines = [line for line in text.split("\n") if line.strip()]
+    """One JSON value, a list of them, or one on each line."""
     try:
-        return [json.loads(text)]
+        found = json.loads(text)
+        return found if isinstance(found, list) else [found]
     except (ValueError, RecursionError) as error:
         why = error
     with suppress(ValueError, RecursionError):
-        if len(lines) > 1:
+        if lines := [line for line in text.split("\n") if line.strip()]:
             return [json.loads(line) for line in lines]
     raise UserError(f"{path}: not a JSON file ({why})")
 

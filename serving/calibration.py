@@ -133,13 +133,14 @@ class Calibration:
         text = json.dumps({"mark": MARK} | asdict(self), indent=1)
         write_file(path, text + "\n")
 
-    def check_machine(self) -> None:
-        """Raise a UserError where this is not the machine that was measured."""
-        here = f"{this_machine(self.device)}, {self.dtype}"
-        if here != self.gpu.name:
+    def check(self, model: str = "", device: str = "", dtype: str = "") -> None:
+        """Raise a UserError where another model, machine or dtype was measured. "": its own."""
+        machine = f"{this_machine(device or self.device)}, {dtype or self.dtype}"
+        here = f"{model or self.model.name} on {machine}"
+        if here != (measured := f"{self.model.name} on {self.gpu.name}"):
             raise UserError(
-                f"the calibration is of {self.gpu.name}; this is {here}: run"
-                " experiments/calibrate.py here first"
+                f"the calibration is of {measured}; this is {here}: run experiments/calibrate.py"
+                " here first"
             )
 
     @staticmethod
@@ -174,16 +175,13 @@ def cost_here(
     if path is None and not file.is_file():
         return None
     calibration = Calibration.read(file)
-    here = model, f"{this_machine(device)}, {dtype.removeprefix('torch.')}"
-    measured = calibration.model.name, calibration.gpu.name
-    if here == measured:
-        return CalibratedModel(calibration).seconds
-    if path is None:
-        return None
-    raise UserError(
-        f"{path} is of {' on '.join(measured)}; this is {' on '.join(here)}: run"
-        " experiments/calibrate.py here"
-    )
+    try:
+        calibration.check(model, device, dtype.removeprefix("torch."))
+    except UserError:
+        if path is None:
+            return None
+        raise
+    return CalibratedModel(calibration).seconds
 
 
 class CalibratedModel(CostModel):

@@ -25,7 +25,6 @@ number of its paper.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 
 import numpy as np
 
@@ -36,7 +35,7 @@ from configs.hosts import HOSTS
 from costmodel import TILE, CostModel, make_batch, tokens_that_fit
 from loading.priced import priced_model
 from pipeline import Hop, StageCosts, even_layers, simulate_pipeline
-from serving.search import PRECISION, AlwaysServed, largest_rate
+from serving.search import PRECISION, AlwaysServed, largest_rate, percentile
 from simulate import make_cost_model, simulate
 from timeline import Life, Trace
 
@@ -157,21 +156,13 @@ class Deployment:
 # ------------------------------------------------------------------------------------------ metrics
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Interpolated between neighbours; 0 where there are no values.
-
-    Requests of one token have no time between tokens.
-    """
-    check_number("percent", percent, 0, 100)
-    return float(np.percentile(values, percent)) if len(values) else 0.0
-
-
 def p99_tbt(trace: Trace) -> float:
     """P99 of `trace.tbts`, the times between tokens of all requests.
 
-    It uses numpy, because a search calls it often.
+    It uses numpy, because a search calls it often. Requests of one token have no such time.
     """
-    return percentile(np.concatenate([np.diff(life.tokens) for life in trace.lives.values()]), 99)
+    every = np.concatenate([np.diff(life.tokens) for life in trace.lives.values()])
+    return float(np.percentile(every, 99)) if len(every) else 0.0
 
 
 def median_ttft(trace: Trace) -> float:
@@ -354,7 +345,7 @@ class Load:
         if quantity == "tbt":
             return self.tbts[percent]
         values = self.requests[:, PER_REQUEST.index(quantity)]
-        return percentile(values[~np.isnan(values)], percent)
+        return percentile(values[~np.isnan(values)].tolist(), percent)
 
     def share(self, slo: Slo) -> float:
         """Of the requests: those that exceed no limit of the SLO. NaN exceeds none."""
@@ -477,7 +468,7 @@ def token_budget(
     """
     check_number("slo", slo, 0, LATEST, "number of seconds")
     first = (decodes // TILE + 1) * TILE  # with room for a chunk beside the decodes
-    budgets = chain([first], range(first + TILE, longest + 1, TILE))
+    budgets = range(first, max(first, longest) + 1, TILE)
     found = [
         budget
         for budget in budgets

@@ -15,7 +15,7 @@ FINEST, COARSEST = 1.0001, 1e3  # factors that a search may use
 def percentile(values: Sequence[float], percent: float) -> float:
     """What `numpy.percentile` gives for them, to the last bit; 0 where there are no values."""
     check_number("percent", percent, 0, 100)
-    if not values:
+    if len(values) == 0:
         return 0.0
     ordered, place = sorted(values), percent / 100 * (len(values) - 1)
     below, rest = int(place), place % 1

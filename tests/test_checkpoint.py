@@ -49,25 +49,17 @@ def test_absent_keys_mean_what_transformers_takes_them_for(tmp_path):
         for key, value in ROTARY.items()
         if key not in ("num_key_value_heads", "rms_norm_eps")
     } | {"model_type": "llama"}
-    for raw, theirs in (
-        (gpt2, transformers.GPT2Config(**gpt2)),
-        (llama, transformers.LlamaConfig(**llama)),
-    ):
+    theirs = transformers.GPT2Config(**gpt2), transformers.LlamaConfig(**llama)
+    found = []
+    for raw in (gpt2, llama):
         (tmp_path / "config.json").write_text(json.dumps(raw))
-        found = load_config(tmp_path)
-        assert found.tied == theirs.tie_word_embeddings
-        if raw is gpt2:
-            assert (found.intermediate, found.norm_eps, found.n_kv_head) == (
-                4 * GPT2["n_embd"],
-                theirs.layer_norm_epsilon,
-                GPT2["n_head"],
-            )
-        else:
-            assert (found.n_kv_head, found.norm_eps) == (
-                theirs.num_key_value_heads,
-                theirs.rms_norm_eps,
-            )
-            assert found.rope_theta == theirs.rope_parameters["rope_theta"]
+        found.append(load_config(tmp_path))
+    assert [each.tied for each in found] == [each.tie_word_embeddings for each in theirs]
+    assert (found[0].intermediate, found[0].n_kv_head) == (4 * GPT2["n_embd"], GPT2["n_head"])
+    assert found[0].norm_eps == theirs[0].layer_norm_epsilon and found[0].gelu == "tanh"
+    assert found[1].n_kv_head == theirs[1].num_key_value_heads
+    assert found[1].norm_eps == theirs[1].rms_norm_eps
+    assert found[1].rope_theta == theirs[1].rope_parameters["rope_theta"]
 
 
 def test_gpt2_without_the_wrappers_prefix_and_with_mask_buffers(tmp_path):
@@ -94,7 +86,7 @@ def test_other_names_of_keys(tmp_path):
             assert getattr(found, field) == (getattr(theirs, key) or 4 * found.hidden), key
 
 
-@pytest.mark.parametrize("case", ["llama", "mistral", "qwen3-tied", "granite-tied", "gpt2"])
+@pytest.mark.parametrize("case", ["llama", "granite-tied", "gpt2"])
 @pytest.mark.parametrize("changed", [False, True])
 def test_a_tied_config_beside_a_head_in_the_file(changed, case, tmp_path):
     """A copy of the embedding stays tied. Another head counts, as in transformers."""
@@ -115,13 +107,14 @@ def test_a_tied_config_beside_a_head_in_the_file(changed, case, tmp_path):
     assert_same_logits(llm.model, theirs)
 
 
-@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod."])
+@pytest.mark.parametrize("prefix", ["module.", "module._orig_mod."])
 def test_names_of_wrappers_are_left_out(prefix, saved, tmp_path):
     """A model that was compiled, trained over several GPUs, or both; then compiled by layers."""
     copy_of(saved, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     for wrapped in (
-        {prefix + name: each for name, each in tensors.items()},
+        {prefix + name: each for name, each in tensors.items()}
+        | {"layers.0.rotary_emb.inv_freq": torch.ones(4)},  # of an older version
         {name.replace("layers.1.", "layers.1._orig_mod."): each for name, each in tensors.items()},
     ):
         save_file(wrapped, tmp_path / "model.safetensors")
@@ -132,21 +125,10 @@ def test_names_of_wrappers_are_left_out(prefix, saved, tmp_path):
 def test_weights_are_cast_to_the_models_dtype(saved):
     half = Transformer(load_config(saved)).to(torch.bfloat16)
     load_weights(half, saved)
-    full = ours(saved)
-    for (name, expected), found in zip(
-        full.state_dict().items(), half.state_dict().values(), strict=True
-    ):
-        assert found.dtype == torch.bfloat16 and torch.equal(found, expected.to(torch.bfloat16)), (
-            name
-        )
-
-
-def test_nan_is_looked_for_on_request_alone(saved, tmp_path):
-    copy_of(saved, tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    next(iter(tensors.values())).view(-1)[7] = float("nan")
-    save_file(tensors, tmp_path / "model.safetensors")
-    load_weights(Transformer(load_config(saved)), tmp_path)  # nobody asked
+    full = ours(saved).state_dict()
+    for name, found in half.state_dict().items():
+        assert found.dtype == torch.bfloat16
+        assert torch.equal(found, full[name].to(torch.bfloat16)), name
 
 
 def test_a_stage_of_a_pipeline_reads_what_it_has(saved):
@@ -191,17 +173,8 @@ def test_what_is_saved_is_what_is_loaded(parts, window, tmp_path):
     assert dataclasses.replace(found, source="") == config
     again = new_model(found, torch.float32, torch.device("cpu"))
     load_weights(again, tmp_path)
-    for (name, expected), tensor in zip(
-        model.state_dict().items(), again.state_dict().values(), strict=True
-    ):
-        assert torch.equal(tensor, expected), name
-
-
-def test_save_rounds_to_bfloat16_unless_told_otherwise(saved, tmp_path):
-    model = ours(saved)
-    save(model, tmp_path)
-    for name, tensor in ours(tmp_path).state_dict().items():
-        assert torch.equal(tensor, model.state_dict()[name].to(torch.bfloat16).float()), name
+    for name, expected in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], expected), name
 
 
 # --------------------------------------------------------------------------------------- bad inputs

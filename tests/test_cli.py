@@ -48,6 +48,7 @@ def test_one_line_and_a_status(body: str, status: int, said: str) -> None:
     [
         (b"", True),
         (b"source,model,hardware,L,B,speedup (x)\n", True),
+        (b"arrival,user,made by nano-sarathi\n", False),
         (b"<!-- made by nano-sarathi: fidelity.py -->\n", True),
         (b"arrival,prompt_tokens,output_tokens\n", False),
         (b"\x89PNG\r\n another picture, made by nano-sarathi", False),
@@ -87,6 +88,9 @@ def test_what_stops_in_the_middle_loses_nothing(error: BaseException, tmp_path: 
     assert path.read_bytes() == b"new" and os.listdir(tmp_path) == ["file"]
     if os.name == "posix":
         assert path.stat().st_mode & 0o777 == 0o600, "what was private stays private"
+        (link := tmp_path / "link").symlink_to(path)
+        write_file(link, "newer")
+        assert link.is_symlink() and path.read_text() == "newer"
 
 
 def test_a_letter_that_the_output_cannot_show() -> None:

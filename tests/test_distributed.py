@@ -235,6 +235,12 @@ def test_broken_logits_end_their_prompt_alone(broken: Path, start: Start) -> Non
     assert printed.startswith(f"def open({alone.text}\n---\n§ 1\n{WHY_BROKEN}\n---\n")
 
 
+def test_the_last_token_needs_no_place() -> None:
+    distributed.check_sizes("60:5", 64)
+    with pytest.raises(UserError, match="exceed the 64 tokens"):
+        distributed.check_sizes("60:6", 64)
+
+
 def test_measured_hop() -> None:
     """From the end on one stage to the start on the next, where that was waiting: the second step's
     0.5 s; the third queued.

@@ -17,6 +17,7 @@ from command.checks import UserError
 from configs import GPUS, MODELS
 from costmodel import CostModel
 from engine import LLM, SamplingParams
+from loading import config_json
 from loading.checkpoint import load_config, load_weights, save
 from loading.config_json import ARCHITECTURE
 from loading.load import new_model
@@ -288,7 +289,7 @@ def test_what_is_priced_and_not_run(
         "moe_intermediate_size": model.intermediate, "sliding_window": None,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(raw | changes))
-    found = load_config(tmp_path, name, priced=True)
+    found = config_json.load_config(tmp_path, name, priced=True)
     assert found == replace(model, source=found.source, **expected)
     with pytest.raises(UserError, match=r"plan\.py prices"):
         load_config(tmp_path, name)
@@ -296,7 +297,7 @@ def test_what_is_priced_and_not_run(
         partly = {"quantization_config": {"quant_method": "fp8"} | partly}
         (tmp_path / "config.json").write_text(json.dumps(raw | changes | partly))
         with pytest.raises(UserError, match="stay in 16 bits|a cache of 8 bits"):
-            load_config(tmp_path, priced=True)
+            config_json.load_config(tmp_path, priced=True)
 
 
 def test_blocks_of_scales_bound_tp() -> None:

@@ -1,6 +1,5 @@
 """files.py: from what a user calls a model to a directory, or to one line that says what to do."""
 
-import sys
 from pathlib import Path
 
 import huggingface_hub
@@ -37,17 +36,14 @@ def test_a_name_a_directory_or_the_demo(tmp_path: Path, monkeypatch: pytest.Monk
     assert find(ID) == Path(ID), "a directory goes before the hub"
     monkeypatch.setattr(files, "_download", Path)
     assert find("gpt2") == Path("openai-community/gpt2") and find("gpt2-124m") is None
+    assert find("gpt2-medium") == Path("openai-community/gpt2-medium")
     Path("gpt2").mkdir()
     assert find("gpt2") == Path("gpt2")
 
 
 def test_a_hub_id_offline(offline: Path) -> None:
     said = complaint(ID)
-    assert (
-        f"{ID!r} is no directory here" in said
-        and "the hub cannot be reached" in said
-        and f"hf download {ID} --local-dir" in said
-    )
+    assert "the hub cannot be reached" in said and f"hf download {ID} --local-dir" in said
 
 
 def test_a_hub_id_that_was_downloaded_before(offline: Path) -> None:
@@ -63,14 +59,6 @@ def test_a_hub_id_that_was_downloaded_before(offline: Path) -> None:
     )
 
 
-def test_without_the_hubs_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert (
-        "without the huggingface_hub package: pip install huggingface_hub, or give a directory"
-        in complaint(ID)
-    )
-
-
 def test_what_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {}
     monkeypatch.setattr(
@@ -79,32 +67,16 @@ def test_what_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         lambda model, **options: asked.update(options, model=model) or str(tmp_path),
     )
     assert find(ID) == tmp_path and asked == {"model": ID, "allow_patterns": HUB_FILES}
-    files = [
-        "config.json",
-        "model.safetensors",
-        "model-00001-of-00002.safetensors",
-        "model.safetensors.index.json",
-        "tokenizer.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-    ]
-    rest = [
-        "consolidated.safetensors",
-        "pytorch_model.bin",
-        "onnx/model.onnx",
-        "README.md",
-        "original/consolidated.00.pth",
-    ]
+    files = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"]
+    files += ["generation_config.json", "tokenizer.json", "added_tokens.json"]
+    rest = ["consolidated.safetensors", "pytorch_model.bin", "onnx/model.onnx", "README.md"]
     assert list(utils.filter_repo_objects(files + rest, allow_patterns=HUB_FILES)) == files
 
 
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (
-            errors.GatedRepoError,
-            f"accept a licence on https://huggingface.co/{ID}, then 'hf auth login'",
-        ),
+        (errors.GatedRepoError, "accept a licence on https://huggingface.co/"),
         (errors.RepositoryNotFoundError, "the hub has no such model"),
         (OSError, "cannot be downloaded as a hub id: disk full"),
     ],

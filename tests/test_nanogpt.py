@@ -45,9 +45,9 @@ def write(folder: Path, model: torch.nn.Module, bias: bool, prefix: str = "") ->
     torch.save(state, folder / "ckpt.pt")
 
 
-@pytest.mark.parametrize("vocab_size", [65, 50304])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("prefix", ["", "_orig_mod."])
+@pytest.mark.parametrize(
+    ("vocab_size", "bias", "prefix"), [(65, True, ""), (50304, False, "_orig_mod.")]
+)
 def test_logits_and_greedy_tokens(vocab_size: int, bias: bool, prefix: str, tmp_path: Path) -> None:
     """Logits in float32; tokens in float64, under every policy."""
     reference = nanogpt(vocab_size, bias)

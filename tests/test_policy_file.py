@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from statistics import median
-from types import ModuleType
 from unittest import mock
 
 import pytest
@@ -10,18 +9,16 @@ from conftest import call
 
 from batch import Request
 from command.checks import UserError
-from configs import GPUS
 from costmodel import make_batch
 from engine import LLM, SamplingParams
-from experiments import fig9, fig11, policies, serve_ablation, serve_latency, serve_stalls
-from experiments.lib.panels import colours_of
-from experiments.lib.rows import Rows, read_rows
+from experiments import policies, serve_latency
+from experiments.lib.rows import read_rows
 from loading.policyfile import load_files, load_policies, warn_if_crowded
 from pipeline import simulate_pipeline
 from scheduler import POLICIES, make_scheduler
 from serving.calibration import cost_here
 from serving.capacity import p99_tbt
-from serving.traffic import Fixed, at_rate, make_requests, poisson, read_trace, repeat
+from serving.traffic import Fixed, at_rate, make_requests, poisson
 from simulate import simulate
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -110,20 +107,6 @@ def test_a_method_or_a_property_cannot_end_the_program(tmp_path: Path, text: str
 # ------------------------------------------------------------------------------------------- tags
 
 
-def test_further_columns_are_tags(tmp_path: Path) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_text(
-        "priority,arrival, user ,prompt_tokens,output_tokens\n1,2.0,ann,30,4\n0,1.0,bob,20,3\n"
-    )
-    requests = read_trace(path)
-    assert [request.tags for request in requests] == [
-        {"priority": "0", "user": "bob"},
-        {"priority": "1", "user": "ann"},
-    ]
-    for more in (at_rate(requests, 3.0), repeat(requests, 2)):
-        assert [request.tags["user"] for request in more[:2]] == ["bob", "ann"]
-
-
 def test_tags_reach_a_scheduler_for_real() -> None:
     load_policies(PRIORITY)
     llm = LLM("demo", policy="priority", chunk_size=16, max_batch_size=1, dtype="float64")
@@ -160,19 +143,11 @@ def test_priority_serves_the_urgent_first() -> None:
     assert len(pipeline.requests.finished) == 60
 
 
-def test_a_priority_that_is_no_number() -> None:
-    load_policies(PRIORITY)
-    request = Request(0, range(9), 2, tags={"priority": "high"})
-    with pytest.raises(UserError, match="policy 'priority' .*: priority is 'high'; it must be a w"):
-        simulate([request], policy="priority")
-
-
 # ------------------------------------------------------------------------ as many decodes as tokens
 
 
 @pytest.mark.parametrize("policy", [
-    "sarathi", "sarathi_serve", "dynamic:8,4", "vllm_v1", "no_evict", "priority",
-    "orca", "vllm_v0", "request_level", "hybrid_only", "chunked_only", "prefill_first",
+    "sarathi", "dynamic:8,4", "vllm_v1", "priority", "orca", "request_level", "chunked_only",
 ])  # fmt: skip
 def test_decodes_that_fill_the_budget_are_told(
     policy: str, capsys: pytest.CaptureFixture[str]
@@ -232,21 +207,6 @@ def test_target_tbt_for_real() -> None:
     assert seen == [32, 32], "the smallest budget, and the only one of 1 ms a token below 40 ms"
 
 
-def test_a_pipeline_says_what_a_batch_costs() -> None:
-    load_policies(TARGET)
-    requests = [Request(i, range(500), 20) for i in range(6)]
-    options = {"stages": 2, "max_batch_size": 3, "chunk_size": 512, "keep": True}
-    trace = simulate_pipeline(requests, "llama-13b", "a6000", policy="target_tbt:60", **options)
-    assert len(trace.requests.finished) == 6
-
-
-def test_nobody_can_say_what_a_batch_costs() -> None:
-    load_policies(TARGET)
-    said = r"policy 'target_tbt' .*: it asks what a batch costs: give a --calibration"
-    with pytest.raises(UserError, match=said):
-        LLM("demo", policy="target_tbt").generate(PROMPTS[1], SamplingParams(max_tokens=2))
-
-
 def test_the_calibration_must_fit(tmp_path: Path) -> None:
     laptop = Path(__file__).parent.parent / "results" / "calibration-laptop.json"
     assert cost_here("no such model", "cpu", "torch.float32") is None
@@ -278,66 +238,3 @@ def test_both_are_compared_without_an_edit(tmp_path: Path) -> None:
     done = call(policies, *files, "--policy", "target_tbt:80", *out)
     assert done.returncode == 0 and "target_tbt:80" in done.stdout, done.stderr
     assert (tmp_path / "policies-target_tbt-80.png").exists()
-    done = call(policies, *files, *out)
-    assert done.returncode == 0 and (tmp_path / "policies-target_tbt-priority.png").exists()
-
-
-@pytest.fixture
-def few_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two points of each curve that fig9.py predicts: its other tests have them all."""
-    monkeypatch.setattr(fig9, "ratios", lambda *_: [7.0, 14.0])
-
-
-@pytest.mark.parametrize(
-    ("script", "series"),
-    [
-        pytest.param(
-            fig9, "gain, L=1024 B=18 C=256 priority peak llama-13b a6000", marks=pytest.mark.slow
-        ),
-        (fig11, "gain, a L=1024 B=18 PD=14.0588 priority C=256 llama-13b a6000"),
-        pytest.param(serve_ablation, "P99 TBT, chat priority C=1024", marks=pytest.mark.slow),
-    ],
-)
-def test_the_papers_figures_take_more_policies(
-    script: ModuleType, series: str, tmp_path: Path, few_ratios: None
-) -> None:
-    """At the chunk sizes of the figure's own policies, whose points stay as they are."""
-    name, out = script.__name__.rpartition(".")[2], ("--quick", "--out", tmp_path)
-    done = call(script, "--policy-file", PRIORITY, *out)
-    assert done.returncode == 0 and "priority" in done.stdout, done.stderr
-    with_more = read_rows(tmp_path / f"{name}-priority.csv").numbers()
-    own = {each.name: each.value for each in with_more if "priority" in each.name}
-    assert series in own and all(y > 0 for y in own.values())
-    assert (tmp_path / f"{name}-priority.png").exists()
-    assert not (tmp_path / f"{name}.csv").exists() and not (tmp_path / f"{name}.png").exists()
-    assert call(script, *out).returncode == 0
-    usual = read_rows(tmp_path / f"{name}.csv").numbers()
-    assert usual == [each for each in with_more if "priority" not in each.name]
-
-
-def test_no_two_policies_look_alike() -> None:
-    runs = (("sarathi", 256), ("one", 256), ("one", 512), ("two", 256))
-    like = {"source": "predicted", "L": 1, "B": 2, "PD": 1, "gain": 1}
-    rows = Rows(like | {"policy": policy, "C": size} for policy, size in runs)
-    found = colours_of(fig9.PANEL.series(rows), {})
-    sarathi, one, longer, two = found.values()
-    assert one == longer != two and sarathi not in (one, two)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("script", [fig9, fig11, serve_latency, serve_stalls])
-def test_they_are_measured_too(script: ModuleType, tmp_path: Path, few_ratios: None) -> None:
-    """Beside the figure's own policies; and a later run keeps all that was measured."""
-    name, out = script.__name__.rpartition(".")[2], ("--quick", "--out", tmp_path)
-
-    def measured(*flags: object) -> Rows:
-        done = call(script, "--policy-file", PRIORITY, *flags, *out)
-        assert done.returncode == 0, done.stderr
-        return read_rows(tmp_path / f"{name}-priority.csv").where(source="measured")
-
-    found = measured("--measure", "--model", "demo", "--device", "cpu")
-    ours = found.where(policy="priority")
-    assert 0 < len(ours) < len(found)
-    assert set(found.column("model")) == {"demo"}
-    assert set(found.column("hardware")).isdisjoint(GPUS)
-    assert measured() == found

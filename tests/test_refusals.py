@@ -61,6 +61,7 @@ GOOD = {"prompt": "x", "max_tokens": 2}
 TEMPLATE = "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}x"
 GROUP = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 EIGHT_BITS = {"num_bits": 8, "type": "int"}
+FP8_ALONE = {"weights": {"num_bits": 8, "type": "float"}}  # of 16 bits otherwise
 INT8 = {"weights": EIGHT_BITS, "input_activations": EIGHT_BITS}
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 50.0, "factor": 8.0, "low_freq_factor": 1.0,

@@ -1,36 +1,26 @@
 """What a run leaves for a paper: a table of requests, metrics by tag, a trace in little memory."""
 
 import csv
-import importlib
-import itertools
 import json
 from collections.abc import Iterator
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 import pytest
-from conftest import call
+from conftest import ran
 
 import plan
 from apart.simulate import simulate_fleet
 from batch import Request
 from command.checks import UserError
 from command.cli import of_cell
-from command.flags import Flag
 from configs import MODELS
-from engine import LLM, SamplingParams
-from experiments import serve_ablation, serve_latency
-from experiments.lib import measuring
-from experiments.lib.engines import Sweep, cases
-from experiments.lib.flags import POLICIES
-from experiments.lib.papers import CHAT, MISTRAL, YI, Recorded, deployments
+from experiments import serve_latency
+from experiments.lib.papers import MISTRAL, YI, Recorded, deployments
 from experiments.lib.rows import Rows, read_rows
-from experiments.lib.study import Study
 from loading.policyfile import load_policies
 from loop import Loop
-from pipeline import make_micro_batches, simulate_pipeline
 from scheduler import make_scheduler
 from serving.capacity import Deployment, median_ttft
 from serving.lengths import TAG, length_error, tag_lengths
@@ -78,9 +68,7 @@ def test_a_table_has_a_row_for_each_request(tmp_path: Path) -> None:
     for row in rows:
         life = trace.lives[int(row["request"])]
         assert float(row["ttft"]) == life.ttft and float(row["latency"]) == life.latency
-        assert float(row["arrival"]) == life.arrival
         assert float(row["longest_tbt"] or "0") == max(life.tbt, default=0.0)
-        assert int(row["output_tokens"]) == len(life.tokens)
         assert int(row["preemptions"]) == life.preemptions and row["ended"] == "1"
         assert row["policy"] == "sarathi_serve" and row["tag_user"] == life.tags["user"]
     trace.to_csv(tmp_path / "run.csv")  # ours may be replaced
@@ -92,12 +80,6 @@ TEXTS = {
     "-1": "-1", "+2.5e3": "+2.5e3", "ann,": "ann,", "'t Hooft": "'t Hooft", "": "",
     "a\nb": "a\\nb", "a\\nb": "a\\\\nb", "\\": "\\\\", "\U000e0001": "\\U000e0001",
 }  # fmt: skip
-
-
-def test_what_a_request_has_not_reached_is_an_empty_cell(tmp_path: Path) -> None:
-    Trace(lives={3: Life(3, 1.0, 5, 2.0)}).to_csv(tmp_path / "run.csv")
-    [row] = csv.DictReader((tmp_path / "run.csv").read_text().splitlines())
-    assert row["ttft"] == row["latency"] == row["mean_tbt"] == "" and row["ended"] == "0"
 
 
 def test_no_spreadsheet_computes_what_a_client_sent(tmp_path: Path) -> None:
@@ -115,14 +97,6 @@ def test_no_spreadsheet_computes_what_a_client_sent(tmp_path: Path) -> None:
     assert of_cell("C:\\x") == "C:\\x"  # not ours
 
 
-def test_another_file_is_not_overwritten(tmp_path: Path) -> None:
-    path = tmp_path / "mine.csv"
-    path.write_text("a,b\n1,2\n", encoding="utf-8")
-    with pytest.raises(UserError, match="without a mark of this project"):
-        Trace().to_csv(path)
-    assert path.read_text(encoding="utf-8") == "a,b\n1,2\n"
-
-
 def test_metrics_of_each_user() -> None:
     requests = tagged()
     del requests[5].tags["user"]
@@ -133,15 +107,6 @@ def test_metrics_of_each_user() -> None:
     assert sum(len(part.tbts) for part in parts.values()) == len(trace.tbts)
 
 
-def test_tags_are_in_the_trace_of_the_real_engine() -> None:
-    llm = LLM("demo", policy="sarathi_serve", dtype="float64")
-    params = [SamplingParams(max_tokens=2, tags={"user": name}) for name in ("ann", "bob")]
-    llm.generate(["def", "class"], params)
-    assert list(llm.trace.by_tag("user")) == ["ann", "bob"] and llm.trace.policy == "sarathi_serve"
-    measuring.generate(llm, tagged(2), "sarathi_serve", 64)
-    assert list(llm.trace.by_tag("user")) == ["ann,", "bob"], "in an experiment, too"
-
-
 # ------------------------------------------------------------------------- what prompts share
 
 AZURE = Path(__file__).parent.parent / "experiments" / "azure_conv_2023_sample.csv"
@@ -149,7 +114,13 @@ CACHED = {"model": "llama3.1-8b", "gpu": "h100", "policy": "sarathi_serve", "chu
 CACHED |= {"cache": "paged", "prefix_caching": True}
 
 
-def hits(trace: Trace) -> list[int]:
+def hits(requests: list[Request], layout: str, **options: object) -> list[int]:
+    """Tokens of each prompt that another has left in the cache of one or several engines."""
+    if layout:
+        ways = {"router": "by_prefix", "layout": layout}
+        trace = simulate_fleet(requests, **ways, **CACHED, **options).requests
+    else:
+        trace = simulate(requests, **CACHED, **options)
     return [trace.lives[i].cached for i in sorted(trace.lives)]
 
 
@@ -159,13 +130,8 @@ def test_a_prompt_that_states_nothing_shares_nothing(layout: str) -> None:
     requests = read_trace(AZURE, 80)
     for cache_tokens in (None, 12_000):
         for again in (at_rate(requests, 9.0), repeat(requests, 2)):
-            options = CACHED | {"cache_tokens": cache_tokens, "max_batch_size": 32}
-            if layout:
-                ways = {"router": "by_prefix", "layout": layout}
-                trace = simulate_fleet(again, **ways, **options).requests
-            else:
-                trace = simulate(again, **options)
-            assert hits(trace) == [0] * len(again)
+            options = {"cache_tokens": cache_tokens, "max_batch_size": 32}
+            assert hits(again, layout, **options) == [0] * len(again)
 
 
 # two prompts of 1,800 tokens, with 2 of 4 blocks in common; one that is all of another; an end that
@@ -173,32 +139,18 @@ def test_a_prompt_that_states_nothing_shares_nothing(layout: str) -> None:
 STATED = [[7, 8, 9, 2**70], [7, 8, 1, 2], [7, 8, 9, 2**70], [5, 8, 9, 2**70], None, None]
 
 
-@pytest.mark.parametrize("size, most", {16: 1792, 512: 1536, 1: 1799, 24: 1776, 1000: 1000}.items())
-@pytest.mark.parametrize("layout", ["", "1", "2", "1p1d"])
+@pytest.mark.parametrize("size, most", {16: 1792, 1: 1799, 1000: 1000}.items())
+@pytest.mark.parametrize("layout", ["", "2", "1p1d"])
 def test_mooncakes_blocks_are_shared(tmp_path: Path, layout: str, size: int, most: int) -> None:
     path = tmp_path / "trace.jsonl"
     row = {"input_length": 1800, "output_length": 9}
-    path.write_text(
-        "\n".join(
-            json.dumps(row | {"timestamp": 1e4 * i} | ({"hash_ids": ids} if ids else {}))
-            for i, ids in enumerate(STATED)
-        )
-    )
-    requests, options = at_rate(read_trace(path), 0.5), CACHED | {"block_size": size}
-    if layout:
-        ways = {"router": "by_prefix", "layout": layout}
-        trace = simulate_fleet(requests, **ways, **options).requests
-    else:
-        trace = simulate(requests, **options)
-    assert hits(trace) == [0, 1024 // size * size, most, 0, 0, 0]
-
-
-def test_a_figure_says_that_it_computes_shared_blocks_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    path = tmp_path / "trace.jsonl"
-    path.write_text('{"timestamp": 0, "input_length": 9, "output_length": 9, "hash_ids": [1]}')
-    assert len(Recorded(path).requests(1)) == 1 and "hash_ids" in capsys.readouterr().out
+    lines = [
+        json.dumps(row | {"timestamp": 1e4 * i} | ({"hash_ids": ids} if ids else {}))
+        for i, ids in enumerate(STATED)
+    ]
+    path.write_text("\n".join(lines))
+    found = hits(at_rate(read_trace(path), 0.5), layout, block_size=size)
+    assert found == [0, 1024 // size * size, most, 0, 0, 0]
 
 
 def test_what_is_too_long_for_an_engine_is_left_out(
@@ -223,7 +175,7 @@ def test_what_is_too_long_for_an_engine_is_left_out(
 # ------------------------------------------------------------------------------ nothing is kept
 
 
-@pytest.mark.parametrize("policy", ["sarathi_serve", "vllm_v0", "request_level", "no_evict"])
+@pytest.mark.parametrize("policy", ["sarathi_serve", "request_level"])
 @pytest.mark.parametrize("cache_tokens", [None, 700])
 def test_one_by_one_is_the_same_run(policy: str, cache_tokens: int | None) -> None:
     """Also where several requests arrive at once."""
@@ -257,12 +209,6 @@ def test_a_request_is_made_when_the_one_before_it_arrives() -> None:
     assert ended == drawn == list(range(50))
 
 
-def test_a_late_one_is_refused() -> None:
-    late = [Request(0, [1], 1, arrival=2.0), Request(1, [1], 1, arrival=1.0)]
-    with pytest.raises(UserError, match="request 1: arrival is 1.0 s, after one at 2.0 s: sort"):
-        simulate(iter(late), done=lambda life: None)
-
-
 def test_streamed_requests_are_those_of_a_list() -> None:
     lengths = LogNormal(600, 2250, 8192), LogNormal(150, 400, 2048)
     count = 2 * BLOCK + 7
@@ -291,35 +237,6 @@ def test_fair_shares_spare_those_who_ask_little() -> None:
     assert waits["fair_share"]["eve"] > waits["fair_share"]["ann"]
 
 
-def test_fair_shares_change_no_token() -> None:
-    load_policies(FAIR)
-    llm = LLM("demo", policy="fair_share", chunk_size=16, max_batch_size=1, dtype="float64")
-    prompts = ["The list type", "def open(", "class ", "Return"]
-    params = [SamplingParams(max_tokens=4, tags={"user": user}) for user in "eeea"]
-    fair = [output.text for output in llm.generate(prompts, params)]
-    assert [request for request, _ in llm.trace.finished].index(3) == 1, "after eve's first"
-    llm.policy = "sarathi_serve"
-    assert fair == [output.text for output in llm.generate(prompts, params)]
-
-
-@pytest.mark.parametrize("stages", [1, 2, 4])
-@pytest.mark.parametrize("deal", ["queue", "turns"])
-def test_fair_shares_over_micro_batches(stages: int, deal: str) -> None:
-    """While bob's requests begin, eve, whose queue is longer, begins as many."""
-    load_policies(FAIR)
-    requests = [Request(i, range(100), 20, tags={"user": "eve"}) for i in range(150)]
-    requests += [
-        Request(i, range(100), 20, arrival=0.5, tags={"user": "bob"}) for i in range(150, 200)
-    ]
-    trace = simulate_pipeline(
-        requests, "llama3.1-8b", "h100", stages=stages, policy="fair_share", deal=deal,
-        max_batch_size=8 // stages, keep=True,
-    ).requests  # fmt: skip
-    begin = [trace.lives[i].scheduled for i in range(200)]
-    first, last = min(begin[150:]), max(begin[150:])
-    assert 42 <= sum(first <= moment <= last for moment in begin[:150]) <= 58
-
-
 def test_who_was_away_is_lifted() -> None:
     """To the least of those who wait; if nobody does, to who left the queue last (VTC, Alg. 2)."""
     load_policies(FAIR)
@@ -341,7 +258,7 @@ def test_who_was_away_is_lifted() -> None:
     assert scheduler.served["bob"] == 12, "ann's request has left the queue, and it still runs"
     run()
     assert scheduler.served == {"ann": 14, "bob": 24}
-    waits = come(2, "eve", 50)
+    come(2, "eve", 50)
     come(3, "ann")
     come(4, "cem")
     assert scheduler.served == {"ann": 24, "bob": 24, "eve": 24, "cem": 24}
@@ -350,25 +267,6 @@ def test_who_was_away_is_lifted() -> None:
         scheduler.cancel(request)
     come(5, "dan")
     assert scheduler.served["dan"] == 100, "eve alone waits"
-    scheduler.served["dan"] = 7
-    scheduler.cancel(scheduler.waiting[-1])
-    scheduler.cancel(waits)
-    come(6, "fay")
-    assert scheduler.served["fay"] == 100, "eve's was the last in the queue"
-
-
-def test_who_waits_in_another_micro_batch_was_not_away() -> None:
-    load_policies(FAIR)
-    filled = make_micro_batches("fair_share", 2, 2, 1, 100, deal="turns")
-    for i, user in enumerate(["ann", "bob", "ann", "bob"]):
-        filled.add(Request(i, range(10), 5, tags={"user": user}))
-    filled.next(0, 0.0)
-    served = filled.schedulers[1].served
-    assert served["ann"] == 10, "it begins in the other micro-batch"
-    served["bob"] = 3
-    filled.add(Request(4, range(10), 5, tags={"user": "bob"}))
-    filled.next(1, 0.0)
-    assert served["bob"] == 13 and len(filled.schedulers[0].waiting) == 2
 
 
 def test_a_preempted_request_is_no_more_service() -> None:
@@ -389,24 +287,14 @@ def test_the_shortest_output_is_next_and_who_tells_none_is_last() -> None:
     assert [request for request, _ in trace.finished] == [1, 3, 0, 2, 4]
 
 
-def test_tags_that_would_look_alike_are_refused(tmp_path: Path) -> None:
-    """Numbers below zero do not: vLLM's priority has them."""
-    path = tmp_path / "tags.csv"
-    lines = ["arrival,prompt_tokens,output_tokens,user,priority"]
-    path.write_text("\n".join([*lines, "0,9,9,a b,1", "1,9,9,a;b,-1"]), encoding="utf-8")
-    assert Recorded(path).values("priority") == ["-1", "1"]
-    trace = simulate(Recorded(path).requests(2))
-    tags = [row.get("tag") for row in serve_latency.by_tag(trace, "priority")]
-    assert tags == [None, "priority=-1", "priority=1"]
-    with pytest.raises(UserError, match="differ in blanks or signs alone: 'a b', 'a;b'"):
-        Recorded(path).values("user")
-
-
 def test_a_figure_by_tag(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """With the requests, the policy, the model and the GPU of a user."""
-    flags = ("--by", "user", "--policy-file", FAIR, "--tp", "1", "--max-batch-size", "4", "--rate",
-             "9", "20")  # fmt: skip
-    rows = drawn(tmp_path, "serve_latency", "users-llama3.1-8b-h100-tp1-B4-fair_share", USED, flags)
+    flags = "--model llama3.1-8b --gpu h100 --tp 1 --max-batch-size 4 --by user --rate 9 20 --quick"
+    files = ("--policy-file", FAIR, "--requests-file", USERS, "--out", tmp_path)
+    ran(serve_latency, *flags.split(), *files)
+    name = tmp_path / "serve_latency-users-llama3.1-8b-h100-tp1-B4-fair_share"
+    rows = read_rows(name.with_name(name.name + ".csv"))
+    assert name.with_name(name.name + ".png").exists()
     own = rows.where(policy="fair_share", rate=20)
     assert [row.get("tag") for row in own] == [None, "user=ann", "user=bob", "user=eve"]
     assert set(rows.column("model")) == {"llama3.1-8b"} and set(rows.column("hardware")) == {"h100"}
@@ -418,90 +306,6 @@ def test_a_figure_by_tag(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert table[3].split() == ["rate", "policy", "C", *titles]
     [line] = [each.split() for each in table if each.split()[:2] == ["20", "fair_share"]]
     assert line[3:] == [f"{row['median TTFT']:#.3g}" for row in own], "a user beside the other"
-
-
-def test_a_users_requests_are_measured_under_a_queue_too() -> None:
-    """Where all are served at once, no order of the queue shows."""
-    *_, own = serve_latency.sweeps(False, requests_file=USERS)
-    *_, ours = serve_latency.sweeps(False)
-    shares = [list(dict.fromkeys(case["share"] for case in s.measured)) for s in (own, ours)]
-    assert [serve_latency.SHARES[share] > 1 for share in shares[0]] == [False, False, True]
-    assert shares[1] == shares[0][:2]
-
-
-OWN = ("--model", "llama3.1-8b", "--gpu", "h100")
-USED = (*OWN, "--requests-file", USERS)
-
-
-def drawn(folder: Path, name: str, end: str, *flags: tuple) -> Rows:
-    """What a script writes to a file with this end, and draws."""
-    script = importlib.import_module(f"experiments.{name}")
-    done = call(script, *itertools.chain(*flags), "--quick", "--out", folder)
-    assert done.returncode == 0, done.stderr
-    assert (folder / f"{name}-{end}.png").exists()
-    return read_rows(folder / f"{name}-{end}.csv")
-
-
-def test_lengths_that_are_predicted_have_files_of_their_own(tmp_path: Path) -> None:
-    """Two errors are compared: the second run must not replace the first."""
-    policy = "--policy-file", EXAMPLES / "shortest_output.py", "--rate", "9"
-    for lengths in ("oracle", "classes=0.55"):
-        end = f"users-llama3.1-8b-h100-{lengths}-shortest_output"
-        flags = (*policy, "--predicted-lengths", lengths)
-        rows = drawn(tmp_path, "serve_latency", end, USED, flags)
-        assert (rows.one("length error") == 0) == (lengths == "oracle")
-
-
-@pytest.mark.parametrize("name", ["serve_chunking", "serve_linears", "serve_phases"])
-def test_an_iteration_on_a_gpu_of_ones_own(name: str, tmp_path: Path) -> None:
-    """Nothing published is beside it."""
-    rows = drawn(tmp_path, name, "llama3.1-8b-h100-tp1", OWN, ("--tp", "1"))
-    assert {row["source"] for row in rows} == {"predicted"}
-    assert {row["model"] for row in rows} == {"llama3.1-8b"}
-    assert "h100" in rows.column("hardware")
-
-
-def test_a_token_budget_for_ones_own_requests_and_policy(tmp_path: Path) -> None:
-    rows = drawn(tmp_path, "serve_budget", "users-llama3.1-8b-h100-tp1-fair_share", USED,
-                 ("--tp", "1", "--policy-file", FAIR))  # fmt: skip
-    assert {row["source"] for row in rows} == {"predicted"}
-    for policy in ("sarathi_serve", "fair_share"):
-        own = rows.where("P99 TBT", policy=policy)
-        [[rate]] = [own.by("rate")]
-        trace = deployments([MISTRAL], model="llama3.1-8b", gpu="h100", tp=1)[0].serve(
-            Recorded(USERS).requests(64, rate), policy, 256
-        )
-        assert own.one("median TTFT", C=256) == pytest.approx(median_ttft(trace), rel=1e-4)
-
-
-def test_short_requests_do_not_shrink_a_budget() -> None:
-    """hybrid_only cuts no prompt. It has no smaller budget than the policies beside it."""
-    run = partial(serve_ablation.latencies, YI, "users", "hybrid_only", count=99, seed=0)
-    load = {"users": (Recorded(USERS), 20.0)}
-    assert run(load) == run(load, C=1024) != run(load, C=512)
-
-
-@pytest.mark.parametrize("flag", ["policy_file", "both"])
-def test_a_new_figure_takes_a_policy_file(
-    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As CONTRIBUTING's recipe says; and where the figure has no flag for a policy's name."""
-
-    def sweeps(quick: bool, policy: list[str] | None = None, **_: object) -> list[Sweep]:
-        return [Sweep(waits, [YI], cases(policy=["orca", *(policy or ())]))]
-
-    def waits(engine: object, policy: str) -> dict[str, float]:
-        return {"wait": median_ttft(engine.serve(CHAT.requests(4), policy, 512))}
-
-    flags = POLICIES if flag == "both" else {"policy_file": Flag(repeated=True)}
-    study = Study("mine", "A study.", sweeps, units={"wait": "s"}, title="", flags=flags)
-    words = ["mine", "--policy-file", str(FAIR), "--out", str(tmp_path)]
-    monkeypatch.setattr("sys.argv", words)
-    monkeypatch.setattr(study.__class__, "picture", lambda self, rows: None)
-    monkeypatch.setattr("experiments.lib.look.save_figure", lambda figure, path: None)
-    study.run()
-    found = read_rows(tmp_path / "mine-fair_share.csv").column("policy")
-    assert found == (["orca", "fair_share"] if flag == "both" else ["orca"])
 
 
 def test_a_users_model_and_gpu_take_the_papers_place() -> None:
@@ -520,20 +324,9 @@ def test_lengths_are_predicted_with_a_stated_error() -> None:
     for name in ("oracle", "classes=0.9", "classes=0.5", "constant=15"):
         assert tag_lengths(requests, name) == requests
         errors[name] = length_error(requests)
+    pair = tag_lengths([Request(0, [1], 10), Request(1, [1], 20)], "constant=15")
+    assert length_error(pair) == pytest.approx(1 / 3), "5 tokens of 15, on average"
     assert errors["oracle"] == 0 < errors["classes=0.9"] < errors["classes=0.5"]
     assert {request.tags[TAG] for request in requests} == {"15"}
     tag_lengths(requests, "oracle")
     assert all(int(request.tags[TAG]) == request.max_tokens for request in requests)
-
-
-def test_a_files_lengths_are_predicted_and_its_tags_stay() -> None:
-    request = Recorded(USERS, "oracle").requests(5)[0]
-    assert request.tags[TAG] == str(request.max_tokens) and request.tags["user"]
-
-
-@pytest.mark.parametrize(
-    "name", ["classes", "classes=2", "classes=nan", "constant=0", "constant=x", "bert"]
-)
-def test_no_such_predictor(name: str) -> None:
-    with pytest.raises(UserError, match="oracle, classes=A|accuracy is"):
-        tag_lengths([Request(0, [1], 1)], name)

@@ -31,21 +31,13 @@ def gaps(arrivals: list[float]) -> np.ndarray:
     return np.diff([0.0, *arrivals])
 
 
-@pytest.mark.parametrize("rate", [0.3, 4.0])
-def test_poisson_gaps_are_exponential(rate: float) -> None:
-    found = rate * gaps(poisson(COUNT, rate, seed=5))
-    assert found.mean() == pytest.approx(
-        1, abs=5 / math.sqrt(COUNT)
-    ) and found.std() == pytest.approx(1, abs=0.03)
+def test_poisson_gaps_are_exponential() -> None:
+    found = 4.0 * gaps(poisson(COUNT, 4.0, seed=5))
     for moment in (0.1, 0.7, 2.0, 4.0):  # the whole distribution: the share of gaps that are longer
         share = math.exp(-moment)
         assert (found > moment).mean() == pytest.approx(
             share, abs=5 * math.sqrt(share * (1 - share) / COUNT)
         )
-    # per 10 mean gaps
-    counts = np.bincount((rate * np.array(poisson(COUNT, rate, seed=5)) / 10).astype(int))[:-1]
-    # no gap knows of the one before
-    assert counts.var() / counts.mean() == pytest.approx(1, abs=0.06)
 
 
 @pytest.mark.parametrize("cv", [0.25, 1.0, 3.0])
@@ -58,16 +50,11 @@ def test_gamma_is_as_bursty_as_asked(cv: float) -> None:
     assert counts.var() / counts.mean() == pytest.approx(cv**2, rel=0.25)
 
 
-def test_no_variation_is_even() -> None:
-    assert gamma(4, 2.0, 0.0) == [0.5, 1.0, 1.5, 2.0]
-
-
 @given(rate=st.floats(0.01, 100), cv=st.floats(0.1, 4), seed=st.integers(0, 2**32))
 def test_a_seed_is_one_pattern_at_every_rate(rate: float, cv: float, seed: int) -> None:
     slow, fast = gamma(20, rate, cv, seed), gamma(20, 7 * rate, cv, seed)
-    assert slow == sorted(slow) and slow == gamma(20, rate, cv, seed) != gamma(
-        20, rate, cv, seed + 1
-    )
+    assert slow == sorted(slow) and slow == gamma(20, rate, cv, seed)
+    assert slow != gamma(20, rate, cv, seed + 1)
     assert np.allclose(np.array(slow), 7 * np.array(fast))
 
 
@@ -77,12 +64,8 @@ def test_arrivals_prompts_and_outputs_are_drawn_apart() -> None:
     other = make_requests(gamma(50, 9.0, 2.0, seed=1), Uniform(1, 1000), Fixed(3), seed=1)
     assert [request.prompt for request in first] == [request.prompt for request in other]
     drawn = make_requests(poisson(COUNT // 10, 1.0), *lengths)
-    prompts, outputs = (
-        [len(request.prompt) for request in drawn],
-        [request.max_tokens for request in drawn],
-    )
-    # the streams of one seed are not the same numbers
-    assert abs(np.corrcoef(prompts, outputs)[0, 1]) < 0.05
+    both = [[len(each.prompt) for each in drawn], [each.max_tokens for each in drawn]]
+    assert abs(np.corrcoef(*both)[0, 1]) < 0.05, "the streams of one seed are not the same numbers"
 
 
 @given(rate=st.floats(0.01, 100), count=st.integers(2, 30))
@@ -91,17 +74,14 @@ def test_at_rate_scales_time_alone(rate: float, count: int) -> None:
         [3 + moment for moment in poisson(count, 1.0)], Uniform(1, 99), Uniform(1, 99)
     )
     after = at_rate(before, rate)
-    assert [(r.request_id, r.prompt, r.max_tokens) for r in after] == [
-        (r.request_id, r.prompt, r.max_tokens) for r in before
+    told = [
+        [(each.request_id, each.prompt, each.max_tokens) for each in some]
+        for some in (before, after)
     ]
-    arrivals = [request.arrival for request in after]
-    assert arrivals[0] == 0 and (count - 1) / arrivals[-1] == pytest.approx(rate)
-    assert np.allclose(
-        np.diff(arrivals) * rate,
-        np.diff([r.arrival for r in before])
-        * (count - 1)
-        / (before[-1].arrival - before[0].arrival),
-    )
+    assert told[0] == told[1]
+    old, new = (np.diff([each.arrival for each in some]) for some in (before, after))
+    assert after[0].arrival == 0 and new.mean() == pytest.approx(1 / rate)
+    assert np.allclose(new / new.mean(), old / old.mean())
 
 
 # ------------------------------------------------------------------------------------------ lengths
@@ -118,8 +98,7 @@ def test_fixed_and_uniform() -> None:
     assert np.allclose(np.bincount(found)[3:] / COUNT, 0.1, atol=5 * math.sqrt(0.09 / COUNT))
 
 
-@pytest.mark.parametrize("exponent", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize(("by", "first"), [("rank", 1), ("value", 4)])
+@pytest.mark.parametrize(("exponent", "by", "first"), [(0.5, "rank", 1), (2.0, "value", 4)])
 def test_zipf_falls_as_a_power(exponent: float, by: str, first: int) -> None:
     """Of the rank, which is 1 for the shortest, or of the length itself."""
     found = np.bincount(draw(Zipf(4, 64, exponent, by)), minlength=65) / COUNT
@@ -143,30 +122,13 @@ def test_log_normal_keeps_median_and_p90(
     moves.
     """
     p90 = median * ratio
-    longest = math.ceil(p90 * bound)
+    longest, spread = math.ceil(p90 * bound), math.log(ratio)
     for lengths in (LogNormal(median, p90), LogNormal(median, p90, longest)):
         found = lengths.draw(40_000, np.random.default_rng(seed))
-        assert np.quantile(found, 0.5) == pytest.approx(
-            median, rel=0.01 + 0.02 * math.log(ratio), abs=1
-        )
-        assert np.quantile(found, 0.9) == pytest.approx(
-            p90, rel=0.01 + 0.04 * math.log(ratio), abs=1
-        )
+        half, most = np.quantile(found, [0.5, 0.9])
+        assert half == pytest.approx(median, rel=0.01 + 0.02 * spread, abs=1)
+        assert most == pytest.approx(p90, rel=0.01 + 0.04 * spread, abs=1)
     assert found.max() <= longest
-
-
-def test_log_normal_has_a_log_normal_shape() -> None:
-    logs = np.log(draw(LogNormal(1000, 4000)))
-    sigma = math.log(4) / 1.2815515655446004
-    assert logs.std() == pytest.approx(sigma, rel=0.01)
-    for sigmas, share in ((-2, 0.97725), (-1, 0.84134), (1, 0.15866), (2, 0.02275)):
-        assert (logs > math.log(1000) + sigmas * sigma).mean() == pytest.approx(share, abs=0.005)
-
-
-def test_all_that_is_too_long_becomes_the_longest() -> None:
-    assert (draw(LogNormal(1000, 4000, 5000)) == 5000).mean() == pytest.approx(
-        (draw(LogNormal(1000, 4000)) >= 5000).mean()
-    )
 
 
 @given(max_length=st.integers(2, 60), seed=st.integers(0, 99))
@@ -196,35 +158,20 @@ def test_a_trace_is_read_as_written_under_every_header(
 ) -> None:
     path = tmp_path_factory.mktemp("traces") / "trace.csv"
     expected = sorted(rows, key=lambda row: row[0])
+    arrivals = [(row[0] - expected[0][0]) / 1000 for row in expected]
     for header, arrival in (
-        ("arrival,prompt_tokens,output_tokens", lambda ms: f"{ms / 1000}"),
+        ("arrival,prompt_tokens,output_tokens", lambda ms: ms / 1000),
         ("timestamp,input_length,output_length", str),
-        ("arrived_at,num_prefill_tokens,num_decode_tokens", lambda ms: f"{ms / 1000:.3f}"),
-        (
-            "TIMESTAMP,ContextTokens,GeneratedTokens",
-            lambda ms: f"{(START + timedelta(milliseconds=ms)).replace(tzinfo=None)}",
-        ),
-        (
-            "TIMESTAMP,ContextTokens,GeneratedTokens",
-            lambda ms: f"{START + timedelta(milliseconds=ms)}",
-        ),
+        ("arrived_at,num_prefill_tokens,num_decode_tokens", lambda ms: ms / 1000),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens", lambda ms: START + timedelta(milliseconds=ms)),
     ):
-        path.write_text(
-            "\n".join(
-                [header, *[f"{arrival(ms)},{prompt},{output}" for ms, prompt, output in rows]]
-            ),
-            encoding="utf-8",
-        )
+        lines = [f"{arrival(ms)},{prompt},{output}" for ms, prompt, output in rows]
+        path.write_text("\n".join([header, *lines]), encoding="utf-8")
         found = read_trace(path)
-        assert [(len(request.prompt), request.max_tokens) for request in found] == [
+        assert [(len(each.prompt), each.max_tokens) for each in found] == [
             row[1:] for row in expected
         ]
-        assert np.allclose(
-            [request.arrival for request in found],
-            [(row[0] - expected[0][0]) / 1000 for row in expected],
-            atol=1e-5,
-        )
-        assert [request.request_id for request in found] == list(range(len(rows)))
+        assert np.allclose([each.arrival for each in found], arrivals, atol=1e-5)
 
 
 def test_columns_in_any_order_and_others_ignored(
@@ -242,31 +189,7 @@ def test_columns_in_any_order_and_others_ignored(
     ]
     said = "sorted by arrival; 1 of 2 lines came before the one above"
     assert capsys.readouterr().out == f"{path}: {said}\n"
-    assert len(read_trace(path, count=1)) == 1
-    capsys.readouterr()
-    path.write_text("arrival,prompt_tokens,output_tokens\n0,1,2\n0,3,4\n1,5,6\n", encoding="utf-8")
-    read_trace(path)
-    assert capsys.readouterr().out == ""
-
-
-def test_azures_own_stamps(tmp_path: Path) -> None:
-    """Seven decimals, as the published file has them."""
-    path = tmp_path / "trace.csv"
-    path.write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16"
-        " 18:17:04.0319600,3180,8\n",
-        encoding="utf-8",
-    )
-    assert read_trace(path)[1].arrival == pytest.approx(0.052, abs=1e-6)
-
-
-def test_mooncakes_own_lines(tmp_path: Path) -> None:
-    """FAST25-release/traces/conversation_trace.jsonl: times in ms; its blocks are no tag."""
-    path = tmp_path / "trace.jsonl"
-    row = '{"timestamp": %d, "input_length": 898, "output_length": 57, "hash_ids": [0, 1496]}\n'
-    path.write_text(row % 3000 + "\n" + row % 5999, "utf-8")
-    found = [(r.arrival, len(r.prompt), r.max_tokens, r.tags) for r in read_trace(path)]
-    assert found == [(0, 898, 57, {}), (pytest.approx(2.999), 898, 57, {})]
+    assert [each.max_tokens for each in read_trace(path, count=1)] == [4], "the first to arrive"
 
 
 def test_burstgpts_failed_requests(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -289,14 +212,12 @@ def test_the_requests_of_td_pipes_artefact(tmp_path: Path, capsys: pytest.Captur
         | {"predict_mean_len": 80.5, "ttft_ms": 9, "at_risk": 0, "completion_time": 7}
         for i in range(3)
     ]
+    rows[2]["late"] = "x"
     path.write_text(json.dumps(rows), encoding="utf-8")
     found = read_trace(path)
     assert "all requests come at once" in capsys.readouterr().out
     assert [(len(r.prompt), r.max_tokens) for r in found] == [(7, 90), (8, 89), (9, 88)]
     assert {r.arrival for r in found} == {0.0}
     told = {"ttft_ms": "9", "at_risk": "0", "completion_time": "7"}  # no arrivals either
-    assert found[1].tags == {"input": "Why?", "predict_mean_len": "80.5"} | told
-    for i, row in enumerate(rows):
-        row["arrived_at"] = 2.5 - i
-    path.write_text(json.dumps(rows), encoding="utf-8")
-    assert [(len(r.prompt), r.arrival) for r in read_trace(path)] == [(9, 0.0), (8, 1.0), (7, 2.0)]
+    assert found[1].tags == {"input": "Why?", "predict_mean_len": "80.5", "late": ""} | told
+    assert found[2].tags["late"] == "x"
