@@ -34,6 +34,7 @@ from tests import warm
 
 ROOT = Path(__file__).parent.parent
 COURSE = ROOT / "course"
+SLOW = ("8", "13", "hunt", "final")  # their self-tests take seconds
 
 
 @pytest.fixture
@@ -156,6 +157,43 @@ def test_a_student_sees_a_prediction_beside_the_result_and_no_result_before(mine
     assert "you said: 4 x 12" in told and first.explained in told
     assert first.printed.splitlines()[0] in told
     assert second.explained not in told and "not yet: 3.2" in told
+
+
+# ------------------------------------------------------------- the self-test finds what is wrong
+
+
+@pytest.mark.parametrize(
+    "key",
+    [pytest.param(key, marks=pytest.mark.slow if key in SLOW else ()) for key in EXERCISES],
+)
+def test_right_answers_pass_and_planted_mistakes_are_caught(key: str) -> None:
+    assert selftest.examined(key, 0)[1] == []
+
+
+def test_a_mistake_that_is_caught_elsewhere_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant = named("27a")
+    elsewhere = {"caught_by": "T2"}, {"message": "no such words"}, {"change": ()}  # right, at last
+    for fields in elsewhere:
+        monkeypatch.setattr(selftest, "plants", lambda fields=fields: [replace(plant, **fields)])
+        assert len(selftest.examined("9", 0)[1]) == 1, fields
+    misfit = replace(plant, change=[["times.tokens", "times.token"]])
+    words = "planted.toml, p27a: 'times.tokens' stands there 4 times, and must once"
+    with pytest.raises(UserError, match=words):
+        misfit.load()
+
+
+def test_a_stub_or_a_reference_that_does_not_fit_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(selftest, "EXERCISES", {"9": EXERCISES["9"]})
+    monkeypatch.setattr(selftest, "STUBS", tmp_path)
+    text = (COURSE / "stubs" / "e09.py").read_text("utf-8")
+    (tmp_path / "e09.py").write_text(text.replace("bound: float", "limit: float"))
+    assert ["stalls" in line for line in selftest.selftest()] == [True]
+    (tmp_path / "e09.py").write_text(right("e09"))
+    assert any("does not fail as a stub" in line for line in selftest.selftest())
+    monkeypatch.setattr(selftest, "solution", lambda file: named("27c").load())
+    assert selftest.selftest()[0] == "e09: the reference fails"
 
 
 # ------------------------------------------------------------------------------------ the checks
@@ -453,40 +491,6 @@ def test_the_doctor_runs_on_an_old_python_without_packages(
     monkeypatch.setattr(doctor.sys, "version_info", (3, 8, 10, "final", 0))
     state, said = doctor.python()
     assert state == doctor.MISSING and "install a 64-bit Python 3.11 or newer" in said
-
-
-# ------------------------------------------------------------- the self-test finds what is wrong
-
-
-@pytest.mark.parametrize("key", EXERCISES)
-def test_right_answers_pass_and_planted_mistakes_are_caught(key: str) -> None:
-    assert selftest.examined(key, 0)[1] == []
-
-
-def test_a_mistake_that_is_caught_elsewhere_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant = named("27a")
-    elsewhere = {"caught_by": "T2"}, {"message": "no such words"}, {"change": ()}  # right, at last
-    for fields in elsewhere:
-        monkeypatch.setattr(selftest, "plants", lambda fields=fields: [replace(plant, **fields)])
-        assert len(selftest.examined("9", 0)[1]) == 1, fields
-    misfit = replace(plant, change=[["times.tokens", "times.token"]])
-    words = "planted.toml, p27a: 'times.tokens' stands there 4 times, and must once"
-    with pytest.raises(UserError, match=words):
-        misfit.load()
-
-
-def test_a_stub_or_a_reference_that_does_not_fit_is_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(selftest, "EXERCISES", {"9": EXERCISES["9"]})
-    monkeypatch.setattr(selftest, "STUBS", tmp_path)
-    text = (COURSE / "stubs" / "e09.py").read_text("utf-8")
-    (tmp_path / "e09.py").write_text(text.replace("bound: float", "limit: float"))
-    assert ["stalls" in line for line in selftest.selftest()] == [True]
-    (tmp_path / "e09.py").write_text(right("e09"))
-    assert any("does not fail as a stub" in line for line in selftest.selftest())
-    monkeypatch.setattr(selftest, "solution", lambda file: named("27c").load())
-    assert selftest.selftest()[0] == "e09: the reference fails"
 
 
 # --------------------------------------------------------------------------------- the documents
