@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from watch import alive, children_of, wait_for
@@ -27,12 +28,14 @@ from watch import alive, children_of, wait_for
 from command.checks import UserError
 from configs import GPUS, MODELS
 from costmodel import CostModel, make_batch
-from course import feedback, grade, predictions
+from course import feedback, grade, predictions, sandbox
+from course.drive import answer_of
 from course.exercises import EXERCISES, STUBS, AnswerError, find
 from course.feedback import Grade, harmless
 from course.grade import Worker
 from course.plants import right
 from course.predictions import Outcome
+from course.reference import solution
 from course.sandbox import PROTECTIONS
 from course.submissions import CANVAS, Submission, submission, submissions
 from course.worker import processor_clock
@@ -151,11 +154,13 @@ def test_what_counts_in_a_whole_clone_and_what_is_named(tmp_path: Path) -> None:
     for folder in ("check", "mine", "stubs"):
         write(deep / folder, {"e06.py": folder})
     (deep / "mine" / "predictions.json").write_text("[")
+    write(tmp_path / "doe" / "x", {"e08.py": "deep", "e09 (1).py": "later", "e09.py": "first"})
+    (tmp_path / "doe" / "e08.py").write_text("high")
     (tmp_path / "doe" / "essay.docx").write_bytes(b"\xff")
     classroom.pack(tmp_path / "doe" / "submission (1).zip", {"e07.py": "7"}, zipfile.ZIP_STORED)
     [doe] = submissions(tmp_path)[0]
     notes = "\n".join(doe.notes)
-    assert doe.files == {"e06": "mine", "e07": "7"} and not doe.refused
+    assert doe.files == {"e06": "mine", "e07": "7", "e08": "high", "e09": "later"}
     assert "my/nano/course/mine/e06.py counts" in notes
     assert "Not read: essay.docx. No exercise" in notes
     assert "predictions.json: it has no answers" in notes
@@ -447,6 +452,55 @@ def test_a_machine_that_is_busy_changes_no_grade(
     assert not alive(student)
 
 
+def test_no_exercise_takes_the_time_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for a worker: it answers the cases of E1, in 4 s each. All others take 10 s."""
+    limits = []
+
+    class Slow:
+        held, spent = (), 0.0
+
+        def __init__(self, *_: object) -> None: ...
+
+        def close(self) -> None: ...
+
+        def exchange(self, asked: dict, seconds: float) -> dict:
+            limits.append(seconds)
+            if seconds <= 0:
+                raise AnswerError("none")
+            if asked["file"] == "e01":
+                self.spent += 4.0
+                return {"answer": answer_of("e01", solution("e01"), asked["case"])}
+            self.spent += 10.0
+            return {"error": "wrong"}
+
+    monkeypatch.setattr(grade, "Worker", Slow)
+    keys = ("1", "6", "7", "9", "10", "11", "12")
+    write(tmp_path / "all" / "anna", {f"{find(key).file}.py": "x = 1" for key in keys})
+    [found] = graded(tmp_path / "all", *keys)
+    assert limits == [5, 5, 5, 3, -1, 5, 5, 5, 5, 4]  # of 15 s; of 60 s
+    assert [*found.results.values()] == ["answer"] * 6 + ["time"]
+
+
+@LINUX
+def test_a_fence_limits_what_is_taken_on_top() -> None:
+    code = "from course.sandbox import limit\nlimit(64 << 20, 9)\nprint(len(bytearray(32 << 20)))\n"
+    done = warm.run("-c", f"{code}bytearray(128 << 20)\n")
+    assert done.stdout == f"{32 << 20}\n" and done.stderr.endswith("MemoryError\n")
+
+
+@POSIX
+def test_a_network_that_cannot_be_given_up_is_not_protected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    for status, held in ((-1, []), (0, ["network", "signals"])):
+        calls = SimpleNamespace(unshare=lambda _, status=status: status)
+        monkeypatch.setattr(sandbox.ctypes, "CDLL", lambda _, calls=calls: calls)
+        assert sandbox.isolate() == held
+
+
 def test_where_the_processors_clock_is_refused_the_wall_clock_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -528,7 +582,8 @@ def test_a_container_gets_the_fence(
     )
     engine.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    write(tmp_path / "all" / "anna", {"e01.py": right("e01")})
+    prints = "print('no answer', flush=True)\n"
+    write(tmp_path / "all" / "anna", {"e01.py": right("e01") + prints})
     [found] = grade.grade(tmp_path / "all", tmp_path / "out.csv", 1, 1, "an-image", False)
     assert found.results["1"] == "passed"
     assert capsys.readouterr().out.startswith("graded in a container (docker): time, memory")
@@ -641,6 +696,10 @@ def test_a_page_shows_what_a_stranger_wrote_and_obeys_none_of_it(tmp_path: Path)
         assert "&lt;script&gt;" in text and not re.search("[\u202e\x1b\ud800]", text)
         assert feedback.marked(outcome.question) in text, page.name
         assert feedback.marked(outcome.explained) in text, page.name
+    assert "<p>2 answers are to questions that no lesson asks" in text, "the lecturer's, the last"
+    told = json.loads(pages[0].with_suffix(".json").read_text("utf-8"))["tests"]
+    passed = [each["name"] for each in told if each["status"] == "passed"]
+    assert passed == ["E6 SARATHI's chunk"] and len(told) == len(EXERCISES)
     student = pages[0].read_text("utf-8")
     said = "10 of 95 points|check 7 --seed 5|white-space: pre;|are in lesson 3|>not\xa0yet:\xa0Q1<"
     assert [each for each in said.split("|") if each not in student] == []
@@ -697,7 +756,6 @@ def test_gradescope_runs_what_make_packs(tmp_path: Path) -> None:
     handed_in = ("1", "2", "9", "12")  # with torch and without it
     files = [EXERCISES[key].file for key in handed_in]
     write(tmp_path / "submission", {f"{file}.py": right(file) for file in files})
-    (tmp_path / "submission" / "e10.py").write_text("if")
     results = tmp_path / "results" / "results.json"
     for python in ("/bin/false", sys.executable):
         environment = os.environ | {"AUTOGRADER": str(tmp_path), "PYTHON": python}
