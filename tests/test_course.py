@@ -22,6 +22,7 @@ import pytest
 from command.checks import UserError
 from course import __main__ as commands
 from course import doctor, page, predictions, selftest
+from course import picture as painted
 from course.browser import in_browser
 from course.check import final, hunt
 from course.check.frame import examine, judged, lines, same
@@ -29,7 +30,7 @@ from course.exercises import EXERCISES, AnswerError, Exercise, find, hints, load
 from course.local import asker
 from course.picture import picture
 from course.plants import named, plants, right, unwritten
-from course.sketch import Words, svg
+from course.sketch import Bar, Mark, Panel, Words, alike, svg
 from tests import warm
 
 ROOT = Path(__file__).parent.parent
@@ -206,8 +207,9 @@ def test_a_stub_or_a_reference_that_does_not_fit_is_told(
     [
         ("while True: pass", ("Your code has run", "does a loop never end? (line 2 of e01.py)")),
         ("rows + 1", ("Your function returned None: is `return` missing?",)),
-        ("return rows + 'a'", ("Your code raised an error.", "TypeError", "(line 2 of e01.py)",
-                               "rows = 1, cached = 0, model = llama-13b, gpu = a6000\n")),
+        ("def inner():\n        return rows + None\n    return inner()",
+         ("Your code raised an error.", "TypeError", "(line 3 of e01.py)",
+          "rows = 1, cached = 0, model = llama-13b, gpu = a6000\n")),
     ],
 )  # fmt: skip
 def test_a_check_says_what_kind_of_failure_it_is(body: str, words: tuple[str, ...]) -> None:
@@ -372,12 +374,49 @@ def test_a_picture_shows_both(key: str, tmp_path: Path) -> None:
     path = tmp_path / "picture.png"
     figure.savefig(path, dpi=40)
     assert path.stat().st_size > 3000
-    for panel in shown:
+    for axes, panel in zip(figure.axes, shown, strict=True):
+        assert axes.yaxis_inverted() == panel.down
         drawn = ElementTree.fromstring(svg(panel)).iter("{http://www.w3.org/2000/svg}text")
         texts = [each.text for each in panel.shapes if isinstance(each, Words)]
         texts += [panel.title, panel.y_label, panel.x_label, *panel.key]
         wanted = {row for text in texts for row in str(text).split("\n")} - {""}
         assert {"".join(each.itertext()) for each in drawn} >= wanted
+
+
+def test_a_picture_shows_what_happened() -> None:
+    """Each painter, with an answer that is put together by hand."""
+    row = {"preempted": [], "chunks": [[0, 0, 3, 9], [1, 0, 0, 9]], "decodes": [2]}
+    shapes = painted.batches({"C": 4}, {"rows": [row]}).shapes
+    bars = {each.label: (each.y, each.height) for each in shapes if isinstance(each, Bar)}
+    assert bars["chunk of request 0"] == (0, 3) and bars["decodes"] == (3, 1)
+    assert [each.label for each in shapes if isinstance(each, Mark)] == ["no tokens"]
+    lives = {"bound": 1.0, "lives": [{"arrival": 0.0}]}
+    gaps = painted.waits(lives, {"ttft": [1.0], "tbts": [[1.0, 2.0]], "p99": 2.0}).shapes
+    assert [each.label for each in gaps] == ["TTFT", "gap", "gap above the bound"]
+    answer = [{"shape": [2, 2], "rows": ["11", "01"]}]
+    panel = painted.masks({"whole": 2, "chunks": [[0, 2]]}, answer, True)
+    hues = [each.colour for each in panel.shapes if isinstance(each, Bar)]
+    seen = [dict(panel.legend)[hue] for hue in hues]
+    assert seen == ["seen", "seen, but must not be", "not seen, but must be", "seen"]
+    case = {
+        "slots": 1,
+        "operations": [["allocate"], ["extend", 0, 2], ["extend", 0, 1], ["free", 0]],
+    }
+    assert painted.occupied(case, [0, 0, 2, None]) == [[0], [2], [3], [-1]]
+
+
+def test_svg_has_the_axes_and_no_text_of_its_own() -> None:
+    wide, high = (
+        Panel([Bar(0, 0, 1, 1, "red")], (0, x), (0, y), "", "<&>") for x, y in ((4, 2), (2, 4))
+    )
+    both = alike([wide, high])
+    assert [(each.x, each.y) for each in both] == [((0, 4), (0, 4))] * 2
+    tops = []
+    for panel in (wide, replace(wide, down=True)):
+        root = ElementTree.fromstring(svg(panel))
+        [bar] = [each for each in root if each.get("fill") == "red"]
+        tops.append(float(bar.get("y")))
+    assert tops[0] > tops[1], "a bar from 0 stands below, or hangs above"
 
 
 def asked(call: str, **question: object) -> dict:
@@ -391,6 +430,8 @@ def test_the_failing_case_is_drawn_if_it_fits() -> None:
     assert told["draw"] and told["case"]["C"] == 4
     shown = asked("picture", exercise="6", code=code, case=told["case"])
     assert "C = 4" in shown["svg"][1] and shown["words"] == "The smallest case that was found."
+    other = asked("check", exercise="6", code=code, seed=2)["case"]
+    assert other["requests"] != told["case"]["requests"]
     told["case"]["requests"] *= 100
     shown = asked("picture", exercise="6", code=code, case=told["case"])
     assert "C = 16" in shown["svg"][1] and shown["words"] == "A case that is always the same."
@@ -486,7 +527,7 @@ def test_the_deck_has_each_picture_with_the_lectures_words(
 
 
 def test_the_doctor_runs_on_an_old_python_without_packages(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("__init__.py", "__main__.py", "doctor.py"):
         ast.parse((COURSE / name).read_text("utf-8"), feature_version=(3, 8))
@@ -498,6 +539,11 @@ def test_the_doctor_runs_on_an_old_python_without_packages(
     monkeypatch.setattr(doctor.sys, "version_info", (3, 8, 10, "final", 0))
     state, said = doctor.python()
     assert state == doctor.MISSING and "install a 64-bit Python 3.11 or newer" in said
+    (tmp_path / "requirements.txt").write_text("torch==9.9\n")
+    monkeypatch.setattr(doctor, "ROOT", tmp_path)
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: "9.9+cpu")
+    monkeypatch.setattr(doctor, "CHECKS", [doctor.torch, lambda: (doctor.NOTE, "no browser")])
+    assert doctor.torch()[0] == doctor.GOOD and doctor.doctor()
 
 
 # --------------------------------------------------------------------------------- the documents
