@@ -26,6 +26,7 @@ from course import picture as painted
 from course.browser import in_browser
 from course.check import final, hunt
 from course.check.frame import examine, judged, lines, same
+from course.drive import BlockModel
 from course.exercises import EXERCISES, AnswerError, Exercise, find, hints, load, read_answer
 from course.local import asker
 from course.picture import picture
@@ -231,6 +232,8 @@ def test_a_check_says_what_kind_of_failure_it_is(body: str, words: tuple[str, ..
         ("6", "[next_chunk(request, room)]", "next_chunk(request, room)",
          "which takes what your code has returned"),
         ("8", "        return request\n", "", "Does `preempt` return the request?"),
+        ("2", "        for cache, new", "        self.v = self.v.clone()\n        for cache, new",
+         "`write` stores in place"),
     ],
 )  # fmt: skip
 def test_a_check_names_the_cause(key: str, old: str, new: str, words: str) -> None:
@@ -304,6 +307,10 @@ def test_answers_are_compared_part_by_part() -> None:
         ([1], "1"), ({"a": 1}, {"a": 1, "b": 2}), (1.0, "1.0"), (1.0, 1.0 + 1e-6), ("1", 1),
     ):  # fmt: skip
         assert not same(wanted, got, 1e-9), (wanted, got)
+
+
+def test_a_token_of_the_model_of_blocks_depends_on_all_before_it() -> None:
+    assert len({BlockModel(1, 2).feed([0], 0, [first, 7]) for first in range(5)}) > 1
 
 
 def test_every_mistake_of_the_hunt_can_be_found() -> None:
