@@ -501,6 +501,13 @@ def test_a_line_that_is_forged_is_no_answer_and_hides_no_time(
 
 
 @POSIX
+def test_two_lines_for_one_case_are_no_answer(worker_of) -> None:
+    worker = worker_of(attack(FRAMES.replace("DATA", "said + said")))
+    with pytest.raises(AnswerError, match="no answer"):
+        worker.exchange(ASKED, grade.CASE)
+
+
+@POSIX
 def test_a_worker_that_does_not_start_says_why(
     tmp_path: Path, worker_of, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,24 +111,20 @@ def test_complaints_see_errors_warnings_and_paths(output: dict) -> None:
     assert execute.complaints(nbformat.v4.new_notebook(cells=[cell]))
 
 
-@pytest.mark.parametrize(
-    "code, same",
-    [
-        ('def f():\n    """Docstring."""\n    return 1  # a comment', True),
-        ("def f():\n    return 2", False),
-        ('def f():\n    "not" + "a docstring"\n    return 1', False),
-    ],
-)
-def test_text_keeps_outputs_of_the_same_code_only(code: str, same: bool) -> None:
+def test_text_keeps_outputs_of_the_same_code_only() -> None:
     output = nbformat.v4.new_output("stream", name="stdout", text="1\n")
     old = nbformat.v4.new_code_cell("def f():\n    return 1", execution_count=1, outputs=[output])
     executed = nbformat.v4.new_notebook(cells=[old])
-    words = nbformat.v4.new_markdown_cell("New words.")
-    notebook = nbformat.v4.new_notebook(cells=[words, nbformat.v4.new_code_cell(code)])
-    assert (execute.copy_outputs(executed, notebook) == []) == same
-    assert not same or notebook.cells[1].outputs == [output]
-    notebook.cells.append(nbformat.v4.new_code_cell("2"))
-    assert execute.copy_outputs(executed, notebook), "a cell of code more"
+    for code, same in (
+        ('def f():\n    """Docstring."""\n    return 1  # a comment', True),
+        ('def f():\n    "not" + "a docstring"\n    return 1', False),
+    ):
+        cells = [nbformat.v4.new_markdown_cell("New words."), nbformat.v4.new_code_cell(code)]
+        notebook = nbformat.v4.new_notebook(cells=cells)
+        assert (execute.copy_outputs(executed, notebook) == []) == same
+        assert not same or notebook.cells[1].outputs == [output]
+        notebook.cells.append(nbformat.v4.new_code_cell("2"))
+        assert execute.copy_outputs(executed, notebook), "a cell of code more"
 
 
 # --------------------------------------------------------------------- the numbers of the text
