@@ -30,7 +30,7 @@ from course.exercises import EXERCISES, AnswerError, Exercise, find, hints, load
 from course.local import asker
 from course.picture import picture
 from course.plants import named, plants, right, unwritten
-from course.sketch import Bar, Mark, Panel, Words, alike, svg
+from course.sketch import Bar, Mark, Panel, alike, svg
 from tests import warm
 
 ROOT = Path(__file__).parent.parent
@@ -342,7 +342,6 @@ def test_a_score_needs_an_honest_schedule(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("key", ["3", "8", "10", pytest.param("hunt", marks=pytest.mark.slow)])
 def test_a_picture_shows_both(key: str, tmp_path: Path) -> None:
-    """By matplotlib, and as SVG with the same words."""
     from course.paint import figure_of
 
     plant = next(plant for plant in plants() if plant.exercise == key)
@@ -353,13 +352,7 @@ def test_a_picture_shows_both(key: str, tmp_path: Path) -> None:
     path = tmp_path / "picture.png"
     figure.savefig(path, dpi=40)
     assert path.stat().st_size > 3000
-    for axes, panel in zip(figure.axes, shown, strict=True):
-        assert axes.yaxis_inverted() == panel.down
-        drawn = ElementTree.fromstring(svg(panel)).iter("{http://www.w3.org/2000/svg}text")
-        texts = [each.text for each in panel.shapes if isinstance(each, Words)]
-        texts += [panel.title, panel.y_label, panel.x_label, *panel.key]
-        wanted = {row for text in texts for row in str(text).split("\n")} - {""}
-        assert {"".join(each.itertext()) for each in drawn} >= wanted
+    assert [axes.yaxis_inverted() for axes in figure.axes] == [panel.down for panel in shown]
 
 
 def test_a_picture_shows_what_happened() -> None:

@@ -72,8 +72,8 @@ def write(folder: Path, files: dict[str, str | bytes]) -> None:
 
 def test_the_files_of_canvas_become_a_submission_for_each_student(tmp_path: Path) -> None:
     """Two students of one name; a file handed in again, which Canvas renames; a late zip."""
-    for name in ("doe_1_20_e06.py", "doe_1_9_e06-1.py", "doe_2_30_e06.py", "doe_1_21_E7 (3).py",
-                 "LATE_anon_x7Q_77_e06.py", "o_neil_5_7_a_3_4_e06.py"):  # fmt: skip
+    numbers = "1_20_e06.py", "1_9_e06-1.py", "2_30_e06.py", "1_21_E7 (3).py"
+    for name in (*(f"doe_{each}" for each in numbers), "LATE_anon_x7Q_77_e06.py"):
         (tmp_path / name).write_text(name)
     inside = {
         "..\\mine\\e06.py": "in a folder of Windows",
@@ -89,7 +89,6 @@ def test_the_files_of_canvas_become_a_submission_for_each_student(tmp_path: Path
         ("doe_1", False): {"e06": "doe_1_20_e06.py", "e07": "doe_1_21_E7 (3).py"},
         ("doe_2", False): {"e06": "doe_2_30_e06.py"},
         ("müller_3", True): {"e06": "in a folder of Windows", "e07": "as some tools write it"},
-        ("o_neil_5", False): {},
     }
     assert "more than once: e06.py counts" in found[1].notes[0], "the file with the higher number"
     assert left == ["e06.py", "notes.txt"] and not classes and not apart
@@ -150,10 +149,9 @@ def test_what_counts_in_a_whole_clone_and_what_is_named(tmp_path: Path) -> None:
     [found] = submissions(tmp_path)[0]
     assert found.files == {"e06": "mine", "e07": "3", "e08": "high", "e09": "later"}
     notes = "\n".join(found.notes)
-    for words in ("e07 came more than once: submission-2.zip/e07.py counts", "essay.docx. No ex",
-                  "my/nano/course/mine/e06.py counts", "Not read: submission-3.zip: ",
-                  "predictions.json: it has no answers"):  # fmt: skip
-        assert words in notes
+    assert "e07 came more than once: submission-2.zip/e07.py counts" in notes
+    assert "my/nano/course/mine/e06.py counts" in notes and "essay.docx. No exercise" in notes
+    assert "Not read: submission-3.zip: " in notes and "predictions.json: it has no" in notes
 
 
 @POSIX

@@ -258,9 +258,7 @@ def test_without_a_reader_the_default_is_shown_and_nobody_is_asked(
 
 def test_who_waits_for_a_cell_is_told(capsys: pytest.CaptureFixture) -> None:
     told = [(each, capsys.readouterr().out) for each in lesson.working("abc", "measuring")]
-    assert [(each, "measuring: 2 of 3" in said) for each, said in told] == [
-        ("a", False), ("b", True), ("c", False),
-    ]  # fmt: skip
+    assert [each for each, said in told if "measuring: 2 of 3" in said] == ["b"] and len(told) == 3
 
 
 def test_a_slider_shows_it_again(shown: list) -> None:
