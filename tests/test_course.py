@@ -23,7 +23,7 @@ from course import __main__ as commands
 from course import doctor, page, predictions, selftest
 from course import picture as painted
 from course.browser import in_browser
-from course.check import final, hunt
+from course.check import e04, e07, final, hunt
 from course.check.frame import examine, judged, lines, same
 from course.drive import BlockModel
 from course.exercises import EXERCISES, AnswerError, Exercise, find, hints, load, read_answer
@@ -234,6 +234,10 @@ def test_a_check_says_what_kind_of_failure_it_is(body: str, words: tuple[str, ..
         ("2", "        for cache, new", "        self.v = self.v.clone()\n        for cache, new",
          "`write` stores in place"),
         ("2", "(self.v, v)", "(self.v, k)", "in v of layer"),
+        ("3", "return column <= row", "return (column <= row).int()", "torch.int32"),
+        ("5", "Rows(tokens, slots, positions,", "Rows(tokens[::-1], slots[::-1], positions[::-1],",
+         "R1 fails"),
+        ("11", "return keep + withheld[:more]", "return withheld[:more] + keep", "W4 fails"),
     ],
 )  # fmt: skip
 def test_a_check_names_the_cause(key: str, old: str, new: str, words: str) -> None:
@@ -307,6 +311,20 @@ def test_answers_are_compared_part_by_part() -> None:
         ([1], "1"), ({"a": 1}, {"a": 1, "b": 2}), (1.0, "1.0"), (1.0, 1.0 + 1e-6), ("1", 1),
     ):  # fmt: skip
         assert not same(wanted, got, 1e-9), (wanted, got)
+
+
+def test_a_batch_is_told_with_the_last_row_of_a_chunk() -> None:
+    batch = {"chunks": [[3, 2, 9]], "decodes": [], "model": {"name": "m"}, "gpu": {"name": "g"}}
+    assert e07.told(batch) == "chunk 3 to 4 (m on g)"
+
+
+def test_attention_that_looks_elsewhere_finds_no_number() -> None:
+    for seed in range(9):
+        case = e04.draw(random.Random(seed), 2)
+        seen = dict(zip(case["slots"], case["contexts"], strict=True))
+        for slot, rows in enumerate(case["values"][0]):
+            numbers = [place for place, row in enumerate(rows) if row[0] == row[0]]
+            assert numbers == list(range(seen.get(slot, 0)))
 
 
 def test_a_token_of_the_model_of_blocks_depends_on_all_before_it() -> None:
