@@ -113,9 +113,10 @@ def check(exercise: Exercise, seed: int) -> bool:
 def kept(name: str) -> dict:
     """What `keep` wrote: by exercise. Nothing if the file is missing or damaged."""
     try:
-        return dict(json.loads((MINE / name).read_text("utf-8")))
-    except (OSError, ValueError, TypeError):
+        found = json.loads((MINE / name).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 def keep(name: str, exercise: Exercise, value: int) -> None:

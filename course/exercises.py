@@ -70,7 +70,7 @@ def find(key: str) -> Exercise:
     """The exercise that a user names: 6, 06, e06, E6, hunt. A UserError if there is none."""
     name = key.strip().lower()
     digits = name.removeprefix("e")
-    name = str(int(digits)) if digits.isascii() and digits.isdecimal() else name
+    name = digits.lstrip("0") if digits.isascii() and digits.isdecimal() else name
     if name not in EXERCISES:
         near = "" if digits.isdecimal() else did_you_mean(name, EXERCISES)
         raise UserError(f"unknown exercise {key[:60]!r}: choose 1 to 13, hunt or final{near}")

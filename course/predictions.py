@@ -96,7 +96,7 @@ def compare(lesson: int) -> list[str]:
         told += [f"{name}  {outcome.question}", f"  you said: {kept[name]['answer']}"]
         told += [f"  | {line}".rstrip() for line in outcome.printed.splitlines()]
         told += [f"  {outcome.explained or outcome.where}", ""]
-    told += [f"{len(told) and len(asked) - len(missing)} of {len(asked)} questions have an answer"]
+    told += [f"{len(asked) - len(missing)} of {len(asked)} questions have an answer"]
     return told + ([f"not yet: {' '.join(missing)}"] if missing else [])
 
 
@@ -104,11 +104,15 @@ def recorded() -> dict[str, dict[str, str]]:
     """What was answered so far: "3.2" -> question and answer. A UserError if it cannot be read."""
     path = MINE / "predictions.json"
     try:
-        return dict(json.loads(path.read_text("utf-8")))
+        kept = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return {}
-    except ValueError:
-        raise UserError(f"{path} is damaged: mend it, or move it away") from None
+    except (ValueError, RecursionError):
+        kept = None
+    rows = list(kept.values()) if isinstance(kept, dict) else [kept]
+    if not all(isinstance(row, dict) and isinstance(row.get("answer"), str) for row in rows):
+        raise UserError(f"{path} is damaged: mend it, or move it away")
+    return kept
 
 
 def record(name: str, question: str, answer: str) -> None:

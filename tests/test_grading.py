@@ -1,116 +1,127 @@
-"""What grading reads and gives back: names of files, pages, Gradescope's results."""
+"""Grading: what it reads, submissions that attack it, and what it gives back."""
 
 import csv
 import json
 import os
+import random
 import re
+import shlex
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 import zipfile
+from collections.abc import Iterator
 from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from watch import alive, children_of, wait_for
 
 from command.checks import UserError
 from configs import GPUS, MODELS
 from costmodel import CostModel, make_batch
-from course import feedback, predictions
-from course.exercises import EXERCISES, STUBS
-from course.feedback import Grade
-from course.grade import Worker, grade
-from course.plants import right
-from course.submissions import CANVAS, Submission, submission, submissions
-from tests import classroom
+from course import feedback, grade, predictions, sandbox
+from course.drive import answer_of
+from course.exercises import EXERCISES, STUBS, AnswerError, find
+from course.feedback import Grade, harmless
+from course.grade import Worker
+from course.handed import LONGEST_FILE
+from course.plants import plants, right
+from course.predictions import Outcome
+from course.reference import solution
+from course.sandbox import PROTECTIONS
+from course.submissions import Submission, submission, submissions
+from course.worker import processor_clock
+from tests import warm
 
 ROOT = Path(__file__).parent.parent
 INSTRUCTOR = ROOT / "course" / "instructor"
+POSIX = pytest.mark.skipif(os.name != "posix", reason="it needs signals and links")
+LINUX = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 
 
-def by_name(folder: Path) -> dict[str, Submission]:
-    return {each.name: each for each in submissions(folder)[0]}
+def graded(folder: Path, *only: str, **options: object) -> list[Grade]:
+    """Grade without a container, with seed 1; the table goes to grades.csv beside the folder."""
+    out = options.pop("out", folder.parent / "grades.csv")
+    return grade.grade(folder, out, 1, 1, None, False, only=only or EXERCISES, **options)
+
+
+def pack(path: Path, files: dict[str | zipfile.ZipInfo, str], how: int = 0) -> None:
+    """A zip, stored if nothing else is said."""
+    with zipfile.ZipFile(path, "w", how) as packed:
+        for name, text in files.items():
+            packed.writestr(name, text)
+
+
+def write(folder: Path, files: dict[str, str | bytes]) -> None:
+    """Files of one student."""
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
 # ------------------------------------------------------------------------- the names of files
 
 
-@pytest.mark.parametrize(
-    ("name", "who", "user", "late", "own"),
-    [
-        ("doe_123_456_e06.py", "doe", "123", False, "e06.py"),
-        ("doejane_LATE_123_456_submission.zip", "doejane", "123", True, "submission.zip"),
-        ("o_neil_5_7_e06-1.py", "o_neil", "5", False, "e06-1.py"),
-        ("müller_12_13_e06 (2).py", "müller", "12", False, "e06 (2).py"),
-        ("anon_x7Q_77_e06.py", None, "anon_x7Q", False, "e06.py"),
-        ("LATE_anon_x7Q_77_e06.py", None, "anon_x7Q", True, "e06.py"),
-        ("doe_1_2_a_3_4_e06.py", "doe", "1", False, "a_3_4_e06.py"),
-    ],
-)
-def test_a_name_of_canvas_is_taken_apart(
-    name: str, who: str, user: str, late: bool, own: str
-) -> None:
-    found = CANVAS.fullmatch(name)
-    assert found.group("who", "user", "name") == (who, user, own) and bool(found["late"]) == late
-
-
 def test_the_files_of_canvas_become_a_submission_for_each_student(tmp_path: Path) -> None:
     """Two students of one name; a file handed in again, which Canvas renames; a late zip."""
-    for name in ("doe_1_20_e06.py", "doe_1_9_e06-1.py", "doe_2_30_e06.py", "doe_1_21_E7 (3).py"):
+    numbers = "1_20_e06.py", "1_9_e06-1.py", "2_30_e06.py", "1_21_E7 (3).py"
+    for name in (*(f"doe_{each}" for each in numbers), "LATE_anon_x7Q_77_e06.py"):
         (tmp_path / name).write_text(name)
-    with zipfile.ZipFile(tmp_path / "roe_LATE_3_40_submission-2.zip", "w") as packed:
-        packed.writestr("..\\mine\\e06.py", "in a folder of Windows")
-        packed.writestr("./e07.py", "as some tools write it")
-        packed.writestr("__MACOSX/e06.py", "no program")
+    inside = {
+        "..\\mine\\e06.py": "in a folder of Windows",
+        "./e07.py": "as some tools write it",
+        "__MACOSX/e06.py": "no program",
+    }
+    pack(tmp_path / "müller_LATE_3_40_submission-2.zip", inside)
     (tmp_path / "e06.py").write_text("whose?")
     (tmp_path / "notes.txt").write_text("the lecturer's")
     found, left, classes, apart = submissions(tmp_path)
-    files = {each.name: each.files for each in found}
-    assert files == {
-        "doe_1": {"e06": "doe_1_20_e06.py", "e07": "doe_1_21_E7 (3).py"},
-        "doe_2": {"e06": "doe_2_30_e06.py"},
-        "roe_3": {"e06": "in a folder of Windows", "e07": "as some tools write it"},
+    assert {(each.name, each.late): each.files for each in found} == {
+        ("anon_x7Q", True): {"e06": "LATE_anon_x7Q_77_e06.py"},
+        ("doe_1", False): {"e06": "doe_1_20_e06.py", "e07": "doe_1_21_E7 (3).py"},
+        ("doe_2", False): {"e06": "doe_2_30_e06.py"},
+        ("müller_3", True): {"e06": "in a folder of Windows", "e07": "as some tools write it"},
     }
-    assert [each.late for each in found] == [False, False, True]
-    assert "more than once: e06.py counts" in found[0].notes[0], "the file with the higher number"
+    assert "more than once: e06.py counts" in found[1].notes[0], "the file with the higher number"
     assert left == ["e06.py", "notes.txt"] and not classes and not apart
 
 
-@pytest.mark.parametrize(
-    "name", ["hw_2026_1117_{}.zip", "cs_2026_{}_doe.zip", "cs_2026_{}_e06.py", "a_LATE_1_{}_e06.py"]
-)
-def test_names_that_only_look_like_canvas_mix_nobodys_work(
-    tmp_path: Path, name: str, capsys: pytest.CaptureFixture
-) -> None:
-    """And the console says it: they may be one student's all the same."""
+@pytest.mark.parametrize("name", ["hw_2026_1117_{}.zip", "cs_2026_{}_e06.py", "a_LATE_1_{}_e06.py"])
+def test_names_that_only_look_like_canvas_mix_nobodys_work(tmp_path: Path, name: str) -> None:
     paths = [tmp_path / name.format(number) for number in (17, 18)]
     for path in paths:
         if path.suffix == ".py":
             path.write_text(path.name)
         else:
-            classroom.pack(path, {"e06.py": path.name}, zipfile.ZIP_STORED)
-    found = by_name(tmp_path)
-    assert [found[path.name].files["e06"] for path in paths] == [path.name for path in paths]
-    assert all(found[path.name].late == ("LATE" in name) for path in paths)
-    grade(tmp_path, tmp_path / "grades.csv", 1, 1, None, False, only=["1"])
-    assert f"look like one student's: {paths[0].name}, {paths[1].name}: " in capsys.readouterr().out
+            pack(path, {"e06.py": path.name})
+    found, _, _, [apart] = submissions(tmp_path)
+    assert [(each.name, each.files["e06"]) for each in found] == [(each, each) for each in apart]
+    assert apart == [path.name for path in paths]
+    assert {each.late for each in found} == {"LATE" in name}
 
 
 CLASSES = ("doe_1_2_e06.py", "long_LATE_1_2_e06-1.zip", "Grün_7_assignsubmission_file_/e06.py",
-           "Grün_7_assignsubmission_file_e06.py", "all/anna/e06.py all/ben/e06.py",
-           "anna.zip ben.ZIP")  # fmt: skip
+           "all/anna/e06.py all/ben/e06.py", "anna.zip ben.ZIP")  # fmt: skip
 
 
 @pytest.mark.parametrize("names", CLASSES)
 def test_a_zip_of_a_whole_class_is_no_students(tmp_path: Path, names: str) -> None:
     """The others are graded, and the error comes last. A long zip says its first name alone."""
     text = "#" * (1 << 20 if "long" in names else 5)
-    classroom.pack(tmp_path / "A.ZIP", dict.fromkeys(names.split(), text), zipfile.ZIP_STORED)
+    pack(tmp_path / "A.ZIP", dict.fromkeys(names.split(), text))
     mine = dict.fromkeys(["mine/e06.py", "mine/submission.zip", "mine/old/e06.py", "e09.py"], text)
     for out in ("none.csv", "grades.csv"):
         with pytest.raises(UserError, match="^not graded, for several .* in it: A.ZIP: unpack it"):
-            grade(tmp_path, tmp_path / out, 1, 1, None, False, only=["1"])
-        classroom.pack(tmp_path / "mine.zip", mine, zipfile.ZIP_STORED)
+            graded(tmp_path, "1", out=tmp_path / out)
+        pack(tmp_path / "mine.zip", mine)
     [row] = csv.DictReader((tmp_path / "grades.csv").read_text("utf-8").splitlines())
     assert row["submission"] == "mine.zip" and not (tmp_path / "none.csv").exists()
 
@@ -118,93 +129,492 @@ def test_a_zip_of_a_whole_class_is_no_students(tmp_path: Path, names: str) -> No
 def test_a_zip_that_canvas_named_is_a_class_if_two_students_are_in_it(tmp_path: Path) -> None:
     for name, others in (("doe_1_2_mine.zip", "3_4"), ("cs_2026_17_all.zip", "9_4")):
         files = ["lab_3_4_e06.py", f"lab_{others}_e07.py", "e01.py"]
-        classroom.pack(tmp_path / name, dict.fromkeys(files, "#"), zipfile.ZIP_STORED)
+        pack(tmp_path / name, dict.fromkeys(files, "#"))
     found, _, classes, _ = submissions(tmp_path)
     assert [each.name for each in found] == ["doe_1"] and classes == ["cs_2026_17_all.zip"]
 
 
 def test_what_counts_in_a_whole_clone_and_what_is_named(tmp_path: Path) -> None:
-    deep = tmp_path / "doe" / "my" / "nano" / "course"
-    for folder in ("check", "mine", "stubs"):
-        (deep / folder).mkdir(parents=True)
-        (deep / folder / "e06.py").write_text(folder)
-    (deep / "mine" / "predictions.json").write_text("[")
-    (tmp_path / "doe" / "elsewhere").symlink_to(tmp_path)
-    [doe] = submissions(tmp_path)[0]
-    notes = "\n".join(doe.notes)
-    assert doe.files == {"e06": "mine"} and "my/nano/course/mine/e06.py counts" in notes
-    assert "Not read: elsewhere." in notes and "predictions.json: it has no answers" in notes
-
-
-def test_a_folder_may_hold_a_zip_and_a_folder(tmp_path: Path) -> None:
-    """As Moodle and a hasty student make them. What has no name of ours is told."""
-    place = tmp_path / "Doe Jane_77_assignsubmission_file_"
-    (place / "mine").mkdir(parents=True)
-    (place / "mine" / "e09.py").write_text("nine")
-    (place / "essay.docx").write_bytes(b"\xff")
-    with zipfile.ZipFile(place / "submission (1).zip", "w") as packed:
-        packed.writestr("e06.py", "six")
-    [found] = submissions(tmp_path)[0]
-    assert found.files == {"e09": "nine", "e06": "six"} and not found.refused
-    assert found.notes == ["Not read: essay.docx. No exercise has this name."]
-
-
-@pytest.mark.parametrize("second", ["submission (1).zip", "submission-1.zip"])
-def test_of_two_zips_in_a_folder_the_one_that_was_made_later_counts(
-    tmp_path: Path, second: str
-) -> None:
     """A browser and Canvas number what comes again; these names sort before the first one's."""
-    classroom.pack(tmp_path / "submission.zip", {"e06.py": "first"}, zipfile.ZIP_STORED)
-    classroom.pack(tmp_path / second, {"mine/e06.py": "second"}, zipfile.ZIP_STORED)
-    found = submission("a", [tmp_path])
-    assert found.files == {"e06": "second"} and not found.refused
-    assert found.notes == [f"e06 came more than once: {second}/mine/e06.py counts."]
-    (tmp_path / second).write_bytes(b"PK")
-    found = submission("a", [tmp_path])
-    assert found.files == {"e06": "first"} and f"Not read: {second}: " in found.notes[0]
+    doe = tmp_path / "doe"
+    for folder in ("check", "mine", "stubs"):
+        write(doe / "my" / "nano" / "course" / folder, {"e06.py": folder})
+    (doe / "my" / "nano" / "course" / "mine" / "predictions.json").write_text("[")
+    write(doe / "x", {"e08.py": "deep", "e09 (1).py": "later", "e09.py": "first"})
+    (doe / "e08.py").write_text("high")
+    (doe / "essay.docx").write_bytes(b"\xff")
+    for name, text in (("submission", "1"), ("submission (1)", "2"), ("submission-2", "3")):
+        pack(doe / f"{name}.zip", {"e07.py": text})
+    (doe / "submission-3.zip").write_bytes(b"PK")
+    [found] = submissions(tmp_path)[0]
+    assert found.files == {"e06": "mine", "e07": "3", "e08": "high", "e09": "later"}
+    notes = "\n".join(found.notes)
+    assert "e07 came more than once: submission-2.zip/e07.py counts" in notes
+    assert "my/nano/course/mine/e06.py counts" in notes and "essay.docx. No exercise" in notes
+    assert "Not read: submission-3.zip: " in notes and "predictions.json: it has no" in notes
 
 
-@pytest.mark.skipif(os.name != "posix", reason="it needs links")
+@POSIX
 def test_a_link_reads_nobody_elses_work(tmp_path: Path) -> None:
-    (tmp_path / "ben").mkdir()
-    (tmp_path / "ben" / "e06.py").write_text("ben's")
-    (tmp_path / "eve").mkdir()
-    (tmp_path / "eve" / "e06.py").symlink_to(tmp_path / "ben" / "e06.py")
-    (tmp_path / "eve" / "below").symlink_to(tmp_path / "ben")
-    (tmp_path / "eve_1_2_e06.py").symlink_to(tmp_path / "ben" / "e06.py")
+    ben, eve = tmp_path / "ben", tmp_path / "eve"
+    write(ben, {"e06.py": "ben's"})
+    eve.mkdir()
+    (eve / "e06.py").symlink_to(ben / "e06.py")
+    (eve / "below").symlink_to(ben)
+    (tmp_path / "eve_1_2_e06.py").symlink_to(ben / "e06.py")
     link = zipfile.ZipInfo("e06.py")
     link.external_attr = 0o120777 << 16
-    with zipfile.ZipFile(tmp_path / "zip.zip", "w") as packed:
-        packed.writestr(link, "ben/e06.py")
-    os.mkfifo(tmp_path / "ben" / "pipe.zip")  # whoever opens it waits
-    os.mkfifo(tmp_path / "ben" / "e07.py")
+    pack(tmp_path / "zip.zip", {link: "ben/e06.py"})
+    os.mkfifo(ben / "pipe.zip")  # whoever opens it waits
+    os.mkfifo(ben / "e07.py")
     found, left, *_ = submissions(tmp_path)
-    assert found[0].refused["e07"] == "no file"
+    assert found[0].refused["e07"] == "no file" and "Not read: below. " in found[1].notes[0]
     assert {each.name: each.files for each in found if each.files} == {"ben": {"e06": "ben's"}}
     assert found[1].refused == found[2].refused == {"e06": "a link"} and left == ["eve_1_2_e06.py"]
 
 
-@pytest.mark.parametrize("text", ["", "[", "[1]", "[" * 9999, '{"1": 2}', '{"1": {"answer": 3}}'])
+@pytest.mark.parametrize("text", ["", "[1]", "[" * 9999, '{"1": 2}', '{"1": {"answer": 3}}'])
 def test_predictions_of_another_form_are_left_out(tmp_path: Path, text: str) -> None:
-    (tmp_path / "predictions.json").write_text(text)
-    (tmp_path / "e06.py").write_text("x = 1")
-    found = submission("a", [tmp_path])
+    write(tmp_path / "a", {"predictions.json": text, "e06.py": "x = 1"})
+    found = submission("a", [tmp_path / "a"])
     assert found.predictions == {} and found.files == {"e06": "x = 1"}
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="no make")
-def test_make_passes_flags_on_and_a_folder_whatever_its_name(tmp_path: Path) -> None:
-    """No part of the name runs."""
-    python, ran, name = tmp_path / "python", tmp_path / "ran", '../my "class"; `touch ran` $HOME'
-    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+# ------------------------------------------------------------------------ submissions that attack
+
+PATCHES = """import course.exercises, json, sys
+    for name in list(sys.modules):
+        if hasattr(sys.modules[name], 'judge'): sys.modules[name].judge = lambda *a: None
+    json.dumps = lambda *a, **k: '{"answer": "passed"}'
+    return 0.0"""
+BABBLES = """import os
+    for number in range(30):
+        try: os.write(number, b'[' * 9999 + bytes([10]))
+        except OSError: pass"""
+FORGES = """import os
+    for number in range(30):
+        try: os.write(number, b'0 {"answer": 0.0}' + bytes([10]))
+        except OSError: pass
+    return 1.0"""
+# It says the right answer itself, and more.
+FRAMES = """import json, os
+    said = json.dumps({"answer": right(rows, cached, model, gpu)}).encode() + bytes([10])
+    for number in range(3, 40):
+        try: os.write(number, DATA)
+        except OSError: pass"""
+FLOODS = """import os
+    for number in range(3, 30):
+        try:
+            while True: os.write(number, b'x' * 9999)
+        except OSError: pass"""
+ATTACKS: dict[str, tuple[str, str]] = {
+    # name: (the protection that it needs, or "", what iteration_floor does before its right answer)
+    "exits": ("", "raise SystemExit(0)"),
+    "leaves": ("", "import os; os._exit(0)"),
+    "hangs": ("", "while True: pass"),
+    "sleeps": ("", "import time; time.sleep(10**6)"),
+    "recurses": ("", "return iteration_floor(rows, cached, model, gpu)"),
+    "eats": ("memory", "x = [bytearray(1 << 28) for _ in range(40)]"),
+    "forks": ("processes", "import os\n    if os.fork() == 0: os._exit(0)"),
+    "bombs": ("processes", "import os\n    while True: os.fork()"),
+    "starts": ("processes", "import subprocess; subprocess.run(['/bin/true'], check=True)"),
+    "reads": ("files", "open(SECRET).read()"),
+    "lists": ("files", "import os; os.listdir(FOLDER)"),
+    "project": ("files", "open(PROJECT).read()"),
+    "writes": ("files", "open(SECRET, 'a').write('x')"),
+    "home": ("files", "open(TRACE, 'w').write('x')"),
+    "kills": ("signals", "import os; os.kill(PARENT, 0)"),
+    "calls": ("network", "import socket; socket.create_connection(('127.0.0.1', PORT), 1)"),
+    "patches": ("", PATCHES),
+    "babbles": ("", BABBLES),
+    "floods": ("", FLOODS),
+    "forges": ("", FORGES),
+    "says more": ("", FRAMES.replace("DATA", "said + b'boom boom' + bytes([10])")),
+    "says no time": ("", FRAMES.replace("DATA", "said + b'nan ' + said")),
+    "says twice": ("", FRAMES.replace("DATA", "said")),
+    "says half": ("", FRAMES.replace("DATA", "said[:9]")),
+    "says late": ("", FRAMES.replace("DATA", "b'boom' + bytes([10]) + said")),
+    "says megabytes": ("", FRAMES.replace("DATA", "said + bytes(9 << 20)")),
+    "lies": ("", "return float('nan')"),
+}  # fmt: skip
+
+
+def attack(body: str, **names: object) -> str:
+    """Code that passes E1, once it has done something else."""
+    head = "".join(f"{name} = {value!r}\n" for name, value in names.items())
+    arguments = "rows, cached, model, gpu"
+    function = f"def iteration_floor({arguments}):\n    {body}\n    return right({arguments})\n"
+    return f"{right('e01')}\nright = iteration_floor\n{head}\n{function}"
+
+
+@pytest.mark.slow
+@POSIX
+def test_attacks_earn_nothing_and_harm_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    folder, secret, homes = tmp_path / "handed in", tmp_path / "secret.py", tmp_path / "homes"
+    homes.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(homes))
+    monkeypatch.setattr(grade, "CASE", 1.0)  # who hangs or sleeps has no more
+    monkeypatch.setattr(grade, "PATIENCE", 5)
+    trace = Path("/tmp") / f"left-{os.getpid()}-{tmp_path.name}"
+    passes = attack("pass")
+    secret.write_text(passes)  # whoever gets hold of it passes
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        names = {
+            "SECRET": str(secret), "FOLDER": str(tmp_path), "PARENT": os.getpid(),
+            "PROJECT": str(ROOT / "scheduler.py"), "PORT": server.getsockname()[1],
+            "TRACE": str(trace),
+        }  # fmt: skip
+        for name, (_, body) in ATTACKS.items():
+            write(folder / name, {"e01.py": attack(body, **names)})
+        write(folder / "good", {"e01.py": passes, "e09.py": "import os; os._exit(3)"})
+        (folder / "good" / "e10.py").write_text(right("e10"))  # the next one has a new worker
+        write(folder / "latin", {"e01.py": b"# \xe9\n" + passes.encode()})
+        pack(folder / "torn.zip", {"e01.py": passes}, zipfile.ZIP_DEFLATED)
+        data = bytearray((folder / "torn.zip").read_bytes())
+        data[45:60] = bytes(15)
+        (folder / "torn.zip").write_bytes(data)
+        out = tmp_path / "grades.csv"
+        grades = {each.name: each for each in grade.grade(folder, out, 1, 4, None, False)}
+    held = grades["good"].held
+    for name, (needs, _) in ATTACKS.items():
+        if not needs or needs in held:
+            # an answer that is said twice may count for the next case, too: so any property
+            lost = ("answer", "time", *find("1").check.PROPERTIES)
+            assert grades[name].results["1"] in lost, name
+    good = grades["good"].results
+    assert [good[key] for key in ("1", "6", "9", "10")] == ["passed", "-", "answer", "passed"]
+    assert grades["latin"].results["1"] == grades["torn.zip"].results["1"] == "refused"
+    assert secret.read_text() == passes and not list(homes.iterdir())
+    assert "files" not in held or not trace.exists()
+    [first] = {row["protection"] for row in csv.DictReader(out.read_text().splitlines())}
+    assert first.startswith("graded without a container")
+    assert capsys.readouterr().out.startswith(first)
+
+
+# It cannot be talked to, and nothing that runs in its process can end it. Where it may start
+# processes, it hides some: TRACE, if it can be written, says which.
+HIDES = """import ctypes, os, signal
+def iteration_floor(*_):
+    for number in range(1, 32):
+        try: signal.signal(number, signal.SIG_IGN)
+        except OSError: pass
+    ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)
+    for _ in range(2):
+        try:
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork(): os._exit(0)
+                break
+        except OSError: pass
+    try:
+        with open(TRACE, 'a') as file: file.write(f'{os.getpid()} ')
+    except OSError: pass
+    ctypes.PyDLL(None).sleep(100000)
+"""
+E1 = {key: each for key, each in find("1").check.cases(random.Random(1))[0].items() if key != "_"}
+ASKED = {"file": "e01", "case": E1}
+
+
+@LINUX
+@pytest.mark.parametrize("asked", [False, True])
+def test_what_a_submission_hides_ends_with_its_worker(tmp_path: Path, asked: bool) -> None:
+    """Without any fence: it starts processes in sessions of their own, and they hear of nothing."""
+    code = "import course.worker as w\nw.isolate, w.fence = list, lambda *_: []\nw.main()\n"
+    worker = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, start_new_session=True)  # fmt: skip
+    trace = tmp_path / "trace"
+    files = {"e01": f"TRACE = {str(trace)!r}\n{HIDES}"}
+    for line in ({"files": files, "torch": False, "memory": 1 << 30, "seconds": 60}, ASKED):
+        worker.stdin.write(b"9 " + json.dumps(line).encode() + b"\n")
+    worker.stdin.flush()
+    wait_for(lambda: trace.exists() and len(trace.read_text().split()) == 3)
+    hidden = [int(pid) for pid in trace.read_text().split()]
+    assert all(map(alive, hidden))
+    worker.terminate() if asked else worker.stdin.close()
+    worker.wait(100)
+    assert not any(map(alive, hidden))
+    worker.stdout.close()
+
+
+def test_the_folder_of_a_grader_that_was_killed_is_removed_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = pytest.importorskip("fcntl").LOCK_NB
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    names = (f"{grade.FOLDER}1", f"{grade.FOLDER}2", "x")
+    dead, living, other = (tmp_path / name for name in names)
+    for folder in (dead, living, other):
+        (folder / "home").mkdir(parents=True)
+    lock = grade.locked(living)
+    assert lock is not None and grade.locked(living, now) is None
+    with grade.workplace() as place:
+        assert set(tmp_path.iterdir()) == {living, other, place}
+        assert grade.locked(place, now) is None
+    assert set(tmp_path.iterdir()) == {living, other}
+    os.close(lock)
+    (tmp_path / f"{grade.FOLDER}link").symlink_to(other)
+    with grade.workplace() as place:
+        assert not living.exists() and (other / "home").exists()
+
+
+@POSIX
+def test_signals_are_an_exit_unless_they_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """nohup ignores SIGHUP: then a terminal that closes does not end grading."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with pytest.raises(SystemExit) as caught, grade.ended_by_signals():
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGTERM)
+        assert caught.value.code == 143
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture
+def worker_of(tmp_path: Path) -> Iterator:
+    """Starts a worker with a text of E1; at the end it is closed, and leaves nothing."""
+    started = []
+
+    def start(source: str = "") -> Worker:
+        started.append(Worker({"e01": source}, [], threading.Event(), tmp_path))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        worker.close()
+        assert not worker.home.exists()
+
+
+@LINUX
+@pytest.mark.skipif(
+    processor_clock(os.getpid()) is time.monotonic, reason="another process's clock is not told"
+)
+def test_a_machine_that_is_busy_changes_no_grade(
+    worker_of, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A submission that gets no processor for longer than its time keeps its time; one that uses
+    the processor does not. It measures itself: no answer is too short to be counted."""
+    monkeypatch.setattr(grade, "PATIENCE", 1000)
+    worker = worker_of(
+        "import time\ndef iteration_floor(rows, *_):\n    began = time.process_time()\n"
+        "    while rows < 2 or (took := time.process_time() - began) < 0.03: pass\n"
+        "    return took\n"
+    )
+    answers = {"file": "e01", "case": E1 | {"rows": 2}}
+    [student] = children_of(worker.process.pid)
+    took = [worker.exchange(answers, grade.CASE)["answer"] for _ in range(5)]
+    assert sum(took) - 1e-6 <= worker.spent < 2 * sum(took)
+    os.kill(student, signal.SIGSTOP)
+    timer = threading.Timer(0.5, os.kill, (student, signal.SIGCONT))
+    timer.start()
+    assert worker.exchange(answers, 0.2)["answer"] >= 0.03
+    with pytest.raises(AnswerError, match="no answer in time"):
+        worker.exchange(ASKED, 0.2)
+    worker.close()
+    assert not alive(student)
+
+
+def test_no_exercise_takes_the_time_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for a worker: it answers the cases of E1, in 4 s each. All others take 10 s."""
+    limits = []
+
+    class Slow:
+        held, spent = (), 0.0
+
+        def __init__(self, *_: object) -> None: ...
+
+        def close(self) -> None: ...
+
+        def exchange(self, asked: dict, seconds: float) -> dict:
+            limits.append(seconds)
+            if seconds <= 0:
+                raise AnswerError("none")
+            if asked["file"] == "e01":
+                self.spent += 4.0
+                return {"answer": answer_of("e01", solution("e01"), asked["case"])}
+            self.spent += 10.0
+            return {"error": "wrong"}
+
+    monkeypatch.setattr(grade, "Worker", Slow)
+    keys = ("1", "6", "7", "9", "10", "11", "12")
+    write(tmp_path / "all" / "anna", {f"{find(key).file}.py": "x = 1" for key in keys})
+    [found] = graded(tmp_path / "all", *keys)
+    assert limits == [5, 5, 5, 3, -1, 5, 5, 5, 5, 4]  # of 15 s; of 60 s
+    assert [*found.results.values()] == ["answer"] * 6 + ["time"]
+
+
+@LINUX
+def test_a_fence_limits_what_is_taken_on_top() -> None:
+    code = "from course.sandbox import limit\nlimit(64 << 20, 9)\nprint(len(bytearray(32 << 20)))\n"
+    done = warm.run("-c", f"{code}bytearray(128 << 20)\n")
+    assert done.stdout == f"{32 << 20}\n" and done.stderr.endswith("MemoryError\n")
+
+
+@POSIX
+def test_a_network_that_cannot_be_given_up_is_not_protected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    for status, held in ((-1, []), (0, ["network", "signals"])):
+        calls = SimpleNamespace(unshare=lambda _, status=status: status)
+        monkeypatch.setattr(sandbox.ctypes, "CDLL", lambda _, calls=calls: calls)
+        assert sandbox.isolate() == held
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
+    """A script of the shell takes the place of Python, so of all workers."""
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n", "utf-8")
     python.chmod(0o755)
-    for target, told in ("grade", ["grade", name]), ("pictures-for-slides", ["slides"]):
-        done = ("-o", ".venv/run.stamp", "-o", ".venv/room.stamp")
-        given = (f"BIN={tmp_path}", f"DIR={name}", "ARGS=--force")
-        command = ["make", "-s", "-f", ROOT / "Makefile", *done, target, *given]
-        said = subprocess.check_output(command, cwd=tmp_path, text=True)
-        assert [*told, "--force"] == [line for line in said.splitlines() if line[:4] != "make"][2:]
-    assert not ran.exists()
+    monkeypatch.setattr(sys, "executable", str(python))
+
+
+@POSIX
+def test_a_line_that_is_forged_is_no_answer_and_hides_no_time(
+    tmp_path: Path, worker_of, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for a worker whose student's code can write to the grader's pipe itself."""
+    forged = ("nan", "inf", "-1", "boom", "", "-", "9" * 400, "\xff")
+    answer = '{"answer": 1.0}'
+    said = ['0 {"held": []}', *(f"{head} {answer}" for head in forged), f"0.25 {answer}"]
+    script = "\n".join(f"echo '{line}'" for line in said)
+    stand_in(monkeypatch, tmp_path, f"{script}\nexec cat >/dev/null")
+    worker = worker_of()
+    for head in forged:
+        with pytest.raises(AnswerError, match="no answer"):
+            worker.exchange({}, 1.0)
+        assert 0 <= worker.spent < float("inf"), head
+    before = worker.spent
+    assert worker.exchange({}, 1.0) == {"answer": 1.0} and worker.spent >= before + 0.25
+    worker.close()
+    with pytest.raises(AnswerError):
+        worker.exchange({}, 1.0)
+    assert worker.process.stdin.closed, "else a traceback comes when it is collected"
+
+
+@POSIX
+def test_two_lines_for_one_case_are_no_answer(worker_of) -> None:
+    worker = worker_of(attack(FRAMES.replace("DATA", "said + said")))
+    with pytest.raises(AnswerError, match="no answer"):
+        worker.exchange(ASKED, grade.CASE)
+
+
+@POSIX
+def test_a_worker_that_does_not_start_says_why(
+    tmp_path: Path, worker_of, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "echo a traceback >&2\necho the reason >&2\necho >&2\nexit 1"
+    stand_in(monkeypatch, tmp_path, script)
+    with pytest.raises(UserError, match=r"^a worker did not start: the reason \(.*worker\)$"):
+        worker_of()
+
+
+def test_the_first_line_says_what_is_not_protected() -> None:
+    def line(*held: list[str]) -> str:
+        return grade.protection([Grade(Submission("a"), held=each) for each in held], [])
+
+    every = list(PROTECTIONS)
+    assert "NOT PROTECTED: memory, processes, files, network, signals" in line([])
+    assert line(every).endswith("are protected") and "NOT" not in line(every)
+    told = line(every, ["memory"])
+    assert told.endswith("NOT PROTECTED: processes, files, network, signals")
+
+
+@POSIX
+def test_a_container_gets_the_fence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """A stand-in for docker: it writes down its arguments, and runs what follows the image."""
+    engine, log = tmp_path / "docker", tmp_path / "docker.log"
+    engine.write_text(
+        '#!/bin/sh\necho "$*" >>"$0.log"\n[ "$1" = kill ] && exit\n'
+        '[ "$1" = image ] && { [ "$3" = an-image ]; exit; }\n'
+        'while [ "$1" != an-image ]; do shift; done\nshift 2\n'
+        f'exec {shlex.quote(sys.executable)} "$@"\n'
+    )
+    engine.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    prints = "print('no answer', flush=True)\n"
+    write(tmp_path / "all" / "anna", {"e01.py": right("e01") + prints})
+    [found] = grade.grade(tmp_path / "all", tmp_path / "out.csv", 1, 1, "an-image", False)
+    assert found.results["1"] == "passed"
+    assert capsys.readouterr().out.startswith("graded in a container (docker): time, memory")
+    asked, started, ended = log.read_text().splitlines()
+    assert asked == "image inspect an-image"
+    fence = {"--network=none", "--read-only", "--cap-drop=ALL", "--user=65534:65534"}
+    assert fence | {f"--name={ended.removeprefix('kill ')}"} <= set(started.split())
+    assert not re.search(r" (-v|--volume|--mount)", started)
+    with pytest.raises(UserError, match="no image 'another'"):
+        grade.container_of("another")
+
+
+@pytest.mark.slow
+def test_the_images_recipe_has_all_that_a_worker_needs(tmp_path: Path) -> None:
+    """The files that it copies are enough: nothing of the project behind them is imported."""
+    text = (INSTRUCTOR / "Dockerfile").read_text("utf-8")
+    for sources, place in re.findall(r"^COPY (.*) (\S+)$", text, re.MULTILINE):
+        (tmp_path / place).mkdir(exist_ok=True)
+        for name in sources.split():
+            shutil.copy(ROOT / name, tmp_path / place)
+    code = "import sys\nfrom course import drive, local, worker\n"
+    code += "for name in worker.OPEN + worker.WITH_TORCH:\n    worker.import_module(name)\n"
+    code += "print(*(getattr(each, '__file__', '') for each in sys.modules.values()), sep='\\n')\n"
+    done = warm.fresh("-c", code, cwd=tmp_path, check=True)
+    used = {Path(line) for line in done.stdout.splitlines() if line.endswith(".py")}
+    assert tmp_path / "course" / "drive.py" in used
+    assert not {ROOT / path.relative_to(tmp_path) for path in tmp_path.rglob("*.py")} & used
+    assert not {path for path in used if path.parent in (ROOT, ROOT / "course", ROOT / "serving")}
+    assert "\nUSER 65534:65534\n" in text
+
+
+@pytest.mark.slow
+def test_a_class_gets_what_it_must(tmp_path: Path) -> None:
+    """All ways to hand in, right and wrong answers, and hostile submissions, together."""
+    files = {f"e{number:02}.py": right(f"e{number:02}") for number in (1, 2, 7, 9)}
+    wanted = dict.fromkeys(("1", "2", "7", "9"), "passed")
+    for key in ("6", "8", "12"):
+        plant = next(plant for plant in plants() if plant.exercise == key)
+        files[f"{find(key).file}.py"], wanted[key] = plant.source, plant.caught_by
+    files["e10.py"], wanted["10"] = (STUBS / "e10.py").read_text("utf-8"), "stub"
+    wanted["11"] = "-"
+    folder = tmp_path / "class"
+    write(folder / "anna", files)
+    (folder / "Zoë Student_3_assignsubmission_file_").mkdir()
+    pack(folder / "Zoë Student_3_assignsubmission_file_" / "submission (1).zip", files)
+    pack(folder / "ben.zip", files, zipfile.ZIP_DEFLATED)
+    pack(folder / "doejane_LATE_4_41_submission-2.zip", files)
+    for number, (file, text) in enumerate(files.items(), 200):
+        (folder / f"doejane_5_{number - 100}_{file}").write_text("raise SystemExit('old')\n")
+        (folder / f"doejane_5_{number}_{file[:3]}-1.py").write_text(text, "utf-8")
+    names = ("anna", "Zoë Student_3_assignsubmission_file_", "ben.zip", "doejane_4", "doejane_5")
+    hostile = {
+        "endless": "while True:\n    pass\n",
+        "prints gigabytes": "while True:\n    print('x' * (1 << 20))\n",
+        "forks": "import os\nwhile True:\n    os.fork()\n",
+        "long": "#" * (LONGEST_FILE + 1),
+    }
+    for name, text in hostile.items():
+        write(folder / name, {"e01.py": text})
+    bomb = {"e01.py": "#" * (100 << 20), "../../../../tmp/escaped/e02.py": "x = 1\n"}
+    pack(folder / "bomb.zip", bomb, zipfile.ZIP_DEFLATED)
+    (folder / "no.zip").write_bytes(b"PK\3\4" + bytes(99))
+    (folder / "big.zip").write_bytes(bytes((1 << 20) + 1))
+    (folder / "e01.py").write_text(right("e01"))  # whose?
+    grades = grade.grade(folder, tmp_path / "grades.csv", 5, 2, None, False)
+    found = {each.name: each.results for each in grades}
+    expected = {name: wanted for name in names}
+    expected |= {name: {"1": "answer"} for name in ("endless", "prints gigabytes", "forks")}
+    expected |= {name: {"1": "refused"} for name in ("long", "bomb.zip", "no.zip", "big.zip")}
+    assert found.keys() == expected.keys()
+    for name, results in expected.items():
+        assert {key: found[name][key] for key in results} == results, name
+    assert not Path("/tmp/escaped").exists()
 
 
 # ----------------------------------------------------------------- what a student gets back
@@ -213,10 +623,7 @@ def test_make_passes_flags_on_and_a_folder_whatever_its_name(tmp_path: Path) -> 
 def test_the_rubric_is_read_from_its_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert feedback.rubric().keys() == EXERCISES.keys()
     text = feedback.RUBRIC.read_text("utf-8")
-    [(whole, checks, hand)] = re.findall(r"(\d+) points: (\d+) by the checks, (\d+) by hand", text)
-    assert sum(feedback.rubric().values()) == int(checks) == int(whole) - int(hand)
     monkeypatch.setattr(feedback, "RUBRIC", tmp_path / "rubric.md")
     feedback.RUBRIC.write_text(text.replace("| E6 | 10 |", "| E6 | 12.5 |"))
     assert feedback.rubric()["6"] == 12.5
@@ -237,28 +644,27 @@ class Tags(HTMLParser):
 NASTY = "</pre><script>alert(1)</script><img src=x onerror=alert(1)>\ud800\u202e\x1b[2J$title"
 
 
-def made(tmp_path: Path, **fields: object) -> Path:
-    """The folder of feedback for a made-up grade."""
-    handed = Submission(NASTY, notes=[NASTY], predictions={NASTY: NASTY})
-    handed.predictions |= {predictions.outcomes(3)[0].question: NASTY}
-    results = dict.fromkeys(EXERCISES, "-") | {"6": "passed", "7": "Q1", "8": "refused"}
-    told = {"6": ["E6 passed"], "7": [NASTY]}
-    one = Grade(handed, results, told=told, **fields)
-    (tmp_path / "f").mkdir()
-    feedback.write_feedback(tmp_path / "f", [one, one], feedback.rubric(), 5, "protected")
-    return tmp_path / "f"
-
-
 def test_a_page_shows_what_a_stranger_wrote_and_obeys_none_of_it(tmp_path: Path) -> None:
-    folder = made(tmp_path)
-    pages = sorted(folder.glob("*.html"))
-    assert len(pages) == 3 and len(list(folder.glob("*.json"))) == 2, "names collide: two pages"
+    """Also a prediction, beside what came out."""
+    outcome = predictions.outcomes(3)[0]
+    handed = Submission(NASTY, notes=[NASTY], predictions={NASTY: NASTY, outcome.question: NASTY})
+    results = dict.fromkeys(EXERCISES, "-") | {"6": "passed", "7": "Q1", "8": "refused"}
+    one = Grade(handed, results, told={"6": ["E6 passed"], "7": [NASTY]})
+    feedback.write_feedback(tmp_path, [one, one], feedback.rubric(), 5, "protected")
+    pages = sorted(tmp_path.glob("*.html"))
+    assert len(pages) == 3 and len(list(tmp_path.glob("*.json"))) == 2, "names collide: two pages"
     ours = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "b", "pre", "em"}
     for page in pages:
         text, tags = page.read_text("utf-8"), Tags()
         tags.feed(text)
         assert tags.found <= ours | {"table", "tr", "th", "td", "section", "code"}, page.name
         assert "&lt;script&gt;" in text and not re.search("[\u202e\x1b\ud800]", text)
+        assert feedback.marked(outcome.question) in text, page.name
+        assert feedback.marked(outcome.explained) in text, page.name
+    assert "<p>2 answers are to questions that no lesson asks" in text, "the lecturer's, the last"
+    told = json.loads(pages[0].with_suffix(".json").read_text("utf-8"))["tests"]
+    passed = [each["name"] for each in told if each["status"] == "passed"]
+    assert passed == ["E6 SARATHI's chunk"] and len(told) == len(EXERCISES)
     student = pages[0].read_text("utf-8")
     said = "10 of 95 points|check 7 --seed 5|white-space: pre;|are in lesson 3|>not\xa0yet:\xa0Q1<"
     assert [each for each in said.split("|") if each not in student] == []
@@ -268,11 +674,11 @@ def test_a_page_shows_what_a_stranger_wrote_and_obeys_none_of_it(tmp_path: Path)
 def test_a_page_says_what_happened_as_the_command_line_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("course.grade.CASE", 0.5)
+    monkeypatch.setattr(grade, "CASE", 0.5)
     files = {"e01.py": "while True: pass", "e06.py": "if", "e09.py": "import os\nos._exit(0)"}
     files["e12.py"] = "def reorder(*_):\n    raise NotImplementedError\nextend = reorder"
-    classroom.pack(tmp_path / "Anna.Zip", files, zipfile.ZIP_STORED)
-    [found] = grade(tmp_path, tmp_path / "grades.csv", 1, 1, None, False)
+    pack(tmp_path / "Anna.Zip", files)
+    [found] = graded(tmp_path, out=tmp_path / "grades.csv")
     page = (tmp_path / "grades_feedback" / f"{found.page(1)}.html").read_text("utf-8")
     told = dict(re.findall("<h2>(E[0-9]+)</h2>(.*)", page))
     assert "not yet. Your code has run 0.5 s: does a loop never end?</p>" in told["E1"]
@@ -283,12 +689,21 @@ def test_a_page_says_what_happened_as_the_command_line_does(
     assert "<h1>Anna</h1>" in page and "(here for E1)" in page
 
 
-def test_a_page_shows_a_prediction_beside_what_came_out(tmp_path: Path) -> None:
-    outcome = predictions.outcomes(3)[0]
-    for page in sorted(made(tmp_path).glob("*.html")):
-        text = page.read_text("utf-8")
-        assert feedback.marked(outcome.question) in text, page.name
-        assert feedback.marked(outcome.explained) in text, page.name
+def test_two_students_never_become_one_name() -> None:
+    """Long names, and what a terminal obeys or a spreadsheet computes."""
+    assert harmless("=1+1") == "'=1+1" and harmless("\x1b[2J") == "\\x1b[2J"
+    assert len(harmless("x" * 999)) == 60 and harmless("Zoë") == "Zoë"
+    long = "Ana Maria " * 9
+    names = [f"{long}{number}{long}" for number in (1234567, 1234568)]
+    names += ["a\x1bb", "a\x1cb", "a?b", "=1", "'=1", "山田\u3000太郎", "\udcff", "\udcfe"]
+    grades = [Grade(Submission(name), {"e01": "-"}) for name in names]
+    rows = list(csv.DictReader(StringIO(grade.table(grades, {"e01": 1.0}, 0, "x"))))
+    told = [row["submission"] for row in rows]
+    assert len(set(told)) == len({row["page"] for row in rows}) == len(names)
+    assert told[:2] == names[:2] and told[-3] == names[-3] and told[-1] == "\\udcfe"
+    said = [Submission("a", predictions={"q": "x" * 300 + end}) for end in ("", "y")]
+    outcome = {"q": ("1.1", Outcome("q", "", "", ""))}
+    assert feedback.predicted([Grade(each) for each in said], outcome).count("<td>1</td>") == 2
 
 
 @pytest.mark.slow
@@ -303,11 +718,9 @@ def test_gradescope_runs_what_make_packs(tmp_path: Path) -> None:
         line = line.replace(old, new)
     subprocess.run(["sh", "-c", line], cwd=ROOT, check=True, capture_output=True)
     shutil.unpack_archive(place, tmp_path / "source")
-    (tmp_path / "submission").mkdir()
     handed_in = ("1", "2", "9", "12")  # with torch and without it
-    for key in handed_in:
-        file = EXERCISES[key].file
-        (tmp_path / "submission" / f"{file}.py").write_text(right(file))
+    files = [EXERCISES[key].file for key in handed_in]
+    write(tmp_path / "submission", {f"{file}.py": right(file) for file in files})
     results = tmp_path / "results" / "results.json"
     for python in ("/bin/false", sys.executable):
         environment = os.environ | {"AUTOGRADER": str(tmp_path), "PYTHON": python}
@@ -323,38 +736,7 @@ def test_gradescope_runs_what_make_packs(tmp_path: Path) -> None:
         assert (each["score"], each["max_score"]) == (most if passed else 0, most)
 
 
-def test_nothing_of_the_lecturers_is_written_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "all" / "anna").mkdir(parents=True)
-    (tmp_path / "all" / "anna" / "e01.py").write_text(right("e01"))
-    out = tmp_path / "grades.csv"
-    grade(tmp_path / "all", out, 1, 1, None, False)
-    [row] = csv.DictReader(out.read_text("utf-8").splitlines())
-    assert row["points"] == "4" and (tmp_path / "grades_feedback" / f"{row['page']}").exists()
-    with pytest.raises(UserError, match="grades.csv' is there already: .* --out, .*ARGS=--force"):
-        grade(tmp_path / "all", out, 1, 1, None, False)
-    out.unlink()
-    with pytest.raises(UserError, match="grades_feedback' is there already: .* --feedback, "):
-        grade(tmp_path / "all", out, 1, 1, None, False)
-    ignored = ["git", "check-ignore", "grades.csv", "grades_feedback/1.html"]
-    asked = subprocess.run(ignored, cwd=ROOT, check=False, capture_output=True, text=True)
-    assert len(asked.stdout.splitlines()) == 2 or not (ROOT / ".git").exists()
-
-
-def test_graded_again_nobody_keeps_an_old_page(tmp_path: Path) -> None:
-    """A student who hands in late moves all numbers behind: an old page must not stay beside."""
-    grades = [Grade(Submission(name), dict.fromkeys(EXERCISES, "-")) for name in "ac"]
-    points, own = feedback.rubric(), tmp_path / "002_notes.html"
-    own.write_text("the lecturer's")
-    feedback.write_feedback(tmp_path, grades, points, 5, "protected")
-    grades.insert(1, Grade(Submission("b"), dict.fromkeys(EXERCISES, "-")))
-    feedback.write_feedback(tmp_path, grades, points, 5, "protected")
-    names = {path.stem for path in tmp_path.iterdir()} - {"predictions"}
-    assert names == {"001_a", "002_b", "003_c", "002_notes"} and own.read_text()
-
-
-def test_only_what_was_set_is_graded_and_counts(
+def test_only_what_was_set_is_graded_and_nothing_is_written_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker gets no other file, and no stub: those of E2 to E5 would need torch."""
@@ -365,54 +747,35 @@ def test_only_what_was_set_is_graded_and_counts(
             given.append(list(files))
             super().__init__(files, *more)
 
-    monkeypatch.setattr("course.grade.Worker", Seen)
-    (tmp_path / "all" / "anna").mkdir(parents=True)
-    for name in ("e01", "e12"):
-        (tmp_path / "all" / "anna" / f"{name}.py").write_text(right(name))
-    shutil.copy(STUBS / "e02.py", tmp_path / "all" / "anna")
+    monkeypatch.setattr(grade, "Worker", Seen)
+    write(tmp_path / "all" / "anna", {f"{name}.py": right(name) for name in ("e01", "e12")})
+    stub = (STUBS / "e02.py").read_text("utf-8").replace("\n", "\r\n")
+    (tmp_path / "all" / "anna" / "e02.py").write_bytes(stub.encode())
     out = tmp_path / "grades.csv"
-    [found] = grade(tmp_path / "all", out, 1, 1, None, False, only=["2", "9", "12"])
+    [found] = graded(tmp_path / "all", "2", "9", "12")
     assert found.results == {"2": "stub", "9": "-", "12": "passed"} and given == [["e12"]]
-    assert out.read_text("utf-8").startswith("submission,2,9,12,passed,points")
-    page = (tmp_path / "grades_feedback" / f"{found.page(1)}.html").read_text("utf-8")
+    [row] = csv.DictReader(out.read_text("utf-8").splitlines())
+    assert list(row)[:6] == ["submission", "2", "9", "12", "passed", "points"]
+    page = (tmp_path / "grades_feedback" / row["page"]).read_text("utf-8")
     assert "<b>3 of 13 points</b>" in page and "E1 " not in page
+    with pytest.raises(UserError, match="grades.csv' is there already: .* --out, .*ARGS=--force"):
+        graded(tmp_path / "all")
+    out.unlink()
+    with pytest.raises(UserError, match="grades_feedback' is there already: .* --feedback, "):
+        graded(tmp_path / "all")
 
 
-@pytest.mark.slow
-def test_a_class_gets_what_it_must(tmp_path: Path) -> None:
-    """All ways to hand in, right and wrong answers, and hostile submissions, together."""
-    wanted = classroom.make(tmp_path / "class", 5, 3, ("1", "2", "6", "7", "8", "9", "12"))
-    out = tmp_path / "grades.csv"
-    grades = {each.name: each for each in grade(tmp_path / "class", out, 5, 2, None, False)}
-    assert grades.keys() == wanted.keys()
-    for name, results in wanted.items():
-        assert {key: grades[name].results[key] for key in results} == results, name
-    assert not Path("/tmp/escaped").exists()
-
-
-# ------------------------------------------------------------------------- predictions
-
-
-def test_what_came_out_is_that_of_the_same_question() -> None:
-    for lesson in range(1, len(predictions.LESSONS) + 1):
-        found = predictions.outcomes(lesson)
-        assert [each.question for each in found] == predictions.questions(lesson)
-        assert all(each.printed or "picture" in each.where for each in found), lesson
-
-
-def test_a_student_sees_a_prediction_beside_the_result_and_no_result_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(predictions, "MINE", tmp_path)
-    first, second, *_ = predictions.outcomes(3)
-    predictions.record("3.1", first.question, "4 x 12")
-    told = "\n".join(predictions.compare(3))
-    assert "you said: 4 x 12" in told and first.explained in told
-    assert first.printed.splitlines()[0] in told
-    assert second.explained not in told and "not yet: 3.2" in told
-
-
-# --------------------------------------------------------------------------------- quiz
+def test_graded_again_nobody_keeps_an_old_page(tmp_path: Path) -> None:
+    """A student who hands in late moves all numbers behind: an old page must not stay beside."""
+    grades = [Grade(Submission(name), dict.fromkeys(EXERCISES, "-")) for name in "ac"]
+    points, own = feedback.rubric(), tmp_path / "002_notes.html"
+    own.write_text("the lecturer's")
+    feedback.write_feedback(tmp_path, grades, points, 5, "protected")
+    grades.insert(1, Grade(Submission("b"), dict.fromkeys(EXERCISES, "-")))
+    feedback.write_feedback(tmp_path, grades, points, 5, "protected")
+    pages = {f"{name}.{kind}" for name in ("001_a", "002_b", "003_c") for kind in ("html", "json")}
+    names = {path.name for path in tmp_path.iterdir()} - {"predictions.html"}
+    assert names == pages | {"002_notes.html"} and own.read_text()
 
 
 def test_the_quiz_says_what_the_cost_model_predicts() -> None:

@@ -1,54 +1,58 @@
-"""The lessons' .py sources and .ipynb files are in step, and what is committed is fit to be read.
-`make notebooks` executes them.
+"""The lessons: .py and .ipynb in step, outputs that are fit to be read, numbers of the text that
+stand in the lesson, sliders and boxes for a reader. `make notebooks` executes them.
 """
 
 import importlib.util
+import json
 import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-nbformat = pytest.importorskip("nbformat")
+from course import predictions
+from docs import whatif
+from experiments.lib.common import paper_numbers
+
+ipywidgets, nbformat = map(pytest.importorskip, ("ipywidgets", "nbformat"))
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
-spec = importlib.util.spec_from_file_location("execute", FOLDER / "execute.py")
-execute = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(execute)
 
+
+def loaded(name: str) -> ModuleType:
+    """A file of notebooks/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+execute, lesson = map(loaded, ("execute", "lesson"))
 LESSONS = execute.lessons()
-NOTEBOOKS = LESSONS
+each_lesson = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 
 
-def test_numbered_without_a_gap() -> None:
-    assert [lesson.stem[:2] for lesson in LESSONS] == [
-        f"{number:02d}" for number in range(1, len(LESSONS) + 1)
-    ] and len(LESSONS) >= 9
+def committed(path: Path) -> nbformat.NotebookNode:
+    return nbformat.read(path.with_suffix(".ipynb"), as_version=4)
 
 
-@pytest.mark.parametrize("lesson", NOTEBOOKS, ids=lambda lesson: lesson.stem)
-def test_ipynb_is_in_step_with_its_source(lesson: Path) -> None:
-    source, notebook = (
-        execute.convert(lesson),
-        nbformat.read(lesson.with_suffix(".ipynb"), as_version=4),
-    )
-    cells = [(cell.cell_type, cell.source) for cell in source.cells]
-    assert cells == [(cell.cell_type, cell.source) for cell in notebook.cells], (
-        "run `make notebooks-refresh`; after new words alone, `python notebooks/execute.py --text`"
-    )
+def code_of(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+@each_lesson
+def test_a_notebook_is_in_step_with_its_source_and_fit_to_be_read(path: Path) -> None:
+    notebook, cells = committed(path), execute.convert(path).cells
+    assert [(each.cell_type, each.source) for each in cells] == [
+        (each.cell_type, each.source) for each in notebook.cells
+    ], "run `make notebooks-refresh`; after new words alone, `python notebooks/execute.py --text`"
     nbformat.validate(notebook)
-
-
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
-def test_committed_outputs(lesson: Path) -> None:
-    notebook = nbformat.read(lesson.with_suffix(".ipynb"), as_version=4)
     assert execute.complaints(notebook) == []
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    code = code_of(notebook)
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), (
         "executed once, from top to bottom"
     )
-    pictures = [
-        output for cell in code for output in cell.outputs if "image/png" in output.get("data", {})
-    ]
-    assert len(pictures) >= 3
+    assert sum("image/png" in each.get("data", {}) for cell in code for each in cell.outputs) >= 3
     assert set(notebook.metadata) == {"jupytext", "kernelspec"}, (
         "no versions or paths of the machine that ran it"
     )
@@ -74,10 +78,10 @@ QUICK = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
-def test_each_cell_may_run_again(lesson: Path) -> None:
+@each_lesson
+def test_each_cell_may_run_again(path: Path) -> None:
     """As readers do. Where no clock decides, the same comes out, and stands in the .ipynb file."""
-    notebook = execute.convert(lesson)
+    notebook = execute.convert(path)
     for place, cell in reversed([*enumerate(notebook.cells, 1)]):
         if cell.cell_type == "code":
             for usual, quick in QUICK.items():
@@ -86,49 +90,254 @@ def test_each_cell_may_run_again(lesson: Path) -> None:
             notebook.cells.insert(place, again)
     execute.execute(notebook)
     assert execute.complaints(notebook) == []
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    code = code_of(notebook)
     for once, again in zip(code[::2], code[1::2], strict=True):
         assert timed(once) or once.outputs == again.outputs, once.source
-    kept = nbformat.read(lesson.with_suffix(".ipynb"), as_version=4).cells
-    for once, old in zip(code[::2], [each for each in kept if "outputs" in each], strict=True):
+    for once, old in zip(code[::2], code_of(committed(path)), strict=True):
         if not timed(once) and "(predicted)" in said(old):
             assert said(once) == said(old), "run `make notebooks-refresh`"
 
 
-def test_complaints_see_errors_warnings_and_paths() -> None:
-    def notebook(**output: object) -> nbformat.NotebookNode:
-        cell = nbformat.v4.new_code_cell("1")
-        cell.outputs = [nbformat.v4.new_output(**output)]
-        return nbformat.v4.new_notebook(cells=[cell])
-
-    assert execute.complaints(notebook(output_type="stream", name="stdout", text="fine")) == []
-    assert execute.complaints(notebook(output_type="stream", name="stderr", text="a warning"))
-    assert execute.complaints(
-        notebook(output_type="error", ename="ValueError", evalue="no", traceback=[])
-    )
-    assert execute.complaints(
-        notebook(output_type="stream", name="stdout", text=f"wrote {FOLDER}/x.png")
-    )
-
-
 @pytest.mark.parametrize(
-    "code, same",
+    "output",
     [
-        ("def f():\n    return 1", True),
-        ("def f():\n    return 1  # a comment", True),
-        ('def f():\n    """Docstring."""\n    return 1', True),
-        ("def f():\n    return 2", False),
-        ('def f():\n    "not" + "a docstring"\n    return 1', False),
+        {"output_type": "stream", "name": "stderr", "text": "a warning"},
+        {"output_type": "error", "ename": "ValueError", "evalue": "no", "traceback": []},
+        {"output_type": "stream", "name": "stdout", "text": f"wrote {FOLDER}/x.png"},
     ],
 )
-def test_text_keeps_outputs_of_the_same_code_only(code: str, same: bool) -> None:
+def test_complaints_see_errors_warnings_and_paths(output: dict) -> None:
+    cell = nbformat.v4.new_code_cell("1", outputs=[nbformat.v4.new_output(**output)])
+    assert execute.complaints(nbformat.v4.new_notebook(cells=[cell]))
+
+
+def test_text_keeps_outputs_of_the_same_code_only() -> None:
     output = nbformat.v4.new_output("stream", name="stdout", text="1\n")
     old = nbformat.v4.new_code_cell("def f():\n    return 1", execution_count=1, outputs=[output])
     executed = nbformat.v4.new_notebook(cells=[old])
-    words = nbformat.v4.new_markdown_cell("New words.")
-    notebook = nbformat.v4.new_notebook(cells=[words, nbformat.v4.new_code_cell(code)])
-    assert (execute.copy_outputs(executed, notebook) == []) == same
-    if same:
-        assert notebook.cells[1].outputs == [output]
-    notebook.cells.append(nbformat.v4.new_code_cell("2"))
-    assert execute.copy_outputs(executed, notebook), "a cell of code more"
+    for code, same in (
+        ('def f():\n    """Docstring."""\n    return 1  # a comment', True),
+        ('def f():\n    "not" + "a docstring"\n    return 1', False),
+    ):
+        cells = [nbformat.v4.new_markdown_cell("New words."), nbformat.v4.new_code_cell(code)]
+        notebook = nbformat.v4.new_notebook(cells=cells)
+        assert (execute.copy_outputs(executed, notebook) == []) == same
+        assert not same or notebook.cells[1].outputs == [output]
+        notebook.cells.append(nbformat.v4.new_code_cell("2"))
+        assert execute.copy_outputs(executed, notebook), "a cell of code more"
+
+
+# --------------------------------------------------------------------- the numbers of the text
+#
+# A number of the text is a decimal (1.42), a number with a unit (7 ms, 5 %, 3 times), or a whole
+# number above ten. It must stand, rounded as the text rounds it,
+#
+#     in a printed output of the lesson, before or after the text;
+#     or in the code, as a parameter: there the value must be the same, without rounding;
+#     or in experiments/paper_numbers.csv, if its paragraph says "paper".
+#
+# All else is in EXCEPTIONS, with the reason. Not read: code and links, the numbers of lessons,
+# steps, sections and figures, names such as LLaMA-13B, and the minutes that a lesson takes.
+
+# Lesson -> what its text says -> why no output has it.
+EXCEPTIONS: dict[int, dict[str, str]] = {
+    1: {
+        "26": "question 1 gives it: GB of weights",
+        "768": "question 1 gives it: GB/s of the A6000",
+    },
+    2: {
+        "5120": "H of LLaMA-13B, in configs/models.py",
+        "119": "question 1: 100 + 19",
+        "121": "question 1: a wrong choice",
+        "19": "question 1: 20 output tokens take 19 decodes",
+        "96": "question 3 gives it: twice 48 GB",
+    },
+    10: {"1550": "the name of a GPU"},
+    12: {"12.5": "100 Gb/s, in GB"},
+}
+NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
+UNITS = r"%|[mu]?s\b|[KMGT]?B/s|[KMGT]B\b|[GT]?FLOPs?\b|tokens/m?s\b|times\b|x(?!\w| *[\dA-Z(])"
+# One number, or several that share a unit: "200, 100 and 16.7 times".
+STATED = re.compile(
+    rf"(?<![\w.])({NUMBER}(?:(?:,|,? (?:and|or|to)) {NUMBER})*)(?: ?({UNITS})|(?!\w|\.\d))"
+)
+UNREAD = re.compile(
+    r"```.*?```|`[^`]*`|\]\([^)]*\)"  # code, and where links lead
+    r"|(?:Sec|Fig|Table|Algorithm|Lesson|Step|Question|cell)s? \d[\w.]*"
+    r"(?:(?:,|,? (?:and|or|to)) \d[\w.]*)*"
+    r"|[A-Za-z][\w.]*-\d[\w.]*"  # names: LLaMA-13B
+    r"|\*\*Time\*\*: [\d to]+ minutes",
+    re.DOTALL | re.IGNORECASE,
+)
+COUNTS = 10  # whole numbers up to here, without a unit, may just count what the text lists
+
+
+def number(text: str) -> float:
+    return float(text.replace(",", "").replace("_", ""))
+
+
+def numbers(text: str) -> list[float]:
+    """All numbers of an output or of code: 1,024 and 1_024 are one number."""
+    found = re.findall(r"(?<![\w.])\d+(?:[,_]\d{3})+(?:\.\d+)?(?!\d)|\d+(?:\.\d+)?", text)
+    return [number(each) for each in found]
+
+
+def stated(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, str]]:
+    """The numbers of the text, such as "8.5", each with its paragraph."""
+    for cell in notebook.cells:
+        for paragraph in re.split(r"\n\s*\n", cell.source if cell.cell_type == "markdown" else ""):
+            text = UNREAD.sub(" ", " ".join(paragraph.split()))
+            for values, unit in STATED.findall(text):
+                for value in re.findall(NUMBER, values):
+                    if "." in value or unit or number(value) > COUNTS:
+                        yield value, text
+
+
+def rounds(text: str, values: Iterable[float]) -> bool:
+    """Whether one of the values, with as many decimals as the text has, is the text's number."""
+    half = 0.5 * 10.0 ** -len(text.partition(".")[2])
+    return any(abs(number(text) - value) <= half * (1 + 1e-9) for value in values)
+
+
+def printed(notebook: nbformat.NotebookNode) -> list[float]:
+    """The numbers of all outputs that are text."""
+    outputs = [output for cell in code_of(notebook) for output in cell.outputs]
+    texts = [each.get("text") or each.get("data", {}).get("text/plain", "") for each in outputs]
+    return numbers("\n".join(text for text in texts if not text.startswith("<Figure size")))
+
+
+@each_lesson
+def test_numbers_of_the_text_stand_in_the_lesson(path: Path) -> None:
+    notebook, exceptions = committed(path), EXCEPTIONS.get(int(path.stem[:2]), {})
+    code = "\n".join(cell.source for cell in code_of(notebook))
+    parameters = numbers(re.sub(r'^predict\("[\d.]+"\)$', "", code, flags=re.MULTILINE))
+    outputs, published, found = printed(notebook), paper_numbers().values(), [*stated(notebook)]
+    assert [
+        (text, paragraph)
+        for text, paragraph in found
+        if not rounds(text, outputs)
+        and number(text) not in parameters
+        and not ("paper" in paragraph.lower() and rounds(text, published))
+        and text not in exceptions
+    ] == [], "no output, parameter or published number"
+    assert exceptions.keys() <= {text for text, _ in found}
+
+
+# ------------------------------------------------------------------------- sliders and boxes
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ipywidgets.Widget]:
+    """What a live notebook displays. The answers go to a folder of the test."""
+    found: list[ipywidgets.Widget] = []
+    monkeypatch.setattr(predictions, "MINE", tmp_path)
+    monkeypatch.setattr(lesson, "widgets", lambda: ipywidgets)
+    monkeypatch.setattr(lesson, "display", found.append)
+    return found
+
+
+def noted() -> tuple[list[tuple[int, str]], Callable]:
+    """A function for sliders, and what it is called with."""
+    calls = []
+
+    def what_if(size: int = 3, word: str = "b") -> None:
+        calls.append((size, word))
+
+    return calls, what_if
+
+
+def test_without_a_reader_the_default_is_shown_and_nobody_is_asked(
+    capsys: pytest.CaptureFixture,
+) -> None:
+    calls, what_if = noted()
+    assert lesson.widgets() is None, "no kernel, nobody to ask"
+    lesson.sliders(what_if, size=(1, 9), word=["a", "b"])
+    lesson.predict("1.1")
+    assert calls == [(3, "b")] and "in Jupyter" in capsys.readouterr().out
+
+
+def test_who_waits_for_a_cell_is_told(capsys: pytest.CaptureFixture) -> None:
+    told = [(each, capsys.readouterr().out) for each in lesson.working("abc", "measuring")]
+    assert [each for each, said in told if "measuring: 2 of 3" in said] == ["b"] and len(told) == 3
+
+
+def test_a_slider_shows_it_again(shown: list) -> None:
+    calls, what_if = noted()
+    lesson.sliders(what_if, size=(1, 9, 2), word=["a", "b"])
+    [box] = shown
+    size, word, _ = box.children
+    assert (size.value, word.value) == (3, "b") and calls == [(3, "b")]
+    size.value = 7
+    word.value = "a"
+    assert calls == [(3, "b"), (7, "b"), (7, "a")]
+
+
+def test_a_box_keeps_one_answer(shown: list, tmp_path: Path, capsys) -> None:
+    lesson.predict("3.2")
+    [box] = shown
+    box.value = "  "
+    assert not (tmp_path / "predictions.json").exists()
+    box.value = "a triangle"
+    assert box.disabled
+    predictions.record("3.2", "?", "a square")
+    kept = {"question": predictions.questions(3)[1], "answer": "a triangle"}
+    assert json.loads((tmp_path / "predictions.json").read_text("utf-8")) == {"3.2": kept}
+    lesson.predict("3.2")
+    assert len(shown) == 1 and "you said: a triangle" in capsys.readouterr().out
+    (tmp_path / "predictions.json").write_text("{")
+    lesson.predict("3.2")
+    assert "damaged" in capsys.readouterr().out
+
+
+@each_lesson
+def test_each_box_follows_its_question(path: Path) -> None:
+    """`predict("3.2")` stands right after the second question of lesson 3."""
+    text = path.read_text("utf-8")
+    names = re.findall(r'^predict\("([\d.]+)"\)$', text, re.MULTILINE)
+    assert len(names) >= 2
+    for name in names:
+        before = text[: text.index(f'predict("{name}")')]
+        assert name == f"{int(path.stem[:2])}.{before.count(predictions.MARK)}"
+        since = before.rpartition(predictions.MARK)[2]
+        assert since.count("# %%") == 1, "no other cell between them"
+
+
+# Lesson 7's `what_if` draws arrivals and lengths with numpy, and no browser has it.
+@pytest.mark.parametrize(
+    "path", [path for path in LESSONS if path.stem[:2] != "07"], ids=lambda path: path.stem
+)
+def test_the_browser_prints_what_the_lesson_printed(path: Path) -> None:
+    """Of the lesson, it runs `what_if` and what that needs."""
+    cells = code_of(committed(path))
+    excerpt = whatif.excerpt(cell.source for cell in cells)
+    assert not re.search("numpy|matplotlib|torch", excerpt)
+    controls = whatif.controls(excerpt)
+    answer = whatif.run(excerpt, {each["name"]: each["value"] for each in controls})
+    [cell] = [cell for cell in cells if "sliders(what_if" in cell.source]
+    assert answer["text"] == said(cell)
+    drawn = any(each.output_type == "display_data" for each in cell.outputs)
+    assert bool(answer["pictures"]) == drawn
+
+
+def test_an_excerpt_has_the_last_definition_before_the_sliders() -> None:
+    cells = [
+        "import numpy as np\nfrom os import path, sep\na = 1\nprint(a)",
+        "a, unused = 2, 3\nb = lambda x: x + a",
+        "def what_if(n=1):\n    print(b(n), sep)\n\nsliders(what_if, n=[1, 2])",
+        "a = 4",
+    ]
+    assert whatif.excerpt(cells) == (
+        "from os import sep\na, unused = (2, 3)\nb = lambda x: x + a\n"
+        "def what_if(n=1):\n    print(b(n), sep)\nsliders(what_if, n=[1, 2])"
+    )
+
+
+def test_a_choice_of_the_page_is_the_argument() -> None:
+    code = """def what_if(size=3, word="y"):
+    print(size, word)
+sliders(what_if, size=(1, 9, 2), word=[("a", "x"), ("b", "y")])"""
+    size, word = whatif.controls(code)
+    assert size == {"name": "size", "min": 1, "max": 9, "step": 2, "value": 3}
+    assert (word["labels"], word["value"]) == (("a", "b"), 1)
+    question = json.dumps({"lesson": code, "chosen": {"size": 5, "word": 0}})
+    assert json.loads(whatif.in_browser(question)) == {"text": "5 x\n", "pictures": []}

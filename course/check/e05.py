@@ -1,7 +1,6 @@
-"""E5: a hybrid batch as rows. The checker runs the rows through a small model (R3)."""
+"""E5: a hybrid batch as rows."""
 
 import random
-from functools import cache
 
 from course.check.frame import Failure, same
 from course.drive import FIELDS
@@ -11,7 +10,6 @@ PROPERTIES = {
     "R1": "each row has its request's slot and its own place in the request",
     "R2": "rows feed the prefill's tokens, or the newest output token of a decode; logit rows are"
     " the last row of a last chunk, and each decode",
-    "R3": "logits of the rows are those of the whole text at once, however it is cut",
 }
 
 
@@ -57,7 +55,7 @@ def draw(rng: random.Random, count: int, longest: int) -> dict:
 def cases(rng: random.Random) -> list[dict]:
     drawn = [draw(rng, rng.randint(1, 4), 8) for _ in range(60)]
     drawn.sort(key=lambda case: sum(len(c) + len(d) for c, d, *_ in case["batches"]))
-    return [case | {"_model": number % 4 == 3} for number, case in enumerate(drawn)]
+    return drawn
 
 
 def judge(case: dict, answer: list) -> Failure | None:
@@ -118,7 +116,7 @@ def judge(case: dict, answer: list) -> Failure | None:
             )  # fmt: skip
         for i in ended + preempted:
             slot_of.pop(i)
-    return logits(case, answer) if case["_model"] else None
+    return None
 
 
 # Too few tokens make all the others too short: they are compared first.
@@ -134,55 +132,3 @@ TEACHES = {
     "tokens": "A chunk feeds request.tokens(start, end): of its prompt, and after a preemption its"
     " output, too. A decode feeds the newest output token.",
 }
-
-
-@cache
-def small_model():
-    import torch  # heavy, and only four exercises need it
-
-    from configs import ModelConfig
-    from loading.load import new_model, random_weights
-
-    shape = ModelConfig("tiny", 2, 4, 16, 24, 97, 64, n_kv_head=2)
-    return random_weights(new_model(shape, torch.float64, torch.device("cpu")), seed=1)
-
-
-def logits(case: dict, answer: list) -> Failure | None:
-    """R3: the student's rows through the model, against whole texts without a cache."""
-    import torch
-
-    from attention import PLAIN, FlatBatch, Span
-    from kvcache import KVCache
-
-    model = small_model()
-    kv = KVCache(model.config, case["slots"], 64, torch.float64)
-    made = [0] * len(case["prompts"])
-    for number, ((chunks, decodes, *_), rows) in enumerate(
-        zip(case["batches"], answer, strict=True)
-    ):
-        first, spans, sampled = 0, [], []
-        for i, start, length, whole in chunks:
-            place = slice(first, first + length)
-            spans.append(Span(place, (rows["slots"][first],), (start + length,)))
-            first += length
-            sampled += [i] if start + length == whole else []
-        if decodes:
-            contexts = tuple(place + 1 for place in rows["positions"][first:])
-            spans.append(Span(slice(first, None), tuple(rows["slots"][first:]), contexts))
-        fields = [
-            torch.tensor(rows[name], dtype=torch.long) for name in ("tokens", "slots", "positions")
-        ]
-        flat = FlatBatch(*fields, spans, torch.tensor(rows["logit_rows"], dtype=torch.long))
-        found = model(flat, kv, PLAIN["math"])  # (S, vocab)
-        for row, i in enumerate(sampled + decodes):
-            text = case["prompts"][i] + case["outputs"][i][: made[i]]
-            with torch.inference_mode():
-                wanted = model.forward_full(torch.tensor([text]))[0, -1]
-            made[i] += 1
-            error = float((found[row] - wanted).abs().max())
-            if not error < 1e-9:
-                return Failure(
-                    "R3", f"batch {number + 1}, request {i}", "logits of the whole text to 1e-9",
-                    f"an error of {error:.1e}", "Chunks must give what the whole prompt gives.",
-                )  # fmt: skip
-    return None

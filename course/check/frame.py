@@ -156,7 +156,7 @@ def sizes(requests: list[list]) -> str:
     return ", ".join(found)
 
 
-def lines(exercise: Exercise, verdict: Verdict, width: int = 78) -> list[str]:
+def lines(exercise: Exercise, verdict: Verdict) -> list[str]:
     """A verdict as a student reads it."""
     head, properties, failure = exercise.name, exercise.check.PROPERTIES, verdict.failure
     count = many(verdict.cases, "case")
