@@ -650,6 +650,9 @@ def test_a_full_queue_and_a_client_that_hangs_up(priced: PricedEngine) -> None:
             opened.append(connection)
         wait_for(lambda: running.runner.state()["running"] == 2)
         wait_for(lambda: running.runner.state()["waiting"] == 1)
+        held, slots = running.runner.state()["held"], 2 * priced.max_length
+        used = metrics_of(running)["vllm:kv_cache_usage_perc"][()]
+        assert held <= round(used * slots) <= running.runner.state()["held"]
         status, headers, answer = running.ask(TEXT, GOOD)
         assert status == 429 and int(headers["retry-after"]) >= 1
         assert answer["error"]["code"] == "queue_full"
@@ -657,8 +660,10 @@ def test_a_full_queue_and_a_client_that_hangs_up(priced: PricedEngine) -> None:
             connection.close()
         wait_for(running.idle)
         assert running.ask(TEXT, GOOD)[0] == 200
-        ends = metrics_of(running)["vllm:request_success_total"]
-        assert ends == {("stop",): 0, ("length",): 1, ("abort",): 3, ("error",): 0}
+        found = metrics_of(running)
+        ends = {"stop": 0, "length": 1, "abort": 3, "error": 0}
+        assert {own: count for (own,), count in found["vllm:request_success_total"].items()} == ends
+        assert found["vllm:e2e_request_latency_seconds_count"] == {(): 1}
 
 
 def metrics_of(running: Served) -> dict[str, dict[tuple, float]]:

@@ -91,6 +91,13 @@ FAILS = {
         "    def add(self, new): vars(self).setdefault('own', []).append(new)\n",
         "requests neither wait nor run",
     ),
+    # the same, and it takes them out: who comes after it would not
+    "hoards": (
+        "    own = []\n    def add(self, new): self.own = [*self.own, new]\n"
+        "    has_work = property(lambda self: bool(self.own or self.waiting or self.running))\n"
+        + SCHEDULE.format("self.waiting += self.own[:1]; del self.own[:1]"),
+        "requests neither wait nor run",
+    ),
 }  # fmt: skip
 
 
