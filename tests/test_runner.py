@@ -262,20 +262,16 @@ def test_draining_runs_what_is_here_and_takes_nothing_new() -> None:
 
 
 def test_what_is_left_after_the_patience_is_aborted(llm: LLM) -> None:
-    clients, drained, draining = Clients(RealEngine(llm)), [], threading.Event()
+    clients, drained = Clients(RealEngine(llm)), []
     runner = clients.runner
-    runner.submit([Request(0, [tag], 60) for tag in range(9)], range(9))
+    clients.submit(range(9), [3], 60)
+    thread = threading.Thread(target=lambda: drained.append(runner.drain(0)))
 
-    def drain() -> None:
-        drained.append(runner.drain(0))
-
-    def wait() -> None:  # until the engine has been told to cancel all
+    def drain() -> None:  # until the engine has been told to cancel all
         thread.start()
-        while not runner.inbox:
-            draining.wait(0.001)
+        wait_for(lambda: runner.inbox)
 
-    thread = threading.Thread(target=drain)
-    clients.at[8].append(wait)
+    clients.at[8].append(drain)
     runner.start()
     clients.wait(range(9))
     thread.join(PATIENCE)
@@ -506,12 +502,11 @@ def test_logprobs_are_those_of_the_models_logits(small: str) -> None:
 @pytest.mark.parametrize("policy", NAMES)
 def test_real_time_is_that_of_the_simulator(policy: str) -> None:
     """The same batches at the same moments, and all of the runner's own work takes no time."""
-    draw = random.Random(11)
     options = {"policy": policy, "chunk_size": 256, "max_batch_size": 8, "cache_tokens": 9000}
     options |= {"tp": 2, "link": "nvlink-a100", "software": "sarathi_serve"}
 
     def make() -> list[Request]:
-        draw.seed(11)
+        draw = random.Random(11)
         lengths = [(draw.randint(10, 3000), draw.randint(1, 30)) for _ in range(20)]
         return [Request(i, range(prompt), most) for i, (prompt, most) in enumerate(lengths)]
 
@@ -520,9 +515,7 @@ def test_real_time_is_that_of_the_simulator(policy: str) -> None:
     clients = Clients(engine)
     clients.runner.submit(make(), range(20))
     clients.finish()
-    iterations = clients.told("iteration")
-    assert len(iterations) == len(trace.iterations)
-    for event, iteration in zip(iterations, trace.iterations, strict=True):
+    for event, iteration in zip(clients.told("iteration"), trace.iterations, strict=True):
         assert event["t"] == pytest.approx(iteration.start, abs=1e-9)
         assert event["seconds"] == iteration.seconds
         assert [(i, *rest) for i, _, *rest in event["chunks"]] == [

@@ -77,13 +77,6 @@ def client(demo: Served) -> object:
     return openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0)
 
 
-def text_of(stream) -> tuple[str, str]:
-    """Text and reason of a stream of the openai package."""
-    choices = [each.choices[0] for each in stream if each.choices]
-    assert [each.finish_reason for each in choices[:-1]] == [None] * (len(choices) - 1)
-    return "".join(each.text for each in choices), choices[-1].finish_reason
-
-
 def test_completions_are_those_of_generate(client: object, llm: LLM) -> None:
     """Greedy, all prompts in one request; then as token ids."""
     outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=24))
@@ -129,20 +122,19 @@ def test_streams_have_usage_where_it_is_asked_for(client: object) -> None:
     assert counts == sorted(counts) and counts[0] >= 1 and counts[-1] == 9
 
 
-def test_stop_strings(demo: Served, client: object, llm: LLM) -> None:
+def test_stop_strings(demo: Served, llm: LLM) -> None:
     """The text ends before the first of them; it lies across tokens, or inside of one."""
     whole = llm.generate(PROMPTS[0], SamplingParams(max_tokens=40))[0].text
-    for stop in (whole[5:9], whole[9:12], whole[3], [whole[20:33], whole[7:15]]):
-        first = min(whole.find(each) for each in ([stop] if isinstance(stop, str) else stop))
-        ask = {"model": "demo", "prompt": PROMPTS[0], "max_tokens": 40, "temperature": 0}
-        choice = client.completions.create(**ask, stop=stop).choices[0]
-        assert (choice.text, choice.finish_reason) == (whole[:first], "stop")
-        stream = client.completions.create(**ask, stop=stop, stream=True)
-        assert text_of(stream) == (whole[:first], "stop")
-    choice = client.completions.create(**ask, stop="no such text").choices[0]
-    assert (choice.text, choice.finish_reason) == (whole, "length")
-    before, more = demo.runner.state()["iterations"], {"max_tokens": 900, "stop": whole[3]}
-    client.completions.create(**ask | more, extra_body={"ignore_eos": True})
+    ask = {"prompt": PROMPTS[0], "max_tokens": 40, "temperature": 0}
+    for stop in (whole[5:9], whole[9:12], whole[3], [whole[20:33], whole[7:15]], "no such text"):
+        places = [whole.find(each) for each in ([stop] if isinstance(stop, str) else stop)]
+        expected = (whole, "length") if -1 in places else (whole[: min(places)], "stop")
+        [choice] = demo.ask(TEXT, ask | {"stop": stop})[2]["choices"]
+        assert (choice["text"], choice["finish_reason"]) == expected
+        stream = asyncio.run(streamed(demo.place, ask | {"stop": stop}))
+        assert (stream.text, stream.reason) == expected
+    before = demo.runner.state()["iterations"]
+    demo.ask(TEXT, ask | {"max_tokens": 900, "stop": whole[3], "ignore_eos": True})
     wait_for(demo.idle)
     assert demo.runner.state()["iterations"] < before + 300, "the engine stops, too"
 
