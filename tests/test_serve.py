@@ -34,11 +34,10 @@ from loading.files import DEMO
 from loading.tokenizer import load_tokenizer
 from tests import warm
 from web import live
-from web.api import AT_ONCE, ChatForm
+from web.api import AT_ONCE
 from web.chat import Chat, Unfit, read_template
 from web.priced import Clock, PricedEngine
 from web.real import RealEngine
-from web.runner import Delta
 from web.server import hash_of, loops_back, origin_of
 from web.text import Pieces, Stops, Words, dumps
 
@@ -207,15 +206,6 @@ def test_logprobs(client: object) -> None:
     joined = [lp for each in streamed if each.logprobs for lp in each.logprobs.token_logprobs]
     assert joined == found.token_logprobs
     assert client.completions.create(**ask).choices[0].logprobs is None
-
-
-def test_log_probabilities_have_the_bytes_of_a_piece_of_a_character(demo: Served, llm: LLM) -> None:
-    ids = llm.tokenizer.encode("a\U0001f926\U0001f3fd")
-    news = [Delta(token, None, 0.0, "", -1.0, ((token, -1.0),)) for token in ids]
-    told = ChatForm.logprobs([demo.api.with_logprobs(each, 0) for each in news])["content"]
-    for tokens in (told, [each["top_logprobs"][0] for each in told]):
-        data = b"".join(bytes(each["bytes"]) for each in tokens)
-        assert len(tokens) > 2 and data.decode() == "a\U0001f926\U0001f3fd"
 
 
 def test_a_chat_is_a_completion_of_its_template(client: object, llm: LLM) -> None:
