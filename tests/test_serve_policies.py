@@ -12,13 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import call
+from conftest import call, ran
 from served import Hurried, Served, served
 from watch import wait_for
 
 from command.checks import UserError
 from engine import LLM, SamplingParams
 from experiments.lib.clients import streamed
+from loading.files import DEMO
 from loading.policyfile import load_policies
 from scheduler import POLICIES, SarathiServe
 from web import live, trial
@@ -245,6 +246,13 @@ def test_the_first_policy_is_tried_too(tmp_path: Path) -> None:
     done = call(serve, "--gpu", "a6000", "--port", 0, "--policy-file", path, "--policy", "first")
     assert done.returncode == 2 and not done.stdout
     assert done.stderr.startswith("error: policy 'first' fails as it is tried: ")
+
+
+def test_a_folder_is_called_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No client sees where it is."""
+    serve = importlib.import_module("serve")
+    monkeypatch.setattr(serve.Server, "run", lambda *_, **__: None)
+    assert f", model '{DEMO.name}', " in ran(serve, "--model", DEMO, "--port", 0)
 
 
 # ------------------------------------------------------------------------------------------ tags
