@@ -202,7 +202,7 @@ def test_the_link_shows_both_policies_by_itself(reader: Reader, address: str) ->
     reader.press("show")
     page.wait_for_selector('#show[data-on="true"]')
     page.wait_for_selector('#show[data-on="false"]')
-    reader.shows("sentence", "vllm_v0: 5 stalls, up to 1.0")
+    reader.shows("sentence", "vllm_v0: 5 stalls, up to 1.")
     assert reader.stalls() == [5, 0]
     assert page.get_attribute("#pause", "data-on") == "true"
     reader.shows("running", "0 of 6")
