@@ -260,10 +260,10 @@ def test_the_picture_stands_still_and_moves(reader: Reader) -> None:
     page.wait_for_selector('#pause[data-on="false"]')
     page.click("#tbt")
     page.wait_for_selector('#pause[data-on="true"]')
-    assert page.inner_text("#seconds") == "2 s"
+    assert page.inner_text("#seconds") == "5 s"
 
 
-@pytest.mark.parametrize(("size", "colours"), zip(SIZES, ("light", "dark"), strict=True))
+@pytest.mark.parametrize(("size", "colours"), [(SIZES[0], "light"), (SIZES[1], "dark")])
 def test_the_page_fits_and_can_be_read(
     opened: Opened, address: str, size: tuple[int, int], colours: str
 ) -> None:
