@@ -118,7 +118,10 @@ def test_an_endless_policy_is_left_alone(
     endless = "while True:\n            try: 1\n            except Exception: pass"
     name = policy_of(tmp_path, "endless", SCHEDULE.format(endless))
     assert f"it has not ended in 0.3 s: {tmp_path}/endless.py, line" in why(engine, name)
-    wait_for(lambda: "trial" not in [thread.name for thread in threading.enumerate()])
+    trials = [thread for thread in threading.enumerate() if thread.name == "trial"]
+    for thread in trials:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in trials)
 
 
 # ------------------------------------------------------------------------------- while streams run
