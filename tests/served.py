@@ -1,13 +1,16 @@
 """A server in this process, for tests."""
 
 import contextlib
+import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from typing import Any
 
 from watch import wait_for
 
+from experiments.lib.clients import parse, raw, request
+from web import explore_routes, live
 from web.api import Api
 from web.api import router as api_routes
 from web.chat import Chat
@@ -25,40 +28,46 @@ class Hurried(Clock):
 
 @dataclass
 class Served:
-    """A server that runs. url: without a path."""
+    """A server that runs. place: host and port."""
 
-    url: str
+    place: tuple[str, int]
     api: Api
     runner: Runner
     server: Server
 
     @property
-    def place(self) -> tuple[str, int]:
-        parts = urlsplit(self.url)
-        return parts.hostname, parts.port
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.place[1]}"
 
     def idle(self) -> bool:
         state = self.runner.state()
         return state["waiting"] == state["running"] == state["held"] == self.server.gate.open == 0
 
+    def ask(self, path: str, body: object = None, **headers: str) -> tuple[int, dict, Any]:
+        """Status, headers and JSON of an answer. Without a body, it is a GET."""
+        data = request(path, body, "GET" if body is None else "POST", **headers)
+        status, found, answer = parse(raw(self.place, data))
+        return status, found, json.loads(answer)
+
 
 @contextlib.contextmanager
 def served(
-    engine: Engine, chat: Chat | None = None, queue: int = 256, more: tuple = (),
-    lenient: bool = False, **limits: object
+    engine: Engine, chat: Chat | None = None, queue: int = 256, lenient: bool = False,
+    **limits: object
 ) -> Iterator[Served]:  # fmt: skip
-    """more: routers beside the API's."""
+    """All that serve.py serves."""
     listener = listen("127.0.0.1", 0)
     api = Api(engine, engine.name, chat, lenient)
     runner = Runner(engine, queue=queue, deliver=api.deliver)
     api.attach(runner)
-    server = Server(api, Limits(**limits), [api_routes(api), *more])
+    routers = [api_routes(api), live.router(runner), explore_routes.router()]
+    server = Server(api, Limits(**limits), routers)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     runner.start()
     thread.start()
     try:
         wait_for(lambda: server.started)
-        yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", api, runner, server)
+        yield Served(listener.getsockname(), api, runner, server)
     finally:
         server.should_exit = True
         thread.join(30)

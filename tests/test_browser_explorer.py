@@ -43,7 +43,6 @@ LINKS = [
     "model=llama3.1-70b&gpu=h100&tp=4&software=vllm&long=30000&C=2048&n=30&B=32",
     "left=dynamic:512,256&right=chunked_only&C=300&n=20&B=7&spread=90",
     "C=no&gpu=a100",
-    "P=9000",
 ]
 # What a page may ask for in its own worker: the answer as the page gets it.
 ASK = """async (question) => {
@@ -172,24 +171,14 @@ def test_copy_link_says_what_it_did(server: str, opened: Opened) -> None:
     page = opened(f"{server}#C=512")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     drawn(page)
-    assert page.inner_text("#copied") == ""
     page.click("#copy")
     page.wait_for_function("() => copied.textContent === 'Copied'")
     assert page.evaluate("() => navigator.clipboard.readText()") == page.url
-    page.wait_for_function("() => copied.textContent === ''")
-    for refuse in (
-        "navigator.clipboard.writeText = () => Promise.reject(new Error('not allowed'))",
-        "Object.defineProperty(navigator, 'clipboard', { value: undefined })",  # over plain HTTP
-    ):
-        page.evaluate(f"() => {{ {refuse}; }}")
-        page.click("#copy")
-        page.wait_for_function("() => copied.textContent.startsWith('Link selected: press Ctrl-C')")
-        selected = "() => link.value.slice(link.selectionStart, link.selectionEnd)"
-        assert page.evaluate(selected) == page.url
-        assert page.evaluate("() => document.activeElement.id") == "link", "Ctrl-C finds it"
-        page.locator("#c-C").focus()
-        assert page.inner_text("#copied") == ""
-    assert not page.wrong
+    page.evaluate("() => Object.defineProperty(navigator, 'clipboard', {})")  # over plain HTTP
+    page.click("#copy")
+    page.wait_for_function("() => copied.textContent.startsWith('Link selected: press Ctrl-C')")
+    selected = "() => link.value.slice(link.selectionStart, link.selectionEnd)"
+    assert page.evaluate(selected) == page.url and not page.wrong
 
 
 def test_bad_links_are_mended_in_one_sentence(server: str, opened: Opened) -> None:
@@ -210,20 +199,16 @@ def test_bad_links_are_mended_in_one_sentence(server: str, opened: Opened) -> No
 def test_a_pointer_finds_the_iteration_of_the_engine_below_it(server: str, opened: Opened) -> None:
     page = opened(f"{server}#{explorer.link_of(replace(explorer.State(), **APART))}")
     drawn(page)
-    side, canvas = explorer.schedule(APART)["sides"][0], page.locator("#side-0 canvas")
+    sides, canvas = explorer.schedule(APART)["sides"], page.locator("#side-0 canvas")
     canvas.scroll_into_view_if_needed()
-    box, first = canvas.bounding_box(), side["engines"][1][1]
-    end = max(i["t"] + i["seconds"] for each in explorer.schedule(APART)["sides"]
-              for i in each["iterations"])  # fmt: skip
-    lane = (box["height"] - 72) / side["slots"]
+    box, side, first = canvas.bounding_box(), sides[0], sides[0]["engines"][1][1]
+    end = max(i["t"] + i["seconds"] for each in sides for i in each["iterations"])
     seen = set()
     for step, each in list(enumerate(side["iterations"]))[5::20]:
         slot = (each["chunks"] + each["decodes"])[0][1]
-        moment = each["t"] + each["seconds"] / 2
-        page.mouse.move(
-            box["x"] + 58 + moment / end * (box["width"] - 66),
-            box["y"] + 34 + (slot + 0.5) * lane,
-        )
+        across = (each["t"] + each["seconds"] / 2) / end * (box["width"] - 66)
+        down = (slot + 0.5) * (box["height"] - 72) / side["slots"]
+        page.mouse.move(box["x"] + 58 + across, box["y"] + 34 + down)
         seen.add(name := side["engines"][slot >= first][0])
         assert page.inner_text("#side-0 .step").startswith(f"{name}: iteration {step} at ")
     assert seen == {"engine 0", "engine 1"}
@@ -254,10 +239,12 @@ def test_a_keyboard_goes_through_the_iterations(server: str, opened: Opened) -> 
 def test_all_words_can_be_read_on_a_projector(
     server: str, opened: Opened, size: tuple[int, int]
 ) -> None:
-    page = opened(server, size)
+    page = opened(f"{server}#{LINKS[3]}", size)
     page.wait_for_selector("body[data-gain]:not([data-gain=''])")
     for summary in page.locator("summary").all():
         summary.click()
+    width, inner = page.evaluate("() => [document.documentElement.scrollWidth, innerWidth]")
+    assert width <= inner == size[0]
     sizes = page.evaluate(
         "() => [...document.querySelectorAll('body *')]"
         ".filter((each) => each.innerText || each.value)"
@@ -266,17 +253,6 @@ def test_all_words_can_be_read_on_a_projector(
     assert len(sizes) > 100 and min(sizes) >= SMALLEST
     script = (bundle.STATIC / "explore_draw.js").read_text(encoding="utf-8")
     assert {int(each) for each in re.findall(r"(\d+)px", script)} == {SMALLEST}, "in the pictures"
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_nothing_is_wider_than_the_screen(
-    server: str, opened: Opened, size: tuple[int, int]
-) -> None:
-    page = opened(f"{server}#{LINKS[3]}", size)
-    drawn(page)
-    page.locator("#own summary").click()
-    width, inner = page.evaluate("() => [document.documentElement.scrollWidth, innerWidth]")
-    assert width <= inner == size[0]
 
 
 def test_a_pasted_policy_runs_in_the_browser_alone(server: str, opened: Opened) -> None:
@@ -289,7 +265,6 @@ def test_a_pasted_policy_runs_in_the_browser_alone(server: str, opened: Opened) 
     page.wait_for_selector("#own-says:has-text('Runs on the right: shortest_first.')")
     page.wait_for_selector("#side-1 code:has-text('shortest_first')")
     assert "right=shortest_first" in page.url
-    assert "Pyodide" in page.inner_text("#about")
     code = page.input_value("#code")
     page.fill("#code", code.replace("return super()", "return supper()"))
     page.click("#run")

@@ -6,7 +6,6 @@ machine is still told from a freeze.
 
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from batch import Request
-from scheduler import POLICIES
 from simulate import simulate
+from tests.conftest import Opened
 from web.lanes import Lanes
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -35,12 +34,6 @@ COUNT = """async ([events, slo]) => {
   schedule.setSLO(slo);
   for (const event of events) schedule.take(event, event.t);
   return schedule.stalls.map(({ id, from, to }) => [id, from, to - from]);
-}"""
-QUEUE = """async (events) => {
-  const { Schedule } = await import("/static/schedule.js");
-  const schedule = new Schedule();
-  for (const event of events) schedule.take(event, event.t);
-  return schedule.queue;
 }"""
 GROW = """async (count) => {
   const { Schedule } = await import("/static/schedule.js");
@@ -62,20 +55,6 @@ GROW = """async (count) => {
     }
   }
   return sizes;
-}"""
-
-STILL = """async () => {
-  const { Schedule } = await import("/static/schedule.js");
-  const schedule = new Schedule();
-  const counts = (each) => [each.iterations.length, each.places.length, each.queue.length];
-  schedule.take({ type: "snapshot", t: 0, waiting: 0 }, 0);
-  schedule.take({ type: "iteration", t: 1, seconds: 1, waiting: 0, chunks: [[0, 0, 0, 9, true]],
-    decodes: [] }, 1);
-  const still = schedule.still();
-  schedule.take({ type: "ended", id: 0, t: 2 }, 2);
-  schedule.take({ type: "numbers", t: 100 }, 100);
-  schedule.prune();
-  return [counts(still), counts(schedule)];
 }"""
 
 
@@ -107,18 +86,10 @@ def address() -> Iterator[str]:
 
 
 class Reader:
-    """A page, and what went wrong in it. It uses the keyboard alone."""
+    """A page, on which the keyboard alone is used."""
 
-    def __init__(self, browser: "playwright.Browser", address: str, size=SIZES[0], **more: object):
-        self.address, self.faults, self.asked = address, [], []
-        width, height = size
-        viewport = {"width": width, "height": height}
-        self.page = browser.new_page(viewport=viewport, **more)
-        self.page.set_default_timeout(PATIENCE)
-        self.page.on("console", lambda said: said.type == "error" and self.faults.append(said.text))
-        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
-        self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.goto(address)
+    def __init__(self, page: "playwright.Page"):
+        self.page = page
 
     def connected(self) -> None:
         self.page.wait_for_selector('#connection[data-state="on"]')
@@ -153,8 +124,8 @@ class Reader:
         self.press("chunk")
         self.page.wait_for_selector(f'body[data-policy="{policy}"]')
 
-    def record(self) -> None:
-        """From now on, keep each sentence: some stand for a second only."""
+    def throw_long(self, kind: str) -> str:
+        """Throw the long prompt. The first sentence of this kind: some stand for a second only."""
         self.page.evaluate(
             """() => {
                 const sentence = document.getElementById("sentence"), said = (window.said = []);
@@ -163,9 +134,10 @@ class Reader:
                 new MutationObserver(keep).observe(sentence, seen);
             }"""
         )
+        self.press("long")
+        return self.said(kind)
 
     def said(self, kind: str) -> str:
-        """The first sentence of this kind since `record`, as soon as there is one."""
         first = "kind => (window.said.find(each => each[0] === kind) || [])[1]"
         return self.page.wait_for_function(first, arg=kind).json_value()
 
@@ -173,22 +145,24 @@ class Reader:
         """The sentence, when it is of this kind."""
         return self.page.wait_for_selector(f'#sentence[data-kind="{kind}"]').inner_text()
 
-    def stalls(self, policy: str) -> int:
-        return int(self.page.get_attribute(f'tr[data-policy="{policy}"]', "data-stalls"))
+    def stalls(self) -> list[int]:
+        rows = [f'tr[data-policy="{policy}"]' for policy in ("vllm_v0", "sarathi_serve")]
+        return [int(self.page.get_attribute(row, "data-stalls")) for row in rows]
 
-    def close(self) -> None:
-        self.page.close()
-        assert not self.faults
-        assert all(url.startswith(f"{self.address}/") for url in self.asked)
+
+@pytest.fixture
+def reader(opened: Opened, address: str) -> Iterator[Reader]:
+    found = Reader(opened(address))
+    found.connected()
+    yield found
+    assert (found.page.asked, found.page.wrong) == ([], [])
 
 
 def test_a_long_prompt_freezes_all_decodes_under_vllm_v0_and_none_under_sarathi_serve(
-    browser: "playwright.Browser", address: str
+    reader: Reader,
 ) -> None:
     """The demonstration, with the keyboard alone."""
-    reader = Reader(browser, address)
     page = reader.page
-    reader.connected()
     assert page.inner_text("#source") == "predicted"
     assert "llama-13b on a6000" in page.inner_text("#description")
     reader.type("slo", str(SLO))
@@ -196,34 +170,27 @@ def test_a_long_prompt_freezes_all_decodes_under_vllm_v0_and_none_under_sarathi_
     reader.wait_for("decode")
     page.wait_for_selector('tr[data-policy="vllm_v0"][data-stalls="0"]')
 
-    reader.record()
-    reader.press("long")
-    said = reader.said("freeze")
+    said = reader.throw_long("freeze")
     assert re.search(r"5 decodes have waited .*\(4,000 tokens\) runs alone", said)
     said = reader.said("froze")
     assert re.search(r"5 decodes froze for 1\.\d+ s: .*\(4,000 tokens\) ran alone", said)
-    assert reader.stalls("vllm_v0") == 5
     reader.shows("spoken", "froze")
 
     reader.switch("sarathi_serve")
     reader.wait_for("decode")
-    reader.record()
-    reader.press("long")
-    said = reader.said("smooth")
+    said = reader.throw_long("smooth")
     assert re.search(r"\(4,000 tokens\) ran in 1\d chunks, .* Nobody froze", said)
-    assert reader.stalls("sarathi_serve") == 0
-    assert reader.stalls("vllm_v0") == 5
+    assert reader.stalls() == [5, 0]
 
+    reader.type("chat-count", "2")
+    page.keyboard.press("Enter")
+    reader.shows("running", "2 of 6")
     reader.press("chats")
     page.wait_for_selector('#chats[data-on="false"]')
     reader.wait_for("idle")
-    reader.close()
 
 
-def test_the_link_shows_both_policies_by_itself(
-    browser: "playwright.Browser", address: str
-) -> None:
-    reader = Reader(browser, address)
+def test_the_link_shows_both_policies_by_itself(reader: Reader, address: str) -> None:
     page = reader.page
     page.goto(f"{address}/#show")
     page.wait_for_selector('#show[data-on="true"]')
@@ -235,57 +202,45 @@ def test_the_link_shows_both_policies_by_itself(
     reader.press("show")
     page.wait_for_selector('#show[data-on="true"]')
     page.wait_for_selector('#show[data-on="false"]')
-    reader.shows("sentence", "vllm_v0: 5 stalls, up to 1.0")
-    assert (reader.stalls("vllm_v0"), reader.stalls("sarathi_serve")) == (5, 0)
+    reader.shows("sentence", "vllm_v0: 5 stalls, up to 1.")
+    assert reader.stalls() == [5, 0]
     assert page.get_attribute("#pause", "data-on") == "true"
     reader.shows("running", "0 of 6")
     reader.switch("vllm_v0")  # as the others find it
-    reader.close()
 
 
-def test_a_prompt_is_answered_beside_all_that_runs(
-    browser: "playwright.Browser", address: str
-) -> None:
-    reader = Reader(browser, address)
-    page = reader.page
-    reader.connected()
-    assert "placeholder" in page.inner_text("#placeholder")
+def test_a_prompt_is_answered_beside_all_that_runs(reader: Reader) -> None:
     reader.type("prompt", "one two three")
     reader.type("max-tokens", "7")
     reader.press("send")
     reader.shows("asked", "length")
-    assert page.inner_text("#text").split() == ["·"] * 7
+    assert reader.page.inner_text("#text").split() == ["·"] * 7
     reader.type("max-tokens", "1000")
     reader.press("send")
     reader.shows("text", "·")
     reader.press("stop")
     reader.shows("asked", "Stopped.")
     reader.shows("running", "0 of 6")
-    reader.type("chunk", "0")  # the browser's own check refuses it
+
+
+def test_what_the_server_refuses_is_said(reader: Reader) -> None:
+    """Or the browser itself."""
+    page = reader.page
+    reader.type("chunk", "0")
     page.keyboard.press("Enter")
     assert page.evaluate("!document.getElementById('chunk').validity.valid")
-    reader.close()
-
-
-def test_what_the_server_refuses_is_said(browser: "playwright.Browser", address: str) -> None:
-    reader = Reader(browser, address)
-    reader.connected()
     reader.type("long-tokens", "99999")  # no form: the server checks it
     reader.press("long")
-    problem = reader.page.wait_for_selector("#problem:not([hidden])").inner_text()
+    problem = page.wait_for_selector("#problem:not([hidden])").inner_text()
     assert problem == "tokens is 99999; it must be a whole number from 1 to 4081"
     reader.type("long-tokens", "40")
     reader.press("long")
-    reader.page.wait_for_selector("#problem", state="hidden")
-    assert [fault for fault in reader.faults if "400" not in fault] == []
-    reader.faults.clear()
-    reader.close()
+    page.wait_for_selector("#problem", state="hidden")
+    page.wrong[:] = [fault for fault in page.wrong if "400" not in fault]
 
 
-def test_the_picture_stands_still_and_moves(browser: "playwright.Browser", address: str) -> None:
-    reader = Reader(browser, address)
+def test_the_picture_stands_still_and_moves(reader: Reader) -> None:
     page = reader.page
-    reader.connected()
     reader.press("burst")
     reader.wait_for("decode")
     reader.go_to("lanes")
@@ -298,49 +253,44 @@ def test_the_picture_stands_still_and_moves(browser: "playwright.Browser", addre
 
     still = picture()
     assert picture() == still
-    page.keyboard.press("+")
-    assert page.inner_text("#seconds") == "5 s"
-    assert picture() != still
-    page.keyboard.press("-")
-    assert picture() == still
-    page.keyboard.press("ArrowLeft")
-    assert picture() != still
+    for key, same in (("+", False), ("-", True), ("ArrowLeft", False)):
+        page.keyboard.press(key)
+        assert (picture() == still) == same
     page.keyboard.press("Space")
     page.wait_for_selector('#pause[data-on="false"]')
-    reader.close()
+    page.click("#tbt")
+    page.wait_for_selector('#pause[data-on="true"]')
+    assert page.inner_text("#seconds") == "5 s"
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("colours", ["light", "dark"])
+@pytest.mark.parametrize(("size", "colours"), [(SIZES[0], "light"), (SIZES[1], "dark")])
 def test_the_page_fits_and_can_be_read(
-    browser: "playwright.Browser", address: str, size: tuple[int, int], colours: str
+    opened: Opened, address: str, size: tuple[int, int], colours: str
 ) -> None:
-    reader = Reader(browser, address, size, color_scheme=colours, reduced_motion="reduce")
-    page = reader.page
-    reader.connected()
+    page = opened(address, size)
+    page.emulate_media(color_scheme=colours, reduced_motion="reduce")
+    Reader(page).connected()
     assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
     small = page.evaluate(
         """(least) => [...document.querySelectorAll("body *")].filter((each) => each.innerText
           && parseFloat(getComputedStyle(each).fontSize) < least).map((each) => each.id)""",
         SMALLEST,
     )
-    assert small == []
     unnamed = page.evaluate(
         """() => [...document.querySelectorAll("button, input, select, textarea, canvas[role]")]
           .filter((each) => !(each.labels?.length || each.textContent.trim() || each.ariaLabel))
           .map((each) => each.id)"""
     )
-    assert unnamed == []
+    assert small == unnamed == page.wrong == []
     for name in ("sentence", "chats", "long", "lanes"):
         box = page.locator(f"#{name}").bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= size[0]
         assert box["y"] + min(box["height"], 150) <= size[1], f"{name} is on the first screen"
-    reader.close()
 
 
-def test_a_key_is_asked_for_and_kept(browser: "playwright.Browser") -> None:
+def test_a_key_is_asked_for_and_kept(opened: Opened) -> None:
     served = Served("--api-key", "open sesame")
-    reader = Reader(browser, served.address)
+    reader = Reader(opened(served.address))
     page = reader.page
     for key in ("wrong", "open sesame"):
         page.wait_for_selector("#key-box:not([hidden])")
@@ -353,44 +303,32 @@ def test_a_key_is_asked_for_and_kept(browser: "playwright.Browser") -> None:
     reader.shows("text", "·")
     page.reload()
     reader.connected()
-    assert all("401" in fault for fault in reader.faults)
-    reader.faults.clear()
+    assert all("401" in fault for fault in page.wrong)
     assert served.stop() == 0
-    page.close()
 
 
-def test_a_server_that_goes_away_and_comes_back(browser: "playwright.Browser") -> None:
+def test_a_server_that_goes_away_and_comes_back(opened: Opened) -> None:
     """An open page does not keep the server from its end, says so, and goes on with the next."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    served = Served(port=port)
-    reader = Reader(browser, served.address)
+    served = Served()
+    reader = Reader(opened(served.address))
     reader.connected()
-    reader.press("chats")
-    reader.wait_for("decode")
-    reader.press("chats")
-    reader.wait_for("idle")
     assert served.stop() == 0
     reader.page.wait_for_selector('#connection[data-state="off"]')
     assert "Not connected" in reader.wait_for("off")
-    served = Served(port=port)
+    served = Served(port=int(served.address.rpartition(":")[2]))
     reader.connected()
     reader.press("chats")
     reader.wait_for("decode")
     reader.page.close()
-    reader = Reader(browser, served.address)
+    reader = Reader(opened(served.address))
     reader.connected()
     reader.shows("running", "0 of 6")  # chats end with the last page
     reader.shows("chats", "Start chats")
-    reader.close()
     assert served.stop() == 0
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_the_page_counts_the_stalls_of_the_book(
-    browser: "playwright.Browser", address: str, policy: str
-) -> None:
+@pytest.mark.parametrize("policy", ["vllm_v0", "hybrid_only", "sarathi_serve"])
+def test_the_page_counts_the_stalls_of_the_book(reader: Reader, policy: str) -> None:
     """Its script finds the same stalls in events as `timeline.Trace.stalls` in the trace."""
     bound = 0.2  # s
     requests = [Request(i, range(50 + 30 * i), 40 + 5 * i, arrival=0.1 * i) for i in range(5)]
@@ -403,86 +341,13 @@ def test_the_page_counts_the_stalls_of_the_book(
         }
         for each in trace.iterations
     ]  # fmt: skip
-    page = Reader(browser, address).page
-    found = page.evaluate(COUNT, [events, bound])
-    page.close()
-    expected = sorted(trace.stalls(bound))
+    found, expected = reader.page.evaluate(COUNT, [events, bound]), sorted(trace.stalls(bound))
     assert sorted(map(tuple, found)) == [pytest.approx(stall) for stall in expected]
-    assert bool(found) == (policy in ("orca", "vllm_v0", "hybrid_only", "prefill_first"))
+    assert bool(found) == (policy != "sarathi_serve")
 
 
-def test_a_pause_keeps_the_history(browser: "playwright.Browser", address: str) -> None:
-    """What stands still neither loses what is old, nor gets what is new."""
-    page = Reader(browser, address).page
-    kept, later = page.evaluate(STILL)
-    page.close()
-    assert kept == [1, 1, 1]
-    assert later == [0, 0, 1]  # after a minute: the queue's last step alone
-
-
-def test_a_click_stops_the_pictures_and_zooms(browser: "playwright.Browser", address: str) -> None:
-    reader = Reader(browser, address, SIZES[1], has_touch=True)
-    reader.connected()
-    assert reader.page.inner_text("#seconds") == "5 s"
-    reader.page.tap("#tbt")
-    reader.page.wait_for_selector('#pause[data-on="true"]')
-    assert reader.page.inner_text("#seconds") == "2 s"
-    reader.close()
-
-
-def test_chats_follow_their_number(browser: "playwright.Browser", address: str) -> None:
-    reader = Reader(browser, address)
-    reader.connected()
-    reader.press("chats")
-    reader.shows("running", "5 of 6")
-    reader.type("chat-count", "2")
-    reader.page.keyboard.press("Enter")
-    reader.shows("running", "2 of 6")
-    reader.press("chats")
-    reader.shows("running", "0 of 6")
-    thrown = len(reader.asked)
-    reader.go_to("long-tokens")
-    reader.page.keyboard.press("Control+A")
-    reader.page.keyboard.press("Delete")
-    reader.press("long")  # the browser asks for a number
-    assert reader.page.evaluate("!document.getElementById('long-tokens').validity.valid")
-    assert len(reader.asked) == thrown
-    reader.close()
-
-
-def test_the_queue_is_told_late_and_drawn_where_it_was(
-    browser: "playwright.Browser", address: str
-) -> None:
-    """Two requests come during a batch, which the page hears after it. One starts, one hangs up."""
-
-    def batch(kind: str, t: float, own: int, waiting: int) -> dict:
-        more = {"seconds": 1.0} if kind == "iteration" else {}
-        return {"type": kind, "t": t, "waiting": waiting, "chunks": [[own, 0, 0, 9, False]],
-                "decodes": [], **more}  # fmt: skip
-
-    def queued(own: int, t: float) -> dict:
-        return {"type": "queued", "id": own, "t": t, "prompt_tokens": 9, "label": ""}
-
-    events = [
-        {"type": "snapshot", "t": 0.0, "waiting": 0}, queued(0, 0.5), batch("started", 1.0, 0, 0),
-        batch("iteration", 1.0, 0, 0), queued(1, 1.2), queued(2, 1.7), batch("started", 2.0, 1, 1),
-        {"type": "ended", "id": 2, "t": 2.5, "reason": "abort"}, batch("iteration", 2.0, 1, 0),
-        {"type": "preempted", "id": 1, "t": 3.0},
-        {"type": "ended", "id": 1, "t": 4.0, "reason": "abort"},
-    ]  # fmt: skip
-    page = Reader(browser, address).page
-    found = page.evaluate(QUEUE, events)
-    page.close()
-    known = {moment: waiting for moment, waiting in found}
-    assert list(known) == sorted(known)
-    wanted = {0.0: 0, 0.5: 1, 1.0: 0, 1.2: 1, 1.7: 2, 2.0: 1, 2.5: 0, 3.0: 1, 4.0: 0}
-    assert known == wanted
-
-
-def test_the_page_does_not_grow(browser: "playwright.Browser", address: str) -> None:
+def test_the_page_does_not_grow(reader: Reader) -> None:
     """After 100 and 200 s of iterations it holds the same 60 s, however often the SLO changes."""
-    page = Reader(browser, address).page
-    half, whole = page.evaluate(GROW, 2000)
-    page.close()
+    half, whole = reader.page.evaluate(GROW, 2000)
     assert whole == pytest.approx(half, abs=4)
     assert 590 <= whole[0] <= 610

@@ -105,7 +105,7 @@ def test_each_page_fits_and_says_no_error(
 
 
 def test_axe_finds_nothing_serious(opened: Opened, address: str) -> None:
-    """In the dark, colours alone are others."""
+    """In the dark, which comes where the system is dark, colours alone are others."""
     page, found = opened(address), {}
     # the exercises have a test of their own: test_browser_exercises.py
     for name in [page for page in PAGES if not page.startswith("exercises/")]:
@@ -116,11 +116,6 @@ def test_axe_finds_nothing_serious(opened: Opened, address: str) -> None:
         page.emulate_media(color_scheme="dark")
         found[name] += page.evaluate(SERIOUS, {"runOnly": ["color-contrast"]})
     assert {name: serious for name, serious in found.items() if serious} == {}
-
-
-def test_it_is_dark_where_the_system_is(opened: Opened, address: str) -> None:
-    page = opened(address)
-    page.emulate_media(color_scheme="dark")
     page.goto(address)
     red = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]")
     assert int(red) < 60
@@ -133,34 +128,23 @@ def test_search_leads_to_a_lesson_and_to_a_figure(
     word: str, place: str, opened: Opened, address: str
 ) -> None:
     """The second word stands in a caption alone."""
-    page = opened(address, SIZES[1])
-    page.goto(f"{address}search.html?q={word}")
-    page.locator("#search-results li a").first.wait_for()
+    page = opened(f"{address}search.html?q={word}", SIZES[1])
     page.locator(f"#search-results li a[href*='{place}']").first.click()
     assert place in page.url and page.wrong == []
 
 
-def test_an_exercise_leads_to_its_lesson(opened: Opened, address: str) -> None:
-    page = opened(f"{address}exercises/index.html#6")
-    page.locator("#about a").click()
-    page.wait_for_url("**/notebooks/04_decode_maximal_batching.html")
-    assert page.wrong == []
-
-
 @pytest.mark.parametrize("lesson", [name for name in LESSONS if name != "07_latency"])
-def test_the_sliders_of_a_lesson_compute(
-    lesson: str,
-    opened: Opened,
-    address: str,
-) -> None:
+def test_the_sliders_of_a_lesson_compute(lesson: str, opened: Opened, address: str) -> None:
     """First what the lesson shows, too; then something else."""
+    cell = cell_of(lesson)
     page = opened(f"{address}notebooks/{lesson}.html", SIZES[1])
     place = page.locator(".what-if")
     place.locator("button").click()
     page.wait_for_selector(".what-if[data-shown='1']")
-    printed, drawn = place.locator("pre").text_content(), place.locator("svg").count()
-    assert printed == shown_by(lesson)
-    assert bool(drawn) == ("plt." in what_if(lesson) or "gantts" in what_if(lesson))
+    printed = [each.text for each in cell.outputs if each.output_type == "stream"]
+    assert place.locator("pre").text_content() == "".join(printed)
+    drawn = place.locator("svg").count()
+    assert bool(drawn) == ("plt." in cell.source or "gantts" in cell.source)
     before = place.inner_html()
     control = place.locator("input, select").last
     control.focus()
@@ -171,20 +155,10 @@ def test_the_sliders_of_a_lesson_compute(
     assert (page.asked, page.wrong) == ([], [])
 
 
-@cache
-def cells(lesson: str) -> list[nbformat.NotebookNode]:
-    path = ROOT / "notebooks" / f"{lesson}.ipynb"
-    return [each for each in nbformat.read(path, 4).cells if each.cell_type == "code"]
-
-
-def what_if(lesson: str) -> str:
-    return next(cell.source for cell in cells(lesson) if "sliders(what_if" in cell.source)
-
-
-def shown_by(lesson: str) -> str:
-    """What the cell printed when the lesson was run."""
-    cell = next(cell for cell in cells(lesson) if "sliders(what_if" in cell.source)
-    return "".join(each.text for each in cell.outputs if each.output_type == "stream")
+def cell_of(lesson: str) -> nbformat.NotebookNode:
+    """Its cell with sliders."""
+    cells = nbformat.read(ROOT / "notebooks" / f"{lesson}.ipynb", 4).cells
+    return next(cell for cell in cells if "sliders(what_if" in cell.source)
 
 
 def test_a_second_run_changes_nothing(tmp_path: Path) -> None:

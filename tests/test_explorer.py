@@ -1,15 +1,13 @@
 """The explorer says what `simulate` says, in every version of Python, and runs without packages."""
 
-import ast
 import json
 import math
-import random
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -19,12 +17,11 @@ from starlette.testclient import TestClient
 from apart.simulate import simulate_fleet
 from batch import Request
 from command.checks import UserError
-from configs import MODELS
 from costmodel import make_batch
 from experiments.lib.steady import Workload, balance, predicted_throughput, split
 from pictures.gantt import LOOKS
 from scheduler import POLICIES
-from simulate import CostExecutor, make_cost_model, simulate
+from simulate import make_cost_model, simulate
 from tests import warm
 from timeline import Trace
 from web import bundle, explore_routes, explore_side, explore_state, explorer
@@ -40,9 +37,8 @@ STATES: list[dict] = [
     {"model": "yi-34b", "gpu": "a100-80gb", "tp": 2, "software": "vllm", "rate": 3, "n": 40},
     {"model": "llama3.1-70b", "gpu": "h100", "tp": 4, "long": 30000, "C": 2048, "n": 30, "B": 32},
     {"left": "orca", "right": "hybrid_only", "B": 1, "n": 3, "P": 1, "D": 1, "long": 0},
-    {"left": "chunked_only", "right": "vllm_v0:600", "n": 50, "B": 9, "rate": 8, "seed": 7, "C": 9},
 ]  # fmt: skip
-ONE_ENGINE = [state for state in STATES if "engines" not in state]
+Sides = list[tuple[State, dict, Trace]]
 APART = explore_state.EXAMPLES["Prefill apart from decode"]
 
 
@@ -72,30 +68,40 @@ def simulated(state: State, policy: str) -> Trace:
     return fleet.requests
 
 
-def sides(given: dict) -> Iterator[tuple[State, dict, Trace]]:
+def sides(given: dict) -> Sides:
     """Each side of a state's schedule, beside a run of `simulate`."""
     found, (state, notes) = schedule(given), read_state(given)
     assert not notes and "error" not in found
-    for side, (own, policy) in zip(found["sides"], explorer.both(state), strict=True):
-        assert side["policy"] == policy
-        yield state, side, simulated(own, policy)
+    assert [side["policy"] for side in found["sides"]] == [state.left, state.right]
+    runs = [simulated(own, policy) for own, policy in explorer.both(state)]
+    return [(state, *each) for each in zip(found["sides"], runs, strict=True)]
+
+
+@pytest.fixture(scope="module", params=STATES)
+def drawn(request: pytest.FixtureRequest) -> Sides:
+    return sides(request.param)
+
+
+@pytest.fixture
+def one_engine(drawn: Sides) -> Sides:
+    return [] if drawn[0][0].engines != "1" else drawn
 
 
 # ----------------------------------------------------------------------------- the same numbers
 
 
-@pytest.mark.parametrize("given", STATES)
-def test_the_numbers_are_those_of_simulate(given: dict) -> None:
-    for state, side, trace in sides(given):
+def test_the_numbers_are_those_of_simulate(drawn: Sides) -> None:
+    for state, side, trace in drawn:
         cost = make_cost_model(state.model, state.gpu, state.tp, None, state.software)
         decodes = make_batch(decodes=min(state.B, state.n), context=state.P + -(-state.D // 2))
         stalls = trace.stalls(5 * cost.seconds(decodes))
+        longest = max([seconds for _, _, seconds in stalls], default=None)
         assert side["numbers"] == {
             "throughput": trace.throughput,
             "ttft_median": pytest.approx(np.median(trace.ttfts), rel=1e-12),
             "ttft_p99": pytest.approx(np.percentile(trace.ttfts, 99), rel=1e-12),
             "tbt_p99": pytest.approx(np.percentile(trace.tbts, 99), rel=1e-12),
-            "longest_stall": max([seconds for _, _, seconds in stalls], default=None),
+            "longest_stall": longest,
             "mean_batch": trace.mean_batch_size,
             "seconds": trace.seconds,
         }
@@ -106,22 +112,37 @@ def test_the_numbers_are_those_of_simulate(given: dict) -> None:
         assert sorted(each[1:] for each in side["stalls"]) == sorted(
             [start, start + seconds, request] for request, start, seconds in stalls
         )
+        said, spoken = " ".join(side["says"]), explore_side.spoken
+        assert f"wait for a first token is {spoken(max(trace.ttfts))}" in said
+        if stalls:
+            assert said.startswith(f"Longest stall {spoken(longest)}: ")
+            stalled = len({request for request, *_ in stalls})
+            assert f"{stalled} of {len(trace.lives)} requests stall." in said
+        else:
+            tbt = spoken(max(trace.tbts))
+            assert said.startswith(f"No stall: the longest time between two tokens is {tbt}.")
 
 
 def test_the_default_is_one_long_prompt_that_stalls_the_decodes() -> None:
+    """It arrives at the same moment, whatever is compared."""
     found = schedule({})
     requests = [Request(i, range(160), 49) for i in range(5)]
-    requests.append(Request(5, range(3500), 49, arrival=found["long"]))
-    trace = simulate(requests, policy="vllm_v0", max_batch_size=6)
+    assert found["long"] == simulate(requests, policy="orca", max_batch_size=6).seconds / 2
+    for left, C in (("orca", 300), ("sarathi", 64)):
+        assert schedule({"left": left, "C": C, "C_right": 2 * C})["long"] == found["long"]
     left, right = found["sides"]
-    assert left["numbers"]["throughput"] == trace.throughput
     assert len(left["stalls"]) == 5 and not right["stalls"]
     assert left["numbers"]["longest_stall"] > 8 * max(right["numbers"]["tbt_p99"], 0.05)
     assert left["says"][0].endswith("gets no token while 3,500 prompt tokens run.")
-    assert right["says"][0].startswith("No stall")
 
 
-@pytest.mark.parametrize("ratio", [1, 5, 14, 40])
+def test_lengths_are_spread_to_both_sides() -> None:
+    state = State(n=500, P=1000, spread=90, long=0)
+    lengths = [len(request.prompt) for request in explorer.make_requests(state)]
+    assert 100 <= min(lengths) < 130 and 1870 < max(lengths) <= 1900
+
+
+@pytest.mark.parametrize("ratio", [1, 14])
 def test_the_gain_is_that_of_fig_9(ratio: float) -> None:
     given = explore_state.EXAMPLES["SARATHI, Fig 9"]
     point, work = gain_point(given, ratio), Workload(1024, 18, ratio)
@@ -157,12 +178,11 @@ def test_each_side_has_a_chunk_size_of_its_own() -> None:
 # ----------------------------------------------------------------------------------- the picture
 
 
-@pytest.mark.parametrize("given", ONE_ENGINE)
-def test_a_slot_holds_one_request_at_a_time(given: dict) -> None:
-    for state, side, trace in sides(given):
+def test_a_slot_holds_one_request_at_a_time(one_engine: Sides) -> None:
+    for state, side, trace in one_engine:
         owner: dict[int, tuple[int, float]] = {}  # slot -> request, until when
         slot_of: dict[int, int] = {}
-        ends = {request: moment for request, moment in trace.finished}
+        ends = dict(trace.finished)
         for each, iteration in zip(side["iterations"], trace.iterations, strict=True):
             start, chunks, decodes = each["t"], each["chunks"], each["decodes"]
             assert [(own, *rest) for own, _, *rest in chunks] == [
@@ -179,35 +199,27 @@ def test_a_slot_holds_one_request_at_a_time(given: dict) -> None:
             assert len(set(taken)) == len(taken) and max(taken) < side["slots"] <= state.B
 
 
-@pytest.mark.parametrize("given", ONE_ENGINE)
-def test_waits_and_bars_fill_the_time_of_a_request(given: dict) -> None:
-    """From its first iteration to its last, a request is in a batch or waits in its slot."""
-    for _, side, trace in sides(given):
+def test_waits_and_bars_fill_the_time_of_a_request(one_engine: Sides) -> None:
+    """From its first iteration to its last. Before that, it is in the queue."""
+    for _, side, trace in one_engine:
+        lives = trace.lives.values()
         in_batches = sum(
             iteration.seconds * (iteration.num_chunks + iteration.num_decodes)
             for iteration in trace.iterations
         )
         waits = sum(end - start for _, start, end in side["waits"])
-        lives = sum(life.finished - life.scheduled for life in trace.lives.values())
-        assert in_batches + waits == pytest.approx(lives, rel=1e-9)
+        whole = sum(life.finished - life.scheduled for life in lives)
+        assert in_batches + waits == pytest.approx(whole, rel=1e-9)
         assert all(start < end for _, start, end in side["waits"])
-
-
-@pytest.mark.parametrize("given", ONE_ENGINE)
-def test_the_queue_counts_who_waits_for_a_slot(given: dict) -> None:
-    for _, side, trace in sides(given):
         moments = [moment for moment, _ in side["queue"]]
         assert moments == sorted(set(moments)) and side["queue"][-1][1] == 0
         for moment, waiting in side["queue"]:
-            lives = trace.lives.values()
             assert waiting == sum(life.arrival <= moment < life.scheduled for life in lives)
 
 
-@pytest.mark.parametrize(
-    "given", [APART, APART | {"B": 2, "rate": 0, "n": 9, "engines_right": "2"}]
-)
-def test_engines_have_slots_of_their_own(given: dict) -> None:
+def test_engines_have_slots_of_their_own() -> None:
     """And an arrow leads from where a prompt ran to where the request decodes."""
+    given = APART | {"B": 2, "rate": 0, "n": 9}
     for side in schedule(given)["sides"]:
         [(_, zero), (name, first)] = side["engines"]
         assert zero == 0 < first < side["slots"] <= 2 * given["B"]
@@ -232,29 +244,21 @@ def test_engines_have_slots_of_their_own(given: dict) -> None:
 
 @pytest.mark.parametrize("layout", ["2", "1p1d"])
 def test_what_is_said_of_several_engines(layout: str) -> None:
-    """The time is that of all; the prompts beside a stall are those of the request's own engine."""
-    told, later = 0, 0
-    for seed in range(24):
-        draw = random.Random(seed)
+    """The prompts beside a stall are those of the engine of the request that stalls."""
+    told = 0
+    for seed in range(12):
         given = APART | {
-            "left": draw.choice(["orca", "vllm_v0"]), "engines": layout, "C": 256, "spread": 90,
-            "rate": draw.choice([4, 32]), "P": draw.choice([200, 3000]),
-            "n": draw.choice([1, 6, 16]), "seed": seed,
+            "left": "vllm_v0" if seed % 2 else "orca", "engines": layout, "C": 256, "spread": 90,
+            "rate": (4, 32)[seed % 4 // 2], "P": 3000 if seed % 3 else 200, "seed": seed,
         }  # fmt: skip
-        side, trace = next((side, trace) for _, side, trace in sides(given))
-        iterations, stalls = side["iterations"], side["stalls"]
-        ends = [each["t"] + each["seconds"] for each in iterations]
-        seconds = max(ends) - min(each["t"] for each in iterations)
-        assert side["numbers"]["seconds"] == pytest.approx(seconds, rel=1e-12)
-        later += ends.index(min(ends)) > 0
-        (_, zero), (_, first) = side["engines"]
-        assert zero == 0 < first < side["slots"]
-        if not stalls:
+        _, side, trace = sides(given)[0]
+        (_, _), (_, first) = side["engines"]
+        if not side["stalls"]:
             continue
-        slot, start, end, _ = max(stalls, key=lambda stall: stall[2] - stall[1])
+        slot, start, end, _ = max(side["stalls"], key=lambda stall: stall[2] - stall[1])
         tokens = sum(
             n
-            for each in iterations if start < each["t"] + each["seconds"] / 2 < end
+            for each in side["iterations"] if start < each["t"] + each["seconds"] / 2 < end
             for own, lane, begin, n, _ in each["chunks"]
             if (lane < first) == (slot < first) and begin < trace.lives[own].prompt_tokens
         )  # fmt: skip
@@ -262,7 +266,7 @@ def test_what_is_said_of_several_engines(layout: str) -> None:
         assert side["says"][0].endswith(f"gets no token {why}.")
         told += 1
         assert layout == "2" or slot >= first, "a decode engine gives the second token"
-    assert told >= 3 and (later or layout == "1p1d")
+    assert told >= 3
 
 
 def test_a_preempted_request_loses_its_slot_and_waits_again() -> None:
@@ -275,27 +279,6 @@ def test_a_preempted_request_loses_its_slot_and_waits_again() -> None:
     queue = explore_side.queue(trace, slots)
     moment = trace.preempted[0][1]
     assert dict(map(tuple, queue))[moment] == 1 and queue[-1][1] == 0
-
-
-def test_what_is_said_of_a_schedule_is_in_its_trace() -> None:
-    stalled = 0
-    for given in STATES:
-        for _, side, trace in sides(given):
-            text = " ".join(side["says"])
-            first = max(trace.ttfts)
-            assert f"wait for a first token is {explore_side.spoken(first)}" in text
-            if side["stalls"]:
-                stalled += 1
-                longest = max(end - start for _, start, end, _ in side["stalls"])
-                assert text.startswith(f"Longest stall {explore_side.spoken(longest)}: ")
-                count = len({request for *_, request in side["stalls"]})
-                assert f"{count} of {len(trace.lives)} requests stall." in text
-            else:
-                longest = explore_side.spoken(max(trace.tbts))
-                assert text.startswith(
-                    f"No stall: the longest time between two tokens is {longest}."
-                )
-    assert 3 <= stalled < 2 * len(STATES)
 
 
 def test_the_colours_are_those_of_the_other_pictures() -> None:
@@ -313,14 +296,9 @@ def test_the_colours_are_those_of_the_other_pictures() -> None:
 
 
 def test_a_link_gives_its_state_back() -> None:
-    drawn = random.Random(5)
-    for _ in range(200):
-        state = State(
-            model=drawn.choice(list(MODELS)), tp=drawn.choice((1, 2)),
-            left=drawn.choice(list(POLICIES)), right="dynamic:512,256", C=drawn.randint(1, 8192),
-            rate=drawn.choice((0.0, 0.015625, 2.5, 64.0)), seed=drawn.randint(0, 99),
-        )  # fmt: skip
-        assert read_state(dict(parse_qsl(explore_state.link_of(state)))) == (state, [])
+    for rate in (0.0, 0.015625, 2.5, 64.0):
+        for state in (State(rate=rate), State(rate=rate, long=0, right="dynamic:512,256", C=8192)):
+            assert read_state(dict(parse_qsl(explore_state.link_of(state)))) == (state, [])
     assert explore_state.link_of(State()) == ""
     assert explore_state.link_of(State(C=512, rate=2.0)) == "C=512&rate=2"
 
@@ -329,22 +307,16 @@ def test_a_link_gives_its_state_back() -> None:
     ("name", "value", "said"),
     [
         ("C", "abc", "C is 'abc'; it must be a whole number from 1 to 8192 (256 is used)"),
-        ("C", "1e999", "it must be a whole number"),
         ("C", 25.5, "C is 25.5; it must be a whole number"),
-        ("B", None, "B is None"),
         ("B", True, "B is True"),
         ("P", "9" * 5000, "P is '999"),
         ("n", [1], "n is [1]"),
         ("rate", "nan", "rate is 'nan'; it must be a number from 0 to 64 (0.0 is used)"),
         ("gpu", "a100", "did you mean 'a100-80gb'? (a6000 is used)"),
         ("model", {"a": 1}, "unknown model {'a': 1}"),
-        ("tp", 3, "choose from 1, 2, 4, 8"),
-        ("left", "vllm", "did you mean 'vllm_v0'? (vllm_v0 is used)"),
         ("left", "dynamic:1,2", "policy 'dynamic:1,2'"),
         ("right", "td_pipe", "decides for all stages of a pipeline"),
-        ("right", 7, "unknown policy '7'"),
         ("right", [7], "unknown policy, right [7]"),
-        ("batch", 4, "The link has 'batch': there is no such field."),
         ("mode", "", "did you mean 'model'?"),
     ],
 )
@@ -355,21 +327,16 @@ def test_a_bad_value_gives_one_sentence_and_the_default(
     assert state == State(D=9)
     assert len(notes) == 1 and said in notes[0] and "\n" not in notes[0] and len(notes[0]) < 400
     assert notes[0] in schedule({name: value})["notes"]
-
-
-@pytest.mark.parametrize("given", [7, None, [], "x", {"": ""}])
-def test_what_is_no_state(given: object) -> None:
-    state, notes = read_state(given)
-    assert state == State() and len(notes) == 1
+    assert len(read_state([name])[1]) == 1, "no state at all"
 
 
 def test_every_stop_of_every_slider_is_allowed() -> None:
-    for control in explore_state.page()["controls"]:
+    controls = explore_state.page()["controls"]
+    for control in controls:
         values = control.get("stops") or control["choices"]
         assert len(values) >= 2 and len(set(values)) == len(values)
-        for value in values:
-            assert read_state({control["name"]: value})[1] == []
-    assert {control["name"] for control in explore_state.page()["controls"]} == set(asdict(State()))
+        assert not any(read_state({control["name"]: value})[1] for value in values)
+    assert {control["name"] for control in controls} == set(asdict(State()))
 
 
 def test_another_ratio_keeps_the_length() -> None:
@@ -379,38 +346,27 @@ def test_another_ratio_keeps_the_length() -> None:
         schedule({}, "x")
 
 
-def test_what_cannot_run_is_one_sentence() -> None:
+def test_what_cannot_run_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     found = schedule({"P": 9000})
     assert "9000 prompt tokens" in found["error"] and "sides" not in found
     assert found["link"] == "P=9000", "so that the page can mend it"
     assert "tp is 8" in schedule({"model": "llama-33b", "tp": 8})["error"]
-    huge = {"n": 500, "C": 1, "B": 256, "P": 3000, "long": 0, "D": 1000}
-    for side in schedule(huge)["sides"]:
-        assert "choose fewer or shorter requests" in side["error"]
-
-
-def test_the_longest_answers_are_bounded() -> None:
-    """The most work that a state may ask for; the iterations are counted, no clock is."""
-    cost = CostExecutor(make_cost_model("llama-13b", "a6000", 1, None, "sarathi"))
-    state = State(n=500, C=64, B=256, P=2000, D=2000, long=0)
-    ran = []
-    cost.cost_model.seconds = lambda batch: (
-        ran.append(len(batch.decodes) + len(batch.chunks)) or 1.0
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(explorer, "cost_of", lambda state: cost.cost_model)
-        with pytest.raises(UserError):
-            explorer.run(state, "sarathi_serve", explorer.make_requests(state))
-    assert sum(ran) + len(ran) <= explorer.MOST_WORK + 2 * state.B
+    cost, ran = explorer.cost_of(State()), []  # the most work that a state may ask for
+    seconds = lambda batch: ran.append(1 + len(batch.decodes) + len(batch.chunks)) or 1.0
+    monkeypatch.setattr(cost, "seconds", seconds)
+    huge = {"n": 500, "C": 64, "B": 256, "P": 2000, "long": 0, "D": 2000}
+    side = schedule(huge | {"left": "sarathi", "right": "sarathi"})["sides"][0]
+    assert "choose fewer or shorter requests" in side["error"]
+    assert sum(ran) <= 2 * (explorer.MOST_WORK + 2 * 256)
 
 
 def test_a_guess_and_a_full_memory_are_said() -> None:
     assert schedule({})["notes"] == []
     assert any("borrows the" in note for note in schedule({"gpu": "h100"})["notes"])
-    full = schedule({"B": 64, "n": 64, "P": 900})["notes"]
-    assert len(full) == 1 and "GB of weights and cache do not fit the 48 GB of 1 x a6000" in full[0]
-    none = schedule({"model": "llama-33b"})["notes"]
-    assert len(none) == 1 and "do not fit the 48 GB of 1 x a6000" in none[0]
+    many = {"B": 22, "n": 300, "P": 900, "D": 20, "spread": 90, "long": 0}
+    for full in (many, {"model": "llama-33b"}):  # the largest requests; the weights
+        [note] = schedule(full)["notes"]
+        assert "GB of weights and cache do not fit the 48 GB of 1 x a6000" in note
 
 
 # ---------------------------------------------------------------------------- a policy of your own
@@ -445,13 +401,9 @@ def test_a_pasted_policy_runs_beside_ours(own: None) -> None:
     [
         ("", "your policy has no policy"),
         (OWN.replace("return super", "return supper"), "your policy, line 7: NameError"),
-        (
-            OWN.replace("def schedule(self, now):", "def schedule(self, now)"),
-            "your policy, line 6:",
-        ),
+        (OWN.replace("now):", "now)"), "your policy, line 6:"),
         (OWN.replace('"mine"', '"orca"'), "is taken"),
         (OWN.replace("super().schedule(now)", "None"), "schedules nothing"),
-        (OWN.replace("super().schedule(now)", "1 / 0"), "your policy, line 7: ZeroDivisionError"),
         (f"{OWN}raise SystemExit", "your policy, line 8: SystemExit"),
     ],
 )
@@ -467,33 +419,7 @@ def test_an_error_of_a_pasted_policy_names_its_line(own: None, text: str, said: 
 # -------------------------------------------------------------------------------------- the folder
 
 
-def modules_of(body: Sequence[ast.stmt]) -> set[str]:
-    """All modules that are imported somewhere in these statements, but in functions."""
-    found = set()
-    for node in body:
-        if isinstance(node, ast.FunctionDef):
-            continue
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        if isinstance(node, ast.ImportFrom):
-            found.add(node.module)
-        found |= modules_of(
-            [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt)]
-        )
-    return found
-
-
-def test_the_files_need_the_standard_library_alone() -> None:
-    needed = bundle.EXPLORER.book
-    assert {"scheduler.py", "loop.py", "costmodel.py", "web/__init__.py"} <= {*needed}
-    assert {"web/explorer.py", "web/explore_side.py", "web/explore_state.py"} <= {*needed}
-    ours = {path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in needed}
-    for path in needed:
-        for module in modules_of(ast.parse((ROOT / path).read_text(encoding="utf-8")).body):
-            top = module.partition(".")[0]
-            fine = module in ours or top in sys.stdlib_module_names
-            assert fine or (path, module) == ("command/cli.py", "tqdm"), f"{path} imports {module}"
-    # cli.py has tqdm for type checkers, and for bars of progress, which the browser does not draw
+# cli.py has tqdm for type checkers, and for bars of progress, which the browser does not draw
 
 
 def write(out: Path, force: bool = False) -> None:
@@ -533,26 +459,30 @@ def test_the_folder_runs_without_any_package(site: Path, tmp_path: Path) -> None
 def test_the_page_has_no_script_inside_and_its_links_are_there() -> None:
     page = (bundle.STATIC / "explore.html").read_text(encoding="utf-8")
     assert not re.search(r"<script(?![^>]*src=)|<style|\son\w+=|style=|javascript:", page)
-    names = set(re.findall(r'(?:src|href)="([^"#:]+)"', page))
-    assert names == {"explore.css", "explore.js"}
+    assert set(re.findall(r'(?:src|href)="([^"#:]+)"', page)) == {"explore.css", "explore.js"}
+    assert explore_routes.PAGE_POLICY in page, "the policy is the same without a server's headers"
     scripts = [name for name in bundle.EXPLORER.files if name.endswith(".js")]
     for script in scripts:
         text = (bundle.STATIC / script).read_text(encoding="utf-8")
         assert not re.search(r"\beval\(|new Function|innerHTML|document\.write", text), script
         named = re.findall(r'from "\./([^"]+)"|Worker\(new URL\("([^"]+)"', text)
         assert {a or b for a, b in named} <= {*scripts}
-    assert len(scripts) == 6
-    assert explore_routes.PAGE_POLICY in page, "the policy is the same without a server's headers"
 
 
-def test_a_folder_of_others_is_left_alone(site: Path, tmp_path: Path) -> None:
-    write(site)  # our own: again
+def test_a_folder_of_others_is_left_alone(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:  # a disk that is full
+        patch.setattr(bundle, "write_file", mock.Mock(side_effect=[None, OSError(28, "full")]))
+        with pytest.raises(UserError, match="full"):
+            write(site)
+        patch.setattr(bundle, "write_file", written := mock.Mock())
+        write(site)  # our own: again
+        assert written.call_args_list[0].args[0] == site / "manifest.json", "it says whose it is"
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(UserError, match="this command did not write it"):
         write(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
-    with pytest.raises(UserError, match="this command did not write it"):
-        write(tmp_path / "thesis.txt")
     write(tmp_path, force=True)
     assert (tmp_path / "thesis.txt").read_text() == "mine"
 
@@ -583,33 +513,23 @@ def test_the_server_gives_the_page_and_the_books_files(client: TestClient) -> No
     assert client.get("/explore/book/scheduler.py").content == (ROOT / "scheduler.py").read_bytes()
     manifest = client.get("/explore/manifest.json").json()
     assert manifest["server"] and close(manifest["first"], json.loads(json.dumps(schedule({}))))
-    for path in (
-        "book/engine.py",
-        "book/../engine.py",
-        "%2e%2e/explorer.py",
-        "pyodide/pyodide.mjs",
-    ):
+    for path in ("book/engine.py", "book/../engine.py", "%2e%2e/explorer.py", "pyodide/x.mjs"):
         assert client.get(f"/explore/{path}").status_code == 404, path
 
 
 def test_the_server_answers_what_the_browser_would(client: TestClient) -> None:
     for question in (
-        {"call": "schedule", "state": {"C": 512}},
         {"call": "schedule", "state": {"C": "\n"}},
-        {"call": "schedule"},
         {"call": "gain_point", "state": {}, "x": 3},
         {"call": "gain_point", "state": {}, "x": "\ud800"},
         {"call": "gain_points", "state": {"P": 5}},
         {"call": 7},
         {},
     ):
-        found = client.post(
-            "/explore/run",
-            content=json.dumps(question),
-            headers={"content-type": "application/json"},
-        )
-        assert found.status_code == 200
-        assert found.json() == json.loads(answer(json.dumps(question))), question
+        data = json.dumps(question)
+        kind = {"content-type": "application/json"}
+        found = client.post("/explore/run", content=data, headers=kind)
+        assert found.status_code == 200 and found.json() == json.loads(answer(data)), question
 
 
 def test_the_server_runs_no_pasted_policy(client: TestClient, tmp_path: Path) -> None:
@@ -629,15 +549,3 @@ def test_too_many_questions_at_once_are_refused(
     monkeypatch.setattr(explore_routes, "MOST_WAITING", 1)
     for _ in range(2):
         assert client.post("/explore/run", json={"call": "page"}).status_code == 200
-
-
-def test_the_long_prompt_arrives_at_the_same_moment_whatever_is_compared() -> None:
-    moments = {
-        schedule({"left": left, "C": chunk, "C_right": 2 * chunk})["long"]
-        for left in POLICIES
-        for chunk in (64, 300)
-    }
-    trace = simulate(
-        [Request(i, range(160), 49) for i in range(5)], policy="orca", max_batch_size=6
-    )
-    assert moments == {trace.seconds / 2}

@@ -35,7 +35,6 @@ from loading.checkpoint import save
 from loading.files import DEMO
 from pipeline.wire import plan_of
 from simulate import simulate
-from web import explore_routes, live
 from web.chat import Chat
 from web.real import RealEngine
 
@@ -270,10 +269,9 @@ def llm(small_model: None) -> LLM:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    """The demo model with a chat template, the live page and the explorer."""
+    """The demo model with a chat template."""
     engine = RealEngine(LLM("demo", dtype="float32", device="cpu", policy="sarathi_serve"))
-    with served(engine, Chat(TEMPLATE, {}), queue=80, more=(explore_routes.router(),)) as running:
-        running.server.gate.app.include_router(live.router(running.runner))
+    with served(engine, Chat(TEMPLATE, {}), queue=80) as running:
         yield running
 
 

@@ -7,10 +7,11 @@ import random
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from unittest import mock
 
 import pytest
 import torch
+from watch import wait_for
 
 from batch import Batch, Request
 from command.checks import UserError
@@ -26,7 +27,7 @@ from web.priced import Clock, PricedEngine
 from web.real import MOST_LOGPROBS, RealEngine
 from web.runner import LATEST, SOONEST, Delta, Full, Runner, Stopping, take_over
 
-NAMES = [*POLICIES, "dynamic:12,6", "vllm_v0:40"]
+NAMES = ["sarathi", "orca", "hybrid_only", "dynamic:12,6", "vllm_v0:40"]
 PATIENCE = 60.0  # s until a test gives up
 
 
@@ -37,19 +38,16 @@ class Clients:
     does it, so that the moment is the same in each run).
     """
 
-    def __init__(self, engine: object, queue: int = 1000, **more: object):
+    def __init__(self, engine: object, queue: int = 1000):
         self.deltas: dict[object, list[Delta]] = defaultdict(list)
         self.events: list[dict] = []
         self.at: dict[int, list[Callable[[], object]]] = defaultdict(list)
-        self.ended = threading.Condition()
-        self.runner = Runner(engine, queue=queue, deliver=self.deliver, **more)
+        self.runner = Runner(engine, queue=queue, deliver=self.deliver)
         self.runner.watch(self.watch)
 
     def deliver(self, news: list[tuple[object, Delta]]) -> None:
-        with self.ended:
-            for tag, delta in news:
-                self.deltas[tag].append(delta)
-            self.ended.notify_all()
+        for tag, delta in news:
+            self.deltas[tag].append(delta)
 
     def watch(self, event: dict) -> None:
         self.events.append(event)
@@ -57,12 +55,14 @@ class Clients:
             for do in self.at.pop(event["n"], ()):
                 do()
 
-    def wait(self, tags: Sequence[object]) -> None:
-        def done() -> bool:
-            return all(self.reason(tag) for tag in tags)
+    def submit(self, tags: Sequence[object], prompt: Sequence[int], most: int) -> None:
+        """A request for each tag."""
+        self.runner.submit([Request(0, prompt, most) for _ in tags], tags)
 
-        with self.ended:
-            assert self.ended.wait_for(done, PATIENCE), "a stream did not end"
+    def wait(self, tags: Sequence[object]) -> None:
+        with self.runner.changed:
+            ended = self.runner.changed.wait_for(lambda: not self.runner.streams, PATIENCE)
+        assert ended and all(map(self.reason, tags)), "a stream did not end"
 
     def reason(self, tag: object) -> str | None:
         return self.deltas[tag][-1].finish_reason if self.deltas[tag] else None
@@ -94,15 +94,17 @@ class Clients:
 class FastClock(Clock):
     """Nobody waits: the clock is set forward. In a session of tests a second is nothing."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.moment = 0.0
+    moment = 0.0
 
     def now(self) -> float:
         return self.moment
 
     def wait(self, seconds: float) -> None:
         self.moment += seconds
+
+
+def priced(**options: object) -> Clients:
+    return Clients(PricedEngine(clock=FastClock(), **options))
 
 
 @pytest.fixture
@@ -147,25 +149,25 @@ def test_half_prefilled_requests_wait_in_their_order_before_all_others() -> None
 
 
 def test_a_policy_that_is_not_there_changes_nothing() -> None:
-    clients = Clients(PricedEngine(clock=FastClock()))
+    """Nor does a switch that nobody waits for any more."""
+    clients = priced()
+    assert clients.runner.switch("orca", 64).cancel()
     clients.runner.start()
     with pytest.raises(UserError, match="unknown policy 'sarathy'.*did you mean 'sarathi'"):
         clients.runner.switch("sarathy", 8).result(PATIENCE)
     assert clients.runner.state()["policy"] == "sarathi"
-    clients.runner.submit([Request(0, range(300), 3)], ["a"])
-    clients.wait(["a"])
-    assert clients.reason("a") == "length" and not clients.told("failed")
+    clients.submit("a", range(300), 3)
     clients.finish()
+    assert clients.reason("a") == "length" and not clients.told("failed")
 
 
 def test_the_budget_is_told_where_a_policy_has_one() -> None:
-    clients = Clients(PricedEngine(clock=FastClock()))
-    clients.runner.start()
+    clients = priced()
     wanted = {"sarathi": 64, "vllm_v0": None, "vllm_v0:512": 512, "orca": None, "dynamic:32,8": 32}
-    for policy, budget in wanted.items():
-        clients.runner.switch(policy, 64).result(PATIENCE)
-        assert clients.runner.state()["budget"] == budget
+    for policy in wanted:
+        clients.runner.switch(policy, 64)
     clients.finish()
+    assert clients.runner.state()["budget"] == 32
     assert [event["budget"] for event in clients.told("switched")] == list(wanted.values())
 
 
@@ -185,7 +187,7 @@ def test_a_client_that_goes_away_frees_its_slot_at_the_next_step(llm: LLM) -> No
 
 
 def test_cancelling_twice_or_too_late_or_too_soon_does_nothing() -> None:
-    clients = Clients(PricedEngine(clock=FastClock()))
+    clients = priced()
     runner, request, stranger = clients.runner, Request(0, range(9), 50), Request(0, range(9), 3)
     runner.submit([request], ["a"])
     runner.cancel(stranger)  # it has the same id, and was never submitted
@@ -201,54 +203,58 @@ def test_cancelling_twice_or_too_late_or_too_soon_does_nothing() -> None:
 def test_a_full_queue_says_when_to_come_back() -> None:
     """B run and `queue` wait. The next ones are refused, all or none."""
     clients = Clients(PricedEngine(max_batch_size=2, clock=FastClock()), queue=3)
-    runner = clients.runner
-    runner.submit([Request(0, range(9), 3) for _ in range(4)], "abcd")
+    clients.submit("abcd", range(9), 3)
     with pytest.raises(Full) as refused:
-        runner.submit([Request(0, range(9), 3) for _ in range(2)], "ef")
+        clients.submit("ef", range(9), 3)
     assert refused.value.retry_after == SOONEST, "nothing is known yet"
-    runner.submit([Request(0, range(9), 3)], "e")
+    clients.submit("e", range(9), 3)
     with pytest.raises(Full):
-        runner.submit([Request(0, range(9), 3)], "f")
+        clients.submit("f", range(9), 3)
     with pytest.raises(UserError, match="6 requests at once; the server holds 5"):
-        runner.submit([Request(0, range(9), 3) for _ in range(6)], "ghijkl")
+        clients.submit("ghijkl", range(9), 3)
     clients.finish()
     assert set(clients.deltas) == set("abcde")
-    assert runner.state()["done"] == 5
+    assert clients.runner.state()["done"] == 5
 
 
-@pytest.mark.parametrize(("seconds", "waiting"), [(2.5, 1), (2.5, 3), (1e-6, 1), (1e4, 1)])
+@pytest.mark.parametrize(("seconds", "waiting"), [(2.5, 6), (2.5, 8), (1e-6, 6), (1e4, 6)])
 def test_the_time_to_come_back_is_measured(seconds: float, waiting: int) -> None:
-    """Requests of one token that take so many seconds each, one after another."""
+    """Requests of one token that take so many seconds each, one after another.
+
+    An hour without work does not count.
+    """
     engine = PricedEngine(max_batch_size=1, clock=FastClock())
     engine.cost_model.seconds = lambda batch: seconds
     clients = Clients(engine, queue=9)
-    runner, found = clients.runner, []
+    found = []
 
     def come() -> None:
         with pytest.raises(Full) as refused:
-            runner.submit([Request(0, range(9), 1) for _ in range(waiting + 5)], range(90, 99))
+            clients.submit(range(90, 90 + waiting), range(9), 1)
         found.append(refused.value.retry_after)
 
-    runner.submit([Request(0, range(9), 1) for _ in range(10)], range(10))
-    clients.at[6].append(come)  # five have ended, and one ends now
-    runner.start()
+    clients.runner.start()
+    clients.submit(["before"], range(9), 1)
+    wait_for(lambda: clients.runner.done and not clients.runner.ends)
+    engine.clock.moment += 3600
+    clients.at[7].append(come)  # five have ended, and one ends now
+    clients.submit(range(10), range(9), 1)
     clients.wait(range(10))
     clients.finish()
-    likely = math.ceil((waiting + 5) * 6 * seconds / 5)
-    assert found == [min(max(SOONEST, likely), LATEST)]
+    assert found == [min(max(SOONEST, math.ceil(waiting * 6 * seconds / 5)), LATEST)]
 
 
 def test_draining_runs_what_is_here_and_takes_nothing_new() -> None:
-    clients = Clients(PricedEngine(max_batch_size=2, clock=FastClock()))
-    runner, refused = clients.runner, []
-    runner.submit([Request(0, range(9), 30) for _ in range(6)], range(6))
+    clients, refused = priced(max_batch_size=2), []
+    clients.submit(range(6), range(9), 30)
 
     def come() -> None:
         with pytest.raises(Stopping):
-            runner.submit([Request(0, range(9), 1)], ["late"])
+            clients.submit(["late"], range(9), 1)
         refused.append("late")
 
-    clients.at[1].append(lambda: threading.Thread(target=runner.drain, args=[PATIENCE]).start())
+    drain = threading.Thread(target=clients.runner.drain, args=[PATIENCE])
+    clients.at[1].append(drain.start)
     clients.at[60].append(come)
     clients.finish()
     assert refused == ["late"] and "late" not in clients.deltas
@@ -256,20 +262,16 @@ def test_draining_runs_what_is_here_and_takes_nothing_new() -> None:
 
 
 def test_what_is_left_after_the_patience_is_aborted(llm: LLM) -> None:
-    clients, drained, draining = Clients(RealEngine(llm)), [], threading.Event()
+    clients, drained = Clients(RealEngine(llm)), []
     runner = clients.runner
-    runner.submit([Request(0, [tag], 60) for tag in range(9)], range(9))
+    clients.submit(range(9), [3], 60)
+    thread = threading.Thread(target=lambda: drained.append(runner.drain(0)))
 
-    def drain() -> None:
-        drained.append(runner.drain(0))
-
-    def wait() -> None:  # until the engine has been told to cancel all
+    def drain() -> None:  # until the engine has been told to cancel all
         thread.start()
-        while not runner.inbox:
-            draining.wait(0.001)
+        wait_for(lambda: runner.inbox)
 
-    thread = threading.Thread(target=drain)
-    clients.at[8].append(wait)
+    clients.at[8].append(drain)
     runner.start()
     clients.wait(range(9))
     thread.join(PATIENCE)
@@ -282,37 +284,34 @@ def test_closing_ends_a_long_batch_and_all_that_waits() -> None:
     """The batch would take minutes. Who waits for an answer gets one, and closing twice is fine."""
     clients = Clients(PricedEngine("gpt3-175b", max_batch_size=8, policy="vllm_v0"))
     runner = clients.runner
-    runner.submit([Request(0, range(4000), 9) for _ in range(20)], range(20))
+    clients.submit(range(20), range(4000), 9)
     runner.start()
-    while not runner.state()["running"]:
-        threading.Event().wait(0.01)
+    wait_for(lambda: runner.state()["running"])
     change = runner.switch("sarathi", 256)
     runner.close()
     assert {clients.reason(tag) for tag in range(20)} == {"abort"} and change.done()
-    for late in (
-        lambda: runner.submit([Request(0, [1], 9)], "x"),
-        lambda: runner.switch("orca", 9),
-    ):
-        with pytest.raises(Stopping):
-            late()
+    with pytest.raises(Stopping):
+        clients.submit("x", [1], 9)
+    with pytest.raises(Stopping):
+        runner.switch("orca", 9)
     runner.close()
 
 
 @pytest.mark.parametrize(
-    ("request_", "message"),
+    ("prompt", "message"),
     [
-        (Request(0, [1] * 60, 9), "60 prompt tokens .* exceed the 64 tokens"),
-        (Request(0, [1] * 30, 21), "can never run.* 50 tokens of cache, and it holds 40"),
-        (Request(0, [1, 97], 9), "token id 97 is not in 0 .. 96"),
-        (Request(0, [-1, 3], 9), "token id -1 is not in 0 .. 96"),
+        ([1] * 60, "60 prompt tokens .* exceed the 64 tokens"),
+        ([1] * 42, "can never run.* 50 tokens of cache, and it holds 40"),
+        ([1, 97], "token id 97 is not in 0 .. 96"),
+        ([-1, 3], "token id -1 is not in 0 .. 96"),
     ],
 )
 def test_what_can_never_run_is_refused_with_all_that_came_with_it(
-    small: str, request_: Request, message: str
+    small: str, prompt: list[int], message: str
 ) -> None:
     clients = Clients(RealEngine(new_llm(small, cache_tokens=40)))
     with pytest.raises(UserError, match=message):
-        clients.runner.submit([Request(0, [1], 3), request_], ["fine", "bad"])
+        clients.runner.submit([Request(0, [1], 3), Request(0, prompt, 9)], ["fine", "bad"])
     clients.finish()
     assert not clients.deltas and not clients.events
 
@@ -333,7 +332,7 @@ def test_an_engine_that_fails_ends_all_streams_and_serves_the_next(llm: LLM) -> 
     assert [len(clients.tokens(tag)) for tag in range(6)] == [4, 3, 2, 1, 0, 0]
     state = runner.state()
     assert state["error"] == r"RuntimeError: the device is\nlost" and state["failures"] == 1
-    runner.submit([Request(0, [5, 6, 7], 9)], ["next"])
+    clients.submit(["next"], [5, 6, 7], 9)
     clients.finish()
     assert clients.tokens("next") == expected
     moments = [event["t"] for event in clients.events if event["type"] != "iteration"]
@@ -414,7 +413,7 @@ def test_a_policy_that_fails_ends_all_streams_and_can_be_replaced(
     assert {clients.reason(tag) for tag in range(3)} == {"error"}
     assert message in runner.state()["error"] and runner.state()["failures"] == 1
     runner.switch("sarathi", 8).result(PATIENCE)
-    runner.submit([Request(0, [5] * 20, 9)], ["next"])
+    clients.submit(["next"], [5] * 20, 9)
     clients.finish()
     assert clients.tokens("next") == expected
 
@@ -435,7 +434,7 @@ def test_a_policy_of_ones_own_that_fails_gives_way() -> None:
             runner.switch("vllm_v0", 64).result(PATIENCE)
             runner.switch("orca", 99).result(PATIENCE)
             runner.loop.executor.execute = lambda batch: 1 / 0
-        runner.submit([Request(0, range(9), 5)], [tag])
+        clients.submit([tag], range(9), 5)
         clients.wait([tag])
         state, told = runner.state(), "{} gives way to {}, C = {}".format(before, *after)
         assert clients.reason(tag) == "error"
@@ -443,26 +442,23 @@ def test_a_policy_of_ones_own_that_fails_gives_way() -> None:
         assert (told in clients.told("failed")[-1]["error"]) == bool(before)
         last = clients.told("switched")[-1]
         assert (last["policy"], last["chunk_size"]) == after
-    runner.submit([Request(0, range(9), 5)], ["next"])
+    clients.submit(["next"], range(9), 5)
     clients.finish()
     assert len(clients.tokens("next")) == 5 and runner.state()["failures"] == 3
 
 
 def test_a_policy_that_comes_later_can_ask_what_a_batch_costs() -> None:
-    clients = Clients(PricedEngine(clock=FastClock()))
-    clients.runner.submit([Request(0, range(9), 9)], ["a"])
+    clients = priced()
+    clients.submit("a", range(9), 9)
     clients.at[3].append(lambda: clients.runner.switch("asks", 64))
     clients.finish()
     assert len(clients.tokens("a")) == 9 and clients.reason("a") == "length"
 
 
 def test_who_listens_badly_does_not_stop_the_engine() -> None:
-    clients, calls, events = Clients(PricedEngine(clock=FastClock())), [], []
+    clients, events = priced(), []
     runner, deliver = clients.runner, clients.runner.deliver
-
-    def bad(event: dict) -> None:
-        calls.append(event)
-        raise ValueError("a listener of somebody's")
+    bad = mock.Mock(side_effect=ValueError("a listener of somebody's"))
 
     def deliver_badly(news: list) -> None:
         deliver(news)
@@ -471,9 +467,9 @@ def test_who_listens_badly_does_not_stop_the_engine() -> None:
     runner.watch(bad)
     clients.at[3].append(runner.watch(events.append))  # which unsubscribes it
     runner.deliver = deliver_badly
-    runner.submit([Request(0, range(9), 5)], ["a"])
+    clients.submit("a", range(9), 5)
     clients.finish()
-    assert len(calls) == 1 and len(clients.tokens("a")) == 5
+    assert bad.call_count == 1 and len(clients.tokens("a")) == 5
     assert [event["type"] for event in events] == ["queued", "started"] + ["iteration"] * 3
     assert runner.state()["failures"] == 0
 
@@ -506,12 +502,11 @@ def test_logprobs_are_those_of_the_models_logits(small: str) -> None:
 @pytest.mark.parametrize("policy", NAMES)
 def test_real_time_is_that_of_the_simulator(policy: str) -> None:
     """The same batches at the same moments, and all of the runner's own work takes no time."""
-    draw = random.Random(11)
     options = {"policy": policy, "chunk_size": 256, "max_batch_size": 8, "cache_tokens": 9000}
     options |= {"tp": 2, "link": "nvlink-a100", "software": "sarathi_serve"}
 
     def make() -> list[Request]:
-        draw.seed(11)
+        draw = random.Random(11)
         lengths = [(draw.randint(10, 3000), draw.randint(1, 30)) for _ in range(20)]
         return [Request(i, range(prompt), most) for i, (prompt, most) in enumerate(lengths)]
 
@@ -520,9 +515,7 @@ def test_real_time_is_that_of_the_simulator(policy: str) -> None:
     clients = Clients(engine)
     clients.runner.submit(make(), range(20))
     clients.finish()
-    iterations = clients.told("iteration")
-    assert len(iterations) == len(trace.iterations)
-    for event, iteration in zip(iterations, trace.iterations, strict=True):
+    for event, iteration in zip(clients.told("iteration"), trace.iterations, strict=True):
         assert event["t"] == pytest.approx(iteration.start, abs=1e-9)
         assert event["seconds"] == iteration.seconds
         assert [(i, *rest) for i, _, *rest in event["chunks"]] == [
@@ -553,7 +546,7 @@ def test_what_it_costs_to_know_the_time_is_part_of_it() -> None:
 
     engine.cost_model.seconds = seconds
     clients = Clients(engine)
-    clients.runner.submit([Request(0, range(9), 5)], ["a"])
+    clients.submit("a", range(9), 5)
     clients.finish()
     assert [event["t"] for event in clients.told("iteration")] == [0.0, 2.0, 4.0, 6.0, 8.0]
 
@@ -562,11 +555,3 @@ def test_placeholders_stand_for_words() -> None:
     tokenizer = PricedEngine().tokenizer
     assert tokenizer.encode("one two\nthree") == [0, 0, 0] and tokenizer.encode("") == [0]
     assert tokenizer.decode([0, 0]) == " · ·"
-
-
-def test_a_future_that_nobody_waits_for_changes_nothing() -> None:
-    clients = Clients(PricedEngine(clock=FastClock()))
-    future: Future = clients.runner.switch("orca", 64)
-    assert future.cancel()
-    clients.finish()
-    assert clients.runner.state()["policy"] == "sarathi"

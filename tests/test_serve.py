@@ -5,6 +5,7 @@ nothing that a client sends or leaves out stops the engine.
 import asyncio
 import contextlib
 import importlib
+import itertools
 import json
 import logging
 import os
@@ -12,34 +13,32 @@ import random
 import shutil
 import signal
 import socket
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 from served import Served, served
+from tokenizers import Regex, decoders
 from tokenizers import Tokenizer as Library
-from tokenizers import decoders
-from tokenizers.models import BPE
+from tokenizers.models import BPE, WordLevel
+from tokenizers.pre_tokenizers import Split
 from watch import wait_for
 
-from command.checks import UserError
+from command.checks import WHY_BROKEN, UserError
 from engine import LLM, SamplingParams
 from experiments.lib.clients import events, parse, raw, request, streamed
 from loading.files import DEMO
-from sampling import sample
+from loading.tokenizer import load_tokenizer
 from tests import warm
 from web import live
-from web.api import ChatForm
+from web.api import AT_ONCE
 from web.chat import Chat, Unfit, read_template
 from web.priced import Clock, PricedEngine
 from web.real import RealEngine
-from web.runner import Delta
-from web.server import hash_of, listen, origin_of
+from web.server import hash_of, loops_back, origin_of
 from web.text import Pieces, Stops, Words, dumps
 
 ROOT = Path(__file__).parent.parent
@@ -72,21 +71,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture
-def openai() -> ModuleType:
-    """Not at the top: it takes seconds, and other workers do without."""
-    return importlib.import_module("openai")
-
-
-@pytest.fixture
-def client(demo: Served, openai: ModuleType) -> object:
+def client(demo: Served) -> object:
+    openai = importlib.import_module("openai")  # takes seconds, and other workers do without
     return openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0)
-
-
-def text_of(stream) -> tuple[str, str]:
-    """Text and reason of a stream of the openai package."""
-    choices = [each.choices[0] for each in stream if each.choices]
-    assert [each.finish_reason for each in choices[:-1]] == [None] * (len(choices) - 1)
-    return "".join(each.text for each in choices), choices[-1].finish_reason
 
 
 def test_completions_are_those_of_generate(client: object, llm: LLM) -> None:
@@ -103,19 +90,20 @@ def test_completions_are_those_of_generate(client: object, llm: LLM) -> None:
         assert answer.usage.completion_tokens == sum(len(each.token_ids) for each in outputs)
 
 
-@pytest.mark.parametrize("options", [{}, {"top_p": 0.8}, {"top_k": 5, "temperature": 1.7}])
+@pytest.mark.parametrize(
+    "options", [{"top_p": 0.8}, {"top_k": 5, "temperature": 1.7, "min_tokens": 3}]
+)
 def test_seeded_samples_are_those_of_generate(client: object, llm: LLM, options: dict) -> None:
     """Choice k of n draws with the seed + k. Streamed or whole, the text is the same."""
-    params = [SamplingParams(20, **({"temperature": 1.0} | options), seed=7 + k) for k in range(3)]
+    own = {"temperature": 1.0} | {k: each for k, each in options.items() if k != "min_tokens"}
+    params = [SamplingParams(20, **own, seed=7 + k) for k in range(3)]
     expected = [each.text for each in llm.generate([PROMPTS[0]] * 3, params)]
     assert len(set(expected)) == 3
-    own = {key: value for key, value in options.items() if key != "top_k"}
-    body = {"top_k": options["top_k"]} if "top_k" in options else None
-    ask = {"model": "demo", "prompt": PROMPTS[0], "max_tokens": 20, "seed": 7, **own}
-    answer = client.completions.create(**ask, n=3, extra_body=body)
+    ask = {"model": "demo", "prompt": PROMPTS[0], "max_tokens": 20, "seed": 7, "n": 3}
+    answer = client.completions.create(**ask, extra_body=options)
     assert [choice.text for choice in answer.choices] == expected
     texts = ["", "", ""]
-    for event in client.completions.create(**ask, n=3, stream=True, extra_body=body):
+    for event in client.completions.create(**ask, stream=True, extra_body=options):
         for choice in event.choices:
             texts[choice.index] += choice.text
     assert texts == expected
@@ -123,55 +111,31 @@ def test_seeded_samples_are_those_of_generate(client: object, llm: LLM, options:
 
 def test_streams_have_usage_where_it_is_asked_for(client: object) -> None:
     ask = {"model": "demo", "prompt": PROMPTS[1], "max_tokens": 9, "temperature": 0, "stream": True}
+    assert all(event.usage is None and event.choices for event in client.completions.create(**ask))
     *_, last = client.completions.create(**ask, stream_options={"include_usage": True})
     assert last.choices == [] and last.usage.completion_tokens == 9
     assert last.usage.total_tokens == last.usage.prompt_tokens + 9
-    assert all(event.usage is None and event.choices for event in client.completions.create(**ask))
     options = {"include_usage": True, "continuous_usage_stats": True}
-    events = list(client.completions.create(**ask, stream_options=options))
+    events = client.completions.create(**ask, stream_options=options)
     counts = [event.usage.completion_tokens for event in events]
     assert counts == sorted(counts) and counts[0] >= 1 and counts[-1] == 9
 
 
-def test_stop_strings(demo: Served, client: object, llm: LLM) -> None:
+def test_stop_strings(demo: Served, llm: LLM) -> None:
     """The text ends before the first of them; it lies across tokens, or inside of one."""
     whole = llm.generate(PROMPTS[0], SamplingParams(max_tokens=40))[0].text
-    for stop in (whole[5:9], whole[9:12], whole[3], [whole[20:33], whole[7:15]]):
-        first = min(whole.find(each) for each in ([stop] if isinstance(stop, str) else stop))
-        ask = {"model": "demo", "prompt": PROMPTS[0], "max_tokens": 40, "temperature": 0}
-        choice = client.completions.create(**ask, stop=stop).choices[0]
-        assert (choice.text, choice.finish_reason) == (whole[:first], "stop")
-        stream = client.completions.create(**ask, stop=stop, stream=True)
-        assert text_of(stream) == (whole[:first], "stop")
-    choice = client.completions.create(**ask, stop="no such text").choices[0]
-    assert (choice.text, choice.finish_reason) == (whole, "length")
-    before, more = demo.runner.state()["iterations"], {"max_tokens": 900, "stop": whole[3]}
-    client.completions.create(**ask | more, extra_body={"ignore_eos": True})
+    ask = {"prompt": PROMPTS[0], "max_tokens": 40, "temperature": 0}
+    for stop in (whole[5:9], whole[9:12], whole[3], [whole[20:33], whole[7:15]], "no such text"):
+        places = [whole.find(each) for each in ([stop] if isinstance(stop, str) else stop)]
+        expected = (whole, "length") if -1 in places else (whole[: min(places)], "stop")
+        [choice] = demo.ask(TEXT, ask | {"stop": stop})[2]["choices"]
+        assert (choice["text"], choice["finish_reason"]) == expected
+        stream = asyncio.run(streamed(demo.place, ask | {"stop": stop}))
+        assert (stream.text, stream.reason) == expected
+    before = demo.runner.state()["iterations"]
+    demo.ask(TEXT, ask | {"max_tokens": 900, "stop": whole[3], "ignore_eos": True})
     wait_for(demo.idle)
     assert demo.runner.state()["iterations"] < before + 300, "the engine stops, too"
-
-
-def test_ignore_eos(
-    demo: Served, client: object, llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    greedy = llm.generate(PROMPTS[0], SamplingParams(max_tokens=20))[0].token_ids
-    monkeypatch.setattr(demo.api.engine, "stop_ids", frozenset(greedy[3:4]))
-    ask = {"model": "demo", "prompt": PROMPTS[0], "max_tokens": 20, "temperature": 0}
-    for ignored, count in ((False, greedy.index(greedy[3]) + 1), (True, 20)):
-        answer = client.completions.create(**ask, extra_body={"ignore_eos": ignored})
-        assert answer.usage.completion_tokens == count
-
-
-def test_a_token_that_ends_a_text_is_not_shown(client: object, llm: LLM) -> None:
-    output = llm.generate(PROMPTS[0], SamplingParams(max_tokens=40))[0]
-    stop_id = output.token_ids[6]
-    expected = llm.generate(PROMPTS[0], SamplingParams(max_tokens=40, stop_ids=(stop_id,)))[0]
-    answer = client.completions.create(
-        model="demo", prompt=PROMPTS[0], max_tokens=40, temperature=0,
-        extra_body={"stop_token_ids": [stop_id]},
-    )  # fmt: skip
-    assert answer.choices[0].text == expected.text and answer.choices[0].finish_reason == "stop"
-    assert answer.usage.completion_tokens == len(expected.token_ids) <= 7
 
 
 def test_a_stop_string_may_be_a_special_token(
@@ -190,49 +154,41 @@ def test_a_stop_string_may_be_a_special_token(
     expected = client.completions.create(**ask, extra_body={"stop_token_ids": [stop_id]})
     found = client.completions.create(**ask, stop=["no such text", "<|im_end|>"])
     assert found.choices[0].finish_reason == "stop" and found.choices == expected.choices
-    assert client.completions.create(**ask).choices[0].finish_reason == "length"
 
 
-def without(model: object, stop_ids: list[int], prompt: list[int], least: int) -> list[int]:
-    """20 greedy tokens, computed without a cache; none of the first `least` is a stop id."""
+def without(model: object, ends: list[int], held: list[int], prompt: list[int], least: int) -> list:
+    """20 greedy tokens, computed without a cache; none of the first `least` is one of `held`."""
     tokens: list[int] = []
-    while len(tokens) < 20 and not (tokens and tokens[-1] in stop_ids):
+    while len(tokens) < 20 and not (tokens and tokens[-1] in ends):
         logits = model.forward_full(torch.tensor([prompt + tokens]))[0, -1].clone()
         if len(tokens) < least:
-            logits[stop_ids] = -torch.inf
+            logits[held] = -torch.inf
         tokens.append(int(logits.argmax()))
     return tokens
 
 
 @pytest.mark.parametrize("ignore_eos", [False, True])
-def test_no_text_ends_before_min_tokens(client: object, llm: LLM, ignore_eos: bool) -> None:
-    """The first tokens are drawn among the others: also the model's own end, as in vLLM."""
+def test_no_text_ends_before_min_tokens(
+    demo: Served, client: object, llm: LLM, monkeypatch: pytest.MonkeyPatch, ignore_eos: bool
+) -> None:
+    """Ids of the client's end it, and the model's own; all may be ignored for some tokens.
+
+    The first tokens are drawn among the others, as in vLLM. What ends a text is not shown.
+    """
     prompt = llm.tokenizer.encode(PROMPTS[0])
     greedy = llm.generate([prompt], SamplingParams(max_tokens=20))[0].token_ids
-    stop_ids = sorted({greedy[0], greedy[4]})
+    eos, own = greedy[2], greedy[4]
+    monkeypatch.setattr(demo.api.engine, "stop_ids", frozenset({eos}))
     ask = {"model": "demo", "prompt": prompt, "max_tokens": 20, "temperature": 0}
-    for least in (0, 1, 9, 20):
-        more = {"min_tokens": least, "stop_token_ids": stop_ids, "ignore_eos": ignore_eos}
+    for least in (0, 2, 3, 20):
+        more = {"min_tokens": least, "stop_token_ids": [own, 2**40], "ignore_eos": ignore_eos}
         answer = client.completions.create(**ask, extra_body=more)
-        ends = [*stop_ids, *llm.stop_ids]
-        expected = without(llm.model, ends, prompt, least)
+        ends = [own] if ignore_eos else [own, eos]
+        expected = without(llm.model, ends, [own, eos], prompt, least)
         assert answer.usage.completion_tokens == len(expected) >= least
         ended = expected[-1] in ends
         assert answer.choices[0].finish_reason == ("stop" if ended else "length")
         assert answer.choices[0].text == llm.tokenizer.decode(expected[: len(expected) - ended])
-
-
-@pytest.mark.parametrize("eos", [5, None])
-def test_the_models_own_end_is_not_drawn_before_min_tokens(eos: int | None) -> None:
-    """Greedy, and drawn; after that, the sampler sees the logits as they are."""
-    engine = SimpleNamespace(vocab_size=8, stop_ids=frozenset(() if eos is None else {eos}))
-    logits = torch.zeros(8, dtype=torch.float64)
-    logits[[2, 5, 7]] = torch.tensor([60.0, 80.0, 99.0], dtype=torch.float64)
-    for temperature in (0.0, 1.0):
-        draws = RealEngine.sampler(engine, 3, 2, [7, 2**40, -1], temperature=temperature)
-        for expected in [2 if eos else 5] * 2 + [7]:
-            seen = logits[None].clone()
-            assert sample(seen, [draws.withhold(seen[0])]) == [expected]
 
 
 def test_logprobs(client: object) -> None:
@@ -252,21 +208,9 @@ def test_logprobs(client: object) -> None:
     assert client.completions.create(**ask).choices[0].logprobs is None
 
 
-def test_log_probabilities_have_the_bytes_of_a_piece_of_a_character(demo: Served, llm: LLM) -> None:
-    ids = llm.tokenizer.encode("a\U0001f926\U0001f3fd")
-    news = [Delta(token, None, 0.0, "", -1.0, ((token, -1.0),)) for token in ids]
-    told = ChatForm.logprobs([demo.api.with_logprobs(each, 0) for each in news])["content"]
-    for tokens in (told, [each["top_logprobs"][0] for each in told]):
-        data = b"".join(bytes(each["bytes"]) for each in tokens)
-        assert len(tokens) > 2 and data.decode() == "a\U0001f926\U0001f3fd"
-
-
 def test_a_chat_is_a_completion_of_its_template(client: object, llm: LLM) -> None:
-    messages = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": "What is"},
-                                     {"type": "text", "text": "a list?"}]},
-    ]  # fmt: skip
+    parts = [{"type": "text", "text": text} for text in ("What is", "a list?")]
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
     text = "[system] Be brief.\n[user] What is\na list?\n[assistant]"
     ids = [llm.tokenizer.eos_id, *llm.tokenizer.encode(text)]
     expected = llm.generate([ids], SamplingParams(max_tokens=15))[0]
@@ -282,9 +226,8 @@ def test_a_chat_is_a_completion_of_its_template(client: object, llm: LLM) -> Non
     assert first.delta.role == "assistant" and first.delta.content == ""
     assert "".join(each.delta.content or "" for each in rest) == expected.text
     tokens = [token for each in rest if each.logprobs for token in each.logprobs.content]
-    assert "".join(token.token for token in tokens) == expected.text
+    assert "".join(bytes(token.bytes).decode() for token in tokens) == expected.text
     assert all(len(token.top_logprobs) == 2 for token in tokens)
-    assert bytes(tokens[0].bytes).decode() == tokens[0].token
     loud = client.chat.completions.create(
         **ask, max_tokens=1, extra_body={"chat_template_kwargs": {"mood": " (loudly)"}}
     )
@@ -301,31 +244,27 @@ WRONG = {
 
 def test_a_template_makes_json_as_transformers_does() -> None:
     """https://github.com/huggingface/transformers: utils/chat_template_utils.py"""
-    value = "{'b': 'é', 'a': [1]}"
-    cases = {
-        "": '{"b": "é", "a": [1]}',
-        "ensure_ascii=True": '{"b": "\\u00e9", "a": [1]}',
-        "separators=(',', ':')": '{"b":"é","a":[1]}',
-        "sort_keys=True": '{"a": [1], "b": "é"}',
-        "True, 1, (',', ':'), True": '{\n "a":[\n  1\n ],\n "b":"\\u00e9"\n}',
-    }
-    for given, expected in cases.items():
-        assert Chat("{{ " + f"{value}|tojson({given})" + " }}", {}).prompt([]) == expected
+    for given, expected in (
+        ("", '{"b": "é", "a": [1]}'),
+        ("separators=(',', ':'), sort_keys=True", '{"a":[1],"b":"é"}'),
+        ("True, 1, (',', ':'), True", '{\n "a":[\n  1\n ],\n "b":"\\u00e9"\n}'),
+    ):
+        template = "{{ {'b': 'é', 'a': [1]}|tojson(" + given + ") }}"
+        assert Chat(template, {}).prompt([]) == expected
 
 
 @pytest.mark.parametrize("template", WRONG)
 def test_a_wrong_template_is_refused(template: str) -> None:
-    chat = Chat(template, {})
     with pytest.raises(Unfit) as caught:
-        chat.prompt([{"role": "user", "content": "é"}])
+        Chat(template, {}).prompt([{"role": "user", "content": "é"}])
     said = str(caught.value)
     assert WRONG[template] in said and "\n" not in said and len(said) < 900
 
 
-@pytest.mark.parametrize("name", ["messages", "bos_token", "not a name"])
-def test_options_replace_nothing_of_ours(name: str) -> None:
-    with pytest.raises(Unfit, match=f"chat_template_kwargs may not hold '{name}'"):
-        Chat(TEMPLATE, {}).prompt([], {name: "x"})
+def test_options_replace_nothing_of_ours() -> None:
+    for name in ("messages", "bos_token", "not a name"):
+        with pytest.raises(Unfit, match=f"chat_template_kwargs may not hold '{name}'"):
+            Chat(TEMPLATE, {}).prompt([], {name: "x"})
 
 
 def test_where_a_template_is_found(tmp_path: Path) -> None:
@@ -355,30 +294,24 @@ def pieces_of(words: Words, tokens: list[int]) -> list[str]:
 
 def test_pieces_are_the_text_of_all_tokens(llm: LLM) -> None:
     """Any tokens, broken bytes among them. No token is decoded again and again."""
-    decoded = 0
+    decoded: list[int] = []
 
     def decode(tokens: list[int]) -> str:
-        nonlocal decoded
-        decoded += len(tokens)
+        decoded.extend(tokens)
         return llm.tokenizer.decode(tokens)
 
-    draw = random.Random(0)
-    euro = [llm.tokenizer.encode("€")] * 40
-    for case in range(300):
-        if case % 3 == 0:  # single bytes: mostly broken
-            tokens = [draw.randrange(256) for _ in range(40)]
-        elif case % 3 == 1:
-            tokens = [draw.randrange(1023) for _ in range(40)]
-        else:  # a character of three bytes, with bytes that may cut it
-            tokens = [t for each in euro for t in (*each, *draw.sample(range(256), case % 2))]
-        decoded, words = 0, Words(decode)
-        assert "".join(pieces_of(words, tokens)) == llm.tokenizer.decode(tokens)
-        assert decoded < 40 * len(tokens)
-    for broken in range(9):  # the last of them may begin a character
-        tokens = [euro[0][1]] * broken + euro[0]
+    draw, euro = random.Random(0), llm.tokenizer.encode("€")
+    cases = [[draw.randrange(most) for _ in range(40)] for most in (256, 1023) for _ in range(100)]
+    # a character of three bytes, with bytes that may cut it
+    cases += [[t for _ in range(40) for t in (*euro, *draw.sample(range(256), case % 2))]
+              for case in range(100)]  # fmt: skip
+    cases += [euro[1:2] * broken + euro for broken in range(9)]
+    for tokens in cases:
+        decoded.clear()
         assert "".join(pieces_of(Words(decode), tokens)) == llm.tokenizer.decode(tokens)
+        assert len(decoded) < 40 * len(tokens)
     pieces = Pieces(decode)
-    assert [pieces.add(token) for token in llm.tokenizer.encode("€")][-1] == "€"
+    assert [pieces.add(token) for token in euro][-1] == "€"
 
 
 def test_a_character_of_byte_tokens_comes_whole() -> None:
@@ -389,28 +322,19 @@ def test_a_character_of_byte_tokens_comes_whole() -> None:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
     text = " a é€好🤦🏽a 好"
-    tokens = [
-        own
-        for letter in text.replace(" ", "▁")
-        for own in (
-            [words.index(letter)]
-            if letter in words
-            else [words.index(f"<0x{byte:02X}>") for byte in letter.encode()]
-        )
-    ]
+    tokens = library.encode(text.replace(" ", "▁")).ids
     pieces = pieces_of(Words(library.decode), tokens)
-    assert "".join(pieces) == text == library.decode(tokens)
-    assert [piece for piece in pieces if piece] == list(text)
+    assert [piece for piece in pieces if piece] == list(text) and text == library.decode(tokens)
     pieces = pieces_of(Words(library.decode), tokens[:-1])  # as max_tokens may cut it
     assert "".join(pieces) == text[:-1] + "\ufffd" * 2
 
 
-def test_an_event_is_one_line_to_every_client(client: object, demo: Served) -> None:
+def test_an_event_is_one_line_to_every_client() -> None:
     """Also to those that split lines as Python does, as httpx's iter_lines."""
     text = "".join(map(chr, [*range(128), 0x85, 0xA0, 0x2028, 0x2029, 0x1F926]))
-    for line in (dumps({"text": text}).decode(), live.message([{"text": text}]).rstrip("\n")):
+    for line in (dumps([{"text": text}]).decode(), live.message([{"text": text}]).rstrip("\n")):
         assert len(line.splitlines()) == 1
-        assert json.loads(line.removeprefix("data: ")) in ({"text": text}, [{"text": text}])
+        assert json.loads(line.removeprefix("data: ")) == [{"text": text}]
 
 
 def test_stop_strings_are_found_however_the_text_comes() -> None:
@@ -446,26 +370,18 @@ def test_a_stop_string_may_begin_before_min_tokens_but_not_end() -> None:
     assert text_of(["ab", "bcz"], 3) == ("xabc", True), "what is held back has been looked through"
 
 
-def ask(running: Served, path: str, body: object = None, **headers: str) -> tuple[int, dict, dict]:
-    data = request(path, body, "POST" if body is not None else "GET", **headers)
-    status, found, answer = parse(raw(running.place, data))
-    return status, found, json.loads(answer)
-
-
 def test_texts_become_tokens_and_texts_again(demo: Served, llm: LLM) -> None:
     text = "The list type 🤦 é"
     ids = llm.tokenizer.encode(text)
-    _, _, found = ask(demo, "/tokenize", {"prompt": text, "model": "demo"})
+    _, _, found = demo.ask("/tokenize", {"prompt": text, "model": "demo"})
     longest = demo.api.engine.max_length
     assert found == {"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": None}
-    _, _, found = ask(demo, "/tokenize", {"prompt": "def open(", "return_token_strs": True})
+    _, _, found = demo.ask("/tokenize", {"prompt": "def open(", "return_token_strs": True})
     assert "".join(found["token_strs"]) == "def open(" and len(found["token_strs"]) > 1
-    assert ask(demo, "/detokenize", {"tokens": ids})[2] == {"prompt": text}
-    messages = [{"role": "user", "content": "Hello"}]
-    _, _, found = ask(demo, "/tokenize", {"messages": messages})
-    body = {"messages": messages, "max_tokens": 1}
-    usage = ask(demo, "/v1/chat/completions", body)[2]["usage"]
-    assert found["count"] == usage["prompt_tokens"]
+    assert demo.ask("/detokenize", {"tokens": ids})[2] == {"prompt": text}
+    messages = {"messages": [{"role": "user", "content": "Hello"}]}
+    usage = demo.ask(CHAT, messages | {"max_tokens": 1})[2]["usage"]
+    assert demo.ask("/tokenize", messages)[2]["count"] == usage["prompt_tokens"]
 
 
 class Held(Clock):
@@ -493,18 +409,13 @@ def test_the_first_event_of_a_chat_comes_with_its_first_token() -> None:
         assert b'"role":"assistant"' in connection.recv(65536)
 
 
-def test_null_is_not_given(demo: Served, client: object) -> None:
+def test_null_is_not_given(demo: Served) -> None:
     """A client sends its answers back, with all that they hold; null content is an empty text."""
-    asked = [{"role": "user", "content": "Hi"}]
-    options = {"model": "demo", "max_tokens": 3, "temperature": 0}
-    first = client.chat.completions.create(messages=asked, **options).choices[0].message
-    assert client.chat.completions.create(messages=[*asked, first], **options).choices
-    whole = {"role": "assistant", "content": None, "tool_calls": None, "audio": None}
+    whole = {"content": None, "tool_calls": None, "audio": None}
     part = {"type": "text", "text": "", "cache_control": None}
-    ends = [{"content": ""}, {"content": None}, whole, {}, {"content": [part]}]
     counts = [
-        ask(demo, "/tokenize", {"messages": [*asked, {"role": "assistant"} | end]})[2]["count"]
-        for end in ends
+        demo.ask("/tokenize", {"messages": [{"role": "assistant"} | end]})[2]["count"]
+        for end in ({"content": ""}, whole, {}, {"content": [part]})
     ]
     assert len(set(counts)) == 1
 
@@ -512,19 +423,16 @@ def test_null_is_not_given(demo: Served, client: object) -> None:
 def test_a_lenient_server_leaves_out_what_it_lacks_and_tells_it(priced: PricedEngine) -> None:
     """In the answer's head."""
     odd = "a\r\nset-cookie: x\u00e9\u4e2d" + 900 * "y"
-    message = {"role": "user", "content": "x", "reasoning_content": "z", "refusal": None}
+    part = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
+    message = {"role": "user", "content": [part], "reasoning_content": "z", "refusal": None}
     cases = (
         (GOOD | {"frequency_penalty": 0.5, "best_of": 2, "echo": False},
          "best_of, frequency_penalty"),
-        (GOOD | {"guidance": 1, "stream": True, "stream_options": {"chunked": 1}},
-         "guidance, stream_options.chunked"),
-        ({"messages": [message] * 3, "max_tokens": 2}, "messages.reasoning_content"),
-        ({"messages": [{"role": "user", "content": [
-            {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]}],
-          "max_tokens": 2}, "messages.content.cache_control"),
+        (GOOD | {"stream": True, "stream_options": {"chunked": 1}}, "stream_options.chunked"),
+        ({"messages": [message] * 3, "max_tokens": 2},
+         "messages.content.cache_control, messages.reasoning_content"),
         (GOOD | {odd: 1}, "a\\r\\nset-cookie: x\\xe9\\u4e2d"),
         (GOOD | dict.fromkeys(map(str, range(10_000, 60_000)), 1), "10000, 10001, "),
-        (GOOD | {" a\t": 1}, "a\\t"),
         (GOOD | {" ": 1}, ""),  # a header of a blank alone ended the connection
         (GOOD, None),
     )  # fmt: skip
@@ -536,23 +444,17 @@ def test_a_lenient_server_leaves_out_what_it_lacks_and_tells_it(priced: PricedEn
             assert status == 200 and (found or "").startswith(ignored or "")
             assert (found is None) == (ignored is None) and len(found or "") < 500
             assert "set-cookie" not in headers
-        for wrong in (
-            {"max_tokens": "x"},
-            {"messages": [message | {"content": [{"type": "image_url", "image_url": "x"}]}]},
-        ):  # fmt: skip
-            status, _, answer = ask(running, CHAT, {"messages": [message], "max_tokens": 2} | wrong)
-            assert status == 400 and answer["error"]["param"] in {*wrong, "messages"}
+        image = {"type": "image_url", "image_url": "x"}
+        wrong = {"messages": [message | {"content": [image]}], "max_tokens": 2}
+        status, _, answer = running.ask(CHAT, wrong)
+        assert status == 400 and answer["error"]["param"] == "messages"
 
 
 NO_REQUESTS = [
-    (request("/v1/completions", GOOD, transfer_encoding="chunked"), 400,
+    (request(TEXT, GOOD, transfer_encoding="chunked"), 400,
      "content-length and transfer-encoding exclude each other"),
-    (request("/v1/completions", GOOD, content_type="text/plain"), 415,
-     "the content type is 'text/plain'; it must be application/json"),
-    (request("/v1/models", method="GET", host="evil.example"), 421,
-     "the host 'evil.example' is not served here: use 127.0.0.1"),
-    (request("/v1/completions", b"{}" + b" " * 10**6), 413, "the body is longer than"),
-    (request("/v1/completions", GOOD, method="DELETE"), 405, "takes no DELETE"),
+    (request(TEXT, b"{}" + b" " * 10**6), 413, "the body is longer than"),
+    (request(TEXT, GOOD, method="DELETE"), 405, "takes no DELETE"),
 ]  # fmt: skip
 
 
@@ -567,10 +469,10 @@ def test_what_is_no_request(priced: PricedEngine, caplog: pytest.LogCaptureFixtu
             wait_for(lambda: caplog.records)
             line = caplog.records[0].getMessage()
             assert f" {status} " in line and line.endswith(headers["x-request-id"])
-        counts: Counter[str] = Counter()
-        for (_, own), count in metrics_of(running)["nano_sarathi:http_requests_total"].items():
-            counts[own] += count
-        assert counts == Counter(str(status) for _, status, _ in NO_REQUESTS)
+        counts = metrics_of(running)["nano_sarathi:http_requests_total"]
+    assert {status: count for (_, status), count in counts.items()} == dict.fromkeys(
+        ("400", "413", "405"), 1
+    )
 
 
 VALUES = [None, True, False, 0, -1, 1, 1.5, -0.0, 1e308, 10**30, -(10**30), "", "x", "\u0000", "💥",
@@ -678,53 +580,46 @@ def test_a_key(priced: PricedEngine) -> None:
             if status == 401:
                 assert headers["www-authenticate"] == "bearer"
                 assert json.loads(answer)["error"]["code"] == "invalid_api_key"
-        assert ask(running, "/health")[0] == 200
+        assert running.ask("/health")[0] == 200
         for path in ("/tokenize", "/detokenize"):
-            assert ask(running, path, {"prompt": "x"})[0] == 401
+            assert running.ask(path, {"prompt": "x"})[0] == 401
 
 
 # What OpenAI's client for browsers sends with each request.
-OPENAIS = "authorization,content-type,openai-organization,openai-project,x-stainless-arch"
 ORIGINS = {
     "http://localhost:3000/": "http://localhost:3000", "HTTP://LocalHost": "http://localhost",
-    "http://a.example:80": "http://a.example", "https://a.example:443/": "https://a.example",
-    "https://a.example:80": "https://a.example:80", "http://[0:0::1]:5": "http://[::1]:5",
-    "http://b\u00fccher.example": "http://xn--bcher-kva.example", "*": "*", "null": "null",
-    "chrome-extension://abc": "chrome-extension://abc",
+    "https://a.example:443/": "https://a.example", "https://a.example:80": "https://a.example:80",
+    "http://[0:0::1]:5": "http://[::1]:5", "http://b\u00fccher.example":
+    "http://xn--bcher-kva.example", "*": "*", "chrome-extension://abc": "chrome-extension://abc",
 }  # fmt: skip
 
 
-def test_an_origin_is_spelt_as_browsers_do(priced: PricedEngine) -> None:
-    for given, sent in ORIGINS.items():
-        assert origin_of(given) == sent
-    with served(priced, origins=(origin_of("HTTP://LocalHost:80/"),)) as running:
-        asked = request("/health", method="GET", origin="http://localhost")
-        assert "access-control-allow-origin" in parse(raw(running.place, asked))[1]
-
-
 def test_other_sites_are_let_in_only_where_they_are_named(priced: PricedEngine) -> None:
+    """By an origin as browsers spell it. They may send what OpenAI's client for browsers sends."""
+    assert [origin_of(given) for given in ORIGINS] == list(ORIGINS.values())
     name = "access-control-allow-origin"
     with served(priced, origins=("https://a.example",)) as running:
         for origin, allowed in (("https://a.example",) * 2, ("https://b.example", None)):
-            assert ask(running, "/v1/models", origin=origin)[1].get(name) == allowed
-            wrong = ask(running, TEXT, {}, origin=origin, content_type="x")
+            assert running.ask("/v1/models", origin=origin)[1].get(name) == allowed
+            wrong = running.ask(TEXT, {}, origin=origin, content_type="x")
             assert wrong[0] == 415 and wrong[1].get(name) == allowed
+        sent = "authorization,content-type,openai-organization,openai-project,x-stainless-arch"
         wanted = {"access_control_request_method": "POST", "origin": "https://a.example"}
-        wanted |= {"access_control_request_headers": OPENAIS}
+        wanted |= {"access_control_request_headers": sent}
         _, headers, _ = parse(raw(running.place, request(TEXT, method="OPTIONS", **wanted)))
-        assert headers["access-control-allow-headers"] == OPENAIS
+        assert headers["access-control-allow-headers"] == sent
         running.runner.close()
-        status, _, answer = ask(running, "/health")
+        status, _, answer = running.ask("/health")
         assert status == 503 and answer["status"] == "the engine has ended"
 
 
 def test_ids(demo: Served) -> None:
     """A client's own id is kept if it is short and printable."""
     for own in ("abc-1", "x" * 128):
-        _, headers, answer = ask(demo, TEXT, GOOD, x_request_id=own)
+        _, headers, answer = demo.ask(TEXT, GOOD, x_request_id=own)
         assert headers["x-request-id"] == own and answer["id"] == f"cmpl-{own}"
     for odd in ("x" * 129, "a b", ""):
-        assert len(ask(demo, "/v1/models", x_request_id=odd)[1]["x-request-id"]) == 32
+        assert len(demo.ask("/v1/models", x_request_id=odd)[1]["x-request-id"]) == 32
 
 
 def test_a_full_queue_and_a_client_that_hangs_up(priced: PricedEngine) -> None:
@@ -737,15 +632,20 @@ def test_a_full_queue_and_a_client_that_hangs_up(priced: PricedEngine) -> None:
             opened.append(connection)
         wait_for(lambda: running.runner.state()["running"] == 2)
         wait_for(lambda: running.runner.state()["waiting"] == 1)
-        status, headers, answer = ask(running, TEXT, GOOD)
+        held, slots = running.runner.state()["held"], 2 * priced.max_length
+        used = metrics_of(running)["vllm:kv_cache_usage_perc"][()]
+        assert held <= round(used * slots) <= running.runner.state()["held"]
+        status, headers, answer = running.ask(TEXT, GOOD)
         assert status == 429 and int(headers["retry-after"]) >= 1
         assert answer["error"]["code"] == "queue_full"
         for connection in opened:
             connection.close()
         wait_for(running.idle)
-        assert ask(running, TEXT, GOOD)[0] == 200
-        ends = metrics_of(running)["vllm:request_success_total"]
-        assert ends == {("stop",): 0, ("length",): 1, ("abort",): 3, ("error",): 0}
+        assert running.ask(TEXT, GOOD)[0] == 200
+        found = metrics_of(running)
+        ends = {"stop": 0, "length": 1, "abort": 3, "error": 0}
+        assert {own: count for (own,), count in found["vllm:request_success_total"].items()} == ends
+        assert found["vllm:e2e_request_latency_seconds_count"] == {(): 1}
 
 
 def metrics_of(running: Served) -> dict[str, dict[tuple, float]]:
@@ -762,7 +662,7 @@ def metrics_of(running: Served) -> dict[str, dict[tuple, float]]:
 def test_metrics(priced: PricedEngine) -> None:
     with served(priced) as running:
         for _ in range(3):
-            ask(running, TEXT, {"prompt": "a b c", "max_tokens": 5})
+            running.ask(TEXT, {"prompt": "a b c", "max_tokens": 5})
         # the last answer is out a moment before its request has left the engine
         wait_for(running.idle)
         found = metrics_of(running)
@@ -777,10 +677,10 @@ def test_metrics(priced: PricedEngine) -> None:
     steps = found["nano_sarathi:iterations_total"]
     assert steps == {("prefill",): 3, ("decode",): 12, ("hybrid",): 0}
     assert found["nano_sarathi:http_requests_total"] == {(TEXT, "200"): 3}
-    own = [
-        f"nano_sarathi:{each}" for each in ("longest_schedule_seconds", "schedule_seconds_total")
+    longest, whole = [
+        found[f"nano_sarathi:{name}"][()]
+        for name in ("longest_schedule_seconds", "schedule_seconds_total")
     ]
-    longest, whole = [found[name][()] for name in own]
     assert 0 < longest < whole < 15 * longest
 
 
@@ -814,44 +714,37 @@ def test_an_engine_that_fails_ends_its_streams(
         return found
 
     assert asyncio.run(failing())[-1]["error"]["code"] == "engine_failed"
-    status, _, answer = ask(demo, TEXT, GOOD)
+    status, _, answer = demo.ask(TEXT, GOOD)
     assert status == 500 and answer["error"]["type"] == "server_error"
     monkeypatch.undo()
-    assert ask(demo, TEXT, GOOD)[0] == 200
-    assert ask(demo, "/ping")[2] == ask(demo, "/health")[2] == {
+    assert demo.ask(TEXT, GOOD)[0] == 200
+    assert demo.ask("/ping")[2] == demo.ask("/health")[2] == {
         "status": "ok", "failures": 2, "last_error": "RuntimeError: a kernel failed"
     }  # fmt: skip
 
 
 def test_a_priced_engine_says_so(priced: PricedEngine) -> None:
     with served(priced) as running:
-        (model,) = ask(running, "/v1/models")[2]["data"]
+        (model,) = running.ask("/v1/models")[2]["data"]
         assert model["priced"] and "predicted by the cost model" in model["description"]
         stream = asyncio.run(streamed(running.place, GOOD | {"prompt": "three words x"}))
         assert (stream.text, stream.reason) == (" ·" * 2, "length")
-        assert ask(running, TEXT, GOOD | {"logprobs": 1})[0] == 400
+        assert running.ask(TEXT, GOOD | {"logprobs": 1})[0] == 400
         messages = [{"role": "user", "content": "three words x"}]
-        usage = ask(running, CHAT, {"messages": messages, "max_tokens": 2})[2]["usage"]
+        usage = running.ask(CHAT, {"messages": messages, "max_tokens": 2})[2]["usage"]
         assert usage == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 
 
 @contextlib.contextmanager
-def start(*words: str, **environment: str) -> Iterator[warm.Command]:
-    """serve.py with a priced engine; the demo takes seconds to load."""
+def started(*words: str, **environment: str) -> Iterator[tuple[warm.Command, tuple[str, int]]]:
+    """serve.py with a priced engine, and where it listens; the demo takes seconds to load."""
     with warm.start("serve.py", "--gpu", "a6000", "--port", "0", *words, **environment) as process:
         try:
-            yield process
+            [line] = itertools.islice((x for x in process.stdout if x.startswith("page")), 1)
+            host, port = line.split("//")[1].rstrip("/\n").split(":")
+            yield process, (host, int(port))
         finally:
             process.kill()
-
-
-def place_of(process: warm.Command) -> tuple[str, int]:
-    """Where it listens, as it prints."""
-    for line in process.stdout:
-        if line.startswith("page"):
-            host, port = line.split("//")[1].rstrip("/\n").split(":")
-            return host, int(port)
-    raise AssertionError(process.stderr.read())
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
@@ -859,37 +752,31 @@ def place_of(process: warm.Command) -> tuple[str, int]:
     "name", ["SIGTERM", *(pytest.param(n, marks=pytest.mark.slow) for n in ("SIGINT", "SIGHUP"))]
 )
 def test_a_signal_lets_accepted_streams_end(name: str) -> None:
-    with start(NANO_SARATHI_API_KEY="secret") as process:
-        place = place_of(process)
-        body = {"prompt": "x " * 50, "max_tokens": 40}
+    body, key = {"prompt": "x " * 50, "max_tokens": 40}, {"authorization": "Bearer secret"}
+    with started(NANO_SARATHI_API_KEY="secret") as (process, place):
 
         async def ask(first: asyncio.Event) -> str:
             text = ""
-            async for event in events(place, body, authorization="Bearer secret"):
+            async for event in events(place, body, **key):
                 first.set()
                 text += event["choices"][0]["text"]
             return text
 
-        async def ask_all() -> tuple[list[str], list[int]]:
+        async def ask_all() -> list[str]:
             begun = [asyncio.Event() for _ in range(5)]
             tasks = [asyncio.create_task(ask(each)) for each in begun]
             for each in begun:
                 await each.wait()
             for _ in range(1 + (name == "SIGHUP")):  # a shell and its terminal may both send it
                 process.send_signal(getattr(signal, name))
-            statuses = []
-            for path in ("/health", "/v1/completions"):
-                method = "GET" if path == "/health" else "POST"
-                data = request(path, GOOD, method=method, authorization="Bearer secret")
-                while True:  # until it has taken notice
+            for data in (request("/health", method="GET"), request(TEXT, GOOD, **key)):
+                status = 200
+                while status == 200:  # until it has taken notice
                     status = parse(await asyncio.to_thread(raw, place, data))[0]
-                    if status != 200:
-                        break
-                statuses.append(status)
-            return await asyncio.gather(*tasks), statuses
+                assert status == 503
+            return await asyncio.gather(*tasks)
 
-        texts, statuses = asyncio.run(ask_all())
-        assert texts == [" ·" * 40] * 5 and statuses == [503, 503]
+        assert asyncio.run(ask_all()) == [" ·" * 40] * 5
         assert process.wait(20) == 0
         said = process.stderr.read()
     assert "stopping: 5 requests run to their end" in said and "Traceback" not in said
@@ -898,25 +785,127 @@ def test_a_signal_lets_accepted_streams_end(name: str) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_what_does_not_end_in_time_is_cut_and_told() -> None:
-    with start("--drain", "0.2") as process:
-        place = place_of(process)
+    with started("--drain", "0.2") as (process, place):
 
         async def ask() -> dict:
+            told = []
             async for event in events(place, {"prompt": "x", "max_tokens": 1900}):
-                if process.poll() is None and "choices" in event:
-                    process.send_signal(signal.SIGTERM) if not sent else None
-                    sent.append(True)
-            return event
+                if not told:
+                    process.send_signal(signal.SIGTERM)
+                told.append(event)
+            return told[-1]
 
-        sent: list[bool] = []
-        last = asyncio.run(ask())
-        assert last["error"]["message"] == "the server is shutting down"
+        assert asyncio.run(ask())["error"]["message"] == "the server is shutting down"
         assert process.wait(20) == 1
         assert process.stderr.read().splitlines()[-1].startswith("error: some requests had not")
 
 
-def test_a_port_that_is_taken() -> None:
-    with listen("127.0.0.1", 0) as listener:
-        port = listener.getsockname()[1]
-        with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1, port {port}: Address"):
-            listen("127.0.0.1", port)
+# -------------------------------- what strangers, broken clients and bad checkpoints do to a server
+
+
+def test_the_longest_request_is_told_to_the_token(priced: PricedEngine) -> None:
+    most = priced.max_length
+    fits = {"prompt": [1] * most, "max_tokens": 1}
+    with served(priced) as running:
+        status, _, answer = running.ask(TEXT, fits)
+        assert status == 200 and answer["usage"]["total_tokens"] == most + 1
+        status, _, answer = running.ask(TEXT, fits | {"max_tokens": 2})
+        assert status == 400 and f"may have {most + 1} together" in answer["error"]["message"]
+
+
+def test_a_head_is_a_get_without_its_body(
+    priced: PricedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with served(priced) as running:
+        for path in ("/", "/static/live.js", "/health", "/v1/models/none", "/explore/"):
+            status, headers, body = parse(raw(running.place, request(path, method="HEAD")))
+            wanted, others, whole = parse(raw(running.place, request(path, method="GET")))
+            assert status == wanted == (404 if "none" in path else 200) and not body and whole
+            assert headers["content-length"] == others["content-length"] == str(len(whole))
+        assert parse(raw(running.place, request("/live/events", method="HEAD")))[0] == 405
+    assert "Traceback" not in caplog.text
+
+
+def test_no_client_writes_the_log(priced: PricedEngine, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither who it is, nor a method of many letters, nor what a terminal would obey."""
+    with caplog.at_level(logging.INFO, "nano-sarathi"), served(priced) as running:
+        raw(running.place, request("/a", None, "GET", x_forwarded_for="6.6.6.6, \x1a"))
+        raw(running.place, request("/c", None, "M" * 9000))
+        wait_for(lambda: "/c" in caplog.text)
+    lines = [record.getMessage() for record in caplog.records if " /" in record.getMessage()]
+    assert all(line.split()[1] == "127.0.0.1" and len(line) < 200 for line in lines)
+
+
+def test_a_loopback_address_is_guarded_against_other_names(priced: PricedEngine) -> None:
+    assert all(map(loops_back, ("127.0.0.2", "::1", "LOCALHOST")))
+    with served(priced, host="::1") as running:
+        for name in ("127.0.0.1", "LocalHost:80", "[::1]"):
+            assert running.ask("/health", host=name)[0] == 200
+        for name in ("evil.example", "[::1].evil.com", "127.0.0.1:80.evil.com", "[::1", "::1",
+                     "[::1%25a.b]", ""):  # fmt: skip
+            assert running.ask("/health", host=name)[0] == 421
+
+
+def test_broken_logits_end_their_own_request_alone(small: str) -> None:
+    """With an error, also after what was streamed; the engine goes on, and so do the others."""
+    llm = LLM(small, dtype="float64", device="cpu")
+    late = llm.generate([[7, 8]], SamplingParams(max_tokens=9))[0].token_ids[3]
+    with torch.no_grad():
+        llm.model.embed.weight[[96, late]] = float("nan")
+    body = {"max_tokens": 9, "temperature": 0, "logprobs": 2, "min_tokens": 1}
+
+    async def stream(prompt: list[int]) -> list[dict]:
+        return [event async for event in events(running.place, body | {"prompt": prompt})]
+
+    async def all_of(*prompts: list[int]) -> list[list[dict]]:
+        return await asyncio.gather(*map(stream, prompts))
+
+    with served(RealEngine(llm), queue=80) as running:
+        well, at_once, later = asyncio.run(all_of([5, 6], [96], [7, 8]))
+        for *_, last in (at_once, later):
+            assert last["error"]["message"] == WHY_BROKEN
+        assert len(at_once) == 1 < len(later)
+        assert well[-1]["choices"][0]["finish_reason"] == "length"
+        status, _, answer = running.ask(TEXT, body | {"prompt": [96]})
+        assert (status, answer["error"]["type"]) == (500, "server_error")
+        status, _, answer = running.ask(TEXT, body | {"prompt": [5, 6]})
+        assert status == 200 and answer["usage"]["completion_tokens"] == 9
+        assert running.runner.state()["failures"] == 0
+
+
+def test_a_token_without_a_text_ends_its_own_request_alone(
+    priced: PricedEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tokenizer may fail. All other requests of the iteration get their tokens."""
+    texts = iter([UserError("no such token"), *[" x"] * 9])
+
+    def decode(tokens: list[int]) -> str:
+        if isinstance(text := next(texts), UserError):
+            raise text
+        return text * len(tokens)
+
+    with served(priced) as running:
+        monkeypatch.setattr(running.api, "decode", decode)
+        status, _, answer = running.ask(TEXT, GOOD | {"prompt": ["a", "b"]})
+        assert (status, answer["error"]["code"]) == (500, "no_text")
+        assert answer["error"]["message"] == "an output token has no text: no such token"
+        assert "has no text: no such token" in caplog.text and "Traceback" not in caplog.text
+        wait_for(running.idle)
+        assert running.ask(TEXT, GOOD)[2]["choices"][0]["text"] == " x x"
+
+
+def test_a_tokenizer_that_gives_up_ends_its_own_request_alone(
+    priced: PricedEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its panic is no Exception."""
+    library = Library(WordLevel({"z": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    library.pre_tokenizer = Split(Regex("(z+)+$|."), "isolated")
+    library.save(str(tmp_path / "tokenizer.json"))
+    wrong = "the tokenizer gives up: Onig: Regex search error: retry-limit-in-match over"
+    with served(priced) as running:
+        monkeypatch.setattr(running.api, "tokenizer", load_tokenizer(tmp_path))
+        for prompt in ("z" * 40 + "b", "z" * AT_ONCE + "b"):  # in this thread, and in one beside
+            status, _, answer = running.ask(TEXT, GOOD | {"prompt": prompt})
+            assert (status, answer["error"]["message"]) == (400, wrong)
+            status, _, answer = running.ask(TEXT, GOOD | {"prompt": "bbz"})
+            assert status == 200 and answer["usage"]["prompt_tokens"] == 3

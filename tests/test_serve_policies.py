@@ -12,25 +12,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import call
+from conftest import call, ran
 from served import Hurried, Served, served
 from watch import wait_for
 
 from command.checks import UserError
 from engine import LLM, SamplingParams
-from experiments.lib.clients import parse, raw, request, streamed
+from experiments.lib.clients import streamed
+from loading.files import DEMO
 from loading.policyfile import load_policies
-from scheduler import POLICIES, SarathiServe, Scheduler
+from scheduler import POLICIES, SarathiServe
 from web import live, trial
 from web.priced import PricedEngine
 from web.real import RealEngine
-from web.runner import Runner, budget_of
+from web.runner import budget_of
 from web.trial import try_policy
 
 HEAD = "from scheduler import SarathiServe\nclass Mine(SarathiServe):\n    name = {!r}\n"
 SCHEDULE = "    def schedule(self, now):\n        {}\n        return super().schedule(now)\n"
 ROOT = Path(__file__).parent.parent
 EXAMPLES, DOCUMENT = ROOT / "examples", ROOT / "docs" / "serve.md"
+TEXT = "/v1/completions"
 PROMPTS = ["The with statement", "def open(", "The list type is " * 9]
 
 
@@ -90,39 +92,36 @@ FAILS = {
         "    def add(self, new): vars(self).setdefault('own', []).append(new)\n",
         "requests neither wait nor run",
     ),
+    # the same, and it takes them out: who comes after it would not
+    "hoards": (
+        "    own = []\n    def add(self, new): self.own = [*self.own, new]\n"
+        "    has_work = property(lambda self: bool(self.own or self.waiting or self.running))\n"
+        + SCHEDULE.format("self.waiting += self.own[:1]; del self.own[:1]"),
+        "requests neither wait nor run",
+    ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FAILS)
-def test_what_is_wrong_is_told_in_one_line(engine: PricedEngine, tmp_path: Path, name: str) -> None:
-    body, told = FAILS[name]
-    found = why(engine, policy_of(tmp_path, name, body))
-    assert told in found and found.startswith(f"policy '{name}' fails as it is tried: ")
-
-
 def test_a_policy_that_asks_the_price_needs_one(engine: PricedEngine, tmp_path: Path) -> None:
-    policy_of(tmp_path, "prices", SCHEDULE.format("[self.cost(Batch([], self.decodes()))]").replace(
-        "[self", "from batch import Batch; [self"))  # fmt: skip
+    asks = SCHEDULE.format("self.cost(Batch([], self.decodes()))")
+    policy_of(tmp_path, "prices", asks, "from batch import Batch\n")
     asyncio.run(try_policy(engine, "prices", 8))
     engine.__class__ = type("Unpriced", (PricedEngine,), {"cost": None})
     assert "it asks what a batch costs: give a --calibration" in why(engine, "prices")
 
 
-ENDLESS = [
-    "while True: 1",
-    "while True:\n            try: 1\n            except Exception: pass",
-]
-
-
-@pytest.mark.parametrize("number", range(len(ENDLESS)))
 def test_an_endless_policy_is_left_alone(
-    engine: PricedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    engine: PricedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even one that catches each error. Its thread ends, too."""
     monkeypatch.setattr(trial, "SECONDS", 0.3)
-    name = policy_of(tmp_path, f"endless{number}", SCHEDULE.format(ENDLESS[number]))
-    assert f"it has not ended in 0.3 s: {tmp_path}/endless{number}.py, line" in why(engine, name)
-    wait_for(lambda: "trial" not in [thread.name for thread in threading.enumerate()])
+    endless = "while True:\n            try: 1\n            except Exception: pass"
+    name = policy_of(tmp_path, "endless", SCHEDULE.format(endless))
+    assert f"it has not ended in 0.3 s: {tmp_path}/endless.py, line" in why(engine, name)
+    trials = [thread for thread in threading.enumerate() if thread.name == "trial"]
+    for thread in trials:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in trials)
 
 
 # ------------------------------------------------------------------------------- while streams run
@@ -135,35 +134,39 @@ def llm() -> LLM:
 
 
 def switch(running: Served, policy: str) -> tuple[int, str]:
-    body = {"policy": policy, "chunk_size": 64}
-    status, _, answer = parse(raw(running.place, request("/live/policy", body)))
-    return status, json.loads(answer).get("error", {}).get("message", "")
+    status, _, answer = running.ask("/live/policy", {"policy": policy, "chunk_size": 64})
+    return status, answer.get("error", {}).get("message", "")
 
 
-def with_live_page(running: Served) -> Served:
-    running.server.gate.app.include_router(live.router(running.runner))
-    return running
+def switch_at(running: Served, moments: dict[int, str]) -> None:
+    """To other policies, each after so many iterations."""
+
+    def change(event: dict) -> None:
+        if event["type"] == "iteration" and (policy := moments.get(event["n"])):
+            running.runner.switch(policy, 99)
+
+    running.runner.watch(change)
 
 
 def test_a_policy_that_fails_is_refused_and_no_stream_notices(llm: LLM, tmp_path: Path) -> None:
-    """The old policy stays in force. Each stream has the tokens of `LLM.generate`."""
+    """In one line. The old policy stays in force. Each stream has the tokens of `LLM.generate`."""
     for name, (body, _) in FAILS.items():
         policy_of(tmp_path, name, body)
     good = policy_of(tmp_path, "good", "")
     outputs = llm.generate(PROMPTS * 2, SamplingParams(max_tokens=150, ignore_eos=True))
+    options = {"max_tokens": 150, "temperature": 0, "ignore_eos": True}
     with served(RealEngine(llm), queue=80) as running:
-        with_live_page(running)
 
         async def ask_all() -> list:
-            bodies = [
-                {"prompt": prompt, "max_tokens": 150, "temperature": 0, "ignore_eos": True}
+            streams = [
+                asyncio.create_task(streamed(running.place, options | {"prompt": prompt}))
                 for prompt in PROMPTS * 2
             ]
-            streams = [asyncio.create_task(streamed(running.place, body)) for body in bodies]
             await asyncio.to_thread(wait_for, lambda: running.runner.state()["running"])
             for name, (_, told) in FAILS.items():
-                status, sentence = await asyncio.to_thread(switch, running, name)
-                assert status == 400 and told in sentence
+                status, said = await asyncio.to_thread(switch, running, name)
+                assert status == 400 and told in said and "\n" not in said
+                assert said.startswith(f"policy '{name}' fails as it is tried: ")
                 assert running.runner.state()["policy"] == "sarathi_serve"
             assert (await asyncio.to_thread(switch, running, good))[0] == 200
             return await asyncio.gather(*streams)
@@ -182,7 +185,6 @@ def test_a_policy_that_fails_later_does_not_hide_behind_a_retry(
     fails = "assert not any(r.tags.get('user') == 'unlucky' for r in self.waiting)"
     mine = policy_of(tmp_path, "later", SCHEDULE.format(fails))
     with served(engine) as running:
-        with_live_page(running)
         client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=2)
         assert switch(running, mine)[0] == 200
         ask = {"model": "llama-13b", "prompt": "one two", "max_tokens": 3}
@@ -204,7 +206,6 @@ def test_who_switches_hears_of_it_if_the_policy_cannot_be_made(
     """It waited for ever, and all who switched later waited for it. No request notices."""
     fails = "    def {}(self, *a):\n        if threading.current_thread().name == 'engine': {}\n"
     with served(engine) as running:
-        with_live_page(running)
         for method, told in (("__init__", "KeyboardInterrupt"), ("__setattr__", "GeneratorExit")):
             body = f"{fails.format(method, f'raise {told}')}        super().{method}(*a)\n"
             mine = policy_of(tmp_path, f"fails{method}", body, "import threading\n")
@@ -214,76 +215,30 @@ def test_who_switches_hears_of_it_if_the_policy_cannot_be_made(
         assert running.runner.state()["failures"] == 0
 
 
-def test_a_policy_that_never_says_whether_it_has_work_holds_up_its_requests_alone(
-    engine: PricedEngine, tmp_path: Path
-) -> None:
-    """All else went through a lock that was held meanwhile."""
-    asked, free = threading.Event(), threading.Event()
-    mine = policy_of(tmp_path, "waits", "")
-
-    def has_work(policy: Scheduler) -> bool:
-        if threading.current_thread().name == "engine" and policy.running:
-            asked.set()
-            free.wait()
-        return bool(policy.waiting or policy.running)
-
-    POLICIES[mine].has_work = property(has_work)
-    with served(engine) as running:
-        with_live_page(running)
-        assert switch(running, mine)[0] == 200
-        body = {"prompt": "one two three", "max_tokens": 3}
-        asks = threading.Thread(target=raw, args=(running.place, request("/v1/completions", body)))
-        asks.start()
-        assert asked.wait(30)
-        taken = running.runner.changed.acquire(timeout=10)
-        if taken:
-            running.runner.changed.release()
-        free.set()
-        asks.join()
-        assert taken
-
-
-@pytest.mark.parametrize(
-    "size, told", [(np.int64(64), 64), (3.0, 3), (math.inf, None), (math.nan, None)]
-)
-def test_a_budget_of_any_kind_is_json(size: float, told: int | None) -> None:
+def test_a_budget_of_any_kind_is_json() -> None:
     """The live pages of all were empty, or could not read it."""
     policy = SarathiServe(4, 8)
-    policy.chunk_size = size
-    event = {"budget": budget_of(policy), "chunks": [[0, 0, np.int64(3)]]}
-    assert json.loads(live.message([event])[6:]) == [{"budget": told, "chunks": [[0, 0, 3]]}]
+    for policy.chunk_size, told in ((np.int64(64), 64), (3.0, 3), (math.inf, None)):
+        event = {"budget": budget_of(policy), "chunks": [[0, 0, np.int64(3)]]}
+        assert json.loads(live.message([event])[6:]) == [{"budget": told, "chunks": [[0, 0, 3]]}]
 
 
 def test_an_answer_names_all_policies_that_served_it(engine: PricedEngine) -> None:
     with served(engine) as running:
-        steps = []
-
-        def change(event: dict) -> None:
-            steps.append(event["type"])
-            if steps.count("iteration") == 3 and event["type"] == "iteration":
-                running.runner.switch("orca", 99)
-
-        running.runner.watch(change)
-        body = {"prompt": "one two three", "max_tokens": 9}
-        _, _, answer = parse(raw(running.place, request("/v1/completions", body)))
-        assert json.loads(answer)["system_fingerprint"] == "sarathi_serve C=256; orca C=99"
+        switch_at(running, {3: "orca"})
+        _, _, answer = running.ask(TEXT, {"prompt": "one two three", "max_tokens": 9})
+        assert answer["system_fingerprint"] == "sarathi_serve C=256; orca C=99"
 
 
 def test_the_error_names_the_policy_that_failed(engine: PricedEngine, tmp_path: Path) -> None:
     """Also one that was in force before, and came back."""
     fails = "assert all(len(r.output) < 9 for r in self.running)"
-    mine, steps = policy_of(tmp_path, "back", SCHEDULE.format(fails)), []
+    mine = policy_of(tmp_path, "back", SCHEDULE.format(fails))
     with served(engine) as running:
-
-        def change(event: dict) -> None:
-            steps.append(event["type"])
-            if event["type"] == "iteration" and steps.count("iteration") in (1, 3, 5):
-                running.runner.switch("orca" if steps.count("iteration") == 3 else mine, 99)
-
-        running.runner.watch(change)
-        body = {"prompt": "one two three", "max_tokens": 20}
-        status, _, answer = parse(raw(running.place, request("/v1/completions", body)))
-        assert status == 500 and "failed under the policy back C=99" in answer.decode()
+        switch_at(running, {1: mine, 3: "orca", 5: mine})
+        status, _, answer = running.ask(TEXT, {"prompt": "one two three", "max_tokens": 20})
+        told = answer["error"]["message"]
+        assert status == 500 and "failed under the policy back C=99" in told
 
 
 def test_the_first_policy_is_tried_too(tmp_path: Path) -> None:
@@ -296,29 +251,29 @@ def test_the_first_policy_is_tried_too(tmp_path: Path) -> None:
     assert done.stderr.startswith("error: policy 'first' fails as it is tried: ")
 
 
+def test_a_folder_is_called_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No client sees where it is."""
+    serve = importlib.import_module("serve")
+    monkeypatch.setattr(serve.Server, "run", lambda *_, **__: None)
+    assert f", model '{DEMO.name}', " in ran(serve, "--model", DEMO, "--port", 0)
+
+
 # ------------------------------------------------------------------------------------------ tags
 
 
-def tags_of(runner: Runner) -> list[dict[str, str]]:
-    """Filled with the tags of each request that is scheduled from now on."""
-    found: list[dict[str, str]] = []
-    scheduler = runner.loop.scheduler
-    add = scheduler.add
-    scheduler.add = lambda request: found.append(request.tags) or add(request)
-    return found
-
-
-def test_a_policy_sees_who_asks(engine: PricedEngine) -> None:
+def test_a_policy_sees_who_asks(engine: PricedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, add = [], SarathiServe.add
+    monkeypatch.setattr(
+        SarathiServe, "add", lambda own, request: found.append(request.tags) or add(own, request)
+    )
+    told = {"user": "ada", "priority": -3, "metadata": {"tenant": "é", "tier": "2"}}
     with served(engine) as running:
-        found = tags_of(running.runner)
         for path, more in (
-            ("/v1/completions", {"prompt": "x"}),
+            (TEXT, {"prompt": "x"}),
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
         ):
-            told = {"user": "ada", "priority": -3, "metadata": {"tenant": "é", "tier": "2"}}
             for each in ({}, told):
-                body = {"max_tokens": 1} | more | each
-                assert parse(raw(running.place, request(path, body)))[0] == 200
+                assert running.ask(path, {"max_tokens": 1} | more | each)[0] == 200
     seen = {"user": "ada", "priority": "-3", "tenant": "é", "tier": "2"}
     assert found == [{"label": own} | more for own in ("text", "chat") for more in ({}, seen)]
 
@@ -330,7 +285,6 @@ def test_the_documents_client_tells_times_by_user(
     blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
     [client] = [each for each in blocks if "USERS" in each]
     with served(engine) as running:
-        with_live_page(running)
         exec(client.replace("http://127.0.0.1:8000", running.url), {})  # noqa: S102
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
     assert [row[:4] for row in rows] == [
