@@ -130,7 +130,7 @@ def ceilings(day: Day) -> None:
     size, n = (2**32, 8192) if day.cuda else (2**24, 512)
     x, y = (torch.randn(n, n, device=day.device).bfloat16() for _ in range(2))
     product = Timer("x @ y", globals={"x": x, "y": y})
-    seconds = min(product.timeit(5).mean for _ in range(3))
+    seconds = min(product.timeit(5).times[0] for _ in range(3))
     day.note(what="a copy", unit="GB/s", value=1e-9 * copy_rate(day.device, size))
     day.note(what="a large product", unit="TFLOP/s", value=2e-12 * n**3 / seconds)
 
