@@ -12,7 +12,6 @@ What is filled, from results/ and from the code:
 If anything cannot be filled, nothing is written, and one line names it.
 """
 
-import csv
 import json
 import re
 import statistics
@@ -311,24 +310,19 @@ def lessons() -> str:
 
 
 def gpu_day(kind: str) -> str:
-    """Iterations of LLaMA-13B on an H200, as experiments/gpu_day.py printed them."""
-    with open(common.ROOT / "results" / "h200" / "gpu.csv", newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["kind"] == kind]
+    """Iterations of LLaMA-13B on an H200, as experiments/gpu_day.py measured them."""
+    rows = read_rows(common.ROOT / "results" / "h200" / "gpu.csv").where(kind=kind)
     table: dict[tuple, dict[str, str]] = {}  # case -> column -> cell
-    for row in rows:
-        if kind == "chunk":
-            case = row["start"], row["tokens"]
-            name = "alone" if row["riders"] == "0" else "beside decodes"
-        elif row["model"] == "llama-13b" and row["back"] == "rows":
-            graphs = "graphs" if row["graphs"] == "True" else "no graphs"
-            case, name = (row["B"],), f"{row['small']}, {graphs}"
-        else:
-            continue
-        found = table.setdefault(case, {})
-        found[name] = row["ms"]
-        if kind == "chunk" or name == "triton, graphs":
-            found[f"{name}: predicted"] = row["predicted_ms"]
-            found[f"{name}: share"] = f"{row['share']} %"
+    for row in rows.where(model="llama-13b", back=("rows", "predicted")):
+        keys = ("start", "tokens") if kind == "chunk" else ("B",)
+        found = table.setdefault(tuple(str(row[key]) for key in keys), {})
+        name, share = "predicted", ""
+        if row["back"] == "rows":
+            name = f"{row['small']}, {row['graphs']}" if kind == "decodes" else "alone"
+            share = f", {row['share']:.0f} %"
+        if row.get("riders"):
+            name = f"beside decodes{': predicted' if name == 'predicted' else ''}"
+        found[name] = f"{row['iteration']:.2f}{share}"
     heads = [*dict.fromkeys(name for found in table.values() for name in found)]
     first = ["start", "tokens"] if kind == "chunk" else ["decodes"]
     lines = [[*first, *heads], ["---"] * (len(first) + len(heads))]

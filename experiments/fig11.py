@@ -89,19 +89,23 @@ def sweeps(
     gpu: str | None = None, **_: object,
 ) -> list[Sweep]:  # fmt: skip
     """policy: more of them, with the chunk sizes of SARATHI."""
-    # both panels in one sweep: P:D at the balance of each chunk size
-    length, size, chunks = (64, 3, (8, 16)) if quick else (512, 6, (128, 256))
-    splits = [split(length, balance(chunk, size)) for chunk in chunks]
-    measured = [
-        case
-        for place in splits
-        for case in contenders(length, size, place[0] / place[1], chunks, policy)
-        if case.get("start") != "together" or place == splits[0]  # once: it is the baseline
-    ]
+
+    def together(length: int, size: int, chunks: Sequence[int]) -> Cases:
+        """Both panels in one sweep: P:D at the balance of each chunk size."""
+        splits = [split(length, balance(chunk, size)) for chunk in chunks]
+        return [
+            case
+            for place in splits
+            for case in contenders(length, size, place[0] / place[1], chunks, policy)
+            if case.get("start") != "together" or place == splits[0]  # once: it is the baseline
+        ]
+
+    small = together(64, 3, (8, 16)) if quick else together(512, 6, (128, 256))
     return [
-        *(Sweep(gain_of, [engine], predicted(sizes, quick, policy))
+        *(Sweep(gain_of, [engine], predicted(sizes, quick, policy),
+                gpu=together(L, sizes[L], (256, 512)))
           for engine, sizes in setups(model, gpu).items()),
-        Sweep(gain_of, [], [], measured=measured),
+        Sweep(gain_of, [], [], measured=small),
     ]  # fmt: skip
 
 

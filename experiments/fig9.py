@@ -77,7 +77,12 @@ def sweeps(
     measuring.check_shape(**shape)
     more, count = policy or (), 8 if quick else 41
     predicted = [
-        Sweep(gain_of, [engine], grid(L, B, ratios(L, B, count), CHUNK_SIZES, more))
+        Sweep(
+            gain_of,
+            [engine],
+            grid(L, B, ratios(L, B, count), CHUNK_SIZES, more),
+            gpu=grid(*measuring.around_peak(None, quick, L, B, (256, 512)), more),
+        )
         for engine, batch_sizes in setups(model, gpu).items()
         for L, B in batch_sizes.items()
     ]

@@ -97,6 +97,13 @@ def tiny_model(
     return model
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m cuda` opens no other file: a machine with a GPU need not have what the server needs."""
+    if config.option.markexpr == "cuda" and collection_path.suffix == ".py":
+        return "mark.cuda" not in collection_path.read_text(encoding="utf-8") or None
+    return None
+
+
 def pytest_collection_finish() -> None:
     """What is there now stays to the end. Looking for cycles in all of it, again and again, would
     take a fifth of the tests' time: torch has many objects.

@@ -1,60 +1,132 @@
-"""`make gpu`, rehearsed on a CPU: all steps; one that raises, hangs, or ends its process."""
+"""`make gpu`, rehearsed: on a CPU and on a GPU that is not there; steps that fail, hang or die."""
 
+import importlib
 import zipfile
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from fake_cuda import LINUX, fake_cuda
 
-from experiments import gpu_day
+import executor
+from command.checks import UserError
+from configs import MODELS
+from experiments import gpu_day, studies
+from experiments.lib import measuring
 
 BAD = """
 import os, time
-from pathlib import Path
 from experiments import gpu_day
 
 def raises(day): raise ValueError("no such kernel")
 def hangs(day):
     with open(day.out / "gpu.jsonl", "a") as file:
-        file.write('{"step": "hal')
+        file.write('\\n{"step": "hal')
     time.sleep(60)
 def dies(day): os._exit(9)
 def breaks(day): raise RuntimeError("CUDA error: an illegal memory access was encountered")
 def last(day): day.note(what="a copy", unit="GB/s", value=1.0)
 
-for each in (raises, hangs, dies, breaks, last):
-    gpu_day.STEPS[each.__name__] = 1 if each is hangs else 30, each
+STEPS = {each.__name__: (40, each) for each in (raises, hangs, dies, breaks, last)}
+STEPS["hangs"] = 1, hangs
+gpu_day.STEPS = STEPS
 work = gpu_day.work
+def begin(*given): work(*given)
 """
 
 
 def test_a_bad_step_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bad_steps.py").write_text(BAD)
-    found = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from bad_steps import Path, work"
-    monkeypatch.setattr(gpu_day, "WORKER", found)
-    monkeypatch.setitem(gpu_day.STEPS, "hangs", (1, None))
-    names = ["raises", "hangs", "dies", "breaks", "last"]
-    for name in set(names) - {"hangs"}:
-        monkeypatch.setitem(gpu_day.STEPS, name, (30, None))
-    out = tmp_path / "out"
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(gpu_day, "STEPS", gpu_day.STEPS)
+    monkeypatch.setattr(gpu_day, "work", importlib.import_module("bad_steps").begin)
+    names, out = ["raises", "hangs", "dies", "breaks", "last"], tmp_path / "out"
     out.mkdir()
     assert gpu_day.drive(out, "cpu", names, 120) == []
     failed = {row["step"]: row["failed"] for row in gpu_day.read(out, "end")}
     assert failed["last"] == "" and [*failed] == names
     assert "no such kernel" in failed["raises"] and "illegal memory" in failed["breaks"]
-    assert "status -9" in failed["hangs"] and "status 9" in failed["dies"]
-    assert "- hangs: 0 s, ended" in gpu_day.summarize(out, [])
+    assert failed["hangs"] == "ended after 1 s" and failed["dies"] == "ended itself, status 9"
+    assert "hangs: 1 s, ended" in gpu_day.summarize(out, [])
     gpu_day.bundle(out)
     with zipfile.ZipFile(out / "gpu-day.zip") as made:
-        assert {"gpu.jsonl", "gpu.png", "summary.md", "log.txt"} <= {*made.namelist()}
+        assert {"gpu.jsonl", "summary.txt", "log.txt"} <= {*made.namelist()}
     assert [row["value"] for row in gpu_day.read(out, "a copy")] == [1.0]
+
+
+def check(out: Path) -> None:
+    rows = gpu_day.read(out)
+    assert not [row["failed"] for row in rows if row.get("failed")]
+    assert {"decodes", "chunk", "sampling"} <= {row["what"] for row in rows}
+    made = {path.name for path in out.iterdir()}
+    assert {f"{name}.png" for name in ("fig3", "fig4", "fig8", "fig9", "table4")} <= made
 
 
 @pytest.mark.slow
 def test_all_steps_on_a_cpu(tmp_path: Path) -> None:
     names = [name for name in gpu_day.STEPS if name not in ("tests", "validate")]
     assert gpu_day.drive(tmp_path, "cpu", names, 300) == []
-    rows = gpu_day.read(tmp_path)
-    assert not [row["failed"] for row in rows if row.get("failed")]
-    assert {"decodes", "chunk", "sampling", "table4"} <= {row["what"] for row in rows}
-    made = {path.name for path in tmp_path.iterdir()}
-    assert {f"{name}.png" for name in ("fig3", "fig4", "fig8", "fig9")} <= made
+    check(tmp_path)
+
+
+@LINUX
+@pytest.mark.slow
+def test_all_steps_on_a_gpu_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tensors have no numbers, so clocks and tokens are made up. One layer of each model."""
+    ticks = iter(range(10**9))
+    now = lambda *_: 1e-3 * next(ticks)
+    for name in ("llama-13b", "llama3.1-8b", "llama-33b"):
+        monkeypatch.setitem(MODELS, name, replace(MODELS[name], n_layer=1))
+    monkeypatch.setattr(executor, "sample", lambda logits, samplers: [1] * len(logits))
+    for place in ("executor", "fast.graphs"):
+        monkeypatch.setattr(f"{place}.synchronized_clock", now)
+    event = SimpleNamespace(record=lambda: None, elapsed_time=lambda other: 1e3 * now())
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
+    monkeypatch.setattr(gpu_day.Day, "run", lambda day, name, *command: day.note(what=name))
+    with fake_cuda((9, 0)):
+        day = gpu_day.Day(tmp_path, "cuda")
+        assert day.model == "llama-13b"
+        for day.now, (_, function) in gpu_day.STEPS.items():
+            function(day)
+    gpu_day.summarize(tmp_path, [])
+    check(tmp_path)
+    assert "llama-33b" in (tmp_path / "table4.csv").read_text()
+
+
+@LINUX
+@pytest.mark.parametrize(
+    ("name", "memory", "flags", "runs"),
+    [
+        ("fig9", 80e9, [], ("llama-13b", 18, 1024)),
+        ("fig9", 24e9, [], ("laptop", 6, 512)),
+        ("fig9", 80e9, ["--max-length", "256"], ("laptop", 6, 256)),
+        ("fig9", 80e9, ["--quick"], ("laptop", 4, 128)),
+        ("fig8", 45e9, [], ("llama-13b", 18, 1024)),
+        ("fig8", 40e9, [], ("llama-13b", 15, 1024)),
+        ("fig8", 16e9, ["--model", "llama3.2-3b"], ("llama3.2-3b", 18, 1024)),
+        ("table4", 85e9, ["--model", "llama-33b"], ("llama-33b", 10, 1024)),
+        ("fig6", 80e9, [], ("laptop", 4, 512)),
+        ("serve_stalls", 80e9, [], ("laptop", 8, 512)),
+        *((name, 80e9, [], ("llama-13b", B, L)) for name, B, L in (
+            ("fig3", 18, 1024), ("fig4", 32, 1024), ("fig7", 1, 640), ("fig10", 18, 1024),
+            ("fig11", 18, 1024), ("fig13", 18, 1024), ("table2", 4, 1024), ("table4", 6, 1024),
+        )),
+    ],
+)  # fmt: skip
+def test_a_gpu_runs_the_papers_cases_where_they_fit(
+    name: str, memory: float, flags: list[str], runs: tuple, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture,
+) -> None:  # fmt: skip
+    def load(options: object, size: int, length: int) -> None:
+        raise UserError(f"{(options.model, size, length)}")
+
+    monkeypatch.setattr(measuring, "load_llm", load)
+    with fake_cuda(memory=memory), pytest.raises(UserError) as asked:
+        studies()[name].run(["--measure", "--out", str(tmp_path), *flags])
+    assert str(asked.value) == str(runs)
+    assert ("runs the paper's cases" in capsys.readouterr().out) == (runs[0] != "laptop")

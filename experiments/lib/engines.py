@@ -10,6 +10,7 @@ Both have the same methods, and a study's function cannot tell them apart.
 """
 
 import gc
+import math
 import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -314,7 +315,8 @@ class Sweep:
     run(engine, **case) -> the quantities of a case as a row, or several rows that may have more
     keys. on: engines; each has the names `model` and `hardware` (`Priced`, a deployment, a node).
     measured: cases for the real engine, or what finds them; none: it is not measured. quick,
-    quick_measured: with --quick; None: the same. processes: it runs on all cores.
+    quick_measured: with --quick; None: the same. gpu: those that a GPU measures (`Study.here`);
+    None: all. processes: it runs on all cores.
     """
 
     run: Callable[..., Row | Sequence[Row]]
@@ -323,6 +325,7 @@ class Sweep:
     quick: Cases | None = None
     measured: Cases | Callable[[Real], Cases] = ()
     quick_measured: Cases | None = None
+    gpu: Cases | None = None
     processes: bool = False
 
     def predict(self, quick: bool) -> list[Row]:
@@ -345,6 +348,12 @@ class Sweep:
 
     def measured_cases(self, quick: bool) -> Cases | Callable[[Real], Cases]:
         return self.measured if not quick or self.quick_measured is None else self.quick_measured
+
+    def up_to(self, length: int, size: float = math.inf) -> "Sweep":
+        """What a GPU measures of it: its cases of at most so many tokens and requests."""
+        cases = self.cases if self.gpu is None else self.gpu
+        small = [c for c in cases if c["L"] <= length and c.get("B", 1) <= size]
+        return replace(self, measured=small)
 
     def perform(self, number: int) -> Row | Sequence[Row]:
         """In another process: the answer to job `number`."""

@@ -10,7 +10,8 @@ and what they predict must run where torch is not installed.
 import argparse
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -63,14 +64,32 @@ def device_for(model: str, dtype: str, device: str) -> "torch.device":
     chosen, config = choose_device(device), find_model(model)[0]
     size = config.parameters * choose_dtype(dtype, chosen).itemsize
     if chosen.type == "cpu" and size > LARGE:
-        here = "" if device == "cpu" else " (--device cuda is not here)"
         print(
-            f"{config.name} has {size / 1e9:.1f} GB of weights, and the device is a CPU{here}: this"
-            " may take hours",
+            f"{config.name} has {size / 1e9:.1f} GB of weights, and the device is a CPU: this may"
+            " take hours",
             file=sys.stderr,
             flush=True,
         )
     return chosen
+
+
+def most_that_fit(
+    options: argparse.Namespace, model: str, sizes: Iterable[int], length: int
+) -> int:
+    """The largest of `sizes`: so many requests of `length` tokens fit a GPU beside the model.
+
+    0: none does, or the device is no GPU. From then on, `options.device` is a torch.device.
+    """
+    from loading.device import check_memory, choose_device, choose_dtype
+    from loading.load import find_model
+
+    options.device = device = choose_device(options.device)
+    config, dtype = find_model(model)[0], choose_dtype(options.dtype, device)
+    for size in sorted(sizes, reverse=True) if device.type == "cuda" else ():
+        with suppress(UserError):
+            check_memory(config, size, length, dtype, device)
+            return size
+    return 0
 
 
 def measured_on(llm: "LLM") -> tuple[str, str, str]:
@@ -302,14 +321,14 @@ def check_shape(
 
 
 def around_peak(
-    llm: "LLM",
+    llm: "LLM | None",
     quick: bool,
     max_length: int,
     max_batch_size: int,
     chunk_size: Sequence[int] | None,
     **_: object,
 ) -> tuple[int, int, list[float], Sequence[int]]:
-    """L, B, places and chunk sizes: given ones, or the one that looks best and one beside it.
+    """L, B, places and chunk sizes: given ones, or what the LLM profiles, and one beside it.
 
     The places are P:D at half, once and twice where the first gains most; quick: at once alone.
     """

@@ -24,7 +24,7 @@ from command.flags import Flag
 from experiments.lib import look, measuring
 from experiments.lib.claims import Claim
 from experiments.lib.common import paper_numbers
-from experiments.lib.engines import ANY, Real, Sweep
+from experiments.lib.engines import ANY, Priced, Real, Sweep
 from experiments.lib.flags import MEASURE, WRITES, ScriptParser, file_name
 from experiments.lib.panels import Panel
 from experiments.lib.rows import (
@@ -39,6 +39,9 @@ from experiments.lib.rows import (
 
 if TYPE_CHECKING:  # predicting needs no torch
     from engine import LLM
+
+
+LONGEST = 1024  # tokens of the cases that a GPU measures, so that they take minutes
 
 
 def one_engine(llm: "LLM", repeats: int) -> Generator[Real]:
@@ -138,22 +141,28 @@ class Study:
         """The script's main program."""
         run_main(self.run)
 
-    def run(self) -> Rows:
-        """Flags, prediction, measurement if asked for, table, CSV, picture. Returns all rows."""
-        options = ScriptParser(self.description, self.all_flags() | WRITES).parse_args()
+    def run(self, args: Sequence[str] | None = None) -> Rows:
+        """Flags, prediction, measurement if asked for, table, CSV, picture. Returns all rows.
+
+        args: the flags; None: those of the command line.
+        """
+        options = ScriptParser(self.description, self.all_flags() | WRITES).parse_args(args)
         path = options.out / f"{file_name(self.name, options)}.csv"
         others = [path.stem + end for end in (".png", *self.more)]
         make_directory(options.out, path.stem, others, options.force)
         given, quick = {name: getattr(options, name) for name in self.flags}, options.quick
-        if self.measure and options.measure and "model" in given:  # it is what runs
-            given["model"], options.model = None, options.model or MEASURE["model"].default
-        self.swept(quick, **given)  # refuses flags before any work
-        llm = self.load(options, given) if self.measure and options.measure else None
+        measure = self.measure and options.measure
+        if measure and "model" in given:  # it is what runs
+            given["model"] = None
+        sweeps = self.swept(quick, **given)  # refuses flags before any work
+        if measure:
+            sweeps = self.here(options, sweeps)
+            llm = self.load(options, sweeps, given)
         print(self.description.splitlines()[0])
         rows = self.predict(quick, **given)
-        if llm is not None:
+        if measure:
             begin, repeats = time.perf_counter(), options.repeats
-            rows = Rows([*rows, *self.measured(llm, repeats, quick, given)], self.units)
+            rows = Rows([*rows, *self.measured(llm, repeats, quick, sweeps)], self.units)
             seconds = time.perf_counter() - begin
             print(f"\nmeasured on this machine in {seconds:.0f} s, {repeats} times each")
         rows = with_kept(path, rows)
@@ -171,18 +180,48 @@ class Study:
             print_comparison(rows, self.shown)
         self.report(rows)
 
-    def load(self, options: Namespace, given: Mapping[str, object]) -> "LLM":
+    def here(self, options: Namespace, sweeps: Sequence[Sweep]) -> list[Sweep]:
+        """What --measure runs: the paper's cases on a GPU that holds them, else a laptop's.
+
+        On a GPU: the paper's model, unless --model names another; its cases of up to LONGEST tokens
+        and of as many requests as fit. With --quick, or where flags say the case, a laptop's.
+        Sets options.model to what runs.
+        """
+        laptop = [each for each in sweeps if each.measured_cases(options.quick)]
+        runs = [each.run for each in laptop]
+        paper = [each for each in sweeps if each.run in runs and {*map(type, each.on)} == {Priced}]
+        shape = {name: flag.default for name, flag in self.flags.items() if flag.measure}
+        asked = options.quick or any(getattr(options, name) != shape[name] for name in shape)
+        if paper and not asked:
+            models = [each.on[0].model for each in paper]
+            model = options.model or models[0]
+            own = model if model in models else models[0]
+            paper = [each.up_to(LONGEST) for each in paper if each.on[0].model == own]
+            sizes = {case.get("B", 1) for each in paper for case in each.measured}
+            most = measuring.most_that_fit(options, model, sizes, LONGEST + 1)
+            if most:
+                print(f"{model} runs the paper's cases of up to {LONGEST} tokens, up to B = {most}")
+                options.model = model
+                return [each.up_to(LONGEST, most) for each in paper]
+            if options.device.type == "cuda":
+                print(f"{model} does not fit this GPU with the paper's cases: a laptop's run")
+        options.model = options.model or MEASURE["model"].default
+        return laptop
+
+    def load(
+        self, options: Namespace, sweeps: Sequence[Sweep], given: Mapping[str, object]
+    ) -> "LLM":
         """The model, with room for the largest case, or for what flags say."""
-        found = [each.measured_cases(options.quick) for each in self.swept(options.quick, **given)]
+        found = [each.measured_cases(options.quick) for each in sweeps]
         cases = [case for several in found if not callable(several) for case in several]
         room = [
-            given.get(flag) or max(int(case.get(key, 1)) for case in cases)
+            max(int(case.get(key, 1)) for case in cases) if cases else given[flag]
             for flag, key in (("max_batch_size", "B"), ("max_length", "L"))
         ]
         return measuring.load_llm(options, *room)
 
-    def measured(self, llm: "LLM", repeats: int, quick: bool, given: Mapping[str, object]) -> Rows:
-        sweeps = [s for s in self.swept(quick, **given) if s.measured_cases(quick)]
+    def measured(self, llm: "LLM", repeats: int, quick: bool, sweeps: Sequence[Sweep]) -> Rows:
+        sweeps = [each for each in sweeps if each.measured_cases(quick)]
         rows = Rows((), self.units)
         with closing(self.real(llm, repeats)) as engines:  # they end, whatever happens
             for real in engines:
@@ -195,9 +234,12 @@ class Study:
         if not self.measure:
             return dict(self.flags)
         dtype = replace(MEASURE["dtype"], default=self.dtype)
+        name = "laptop; on a GPU that holds it, the paper's"
+        model = replace(MEASURE["model"], default=None, shown=name)
         runs = "runs of each case, whose median is taken"
         repeats = Flag(runs, self.repeats, self.quick_repeats, measure=True)
-        return MEASURE | dict(self.flags) | {"dtype": dtype, "repeats": repeats}
+        shared = MEASURE | {"model": model, "dtype": dtype, "repeats": repeats}
+        return shared | dict(self.flags)
 
     def picture(self, rows: Rows) -> plt.Figure:
         if self.draw:
