@@ -34,7 +34,6 @@ from experiments import (
     bench,
     beside_benchmarks,
     fidelity,
-    plan_here,
     shapes,
     studies,
     validate,
@@ -42,7 +41,6 @@ from experiments import (
 from experiments.lib import common, holes
 from experiments.lib.rows import Row, Rows, name_of, print_comparison, read_rows, where
 from loading.requests import usual_length
-from serving.capacity import Slo
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 100
@@ -122,7 +120,6 @@ def derived() -> dict[str, float]:
     found = {
         "held-out loss": demo["held_out_nats_per_token"],
         "unigram loss": demo["unigram_nats_per_token"],
-        "us of a kernel, A100": 1e6 * EFFICIENCY["a100-80gb", "sarathi_serve"].overhead,
         "fit of the L20, %": float(re.search(r"median error there (\S+) %", td_pipe)[1]),
         "L20 with vLLM's constants, %": BORROWED["vllm"],
         "Table 4 with 512": statistics.median(table_4()),
@@ -236,15 +233,14 @@ def summary(_: str) -> str:
     return "\n".join(textwrap.fill(line, **form) for line in lines)
 
 
-def planned(_: str) -> str:
-    rows = results("plan_here").newest()
-    return printed(plan_here.report, rows, Slo.of(rows.one("SLO")))
-
-
-def plan_printed(name: str) -> str:
-    """As plan.py printed it into docs/plan.txt, or NAME.txt; without where it wrote its files."""
+def plan_printed(words: str) -> str:
+    """NAME, TITLE: as plan.py printed it into docs/NAME.txt (plan.txt), without where it wrote its
+    files; with a title, that part alone.
+    """
+    name, _, title = words.partition(", ")
     text = (common.ROOT / "docs" / f"{name or 'plan'}.txt").read_text(encoding="utf-8")
-    return text.partition("\nwrote ")[0]
+    text = text.partition("\nwrote ")[0]
+    return below(title, text) if title else text
 
 
 def shape_counts(_: str) -> str:
@@ -346,7 +342,6 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "lessons": lambda _: lessons(),
     "fidelity": summary,
     "plan": plan_printed,
-    "plan_here": planned,
     "shapes": shape_counts,
     "validate": lambda name: below("Absolute error", printed(validate.print_errors, results(name))),
     "compared": lambda name: printed(validate.print_compared, results(name)),
