@@ -27,7 +27,6 @@ from string import Formatter
 from command.checks import UserError, lookup
 from command.cli import run_main, write_file
 from command.flags import Parser, markdown
-from configs import ModelConfig
 from configs.constants import BORROWED, EFFICIENCY
 from course.predictions import syllabus
 from experiments import (
@@ -40,7 +39,6 @@ from experiments import (
 )
 from experiments.lib import common, holes
 from experiments.lib.rows import Row, Rows, name_of, print_comparison, read_rows, where
-from loading.requests import usual_length
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 100
@@ -238,55 +236,6 @@ def shape_counts(_: str) -> str:
     return below("Measured: ", printed(shapes.print_shapes, found))
 
 
-# Layers, heads, of keys, H of a head, H, H2, vocabulary, tokens, tied: from their config.json
-SMALL = {
-    "Qwen/Qwen3-0.6B": (28, 16, 8, 128, 1024, 3072, 151936, 40960, True),
-    "Qwen/Qwen3-1.7B": (28, 16, 8, 128, 2048, 6144, 151936, 40960, True),
-    "Qwen/Qwen2.5-0.5B-Instruct": (24, 14, 2, 64, 896, 4864, 151936, 32768, True),
-    "Qwen/Qwen2.5-1.5B-Instruct": (28, 12, 2, 128, 1536, 8960, 151936, 32768, True),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": (
-        28,
-        12,
-        2,
-        128,
-        1536,
-        8960,
-        151936,
-        131072,
-        False,
-    ),
-    "meta-llama/Llama-3.2-1B": (16, 32, 8, 64, 2048, 8192, 128256, 131072, True),
-    "meta-llama/Llama-3.2-3B": (28, 24, 8, 128, 3072, 8192, 128256, 131072, True),
-    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": (22, 32, 4, 64, 2048, 5632, 32000, 2048, False),
-    "HuggingFaceTB/SmolLM2-135M": (30, 9, 3, 64, 576, 1536, 49152, 8192, True),
-    "HuggingFaceTB/SmolLM2-360M": (32, 15, 5, 64, 960, 2560, 49152, 8192, True),
-    "HuggingFaceTB/SmolLM2-1.7B": (24, 32, 32, 64, 2048, 8192, 49152, 8192, True),
-    "openai-community/gpt2": (12, 12, 12, 64, 768, 3072, 50257, 1024, True),
-}
-
-
-def lengths(_: str) -> str:
-    """What a cache of 8 requests takes of a machine's memory, if nobody says how long they are."""
-    memories = 8, 16, 32  # GB
-    rows = [["model", "allows", *[f"{memory} GB" for memory in memories]]]
-    rows.append(["---"] * len(rows[0]))
-    for name, (layers, heads, kv, head, hidden, ffn, vocabulary, most, tied) in SMALL.items():
-        kind = {"tied": tied, "flavour": "gpt2" if "gpt2" in name else "llama"}
-        sizes = layers, heads, hidden, ffn, vocabulary, most, kv, head
-        shape = ModelConfig(name, *sizes, **kind)
-        cells = []
-        for memory in memories:
-            here = int(0.97 * memory * 2**30)
-            length = usual_length(shape, 8, 2, here)
-            each = 8 * shape.kv_bytes_per_token() / 1e9
-            fits = 2 * shape.parameters + most * each * 1e9 <= here
-            whole = "" if length == most else "; all: fits" if fits else "; all: refused"
-            cells.append(f"{length} ({length * each:.1f} GB){whole}")
-        address = f"https://huggingface.co/{name}/blob/main/config.json"
-        rows.append([f"[{name.partition('/')[2]}]({address})", str(most), *cells])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
 def lessons() -> str:
     """The heads of the lessons, as a table."""
     head, *rows = [f"| {' | '.join(row)} |" for row in syllabus()]
@@ -325,7 +274,6 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "published": published,
     "flags": lambda _: markdown(),
     "gpu": gpu_day,
-    "lengths": lengths,
     "lessons": lambda _: lessons(),
     "fidelity": summary,
     "plan": plan_printed,
