@@ -26,22 +26,18 @@ from string import Formatter
 from command.checks import UserError, lookup
 from command.cli import run_main, write_file
 from command.flags import Parser, markdown
-from configs import ModelConfig
 from configs.constants import BORROWED, EFFICIENCY
 from course.predictions import syllabus
 from experiments import (
     bench,
     beside_benchmarks,
     fidelity,
-    plan_here,
     shapes,
     studies,
     validate,
 )
 from experiments.lib import common, holes
 from experiments.lib.rows import Row, Rows, name_of, print_comparison, read_rows, where
-from loading.requests import usual_length
-from serving.capacity import Slo
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 100
@@ -121,15 +117,13 @@ def derived() -> dict[str, float]:
     found = {
         "held-out loss": demo["held_out_nats_per_token"],
         "unigram loss": demo["unigram_nats_per_token"],
-        "us of a kernel, A100": 1e6 * EFFICIENCY["a100-80gb", "sarathi_serve"].overhead,
         "fit of the L20, %": float(re.search(r"median error there (\S+) %", td_pipe)[1]),
         "L20 with vLLM's constants, %": BORROWED["vllm"],
         "Table 4 with 512": statistics.median(table_4()),
     }
-    for what, pattern in LAW.items():
-        rows = fidelity.read(common.ROOT / "results" / "fidelity.csv")
-        sizes = [abs(row.error) for row in rows if re.fullmatch(pattern, row.id)]
-        found |= {f"numbers, {what}": len(sizes), f"error, {what}": statistics.median(sizes)}
+    rows = fidelity.read(common.ROOT / "results" / "fidelity.csv")
+    errors = [abs(row.error) for row in rows if row.id.startswith("ss_t4_")]
+    found["error, Table 4"] = statistics.median(errors)
     lines = beside_benchmarks.benchmarks()
     found["numbers of benchmarks.csv"] = sum(not each.said_before for each in lines)
     plan = results("plan")
@@ -149,18 +143,6 @@ def derived() -> dict[str, float]:
             100 * max(own.column("bandwidth")) / rates.one("bandwidth", layout="plain read")
         )
     return found
-
-
-# The ids of paper_numbers.csv that a row of the last table of docs/serving.md counts.
-LAW = {
-    "Fig 14": r"ss_fig14_\d+_\d+",
-    "Fig 10": r"ss_(mistral|yi)_(chat|arxiv)_\w+",
-    "Fig 12": r"ss_fig12_\w+",
-    "Abstract": r"ss_(mistral|yi|falcon)",
-    "Fig 11, 13": r"ss_(falcon_strict_vllm_pp|falcon_strict_vllm_tp8|llama70_orca)",
-    "Table 3": r"ss_slo_(strict_mistral|relaxed_mistral|relaxed_yi)",
-    "Table 4": r"ss_t4_\w+",
-}
 
 
 def table_4() -> Iterator[float]:
@@ -235,15 +217,14 @@ def summary(_: str) -> str:
     return "\n".join(textwrap.fill(line, **form) for line in lines)
 
 
-def planned(_: str) -> str:
-    rows = results("plan_here").newest()
-    return printed(plan_here.report, rows, Slo.of(rows.one("SLO")))
-
-
-def plan_printed(name: str) -> str:
-    """As plan.py printed it into docs/plan.txt, or NAME.txt; without where it wrote its files."""
+def plan_printed(words: str) -> str:
+    """NAME, TITLE: as plan.py printed it into docs/NAME.txt (plan.txt), without where it wrote its
+    files; with a title, that part alone.
+    """
+    name, _, title = words.partition(", ")
     text = (common.ROOT / "docs" / f"{name or 'plan'}.txt").read_text(encoding="utf-8")
-    return text.partition("\nwrote ")[0]
+    text = text.partition("\nwrote ")[0]
+    return below(title, text) if title else text
 
 
 def shape_counts(_: str) -> str:
@@ -252,55 +233,6 @@ def shape_counts(_: str) -> str:
     if others:
         raise UserError(f"figures were measured on several machines: {'; '.join(others)}")
     return below("Measured: ", printed(shapes.print_shapes, found))
-
-
-# Layers, heads, of keys, H of a head, H, H2, vocabulary, tokens, tied: from their config.json
-SMALL = {
-    "Qwen/Qwen3-0.6B": (28, 16, 8, 128, 1024, 3072, 151936, 40960, True),
-    "Qwen/Qwen3-1.7B": (28, 16, 8, 128, 2048, 6144, 151936, 40960, True),
-    "Qwen/Qwen2.5-0.5B-Instruct": (24, 14, 2, 64, 896, 4864, 151936, 32768, True),
-    "Qwen/Qwen2.5-1.5B-Instruct": (28, 12, 2, 128, 1536, 8960, 151936, 32768, True),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": (
-        28,
-        12,
-        2,
-        128,
-        1536,
-        8960,
-        151936,
-        131072,
-        False,
-    ),
-    "meta-llama/Llama-3.2-1B": (16, 32, 8, 64, 2048, 8192, 128256, 131072, True),
-    "meta-llama/Llama-3.2-3B": (28, 24, 8, 128, 3072, 8192, 128256, 131072, True),
-    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": (22, 32, 4, 64, 2048, 5632, 32000, 2048, False),
-    "HuggingFaceTB/SmolLM2-135M": (30, 9, 3, 64, 576, 1536, 49152, 8192, True),
-    "HuggingFaceTB/SmolLM2-360M": (32, 15, 5, 64, 960, 2560, 49152, 8192, True),
-    "HuggingFaceTB/SmolLM2-1.7B": (24, 32, 32, 64, 2048, 8192, 49152, 8192, True),
-    "openai-community/gpt2": (12, 12, 12, 64, 768, 3072, 50257, 1024, True),
-}
-
-
-def lengths(_: str) -> str:
-    """What a cache of 8 requests takes of a machine's memory, if nobody says how long they are."""
-    memories = 8, 16, 32  # GB
-    rows = [["model", "allows", *[f"{memory} GB" for memory in memories]]]
-    rows.append(["---"] * len(rows[0]))
-    for name, (layers, heads, kv, head, hidden, ffn, vocabulary, most, tied) in SMALL.items():
-        kind = {"tied": tied, "flavour": "gpt2" if "gpt2" in name else "llama"}
-        sizes = layers, heads, hidden, ffn, vocabulary, most, kv, head
-        shape = ModelConfig(name, *sizes, **kind)
-        cells = []
-        for memory in memories:
-            here = int(0.97 * memory * 2**30)
-            length = usual_length(shape, 8, 2, here)
-            each = 8 * shape.kv_bytes_per_token() / 1e9
-            fits = 2 * shape.parameters + most * each * 1e9 <= here
-            whole = "" if length == most else "; all: fits" if fits else "; all: refused"
-            cells.append(f"{length} ({length * each:.1f} GB){whole}")
-        address = f"https://huggingface.co/{name}/blob/main/config.json"
-        rows.append([f"[{name.partition('/')[2]}]({address})", str(most), *cells])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def lessons() -> str:
@@ -336,11 +268,9 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "published": published,
     "flags": lambda _: markdown(),
     "gpu": gpu_day,
-    "lengths": lengths,
     "lessons": lambda _: lessons(),
     "fidelity": summary,
     "plan": plan_printed,
-    "plan_here": planned,
     "shapes": shape_counts,
     "validate": lambda name: below("Absolute error", printed(validate.print_errors, results(name))),
     "compared": lambda name: printed(validate.print_compared, results(name)),
