@@ -36,7 +36,9 @@ def test_who_waits_and_who_stalls(predicted: policies.Comparison) -> None:
         )
     for policy, trace in predicted.traces.items():
         gaps = [gap for i in range(2) for gap in trace.lives[i].tbt]
-        assert found[policy]["longest gap of A and B"] == max(gaps)
+        turned = replace(trace, lives=trace.lives | {0: trace.lives[1], 1: trace.lives[0]})
+        for each in (trace, turned):
+            assert policies.figures_of(each)["longest gap of A and B"] == max(gaps)
         assert [trace.lives[i].arrival for i in range(4)] == [0, 0, *[predicted.arrival] * 2]
         for life in (trace.lives[0], trace.lives[1]):
             assert 4 <= sum(token < predicted.arrival for token in life.tokens) < len(life.tokens)
