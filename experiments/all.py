@@ -40,6 +40,7 @@ STUDIES = studies()
 # They take minutes, or need a compiler and transformers: without --slow the gallery shows the
 # results that are there.
 SLOW = {"segment_operators"} | {name for name, study in STUDIES.items() if study.slow}
+TORCH = {"segment_operators"} | {name for name, study in STUDIES.items() if study.torch}
 # results of a script of another name
 COMMANDS = {"validate_pipeline": "validate.py --pipeline"}
 # the paper's B, where the memory formula alone would take more
@@ -167,7 +168,7 @@ def draw_kept(out: Path) -> None:
     torch = find_spec("torch") is not None
     for name, study in STUDIES.items():
         path = out / f"{name}.png"
-        if study.torch and not torch:
+        if name in TORCH and not torch:
             continue
         if name in captions() and path.with_suffix(".csv").exists() and not path.exists():
             look.save_figure(study.picture(read_rows(path.with_suffix(".csv"))), path)
@@ -351,10 +352,8 @@ def main() -> None:
     flags += [f"--{name}" for name in ("quick", "force") if getattr(options, name)]
     left_out = {}
     if find_spec("torch") is None:
-        left_out |= dict.fromkeys(
-            [name for name, study in STUDIES.items() if study.torch],
-            "it needs torch: make install, or pip install -r requirements.txt",
-        )
+        why = "it needs torch: make install, or pip install -r requirements.txt"
+        left_out |= dict.fromkeys(sorted(TORCH), why)
     measured = [name for name in captions() if captions()[name].group == MEASURED]
     left_out |= dict.fromkeys(measured, "it measures this machine: run it by itself")
     if not options.slow:

@@ -317,7 +317,7 @@ def with_defaults(setup: Setup, *names: str) -> Setup:
 
 def in_step(setup: Setup) -> int:
     """Iterations after which a micro-batch has lost one request, on average: D / B."""
-    drawn = draw_lengths(PAPER_REQUESTS, setup.lengths)
+    drawn = draw_lengths(PAPER_REQUESTS, setup.lengths, setup.seed)
     return max(1, round(statistics.mean(decodes for _, decodes in drawn) / setup.batch_size))
 
 

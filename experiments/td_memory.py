@@ -27,7 +27,6 @@ import enter  # noqa: F401
 
 import random
 import statistics
-from functools import cache
 from itertools import product
 
 from command.flags import Flag
@@ -51,11 +50,9 @@ AHEAD = {  # points, and whether the steps between them count
 EVERY = 10  # one in so many rows of the history is kept, that the file stays small
 FRESH, MIDST = "fresh", "midst"
 STATES, MEANS = (FRESH, MIDST), ("the points alone", "and what is in use now")
-History = list[tuple[float, float, str]]  # s, % of the memory in use, phase
 
 
-@cache
-def run(requests: int, look_ahead: str) -> td.Run:
+def run(node: td.Node, requests: int, look_ahead: str) -> td.Run:
     lengths = td.azure(requests)
     classes = Classes([output for _, output in lengths], ACCURACY)
     rules = (
@@ -64,19 +61,14 @@ def run(requests: int, look_ahead: str) -> td.Run:
         Rules(between=False),
         Rules(points="artefact", between=False, limit=0.9),
     )
-    return td.run(NODE, td.OURS, lengths, rules=dict(zip(RUNS, rules, strict=True))[look_ahead])
-
-
-def filling(run: td.Run) -> History:
-    """At each batch."""
-    room = NODE.cache_tokens
-    return [(s, 100 * tokens / room, phase) for s, tokens, phase in run.trace.history]
+    return td.run(node, td.OURS, lengths, rules=dict(zip(RUNS, rules, strict=True))[look_ahead])
 
 
 def memory(node: td.Node, requests: int, look_ahead: str) -> list[Row]:
     """What a run comes to, and how full the memory is over time (s)."""
-    done = run(requests, look_ahead)
-    history, end = filling(done), done.trace.end
+    done, room = run(node, requests, look_ahead), node.cache_tokens
+    history = [(s, 100 * tokens / room, phase) for s, tokens, phase in done.trace.history]
+    end = done.trace.end
     ends = [s for s, _, _ in history[1:]] + [end]
     found: Row = {}
     for least in (95, 99):

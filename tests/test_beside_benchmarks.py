@@ -4,18 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from command.checks import UserError
 from configs import GPUS, MODELS
 from configs.hosts import HOSTS
 from costmodel import CostModel
 from experiments import beside_benchmarks as beside
 from experiments.lib.plan_report import KINDS, MEASURED, WAYS
-from experiments.lib.rows import Rows, read_rows
-from loop import Loop
-from scheduler import make_scheduler
-from serving.planner import cache_of_engine, run_closed
-from serving.traffic import Fixed, make_requests
-from simulate import CostExecutor
+from experiments.lib.rows import read_rows
+from serving.planner import cache_of_engine
 
 UNITS = {
     "output": "tokens/s", "all tokens": "tokens/s", "requests": "requests/s",
@@ -47,15 +42,6 @@ def test_the_file_is_well_formed() -> None:
         assert min(each.prompt_tokens, each.output_tokens) >= 1 and 0 <= each.memory <= 1, each
 
 
-def test_outputs_that_end_before_the_length_that_was_asked() -> None:
-    each = next(each for each in beside.benchmarks() if each.dataset == "eos:600")
-    requests = beside.traffic(each)
-    outputs = [request.max_tokens for request in requests]
-    assert {len(request.prompt) for request in requests} == {each.prompt_tokens}
-    assert sum(outputs) / len(outputs) == pytest.approx(each.output_tokens, rel=0.01)
-    assert max(outputs) == 600 > outputs[0] != outputs[1]
-
-
 def test_a_third_of_the_sources_is_kept_apart() -> None:
     """By the address alone, so that nobody chooses."""
     sources = {each.source: each.kept for each in beside.benchmarks()}
@@ -74,18 +60,6 @@ def test_a_version_has_a_host(version: str, host: str) -> None:
     assert replace(beside.benchmarks()[0], version=version, engine="sglang").host == "none"
 
 
-def test_a_closed_loop_holds_as_many_as_there_are_clients() -> None:
-    cost = CostModel(MODELS["llama3.1-8b"], GPUS["h100"], software="vllm")
-    loop = Loop(make_scheduler("sarathi_serve", 16, 512), CostExecutor(cost))
-    trace = run_closed(loop, make_requests([0.0] * 9, Fixed(64), Fixed(5)), 3)
-    assert len(trace.finished) == 9
-    arrivals = sorted(life.arrival for life in trace.lives.values())
-    ends = sorted(moment for _, moment in trace.finished)
-    assert arrivals[:3] == [0, 0, 0] and arrivals[3:] == ends[:6]
-    with pytest.raises(UserError, match="clients"):
-        run_closed(loop, [], 0)
-
-
 @pytest.mark.parametrize("account", ACCOUNTS)
 def test_the_cache_is_as_vllm_says(account: tuple) -> None:
     """Within 3 GiB a card, and 16 %."""
@@ -94,17 +68,6 @@ def test_the_cache_is_as_vllm_says(account: tuple) -> None:
     cost = CostModel(MODELS[model], gpu, tp=tp, software="vllm")
     ours = cache_of_engine(cost, 1, budget, 256, utilization) * cost.kv_bytes / 2**30
     assert ours == pytest.approx(published, rel=0.16) and abs(ours - published) < 3
-
-
-def test_a_share_of_what_is_free() -> None:
-    """TensorRT-LLM's is larger than vLLM's where weights fill the card."""
-    cost = CostModel(MODELS["llama3.1-70b"], GPUS["a100-80gb"], tp=2, software="vllm")
-    vllm, other = (cache_of_engine(cost, 1, 2048, 256, 0.9, free) for free in (False, True))
-    assert other > 2 * vllm > 0
-    assert cache_of_engine(cost, 1, 2048, 256, 1) == cache_of_engine(cost, 1, 2048, 256, 1, True)
-    # twice the weights of a card
-    one = CostModel(MODELS["llama3.1-70b"], GPUS["a100-80gb"], software="vllm")
-    assert cache_of_engine(one, 1, 2048, 256) == 0
 
 
 def test_what_equals_our_prediction_has_ratio_1() -> None:
@@ -133,14 +96,3 @@ def test_a_throughput_that_is_the_load_is_not_compared() -> None:
     each = replace(each, quantity="output")
     assert replace(each, value=199).is_the_load and not replace(each, value=150).is_the_load
     assert not replace(each, value=199, quantity="mean TPOT").is_the_load
-
-
-def test_the_spread() -> None:
-    found = beside.spread([0.5, 1.0, 1.25])
-    assert found["median error"] == pytest.approx(25) and found["signed"] == pytest.approx(0)
-
-
-def test_the_picture_draws_any_part() -> None:
-    rows = read_rows(MEASURED)
-    for some in (rows, rows.where("number")[:1], []):
-        beside.draw(Rows(some, rows.units))

@@ -31,15 +31,13 @@ def choices(cost) -> list[choose_chunk.Choice]:
 
 
 def test_the_papers_case(cost, choices):
+    """The best of all sizes, not only of those that were looked at."""
     best = choose(choices)
     assert best.chunk_size == 256  # SARATHI Sec 5.1.3: at B = 18, 256 gains the most
     # Fig 9a: 1.27 at P:D = 14
     assert 1.2 < best.throughput / steady(cost, WORK, 0).throughput < 1.3
-
-
-def test_no_other_size_is_much_better(cost, choices):
-    brute = [steady(cost, WORK, size) for size in range(64, 1100, 24)]
-    assert choose(choices).throughput >= 0.999 * choose(brute).throughput
+    brute = [steady(cost, WORK, size) for size in range(64, 1100, 96)]
+    assert best.throughput >= 0.999 * choose(brute).throughput
 
 
 def test_longest_tbt_is_that_of_a_request(cost):
@@ -66,26 +64,11 @@ def test_longest_tbt_is_that_of_a_request(cost):
 
 def test_the_bound_is_kept(choices):
     free = choose(choices)
-    for bound in (0.06, 0.08, 0.1, 0.2, 1.0):
+    for bound in (0.06, 0.1, 0.2):
         best = choose(choices, bound)
-        assert best.longest_tbt <= bound and best.throughput <= free.throughput
-        assert all(
-            choice.throughput <= best.throughput
-            for choice in choices
-            if choice.longest_tbt <= bound
-        )
+        within = [each.throughput for each in choices if each.longest_tbt <= bound]
+        assert best.longest_tbt <= bound and best.throughput == max(within) <= free.throughput
     assert choose(choices, 1.0) == free
-
-
-@pytest.mark.parametrize(
-    "length, batch_size, ratio",
-    [(2, 2, 1.0), (64, 40, 200.0), (1024, 18, 14.0), (4096, 256, 0.01), (4096, 2, 500.0)],
-)
-def test_candidates_leave_room(length, batch_size, ratio):
-    sizes = candidates(length, batch_size, ratio)
-    assert sizes == sorted(set(sizes)) and sizes[0] >= batch_size
-    # whole prompts are looked at
-    assert sizes[-1] >= choose_chunk.split(length, ratio)[0] + batch_size - 1
 
 
 def test_flags_for_other_engines_and_files(tmp_path):
@@ -99,24 +82,6 @@ def test_flags_for_other_engines_and_files(tmp_path):
     assert rows.one("chunk size", which="best") == 256
     assert rows.one("gain", which="best") == max(sizes.column("gain"))
     assert {(row["source"], row["hardware"]) for row in rows} == {("predicted", "a6000")}
-
-
-def test_software_brings_its_own_efficiency(tmp_path):
-    gains = {}
-    for software in ("sarathi", "sarathi_serve"):
-        flags = ["--quick", "--max-batch-size", 18, "--software", software]
-        printed = ran(choose_chunk, *flags, "--out", tmp_path)
-        assert f"constants of {software}\n" in printed
-        # the A6000 has none for sarathi_serve, and the tool says so
-        assert ("A guess: " in printed) == (software != "sarathi")
-        gains[software] = read_rows(tmp_path / "choose_chunk.csv").column("gain")
-    assert gains["sarathi"] != gains["sarathi_serve"]
-
-
-def test_a_gpu_of_today_has_todays_software(tmp_path):
-    flags = ["--quick", "--gpu", "h100", "--max-batch-size", 8, "--max-length", 256]
-    said = ran(choose_chunk, *flags, "--model", "gpt2-124m", "--out", tmp_path)
-    assert "constants of vllm\n" in said and "A guess" not in said
 
 
 def test_batch_size_from_memory_and_bound(tmp_path):

@@ -32,13 +32,6 @@ def read(path: Path) -> str:
 # -------------------------------------------------------------------------- the life of a request
 
 
-def test_gpus_get_a_pytorch_that_is_allowed() -> None:
-    document, lines = read(ROOT / "docs" / "gpu.md"), read(ROOT / "requirements.txt")
-    ends = re.search(r"^torch>=([\d.]+),<=([\d.]+)$", lines, re.MULTILINE).groups()
-    assert f"PyTorch {ends[0]} to {ends[1]} are allowed" in document
-    assert f"torch=={ends[0]}" in document and f"takes PyTorch {ends[1]}" in document
-
-
 def test_the_life_of_a_request_goes_through_the_book() -> None:
     """test_fill.py runs all of its blocks: each has what it prints below it."""
     blocks = PRINTED.findall(read(LIFE))
@@ -90,45 +83,21 @@ def makefile_targets() -> set[str]:
     return set(re.findall(r"^([a-z][\w-]*):", read(ROOT / "Makefile"), re.MULTILINE))
 
 
-# A Python of that version. `-m venv` makes one like itself; other arguments are written down.
-STUB = """#!/bin/sh
-case "$1 $2" in
-    "--version ") echo Python 3.{minor}.1 ;;
-    "-c "*) exec {python} -c "import sys; sys.version_info = (3, {minor}); $2" ;;
-    "-m venv") [ $3 = --clear ] && rm -rf .venv; mkdir -p .venv/bin && touch .venv/bin/pip
-               cp -n "$0" .venv/bin/python ;;
-    *) echo "3.{minor} $@" ;;
-esac
-"""
-
-
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")
-@pytest.mark.parametrize("stale", [False, True])
-@pytest.mark.parametrize("words", ["fig9", "check E=6", "lines"])
-def test_make_says_which_python_to_give_and_that_works(
-    words: str, stale: bool, tmp_path: Path
-) -> None:
-    """Even where the one that is too old has made a .venv before."""
+def test_make_says_which_python_to_give(tmp_path: Path) -> None:
+    """Its python3.13 is where `make` looks for a newer one."""
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     for name, minor in ("old", 10), ("python3.13", 13):
-        (tmp_path / name).write_text(STUB.format(minor=minor, python=sys.executable), "utf-8")
+        version = f"import sys; sys.version_info = (3, {minor}); $2"
+        script = f'#!/bin/sh\n[ $1 = -c ] && exec {sys.executable} -c "{version}"\n'
+        (tmp_path / name).write_text(script + f"echo Python 3.{minor}.1\n", "utf-8")
         (tmp_path / name).chmod(0o755)
-
-    def run(*command: str) -> subprocess.CompletedProcess:
-        env = {"PATH": f"{tmp_path}:{os.defpath}"}
-        pipes = {"capture_output": True, "text": True}
-        return subprocess.run(command, cwd=tmp_path, env=env, check=False, **pipes)
-
-    if stale:
-        run("./old", "-m", "venv", ".venv")
-    said = run("make", *words.split(), "PYTHON=./old")
+    env = {"PATH": f"{tmp_path}:{os.defpath}"}
+    command, pipes = ["make", "fig9", "PYTHON=./old"], {"capture_output": True, "text": True}
+    said = subprocess.run(command, cwd=tmp_path, env=env, check=False, **pipes)
     assert said.stdout == "" and said.stderr.count("\n") == 1 and "Python 3.10.1." in said.stderr
-    told = re.search(r"type: (make .*PYTHON=python3\.13)\.", said.stderr)[1].split()
-    assert told[1:-1] == words.split()
-    done = run(*told)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[-1].startswith("3.13 ")
+    assert "type: make fig9 PYTHON=python3.13." in said.stderr
 
 
 # --------------------------------------------------------------------------------- the workflow
@@ -164,15 +133,8 @@ def test_the_workflow_runs_what_ci_runs() -> None:
     assert without[1:] == [command for target in targets for command in recipe(target)]
 
 
-# --------------------------------------------------------------------------------- the citation
-
-
 def test_the_citation_is_that_of_this_version() -> None:
     citation = yaml.safe_load(read(ROOT / "CITATION.cff"))
     project = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]
-    assert citation["cff-version"] == "1.2.0" and citation["message"]
     assert citation["title"] == project["name"] and citation["license"] == project["license"]
     assert str(citation["version"]) == project["version"]
-    assert citation["authors"] == [{"name": "nano-sarathi contributors"}]
-    for paper in citation["references"]:
-        assert paper["doi"] == "10.48550/arXiv." + paper["url"].rpartition("/")[2]

@@ -4,15 +4,13 @@ request's lane.
 
 import matplotlib.pyplot as plt
 import pytest
-from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 
 from apart.simulate import simulate_fleet
 from batch import Request
-from pictures.gantt import LOOKS, Bar, Look, draw, draw_lanes
+from pictures.gantt import LOOKS, Bar, draw, draw_lanes
 from pictures.lanes import engine_lanes
 from simulate import simulate
-from timeline import Trace
 
 
 @pytest.fixture(autouse=True)
@@ -26,37 +24,22 @@ def boxes(axes: plt.Axes, kind: str) -> list[tuple[int, float, float]]:
     """(lane, start, end) of the bars of a kind, told by their colour."""
     found = []
     for collection in axes.collections:
-        assert isinstance(collection, PolyCollection)
-        if (
-            len(collection.get_facecolor())
-            and to_hex(collection.get_facecolor()[0]).upper() == LOOKS[kind].colour.upper()
-        ):
+        colours = [to_hex(colour).upper() for colour in collection.get_facecolor()[:1]]
+        if colours == [LOOKS[kind].colour.upper()]:
             corners = [path.get_extents() for path in collection.get_paths()]
             found += [(int(corner.y0 + 0.01), corner.x0, corner.x1) for corner in corners]
     return sorted(found)
-
-
-def expected(trace: Trace, which: str) -> list[tuple[int, float, float]]:
-    rows = []
-    for iteration in trace.iterations:
-        ids = [chunk[0] for chunk in iteration.chunks] if which == "prefill" else iteration.decodes
-        rows += [(request, iteration.start, iteration.start + iteration.seconds) for request in ids]
-    return sorted(rows)
-
-
-def check(trace: Trace, axes: plt.Axes) -> None:
-    for kind in ("prefill", "decode"):
-        assert boxes(axes, kind) == [
-            (lane, pytest.approx(start), pytest.approx(end))
-            for lane, start, end in expected(trace, kind)
-        ]
 
 
 def test_priced_run() -> None:
     work = [Request(i, range(300), 12, arrival=0.1 * i) for i in range(4)]
     trace = simulate(work, policy="vllm_v0", max_batch_size=4, cache_tokens=930)
     axes = draw(trace, bound=0.15, names=dict(enumerate("ABCD")))
-    check(trace, axes)
+    ran = [(each, each.start, each.start + each.seconds) for each in trace.iterations]
+    chunks = [(chunk[0], *time) for each, *time in ran for chunk in each.chunks]
+    decodes = [(request, *time) for each, *time in ran for request in each.decodes]
+    for kind, expected in ("prefill", chunks), ("decode", decodes):
+        assert boxes(axes, kind) == [pytest.approx(bar) for bar in sorted(expected)]
     assert [label.get_text() for label in axes.get_yticklabels()] == list("ABCD")
     assert len(boxes(axes, "stall")) == len(trace.stalls(0.15)) > 0
     crosses = [line for line in axes.lines if line.get_marker() == "X"]
@@ -67,32 +50,12 @@ def test_priced_run() -> None:
 
 
 def test_labels_only_where_there_is_room() -> None:
+    """And bars that cross the edge of a window are there."""
     _, axes = plt.subplots(figsize=(8, 2))
-    draw_lanes(
-        axes, {"a": [Bar(0, 5, "prefill", "512"), Bar(5, 5.01, "prefill", "7")], "b": []}, end=10
-    )
+    bars = [Bar(0, 5, "prefill", "512"), Bar(5, 5.01, "prefill", "7")]
+    draw_lanes(axes, {"a": bars, "b": []}, start=1, end=10)
     assert [text.get_text() for text in axes.texts] == ["512"]
-
-
-def test_any_lanes() -> None:
-    """Stages of a pipeline, say, with a look of their own."""
-    _, axes = plt.subplots()
-    draw_lanes(
-        axes,
-        {"stage 1": [Bar(0, 1, "work"), Bar(2, 3, "work")], "stage 2": [Bar(1, 2, "work")]},
-        {"work": Look("works", "#0072B2")},
-    )
-    assert boxes(axes, "decode") == [(0, 0, 1), (0, 2, 3), (1, 1, 2)]  # the decodes' colour
-
-
-def test_an_empty_trace() -> None:
-    assert draw(Trace()).get_yticks().size == 0
-
-
-def test_looks_differ_without_colour() -> None:
-    assert len({(look.low, look.high, look.hatch, look.marker) for look in LOOKS.values()}) == len(
-        LOOKS
-    )
+    assert boxes(axes, "prefill") == [(0, 0, 5), (0, 5, pytest.approx(5.01))]
 
 
 def test_a_lane_for_each_engine_and_one_for_the_link() -> None:

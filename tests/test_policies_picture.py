@@ -2,13 +2,13 @@
 what they should be.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
 from conftest import ran
+from test_perfetto import events_of, groups_of
 
 from experiments import policies
 from experiments.lib.rows import read_rows
@@ -34,42 +34,20 @@ def test_who_waits_and_who_stalls(predicted: policies.Comparison) -> None:
             f"{policy}: A and B stall where an iteration beside them exceeds the budget, and only"
             f" there; the longest has {longest} tokens of {policies.CHUNK_SIZE}"
         )
-    longest = {policy: numbers["longest gap of A and B"] for policy, numbers in found.items()}
-    assert (
-        min(longest["orca"], longest["vllm_v0"], longest["prefill_first"])
-        > longest["hybrid_only"]
-        > longest["chunked_only"]
-        > longest["sarathi_serve"]
-    )
-    assert found["request_level"]["TTFT of C"] == max(
-        numbers["TTFT of C"] for numbers in found.values()
-    )
-    # D's first chunk rides with C's last one
-    assert found["sarathi_serve"]["TTFT of D"] < found["sarathi"]["TTFT of D"]
-
-
-def test_c_and_d_arrive_while_a_and_b_decode(predicted: policies.Comparison) -> None:
     for trace in predicted.traces.values():
-        lives = [trace.lives[i] for i in range(4)]
-        assert [life.arrival for life in lives] == [0, 0, predicted.arrival, predicted.arrival]
-        assert all(
-            4 <= sum(token < predicted.arrival for token in life.tokens) < len(life.tokens)
-            for life in lives[:2]
-        )
-    work = sum(
-        len(request.prompt) + request.max_tokens
-        for request in policies.workload(policies.CHUNK_SIZE)
-    )
-    assert {
-        trace.num_prefill_tokens + trace.num_decodes + 4 for trace in predicted.traces.values()
-    } == {work}
+        gaps = [gap for i in range(2) for gap in trace.lives[i].tbt]
+        turned = replace(trace, lives=trace.lives | {0: trace.lives[1], 1: trace.lives[0]})
+        for each in (trace, turned):
+            assert policies.figures_of(each)["longest gap of A and B"] == max(gaps)
+        assert [trace.lives[i].arrival for i in range(4)] == [0, 0, *[predicted.arrival] * 2]
+        for life in (trace.lives[0], trace.lives[1]):
+            assert 4 <= sum(token < predicted.arrival for token in life.tokens) < len(life.tokens)
 
 
-@pytest.mark.parametrize("number", [1, 9])
-def test_each_column_has_a_time_axis(predicted: policies.Comparison, number: int) -> None:
+def test_each_column_has_a_time_axis(predicted: policies.Comparison) -> None:
     """However many policies there are: a user's own ones stand in the right column."""
     every = list(predicted.traces.items())
-    traces = {f"{name} {i // 8}" if i > 7 else name: trace for i in range(number)
+    traces = {f"{name} {i // 8}" if i > 7 else name: trace for i in range(9)
               for name, trace in [every[i % 8]]}  # fmt: skip
     figure = policies.draw(replace(predicted, traces=traces))
     figure.canvas.draw()
@@ -91,16 +69,8 @@ def test_files_and_measured_rows(small: str, tmp_path: Path) -> None:
     ran(policies, "--quick", "--out", tmp_path, *measure)
     for name in ("policies.png", "policies_measured.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    told = {event["args"]["name"] for event in events if event["name"] == "process_name"}
-    assert "orca: engine (predicted: llama-13b on a6000, orca, C = 512)" in told
-    groups = {name.split(" (")[0] for name in told}
-    assert groups == {
-        f"{what}{policy}: {part}"
-        for what in ("", "measured ")
-        for policy in POLICIES
-        for part in ("engine", "requests")
-    }
+    groups = groups_of(events_of(trace))
+    assert len(groups) == 4 * len(POLICIES) and "measured orca: engine" in groups
     rows = read_rows(tmp_path / "policies.csv")
     for source in ("predicted", "measured"):
         own = rows.where(source=source)

@@ -3,6 +3,7 @@
 import json
 import math
 import platform
+from dataclasses import fields
 
 import pytest
 import torch
@@ -19,19 +20,9 @@ from model import Transformer
 
 def test_demo_is_the_model_that_configs_describes():
     found, expected = load_config(DEMO), MODELS["demo"]
-    for field in (
-        "n_layer",
-        "n_head",
-        "n_kv_head",
-        "hidden",
-        "intermediate",
-        "vocab_size",
-        "max_length",
-        "tied",
-        "flavour",
-    ):
-        assert getattr(found, field) == getattr(expected, field), field
-    assert (found.rope_theta, found.norm_eps) == (expected.rope_theta, expected.norm_eps)
+    for field in fields(found):
+        if field.name not in ("name", "source"):
+            assert getattr(found, field.name) == getattr(expected, field.name), field.name
     assert (DEMO / "model.safetensors").stat().st_size < 6e6
 
 
@@ -46,8 +37,6 @@ def test_demo_model_has_learned_something():
         logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
     ).view(4, -1)
     assert nats.mean() < 0.6 * metrics["unigram_nats_per_token"]
-    # another slice of the same text
-    assert math.isclose(nats.mean(), metrics["held_out_nats_per_token"], rel_tol=0.15)
     # positions up to max_length were trained too
     assert nats[:, 768:].mean() < 0.6 * metrics["unigram_nats_per_token"]
 
@@ -94,23 +83,11 @@ def test_losses_by_hand():
     assert math.isclose(train_demo.held_out_loss(model, tokens, context=3), expected, rel_tol=1e-5)
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-def test_a_tiny_model_learns_a_cycle(monkeypatch, autocast):
+def test_a_tiny_model_learns_a_cycle(monkeypatch):
     monkeypatch.setattr(train_demo, "TOKENS_PER_STEP", 128)
     torch.manual_seed(0)
     model = random_weights(Transformer(ModelConfig("tiny", 1, 2, 16, 32, 8, 16)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     tokens = torch.arange(8).repeat(20)
-    losses = [train_demo.train_step(model, optimizer, tokens, 16, autocast) for _ in range(80)]
+    losses = [train_demo.train_step(model, optimizer, tokens, 16, True) for _ in range(80)]
     assert losses[0] > 1.9 and losses[-1] < 0.1
-
-
-def test_dropout_is_of_the_branches():
-    """Not of what they add to: with all of them dropped, a layer changes nothing. And outside of
-    training nothing is dropped.
-    """
-    layer = random_weights(Transformer(ModelConfig("tiny", 1, 2, 16, 32, 8, 16))).layers[0]
-    layer.postproj.dropout = layer.ffn_ln2.dropout = 1.0
-    x = torch.randn(5, 16)
-    assert torch.equal(layer(x, None, lambda qkv: qkv[:, :2].flatten(1)), x)
-    assert not torch.equal(layer.eval()(x, None, lambda qkv: qkv[:, :2].flatten(1)), x)

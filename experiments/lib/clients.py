@@ -37,7 +37,8 @@ def parse(answer: bytes) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body of an answer that is not chunked."""
     head, _, body = answer.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
-    return int(first.split()[1]), dict(line.lower().split(": ", 1) for line in lines), body
+    named = (line.split(": ", 1) for line in lines)
+    return int(first.split()[1]), {name.lower(): value for name, value in named}, body
 
 
 class Refused(Exception):

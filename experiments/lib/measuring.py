@@ -135,43 +135,18 @@ def batch_runner(llm: "LLM", operators: bool) -> Callable[[Batch], Result]:
     return run
 
 
-def time_batches(
-    llm: "LLM",
-    batches: Sequence[Batch],
-    repeats: int,
-    operators: bool = False,
-    average: Callable = statistics.median,
-) -> list[Result]:
+def time_batches(llm: "LLM", batches: Sequence[Batch], repeats: int) -> list[float]:
     """The median seconds of each batch on the real engine.
 
     The batches run in alternation, so that a machine's drift hits all alike.
-
-    operators: time the operators too (each averaged by itself), at the price of a clock call around
-    each.
     """
-    run = batch_runner(llm, operators)
-    seen: list[list[Result]] = [[] for _ in batches]
+    run = batch_runner(llm, operators=False)
     warm_ups = 2 if llm.graphs else 1  # the second records the graphs
-    for turn in progress(range(warm_ups + repeats), "measuring"):
-        for batch, results in zip(batches, seen, strict=True):
-            result = run(batch)
-            if turn >= warm_ups:
-                results.append(result)
-    return [
-        Result(
-            tokens=[],
-            seconds=average([result.seconds for result in results]),
-            operators=(
-                {
-                    name: average([result.operators[name] for result in results])
-                    for name in results[0].operators
-                }
-                if operators
-                else None
-            ),
-        )
-        for results in seen
+    turns = [
+        [run(batch).seconds for batch in batches]
+        for _ in progress(range(warm_ups + repeats), "measuring")
     ]
+    return [statistics.median(seconds) for seconds in zip(*turns[warm_ups:], strict=True)]
 
 
 # ---------------------------------------------------------------------------------- whole workloads
@@ -257,7 +232,7 @@ def profile_chunk_sizes(
         batches.append(
             make_batch([((prompt - chunk) // 2, chunk, prompt)], batch_size - 1, context)
         )
-    longest, *seconds = [result.seconds for result in time_batches(llm, batches, repeats)]
+    longest, *seconds = time_batches(llm, batches, repeats)
     profiles = []
     for (size, (prompt, decodes)), decode_only, hybrid in zip(
         splits.items(), seconds[::2], seconds[1::2], strict=True

@@ -80,7 +80,6 @@ LOOKS = {
     "A100 + 32B": COLOURS["black"],
     "A100 + 70B": COLOURS["sky"],
 }
-PHASES = {"prefill": COLOURS["blue"], "decode": COLOURS["orange"]}  # the paper's blue and yellow
 # Their policies; separate batches are capped with the node's `longest`.
 BASELINES = {
     "TP+SB": "vllm_v0",
