@@ -38,6 +38,7 @@ from experiments import (
 )
 from experiments.lib import common, holes
 from experiments.lib.rows import Row, Rows, name_of, print_comparison, read_rows, where
+from tests.lines import by_promise
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 100
@@ -55,12 +56,16 @@ def results(name: str) -> Rows:
 
 def documents() -> list[str]:
     """All that is filled, from the project's root."""
-    return ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+    return [
+        "README.md",
+        "CONTRIBUTING.md",
+        *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+    ]
 
 
 def filled(document: str, text: str) -> str:
     """The text of a document with the numbers of today. Raises UserError."""
-    if text.count("<!-- filled: ") != len(BLOCK.findall(text)):
+    if len(re.findall("^<!-- filled: ", text, re.MULTILINE)) != len(BLOCK.findall(text)):
         raise UserError(f"{document}: a line <!-- filled: ... --> has no line <!-- end --> below")
     text = BLOCK.sub(lambda found: f"{found[1]}{block(document, found[2])}\n{found[3]}", text)
     names: dict[str, object] = {"__name__": "document"}  # one namespace for all programs
@@ -241,6 +246,12 @@ def lessons() -> str:
     return "\n".join([head, "|---|---|---|---|---|", *rows])
 
 
+def promises() -> str:
+    """What the tests promise, as a table."""
+    rows = [f"| {promise} | {lines:,} |" for promise, lines in by_promise().items()]
+    return "\n".join(["| promise | lines of tests |", "|---|---|", *rows])
+
+
 def gpu_day(kind: str) -> str:
     """Iterations of LLaMA-13B on an H200, as experiments/gpu_day.py measured them."""
     rows = read_rows(common.ROOT / "results" / "h200" / "gpu.csv").where(kind=kind)
@@ -272,6 +283,7 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "fidelity": summary,
     "plan": plan_printed,
     "shapes": shape_counts,
+    "tests": lambda _: promises(),
     "validate": lambda name: below("Absolute error", printed(validate.print_errors, results(name))),
     "compared": lambda name: printed(validate.print_compared, results(name)),
 }

@@ -9,7 +9,8 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
 OTHERS = ("toml", "js", "html", "css", "cpp", "sh")  # what is written by hand
 MOST = {
     "lines of .py": 76_750,
@@ -24,6 +25,38 @@ BOOK = (
     "engine",
 )  # fmt: skip
 MOST_LINES = 1785
+
+# What the tests promise, and in which files: tests/NAME.py, or tests/test_NAME.py.
+PROMISES = {
+    "exactness: the same tokens under every policy as when each request runs alone": (
+        "oracle attention engine kvcache loop paged segment_attention"
+    ),
+    "each policy by hand": "policies policy_file scheduler",
+    "transformers agrees": "beam_transformers checkpoint families nanogpt tokenizer",
+    "fast operators give what the plain ones give": (
+        "beam_native cpus cuda fake_cuda gpu_day graphs kernels linear native plain"
+    ),
+    "the other papers: pipelines, beams, halves apart": (
+        "apart beam beam_cost distributed pipeline pipeline_worker segment_operators td_pipe"
+    ),
+    "the price of a batch by hand": "constants costmodel law shapes",
+    "capacity is one: planner, traces, anchors": (
+        "anchor beside_benchmarks calibrate plan serving traces workload"
+    ),
+    "server and pages": (
+        "browser_explorer browser_live browser_site explorer live runner serve serve_pipelines"
+        " serve_policies served"
+    ),
+    "a class gets what it must": "browser_exercises course grading notebooks",
+    "each figure keeps its claims": (
+        "bench choose_chunk fig9 figures gallery gantt perfetto policies_picture segment_figures"
+        " solid study td_figures train_demo"
+    ),
+    "the house: one line for an error, true documents, imports one way": (
+        "cli conftest device documents files fill flags generate house lines mutants readme"
+        " refusals warm watch"
+    ),
+}
 
 
 @cache
@@ -47,6 +80,21 @@ def book() -> Counter[str]:
     """All lines of each file of the book."""
     texts = {name: (ROOT / f"{name}.py").read_text(encoding="utf-8") for name in BOOK}
     return Counter({name: len(text.splitlines()) for name, text in texts.items()})
+
+
+def by_promise() -> dict[str, int]:
+    """Lines of the tests of each promise. Raises ValueError if a file has none, or two."""
+    files: dict[str, int] = {}
+    for path in tracked("py"):
+        if path.parent == TESTS:
+            name = path.stem.removeprefix("test_")
+            files[name] = files.get(name, 0) + path.read_bytes().count(b"\n")
+    lines = {
+        promise: sum(files.pop(name) for name in own.split()) for promise, own in PROMISES.items()
+    }
+    if files:
+        raise ValueError(f"PROMISES of tests/lines.py has no row for {', '.join(files)}")
+    return lines
 
 
 def main() -> None:
