@@ -20,12 +20,11 @@ import pytest
 
 from command.checks import UserError
 from course import __main__ as commands
-from course import doctor, page, predictions, selftest
+from course import doctor, drive, page, predictions, selftest
 from course import picture as painted
 from course.browser import in_browser
-from course.check import e04, e07, final, hunt
+from course.check import e04, e07, e13, final, hunt
 from course.check.frame import examine, judged, lines, same
-from course.drive import BlockModel
 from course.exercises import EXERCISES, AnswerError, Exercise, find, hints, load, read_answer
 from course.local import asker
 from course.picture import picture
@@ -230,6 +229,9 @@ def test_a_check_says_what_kind_of_failure_it_is(body: str, words: tuple[str, ..
     [
         ("6", "[next_chunk(request, room)]", "next_chunk(request, room)",
          "which takes what your code has returned"),
+        ("6", "request =", "len(self.waiting) > 1 and self.waiting.pop()\n        request =",
+         "requests [1] never do"),
+        ("8", "        return chunks\n", "        return chunks[::-1]\n", "K5 fails"),
         ("8", "        return request\n", "", "Does `preempt` return the request?"),
         ("2", "        for cache, new", "        self.v = self.v.clone()\n        for cache, new",
          "`write` stores in place"),
@@ -328,7 +330,13 @@ def test_attention_that_looks_elsewhere_finds_no_number() -> None:
 
 
 def test_a_token_of_the_model_of_blocks_depends_on_all_before_it() -> None:
-    assert len({BlockModel(1, 2).feed([0], 0, [first, 7]) for first in range(5)}) > 1
+    assert len({drive.BlockModel(1, 2).feed([0], 0, [first, 7]) for first in range(5)}) > 1
+
+
+def test_a_record_of_blocks_that_stops_early_is_told() -> None:
+    case = e13.cases(random.Random(1))[0]
+    record = drive.e13(selftest.solution("e13"), case)
+    assert e13.judge(case, record) is None and e13.judge(case, record[:-1]).prop == "K8"
 
 
 def test_every_mistake_of_the_hunt_can_be_found_and_half_is_enough() -> None:
