@@ -589,6 +589,9 @@ def test_only_the_capacity_as_json(tmp_path: Path, llama: Path) -> None:
         found["capacity"], rel=1e-3
     )
     assert not (tmp_path / "plan.png").exists()
+    only = ("--only", "load", "--offline", "--json", "-", "--out", tmp_path)
+    done = call(plan, "--model", llama, *SMALL, *only)
+    assert [each["C"] for each in json.loads(done.stdout)["benches"]] == [512]
 
 
 def test_an_interrupt_keeps_what_is_there(tmp_path: Path, llama: Path) -> None:
