@@ -9,8 +9,9 @@ from conftest import call
 
 import generate
 from batch import Request
-from engine import LLM, StreamedToken
+from engine import LLM, SamplingParams, StreamedToken
 from generate import read_prompts
+from loading.prompts import make_requests
 from simulate import simulate
 from tests import warm
 
@@ -112,3 +113,10 @@ def test_each_prompt_draws_its_own_numbers() -> None:
     assert first != second
     assert texts(3) == [first, second]
     assert texts(4)[0] == second, "prompt i draws from seed + i"
+
+
+def test_stop_tokens_of_a_prompt_join_the_models() -> None:
+    params = [SamplingParams(stop_ids=(3,)), SamplingParams(stop_ids=(3,), ignore_eos=True)]
+    own = {"encode": None, "vocab_size": 9, "stop_ids": frozenset({7}), "seed": 0}
+    made = make_requests([[1], [2]], params, None, **own)
+    assert [request.stop_ids for request in made] == [{3, 7}, {3}]

@@ -334,6 +334,7 @@ def test_a_config_of_ones_own_is_priced_everywhere(llama: Path) -> None:
     model = plan.priced_model(str(llama))
     assert (model.n_layer, model.n_kv_head, model.hidden) == (32, 8, 4096)
     assert model.parameters == pytest.approx(8.03e9, rel=0.001)
+    assert MODELS["mixtral-8x7b"].parameters == pytest.approx(46.7e9, rel=0.001), "of all experts"
     names = str(llama), "llama3.1-8b"
     for way in (simulate, simulate_beams, partial(simulate_pipeline, stages=2)):
         own, other = (way([Request(0, range(99), 9)], name, "h100").seconds for name in names)
@@ -588,6 +589,9 @@ def test_only_the_capacity_as_json(tmp_path: Path, llama: Path) -> None:
         found["capacity"], rel=1e-3
     )
     assert not (tmp_path / "plan.png").exists()
+    only = ("--only", "load", "--chunk-size", 512, "--offline", "--json", "-", "--out", tmp_path)
+    done = call(plan, "--model", llama, *SMALL[:4], *only)
+    assert [each["C"] for each in json.loads(done.stdout)["benches"]] == [512]
 
 
 def test_an_interrupt_keeps_what_is_there(tmp_path: Path, llama: Path) -> None:
