@@ -34,7 +34,7 @@ def test_who_waits_and_who_stalls(predicted: policies.Comparison) -> None:
             f"{policy}: A and B stall where an iteration beside them exceeds the budget, and only"
             f" there; the longest has {longest} tokens of {policies.CHUNK_SIZE}"
         )
-    for policy, trace in predicted.traces.items():
+    for trace in predicted.traces.values():
         gaps = [gap for i in range(2) for gap in trace.lives[i].tbt]
         turned = replace(trace, lives=trace.lives | {0: trace.lives[1], 1: trace.lives[0]})
         for each in (trace, turned):
