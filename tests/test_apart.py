@@ -121,6 +121,23 @@ def test_what_is_coming_never_stops_what_runs(policy: str, cache: str) -> None:
         check(trace, requests, "1p1d")
 
 
+def test_a_fetch_waits_for_a_slot_that_is_really_free() -> None:
+    """Not for one whose request ends with the iteration in progress."""
+    waited = 0
+    for seed in range(4):
+        options = {"layout": "2p1d", "max_batch_size": 2, "keep": True}
+        trace = simulate_fleet(workload(seed), **options, **KW)
+        lives = trace.requests.lives
+        for each in trace.fetches:
+            held = [
+                other for other in trace.fetches
+                if other.start <= each.start < lives[other.request_id].finished
+            ]  # fmt: skip
+            assert len(held) <= 2
+            waited += each.start > each.asked
+    assert waited > 50
+
+
 @pytest.mark.parametrize(("capacity", "fits"), [(17, False), (18, True)])
 def test_room_for_what_is_coming(capacity: int, fits: bool) -> None:
     """10 tokens are taken, 6 are coming, and both requests take a next one."""
@@ -178,6 +195,12 @@ def test_policies_that_reorder_their_queue_end(monkeypatch: pytest.MonkeyPatch) 
             keep=True, **KW,
         )  # fmt: skip
         check(trace, requests, layout)
+
+
+def test_what_no_evict_has_fetched_is_not_counted_twice() -> None:
+    options = {"layout": "1p1d", "decode_policy": "no_evict", "cache_tokens": 109, "keep": True}
+    trace = simulate_fleet([Request(0, range(100), 10)], **options, **KW)
+    assert trace.engines[1].num_prefill_tokens == 1
 
 
 def test_one_request_by_hand() -> None:

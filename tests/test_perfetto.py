@@ -132,6 +132,8 @@ def test_cached_tokens_by_hand() -> None:
     trace = simulate(work, policy="orca", max_batch_size=2, cache_tokens=12)
     # A alone from the fourth on; a request's last token frees it
     assert perfetto.cached_tokens(trace) == [8, 10, 12, 7, 8, 0, 7, 0]
+    chunks = simulate([Request(0, range(6), 2)], policy="sarathi", chunk_size=4)
+    assert perfetto.cached_tokens(chunks) == [4, 6, 0]
 
 
 def test_operators_nest_in_their_iteration(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from conftest import ran
 
 from experiments import shapes, studies
+from experiments.lib.claims import bounded
 from experiments.lib.rows import Rows, read_rows
 
 WHERE = {"source": "measured", "model": "laptop", "hardware": "an abacus"}
@@ -73,3 +74,8 @@ def test_the_newest_machine_counts_alone(tmp_path: Path) -> None:
     said = ran(shapes, "--out", tmp_path)
     assert "Measured: laptop on another" in said
     assert "L=512 decode: 1, 0.5, 0.25 ms per token at B = 1, 2, 4: 2 of 2 hold" in said
+
+
+def test_a_bound_has_two_sides() -> None:
+    rows = Rows([WHERE | {"B": y, "gain": y} for y in (1, 2, 3)], {"gain": "x"})
+    assert [each.comparisons for each in bounded("gain", 2, 2)(rows)] == [[False], [True], [False]]
