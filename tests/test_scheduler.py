@@ -130,6 +130,7 @@ BROKEN = {  # what a policy of one's own may get wrong, and what the engine says
     "chunk and decode": (with_decodes, "a request is in the batch twice"),
     "still waiting": (with_waiting, "request 3 is in the batch but not running"),
     "skips a token": (shifted(1, 0), f"{CHUNK} 1 to 9: prompt tokens run"),
+    "leaves one out": (shifted(1, -1), f"{CHUNK} 1 to 8: prompt tokens run"),
     "one too long": (shifted(0, 1), f"{CHUNK} 0 to 9: prompt tokens run"),
     "no tokens": (shifted(0, -9), "its chunk is 0 to -1: prompt tokens run exactly once and in"),
     "too early": (
