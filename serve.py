@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import logging
 import os
+import sys
 
 from command.checks import UserError
 from command.cli import run_main
@@ -91,7 +92,8 @@ def make_engine(args: argparse.Namespace) -> Engine:
 
     options = {name: getattr(args, name) for name in REAL}
     options["check_weights"], calibration = options.pop("check"), options.pop("calibration")
-    print(f"loading    {args.model or 'demo'}", flush=True)
+    if sys.stderr.isatty():  # it may take a minute
+        print(f"loading    {args.model or 'demo'}", file=sys.stderr)
     llm = LLM(args.model or "demo", max_batch_size=args.max_batch_size or 8, **shared, **options)
     llm.cost = cost_here(llm.config.name, str(llm.device), str(llm.dtype), calibration)
     return RealEngine(llm)

@@ -38,7 +38,6 @@ from experiments import (
 )
 from experiments.lib import common, holes
 from experiments.lib.rows import Row, Rows, name_of, print_comparison, read_rows, where
-from tests.lines import by_promise
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 100
@@ -56,11 +55,7 @@ def results(name: str) -> Rows:
 
 def documents() -> list[str]:
     """All that is filled, from the project's root."""
-    return [
-        "README.md",
-        "CONTRIBUTING.md",
-        *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
-    ]
+    return ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 
 
 def filled(document: str, text: str) -> str:
@@ -246,12 +241,6 @@ def lessons() -> str:
     return "\n".join([head, "|---|---|---|---|---|", *rows])
 
 
-def promises() -> str:
-    """What the tests promise, as a table."""
-    rows = [f"| {promise} | {lines:,} |" for promise, lines in by_promise().items()]
-    return "\n".join(["| promise | lines of tests |", "|---|---|", *rows])
-
-
 def gpu_day(kind: str) -> str:
     """Iterations of LLaMA-13B on an H200, as experiments/gpu_day.py measured them."""
     rows = read_rows(common.ROOT / "results" / "h200" / "gpu.csv").where(kind=kind)
@@ -283,7 +272,6 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "fidelity": summary,
     "plan": plan_printed,
     "shapes": shape_counts,
-    "tests": lambda _: promises(),
     "validate": lambda name: below("Absolute error", printed(validate.print_errors, results(name))),
     "compared": lambda name: printed(validate.print_compared, results(name)),
 }

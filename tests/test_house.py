@@ -133,6 +133,7 @@ def test_the_book_is_short() -> None:
 def test_the_house_does_not_grow() -> None:
     """`make lines` prints the numbers, and what they may be at most."""
     tracked()  # skips where git knows nothing
+    assert lines.by_promise(), "each file of tests has a row"
     found = lines.counted()
     over = [f"{found[what]:,} {what}" for what, most in lines.MOST.items() if found[what] > most]
     assert not over, f"more than {lines.MOST}: take away as much as you add"
