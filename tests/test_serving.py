@@ -37,6 +37,7 @@ from serving.capacity import (
     token_times,
     worst_iteration,
 )
+from serving.steady import balance
 from serving.traffic import Uniform, at_rate, make_requests, poisson, repeat
 from timeline import Life, Trace
 
@@ -112,6 +113,10 @@ def test_start_and_end_are_left_out_of_a_load() -> None:
     load = Load.steady(Trace(lives=lives))
     assert load.value("tbt", 99) == pytest.approx(0.2) and load.median_delay == pytest.approx(0.5)
     assert Load.of(Trace(lives=lives)).value("tbt", 99) > 20
+
+
+def test_the_balance_is_where_the_peak_is() -> None:
+    assert balance(256, 9) == 31, "each of 8 decodes beside a chunk, and the first token is its own"
 
 
 def test_the_stages_of_a_pipeline_share_memory_and_batch() -> None:
