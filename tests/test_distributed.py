@@ -4,6 +4,7 @@ end together.
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -280,6 +281,12 @@ def test_command_line(tmp_path: Path, start: Start) -> None:
     assert process.returncode == 0, errors
     assert "policy    td_pipe, whole prompts, B = 4, 2 micro-batches, 2 stages\n" in printed
     assert "phases    1 of prefills, 1 of decodes\n" in printed and "bubbles" in printed
+    idle, busy = (
+        [float(share) for share in re.findall("([0-9.]+) %", line)]
+        for word in ("idle ", "busy ")
+        for line in [next(each for each in printed.splitlines() if each.startswith(word))]
+    )
+    assert sum(idle) + sum(busy) / 2 == pytest.approx(100, abs=3)
     runs = json.loads(numbers.read_text(encoding="utf-8"))
     llm = LLM("demo", dtype="float32", device="cpu")
     for run, sizes in zip(runs, lengths[1::2], strict=True):

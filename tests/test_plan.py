@@ -335,6 +335,8 @@ def test_a_config_of_ones_own_is_priced_everywhere(llama: Path) -> None:
     assert (model.n_layer, model.n_kv_head, model.hidden) == (32, 8, 4096)
     assert model.parameters == pytest.approx(8.03e9, rel=0.001)
     assert MODELS["mixtral-8x7b"].parameters == pytest.approx(46.7e9, rel=0.001), "of all experts"
+    assert MODELS["mixtral-8x7b"].chosen == 2
+    assert MODELS["llama3.1-8b"].rope_scaling == (8, 1, 4, 8192)
     names = str(llama), "llama3.1-8b"
     for way in (simulate, simulate_beams, partial(simulate_pipeline, stages=2)):
         own, other = (way([Request(0, range(99), 9)], name, "h100").seconds for name in names)
@@ -364,6 +366,7 @@ def test_a_gpu_of_ones_own() -> None:
     gpu, owner = plan.gpu_of(options)
     assert (gpu.memory, gpu.peak, gpu.bandwidth) == (40e9, 300e12, 1600e9)
     assert owner.startswith("a100") and gpu.name == "gpu-spec"
+    assert GPUS["a100-80gb"].memory == 80e9, "GB, as its data sheet says"
     options = plan.read_options(["--gpu-spec", "80,312,2039", "--model", "mistral-7b"])
     same = plan.cost_of(options, MODELS["mistral-7b"], 1)
     options = plan.read_options(["--gpu", "a100-80gb", "--model", "mistral-7b"])

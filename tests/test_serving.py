@@ -25,6 +25,7 @@ from experiments.lib.rows import read_rows
 from scheduler import POLICIES, SarathiServe, whole_prefill
 from serving.capacity import (
     PRECISION,
+    Deployment,
     Load,
     capacity,
     composition,
@@ -36,6 +37,7 @@ from serving.capacity import (
     token_times,
     worst_iteration,
 )
+from serving.steady import balance
 from serving.traffic import Uniform, at_rate, make_requests, poisson, repeat
 from timeline import Life, Trace
 
@@ -111,6 +113,19 @@ def test_start_and_end_are_left_out_of_a_load() -> None:
     load = Load.steady(Trace(lives=lives))
     assert load.value("tbt", 99) == pytest.approx(0.2) and load.median_delay == pytest.approx(0.5)
     assert Load.of(Trace(lives=lives)).value("tbt", 99) > 20
+
+
+def test_the_balance_is_where_the_peak_is() -> None:
+    assert balance(256, 9) == 31, "each of 8 decodes beside a chunk, and the first token is its own"
+
+
+def test_the_stages_of_a_pipeline_share_memory_and_batch() -> None:
+    """Each has half of the weights, so two GPUs have more than twice the room of one."""
+    one, two = (Deployment("mistral-7b", stages=n, max_batch_size=8) for n in (1, 2))
+    assert two.cache_tokens > 2 * one.cache_tokens
+    for engine, most in ((one, 8), (two, 4)):
+        trace = engine.serve(make_requests([0.0] * 20, *[Uniform(9, 9)] * 2), "sarathi_serve", 512)
+        assert max(each.num_chunks + each.num_decodes for each in trace.iterations) == most
 
 
 # --------------------------------------------------------------------------------- the token budget
