@@ -201,6 +201,7 @@ def test_what_no_evict_has_fetched_is_not_counted_twice() -> None:
     options = {"layout": "1p1d", "decode_policy": "no_evict", "cache_tokens": 109, "keep": True}
     trace = simulate_fleet([Request(0, range(100), 10)], **options, **KW)
     assert trace.engines[1].num_prefill_tokens == 1
+    assert [each.policy for each in trace.engines] == ["sarathi_serve", "no_evict"]
 
 
 def test_one_request_by_hand() -> None:

@@ -1,6 +1,7 @@
 """Pipelines: what a run of TD-Pipe and of its baselines is, the ceiling, and Fig 12's knobs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from configs.hosts import Host
 from costmodel import make_batch
 from experiments import fig5, fig12, td_lengths, td_phases, td_stealing, td_throughput
 from experiments.lib import td
+from experiments.lib.common import run_jobs
 from pictures.gantt import STAGE_LOOKS
 from pictures.lanes import MOST_NAMED, stage_lanes
 from pipeline import MicroBatches
@@ -30,6 +32,31 @@ def test_the_hosts_work_comes_before_an_iteration_or_beside_it(system: str) -> N
     serial, overlapped = (seconds(host=Host(0.05, overlapped=each)) for each in (False, True))
     assert plain < overlapped < serial
     assert seconds(host=Host(1e-6, overlapped=True)) == pytest.approx(plain)
+
+
+def test_what_a_baseline_runs() -> None:
+    """A batch of prefills is capped at the model's longest sequence; each micro-batch of a pipeline
+    has a share of the memory. Outputs may be stretched to a mean.
+    """
+    policies = {name: td.policy_of("PP+SB", node) for name, node in td.NODES.items()}
+    assert policies["L20 + 13B"] == "vllm_v0:4096" and policies["L20 + 32B"] == "vllm_v0:32768"
+    node, lengths = replace(NODE, memory=0.1), td.azure(200)  # memory that binds
+    pooled = td.run(node, "PP+SB", lengths, memory="pool").seconds
+    assert td.run(node, "PP+SB", lengths).seconds != pooled
+    longer = td.stretched(lengths, 50)
+    assert [prompt for prompt, _ in longer] == [prompt for prompt, _ in lengths]
+    assert sum(output for _, output in longer) / 200 == pytest.approx(50, rel=0.05)
+
+
+def test_jobs_of_several_processes_come_in_order() -> None:
+    """The first takes longest."""
+    jobs = [(NODE, "TD-Pipe", tuple(SHORT)), (NODE, "TP+SB", tuple(SHORT[:2]))]
+    found = run_jobs(throughput, jobs, 2)
+    assert [*found] == jobs and found == {job: throughput(job) for job in jobs}
+
+
+def throughput(job: tuple) -> float:
+    return td.run(*job).throughput
 
 
 def test_the_requests_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
