@@ -15,7 +15,7 @@ from conftest import call, ran, sketch
 import configs
 from command.checks import UserError
 from engine import LLM
-from experiments import fidelity, studies
+from experiments import fidelity, serve_capacity, studies
 from experiments.lib import look, measuring
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Real, gain
@@ -146,6 +146,11 @@ def test_fidelity_is_that_of_the_committed_results(
         assert (new.id, new.kind, new.verdict) == (old.id, old.kind, old.verdict)
         assert (new.predicted or 0) == pytest.approx(old.predicted or 0, rel=1e-5)
         assert (new.error or 0) == pytest.approx(old.error or 0, abs=2e-3)
+
+
+def test_a_relaxed_slo_has_a_larger_budget() -> None:
+    budgets = [serve_capacity.slos(serve_capacity.YI)[kind][1] for kind in ("strict", "relaxed")]
+    assert budgets == [512, 2048]
 
 
 # -------------------------------------------------------------------------------------- the gallery

@@ -52,7 +52,11 @@ def test_what_an_operator_is() -> None:
         torch.cat((x, x))
         x.exp()
 
-    found = [(script.short(each.name), each.kind) for each in script.watch(run).every]
+    every = script.watch(run).every
+    calls = {script.short(each.name): each for each in every}
+    assert calls["exp"].calls == 0 < calls["einsum"].calls
+    assert script.nested({calls["einsum"]: 3}) == 3 * script.nested({calls["einsum"]: 1})
+    found = [(script.short(each.name), each.kind) for each in every]
     moved = [pair for pair in found if pair[1] != "views"]
     assert moved == [
         ("reshape", "copies"),
