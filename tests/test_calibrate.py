@@ -255,3 +255,15 @@ def test_rows_of_another_machine_are_kept(calibration, monkeypatch, tmp_path):
     assert rows[0] == elsewhere | {"time alone": 2.0}, "another machine's rows are kept"
     assert [row["source"] for row in rows[1:]] == 2 * ["predicted", "measured"]
     assert (tmp_path / "validate_pipeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_decodes_are_taken_apart() -> None:
+    times = {
+        (count, context): 0.002 + count * (1e-4 + 1e-6 * context)
+        for count in (1, 8)
+        for context in (16, 512, 1024)
+    }
+    fixed, curve = calibrate.fit_decodes(times)
+    assert fixed == pytest.approx(0.002)
+    assert curve.x == [15, 511, 1023]  # cached before the step: a decode attends to itself as well
+    assert curve(511) == pytest.approx(1e-4 + 1e-6 * 512)

@@ -631,3 +631,10 @@ def test_a_small_plan(tmp_path: Path, llama: Path) -> None:
     assert rows.where("rate", "P99 TBT", "P90 TTFT")
     assert (tmp_path / "plan.png").exists()
     assert rows.one("mean rate", who="you expect") == 9
+
+
+def test_requests_that_are_too_long_are_counted(capsys: pytest.CaptureFixture, llama: Path) -> None:
+    requests = [Request(0, range(8190), 3), Request(1, range(8190), 4), Request(2, range(9000), 1)]
+    assert plan.that_fit(requests, replica(llama), 128) == requests[:1]
+    said = capsys.readouterr().out
+    assert said == "left out: 2 of 3 requests, which are longer than 8192 tokens\n"

@@ -75,3 +75,11 @@ def test_all_layouts_attend_to_the_same() -> None:
     assert found[script.HEAD].float().std() > 0.01
     for layout in script.LAYOUTS:
         assert torch.equal(found[layout], found[script.HEAD]), layout
+
+
+def test_bytes_are_those_of_distinct_keys() -> None:
+    model, values = SHAPE.model, 2  # K and V
+    prompt = model.n_kv_head * SHAPE.prompt * model.head_dim
+    response = script.responses(SHAPE)[0].keys[:, : SHAPE.response].numel()
+    assert SHAPE.bytes(1) == values * 2 * (prompt + response)
+    assert SHAPE.bytes(2) == 2 * SHAPE.bytes(1)

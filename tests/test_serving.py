@@ -2,6 +2,7 @@
 scripts' own flags.
 """
 
+import json
 from functools import partial
 from pathlib import Path
 
@@ -197,3 +198,22 @@ def test_the_curve_of_stalls_ends_with_all_tokens() -> None:
     _, *steps = serve_stalls.over_time(YI.serve(requests, "vllm_v0", 512))
     curve = [(step["time"], step["output tokens"]) for step in steps]
     assert curve[0] == (0, 0) and curve[-1][1] == 60 and curve[-1][0] < 7
+
+
+def test_slos_are_close_to_the_papers() -> None:
+    for deployment, slos in serve_capacity.PAPER_SLOS.items():
+        for iterations, slo in slos.items():
+            assert iterations * deployment.decode_iteration == pytest.approx(slo, rel=0.2)
+
+
+@pytest.mark.slow
+def test_stalls_of_priced_and_real_runs_as_a_trace_file(tmp_path: Path) -> None:
+    measure = ["--measure", "--device", "cpu", "--dtype", "float32", "--model", "demo"]
+    out, file = str(tmp_path), tmp_path / "run.json"
+    ran("serve_stalls", "--quick", "--out", out, "--perfetto", str(file), *measure)
+    events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
+    told = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    groups = [name.split(" (")[0] for name in told]
+    assert told[0] == "vllm_v0: engine (predicted: yi-34b on 2 x a100-80gb, vllm_v0, C = 1536)"
+    runs = [f"{what}{policy}" for what in ("", "measured ") for policy in serve_stalls.COMPARED]
+    assert groups == [f"{run}: {part}" for run in runs for part in ("engine", "requests")]
