@@ -1,4 +1,4 @@
-"""The figure in CONTRIBUTING.md works, CITATION.cff is right, the workflow runs what `make` runs."""
+"""The figure of CONTRIBUTING.md works, CITATION.cff is right, the workflow runs what make runs."""
 
 import os
 import re

@@ -676,7 +676,7 @@ def test_a_key(priced: PricedEngine) -> None:
             got, headers, answer = parse(raw(running.place, data))
             assert got == status, key
             if status == 401:
-                assert headers["www-authenticate"] == "bearer"
+                assert headers["www-authenticate"] == "Bearer"
                 assert json.loads(answer)["error"]["code"] == "invalid_api_key"
         assert ask(running, "/health")[0] == 200
         for path in ("/tokenize", "/detokenize"):
