@@ -13,13 +13,11 @@ import torch
 from conftest import call, ran, sketch
 
 import configs
-from command.checks import UserError
 from engine import LLM
 from experiments import fidelity, serve_capacity, studies
 from experiments.lib import look, measuring
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Real, gain
-from experiments.lib.flags import MEASURE, ScriptParser
 from experiments.lib.panels import Panel
 from experiments.lib.rows import Rows, name_of, read_rows
 from experiments.lib.steady import Workload
@@ -207,20 +205,6 @@ def test_first_turns_are_not_timed(graphs: bool, monkeypatch: pytest.MonkeyPatch
     clock = iter([Result([], seconds) for seconds in ([90.0] * (1 + graphs) + [1.0, 2.0, 9.0])])
     monkeypatch.setattr(measuring, "batch_runner", lambda llm, operators: lambda _: next(clock))
     assert measuring.time_batches(SimpleNamespace(graphs=graphs), [None], 3) == [2.0]
-
-
-def test_graphs_are_asked_for_by_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def llm(model: str, **options: object) -> None:
-        asked.append(options["cuda_graphs"])
-        raise UserError("asked")
-
-    monkeypatch.setattr("engine.LLM", llm)
-    options = ScriptParser("", MEASURE).parse_args(["--measure", "--cuda-graphs", "off"])
-    with pytest.raises(UserError, match="asked"):
-        measuring.load_llm(options, 2, 64)
-    assert asked == ["off"]
 
 
 def test_gains_alternate_with_the_baseline(tiny: str) -> None:
