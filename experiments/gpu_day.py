@@ -4,10 +4,9 @@
     python experiments/gpu_day.py --only decode,prefill  some steps
     python experiments/gpu_day.py --device cpu           a rehearsal: the demo model on a CPU
 
-The most useful step runs first. Each has a limit of its own, in a worker process. If a step fails,
-the next one goes on. If it hangs or breaks the device, its process is ended, and a new one takes
-the next step. Each result is on the disk before the next one begins, and the zip is written again
-after each step. Predictions are the cost model's, with vLLM's constants.
+The most useful step runs first, in a worker process and with a limit of its own. If it fails, hangs
+or breaks the device, the next one goes on. Each result is on the disk, and in the zip, before the
+next step begins. Predictions are the cost model's, with vLLM's constants.
 """
 
 import enter  # noqa: F401
@@ -42,6 +41,7 @@ from command.flags import Flag
 from configs import GPUS
 from costmodel import CostModel, make_batch
 from engine import LLM, SamplingParams
+from experiments.lib.colours import COLOURS
 from experiments.lib.common import ROOT, set_wide
 from experiments.lib.flags import ScriptParser
 from experiments.lib.measuring import batch_runner, hardware_of, time_batches
@@ -56,11 +56,16 @@ WAY = "back", "small", "graphs", "start", "riders"  # small: whose small operato
 UNITS = {"iteration": "ms", "share": "%"}
 # rows of gpu.jsonl that are iterations, what they are compared with, and what grows
 KINDS = ("decodes", "a copy", "B"), ("chunk", "a large product", "tokens")
-SHOW = {"ylabel": "% of the ceiling", "ylim": (0, 105)}
+LOOKS = {"predicted": COLOURS["black"], "graphs": COLOURS["blue"], "no graphs": COLOURS["orange"]}
+SHOW = {"ylabel": "% of the ceiling", "ylim": (0, 150), "yticks": range(0, 101, 20)}  # legend above
+OURS = {"back": ("rows", "predicted"), "small": ("triton", None), "start": (0, None)}
 PANELS = [
-    Panel(x, "share", WAY, facet="model", where={"kind": kind}, log="x", title=of, show=SHOW)
+    Panel(
+        x, "share", ("back", "graphs", "riders"), facet="model", where={"kind": kind, **OURS},
+        log="x", title=f"{kind}; ceiling: {of}", colours=LOOKS, show=SHOW,
+    )
     for kind, of, x in KINDS
-]
+]  # fmt: skip
 
 
 def note(out: Path, step: str, **row: object) -> None:
