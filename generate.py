@@ -18,6 +18,7 @@ from command.checks import WHY_BROKEN, UserError
 from command.cli import progress, read_text, run_main
 from command.flags import LAYOUTS, Flag, Parser
 from engine import LLM, BeamSearchParams, SamplingParams, StreamedToken
+from loading.files import for_text
 from loading.load import find_model, late_tokenizer
 from loading.policyfile import load_files, warn_if_crowded
 from loading.tokenizer import load_tokenizer
@@ -112,8 +113,12 @@ def longest(args: argparse.Namespace, prompts: Sequence[str]) -> int:
     Raises UserError if there is no such model, or if it has no tokenizer.
     """
     config, directory = find_model(args.model)
-    tokenizer = load_tokenizer(directory) if directory else None
-    tokenizer = tokenizer or late_tokenizer(config, directory, 0)
+    if directory is None:
+        raise UserError(
+            f"model {args.model!r} has random weights and no tokenizer: for text choose"
+            f" {for_text(args.model)}"
+        )
+    tokenizer = load_tokenizer(directory) or late_tokenizer(config, directory, 0)
     texts = [text.encode(errors="replace").decode() for text in prompts]  # `LLM` refuses others
     output = 0 if args.beams else args.max_tokens - 1  # the last one is not fed back
     most = max(len(tokenizer.encode(text)) for text in texts) + output
@@ -200,11 +205,11 @@ def rate(count: int, seconds: float, what: str = "tokens") -> str:
 def main() -> None:
     args = parse_args()
     prompts = read_prompts(args.prompts, args.file)
-    length = longest(args, prompts)  # before the weights: it complains
     params = SamplingParams(
         args.max_tokens, args.temperature, args.top_k, args.top_p, ignore_eos=args.ignore_eos
     )
     beams = beam_params(args)
+    length = longest(args, prompts)  # complains before the weights are loaded
     llm = LLM(
         args.model,
         policy=args.policy,

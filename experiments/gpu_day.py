@@ -109,15 +109,15 @@ class Day:
         where = {"kind": what, "model": llm.config.name, "hardware": hardware_of(llm)}
         way = {"back": llm.attention, "small": small}
         way["graphs"] = "graphs" if llm.graphs else "no graphs"
-        results = time_batches(llm, [batch for _, batch in cases], self.repeats)
-        ways = [(way, [result.seconds for result in results])]
+        batches = [batch for _, batch in cases]
+        ways = [("measured", way, time_batches(llm, batches, self.repeats))]
         if self.gpu:
             cost = CostModel(llm.config, GPUS[self.gpu], software="vllm")
-            ways.append(({"back": "predicted"}, [cost.seconds(batch) for _, batch in cases]))
-        for way, found in ways:
+            ways.append(("predicted", {"back": "predicted"}, list(map(cost.seconds, batches))))
+        for source, way, found in ways:
             for (case, batch), seconds in zip(cases, found, strict=True):
                 times = {"iteration": 1e3 * seconds, "rate": work(batch) / seconds}
-                self.note(what=what, source="measured", **where, **way, **case, **times)
+                self.note(what=what, source=source, **where, **way, **case, **times)
 
     def run(self, name: str, *command: object) -> None:
         command = [sys.executable, *map(str, command)]
@@ -306,6 +306,11 @@ def bundle(out: Path) -> None:
                 made.write(each, each.name)
 
 
+def together(rows: Rows) -> Rows:
+    """Predictions are drawn in the panel of what was measured."""
+    return Rows((row | {"source": "measured"} for row in rows), rows.units)
+
+
 def summarize(out: Path, left: list[str]) -> str:
     """Writes summary.txt, gpu.csv and gpu.png, of what is there. Returns the summary."""
     found = Rows((), UNITS)
@@ -323,8 +328,12 @@ def summarize(out: Path, left: list[str]) -> str:
                 found.append({key: row[key] for key in row if key not in ("step", "what")})
             title = f"{of}: {top['value']:.4g} {top['unit']}"
             print_rows(found.where(kind=kind), ["model", *WAY, x, *UNITS], title)
-    if found:
-        finish(out / "gpu.csv", found, lambda rows: draw_panels(rows, PANELS, "Shares of ceilings"))
+    if panels := [panel for panel in PANELS if panel.rows(found)]:
+        finish(
+            out / "gpu.csv",
+            found,
+            lambda rows: draw_panels(together(rows), panels, "Shares of ceilings"),
+        )
     return (out / "summary.txt").read_text(encoding="utf-8")
 
 

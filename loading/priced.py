@@ -30,15 +30,18 @@ def priced_model(model: str | ModelConfig, weights: str | None = None) -> ModelC
         return model
     if isinstance(model, str) and model in MODELS:
         return MODELS[model]
-    places = (model, HUB_IDS.get(model, model)) if isinstance(model, str) else ()
+    places = (model, HUB_IDS.get(model.lower(), model)) if isinstance(model, str) else ()
     if folder := next(filter(None, map(folder_of, places)), None):
         config = load_config(folder, Path(model).name, priced=True)
         return replace(config, tied=config.tied and not has_own_head(folder))
-    known = {name.lower(): config for name, config in MODELS.items()}
-    known |= {config.source.partition(",")[0].lower(): config for config in MODELS.values()}
-    for name in places[1:]:
-        if name.lower() in known:
-            return known[name.lower()]
+    own = re.compile(
+        r"([\w.-]+/[\w.-]+), Hugging Face config(:.*)?"
+    )  # a shape that we left as it is
+    shapes = [(own.fullmatch(config.source), config) for config in MODELS.values()]
+    known = {found[1].lower(): config for found, config in shapes if found}
+    known |= {name.lower(): config for name, config in MODELS.items()}
+    if (name := str(places[-1:] and places[-1]).lower()) in known:
+        return known[name]
     near = did_you_mean(model, MODELS) or f". Names: {', '.join(MODELS)}"
     raise UserError(
         f"unknown model {shown(model)}: give a folder with a config.json, a hub id that is on this"

@@ -358,8 +358,7 @@ async function showFromLink() {
 let chats;  // whether the model has a chat template
 
 // The stream of a prompt's answer: of a chat, or of a text that the model continues.
-async function answerTo(prompt, signal) {
-  chats ??= (await (await call("/v1/models", null, signal)).json()).data[0].chat;
+function answerTo(prompt, signal) {
   const [path, what] = chats ? ["chat/", { messages: [{ role: "user", content: prompt }] }]
     : ["", { prompt }];
   const body = { max_tokens: number("max-tokens"), stream: true, ...what };
@@ -373,9 +372,10 @@ $("ask").addEventListener("submit", async (event) => {
   $("send").disabled = !($("stop").disabled = false);
   $("text").textContent = "";
   $("asked").textContent = "Sent.";
-  const begin = clock();
   let first = null, reason = "";
   try {
+    chats ??= (await (await call("/v1/models", null, asking.signal)).json()).data[0].chat;
+    const begin = clock();
     for await (const data of events(await answerTo($("prompt").value, asking.signal))) {
       if (data === "[DONE]") break;
       const part = JSON.parse(data);
