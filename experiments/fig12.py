@@ -16,9 +16,9 @@ defaults, and why:
     deal           queue    one queue for all micro-batches: no slot stays free while anybody waits
     micro-batches  8        as many as stages: 8 x 27 requests are what the memory holds
     zipf           rank     the k-th of the lengths 1K, 1K + 1, ... has a probability ~ 1 / k^0.4.
-                            theta is the notation of Zipf's law by rank, and Vidur (arXiv 2405.05465),
-                            of the same authors, draws lengths so. "value", P(L) ~ 1 /
-                            L^0.4, makes fewer of them short
+                            theta is the notation of Zipf's law by rank, and the authors' later
+                            public simulator, Vidur (arXiv 2405.05465), draws lengths so. "value",
+                            P(L) ~ 1 / L^0.4, makes fewer of them short
     chunk-size     256      of all rows: the chunk shrinks to 256 - 26, so that the batch is a
                             multiple of the tile (Sec 4.4)
     tp-policy      orca     the TP-only replicas run the same best-case Orca: Sec 5.3 credits
