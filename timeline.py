@@ -119,11 +119,6 @@ class Life:
         """From arrival to the last token."""
         return self.tokens[-1] - self.arrival
 
-    @property
-    def normalised_latency(self) -> float:
-        """Seconds of latency per output token."""
-        return self.latency / len(self.tokens)
-
     def row(self, policy: str = "") -> dict[str, object]:
         """By COLUMNS, and a column tag_NAME for each tag. What it has not reached is None."""
         tokens, gaps = self.tokens, self.tbt

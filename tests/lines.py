@@ -54,7 +54,7 @@ PROMISES = {
     ),
     "the house: one line for an error, true documents, imports one way": (
         "cli conftest device documents files fill flags generate house lines mutants readme"
-        " refusals warm watch"
+        " refusals spawn watch"
     ),
 }
 

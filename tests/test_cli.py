@@ -10,7 +10,7 @@ import pytest
 
 from command.checks import UserError
 from command.cli import MARK, claim, is_ours, write_file
-from tests import warm
+from tests import spawn
 
 ROOT = Path(__file__).parent.parent
 
@@ -39,7 +39,7 @@ def test_a_reader_that_leaves_is_no_error(lines: int) -> None:
     ],
 )
 def test_one_line_and_a_status(body: str, status: int, said: str) -> None:
-    done = warm.fresh("-c", f"from command.checks import UserError\n{code(body)}")
+    done = spawn.run("-c", f"from command.checks import UserError\n{code(body)}")
     assert (done.returncode, done.stdout, done.stderr) == (status, "", said)
 
 
@@ -95,7 +95,7 @@ def test_what_stops_in_the_middle_loses_nothing(error: BaseException, tmp_path: 
 
 def test_a_letter_that_the_output_cannot_show() -> None:
     said = code("print(chr(0x4f60) + chr(0xdcff))")
-    done = warm.fresh("-c", said, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    done = spawn.run("-c", said, env=os.environ | {"PYTHONIOENCODING": "ascii"})
     assert (done.returncode, done.stdout, done.stderr) == (0, "\\u4f60\\udcff\n", "")
 
 
@@ -104,7 +104,7 @@ def test_a_device_is_written_and_named(tmp_path: Path) -> None:
     """Also a file that a shell has opened as stdout: what is printed goes there, too."""
     body = "write_file('/dev/stdout', 'a'); print('b', flush=True); write_file('/dev/full', 'c')"
     with open(tmp_path / "out", "w") as out:
-        done = warm.fresh("-c", "from command.cli import write_file\n" + code(body), stdout=out)
+        done = spawn.run("-c", "from command.cli import write_file\n" + code(body), stdout=out)
     assert done.returncode == 1
     assert (tmp_path / "out").read_text() == "b\n", "over the a: the shell's own place is 0"
     assert done.stderr == "error: No space left on device: '/dev/full'\n"

@@ -30,7 +30,7 @@ from course.local import asker
 from course.picture import picture
 from course.plants import named, plants, right, unwritten
 from course.sketch import Bar, Mark, Panel, alike, svg
-from tests import warm
+from tests import spawn
 
 ROOT = Path(__file__).parent.parent
 COURSE = ROOT / "course"
@@ -220,7 +220,7 @@ def test_a_check_says_what_kind_of_failure_it_is(body: str, words: tuple[str, ..
         f"ask = local.asker(e1, e.load({answer!r}, 'e01.py'))\n"
         "print('\\n'.join(frame.lines(e1, frame.examine(e1, ask, 1))))\n"
     )
-    done = warm.run("-c", code)
+    done = spawn.run("-c", code)
     assert all(each in done.stdout for each in words), done.stdout
 
 
@@ -486,7 +486,7 @@ def test_the_page_has_all_that_its_python_reads(tmp_path: Path) -> None:
         "    for call in ('check', 'picture'):\n"
         "        print(in_browser(json.dumps(question | {'call': call}), print)[:50])\n"
     )
-    done = warm.fresh("-I", "-S", "-B", "-c", code, cwd=tmp_path)
+    done = spawn.run("-I", "-S", "-B", "-c", code, cwd=tmp_path)
     assert done.stdout.count('{"passed": true') == done.stdout.count('{"svg": ["<svg') == 4, done
 
 

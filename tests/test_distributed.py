@@ -31,13 +31,13 @@ from pipeline import Step, stages
 from pipeline.launch import Place, meet, read_place, stage_device
 from pipeline.stages import PipelineLLM, measured_hop
 from pipeline.wire import Wire
-from tests import warm
+from tests import spawn
 from tests.oracle import Found, check, crowd, draw
 
 CPU = torch.device("cpu")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3")
 ENDLESS = ("--lengths", "30:900", "--repeats", "10000", "--dtype", "float32", "--device", "cpu")
-Start = Callable[..., warm.Command]
+Start = Callable[..., spawn.Command]
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this PyTorch has no gloo")
 
 
@@ -47,9 +47,9 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.delenv("RANK", raising=False)
     processes = []
 
-    def begin(*arguments: str, **options: object) -> warm.Command:
-        options = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(warm.ROOT)} | options
-        processes.append(warm.start(*arguments, **options))  # pipeline_worker.py lies in tests/
+    def begin(*arguments: str, **options: object) -> spawn.Command:
+        options = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(spawn.ROOT)} | options
+        processes.append(spawn.start(*arguments, **options))  # pipeline_worker.py lies in tests/
         return processes[-1]
 
     yield begin
@@ -100,7 +100,7 @@ def connected(children: Sequence[int]) -> bool:
     return all(any("gloo" in name for name in threads_of(child)) for child in children)
 
 
-def stages_of(process: warm.Command) -> list[int]:
+def stages_of(process: spawn.Command) -> list[int]:
     """The process ids of two stages, as soon as they are there."""
     wait_for(lambda: len(children_of(process.pid)) == 2 or process.poll() is not None)
     assert process.poll() is None, process.communicate()

@@ -22,7 +22,7 @@ from experiments.lib.steady import Workload, balance, predicted_throughput, spli
 from pictures.gantt import LOOKS
 from scheduler import POLICIES
 from simulate import make_cost_model, simulate
-from tests import warm
+from tests import spawn
 from timeline import Trace
 from web import bundle, explore_routes, explore_side, explore_state, explorer
 from web.explore_state import State, read_state
@@ -452,7 +452,7 @@ def test_the_folder_runs_without_any_package(site: Path, tmp_path: Path) -> None
         "from web import explorer\n"
         'print(explorer.answer(\'{"call": "schedule"}\'))'
     )
-    done = warm.fresh("-I", "-S", "-B", "-c", code, cwd=tmp_path)
+    done = spawn.run("-I", "-S", "-B", "-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == json.loads(answer('{"call": "schedule"}'))
 

@@ -24,7 +24,7 @@ from fast.backends import BACKENDS
 from fast.graphs import WHEN
 from loading.device import DTYPES, choose_device
 from scheduler import ALIASES, POLICIES, Scheduler, make_scheduler
-from tests import warm
+from tests import spawn
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = [
@@ -154,7 +154,7 @@ def test_documented_commands_have_flags_that_exist() -> None:
 @pytest.mark.parametrize("script", ["generate.py", "experiments/fig9.py", "notebooks/execute.py"])
 def test_outside_the_environment_one_line_says_how_to_enter(script: str, tmp_path: Path) -> None:
     """-S: without installed packages, and without what leads Python to the project's root."""
-    done = warm.fresh("-S", "-E", ROOT / script, cwd=tmp_path)
+    done = spawn.run("-S", "-E", ROOT / script, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
     assert "run 'make install' once" in done.stderr
 
@@ -165,7 +165,7 @@ def test_a_python_that_is_too_old_says_so_in_one_line(script: str, tmp_path: Pat
     code = "import sys, runpy; sys.version_info, sys.version = (3, 10), '3.10.12 (main)'\n"
     code += f"sys.path.insert(0, {str((ROOT / script).parent)!r})\n"
     code += f"runpy.run_path({str(ROOT / script)!r}, run_name='__main__')"
-    done = warm.fresh("-S", "-E", "-c", code, cwd=tmp_path)
+    done = spawn.run("-S", "-E", "-c", code, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
     assert done.stderr.startswith("error: this is Python 3.10.12, and this needs 3.11 or newer")
 
@@ -177,9 +177,7 @@ def test_the_environment_of_another_clone_lends_no_module(way: str, tmp_path: Pa
         (tmp_path / f"{name}.py").write_text("raise SystemExit('of another clone')", "utf-8")
     code = f"import sys; sys.path.insert(0, {str(ROOT / way)!r}); import enter, scheduler"
     words = ["-c", f"{code}; print(scheduler.__file__)"]
-    done = warm.fresh(
-        *words, cwd=tmp_path, input="", env=os.environ | {"PYTHONPATH": str(tmp_path)}
-    )
+    done = spawn.run(*words, cwd=tmp_path, input="", env=os.environ | {"PYTHONPATH": str(tmp_path)})
     assert (done.stdout.strip(), done.stderr) == (str(ROOT / "scheduler.py"), "")
 
 
@@ -198,7 +196,7 @@ run_main(lambda: print(run_jobs(eval(sys.argv[2]), eval(sys.argv[3]), 2)))
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_a_worker_that_is_killed_is_one_line() -> None:
-    with warm.start(
+    with spawn.start(
         "-c", POOL, "fork", "signal.raise_signal", "(signal.SIGTERM, signal.SIGKILL)"
     ) as process:
         printed, errors = process.communicate(timeout=PATIENCE)

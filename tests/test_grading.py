@@ -39,7 +39,7 @@ from course.reference import solution
 from course.sandbox import PROTECTIONS
 from course.submissions import Submission, submission, submissions
 from course.worker import processor_clock
-from tests import warm
+from tests import spawn
 
 ROOT = Path(__file__).parent.parent
 INSTRUCTOR = ROOT / "course" / "instructor"
@@ -452,7 +452,7 @@ def test_no_exercise_takes_the_time_of_the_others(
 @LINUX
 def test_a_fence_limits_what_is_taken_on_top() -> None:
     code = "from course.sandbox import limit\nlimit(64 << 20, 9)\nprint(len(bytearray(32 << 20)))\n"
-    done = warm.run("-c", f"{code}bytearray(128 << 20)\n")
+    done = spawn.run("-c", f"{code}bytearray(128 << 20)\n")
     assert done.stdout == f"{32 << 20}\n" and done.stderr.endswith("MemoryError\n")
 
 
@@ -565,7 +565,7 @@ def test_the_images_recipe_has_all_that_a_worker_needs(tmp_path: Path) -> None:
     code = "import sys\nfrom course import drive, local, worker\n"
     code += "for name in worker.OPEN + worker.WITH_TORCH:\n    worker.import_module(name)\n"
     code += "print(*(getattr(each, '__file__', '') for each in sys.modules.values()), sep='\\n')\n"
-    done = warm.fresh("-c", code, cwd=tmp_path, check=True)
+    done = spawn.run("-c", code, cwd=tmp_path, check=True)
     used = {Path(line) for line in done.stdout.splitlines() if line.endswith(".py")}
     assert tmp_path / "course" / "drive.py" in used
     assert not {ROOT / path.relative_to(tmp_path) for path in tmp_path.rglob("*.py")} & used

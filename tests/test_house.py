@@ -12,7 +12,7 @@ from pathlib import Path
 import lines
 import pytest
 
-from tests import warm
+from tests import spawn
 
 ROOT = Path(__file__).parent.parent
 
@@ -78,7 +78,7 @@ def test_what_needs_no_package_imports_none(package: str, lines: list[str]) -> N
     code = "import sys\n"
     for line in lines:
         code += f"{line}\nif {package!r} in sys.modules: sys.exit({line!r})\n"
-    done = warm.run("-c", code)
+    done = spawn.run("-c", code)
     assert done.returncode == 0, done.stderr
 
 

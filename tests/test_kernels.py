@@ -3,7 +3,6 @@
 import re
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
@@ -26,7 +25,6 @@ from tests.fake_cuda import LINUX, fake_cuda
 
 ROOT = Path(__file__).parent.parent
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-XFORMERS = pytest.mark.skipif(not find_spec("xformers"), reason="needs xformers")
 HALF, FLOAT, DOUBLE = torch.float16, torch.float32, torch.float64
 
 

@@ -32,7 +32,7 @@ from engine import LLM, SamplingParams
 from experiments.lib.clients import events, parse, raw, request, streamed
 from loading.files import DEMO
 from loading.tokenizer import load_tokenizer
-from tests import warm
+from tests import spawn
 from web import live
 from web.api import AT_ONCE
 from web.chat import Chat, Unfit, read_template
@@ -736,9 +736,9 @@ def test_a_priced_engine_says_so(priced: PricedEngine) -> None:
 
 
 @contextlib.contextmanager
-def started(*words: str, **environment: str) -> Iterator[tuple[warm.Command, tuple[str, int]]]:
+def started(*words: str, **environment: str) -> Iterator[tuple[spawn.Command, tuple[str, int]]]:
     """serve.py with a priced engine, and where it listens; the demo takes seconds to load."""
-    with warm.start("serve.py", "--gpu", "a6000", "--port", "0", *words, **environment) as process:
+    with spawn.start("serve.py", "--gpu", "a6000", "--port", "0", *words, **environment) as process:
         try:
             [line] = itertools.islice((x for x in process.stdout if x.startswith("page")), 1)
             host, port = line.split("//")[1].rstrip("/\n").split(":")

@@ -30,6 +30,3 @@ def run(*arguments: object, **options: object) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, *map(os.fspath, arguments)], check=False, **usual | options
     )
-
-
-fresh = run
