@@ -26,7 +26,5 @@ def run(*arguments: object, **options: object) -> subprocess.CompletedProcess:
     It inherits stdin, and may print what is no UTF-8.
     """
     usual = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    usual |= {"errors": "replace", "timeout": PATIENCE}
-    return subprocess.run(
-        [sys.executable, *map(os.fspath, arguments)], check=False, **usual | options
-    )
+    usual |= {"errors": "replace", "timeout": PATIENCE, "check": False} | options
+    return subprocess.run([sys.executable, *map(os.fspath, arguments)], **usual)  # noqa: PLW1510
