@@ -34,9 +34,8 @@ def priced_model(model: str | ModelConfig, weights: str | None = None) -> ModelC
     if folder := next(filter(None, map(folder_of, places)), None):
         config = load_config(folder, Path(model).name, priced=True)
         return replace(config, tied=config.tied and not has_own_head(folder))
-    own = re.compile(
-        r"([\w.-]+/[\w.-]+), Hugging Face config(:.*)?"
-    )  # a shape that we left as it is
+    # a shape that we left as it is
+    own = re.compile(r"([\w.-]+/[\w.-]+), Hugging Face config(:.*)?")
     shapes = [(own.fullmatch(config.source), config) for config in MODELS.values()]
     known = {found[1].lower(): config for found, config in shapes if found}
     known |= {name.lower(): config for name, config in MODELS.items()}
@@ -52,9 +51,8 @@ def priced_model(model: str | ModelConfig, weights: str | None = None) -> ModelC
 def has_own_head(folder: Path) -> bool:
     """Whether the weights, if they are there, have a head that is not the embedding.
 
-    Without torch. A safetensors file has 8 bytes with the length of its
-    header, the header (JSON: where each tensor lies behind it), and the tensors. What is no such
-    file says nothing.
+    Without torch. A safetensors file has 8 bytes with the length of its header, the header (JSON:
+    where each tensor lies behind it), and the tensors. What is no such file says nothing.
     """
     found = {}
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
