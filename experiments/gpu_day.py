@@ -107,8 +107,8 @@ class Day:
         """Measured and predicted. cases: with batches. work: of a batch, in the ceiling's unit."""
         small = "triton" if cuda.small_operators(llm.device, llm.dtype) else "pytorch"
         where = {"kind": what, "model": llm.config.name, "hardware": hardware_of(llm)}
-        way = {"back": llm.attention, "small": small}
-        way["graphs"] = "graphs" if llm.graphs else "no graphs"
+        graphs = "graphs" if llm.graphs else "no graphs"
+        way = {"back": llm.attention, "small": small, "graphs": graphs}
         batches = [batch for _, batch in cases]
         ways = [("measured", way, time_batches(llm, batches, self.repeats))]
         if self.gpu:
@@ -205,10 +205,8 @@ def second_model(day: Day) -> None:
 
 def profile(day: Day) -> None:
     """Which kernels take the time of decodes."""
-    run, batch = (
-        batch_runner(day.llm(day.model, 8), False),
-        make_batch(decodes=8, context=day.length),
-    )
+    batch = make_batch(decodes=8, context=day.length)
+    run = batch_runner(day.llm(day.model, 8), False)
     for _ in range(3):
         run(batch)
     with torch.profiler.profile() as found:
@@ -248,6 +246,7 @@ def work(pipe: Connection, out: Path, device: str, names: list[str]) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     day = Day(out, device)
+    pipe.send("ready")  # torch is imported
     for name in names:
         day.now, failed = name, ""
         gc.collect()
@@ -269,7 +268,9 @@ def drive(out: Path, device: str, names: list[str], seconds: float) -> list[str]
         its.close()
         broken = False
         try:
-            while left and not broken:
+            with suppress(EOFError):  # the first step says how it ended
+                pipe.poll(begin + seconds - time.monotonic()) and pipe.recv()
+            while left and not broken and time.monotonic() - begin < seconds:
                 print(f"{time.monotonic() - begin:4.0f} s: {left[0]}", flush=True)
                 since = time.monotonic()
                 limit = max(0, min(STEPS[left[0]][0], begin + seconds - since))
@@ -291,7 +292,7 @@ def drive(out: Path, device: str, names: list[str], seconds: float) -> list[str]
 
 
 def read(out: Path, what: str = "") -> list[dict]:
-    """The rows so far, each once, of one kind. The last of a worker may be half a line."""
+    """The rows of one kind, each once. The last of a worker may be half a line."""
     rows = []
     for line in dict.fromkeys((out / "gpu.jsonl").read_text(encoding="utf-8").splitlines()):
         with suppress(ValueError):
@@ -304,11 +305,6 @@ def bundle(out: Path) -> None:
         for each in sorted(out.iterdir()):
             if each.suffix != ".zip" and each.is_file():
                 made.write(each, each.name)
-
-
-def together(rows: Rows) -> Rows:
-    """Predictions are drawn in the panel of what was measured."""
-    return Rows((row | {"source": "measured"} for row in rows), rows.units)
 
 
 def summarize(out: Path, left: list[str]) -> str:
@@ -329,11 +325,8 @@ def summarize(out: Path, left: list[str]) -> str:
             title = f"{of}: {top['value']:.4g} {top['unit']}"
             print_rows(found.where(kind=kind), ["model", *WAY, x, *UNITS], title)
     if panels := [panel for panel in PANELS if panel.rows(found)]:
-        finish(
-            out / "gpu.csv",
-            found,
-            lambda rows: draw_panels(together(rows), panels, "Shares of ceilings"),
-        )
+        one = Rows((row | {"source": "measured"} for row in found), UNITS)  # one panel for both
+        finish(out / "gpu.csv", found, lambda rows: draw_panels(one, panels, "Shares of ceilings"))
     return (out / "summary.txt").read_text(encoding="utf-8")
 
 

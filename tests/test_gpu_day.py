@@ -15,6 +15,7 @@ from command.checks import UserError
 from configs import MODELS
 from experiments import gpu_day, studies
 from experiments.lib import measuring
+from tests import spawn
 
 BAD = """
 import os, time
@@ -130,3 +131,19 @@ def test_a_gpu_runs_the_papers_cases_where_they_fit(
         studies()[name].run(["--measure", "--out", str(tmp_path), *flags])
     assert str(asked.value) == str(runs)
     assert ("runs the paper's cases" in capsys.readouterr().out) == (runs[0] != "laptop")
+
+
+WITHOUT = """
+import sys
+hidden = "fastapi httpx openai playwright prometheus_client pydantic transformers uvicorn"
+sys.modules |= dict.fromkeys(hidden.split())
+import pytest
+sys.exit(pytest.main(["--collect-only", "-m", "cuda", "-p", "no:cacheprovider", "tests"]))
+"""
+
+
+@pytest.mark.slow
+def test_tests_of_a_gpu_need_no_package_of_the_server() -> None:
+    found = spawn.run("-c", WITHOUT)
+    assert found.returncode == 0, found.stdout[-2000:]
+    assert "test_graphs.py" in found.stdout

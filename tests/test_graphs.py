@@ -161,6 +161,7 @@ def test_same_tokens_from_cuda_graphs(name: str) -> None:
     expected = generate(model, requests, "sarathi", CHUNK_SIZE, BATCH_SIZE)
     recorded = recordings(model)
     for policy in POLICIES:
+        assert generate(model, requests, policy, CHUNK_SIZE, BATCH_SIZE) == expected, policy
         for _ in range(2):
             assert generate_replaying(model, recorded, policy) == expected, policy
     assert recorded.recordings
