@@ -38,6 +38,7 @@ def begin(*given): work(*given)
 """
 
 
+@pytest.mark.slow
 def test_a_bad_step_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bad_steps.py").write_text(BAD)
     monkeypatch.syspath_prepend(tmp_path)
