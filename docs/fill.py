@@ -137,11 +137,6 @@ def derived() -> dict[str, float]:
         found[f"first token, BW = 4, {model}"] = own.one("gain", token="first token", BW=4)
     narrow = measured.where(BW=1).column("gain")
     found |= {"least with BW = 1": min(narrow), "most with BW = 1": max(narrow)}
-    rates = results("segment_attention").newest().where(source="measured")
-    for layout, own in rates.by("layout").items():
-        found[f"of a plain read, {layout}"] = (
-            100 * max(own.column("bandwidth")) / rates.one("bandwidth", layout="plain read")
-        )
     return found
 
 

@@ -37,10 +37,9 @@ from experiments.lib.flags import start
 from experiments.lib.rows import SOURCES, Rows, read_rows
 
 STUDIES = studies()
-# They take minutes, or need a compiler and transformers: without --slow the gallery shows the
-# results that are there.
-SLOW = {"segment_operators"} | {name for name, study in STUDIES.items() if study.slow}
-TORCH = {"segment_operators"} | {name for name, study in STUDIES.items() if study.torch}
+# They take minutes: without --slow the gallery shows the results that are there.
+SLOW = {name for name, study in STUDIES.items() if study.slow}
+TORCH = {name for name, study in STUDIES.items() if study.torch}
 # results of a script of another name
 COMMANDS = {"validate_pipeline": "validate.py --pipeline"}
 # the paper's B, where the memory formula alone would take more

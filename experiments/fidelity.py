@@ -38,7 +38,6 @@ from experiments import (
     serve_budget,
     serve_capacity,
     serve_chunking,
-    serve_linears,
     serve_phases,
     serve_pipelines,
     table2,
@@ -56,7 +55,7 @@ FIGURES = [
 SERVING = [  # of Sarathi-Serve
     module.STUDY
     for module in (
-        serve_phases, serve_linears, serve_chunking, serve_capacity, serve_budget, serve_ablation,
+        serve_phases, serve_chunking, serve_capacity, serve_budget, serve_ablation,
         serve_pipelines,
     )
 ]  # fmt: skip

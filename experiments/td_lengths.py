@@ -17,7 +17,7 @@ look-aheads (pipeline/phases.py): ours counts all steps, the paper's only every 
     one token         for each: as if there were no look-ahead. A prompt that does not fit now waits
 
 With the paper's points, the look-ahead seldom decides. Requests in the midst of their output use
-more now than it sees at step 32 (td_memory.py), and a prompt must fit beside that, too. So
+more now than it sees at step 32, and a prompt must fit beside that, too. So
 different predictors can lead to the same run.
 
 Lengths are those of Azure's conversations (experiments/lib/td.py). A seed splits them: 60 % train,

@@ -30,7 +30,7 @@ gallery = importlib.import_module("experiments.all")
 STUDIES = studies()
 # They take seconds, and run fewer requests with --quick.
 LONG = ["serve_capacity", "serve_ablation", "serve_pipelines", "fig12", "td_lengths"]
-LONG += ["td_memory", "td_phases", "td_stealing", "td_switches", "td_throughput", "fig9"]
+LONG += ["td_phases", "td_stealing", "td_switches", "td_throughput", "fig9"]
 LONG += ["serve_latency", "beside_benchmarks", "apart_routing", "apart_map"]
 SHORT = [name for name in STUDIES if name not in LONG]
 FEW = ["prefix_caching", "serve_budget", "serve_stalls", "fig11"]  # so do these, in no time
@@ -180,7 +180,7 @@ def test_all_runs_what_is_slow_only_if_asked(
     ran("all", *["--slow"] * slow, "--out", tmp_path)
     left = {n for n, each in gallery.captions().items() if each.group == gallery.MEASURED}
     left |= set() if slow else gallery.SLOW
-    left |= set() if torch else {"segment_operators", "fig6"}
+    left |= set() if torch else {"fig6"}
     assert set(begun) == {*gallery.captions(), "fidelity"} - left
 
 

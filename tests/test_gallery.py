@@ -35,7 +35,6 @@ WHOLE, CHUNKS = (
     ("orca", "vllm_v0", "hybrid_only"),
     ("sarathi", "sarathi_serve", "dynamic", "chunked_only"),
 )
-OTHERS = ("batch first", "sequence first")
 # What a heading claims beyond the numbers that it prints, of scripts that are no studies.
 OF_ROWS: dict[str, Callable[[Rows], bool]] = {
     "policies": lambda rows: (
@@ -45,10 +44,6 @@ OF_ROWS: dict[str, Callable[[Rows], bool]] = {
         > rows.one("TTFT of C", policy="orca", source="predicted")
     ),
     "choose_chunk": lambda rows: rises(rows.where("C").column("longest TBT")),
-    "segment_attention": lambda rows: (
-        min(rows.where(source="measured", layout="head first").column("bandwidth"))
-        > max(rows.where(source="measured", layout=OTHERS).column("bandwidth"))
-    ),
 }
 
 
