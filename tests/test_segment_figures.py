@@ -15,7 +15,7 @@ from experiments.lib import beam_engines, peers, segment
 from experiments.lib.beam_engines import ENGINES, Engines, Search, largest_fit, started
 from experiments.lib.rows import Rows, read_rows
 
-NAMES = ("segment_memory", "segment_prompts", "segment_widths", "segment_throughput")
+NAMES = ("segment_prompts", "segment_widths", "segment_throughput")
 
 
 def test_the_knee_is_where_the_first_token_has_doubled() -> None:
@@ -62,15 +62,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory, running: Callable) -> dic
 
 
 @pytest.mark.slow
-def test_measured_bytes_are_the_formulas_and_gains_those_of_the_times(
-    measured: dict[str, Rows],
-) -> None:
-    """A prompt and a response of 34: K and V of 33 tokens of the response are written."""
-    rows = measured["segment_memory"]
-    for cache, written in (("segment", 34), ("standard", 33)):
-        expected = cache_bytes(MODELS["demo"], cache, 2, 4, 34, written, 4) / 1e9
-        assert rows.one("memory", cache=cache, BS=2) == pytest.approx(expected, rel=1e-5)
-    assert rows.one("segment of standard", BS=2) == pytest.approx(100 * (34 + 4 * 48) / (4 * 67))
+def test_measured_gains_are_those_of_the_times(measured: dict[str, Rows]) -> None:
     rows = measured["segment_widths"]
     for row in rows.where("gain", way="segment"):
         place = {"BW": row["BW"], "token": row["token"]}
