@@ -39,7 +39,7 @@ from configs import GPUS, LINKS, MODELS
 from configs.hosts import HOSTS, Host
 from costmodel import CostModel, make_batch, tokens_that_fit
 from experiments.lib.colours import COLOURS, GREY
-from experiments.lib.common import ROOT, paper_numbers
+from experiments.lib.common import ROOT
 from experiments.lib.rows import Rows
 from loop import Loop
 from pipeline import (
@@ -89,14 +89,13 @@ BASELINES = {
 }
 OURS = "TD-Pipe"
 SYSTEMS = (*BASELINES, OURS)
-# Ids of TD-Pipe's largest throughput over theirs (Fig 11), in paper_numbers.csv; and the ratios.
+# Ids of TD-Pipe's largest throughput over theirs (Fig 11), in paper_numbers.csv.
 PUBLISHED = {
     "TP+SB": "td_vs_tp_sb",
     "TP+HB": "td_vs_tp_hb",
     "PP+SB": "td_vs_pp_sb",
     "PP+HB": "td_vs_pp_hb",
 }
-LARGEST = {baseline: paper_numbers()[number] for baseline, number in PUBLISHED.items()}
 
 
 @dataclass(frozen=True)
