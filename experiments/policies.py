@@ -6,18 +6,17 @@
     python experiments/policies.py --policy-file examples/target_tbt.py    yours, too
 
 A and B have short prompts and are decoding when C and D arrive together, with long prompts. Who
-waits now? With whole prompts (top left), either C and D wait, or A and B stall. With chunks (top
-right), the token budget C bounds how long an iteration lasts, and with it every gap between two
-tokens. Below is what engines do today (paged/policies.py). vllm_v1 and no_evict run sarathi_serve's
-batches here. prefill_first has chunks, too, and yet A and B stall. A stall is a gap longer than
-five decode-only iterations: Sarathi-Serve's strict SLO (its Table 3).
+waits now? With whole prompts (left), either C and D wait, or A and B stall. With chunks (right),
+the token budget C bounds how long an iteration lasts, and with it every gap between two tokens.
+prefill_first has chunks, too, and yet A and B stall. A stall is a gap longer than five decode-only
+iterations: Sarathi-Serve's strict SLO (its Table 3). The table has all policies.
 """
 
 import enter  # noqa: F401
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import matplotlib.pyplot as plt
 
@@ -41,6 +40,8 @@ NAMES = dict(enumerate("ABCD"))
 # the left column: policies that never cut a prompt
 WHOLE = ("request_level", "vllm_v0", "orca", "hybrid_only")
 TODAY = ("vllm_v1", "prefill_first", "no_evict")  # below both columns
+# of ours; the table has all
+PICTURED = ("request_level", "vllm_v0", "orca", "sarathi", "sarathi_serve", "prefill_first")
 STALL = 5  # decode-only iterations
 SECONDS = (
     "TTFT of C",
@@ -181,16 +182,10 @@ def print_comparison(found: Comparison) -> None:
     rows = Rows(rows_of(found), UNITS).where("policy")
     title = f"{found.describe()}; C and D arrive at {found.arrival:.2f} s"
     print_rows(rows, ["policy", *SECONDS[:4], "stalls"], title)
-    print("\nThe policy's own time on this machine. Predicted times have none of it, and no CSV.")
-    for policy, trace in found.traces.items():
-        print(f"{policy:15}{trace.own_time}")
 
 
 def draw(found: Comparison) -> plt.Figure:
-    """One panel for each policy, on one time axis.
-
-    Whole prompts are in the left column, chunks in the right one, and today's engines below.
-    """
+    """One panel for each policy, on one time axis: whole prompts left, chunks right."""
     before = [name for name in found.traces if name not in TODAY]
     columns = [[name for name in before if (name in WHOLE) == whole] for whole in (1, 0)]
     for name in (name for name in found.traces if name in TODAY):
@@ -219,11 +214,15 @@ def draw(found: Comparison) -> plt.Figure:
             lowest.tick_params(axis="x", labelbottom=True)
             lowest.set_xlabel("time (s); dotted: C and D arrive")
     figure.legend(handles=legend_handles(drawn), loc="outside lower center", ncols=6)
-    heading = (
-        "One workload, all policies. Left: whole prompts. Right: chunks. Below: today's engines."
-    )
-    figure.suptitle(f"{heading}\n{found.describe()}")
+    figure.suptitle(f"One workload. Left: whole prompts. Right: chunks\n{found.describe()}")
     return figure
+
+
+def pictured(found: Comparison) -> plt.Figure:
+    """Of PICTURED, and of a user's own."""
+    left_out = POLICIES.keys() - set(PICTURED)
+    traces = {name: trace for name, trace in found.traces.items() if name not in left_out}
+    return draw(replace(found, traces=traces))
 
 
 def main() -> None:
@@ -244,10 +243,10 @@ def main() -> None:
         runs |= {f"measured {policy}": trace for policy, trace in measured.traces.items()}
         about |= {f"measured {policy}": run for policy, run in measured.about().items()}
         look.use_style()
-        look.save_figure(draw(measured), picture)
+        look.save_figure(pictured(measured), picture)
         print(f"\nwrote {picture}")
     path = options.out / f"{name}.csv"
-    finish(path, with_kept(path, Rows(rows, UNITS)), lambda rows: draw(predicted))
+    finish(path, with_kept(path, Rows(rows, UNITS)), lambda rows: pictured(predicted))
     if options.perfetto:
         perfetto.save(options.perfetto, runs, NAMES, about=about)
         print(f"wrote {options.perfetto}: open it on https://ui.perfetto.dev")
