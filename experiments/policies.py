@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 import matplotlib.pyplot as plt
 
 from batch import Request
-from command.cli import run_main
+from command.cli import claim, run_main
 from command.flags import Flag
 from experiments.lib import flags, look, measuring
-from experiments.lib.common import claim_result, progress
+from experiments.lib.common import progress
 from experiments.lib.flags import MEASURE, file_name, start
 from experiments.lib.rows import Row, Rows, print_rows, with_kept
 from experiments.lib.steady import simulate_operators
@@ -230,7 +230,7 @@ def main() -> None:
     name = file_name("policies", options)
     llm, picture = None, options.out / f"{name}_measured.png"
     if options.measure:
-        claim_result(picture, options.force)
+        claim(picture, options.force)
         llm = measuring.load_llm(options, len(NAMES), 5 * options.chunk_size // 2 + 20)
     predicted = predict(options.policy)
     print_comparison(predicted)

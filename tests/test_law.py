@@ -22,7 +22,6 @@ from configs.experts import EXPERTS, FP8
 from costmodel import DIAGONAL, ENDS, KERNELS, CostModel, make_batch
 from experiments import fit
 from experiments.fit import Kernel, kernels_of, one_layer, predicted
-from experiments.lib.engines import Priced
 
 PLAIN = Efficiency(compute=0.5, memory=0.5, attention=0.5, p=2.0)
 A100 = GPUS["a100-80gb"]
@@ -265,19 +264,6 @@ def test_one_law_for_a_kernel_and_for_a_batch() -> None:
         for each in (replace(cost.efficiency, cache=1.0), cost.efficiency)
     )
     assert warm < cost.attention(batch) == pytest.approx(cold), "other layers fill the cache"
-
-
-# --------------------------------------------------------------------------------------- variants
-
-
-def test_what_was_made_before_is_priced_with_the_variant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Studies make their engines when they are imported."""
-    engine, batch = Priced("llama-13b", "a6000"), make_batch([(0, 256, 256)])
-    usual, own = engine.seconds(batch), EFFICIENCY["a6000", "sarathi"]
-    with monkeypatch.context() as patch:
-        patch.setitem(EFFICIENCY, ("a6000", "sarathi"), replace(own, compute=own.compute / 2))
-        assert engine.seconds(batch) > 1.5 * usual
-    assert engine.seconds(batch) == usual
 
 
 # ----------------------------------------------------------------------------- models and links
