@@ -1,7 +1,7 @@
 """Segment KV, Fig 8: first and next token of four models, at beam widths 1 and 4.
 
     python experiments/segment_widths.py              predicted for tiles of the Max 1550: seconds
-    python experiments/segment_widths.py --measure    and two small models on this CPU
+    python experiments/segment_widths.py --measure    and a small model on this CPU
 
 One prompt of 1024 tokens, a response of 128. GPT-J-6B and Llama2-13B run on one tile, OPT-30B on
 two, Bloom-176B on eight (tensor parallel). The next token is the mean from the second to the last.
@@ -9,30 +9,23 @@ lib/segment.py says what the three ways are; gains are over `transformers`. The 
 over its four models: at BW = 1, of both tokens together. Its "up to 7x" does not say of what: here
 it stands beside the next token's largest gain at BW = 4.
 
-What is measured: prompts of 512, a response of 32, three engines, --model (laptop) and gpt2-124m.
+What is measured: prompts of 512, a response of 32, three engines.
 """
 
 import enter  # noqa: F401
 
-from collections.abc import Generator
 from functools import partial
-from typing import TYPE_CHECKING
 
-from configs import MODELS
 from experiments.lib import segment
-from experiments.lib.beam_engines import RealBeams, real_beams
+from experiments.lib.beam_engines import real_beams
 from experiments.lib.claims import Claim, bounded, flat
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Rows
 from experiments.lib.segment import COLOURS, OURS, TILE, TILES, TOKENS
 from experiments.lib.study import Panel, Study
 
-if TYPE_CHECKING:  # predicting needs no torch
-    from engine import LLM
-
 PROMPT, RESPONSE = 1024, 128  # predicted
 WIDTHS = (1, 4)
-SECOND = "gpt2-124m"  # 124 M parameters; measured beside --model
 # what the paper states of its models: of which width and tokens, the smallest or the largest gain
 STATED = {
     "sk_latency_bw1_low": (1, "both tokens", "smallest"),
@@ -41,13 +34,6 @@ STATED = {
     "sk_first_bw4_high": (4, "first token", "largest"),
     "sk_latency": (4, "next token", "largest"),
 }
-
-
-def two_models(llm: "LLM", repeats: int) -> Generator[RealBeams]:
-    """One model after the other; its six searches in alternation. The newest: that of --model."""
-    if repeats > 1 and llm.config.name != SECOND:
-        yield from real_beams(llm, repeats, MODELS[SECOND])
-    yield from real_beams(llm, repeats)
 
 
 def summary(rows: Rows) -> None:
@@ -102,7 +88,7 @@ STUDY = Study(
     report=partial(segment.print_latencies, keys=("model", "BW")),
     measure=True,
     repeats=3,
-    real=two_models,
+    real=real_beams,
 )
 
 if __name__ == "__main__":

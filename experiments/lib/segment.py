@@ -152,6 +152,6 @@ def print_latencies(rows: Rows, keys: Sequence[str]) -> None:
         for token, own in seen.by("token").items():
             table = own.across("way", "latency")
             for row in table:
-                row["gain"] = row[THEIRS] / row[OURS] if THEIRS in row else None
-            title = f"{source}, {own[0]['hardware']}: {token}, ms; gain: {THEIRS} over {OURS}"
-            print_rows(table, (*keys, *WAYS, "gain"), title)
+                row["ratio"] = row[THEIRS] / row[OURS] if THEIRS in row else None
+            title = f"{source}, {own[0]['hardware']}: {token}, ms; ratio: {THEIRS} over {OURS}"
+            print_rows(table, (*keys, *WAYS, "ratio"), title)
