@@ -154,7 +154,8 @@ def measure(
         return llm.trace
 
     measuring.warm_up(llm)
-    return compare(run, measuring.measured_on(llm), chunk_size, repeats, policies)
+    where = llm.config.name, measuring.hardware_of(llm), "measured"
+    return compare(run, where, chunk_size, repeats, policies)
 
 
 def figures_of(trace: Trace) -> dict[str, float]:

@@ -130,15 +130,3 @@ def test_the_largest_batch_is_found(jump: float, budget: float) -> None:
     true = max((n for n in range(200) if engines.peak("segment", n) <= budget and n), default=0)
     assert largest_fit(tried, budget) == true
     assert all(peak == engines.peak("segment", size) for size, peak in tried.items())
-
-
-def test_peaks_that_hide_a_prompt_lead_to_no_batch_whose_cache_is_too_large() -> None:
-    """Memory may come in large pieces: then a second prompt adds nothing."""
-
-    class Flat(Engines):
-        def peak(self, *_: object) -> float:
-            return 3e6
-
-    one = cache_bytes(MODELS["demo"], "segment", 1, 4, 512, 64, 4)
-    tried = Flat(MODELS["demo"], "float32", {}).largest_batch("segment", 512, 4, 64, 3e6 + 20 * one)
-    assert max(tried) == 21

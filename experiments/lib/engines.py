@@ -111,7 +111,7 @@ class Real:
 
     def __init__(self, llm: "LLM", repeats: int) -> None:
         self.llm, self.repeats = llm, repeats
-        self.model, self.hardware, _ = measuring.measured_on(llm)
+        self.model, self.hardware = llm.config.name, measuring.hardware_of(llm)
         self.layers = llm.config.n_layer
         self.run: dict[bool, Callable] = {}  # of one batch, with and without operators
         self.answers: dict[tuple, list] = {}  # by case and number of the question; one for a turn
