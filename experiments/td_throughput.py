@@ -31,12 +31,11 @@ from experiments.lib.engines import Sweep
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
 from experiments.lib.td import BASELINES, NODES, OURS, SYSTEMS
-from pipeline import BUBBLES, seconds_of_rows
+from pipeline import BUBBLES
 
 CEILING = "ceiling"
 COUNTS = (1, 2, 4)  # GPUs
 MOST = COUNTS[-1]
-LOOKED_INTO = ("PP+HB", OURS)  # whose steps are kept
 OUTPUTS = (80, 250, 350, 450)  # mean output tokens beside Azure's own
 CHANGED = ("outputs", "host", "reading")  # by CASES
 ALL = "all three"
@@ -51,7 +50,6 @@ CASES: dict[str, dict[str, object]] = {  # that are compared with the paper; {}:
     "all with today's host": TOGETHER | {"host": "vllm-async"},
     "all with the slowest host": TOGETHER | {"host": "sarathi-serve"},
 }
-COSTS = {"cost of a decode aboard": "ms", "cost of a decode alone": "ms", "cost of prefills": "x"}
 
 
 def own(node: td.Node, system: str, case: Mapping[str, object]) -> dict[str, object]:
@@ -65,7 +63,7 @@ def own(node: td.Node, system: str, case: Mapping[str, object]) -> dict[str, obj
 def perform(
     node: td.Node, system: str, requests: int, seed: int, file: Path | None = None, **case: object
 ) -> Row:
-    """Output tokens/s; of a pipeline also bubbles, and of systems LOOKED_INTO COSTS.
+    """Output tokens/s; of a pipeline also bubbles.
 
     system: "SB" and "HB" are those of one GPU, which is no TP and no PP. file: of the
     requests. case: what CHANGED of it: the outputs' mean, a name of HOSTS, the all-reduce as "bus".
@@ -77,45 +75,13 @@ def perform(
         return found | {"throughput": td.ceiling(node, lengths)}
     if "reading" in case:
         node = replace(node, link=td.OTHER_READING[node.link])
-    keep = {"keep": True} if node.gpus == MOST and system in LOOKED_INTO and not case else {}
     name = f"TP+{system}" if system in ("SB", "HB") else system
-    done = td.run(node, name, lengths, host=HOSTS[case.get("host", "none")], **keep)
+    done = td.run(node, name, lengths, host=HOSTS[case.get("host", "none")])
     found |= {"throughput": done.throughput, "time": done.seconds / 60}
     found["preemptions"] = done.recomputed
-    if done.trace is None:
-        return found
-    bubbles = sum(done.trace.idle[cause] for cause in BUBBLES) / node.gpus
-    found["bubble share"] = 100 * bubbles / done.seconds
-    if not keep:
-        return found
-    work, decodes = (dict.fromkeys(("prefill", "hybrid", "decode"), 0) for _ in range(2))
-    for step in done.trace.steps:
-        work[step.kind] += sum(step.seconds) / node.gpus
-        decodes[step.kind] += step.num_tokens - step.num_prefill_tokens
-    return found | costs(work, decodes, node, lengths)
-
-
-def costs(
-    work: Mapping[str, float], decodes: Mapping[str, int], node: td.Node, lengths: td.Lengths
-) -> dict[str, float]:
-    """What decodes and prefills cost, where the system has any of the kind.
-
-    work: seconds of a stage by kind of step. decodes: how many.
-
-    a decode aboard: GPU-ms in a hybrid batch, beyond what all prompts cost in chunks of the
-    budget, alone. a decode alone: GPU-ms in a batch of decodes. prefills: their work over that
-    of such chunks.
-    """
-    rate = seconds_of_rows(node.cost_model)(td.BUDGET) / td.BUDGET
-    chunks = sum(prompt for prompt, _ in lengths) * rate / node.gpus
-    found = {}
-    if decodes["hybrid"]:
-        aboard = 1000 * node.gpus * (work["prefill"] + work["hybrid"] - chunks)
-        found["cost of a decode aboard"] = aboard / decodes["hybrid"]
-    else:
-        found["cost of prefills"] = work["prefill"] / chunks
-    if decodes["decode"]:
-        found["cost of a decode alone"] = 1000 * node.gpus * work["decode"] / decodes["decode"]
+    if done.trace:
+        bubbles = sum(done.trace.idle[cause] for cause in BUBBLES) / node.gpus
+        found["bubble share"] = 100 * bubbles / done.seconds
     return found
 
 
@@ -219,8 +185,7 @@ STUDY = Study(
         "share of the ceiling": "%",
         "preemptions": "times",
         "bubble share": "%",
-    }
-    | COSTS,
+    },
     title=f"TD-Pipe Fig 11: throughput of four configurations; what decides it on {MOST} GPUs",
     panels=[
         Panel(
