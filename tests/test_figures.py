@@ -187,7 +187,7 @@ def test_all_runs_what_is_slow_only_if_asked(
 # ---------------------------------------------------------------------------------------- measuring
 
 
-@pytest.mark.parametrize("name", ["table2", "fig6"])
+@pytest.mark.parametrize("name", ["table2", "fig7"])
 def test_measured_rows_are_added_and_survive(name: str, tiny: str, tmp_path: Path) -> None:
     where = ["--quick", "--out", tmp_path]
     ran(name, "--measure", "--device", "cpu", "--dtype", "float32", "--model", tiny, *where)
