@@ -70,7 +70,7 @@ def report(rows: Rows) -> None:
 
 
 def sweeps(quick: bool) -> list[Sweep]:
-    nodes = QUICK if quick else td.NODES.values()
+    nodes = QUICK if quick else list(td.NODES.values())
     runs = cases(requests=300 if quick else 1200, phases=list(FINISHED), stealing=STEALING)
     return [Sweep(steal, nodes, runs)]
 
