@@ -55,8 +55,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory, running: Callable) -> dic
         patch.setattr(beam_engines, "started", running)
         for name in NAMES:
             for more in (flags, ()):
-                said = ran(name, *quick, *more)
-                assert "demo on " in said or "measured: " in said
+                ran(name, *quick, *more)
             found[name] = read_rows(path / f"{name}.csv").where(source="measured")
     return found
 
