@@ -185,19 +185,8 @@ TABLE: dict[str, dict[str, Kind]] = {
         "dollars-per-gpu-hour": Kind("X", "price of a GPU for an hour", ABOVE_ZERO),
         "rate": Kind("R", "requests per second that you expect", ABOVE_ZERO, several=True),
         "pd": Kind("RATIO", "P:D, prompt tokens per output token", ABOVE_ZERO),
-        "decodes": Kind("N", "requests that decode", ITEMS),
-        "context": Kind("N", "tokens that a decoding request has", TOKENS),
         "link": Kind("NAME", "link between the GPUs of one stage"),
         "hop": Kind("NAME", "link between two stages"),
-        "deal": Kind("NAME", "way that requests are dealt to the micro-batches"),
-        "prefills": Kind("NAME", "how many prompts a batch may prefill"),
-        "refill-every": Kind("N", "iterations after which a batch takes new requests", ITEMS),
-        "tp-batch-size": Kind("B", "requests that run at once on a TP-only replica", ITEMS),
-        "tp-policy": Kind("NAME", "policy of the TP-only replicas"),
-        "zipf": Kind("NAME", "how Zipf's law draws lengths"),
-        "linear-overhead": Kind("US", "us more for each linear operator", Range(0, 10**6)),
-        "attention-share": Kind("X", "share of peak that prefill attention reaches", SHARE),
-        "noise": Kind("X", "relative standard deviation of a batch's seconds", Range(0, 1, False)),
         "weights": Kind("FORMAT", "format of the weights: bf16, or fp8 (priced only)"),
         "host-time": Kind("NAME", "whose host prepares each iteration"),
         "memory-utilization": Kind("X", "share of each GPU's memory that an engine takes", SHARE),
@@ -210,7 +199,6 @@ TABLE: dict[str, dict[str, Kind]] = {
     },
     "Requests": {
         "requests": Kind("N", "number of requests", ITEMS, several=True),
-        "table-requests": Kind("N", "requests in each line of the table of options", ITEMS),
         "requests-file": Kind(
             "FILE", "CSV, JSON or JSONL file of requests: arrival, prompt, output, tags", Path
         ),
@@ -223,7 +211,6 @@ TABLE: dict[str, dict[str, Kind]] = {
             "P:N,...", "instead of prompts: P made-up tokens and N output tokens each",
             repeated=True,
         ),
-        "longest-prompt": Kind("P", "tokens of the longest prompt", TOKENS),
         "workload": Kind(
             "NAME",
             "workload of bench.py: W, V, P, 1x64+32, 2x128+24, 8x64+24, 4x512+16 or 1x1024+1",

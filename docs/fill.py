@@ -14,9 +14,8 @@ If anything cannot be filled, nothing is written, and one line names it.
 
 import json
 import re
-import statistics
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from functools import cache
 from io import StringIO
@@ -111,47 +110,18 @@ def quoted(name: str) -> dict[str, Mapping]:
 
 @cache
 def derived() -> dict[str, float]:
-    """Numbers that a sentence quotes and no file has: of the code, or of several rows."""
+    """Numbers of the code, and of other files than those of results/."""
     demo = json.loads((ROOT / "demo" / "metrics.json").read_text(encoding="utf-8"))
     td_pipe = EFFICIENCY["l20", "td_pipe"].source
-    found = {
+    lines = beside_benchmarks.benchmarks()
+    return {
         "held-out loss": demo["held_out_nats_per_token"],
         "unigram loss": demo["unigram_nats_per_token"],
         "fit of the L20, %": float(re.search(r"median error there (\S+) %", td_pipe)[1]),
         "L20 with vLLM's constants, %": BORROWED["vllm"],
-        "Table 4 with 512": statistics.median(table_4()),
+        "numbers of benchmarks.csv": sum(not each.said_before for each in lines),
+        "C of the plan": results("plan").where("capacity", "layout").one("C"),
     }
-    rows = fidelity.read(common.ROOT / "results" / "fidelity.csv")
-    errors = [abs(row.error) for row in rows if row.id.startswith("ss_t4_")]
-    found["error, Table 4"] = statistics.median(errors)
-    lines = beside_benchmarks.benchmarks()
-    found["numbers of benchmarks.csv"] = sum(not each.said_before for each in lines)
-    plan = results("plan")
-    found["C of the plan"] = plan.where("capacity", "layout").one("C")
-    measured = results("segment_widths").where(source="measured", way="segment")
-    measured = measured.where(hardware=measured[-1]["hardware"])
-    for model, own in measured.by("model").items():
-        four, one = (own.where(token="next token", BW=width) for width in (4, 1))
-        if one.column("latency"):
-            found[f"BW = 4 over 1, {model}"] = four.one("latency") / one.one("latency")
-        found[f"first token, BW = 4, {model}"] = own.one("gain", token="first token", BW=4)
-    narrow = measured.where(BW=1).column("gain")
-    found |= {"least with BW = 1": min(narrow), "most with BW = 1": max(narrow)}
-    rates = results("segment_attention").newest().where(source="measured")
-    for layout, own in rates.by("layout").items():
-        found[f"of a plain read, {layout}"] = (
-            100 * max(own.column("bandwidth")) / rates.one("bandwidth", layout="plain read")
-        )
-    return found
-
-
-def table_4() -> Iterator[float]:
-    """Errors in % of Sarathi-Serve's Table 4, with its artefact's budget."""
-    found, paper = results("serve_ablation").named(), common.paper_numbers()
-    for name, policy in (("chunked", "chunked_only"), ("both", "sarathi_serve")):
-        for latency, what in (("ttft", "P50 TTFT"), ("tbt", "P99 TBT")):
-            ours = found[f"{what}, chat {policy} C=512"]
-            yield 100 * abs(ours / paper[f"ss_t4_{name}_{latency}"] - 1)
 
 
 # ----------------------------------------------------------------------------------------- blocks

@@ -19,15 +19,13 @@ import struct
 import subprocess
 import sys
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
-from command.checks import UserError
 from command.cli import MARK, run_main, write_file
 from command.flags import Flag
 from experiments import fidelity, studies
@@ -37,10 +35,9 @@ from experiments.lib.flags import start
 from experiments.lib.rows import SOURCES, Rows, read_rows
 
 STUDIES = studies()
-# They take minutes, or need a compiler and transformers: without --slow the gallery shows the
-# results that are there.
-SLOW = {"segment_operators"} | {name for name, study in STUDIES.items() if study.slow}
-TORCH = {"segment_operators"} | {name for name, study in STUDIES.items() if study.torch}
+# They take minutes: without --slow the gallery shows the results that are there.
+SLOW = {name for name, study in STUDIES.items() if study.slow}
+TORCH = {name for name, study in STUDIES.items() if study.torch}
 # results of a script of another name
 COMMANDS = {"validate_pipeline": "validate.py --pipeline"}
 # the paper's B, where the memory formula alone would take more
@@ -60,13 +57,7 @@ GROUPS = {
     "cost": ("The cost model", "The law that predicts, beside measured kernels."),
 }
 
-KEPT = (
-    "<p><i>{why}, so <code>make figures</code> shows the results kept in results/."
-    " <code>{command}</code> regenerates them.</i></p>"
-)
-MANY = 200  # numbers that a table of the page does not list
 MEASURED = "measured"  # the group of scripts that only measure: minutes
-THUMB = (288, 216)  # pixels of a picture in the contents, at most
 
 
 @dataclass(frozen=True)
@@ -81,24 +72,12 @@ class Caption:
     see: str
     differ: str = ""
 
-    def __post_init__(self) -> None:
-        if not all(isinstance(text, str) for text in astuple(self)) or self.group not in GROUPS:
-            raise TypeError("each field is a text, and group is a key of GROUPS")
-
 
 @cache
 def captions() -> dict[str, Caption]:
-    """Script -> its caption. Raises UserError where captions.toml has something else."""
-    found = {}
-    for name, texts in holes.read_texts("experiments/captions.toml").items():
-        try:
-            found[name] = Caption(**texts)
-        except TypeError:
-            raise UserError(
-                f"experiments/captions.toml: [{name}] must have group ({', '.join(GROUPS)}),"
-                " finding, alt, where, claim and see, and may have differ: texts, and nothing else"
-            ) from None
-    return found
+    """Script -> its caption."""
+    texts = holes.read_texts("experiments/captions.toml")
+    return {name: Caption(**own) for name, own in texts.items()}
 
 
 def fill(name: str, text: str, rows: Rows) -> str:
@@ -126,16 +105,6 @@ def table(heading: str, columns: list[str], rows: list[list[str]]) -> str:
 <div class="wide" tabindex="0" role="region" aria-label="{heading}"><table>
 <thead><tr>{head}</tr></thead>
 <tbody>{"".join(lines)}</tbody></table></div></details>"""
-
-
-def measured_table(rows: Rows) -> str:
-    """What was measured last, without long curves: quantities of very many cases."""
-    newest = rows.newest().where(source="measured")
-    cases = Counter(each.quantity for each in newest.numbers())
-    few = [each for each in newest.numbers() if cases[each.quantity] < MANY]
-    where = f"{newest[0]['model']} on {newest[0]['hardware']}" if newest else ""
-    cells = [[each.name, three_digits(each.value), each.unit] for each in few]
-    return table(f"Measured: {where}", ["what", "measured", "unit"], cells)
 
 
 def published(rows: Rows) -> list[list[str]]:
@@ -205,15 +174,6 @@ def command_of(name: str) -> str:
     return COMMANDS.get(name, f"{name}.py")
 
 
-def kept(name: str) -> str:
-    """Why the results of a script are older than the others; "" where they are not."""
-    if name in SLOW:
-        return KEPT.format(why="This takes long", command="python experiments/all.py --slow")
-    if captions()[name].group == MEASURED:
-        return KEPT.format(why="This is measured", command=f"python experiments/{command_of(name)}")
-    return ""
-
-
 def section(name: str, out: Path, rows: list[fidelity.Row]) -> str:
     """One figure of the gallery. rows: its published numbers beside ours."""
     caption, results = captions()[name], read_rows(out / f"{name}.csv")
@@ -229,37 +189,27 @@ def section(name: str, out: Path, rows: list[fidelity.Row]) -> str:
     differ = "".join(f"<dd>{text}</dd>" for text in texts)
     if differ:
         differ = f"<dt>Where we differ by more than {fidelity.LIMIT:g} %</dt>{differ}"
-    alt = fill(name, caption.alt, results)
-    second = f"{name}_measured"
+    alt, second, measured = fill(name, caption.alt, results), f"{name}_measured", ""
     if (out / f"{second}.png").exists():
         measured = picture(out, second, f"The same picture, from real runs. {alt}")
-    else:
-        measured = ""
     claim = "We ask" if caption.group in ("measured", "cost") else "The paper claims"
     return f"""<section id="{name}"><h3>{fill(name, caption.finding, results)}</h3>
 <p class="where">{title_of(name)} &middot; {html.escape(caption.where)} &middot;
 <code>experiments/{command_of(name)}</code> &middot; <a href="{name}.csv">all numbers</a></p>
 <figure>{picture(out, name, alt)}{measured}<figcaption>{sources_of(results)}</figcaption></figure>
-{kept(name)}<dl>
+<dl>
 <dt>{claim}</dt><dd>{fill(name, caption.claim, results)}</dd>
 <dt>We see</dt><dd>{fill(name, caption.see, results)}</dd>
 {differ}</dl>
-{table("Numbers: paper, predicted, error", columns, numbers)}{measured_table(results)}
+{table("Numbers: paper, predicted, error", columns, numbers)}
 <p class="back"><a href="#contents">Contents</a></p></section>
 """
 
 
-def card(name: str, out: Path) -> str:
-    """One line of the contents: a small picture, and what the figure shows."""
-    rows = read_rows(out / f"{name}.csv")
-    width, height = size_of(out / f"{name}.png")
-    scale = min(THUMB[0] / width, THUMB[1] / height)
-    size = f'width="{scale * width:.0f}" height="{scale * height:.0f}"'
-    image = f'<img src="{name}.png" {size} loading="lazy" alt="">'
-    finding = fill(name, captions()[name].finding, rows)
-    return f"""<li><a href="#{name}"><span class="thumb">{image}</span>
-<span><b>{title_of(name)}</b> {finding}</span></a></li>
-"""
+def line(name: str, out: Path) -> str:
+    """One line of the contents: what the figure shows."""
+    finding = fill(name, captions()[name].finding, read_rows(out / f"{name}.csv"))
+    return f'<li><a href="#{name}"><b>{title_of(name)}</b> {finding}</a></li>\n'
 
 
 def gallery(out: Path) -> str:
@@ -271,9 +221,9 @@ def gallery(out: Path) -> str:
         names = [name for name in shown(out) if captions()[name].group == group]
         if not names:
             continue
-        cards = "".join(card(name, out) for name in names)
+        lines = "".join(line(name, out) for name in names)
         jumps.append(f'<a href="#{group}">{heading}</a>')
-        contents.append(f"<h3>{heading}</h3>\n<p>{about}</p>\n<ul>{cards}</ul>")
+        contents.append(f"<h3>{heading}</h3>\n<p>{about}</p>\n<ul>{lines}</ul>")
         sections.append(f'<h2 id="{group}">{heading}</h2>\n<p>{about}</p>\n')
         for name in names:
             numbers = [row for row in rows if row.id in ids.get(name, ())]
@@ -300,46 +250,30 @@ def write_page(out: Path) -> None:
     print(f"\nwrote {out / 'index.html'}")
 
 
-def run_script(
-    name: str, flags: list[str], running: set[subprocess.Popen]
-) -> tuple[float, subprocess.CompletedProcess]:
-    """Run experiments/NAME.py. Returns the seconds that it took, and how it ended.
-
-    running: the script's process is in there while it runs, for `run_all` to end it.
-    """
+def run_script(name: str, flags: list[str]) -> tuple[float, subprocess.CompletedProcess]:
+    """Run experiments/NAME.py. Returns the seconds that it took, and how it ended."""
     begin = time.perf_counter()
     script = ROOT / "experiments" / f"{name}.py"
     command = [sys.executable, str(script), *FLAGS.get(name, []), *flags]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as process:
-        running.add(process)
-        output, errors = process.communicate()
-    running.discard(process)
-    ended = subprocess.CompletedProcess(command, process.returncode, output, errors)
+    ended = subprocess.run(command, text=True, capture_output=True, check=False)
     return time.perf_counter() - begin, ended
 
 
 def run_all(
     names: list[str], flags: list[str]
 ) -> dict[str, tuple[float, subprocess.CompletedProcess]]:
-    """Run these scripts, as many at once as there are cores, and fidelity.py.
-
-    Ctrl-C ends those that run, and starts no other.
-    """
-    running: set[subprocess.Popen] = set()
+    """Run these scripts, as many at once as there are cores, and fidelity.py."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
             longest_first = sorted(names, key=lambda name: name not in SLOW)
-            jobs = {pool.submit(run_script, name, flags, running): name for name in longest_first}
+            jobs = {pool.submit(run_script, name, flags): name for name in longest_first}
             done = common.progress(as_completed(jobs), "running", total=len(jobs))
             results = {jobs[job]: job.result() for job in done}
-        except BaseException:
+        except BaseException:  # Ctrl-C ends those that run, too
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in tuple(running):
-                process.terminate()
             raise
     # last: it reads what others wrote
-    return results | {"fidelity": run_script("fidelity", flags, running)}
+    return results | {"fidelity": run_script("fidelity", flags)}
 
 
 def main() -> None:

@@ -1,48 +1,12 @@
 """SARATHI, Fig 12: GPT-3 on 64 A100s: pipeline bubbles and the time to complete 10,000 requests.
 
-    python experiments/fig12.py                               predicted, with tables of what the
-                                                              paper leaves open: minutes
-    python experiments/fig12.py --refill-every 7 --hop none   the same with other answers
+    python experiments/fig12.py      predicted, with causes that the paper leaves open: minutes
 
 Three deployments serve the same requests, all there from the start: eight stages of eight GPUs each
 (TP8, PP8) under best-case Orca; the same under SARATHI; and eight replicas of eight GPUs (TP8
-alone), each with an eighth of the requests. What the paper leaves open is an option here. Our
-defaults, and why:
-
-    prefills       one      one whole prompt beside the decodes: best-case Orca is SARATHI with
-                            chunks as long as the longest prompt (Sec 5.2)
-    refill-every   1        iteration-level scheduling lets a request in as soon as a slot is free
-                            (Sec 4.1)
-    deal           queue    one queue for all micro-batches: no slot stays free while anybody waits
-    micro-batches  8        as many as stages: 8 x 27 requests are what the memory holds
-    zipf           rank     the k-th of the lengths 1K, 1K + 1, ... has a probability ~ 1 / k^0.4.
-                            theta is the notation of Zipf's law by rank, and the authors' later
-                            public simulator, Vidur (arXiv 2405.05465), draws lengths so. "value",
-                            P(L) ~ 1 / L^0.4, makes fewer of them short
-    chunk-size     256      of all rows: the chunk shrinks to 256 - 26, so that the batch is a
-                            multiple of the tile (Sec 4.4)
-    tp-policy      orca     the TP-only replicas run the same best-case Orca: Sec 5.3 credits
-                            SARATHI with the pipeline alone
-    link, hop               data sheets: NVLink within a server, one InfiniBand port for each GPU
-                            between servers
-    software       sarathi  the constants fitted to the paper's own measurements; "sarathi_serve"
-                            knows kernel overheads
-    linear-overhead  0      microseconds more for each linear operator, however small. No such cost
-                            fits what the paper measured on its A6000
-    attention-share  none   the share of peak that prefill attention reaches: the software's. For
-                            "sarathi" that is 0.706, fitted on the A6000. FlashAttention reached
-                            0.25 to 0.40 (arXiv 2307.08691, abstract; its GPU is the A100). But with
-                            such a share, Table 4's gains on an A100 are farther from the paper
-    noise          0        how far a batch's seconds scatter (relative standard deviation). One
-                            draw for each batch, all stages alike. The paper says that its simulator
-                            is within 5 % of real runs. That batches scatter as much is a guess
-    host-time      none     the host of an iteration, on stage 0 (configs/hosts.py). Nobody has
-                            published it for this software
-
-Our predictions come in the paper's order, but not at its ratios. Tables show what each option
-changes alone, and some together; docs/pipelines.md discusses them. "In step": prompts enter all
-micro-batches in the same round, after as many iterations as a micro-batch needs to lose one
-request. "Unshrunk": the chunk itself is as long as `chunk-size`, even beside all decodes.
+alone), each with an eighth of the requests. What the paper leaves open is a field of `Setup`, with
+our reason. Our predictions come in the paper's order, but not at its ratios: a table shows what
+some answers change alone and together (docs/pipelines.md).
 
 A request's bubble time is what stages waited for its micro-batch, over all its iterations and all
 stages, start-up and drain apart (Sec 5.3).
@@ -53,7 +17,7 @@ import enter  # noqa: F401
 import random
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 
@@ -62,18 +26,16 @@ import numpy as np
 import pipeline
 from batch import Batch, Request
 from command.checks import UserError
-from command.flags import KINDS, Flag
-from configs import GPUS, LINKS, MODELS, Link
+from command.flags import Flag
+from configs import GPUS, LINKS, MODELS
 from configs.hosts import HOSTS
-from costmodel import SOFTWARE, CostModel, constants, requests_that_fit, tokens_that_fit
-from experiments.lib.common import print_table
+from costmodel import CostModel, constants
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.papers import LOOKS
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.steady import split
 from experiments.lib.study import Panel, Study
-from pipeline.micro_batches import DEALS
-from serving.traffic import ZIPF_BY, Zipf
+from serving.traffic import Zipf
 
 MODEL, GPU, TP, STAGES = "gpt3-175b", "a100-80gb", 8, 8
 SHORTEST, LONGEST, EXPONENT, RATIO = 1024, 4096, 0.4, 10  # L in tokens, theta, P:D (Sec 5.3)
@@ -86,7 +48,7 @@ RATIOS = (
 )
 BATCH_RATIO = "batch size over tp-only"
 SHARES = ("orca's bubbles", "sarathi's bubbles")
-NONE, GIVEN, IN_STEP = "no option", "your options", "Orca in step"
+NONE, IN_STEP = "no option", "Orca in step"
 CAUSES = {  # FlashAttention's range and its middle; twice a guess; another software's
     **{f"attention {100 * x:g} %": {"attention_share": x} for x in (0.4, 0.325, 0.25)},
     **{f"noise {100 * x:g} %": {"noise": x} for x in (0.05, 0.1)},
@@ -97,7 +59,7 @@ SLOW = ("attention 25 %", IN_STEP), ("attention 25 %", "noise 10 %", IN_STEP)
 TOGETHER = {" + ".join(each): each for each in (*combinations(THREE, 2), *SLOW)}
 TOGETHER["all three"] = THREE
 FULL = "all", "together"  # runs with all requests
-PICTURED = {"run": FULL, "option": (NONE, GIVEN, *THREE, "all three")}
+PICTURED = {"run": FULL, "option": (NONE, *THREE, "all three")}
 Costs = Callable[[Batch], list[float]]  # seconds of a batch on each stage
 SYSTEMS = ("orca", "orca in step", "tp-only", "sarathi")
 COLOURS = {each: LOOKS.get(each.split()[0], ("black",))[0] for each in SYSTEMS}
@@ -105,26 +67,31 @@ COLOURS = {each: LOOKS.get(each.split()[0], ("black",))[0] for each in SYSTEMS}
 
 @dataclass(frozen=True)
 class Setup:
-    """All that the paper leaves open; the defaults are argued for above."""
+    """All that the paper leaves open."""
 
     batch_size: int = 27  # of one micro-batch (the paper's)
     tp_batch_size: int = 11  # of one TP-only replica (the paper's)
-    chunk_size: int = 256
+    chunk_size: int = 256  # of all rows, a multiple of the tile: the chunk shrinks (Sec 4.4)
+    # one whole prompt beside the decodes: best-case Orca is SARATHI with chunks as long as the
+    # longest prompt (Sec 5.2); or "any" number of them
     prefills: str = "one"
-    refill_every: int = 1
-    deal: str = "queue"
-    micro_batches: int = STAGES
+    refill_every: int = 1  # iterations: a request comes in as soon as a slot is free (Sec 4.1)
+    deal: str = "queue"  # one for all micro-batches: no slot stays free while anybody waits
+    micro_batches: int = STAGES  # 8 x 27 requests are what the memory holds
+    # the k-th of the lengths 1K, 1K + 1, ... has a probability ~ 1 / k^0.4, as in the authors'
+    # simulator, Vidur (arXiv 2405.05465); by "value", ~ 1 / L^0.4, fewer of them are short
     lengths: str = "rank"
-    tp_policy: str = "orca"
-    link: str = "nvlink-a100"
+    tp_policy: str = "orca"  # Sec 5.3 credits SARATHI with the pipeline alone
+    link: str = "nvlink-a100"  # data sheet; between servers, one InfiniBand port for each GPU
     hop: str = "infiniband-hdr"
-    software: str = "sarathi"
-    overhead: int = 0  # us more for each linear operator
-    attention_share: float | None = None  # of peak, in prefills; None: the software's
-    noise: float = 0.0  # relative standard deviation of a batch's seconds
-    host_time: str = "none"
+    software: str = "sarathi"  # fitted to the paper's own measurements
+    overhead: int = 0  # us more for each linear operator: none fits the paper's A6000
+    # of peak, in prefills; None: the software's, 0.706 on the A6000. FlashAttention reached 0.25 to
+    # 0.40 (arXiv 2307.08691, abstract), but then Table 4's gains are farther from the paper
+    attention_share: float | None = None
+    noise: float = 0.0  # relative standard deviation of a batch's seconds: one draw for all stages
+    host_time: str = "none"  # on stage 0 (configs/hosts.py): nobody has published it
     seed: int = 0  # of the lengths, and of the noise
-
     model = MODEL
     hardware = GPU
 
@@ -138,51 +105,6 @@ class Setup:
         cost = CostModel(MODELS[MODEL], GPUS[GPU], efficiency, tp=TP, link=link, host=host)
         cost.guess = guess
         return cost
-
-
-CHOICES = {
-    "prefills": ("one", "any"),
-    "deal": DEALS,
-    "lengths": ZIPF_BY,
-    "tp_policy": ("orca", "sarathi"),
-    "link": tuple(LINKS),
-    "hop": (*(name for name, link in LINKS.items() if isinstance(link, Link)), "none"),
-    "software": SOFTWARE,
-    "host_time": tuple(HOSTS),
-}
-
-
-# -------------------------------------------------------------------------------------------- flags
-
-
-# Fields of `Setup` whose flags have other names
-FLAG_OF = {"batch_size": "max_batch_size", "lengths": "zipf", "overhead": "linear_overhead"}
-
-
-def make_flags() -> dict[str, Flag]:
-    """One for each field of `Setup`, and how many requests there are."""
-    flags = {
-        "requests": Flag("requests in the picture", PAPER_REQUESTS, 400),
-        "table_requests": Flag("", 800, 200),
-    }
-    for field in fields(Setup):
-        name, names = FLAG_OF.get(field.name, field.name), CHOICES.get(field.name, ())
-        meaning = KINDS[name.replace("_", "-")].meaning
-        help = f"{meaning}: {', '.join(names)}" if names else meaning
-        flags[name] = Flag(help, field.default, choices=names)
-    return flags
-
-
-def setup_of(options: dict[str, object]) -> Setup:
-    """options: the flags by their names."""
-    setup = Setup(
-        **{field.name: options[FLAG_OF.get(field.name, field.name)] for field in fields(Setup)}
-    )
-    if setup.chunk_size < 2:
-        raise UserError(
-            f"--chunk-size {setup.chunk_size}: it must hold a decode and a prompt token, at least 2"
-        )
-    return setup
 
 
 # --------------------------------------------------------------------------------------- simulation
@@ -282,37 +204,14 @@ class Outcome:
         return dict(zip((*RATIOS, *SHARES), (*ratios, *shares), strict=True))
 
 
-def implied_shares(ratios: dict[str, float]) -> dict[str, float]:
-    """Bubbles in % of each policy's time, from the ratios of bubbles and of times alone.
-
-    SARATHI takes 1 and has bubbles b; Orca takes t and has r b. Equal useful work, t - r b = 1 - b,
-    gives b = (t - 1) / (r - 1). It takes the median request's bubbles for everybody's.
-    """
-    reduction, times = ratios[RATIOS[0]], ratios[RATIOS[1]]
-    share = (times - 1) / (reduction - 1)
-    return dict(zip(SHARES, (100 * reduction * share / times, 100 * share), strict=True))
-
-
 def outcome_of(setup: Setup, count: int) -> Outcome:
-    """The three deployments.
-
-    Runs are kept by what they depend on: an option that leaves a deployment alone costs nothing.
-    """
-    staged = with_defaults(setup, "tp_batch_size", "tp_policy")
-    sarathi = with_defaults(staged, "prefills", "refill_every")
-    alone = with_defaults(setup, "batch_size", "refill_every", "deal", "micro_batches", "hop")
-    if setup.tp_policy == "orca":
-        alone = with_defaults(alone, "chunk_size")
+    """The three deployments. Runs are kept: Orca alone depends on `refill_every`."""
+    others = replace(setup, refill_every=1)
     return Outcome(
-        run_stages(count, with_defaults(staged, "chunk_size"), "orca"),
-        run_stages(count, sarathi, "sarathi"),
-        [run_replica(count, alone, number) for number in range(STAGES)],
+        run_stages(count, setup, "orca"),
+        run_stages(count, others, "sarathi"),
+        [run_replica(count, others, number) for number in range(STAGES)],
     )
-
-
-def with_defaults(setup: Setup, *names: str) -> Setup:
-    """The setup with the defaults of these options, on which a run does not depend."""
-    return replace(setup, **{name: getattr(Setup(), name) for name in names})
 
 
 def in_step(setup: Setup) -> int:
@@ -321,57 +220,26 @@ def in_step(setup: Setup) -> int:
     return max(1, round(statistics.mean(decodes for _, decodes in drawn) / setup.batch_size))
 
 
-def variations(setup: Setup) -> dict[str, Setup]:
-    """The setup itself; one option changed at a time; then several TOGETHER."""
-    by = next(by for by in ZIPF_BY if by != setup.lengths)
-    changes: dict[str, dict] = {
-        NONE if setup == Setup() else GIVEN: {},
-        f"Zipf by {by}": {"lengths": by},
-        "Orca: any number of prompts at once": {"prefills": "any"},
-        IN_STEP: {"refill_every": in_step(setup)},
-        # a chunk of `chunk_size` tokens even beside all decodes: a batch then has more rows
-        "SARATHI unshrunk": {"chunk_size": setup.chunk_size + setup.batch_size - 1},
-        "requests dealt out in turn": {"deal": "turns"},
-        "16 micro-batches of 13": {"micro_batches": 2 * STAGES, "batch_size": 13},
-        "150 us more per linear operator": {"overhead": setup.overhead + 150},
-        "stages linked at no cost": {"hop": "none"},
-        "stages linked by 100 Gb Ethernet": {"hop": "ethernet-100g"},
-        "TP-only runs SARATHI too": {"tp_policy": "sarathi"},
-        **CAUSES,
-    }
+def variations() -> dict[str, Setup]:
+    """The defaults; each cause alone; then several TOGETHER."""
+    changes: dict[str, dict] = {NONE: {}, IN_STEP: {"refill_every": in_step(Setup())}, **CAUSES}
     for name, several in TOGETHER.items():
         changes[name] = {key: own for each in several for key, own in changes[each].items()}
-    return {name: replace(setup, **change) for name, change in changes.items()}
-
-
-def batch_sizes() -> list[list[object]]:
-    """The largest batches that fit requests of 4K tokens.
-
-    The paper's formula takes all memory; serving systems leave a tenth of it.
-    """
-    model, gpu, rows = MODELS[MODEL], GPUS[GPU], []
-    for name, replicas, gpus, paper in (
-        ("TP8 PP8, one of 8 micro-batches", STAGES, TP * STAGES, 27),
-        ("TP8", 1, TP, 11),
-    ):
-        whole = requests_that_fit(model, replace(gpu, memory=gpus * gpu.memory), LONGEST)
-        most = tokens_that_fit(model, gpu, gpus) // LONGEST
-        rows.append([name, whole // replicas, most // replicas, paper])
-    return rows
+    return {name: Setup(**change) for name, change in changes.items()}
 
 
 # ---------------------------------------------------------------------------------- rows and tables
 
 
 def ratios(setup: Setup, option: str, run: str, requests: int) -> Row:
-    """run: of an option with "all" requests or "few", or of several options "together"."""
-    row = outcome_of(variations(setup)[option], requests).row
+    """run: of one option with "all" requests, or of several "together"."""
+    row = outcome_of(variations()[option], requests).row
     return row | {BATCH_RATIO: setup.batch_size / setup.tp_batch_size}
 
 
 def waits(setup: Setup, system: str, requests: int) -> list[Row]:
     """When requests are done (s); with stages, bubble times (s), and % of the stages' time."""
-    changed = variations(setup)[IN_STEP] if system == "orca in step" else setup
+    changed = variations()[IN_STEP] if system == "orca in step" else setup
     outcome = outcome_of(changed, requests)
     traces = {"sarathi": [outcome.sarathi], "tp-only": outcome.replicas}
     traces = traces.get(system, [outcome.orca])
@@ -389,44 +257,18 @@ def waits(setup: Setup, system: str, requests: int) -> list[Row]:
 
 
 def report(rows: Rows) -> None:
-    print()
-    for by in ZIPF_BY:
-        mean = statistics.mean(sum(both) for both in draw_lengths(PAPER_REQUESTS, by))
-        print(f"mean length, Zipf by {by}: {mean:.0f} tokens")
-    title = "Largest batches that fit, requests of 4K tokens"
-    print_table(["deployment", "all memory", "90 % of it", "paper"], batch_sizes(), title)
     title = "What the stages' time is spent on, % (all requests)"
     print_rows(rows.where("busy"), ("system", "makespan", "busy", *pipeline.IDLE), title)
-    print_options(rows)
-    print("\nbubbles that the ratios of bubbles and of times imply, at equal useful work:")
-    for row in reversed(rows.where(RATIOS[0], option=NONE, run="all")):  # the paper's first
-        orca, sarathi = implied_shares(row).values()
-        apart = f"{orca / sarathi:.1f}x apart"
-        print(f"  {row['source']}: Orca {orca:.1f} %, SARATHI {sarathi:.1f} %, {apart}")
+    runs = Rows(reversed(rows.where(RATIOS[0], run=FULL)), rows.units)  # the paper's first
+    print_rows(runs, ("source", "option", *RATIOS, *SHARES), "Causes alone and together")
 
 
-def print_options(rows: Rows) -> None:
-    papers = rows.where(RATIOS[0], source="paper")  # beside no option of the user's
-    first = [row | {"option": "paper"} | implied_shares(row) for row in papers]
-    title = (
-        "What each detail changes alone, with few requests. The ratios to Orca grow with their"
-        "\nnumber: compare these rows with each other, and the next table with the paper."
-    )
-    for run, heading in (("few", title), (FULL, "Causes alone and together, all requests")):
-        own = rows.where(RATIOS[0], run=run, source="predicted")
-        print_rows(Rows([*first, *own], rows.units), ("option", *RATIOS, *SHARES), heading)
-
-
-def sweeps(quick: bool, requests: int, table_requests: int, **options: object) -> list[Sweep]:
-    setup = setup_of(options)
-    alone = [next(iter(variations(setup))), IN_STEP, *CAUSES]
-    few = [option for option in variations(setup) if option not in {*alone[1:], *TOGETHER}]
-    runs = cases(option=alone, run="all", requests=requests)
+def sweeps(quick: bool, requests: int) -> list[Sweep]:
+    runs = cases(option=[NONE, IN_STEP, *CAUSES], run="all", requests=requests)
     runs += cases(option=list(TOGETHER), run="together", requests=requests)
-    runs += cases(option=few, run="few", requests=table_requests)
     return [
-        Sweep(ratios, [setup], runs),
-        Sweep(waits, [setup], cases(system=SYSTEMS, requests=requests)),
+        Sweep(ratios, [Setup()], runs),
+        Sweep(waits, [Setup()], cases(system=SYSTEMS, requests=requests)),
     ]
 
 
@@ -464,13 +306,9 @@ STUDY = Study(
             ("f12_batch_ratio", BATCH_RATIO),
         )
     },
-    shown=lambda row, quantity: (
-        row.get("option") in (NONE, GIVEN)
-        and row["run"] == "all"
-        and quantity in (*RATIOS, BATCH_RATIO)
-    ),
+    shown=lambda row, quantity: row.get("option") == NONE and quantity in (*RATIOS, BATCH_RATIO),
     report=report,
-    flags=make_flags(),
+    flags={"requests": Flag("requests of each run", PAPER_REQUESTS, 400)},
 )
 
 if __name__ == "__main__":

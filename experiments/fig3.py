@@ -13,7 +13,7 @@ import enter  # noqa: F401
 from dataclasses import replace
 
 from configs import OPERATORS
-from configs.constants import Efficiency, constants
+from configs.constants import constants
 from costmodel import make_batch
 from experiments.lib.claims import Claim, falls, flat
 from experiments.lib.engines import Engine, Priced, Sweep, cases
@@ -59,9 +59,8 @@ def all_priced(engine: Engine, L: int, B: int) -> list[Row]:
     ]
 
 
-def elementwise_too() -> Efficiency:
-    own, _ = constants(GPU, "sarathi")
-    return replace(own, elementwise=own.memory)
+OWN, _ = constants(GPU, "sarathi")
+ELEMENTWISE_TOO = replace(OWN, elementwise=OWN.memory)
 
 
 def largest_share(rows: Rows) -> None:
@@ -82,7 +81,7 @@ STUDY = Study(
             measured=cases(L=512, B=(1, 2, 4, 8)),
             quick_measured=cases(L=64, B=(1, 2)),
         ),
-        Sweep(all_priced, [Priced(MODEL, GPU, efficiency=elementwise_too)], SIZES, quick=QUICK),
+        Sweep(all_priced, [Priced(MODEL, GPU, efficiency=ELEMENTWISE_TOO)], SIZES, quick=QUICK),
     ],
     units={
         **dict.fromkeys((*OPERATORS, "total"), "ms per token"),

@@ -6,26 +6,25 @@
     python experiments/policies.py --policy-file examples/target_tbt.py    yours, too
 
 A and B have short prompts and are decoding when C and D arrive together, with long prompts. Who
-waits now? With whole prompts (top left), either C and D wait, or A and B stall. With chunks (top
-right), the token budget C bounds how long an iteration lasts, and with it every gap between two
-tokens. Below is what engines do today (paged/policies.py). vllm_v1 and no_evict run sarathi_serve's
-batches here. prefill_first has chunks, too, and yet A and B stall. A stall is a gap longer than
-five decode-only iterations: Sarathi-Serve's strict SLO (its Table 3).
+waits now? With whole prompts (left), either C and D wait, or A and B stall. With chunks (right),
+the token budget C bounds how long an iteration lasts, and with it every gap between two tokens.
+prefill_first has chunks, too, and yet A and B stall. A stall is a gap longer than five decode-only
+iterations: Sarathi-Serve's strict SLO (its Table 3). The table has all policies.
 """
 
 import enter  # noqa: F401
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import matplotlib.pyplot as plt
 
 from batch import Request
-from command.cli import run_main
+from command.cli import claim, run_main
 from command.flags import Flag
 from experiments.lib import flags, look, measuring
-from experiments.lib.common import claim_result, progress
+from experiments.lib.common import progress
 from experiments.lib.flags import MEASURE, file_name, start
 from experiments.lib.rows import Row, Rows, print_rows, with_kept
 from experiments.lib.steady import simulate_operators
@@ -41,6 +40,8 @@ NAMES = dict(enumerate("ABCD"))
 # the left column: policies that never cut a prompt
 WHOLE = ("request_level", "vllm_v0", "orca", "hybrid_only")
 TODAY = ("vllm_v1", "prefill_first", "no_evict")  # below both columns
+# of ours; the table has all
+PICTURED = ("request_level", "vllm_v0", "orca", "sarathi", "sarathi_serve", "prefill_first")
 STALL = 5  # decode-only iterations
 SECONDS = (
     "TTFT of C",
@@ -153,7 +154,8 @@ def measure(
         return llm.trace
 
     measuring.warm_up(llm)
-    return compare(run, measuring.measured_on(llm), chunk_size, repeats, policies)
+    where = llm.config.name, measuring.hardware_of(llm), "measured"
+    return compare(run, where, chunk_size, repeats, policies)
 
 
 def figures_of(trace: Trace) -> dict[str, float]:
@@ -181,16 +183,10 @@ def print_comparison(found: Comparison) -> None:
     rows = Rows(rows_of(found), UNITS).where("policy")
     title = f"{found.describe()}; C and D arrive at {found.arrival:.2f} s"
     print_rows(rows, ["policy", *SECONDS[:4], "stalls"], title)
-    print("\nThe policy's own time on this machine. Predicted times have none of it, and no CSV.")
-    for policy, trace in found.traces.items():
-        print(f"{policy:15}{trace.own_time}")
 
 
 def draw(found: Comparison) -> plt.Figure:
-    """One panel for each policy, on one time axis.
-
-    Whole prompts are in the left column, chunks in the right one, and today's engines below.
-    """
+    """One panel for each policy, on one time axis: whole prompts left, chunks right."""
     before = [name for name in found.traces if name not in TODAY]
     columns = [[name for name in before if (name in WHOLE) == whole] for whole in (1, 0)]
     for name in (name for name in found.traces if name in TODAY):
@@ -219,11 +215,15 @@ def draw(found: Comparison) -> plt.Figure:
             lowest.tick_params(axis="x", labelbottom=True)
             lowest.set_xlabel("time (s); dotted: C and D arrive")
     figure.legend(handles=legend_handles(drawn), loc="outside lower center", ncols=6)
-    heading = (
-        "One workload, all policies. Left: whole prompts. Right: chunks. Below: today's engines."
-    )
-    figure.suptitle(f"{heading}\n{found.describe()}")
+    figure.suptitle(f"One workload. Left: whole prompts. Right: chunks\n{found.describe()}")
     return figure
+
+
+def pictured(found: Comparison) -> plt.Figure:
+    """Of PICTURED, and of a user's own."""
+    left_out = POLICIES.keys() - set(PICTURED)
+    traces = {name: trace for name, trace in found.traces.items() if name not in left_out}
+    return draw(replace(found, traces=traces))
 
 
 def main() -> None:
@@ -231,7 +231,7 @@ def main() -> None:
     name = file_name("policies", options)
     llm, picture = None, options.out / f"{name}_measured.png"
     if options.measure:
-        claim_result(picture, options.force)
+        claim(picture, options.force)
         llm = measuring.load_llm(options, len(NAMES), 5 * options.chunk_size // 2 + 20)
     predicted = predict(options.policy)
     print_comparison(predicted)
@@ -244,10 +244,10 @@ def main() -> None:
         runs |= {f"measured {policy}": trace for policy, trace in measured.traces.items()}
         about |= {f"measured {policy}": run for policy, run in measured.about().items()}
         look.use_style()
-        look.save_figure(draw(measured), picture)
+        look.save_figure(pictured(measured), picture)
         print(f"\nwrote {picture}")
     path = options.out / f"{name}.csv"
-    finish(path, with_kept(path, Rows(rows, UNITS)), lambda rows: draw(predicted))
+    finish(path, with_kept(path, Rows(rows, UNITS)), lambda rows: pictured(predicted))
     if options.perfetto:
         perfetto.save(options.perfetto, runs, NAMES, about=about)
         print(f"wrote {options.perfetto}: open it on https://ui.perfetto.dev")

@@ -10,8 +10,7 @@ transformers). Nothing is left for activations. Throughput is formula (4): BS_ma
 latency of all, one sequence for each prompt.
 
 What is measured: prompts of 512, a response of 64. The budget bounds what a process takes above
-what it holds before the call: caches, their copies and activations, not the weights. The peaks of
-two small batches give a line, which leads to the largest. That batch runs, and its peak counts.
+what it holds before the call: caches, their copies and activations, not the weights.
 """
 
 import enter  # noqa: F401
@@ -22,9 +21,8 @@ from beam.cost import throughput
 from command.flags import Flag
 from experiments.lib.beam_engines import RealBeams, real_beams
 from experiments.lib.claims import Claim, bounded
-from experiments.lib.common import paper_numbers, print_table
 from experiments.lib.engines import Sweep, cases
-from experiments.lib.rows import Row, Rows, spread
+from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.segment import (
     COLOURS,
     OURS,
@@ -34,7 +32,6 @@ from experiments.lib.segment import (
     WAYS,
     WIDTH,
     PricedBeams,
-    say,
 )
 from experiments.lib.study import Panel, Study
 
@@ -79,71 +76,9 @@ def extremes(rows: Rows) -> None:
         rows.add(rows[0] | every, which="largest", gain=max(gains))
 
 
-def print_batches(rows: Rows) -> None:
-    """Each way at its largest batch."""
-    table = []
-    for model, own in rows.where("throughput").by("model").items():
-        best = own.one("throughput", way=OURS)
-        for row in own:
-            rates = [f"{row['throughput']:.0f}", f"{best / row['throughput']:.1f}x"]
-            table.append([model, row["way"], row["largest batch"], *rates])
-    header = ["model", "way", "BS", "tokens/s", "segment gains"]
-    print_table(header, table, "Predicted, each at its largest batch")
-
-
-def without_all_reduces(engine: PricedBeams, way: str) -> float:
-    """Tokens/s, if the tiles added up their parts in no time."""
-    size, cost = largest(engine, way), engine.costs[way]
-    rows = size * PROMPT * (WIDTH if WAYS[way].expanded else 1)
-    decodes = (RESPONSE - 1) * cost.all_reduces(size * WIDTH)
-    seconds = size * RESPONSE / rate(engine, way, size)
-    return throughput(size, RESPONSE, seconds - cost.all_reduces(rows) - decodes)
-
-
-def print_misses() -> None:
-    """What makes the gain, and why the paper's is larger at the top and Bloom's is below it."""
-    sample, high = PricedBeams("llama2-13b"), paper_numbers()["sk_throughput_high"]
-    ours, theirs = (largest(sample, way) for way in (OURS, THEIRS))
-    same = rate(sample, OURS, theirs)
-    say(
-        f"{sample.model}: {same / rate(sample, THEIRS, theirs):.1f}x at transformers' batch of",
-        f"{theirs}, and {rate(sample, OURS, ours) / same:.1f}x more at {ours}.",
-    )
-    say(
-        f"The largest gain: the paper has {high:g}x, and does not say of which model. We think",
-        "that its baseline loses more: its operators are not fused, and its memory fragments. We",
-        "price neither.",
-    )
-    large = PricedBeams(max(TILES, key=TILES.get))
-    gain = without_all_reduces(large, OURS) / without_all_reduces(large, THEIRS)
-    say(
-        f"The smallest gain: {large.model} on {large.tiles} tiles. All-reduces between cards, over",
-        f"Xe Link, take long in all ways. Without them, its gain would be {gain:.1f}x. The paper's",
-        "exchange may be faster than our ring.",
-    )
-
-
 def report(rows: Rows) -> None:
-    rows = rows.newest()
-    print_batches(rows.where(source="predicted"))
-    print_misses()
-    measured = rows.where(source="measured")
-    if not measured:
-        return
-    if not measured.where("gain"):
-        say("No gain is measured: an engine does not fit the budget with a single prompt.")
-        return
-    (row,) = measured.where("gain")
-    gain, low = row["gain"], rows.one("gain", source="paper", which="smallest")
-    ours, theirs = (measured.one("largest batch", way=way) for way in (OURS, THEIRS))
-    verdict = "reached" if gain >= low else f"missed by {low / gain:.1f}x"
-    ends = " to ".join(f"{each:.1f}" for each in spread(row, "gain"))
-    say(
-        f"Measured, of one model: the paper's smallest gain of {low:g}x is {verdict}: {gain:.1f}x",
-        f"({ends}). {ours / theirs:.1f} times the prompts fit, and their batch takes",
-        f"{ours / theirs / gain:.2f} times as long. Activations count in this budget, and not in",
-        "the prediction.",
-    )
+    columns = ("source", "model", "way", "largest batch", "throughput")
+    print_rows(rows.newest().where("throughput"), columns, "each at its largest batch")
 
 
 def sweeps(quick: bool = False, memory: float = 1.0) -> Sequence[Sweep]:

@@ -6,32 +6,28 @@
 
 Chunks alone bound the time between tokens. But they alternate with decodes, which delays prompts.
 Hybrid batches alone let prompts in at once and whole, which stalls decodes. 1024 requests arrive at
-1 per second (chat) or 0.5 (arxiv); the token budget is 1024. The rates are those of the paper's
-artefact (osdi-experiments/table-6). Its hybrid_only has the longest request as its budget (but at
-least 1024 tokens): it cuts no prompt. For the arxiv rows we have no published numbers. Where
-requests, model or GPU are yours, the rate is 0.8 of what is served if all requests wait from the
-start.
+1 per second (chat) or 0.5 (arxiv), as in the paper's artefact (osdi-experiments/table-6). Its
+hybrid_only has the longest request as its budget (but at least 1024 tokens): it cuts no prompt. For
+the arxiv rows we have no published numbers.
 """
 
 import enter  # noqa: F401
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 from command.flags import Flag
+from experiments.lib import flags
 from experiments.lib.claims import Claim, Finding
 from experiments.lib.engines import Sweep
-from experiments.lib.flags import SERVED
-from experiments.lib.papers import ARXIV, CHAT, YI, Data, Recorded, burst_rate, deployments
+from experiments.lib.papers import ARXIV, CHAT, YI
 from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Panel, Study
 from serving.capacity import Deployment, median_ttft, p99_tbt
 
 REQUESTS, BUDGET = 1024, 1024
-Workloads = Mapping[str, tuple[Data, float]]  # by name
-DATASETS: Workloads = {"chat": (CHAT, 1.0), "arxiv": (ARXIV, 0.5)}  # and requests/s
+DATASETS = {"chat": (CHAT, 1.0), "arxiv": (ARXIV, 0.5)}  # and requests/s
 # and the ids of the paper's numbers
 POLICIES = {"hybrid_only": "hybrid", "chunked_only": "chunked", "sarathi_serve": "both"}
 # that of the artefact's script; 1024 is what we have of the paper's table, second hand
@@ -40,40 +36,25 @@ METRICS = {"P50 TTFT": median_ttft, "P99 TBT": p99_tbt}
 
 
 def latencies(
-    engine: Deployment, data: str, policy: str, workloads: Workloads, count: int, seed: int,
-    C: int | None = None,
-) -> dict[str, float]:  # fmt: skip
+    engine: Deployment, data: str, policy: str, count: int, seed: int, C: int | None = None
+) -> dict[str, float]:
     """Seconds, of `count` requests. C: None: no prompt is cut."""
-    lengths, rate = workloads[data]
-    trace = engine.serve(
-        lengths.requests(count, rate, seed), policy, C or max(BUDGET, lengths.max_length)
-    )
+    lengths, rate = DATASETS[data]
+    requests = lengths.requests(count, rate, seed)
+    trace = engine.serve(requests, policy, C or max(BUDGET, lengths.max_length))
     return {metric: value(trace) for metric, value in METRICS.items()}
 
 
 def sweeps(
-    quick: bool,
-    seed: int = 0,
-    policy: Sequence[str] | None = None,
-    requests_file: Path | None = None,
-    **own: object,
+    quick: bool, seed: int = 0, policy: Sequence[str] | None = None, **_: object
 ) -> list[Sweep]:
-    """policy: more of them, with both token budgets. The rest: see SERVED."""
-    count = 128 if quick else REQUESTS
-    [engine] = deployments([YI], **own)
-    file = Recorded(requests_file, engines=(engine,)) if requests_file else None
-    workloads = {file.name: (file, 0.0)} if file else DATASETS
-    if file or engine != YI:
-        workloads = {
-            name: (data, 0.8 * burst_rate(engine, data, count, BUDGET))
-            for name, (data, _) in workloads.items()
-        }
+    """policy: more of them, with both token budgets."""
     others = [name for name in dict.fromkeys(policy or ()) if name not in POLICIES]
     runs: list[Row] = [{"policy": "hybrid_only"}]
     for C, names in product((BUDGET, OTHER_BUDGET), (("chunked_only", "sarathi_serve"), others)):
         runs += [{"policy": name, "C": C} for name in names]
-    run = partial(latencies, workloads=workloads, count=count, seed=seed)
-    return [Sweep(run, [engine], [{"data": data} | each for data in workloads for each in runs])]
+    run = partial(latencies, count=128 if quick else REQUESTS, seed=seed)
+    return [Sweep(run, [YI], [{"data": data} | each for data in DATASETS for each in runs])]
 
 
 def both_halves(rows: Rows) -> list[Finding]:
@@ -106,7 +87,7 @@ STUDY = Study(
         for (policy, short), metric in product(POLICIES.items(), METRICS)
     },
     claims=[Claim("it takes both halves", both_halves)],
-    flags={"seed": Flag("seed of arrivals and lengths", 0)} | SERVED,
+    flags={"seed": Flag("seed of arrivals and lengths", 0)} | flags.POLICIES,
 )
 
 if __name__ == "__main__":

@@ -2,23 +2,18 @@
 
     python experiments/serve_capacity.py
         predicted for Mistral-7B on an A100 and Yi-34B on two: a minute and a half of CPU time
-    python experiments/serve_capacity.py --requests 2048
-        as many requests as the paper: more exact, twice as long
     python experiments/serve_capacity.py --requests-file FILE
         on the requests of a file (see serving/traffic.py), its arrival times scaled
     python experiments/serve_capacity.py --policy dynamic --policy chunked_only
         these policies of scheduler.POLICIES, too (all: every one). Each policy has its own best
-        token budget, of those in BUDGETS_TRIED.
-    python experiments/serve_capacity.py --policy-file examples/priority.py
-        a policy of your own, from a file of your own
+        token budget, of those in BUDGETS_TRIED. --policy-file adds one of your own
 
 serving/capacity.py defines capacity, SLO and served rate. Each search has 1024 requests. It repeats
 them until twice as many would not change the capacity (`settled_capacity`). The lengths of `chat`
-and `arxiv` are log-normal. They are fitted to published percentiles of openchat_sharegpt4 and
-arxiv_summarization, half of which are unverified. The strict SLO is 5 decode iterations of our cost
-model, the relaxed 25; "0.1 s" and the like are the paper's own values. Batch sizes and memory are
-the paper's (its artefact, osdi-experiments/figure-5-6): 128 requests, but 16 for Orca; token
-budgets 512 (strict) and 2048 (relaxed), but the best of several with --policy.
+and `arxiv` are log-normal through published percentiles. The strict SLO is 5 decode iterations of
+our cost model, the relaxed 25; "0.1 s" and the like are the paper's own values. Batch sizes and
+memory are the paper's (its artefact, osdi-experiments/figure-5-6): 128 requests, but 16 for Orca;
+token budgets 512 (strict) and 2048 (relaxed), but the best of several with --policy.
 """
 
 import enter  # noqa: F401
@@ -37,7 +32,7 @@ from experiments.lib.claims import Claim, bounded
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.flags import SERVED, WRITES, ScriptParser
-from experiments.lib.papers import ARXIV, CHAT, MISTRAL, OURS, POLICIES, YI, deployments
+from experiments.lib.papers import ARXIV, CHAT, MISTRAL, OURS, POLICIES, YI
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
 from serving.capacity import BUDGETS, PRECISION, RELAXED, STRICT, Deployment
@@ -101,14 +96,14 @@ def sweeps(
     seed: int = 0,
     requests_file: Path | None = None,
     policy: Sequence[str] | None = None,
-    **own: object,
+    **_: object,
 ) -> list[Sweep]:
     """requests_file: in the place of the published lengths. policy: names of more policies; where
     it is given, the token budgets are searched, too. quick: to a few parts in ten.
     """
     count = requests or (64 if quick else REQUESTS)
-    on = deployments(DEPLOYMENTS, **own)
-    workloads = papers.workloads(DATASETS, requests_file, count, seed, on)
+    given = [papers.Recorded(requests_file, engines=DEPLOYMENTS)] if requests_file else DATASETS
+    workloads = {data.name: data.requests(count, seed=seed) for data in given}
     run = partial(
         capacities,
         workloads=workloads,
@@ -116,7 +111,8 @@ def sweeps(
         precision=1.3 if quick else PRECISION,
     )
     jobs = cases(data=list(workloads), policy=[*POLICIES, *more_policies(policy)])
-    return [Sweep(bounds, on, [{}]), Sweep(run, on, jobs, processes=True)]
+    bound = Sweep(bounds, DEPLOYMENTS, [{}])
+    return [bound, Sweep(run, DEPLOYMENTS, jobs, processes=True)]
 
 
 def gains(rows: Rows) -> None:
@@ -191,7 +187,7 @@ STUDY = Study(
         "seed": Flag("seed of arrivals and lengths", 0),
         "requests": Flag("requests of each search", REQUESTS, 64),
     }
-    | SERVED
+    | {name: SERVED[name] for name in ("policy_file", "requests_file")}
     | {"policy": replace(SERVED["policy"], help=f"{MORE}; all means every one")},
 )
 

@@ -1,28 +1,22 @@
 """Sarathi-Serve, Fig 9 and 14: what chunks cost a prefill, and what a prefill costs the decodes.
 
     python experiments/serve_chunking.py    predicted for Mistral-7B and Yi-34B on A100s: seconds
-    python experiments/serve_chunking.py --model llama3.1-8b --gpu h100
-        for your model and GPU. Nothing is served: it takes no requests and no policies
 
 Each chunk reads the keys and values of all earlier chunks again, and the weights, and it starts
 each kernel again. So a prompt in chunks takes longer than a whole one (Fig 14). But a whole prompt
-that joins a batch of decodes makes all of them wait for it, and a chunk does not (Fig 9).
-
-The stars of Fig 14 are the measured times in Sarathi-Serve's artefact. There, a prompt of 16K took
-less time in chunks than at once. A kernel's work does not explain that. Fig 9's prompt length is
-not known to us: its largest growth stands beside that of 4K prompt tokens and 8 decodes of 1K.
+that joins a batch of decodes makes all of them wait for it, and a chunk does not (Fig 9). The stars
+of Fig 14 are the measured times in Sarathi-Serve's artefact. Fig 9's prompt length is not known to
+us: its largest growth stands beside that of 4K prompt tokens and 8 decodes of 1K.
 """
 
 import enter  # noqa: F401
 
 from itertools import pairwise
 
-from command.checks import UserError
 from costmodel import CostModel, make_batch
 from experiments.lib.claims import Claim, falls, rises
 from experiments.lib.engines import Sweep, cases
-from experiments.lib.flags import DEPLOYED
-from experiments.lib.papers import MISTRAL, deployments
+from experiments.lib.papers import MISTRAL
 from experiments.lib.rows import Rows
 from experiments.lib.study import Panel, Study
 from experiments.serve_phases import NODE
@@ -53,18 +47,6 @@ def growth(engine: Deployment, C: int, B: int) -> dict[str, float]:
     return {"growth": seconds(make_batch([last], B, CONTEXT)) / decoding}
 
 
-def sweeps(quick: bool, **own: object) -> list[Sweep]:
-    """own: see DEPLOYED."""
-    on = deployments([MISTRAL, NODE], **own)
-    if (most := on[-1].cost_model.model.max_length) < PROMPT:
-        raise UserError(f"--model {on[-1].model} has {most} positions; the prompts need {PROMPT}")
-    prompts = [L for L in PROMPTS if L <= most]
-    return [
-        Sweep(overhead, on[-1:], cases(L=prompts, C=CHUNKS)),
-        Sweep(growth, on[:1], cases(B=DECODES, C=(*CHUNKS, PROMPT))),
-    ]
-
-
 def largest(rows: Rows) -> None:
     """What the paper states of its smallest chunk, in %."""
     times = rows.where("time", C=CHUNKS[0])
@@ -74,7 +56,10 @@ def largest(rows: Rows) -> None:
 STUDY = Study(
     "serve_chunking",
     __doc__,
-    sweeps,
+    [
+        Sweep(overhead, [NODE], cases(L=PROMPTS, C=CHUNKS)),
+        Sweep(growth, [MISTRAL], cases(B=DECODES, C=(*CHUNKS, PROMPT))),
+    ],
     units={"time": "x", "overhead": "%", "growth": "x"},
     title="Sarathi-Serve Fig 14 and 9: the price of chunks, and of whole prompts (predicted)",
     panels=[
@@ -101,7 +86,6 @@ STUDY = Study(
         Claim("more decodes take longer by themselves", falls("growth", "B")),
         Claim("longer chunks shorten a prefill", falls("time", "C")),
     ],
-    flags=DEPLOYED,
 )
 
 if __name__ == "__main__":

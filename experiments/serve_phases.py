@@ -2,19 +2,15 @@
 
     python experiments/serve_phases.py      predicted for Mistral-7B on an A100, and for Yi-34B on
                                             two; seconds, no GPU needed
-    python experiments/serve_phases.py --model llama3.1-8b --gpu h100
-        for your model and GPU. Nothing is served: it takes no requests and no policies
 
 One prompt fills the GPU, so a larger batch of prompts is hardly faster. A decode-only batch reads
 all weights for B tokens, so its throughput grows with B. In both, most of the time goes to the
 linear operators.
 
-Sarathi-Serve's artefact has the times of whole iterations of Yi-34B on two A100s (PCIe cards, each
-pair over NVLink). They are the stars of the second row. We price the GPU's work alone. The
-difference is what the software of that time took beside it: for each iteration, to start some
-twenty kernels in each of 60 layers from Python; for each request, to prepare its row. Two numbers
-of a `Host` ("sarathi-serve" in configs/hosts.py) make the iterations of 1 and of 128 decodes right.
-All other iterations with this host are predictions: the curves "with the host".
+Sarathi-Serve's artefact has the times of whole iterations of Yi-34B on two A100s: the stars of the
+second row. We price the GPU's work alone. The difference is what the software of that time took
+beside it. Two numbers of a `Host` ("sarathi-serve" in configs/hosts.py) make the iterations of 1
+and of 128 decodes right. All other iterations with this host are predictions.
 """
 
 import enter  # noqa: F401
@@ -25,8 +21,7 @@ from costmodel import CostModel, make_batch
 from experiments.lib.claims import Claim, flat, rises
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
-from experiments.lib.flags import DEPLOYED
-from experiments.lib.papers import MISTRAL, deployments
+from experiments.lib.papers import MISTRAL
 from experiments.lib.rows import Rows, print_rows
 from experiments.lib.study import Panel, Study
 from serving.capacity import Deployment
@@ -125,13 +120,11 @@ def compare(rows: Rows) -> None:
 
 
 def report(rows: Rows) -> None:
-    if not (compared := rows.where(next(iter(ERRORS)))):
-        return  # a user's own
     host = host_of_artefact()
     each, alone = f"{1e3 * host.request:.4f} ms for each request", f"{1e3 * beyond(32):.2f} ms"
     print(f"\nthe artefact's host: {1e3 * host.iteration:.2f} ms and {each}; 32 decodes: {alone}")
     columns = ("phase", "L", "B", *ERRORS.values(), *ERRORS)
-    print_rows(compared, columns, "Yi-34B on two A100s beside the artefact")
+    print_rows(rows.where(next(iter(ERRORS))), columns, "Yi-34B on two A100s beside the artefact")
 
 
 def extremes(rows: Rows) -> None:
@@ -144,26 +137,17 @@ def extremes(rows: Rows) -> None:
             rows.add(**{f"largest {phase} with a share of {LARGE_SHARE} %": max(found)})
 
 
-def sweeps(quick: bool, **own: object) -> list[Sweep]:
-    """own: see DEPLOYED."""
-    [one] = deployments([MISTRAL], **own)
-    most = one.cost_model.model.max_length
-    shapes = [each for each in (*SHAPES, *MANY_PROMPTS) if each["L"] <= most]
-    beside = [NODE] if one == MISTRAL else []
-    return [
-        Sweep(iteration, [one], shapes),
-        Sweep(of_artefact, beside, SHAPES),
-        Sweep(linear_operators, beside, cases(batch=list(TABLE_2))),
-        Sweep(one_decode, [one], [{}]),
-    ]
-
-
 # what a bar or a point stands for: a prompt, or a batch of decodes
 ONE_BY_ONE = {"L": {"phase": "prefill", "B": 1}, "B": {"phase": "decode"}}
 STUDY = Study(
     "serve_phases",
     __doc__,
-    sweeps,
+    [
+        Sweep(iteration, [MISTRAL], [*SHAPES, *MANY_PROMPTS]),
+        Sweep(of_artefact, [NODE], SHAPES),
+        Sweep(linear_operators, [NODE], cases(batch=list(TABLE_2))),
+        Sweep(one_decode, [MISTRAL], [{}]),
+    ],
     units={
         "iteration": "ms",
         "with the host": "ms",
@@ -216,7 +200,6 @@ STUDY = Study(
         or "which" in row
         or "L" not in row
     ),
-    flags=DEPLOYED,
 )
 
 if __name__ == "__main__":

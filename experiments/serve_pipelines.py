@@ -1,32 +1,21 @@
-r"""Sarathi-Serve, Fig 11 and 13: the capacity of pipelines, and of tensor parallelism over nodes.
+"""Sarathi-Serve, Fig 11 and 13: the capacity of pipelines, and of tensor parallelism over nodes.
 
     python experiments/serve_pipelines.py
         predicted for Falcon-180B on two nodes of four A100s, as TP4-PP2 and as TP8, and for
         LLaMA2-70B on eight A40s as TP4-PP2: eight minutes of CPU time
-    python experiments/serve_pipelines.py --requests 2048
-        as many requests as the paper: more exact, and slower
-    python experiments/serve_pipelines.py --requests-file examples/users.csv \
-            --policy-file examples/priority.py
-        your requests and policy on these pipelines. For those of yours: plan.py --tp 4 --pp 2
 
 serving/capacity.py defines capacity, SLO and served rate. Each search has 1024 requests. It repeats
 them until twice as many would not change the capacity (`settled_capacity`). Machines, batch sizes
 and budgets are the paper's (its artefact, osdi-experiments/figure-5-6 and figure-8). GPUs are
 joined by NVLink in pairs, so that a ring of four crosses PCIe. 100 Gb Ethernet joins the two nodes,
-for the hop of the pipeline and for TP8: at 4.6 GB/s, between the ends of what others measured of
-NCCL over TCP (configs/gpus.py has the source; 1.5 GB/s is that of a poor setting).
+for the hop of the pipeline and for TP8 (configs/gpus.py has the rates and their source).
+
 All policies have 128 requests, but Orca 8; the micro-batches, as many as stages, share them evenly.
 The budget is 512 tokens under the strict SLO and 2048 under the relaxed one (1536 for LLaMA2-70B).
+strict, relaxed: 5 and 25 decode iterations of the pipeline, which TP8 has, too. 1 s, 5 s: the
+paper's own values; its decode iterations are slower than ours. plan.py --pp prices yours.
 
-strict, relaxed    5 and 25 decode iterations of the pipeline, as our cost model prices them. A
-                   decode iteration passes all stages. TP8 has the bounds of the pipeline.
-1 s, 5 s           the paper's own values. Its decode iterations are slower than ours.
-
-A last table has the gains of chat at 1 s, if the link or the host is another one. `with host` has
-what Sarathi-Serve's software took beside its GPUs (serve_phases.py): two numbers, fitted to
-Yi-34B's iterations of 1 and 128 decodes. `57 ms` is what it took beside 32 decodes, for each batch
-alike. A pipeline's first stage waits for it. Nothing is fitted to Fig 11 or 13. But we looked for
-these causes because our gains were not the paper's. A knob is a number that we took from elsewhere.
+A last table has the gains of chat at 1 s, if the link or the host is another one: docs/serving.md.
 """
 
 import enter  # noqa: F401
@@ -34,7 +23,6 @@ import enter  # noqa: F401
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from batch import Request
 from command.flags import Flag
@@ -44,7 +32,6 @@ from experiments.lib import papers
 from experiments.lib.claims import Claim, bounded
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
-from experiments.lib.flags import SERVED
 from experiments.lib.papers import ARXIV, CHAT, OURS, POLICIES, RIVALS, Job
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
@@ -152,32 +139,21 @@ def cause(engine: Deployment, link: str, host: str, count: int, seed: int, preci
     }
 
 
-def sweeps(
-    quick: bool,
-    requests: int | None = None,
-    seed: int = 0,
-    policy: Sequence[str] | None = None,
-    requests_file: Path | None = None,
-    **_: object,
-) -> list[Sweep]:
-    """quick: of chat alone, to a factor of 1.5. policy: more of them, on the pipelines.
-
-    requests_file: in the place of the published lengths; then the causes are not looked for.
-    """
+def sweeps(quick: bool, requests: int | None = None, seed: int = 0) -> list[Sweep]:
+    """quick: of chat alone, to a factor of 1.5."""
     count, precision = requests or (32 if quick else REQUESTS), 1.5 if quick else PRECISION
-    datasets, engines = DATASETS[: 1 if quick else None], [*PIPELINES, FALCON_TP8]
-    workloads = papers.workloads(datasets, requests_file, count, seed, engines)
+    datasets = DATASETS[: 1 if quick else None]
+    workloads = {data.name: data.requests(count, seed=seed) for data in datasets}
     run = partial(capacities, workloads=workloads, precision=precision)
     why = partial(cause, count=count, seed=seed, precision=precision)
-    policies = list(dict.fromkeys((*POLICIES, *(policy or ()))))
     # the paper's Fig 13b has vLLM alone on TP8, and chat alone
-    tp8 = cases(data=next(iter(workloads)), policy=("vllm_v0", OURS))
+    tp8 = cases(data=CHAT.name, policy=("vllm_v0", OURS))
     return [
         Sweep(iterations, [FALCON], [{}]),
         Sweep(bounds, PIPELINES, [{}]),
-        Sweep(run, PIPELINES, cases(data=list(workloads), policy=policies), processes=True),
+        Sweep(run, PIPELINES, cases(data=list(workloads), policy=POLICIES), processes=True),
         Sweep(run, [FALCON_TP8], tp8, processes=True),
-        Sweep(why, [] if requests_file else [FALCON], CAUSES, quick=CAUSES[:1], processes=True),
+        Sweep(why, [FALCON], CAUSES, quick=CAUSES[:1], processes=True),
     ]
 
 
@@ -195,8 +171,6 @@ def gains(rows: Rows) -> None:
         for (_, layout, policy), own in found.by("model", "layout", "policy").items():
             case = {"layout": layout, "SLOs": way, "policy": policy}
             rows.add(own[0], which="largest", **case, gain=max(own.column("gain")))
-    if not rows.where(OVER_PP):
-        return  # a user's own: nothing is published of it
     for number, case in IN_SECONDS.items():
         for row in rows.where("gain", source="predicted", **case):
             where = {"source": "paper", "model": row["model"], "hardware": row["hardware"]}
@@ -210,8 +184,8 @@ def gains(rows: Rows) -> None:
 def report(rows: Rows) -> None:
     papers.report(rows, "model", "layout", "data", "slo")
     columns = ("source", "link", "host", "knobs", "decode iteration", *GAINS)
-    if causes := rows.where(OVER_PP):
-        print_rows(causes, columns, "Falcon-180B, chat, 1 s, by what may be the cause")
+    title = "Falcon-180B, chat, 1 s, by what may be the cause"
+    print_rows(rows.where(OVER_PP), columns, title)
 
 
 def compared(strict: str, way: str) -> dict[str, Row]:
@@ -296,8 +270,7 @@ STUDY = Study(
     flags={
         "requests": Flag("requests of each search", REQUESTS, 32),
         "seed": Flag("seed of arrivals and lengths", 0),
-    }
-    | {name: SERVED[name] for name in ("policy", "policy_file", "requests_file")},
+    },
     slow=True,
 )
 

@@ -1,15 +1,12 @@
 """Sarathi-Serve, Fig 1a: output tokens over time.
 
+    python experiments/serve_stalls.py                       predicted for Yi-34B on two A100s
+    python experiments/serve_stalls.py --measure             and the real engine on this machine
+    python experiments/serve_stalls.py --perfetto out.json   all runs, for https://ui.perfetto.dev
+
 vllm_v0 stalls for seconds whenever prompts come in; sarathi_serve never does. Chunks alone are not
 enough: prefill_first (SGLang's default) has them, and stalls longer. Who has a first token waits
 for all prompts that still fit.
-
-    python experiments/serve_stalls.py
-        predicted for Yi-34B on two A100s: seconds, no GPU needed
-    python experiments/serve_stalls.py --measure
-        and the real engine on this machine
-    python experiments/serve_stalls.py --perfetto out.json
-        all runs, for https://ui.perfetto.dev
 
 In the paper's experiment 128 long prompts (arxiv_summarization) wait from the start, and the token
 budget is 1536 tokens. Whenever a request ends, the next one's prompt is prefilled. The policy
@@ -22,17 +19,17 @@ import enter  # noqa: F401
 import math
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
 from batch import Request
 from command.cli import run_main
 from command.flags import Flag
+from experiments.lib import flags
 from experiments.lib.claims import Claim, bounded
 from experiments.lib.engines import Real, Sweep, cases
-from experiments.lib.flags import SERVED, WRITES, ScriptParser
-from experiments.lib.papers import ARXIV, OURS, POLICIES, YI, Data, Recorded, deployments
+from experiments.lib.flags import WRITES, ScriptParser
+from experiments.lib.papers import ARXIV, OURS, POLICIES, YI
 from experiments.lib.rows import Row
 from experiments.lib.study import Panel, Study
 from pictures import perfetto
@@ -77,39 +74,27 @@ def over_time(trace: Trace) -> list[Row]:
     return [gaps, *({"step": i, "time": x, "output tokens": y} for i, (x, y) in curve)]
 
 
-def on_gpus(
-    engine: Deployment, policy: str, C: int, count: int, seed: int, data: Data
-) -> list[Row]:
-    return over_time(output(engine, waiting(data.requests(count, seed=seed)), policy, C))
+def on_gpus(engine: Deployment, policy: str, C: int, count: int, seed: int) -> list[Row]:
+    return over_time(output(engine, waiting(ARXIV.requests(count, seed=seed)), policy, C))
 
 
-def on_this_machine(
-    engine: Real, policy: str, C: int, L: int, B: int, count: int, data: Recorded | None
-) -> list[Row]:
+def on_this_machine(engine: Real, policy: str, C: int, L: int, B: int, count: int) -> list[Row]:
     """L: tokens of the longest request. B: its batch size."""
     lengths = Uniform(L // 4, 3 * L // 4), Uniform(L // 16, L // 4)
-    requests = make_requests([0.0] * count, *lengths) if data is None else data.requests(count)
-    return over_time(output(engine, waiting(requests), policy, C))
+    return over_time(output(engine, make_requests([0.0] * count, *lengths), policy, C))
 
 
 def sweeps(
-    quick: bool,
-    seed: int = 0,
-    policy: Sequence[str] | None = None,
-    requests_file: Path | None = None,
-    **own: object,
+    quick: bool, seed: int = 0, policy: Sequence[str] | None = None, **_: object
 ) -> list[Sweep]:
-    """policy: more of them, with the same token budget. The rest: see SERVED."""
-    on = deployments([YI], **own)
-    data = Recorded(requests_file, engines=tuple(on)) if requests_file else None
+    """policy: more of them, with the same token budget."""
     policies = tuple(dict.fromkeys((*COMPARED, *(policy or ()))))
     (L, B, C), count = ((64, 3, 16), 6) if quick else ((512, 8, 64), 24)
-    L, B = data.max_length if data else L, own.get("max_batch_size") or B
-    run = partial(on_gpus, count=64 if quick else REQUESTS, seed=seed, data=data or ARXIV)
+    run = partial(on_gpus, count=64 if quick else REQUESTS, seed=seed)
     here = cases(policy=policies, C=C, L=L, B=B)
     return [
-        Sweep(run, on, cases(policy=policies, C=BUDGET)),
-        Sweep(partial(on_this_machine, count=count, data=data), [], [], measured=here),
+        Sweep(run, [YI], cases(policy=policies, C=BUDGET)),
+        Sweep(partial(on_this_machine, count=count), [], [], measured=here),
     ]
 
 
@@ -133,7 +118,7 @@ STUDY = Study(
         "seed": Flag("seed of the predicted requests", 0),
         "perfetto": Flag("write the runs for https://ui.perfetto.dev (JSON)"),
     }
-    | SERVED,
+    | flags.POLICIES,
     measure=True,
     repeats=3,
     shown=lambda row, _: "step" not in row,

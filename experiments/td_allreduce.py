@@ -3,18 +3,14 @@
     python experiments/td_allreduce.py
         predicted for Llama-30B (our llama-33b) on 1, 2 and 4 GPUs of two nodes: seconds
 
-One prompt goes through all layers; two all-reduces per layer add up the GPUs' partial results. The
-paper gives each node one bandwidth, the measured peak of an all-reduce, and does not say how it
+The paper gives each node one bandwidth, the measured peak of an all-reduce, and does not say how it
 counts bytes. We show both readings. Bus: each of n GPUs sends 2 (n - 1) / n of the tensor at that
 rate, as in a ring. Algorithm: the rate is the tensor's size over the time, on four GPUs; so each
-sends 1.5 times that.
+sends 1.5 times that. No reading fits both nodes. All other scripts take for each node the one that
+is nearer to this figure. So these numbers are no predictions; throughputs have no part in it.
 
-No reading fits both nodes. All other scripts take for each node the one that is nearer to this
-figure: bus for the L20s, algorithm for the A100s. We chose the reading by these numbers. So they
-are no predictions. The choice looks at this figure alone, and at no throughput.
-
-Nor does the paper say how long its prompts are. 512, 1024 and 2048 tokens are our choice; its
-numbers stand beside 1024. The memory of a GPU is not checked: one L20 could not hold the model.
+Nor does the paper say how long its prompts are: we chose 512, 1024 and 2048 tokens, and its numbers
+stand beside 1024. The memory of a GPU is not checked: one L20 could not hold the model.
 """
 
 import enter  # noqa: F401
@@ -36,7 +32,6 @@ NODES = {
 ENGINES = [Priced("llama-33b", gpu, software=software) for gpu, (_, software) in NODES.items()]
 BESIDE = 1024  # prompt tokens whose predictions stand beside the paper's numbers
 READINGS = ("bus", "algorithm")
-PAPER_TOKENS = 400 * 300  # tokens of 400 requests of length 300 (Sec 2.2)
 
 
 def prefill(engine: Priced, L: int, reading: str, GPUs: int) -> Row:
@@ -51,33 +46,18 @@ def prefill(engine: Priced, L: int, reading: str, GPUs: int) -> Row:
     return {"computing": 1e3 * computing, "communication": 1e3 * communication, "share": share}
 
 
-def keys_and_values(engine: Priced) -> Row:
-    size = engine.cost_model.model.kv_bytes_per_token()
-    found = {"keys and values of a token": size / 2**20}
-    found["keys and values of 400 requests of 300 tokens"] = PAPER_TOKENS * size / 2**30
-    return {"hardware": "any hardware"} | found
-
-
 def speedups(rows: Rows) -> None:
-    """Times as fast as on one GPU: all, and computing alone."""
+    """Times as fast as on one GPU."""
     for gpu in NODES:
-        for group in rows.where(hardware=gpu).by("L", "reading").values():
-            one = group[0]
-            for row in group[1:]:
+        for one, *others in rows.where(hardware=gpu).by("L", "reading").values():
+            for row in others:
                 whole = row["computing"] + row["communication"]
                 row["speedup"] = one["computing"] / whole
-                row["speedup of computing"] = one["computing"] / row["computing"]
 
 
 def report(rows: Rows) -> None:
-    """Both readings of the bandwidth; of the paper's, how much faster computing alone gets."""
-    four = Rows([dict(row) for row in rows.where("speedup", GPUs=4)], rows.units)
-    for row in four.where(source="paper"):
-        row["reading"] = "paper"
-        row["speedup of computing"] = row["speedup"] / (1 - row["share"] / 100)
-    for row in four.where(source="predicted"):
-        row["taken"] = "yes" if row["reading"] == taken(row["hardware"]) else None
-    columns = ("hardware", "reading", "taken", "L", "speedup", "share", "speedup of computing")
+    four = rows.where("speedup", GPUs=4)
+    columns = ("source", "hardware", "reading", "L", "speedup", "share")
     print_rows(four, columns, "4 GPUs against 1, by the reading of the measured bandwidth")
 
 
@@ -101,16 +81,12 @@ STUDY = Study(
             cases(L=(512, 1024, 2048), reading=READINGS, GPUs=(1, 2, 4)),
             cases(L=BESIDE, reading=READINGS, GPUs=(1, 2, 4)),
         ),
-        Sweep(keys_and_values, ENGINES[:1], [{}]),
     ],
     units={
         "computing": "ms",
         "communication": "ms",
         "share": "%",
         "speedup": "x",
-        "speedup of computing": "x",
-        "keys and values of a token": "MiB",
-        "keys and values of 400 requests of 300 tokens": "GiB",
     },
     title=f"TD-Pipe Fig 6: tensor parallelism over PCIe, a prompt of {BESIDE} tokens",
     panels=[
@@ -135,13 +111,9 @@ STUDY = Study(
         "td_tp_prefill_a100": ("speedup", published("a100-80gb-pcie")),
         "td_tp_comm_l20": ("share", published("l20")),
         "td_tp_comm_a100": ("share", published("a100-80gb-pcie")),
-        "td_kv_per_token": ("keys and values of a token", {}),
-        "td_kv_400": ("keys and values of 400 requests of 300 tokens", {}),
     },
     derive=speedups,
-    shown=lambda row, quantity: (
-        "GPUs" not in row or published(row["hardware"]).items() <= row.items()
-    ),
+    shown=lambda row, quantity: published(row["hardware"]).items() <= row.items(),
     report=report,
 )
 

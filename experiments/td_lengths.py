@@ -3,29 +3,21 @@
     python experiments/td_lengths.py      predicted for two of the paper's nodes; seconds, no GPU
 
 One request's length is hard to predict, but the look-ahead needs the total of many, and errors
-cancel. Above: how far the predicted total of n requests is off, at the median over random groups.
-Below: TD-Pipe's throughput with each predictor, and how often the memory ran out, with two
+cancel. First: how far the predicted total of n requests is off, at the median over random groups.
+Then: TD-Pipe's throughput with each predictor, and how often the memory ran out, with two
 look-aheads (pipeline/phases.py): ours counts all steps, the paper's only every 32nd.
 
     oracle            the true length
     classes 0.52      the true class of five with this probability, else another one, drawn by
-                      frequency; the prediction is the class's mean. The paper trains BERT on the
-                      texts and reaches 0.52 to 0.58. We have neither: this one knows the answer,
-                      and errs as often
+                      frequency; the prediction is the class's mean. The paper's BERT reaches 0.52
+                      to 0.58: this one knows the answer, and errs as often
     prompt length     the mean output of the prompts about as long: trained in earnest
     mean              the mean of all, for each
-    one token         for each: as if there were no look-ahead. A prompt that does not fit now waits
+    one token         for each: as if there were no look-ahead
 
-With the paper's points, the look-ahead seldom decides. Requests in the midst of their output use
-more now than it sees at step 32 (td_memory.py), and a prompt must fit beside that, too. So
-different predictors can lead to the same run.
-
-Lengths are those of Azure's conversations (experiments/lib/td.py). A seed splits them: 60 % train,
-as in the paper, and the other 40 % are tested and served; groups and runs are drawn from these with
-replacement. Errors are over several splits, runs of the first. With many requests the two parts of
-a split still differ, and that difference remains. The paper's errors, for 256 requests of ShareGPT,
-are a range: its ends stand beside 0.52 and 0.58. The predictor's own time is not priced (the paper:
-at most 0.16 % of the time).
+Lengths are those of Azure's conversations (lib/td.py). A seed splits them: 60 % train, as in the
+paper, and the other 40 % are tested and served. Errors are over several splits, runs of the first.
+The paper's errors, for 256 requests of ShareGPT, are a range: its ends stand beside 0.52 and 0.58.
 """
 
 import enter  # noqa: F401

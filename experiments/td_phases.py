@@ -2,12 +2,11 @@
 
     python experiments/td_phases.py      predicted for the paper's four nodes; seconds, no GPU
 
-Three ways to fill the micro-batches run the same requests (experiments/lib/td.py): prefills and
-decodes in separate batches (PP+SB), in hybrid batches of chunks and decodes (PP+HB), and in phases
-(TD-Pipe). The picture shows windows of their schedules, TD-Pipe's around one switch from decode to
-prefill and back; the utilisation over time; and the account of each run: which share of the stages'
-time was work, and why the rest was not (pipeline/account.py). Prefills that are done again after a
-preemption count as work.
+Three ways to fill the micro-batches run the same requests (lib/td.py): prefills and decodes in
+separate batches (PP+SB), in hybrid batches of chunks and decodes (PP+HB), and in phases (TD-Pipe).
+The picture shows windows of their schedules, TD-Pipe's around one switch from decode to prefill and
+back, and the account of each run: which share of the stages' time was work, and why the rest was
+not (pipeline/account.py). Prefills that are done again after a preemption count as work.
 
 The paper draws both figures and states no number for them.
 """
@@ -18,7 +17,6 @@ from functools import cache
 from itertools import pairwise
 
 import matplotlib.pyplot as plt
-import numpy as np
 
 from experiments.lib import td
 from experiments.lib.claims import Claim, rises
@@ -32,7 +30,6 @@ from pipeline import BUBBLES, IDLE, PipelineTrace
 DRAWN = td.NODES["L20 + 13B"]  # the node of the windows
 SYSTEMS = ("PP+SB", "PP+HB", td.OURS)
 WINDOW = 1.8  # s
-BINS = 80  # of the utilisation over time
 CAUSES = {"busy": "#FFFFFF"} | {cause: STAGE_LOOKS[cause].colour for cause in IDLE}  # of bars
 
 
@@ -41,34 +38,15 @@ def run(node: td.Node, system: str, requests: int) -> td.Run:
     return td.run(node, system, td.azure(requests), keep=node == DRAWN)
 
 
-def account(node: td.Node, system: str, requests: int) -> list[Row]:
-    """% of all stages' time, by CAUSES; of the node that is drawn, also the work over time (s)."""
+def account(node: td.Node, system: str, requests: int) -> Row:
+    """% of all stages' time, by CAUSES."""
     done = run(node, system, requests)
-    trace, name = done.trace, {"node": node.name}
+    trace = done.trace
     whole = trace.stages * trace.seconds
     shares = {"busy": 100 * sum(trace.busy) / whole}
     shares |= {cause: 100 * trace.idle[cause] / whole for cause in IDLE}
     found = {"throughput": done.throughput, "preemptions": done.recomputed}
-    curve = utilisation(trace) if node == DRAWN else []
-    return [
-        name | shares | {"bubbles": 100 * trace.bubble_share} | found,
-        *(name | {"time": x, "utilisation": y} for x, y in curve),
-    ]
-
-
-def utilisation(trace: PipelineTrace) -> list[tuple[float, float]]:
-    """(s, % of the stages' time that is work), in BINS equal parts of the run."""
-    edges = np.linspace(0, trace.end, BINS + 1)
-    work = np.zeros(BINS)
-    for stage in range(trace.stages):
-        starts = np.array([step.starts[stage] for step in trace.steps])
-        seconds = np.array([step.seconds[stage] for step in trace.steps])
-        times = np.column_stack([starts, starts + seconds]).ravel()
-        done = np.insert(np.cumsum(seconds), 0, 0)  # before each step
-        work += np.diff(np.interp(edges, times, np.repeat(done, 2)[1:-1]))
-    width = edges[1] - edges[0]
-    values = 100 * work / (trace.stages * width)
-    return list(zip((edges[:-1] + width / 2).tolist(), values.tolist(), strict=True))
+    return {"node": node.name} | shares | {"bubbles": 100 * trace.bubble_share} | found
 
 
 def switch(trace: PipelineTrace) -> float:
@@ -84,17 +62,17 @@ def report(rows: Rows) -> None:
     seen = [cause for cause in CAUSES if any(rows.column(cause))]
     columns = ("node", "system", *seen, "bubbles", "throughput", "preemptions")
     title = f"% of all stages' time, {rows[0]['requests']} requests, predicted"
-    print_rows(rows.where("busy"), columns, title)
+    print_rows(rows, columns, title)
     print(f"\nbubbles: {', '.join(BUBBLES)}")
 
 
 def draw(rows: Rows) -> plt.Figure:
-    """Three windows; below them utilisation over time, and the account of every run."""
+    """Three windows; below them the account of every run."""
     figure = plt.figure(figsize=(19, 19), layout="constrained")
     top, bottom = figure.subfigures(2, 1, height_ratios=[3, 2])
-    panels, below = top.subplots(3, 1), bottom.subplots(1, 2)
+    panels, below = top.subplots(3, 1), bottom.subplots()
     figure.draw_without_rendering()  # now panels are as wide as they will be: labels fit or not
-    drawn, lanes, count = rows.where("busy", node=DRAWN.name), [], rows[0]["requests"]
+    drawn, lanes, count = rows.where(node=DRAWN.name), [], rows[0]["requests"]
     for axes, row in zip(panels, drawn, strict=True):
         trace = run(DRAWN, row["system"], count).trace
         start = (switch(trace) if row["system"] == td.OURS else trace.end / 2) - 0.1 * WINDOW
@@ -104,20 +82,12 @@ def draw(rows: Rows) -> plt.Figure:
         lanes.append(stage_lanes(trace))
     top.legend(handles=legend_handles(lanes, STAGE_LOOKS), loc="outside lower center", ncols=4)
     seen = tuple(cause for cause in CAUSES if max(rows.column(cause)) > 0.05)
-    for axes, panel in zip(
-        below,
-        (
-            Panel("time", "utilisation", "system", colours=td.LOOKS, show={"xlabel": "time (s)"}),
-            Panel(
-                ("node", "system"), seen, kind="stacks", colours=CAUSES, show={"ylim": (50, 115)}
-            ),
-        ),
-        strict=True,
-    ):
-        panel.draw(axes, rows, Rows(), "")
-    below[0].set_title(f"work of the stages over time, {DRAWN.name}")
-    below[1].set_title("the account of all nodes, from 50 % on: below that all is work")
-    below[1].tick_params("x", labelrotation=60, labelsize=10)
+    show = {
+        "ylim": (50, 115),
+        "title": "all nodes, from 50 % on: below that all is work",
+    }
+    panel = Panel(("node", "system"), seen, kind="stacks", colours=CAUSES, show=show)
+    panel.draw(below, rows, Rows(), "")
     figure.suptitle(f"{STUDY.title}: {count} requests on four stages (predicted)")
     return figure
 
@@ -132,7 +102,7 @@ STUDY = Study(
     __doc__,
     sweeps,
     units=dict.fromkeys((*CAUSES, "bubbles"), "%")
-    | {"throughput": "tokens/s", "preemptions": "times", "utilisation": "%"},
+    | {"throughput": "tokens/s", "preemptions": "times"},
     title="TD-Pipe Fig 1 and 2",
     draw=draw,
     shown=None,

@@ -5,18 +5,12 @@
 Fig 13: a prefill phase ends when a fixed share of the KV memory is taken, instead of looking ahead
 (greedy prefill). Fig 16: a decode phase ends when a fixed share of the requests that began it has
 finished, instead of comparing spatial and temporal intensity. The other rule stays. Lines: both of
-TD-Pipe's rules, with the true output lengths. The paper says that its rules beat every threshold,
-and states no number.
-
-The rule compares a decode batch with one at its peak. The artefact takes 256 requests for that
-(dotted). Where the memory holds fewer for each of the four micro-batches, no decode batch ever
-comes near the peak. The pipeline then switches again as soon as any request fits. So our default
-peak is the batch with which the decode phase began.
+TD-Pipe's rules, with the true output lengths; dotted, with the artefact's peak of 256 requests in
+the place of ours (docs/pipelines.md). The paper says that its rules beat every threshold, without a
+number.
 """
 
 import enter  # noqa: F401
-
-from statistics import fmean
 
 from experiments.lib import td
 from experiments.lib.claims import Claim, bounded, falls
@@ -50,17 +44,9 @@ def relative(rows: Rows) -> None:
         row["relative"] = 100 * row["throughput"] / rule
 
 
-def requests_that_fit(node: td.Node) -> int:
-    """Requests of mean length that the memory holds for each micro-batch."""
-    mean = fmean(prompt + output for prompt, output in td.azure())
-    return int(node.cache_tokens / mean / node.gpus)
-
-
 def report(rows: Rows) -> None:
     columns = ("node", "switch", "threshold", "throughput", "relative", "phases", "preemptions")
     print_rows(rows, columns, f"{rows[0]['requests']} requests, predicted")
-    fit = ", ".join(f"{name}: {requests_that_fit(node)}" for name, node in td.NODES.items())
-    print(f"\nrequests of mean length that fit a micro-batch:\n{fit}")
 
 
 def sweeps(quick: bool) -> list[Sweep]:

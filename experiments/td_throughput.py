@@ -6,33 +6,14 @@
     python experiments/td_throughput.py --requests-file ShareGPT_with_predicted_lengths.json
         with the authors' own requests: their artefact has the file, and we do not
 
-The systems, the nodes and the lengths are those of experiments/lib/td.py. Separate batches of
-prefills (TP+SB, PP+SB) are capped at the model's longest sequence, as in vLLM 0.5.3. Throughput is
-output tokens per second, from the first step to the last token; the paper says tokens/s only. With
-one GPU there is nothing to share: TP and PP are the same, and SB and HB run once.
+lib/td.py has the systems, the nodes and the lengths. Throughput is output tokens per second, from
+the first step to the last token. With one GPU, TP and PP are the same: SB and HB run once. Three
+things that the paper does not say decide who wins (docs/pipelines.md): CASES has each alone, and
+all together. Where a picture names no case, the all-reduce is read by Fig 6 (td_allreduce.py), no
+host counts, and outputs are as they are or have the stated mean.
 
-Three things that the paper does not say decide who wins. CASES has each alone, and together:
-
-    outputs of 350        all outputs stretched to a mean of 350 tokens; Azure's mean is 160.
-                          Llama-2-13B-chat wrote the paper's, and 300 to 450 is our inference
-    all-reduce by Fig 6   each node's measured all-reduce read as its own Fig 6 supports
-                          (td_allreduce.py): a choice of one reading out of two, on the A100 alone.
-                          The other cases read both as bus bandwidth
-    host of 2024          the baselines wait for vLLM's host of 2024, as its issues report it
-                          (configs/hosts.py). TD-Pipe's host has a process of its own, and works
-                          while its GPUs do; no number is published, and ours is 0
-
-So "all three" is a prediction with one guess (350), one choice by another figure, and one published
-range. No constant is tuned to the paper's throughputs. But we looked for such causes because our
-ratios were not the paper's. The host of today's vLLM, and that of Sarathi-Serve's artefact, the
-slowest that we know, stand in the place of vLLM's of 2024. Where a picture names no case, the
-all-reduce is read by Fig 6, no host counts, and outputs are as they are or have the stated mean.
-
-No schedule of TD-Pipe's micro-batches beats the *ceiling* (`lib.td.ceiling`): prompts packed as it
-packs them, decodes in batches that fill the memory all the time, no stage ever idle. It comes from
-the cost model, the lengths and the memory, not from a run. Hybrid batches and tensor parallelism
-may be above it.
-
+No schedule of TD-Pipe's micro-batches beats the *ceiling* (`lib.td.ceiling`). It comes from the
+cost model, the lengths and the memory, not from a run.
 """
 
 import enter  # noqa: F401
@@ -50,12 +31,11 @@ from experiments.lib.engines import Sweep
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
 from experiments.lib.td import BASELINES, NODES, OURS, SYSTEMS
-from pipeline import BUBBLES, seconds_of_rows
+from pipeline import BUBBLES
 
 CEILING = "ceiling"
 COUNTS = (1, 2, 4)  # GPUs
 MOST = COUNTS[-1]
-LOOKED_INTO = ("PP+HB", OURS)  # whose steps are kept
 OUTPUTS = (80, 250, 350, 450)  # mean output tokens beside Azure's own
 CHANGED = ("outputs", "host", "reading")  # by CASES
 ALL = "all three"
@@ -70,8 +50,6 @@ CASES: dict[str, dict[str, object]] = {  # that are compared with the paper; {}:
     "all with today's host": TOGETHER | {"host": "vllm-async"},
     "all with the slowest host": TOGETHER | {"host": "sarathi-serve"},
 }
-SPEEDS, BY_NODE = ("throughput", "system"), {"facet": "node", "colours": td.LOOKS}  # pictures
-COSTS = {"cost of a decode aboard": "ms", "cost of a decode alone": "ms", "cost of prefills": "x"}
 
 
 def own(node: td.Node, system: str, case: Mapping[str, object]) -> dict[str, object]:
@@ -85,7 +63,7 @@ def own(node: td.Node, system: str, case: Mapping[str, object]) -> dict[str, obj
 def perform(
     node: td.Node, system: str, requests: int, seed: int, file: Path | None = None, **case: object
 ) -> Row:
-    """Output tokens/s; of a pipeline also bubbles, and of systems LOOKED_INTO COSTS.
+    """Output tokens/s; of a pipeline also bubbles.
 
     system: "SB" and "HB" are those of one GPU, which is no TP and no PP. file: of the
     requests. case: what CHANGED of it: the outputs' mean, a name of HOSTS, the all-reduce as "bus".
@@ -97,45 +75,13 @@ def perform(
         return found | {"throughput": td.ceiling(node, lengths)}
     if "reading" in case:
         node = replace(node, link=td.OTHER_READING[node.link])
-    keep = {"keep": True} if node.gpus == MOST and system in LOOKED_INTO and not case else {}
     name = f"TP+{system}" if system in ("SB", "HB") else system
-    done = td.run(node, name, lengths, host=HOSTS[case.get("host", "none")], **keep)
+    done = td.run(node, name, lengths, host=HOSTS[case.get("host", "none")])
     found |= {"throughput": done.throughput, "time": done.seconds / 60}
     found["preemptions"] = done.recomputed
-    if done.trace is None:
-        return found
-    bubbles = sum(done.trace.idle[cause] for cause in BUBBLES) / node.gpus
-    found["bubble share"] = 100 * bubbles / done.seconds
-    if not keep:
-        return found
-    work, decodes = (dict.fromkeys(("prefill", "hybrid", "decode"), 0) for _ in range(2))
-    for step in done.trace.steps:
-        work[step.kind] += sum(step.seconds) / node.gpus
-        decodes[step.kind] += step.num_tokens - step.num_prefill_tokens
-    return found | costs(work, decodes, node, lengths)
-
-
-def costs(
-    work: Mapping[str, float], decodes: Mapping[str, int], node: td.Node, lengths: td.Lengths
-) -> dict[str, float]:
-    """What decodes and prefills cost, where the system has any of the kind.
-
-    work: seconds of a stage by kind of step. decodes: how many.
-
-    a decode aboard: GPU-ms in a hybrid batch, beyond what all prompts cost in chunks of the
-    budget, alone. a decode alone: GPU-ms in a batch of decodes. prefills: their work over that
-    of such chunks.
-    """
-    rate = seconds_of_rows(node.cost_model)(td.BUDGET) / td.BUDGET
-    chunks = sum(prompt for prompt, _ in lengths) * rate / node.gpus
-    found = {}
-    if decodes["hybrid"]:
-        aboard = 1000 * node.gpus * (work["prefill"] + work["hybrid"] - chunks)
-        found["cost of a decode aboard"] = aboard / decodes["hybrid"]
-    else:
-        found["cost of prefills"] = work["prefill"] / chunks
-    if decodes["decode"]:
-        found["cost of a decode alone"] = 1000 * node.gpus * work["decode"] / decodes["decode"]
+    if done.trace:
+        bubbles = sum(done.trace.idle[cause] for cause in BUBBLES) / node.gpus
+        found["bubble share"] = 100 * bubbles / done.seconds
     return found
 
 
@@ -173,44 +119,21 @@ def report(rows: Rows) -> None:
     title = "output tokens/s; on 1 GPU, SB and HB are neither TP nor PP"
     columns = ("node", "GPUs", "SB", "HB", *SYSTEMS, CEILING)
     print_rows(plain.across("system", "throughput"), columns, title)
-    fit = rows.by("node", "GPUs")
-    missing = [f"{node} on {n} GPU" for node, n in product(NODES, COUNTS) if (node, n) not in fit]
-    print(f"\nDoes not fit the memory: {', '.join(missing)}.")
     print_leads(rows)
     print_winners(predicted)
-    runs = plain.where("preemptions", GPUs=MOST)
-    title = (
-        f"{MOST} GPUs. A decode: GPU-milliseconds in a hybrid batch beyond what the prompts cost in"
-        f" chunks\nof {td.BUDGET} tokens, and in a batch of decodes. Prefills: their work over that"
-        " of such chunks."
-    )
-    columns = ("node", "system", "preemptions", "bubble share", "share of the ceiling", *COSTS)
-    print_rows(runs.where("bubble share"), columns, title)
 
 
 def print_leads(rows: Rows) -> None:
-    """TD-Pipe over each baseline on all GPUs in each case, the ceiling, and what the paper has."""
-    leads, columns = rows.where("lead"), ("case", *BASELINES)
-    title = f"over each baseline, {MOST} GPUs, "
-    nodes = leads.where(system=OURS, which=None).across("baseline", "lead")
-    tables = {f"{OURS} {title}each node": nodes}
-    for system in (CEILING, OURS):
-        largest = leads.where(which="largest", system=system, source="predicted")
-        largest = Rows([*largest, *leads.where(source="paper")], rows.units).across(
-            "baseline", "lead"
-        )
-        tables[f"{system} {title}the largest of four nodes"] = largest
-    for title, table in tables.items():
-        for row in table:
-            here = {"node": row["node"]} if "node" in row else {}
-            more = rows.where(source=row["source"], case=row["case"], **here)
-            row["time"] = max(more.column("time"), default=None)
-            for two in more.where("over 2 GPUs", node=here.get("node", "L20 + 32B")):
-                row["over 2 GPUs"] = two["over 2 GPUs"]
-            row["case"] = "paper" if row["source"] == "paper" else row["case"]
-        more = () if title.startswith(CEILING) else ("over 2 GPUs", "time")
-        node = ("node",) if table is nodes else ()
-        print_rows(Rows(table, rows.units), (*node, *columns, *more), title)
+    """TD-Pipe over each baseline on all GPUs in each case, and what the paper has."""
+    table = rows.where("lead", which="largest", system=OURS).across("baseline", "lead")
+    for row in table:
+        same = rows.where(source=row["source"], case=row["case"])
+        row["time"] = max(same.column("time"), default=None)
+        row["over 2 GPUs"] = same.one("over 2 GPUs", node="L20 + 32B")
+        row["case"] = "paper" if row["source"] == "paper" else row["case"]
+    title = f"{OURS} over each baseline, {MOST} GPUs, the largest of four nodes"
+    columns = ("case", *BASELINES, "over 2 GPUs", "time")
+    print_rows(Rows(table, rows.units), columns, title)
 
 
 def print_winners(rows: Rows) -> None:
@@ -262,31 +185,30 @@ STUDY = Study(
         "share of the ceiling": "%",
         "preemptions": "times",
         "bubble share": "%",
-    }
-    | COSTS,
+    },
     title=f"TD-Pipe Fig 11: throughput of four configurations; what decides it on {MOST} GPUs",
     panels=[
-        Panel("GPUs", *SPEEDS, where=dict.fromkeys(CHANGED), show={"ylim": (0, None)}, **BY_NODE),
         Panel(
-            "mean output",
-            *SPEEDS,
-            where={"GPUs": MOST, "host": None, "reading": None, "system": SYSTEMS},
-            show={"ylim": (0, None), "xticks": range(0, OUTPUTS[-1] + 1, 100)},
-            **BY_NODE,
+            "GPUs",
+            "throughput",
+            "system",
+            facet="node",
+            where=dict.fromkeys(CHANGED),
+            show={"ylim": (0, None)},
+            colours=td.LOOKS,
         ),
-        *(
-            Panel(
-                "case",
-                "lead",
-                kind="bars",
-                where={"which": "largest", "system": OURS, "baseline": baseline},
-                title=f"over {baseline}, largest of four nodes",
-                rule=td.LARGEST[baseline],
-            )
-            for baseline in BASELINES
+        Panel(
+            "case",
+            "lead",
+            "baseline",
+            "bars",
+            where={"which": "largest", "system": OURS},
+            title="TD-Pipe over each baseline, the largest of four nodes",
+            rule=1,
+            colours=td.LOOKS,
         ),
     ],
-    columns=4,
+    columns=3,
     paper={
         number: ("lead", {"case": ALL, "which": "largest", "system": OURS, "baseline": baseline})
         for baseline, number in td.PUBLISHED.items()

@@ -29,7 +29,7 @@ MOST_LINES = 1785
 # What the tests promise, and in which files: tests/NAME.py, or tests/test_NAME.py.
 PROMISES = {
     "exactness: the same tokens under every policy as when each request runs alone": (
-        "oracle attention engine kvcache loop paged segment_attention"
+        "oracle attention engine kvcache loop paged"
     ),
     "each policy by hand": "policies policy_file scheduler",
     "transformers agrees": "beam_transformers checkpoint families nanogpt tokenizer",
@@ -37,7 +37,7 @@ PROMISES = {
         "beam_native cpus cuda fake_cuda gpu_day graphs kernels linear native plain"
     ),
     "the other papers: pipelines, beams, halves apart": (
-        "apart beam beam_cost distributed pipeline pipeline_worker segment_operators td_pipe"
+        "apart beam beam_cost distributed pipeline pipeline_worker td_pipe"
     ),
     "the price of a batch by hand": "constants costmodel law shapes",
     "capacity is one: planner, traces, anchors": (

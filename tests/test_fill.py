@@ -82,10 +82,10 @@ def test_all_documents_are_written_or_none(
         shutil.copy(ROOT / name, tmp_path / name)
     readme, beams = tmp_path / "README.md", tmp_path / "docs" / "beams.md"
     readme.write_text(wrong := spoiled("README.md", SECONDS), encoding="utf-8")
-    beams.write_text(text_of("docs/beams.md").replace("best. Batch", "best: batch"), "utf-8")
+    beams.write_text(text_of("docs/beams.md").replace("| throughput:", "| rate:"), "utf-8")
     monkeypatch.setattr(fill, "ROOT", tmp_path)
     monkeypatch.setattr(sys, "argv", ["fill.py"])
-    with pytest.raises(UserError, match=r"docs/beams\.md, segment_attention: a sentence must"):
+    with pytest.raises(UserError, match=r"docs/beams\.md, segment_throughput: a sentence must"):
         fill.main()
     assert readme.read_text(encoding="utf-8") == wrong
     shutil.copy(ROOT / "docs" / "beams.md", beams)

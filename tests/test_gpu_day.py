@@ -112,7 +112,6 @@ def test_all_steps_on_a_gpu_that_is_not_there(
         ("fig8", 40e9, [], ("llama-13b", 15, 1024)),
         ("fig8", 16e9, ["--model", "llama3.2-3b"], ("llama3.2-3b", 18, 1024)),
         ("table4", 85e9, ["--model", "llama-33b"], ("llama-33b", 10, 1024)),
-        ("fig6", 80e9, [], ("laptop", 4, 512)),
         ("serve_stalls", 80e9, [], ("laptop", 8, 512)),
         *((name, 80e9, [], ("llama-13b", B, L)) for name, B, L in (
             ("fig3", 18, 1024), ("fig4", 32, 1024), ("fig7", 1, 640), ("fig10", 18, 1024),

@@ -1,6 +1,5 @@
 """What the law says of single kernels and links, by hand, and how near it is to measured ones."""
 
-import statistics
 import sys
 from dataclasses import replace
 
@@ -21,8 +20,7 @@ from configs.constants import (
 from configs.experts import EXPERTS, FP8
 from costmodel import DIAGONAL, ENDS, KERNELS, CostModel, make_batch
 from experiments import fit
-from experiments.fit import Kernel, kernels_of, one_layer, predicted
-from experiments.lib.engines import Priced
+from experiments.fit import Kernel, one_layer, predicted
 
 PLAIN = Efficiency(compute=0.5, memory=0.5, attention=0.5, p=2.0)
 A100 = GPUS["a100-80gb"]
@@ -208,31 +206,12 @@ def test_every_gpu_has_its_sheet_and_all_constants_a_source() -> None:
 
 # ------------------------------------------------------------------------------ measured kernels
 
-# %: the median error that we set out to reach, on shapes that no constant was fitted to. The
-# thinned copy's medians move by half a point with its draw.
-DRAW = 0.5
-TARGETS = {
-    "a100-80gb": {"product": 6, "prefill": 5, "decode": 10, "all-reduce": 10},
-    "h100": {"product": 6, "prefill": 5, "decode": 8, "all-reduce": 10},
-    "l40s": {"product": 8, "prefill": 6, "decode": 15, "all-reduce": 10},
-}
-LATER = {"experts": 18, "fp8 product": 12, "fp8 experts": 8}  # no target was set: what is reached
-
-
-@pytest.mark.parametrize("gpu", TARGETS)
-def test_medians_on_other_shapes_are_within_their_targets(gpu: str) -> None:
-    ways, own = ALL_REDUCES[GPUS[gpu].link, "vllm"], EFFICIENCY[gpu, "vllm"]
-    for kind, (fitted, tested) in kernels_of(gpu).items():
-        assert not {each.shape for each in fitted} & {each.shape for each in tested}
-        errors = fit.errors_of(fit.large(tested), held(gpu).get(kind, own), ways)
-        assert statistics.median(map(abs, errors)) < (TARGETS[gpu] | LATER)[kind] + DRAW, kind
-
 
 @pytest.mark.slow
 def test_the_constants_are_what_the_script_finds(monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["fit.py", "vllm"])
     fit.main()  # exits with a complaint where configs/constants.py holds others
-    assert capsys.readouterr().out.count('"vllm"] = Efficiency(') == len(TARGETS)
+    assert capsys.readouterr().out.count('"vllm"] = Efficiency(') == 3
 
 
 def held(gpu: str) -> dict:
@@ -265,19 +244,6 @@ def test_one_law_for_a_kernel_and_for_a_batch() -> None:
         for each in (replace(cost.efficiency, cache=1.0), cost.efficiency)
     )
     assert warm < cost.attention(batch) == pytest.approx(cold), "other layers fill the cache"
-
-
-# --------------------------------------------------------------------------------------- variants
-
-
-def test_what_was_made_before_is_priced_with_the_variant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Studies make their engines when they are imported."""
-    engine, batch = Priced("llama-13b", "a6000"), make_batch([(0, 256, 256)])
-    usual, own = engine.seconds(batch), EFFICIENCY["a6000", "sarathi"]
-    with monkeypatch.context() as patch:
-        patch.setitem(EFFICIENCY, ("a6000", "sarathi"), replace(own, compute=own.compute / 2))
-        assert engine.seconds(batch) > 1.5 * usual
-    assert engine.seconds(batch) == usual
 
 
 # ----------------------------------------------------------------------------- models and links

@@ -184,12 +184,6 @@ class Files:
         self.written = contents(self.folder)
         return path
 
-    def device(self, name: str) -> Path:
-        """Reading it may never end."""
-        (self.folder / name).symlink_to("/dev/null")
-        self.written = contents(self.folder)
-        return self.folder
-
     def policy(self, name: object) -> Path:
         head = "from scheduler import SarathiServe\nclass Mine(SarathiServe):\n    name = "
         return self.file(f"{head}{name!r}\n")

@@ -15,7 +15,7 @@ from experiments.lib import beam_engines, peers, segment
 from experiments.lib.beam_engines import ENGINES, Engines, Search, largest_fit, started
 from experiments.lib.rows import Rows, read_rows
 
-NAMES = ("segment_memory", "segment_prompts", "segment_widths", "segment_throughput")
+NAMES = ("segment_prompts", "segment_widths", "segment_throughput")
 
 
 def test_the_knee_is_where_the_first_token_has_doubled() -> None:
@@ -55,22 +55,13 @@ def measured(tmp_path_factory: pytest.TempPathFactory, running: Callable) -> dic
         patch.setattr(beam_engines, "started", running)
         for name in NAMES:
             for more in (flags, ()):
-                said = ran(name, *quick, *more)
-                assert "demo on " in said or "measured: " in said
+                ran(name, *quick, *more)
             found[name] = read_rows(path / f"{name}.csv").where(source="measured")
     return found
 
 
 @pytest.mark.slow
-def test_measured_bytes_are_the_formulas_and_gains_those_of_the_times(
-    measured: dict[str, Rows],
-) -> None:
-    """A prompt and a response of 34: K and V of 33 tokens of the response are written."""
-    rows = measured["segment_memory"]
-    for cache, written in (("segment", 34), ("standard", 33)):
-        expected = cache_bytes(MODELS["demo"], cache, 2, 4, 34, written, 4) / 1e9
-        assert rows.one("memory", cache=cache, BS=2) == pytest.approx(expected, rel=1e-5)
-    assert rows.one("segment of standard", BS=2) == pytest.approx(100 * (34 + 4 * 48) / (4 * 67))
+def test_measured_gains_are_those_of_the_times(measured: dict[str, Rows]) -> None:
     rows = measured["segment_widths"]
     for row in rows.where("gain", way="segment"):
         place = {"BW": row["BW"], "token": row["token"]}
@@ -138,15 +129,3 @@ def test_the_largest_batch_is_found(jump: float, budget: float) -> None:
     true = max((n for n in range(200) if engines.peak("segment", n) <= budget and n), default=0)
     assert largest_fit(tried, budget) == true
     assert all(peak == engines.peak("segment", size) for size, peak in tried.items())
-
-
-def test_peaks_that_hide_a_prompt_lead_to_no_batch_whose_cache_is_too_large() -> None:
-    """Memory may come in large pieces: then a second prompt adds nothing."""
-
-    class Flat(Engines):
-        def peak(self, *_: object) -> float:
-            return 3e6
-
-    one = cache_bytes(MODELS["demo"], "segment", 1, 4, 512, 64, 4)
-    tried = Flat(MODELS["demo"], "float32", {}).largest_batch("segment", 512, 4, 64, 3e6 + 20 * one)
-    assert max(tried) == 21

@@ -7,16 +7,12 @@ import pytest
 from configs import GPUS, LINKS, MODELS
 from configs.hosts import HOSTS
 from costmodel import CostModel, make_batch, tokens_that_fit
-from experiments import fidelity, serve_chunking, serve_linears, serve_phases, serve_pipelines
+from experiments import fidelity, serve_chunking, serve_phases, serve_pipelines
 from experiments.lib.papers import CHAT, MISTRAL, OURS, Job, Settled, settled_capacities
 from experiments.serve_pipelines import ETHERNETS, FALCON, FALCON_TP8, LLAMA, SOFTWARE, slos
 from serving.capacity import Deployment, Load
 from serving.traffic import at_rate, repeat
 from simulate import simulate
-
-
-def llama2_70b(tp: int = 1) -> CostModel:
-    return CostModel(MODELS["llama2-70b"], GPUS["a100-80gb"], tp=tp, software="sarathi_serve")
 
 
 def test_parts_are_the_whole() -> None:
@@ -26,16 +22,10 @@ def test_parts_are_the_whole() -> None:
 
 def test_a_decode_costs_the_linear_operators_as_much_as_tokens_up_to_the_knee() -> None:
     """As many tokens as the knee, at the marginal price of large batches, take a decode's time."""
-    cost = llama2_70b()
+    cost = CostModel(MODELS["llama2-70b"], GPUS["a100-80gb"], software="sarathi_serve")
     one, low, high = (sum(cost.linears(tokens).values()) for tokens in (1, 4096, 8192))
     knee = serve_phases.saturating_tokens(cost)
     assert knee * (high - low) / 4096 == pytest.approx(one) and 64 < knee < 512
-
-
-def test_intensity_grows_with_the_tokens_and_falls_with_the_degree() -> None:
-    one, four = llama2_70b(), llama2_70b(4)
-    assert serve_linears.intensity(one, 1) == pytest.approx(1, rel=0.01)  # 2 FLOPs for 2 bytes
-    assert serve_linears.intensity(four, 512) < serve_linears.intensity(one, 512)
 
 
 def test_a_prompt_in_one_chunk_is_the_whole_prompt() -> None:

@@ -12,15 +12,11 @@ from conftest import call
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import generate
-from batch import LATEST
 from command import cli
 from command.checks import UserError
 from engine import LLM, SamplingParams
 from loading.files import DEMO
 from loading.tokenizer import load_tokenizer
-from pipeline import simulate_pipeline
-from scheduler import Request
-from simulate import simulate
 
 FEW = SamplingParams(max_tokens=2)
 
@@ -40,18 +36,6 @@ def test_arrays_are_prompts_too(llm: LLM) -> None:
     for prompts in (table, torch.tensor(table), list(table), [[*map(np.int64, r)] for r in table]):
         assert [output.token_ids for output in llm.generate(prompts, FEW)] == expected
     assert llm.generate(np.array([1, 2, 3]), FEW)[0].token_ids == expected[0]
-
-
-# --------------------------------------------------------------------------------- the simulator
-
-
-def one(**changes: object) -> Request:
-    return Request(**({"request_id": 0, "prompt": range(5), "max_tokens": 3} | changes))
-
-
-def test_both_allow_the_longest_request() -> None:
-    simulate([one(prompt=range(4096), max_tokens=1, arrival=LATEST)])
-    simulate_pipeline([one(prompt=range(4096), max_tokens=1)], "llama-13b", stages=1)
 
 
 # ------------------------------------------------------------------------------- the command line

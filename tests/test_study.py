@@ -112,17 +112,6 @@ def test_cases_alternate_and_batches_have_medians(monkeypatch: pytest.MonkeyPatc
     assert found == [[{"ratio": 6 / 2}], [{"ratio": 8 / 4}]], "of medians: 1, 10, 2 and 2, 20, 6"
 
 
-def test_a_function_that_asks_more_in_a_replay_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("experiments.lib.measuring.warm_up", lambda llm: None)
-
-    def fickle(engine: Real, B: int) -> dict[str, float]:
-        found = engine.seconds(make_batch(decodes=B))
-        return {"time": found + (engine.seconds(make_batch(decodes=9)) if engine.turn == 0 else 0)}
-
-    with pytest.raises(LookupError, match="the same questions in each turn"):
-        Machine([1.0] * 9, repeats=2).rows(fickle, cases(B=1))
-
-
 def test_runs_have_a_range() -> None:
     turns = [{"gain": gain, "who": "a"} for gain in (3.0, 1.0, 2.0)]
     spread = {"gain lowest": 1.0, "gain highest": 3.0}

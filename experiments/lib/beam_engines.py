@@ -146,9 +146,9 @@ class RealBeams(Real):
         return self.found[key]
 
 
-def real_beams(llm: "LLM", repeats: int, config: ModelConfig | None = None) -> Generator[RealBeams]:
-    """What a `Study` measures: the model of --model, or that of `config`."""
-    with started(config or llm.config, check_cpu(llm)) as engines:
+def real_beams(llm: "LLM", repeats: int) -> Generator[RealBeams]:
+    """What a `Study` measures: the model of --model."""
+    with started(llm.config, check_cpu(llm)) as engines:
         yield RealBeams(llm, engines, repeats)
 
 

@@ -9,11 +9,9 @@ all that).
 import csv
 import math
 import multiprocessing
-import os
 import shutil
 import sys
 import textwrap
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -21,8 +19,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TypeVar
 
-from command.checks import UserError
-from command.cli import as_cell, claim, interrupts_held, is_ours, progress, write_file
+from command.cli import as_cell, interrupts_held, is_ours, progress, write_file
 from experiments.lib.published import paper_numbers  # noqa: F401  (as all scripts know it)
 from loading.policyfile import LOADED, load_policies
 from loading.tables import named_cells
@@ -168,20 +165,10 @@ def three_digits(value: float) -> str:
 
 def begin_worker(initializer: Callable[[], object] | None, policies: Sequence[Path]) -> None:
     """What a process of `run_jobs` does first. policies: files of the user's own."""
-    threading.Thread(target=end_with_main, daemon=True).start()
     for path in policies:
         load_policies(path)  # where processes are forked, they are there already
     if initializer:
         initializer()
-
-
-def end_with_main() -> None:
-    """End this worker when the process that started the pool is gone, even if it was killed.
-
-    It need not be our parent: a server of multiprocessing may have started us.
-    """
-    multiprocessing.parent_process().join()
-    os._exit(1)
 
 
 def run_jobs(
@@ -219,17 +206,6 @@ def run_jobs(
 
 
 # -------------------------------------------------------------------------------------------- files
-
-
-def claim_result(path: Path, force: bool = False) -> Path:
-    """`cli.claim` for a file whose name a script chooses. Raises UserError.
-
-    A device may never end, and a pipe waits for its other end: nobody has named them.
-    """
-    claim(path, force)
-    if path.exists() and not path.is_file():
-        raise UserError(f"{str(path)!r} is a device or a pipe: move it away, or give another --out")
-    return path
 
 
 def foreign(path: Path) -> bool:

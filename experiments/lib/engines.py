@@ -15,7 +15,7 @@ import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import product
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 from batch import Batch, Request
 from command.checks import UserError, lookup
 from configs import GPUS, ModelConfig
-from configs.constants import EFFICIENCY
 from costmodel import CostModel, requests_that_fit
 from experiments.lib import measuring, steady
 from experiments.lib.common import progress, run_jobs
@@ -59,32 +58,20 @@ class Steady:
 
 
 class Priced:
-    """The cost model of a model, or its name, on a GPU.
-
-    options: those of `CostModel`, or functions that give them. Constants are those of the moment
-    when it is asked, not of its making: a fit tries others.
-    """
+    """The cost model of a model, or its name, on a GPU. options: those of `CostModel`."""
 
     source = "predicted"
 
     def __init__(self, model: str | ModelConfig, gpu: str, **options: object) -> None:
         self.config = priced_model(model)
-        self.model, self.options = self.config.name, options
-        self.hardware = gpu
+        self.model, self.hardware, self.options = self.config.name, gpu, options
         lookup(GPUS, gpu, "GPU")
-        self.layers, self.constants = self.config.n_layer, []
-        self.steady_runs = lru_cache(4)(self.run_steady)  # one baseline serves all chunk sizes
+        self.layers = self.config.n_layer
+        self.steady = lru_cache(4)(self.run_steady)  # one baseline serves all chunk sizes
 
-    @property
+    @cached_property
     def cost_model(self) -> CostModel:
-        now = list(EFFICIENCY.values())
-        if self.constants != now:
-            options = {
-                name: each() if callable(each) else each for name, each in self.options.items()
-            }
-            self.made = CostModel(self.config, GPUS[self.hardware], **options)
-            self.constants = now
-        return self.made
+        return CostModel(self.config, GPUS[self.hardware], **self.options)
 
     def seconds(self, batch: Batch) -> float:
         return self.cost_model.seconds(batch)
@@ -103,15 +90,9 @@ class Priced:
         kind = steady.OperatorCostExecutor if operators else CostExecutor
         return steady.run_priced(kind(self.cost_model), requests, policy, chunk_size, batch_size)
 
-    def steady(
+    def run_steady(
         self, work: Workload, policy: str, chunk_size: int, operators: bool = False
     ) -> Steady:
-        return self.steady_runs(self.cost_model, work, policy, chunk_size, operators)
-
-    def run_steady(
-        self, cost: CostModel, work: Workload, policy: str, chunk_size: int, operators: bool
-    ) -> Steady:
-        """cost: of the moment. With another one, it is another run."""
         requests, size = work.requests(5 * work.batch_size), work.batch_size
         trace = self.trace(requests, policy, chunk_size, size, operators)
         return Steady(trace, work.length, 2 * size, 4 * size)
@@ -130,7 +111,7 @@ class Real:
 
     def __init__(self, llm: "LLM", repeats: int) -> None:
         self.llm, self.repeats = llm, repeats
-        self.model, self.hardware, _ = measuring.measured_on(llm)
+        self.model, self.hardware = llm.config.name, measuring.hardware_of(llm)
         self.layers = llm.config.n_layer
         self.run: dict[bool, Callable] = {}  # of one batch, with and without operators
         self.answers: dict[tuple, list] = {}  # by case and number of the question; one for a turn

@@ -92,11 +92,6 @@ def most_that_fit(
     return 0
 
 
-def measured_on(llm: "LLM") -> tuple[str, str, str]:
-    """Model, hardware and source of what is measured."""
-    return llm.config.name, hardware_of(llm), "measured"
-
-
 def hardware_of(llm: "LLM") -> str:
     """Where an LLM runs, as the `hardware` column names it: machine and dtype."""
     return f"{this_machine(str(llm.device))}, {str(llm.dtype).removeprefix('torch.')}"

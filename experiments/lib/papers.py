@@ -150,18 +150,6 @@ class Recorded:
 Data = Dataset | Recorded
 
 
-def workloads(
-    datasets: Sequence[Dataset],
-    file: Path | None,
-    count: int,
-    seed: int,
-    engines: Sequence[Deployment],
-) -> dict[str, list[Request]]:
-    """`count` requests of each data set, by its name; or of a user's file in their place."""
-    given: Sequence[Data] = [Recorded(file, engines=tuple(engines))] if file else datasets
-    return {data.name: data.requests(count, seed=seed) for data in given}
-
-
 def deployments(own: Sequence[Deployment], **flags: object) -> list[Deployment]:
     """The paper's; or, if a user gives one of NAMED, the first of them with what is given."""
     changes = {name: flags[name] for name in NAMED if flags.get(name) is not None}

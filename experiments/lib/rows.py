@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from command.checks import UserError
-from command.cli import of_cell
+from command.cli import claim, of_cell
 from experiments.lib import common
-from experiments.lib.common import claim_result, foreign, print_table, three_digits
+from experiments.lib.common import foreign, print_table, three_digits
 from loading.tables import named_cells
 
 SOURCES = ("paper", "predicted", "measured")
@@ -244,16 +244,9 @@ def make_directory(
         raise UserError(f"--out {path}: {error.strerror}") from None
     if not os.access(path, os.W_OK):
         raise UserError(f"--out {path}: no permission to write there")
-    table = path / f"{name}.csv"
-    if name and table.is_file():
-        with open(table, "rb") as file:
-            if file.read(14) == b"figure,series,":
-                raise UserError(
-                    f"{table} holds results of an older version, with other columns; move it away"
-                )
     own = [f"{name}.csv"] if name else []
     for file in [*own, *([f"{name}.png"] if name and others is None else others or [])]:
-        claim_result(path / file, force)
+        claim(path / file, force)
     if name and not (force and foreign(path / f"{name}.csv")):
         read_rows(path / f"{name}.csv")
 

@@ -11,7 +11,6 @@ peak that products reach, 0.77. (Argonne measured 263 TFLOPS on a tile with 56 a
 measured rate: nothing is taken off.
 """
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,8 +20,7 @@ from beam.cost import BeamCostModel, cache_bytes, make_beams
 from beam.request import STEP, segment_length
 from configs import GPUS, LINKS, MODELS, ModelConfig
 from experiments.lib import look
-from experiments.lib.common import print_table
-from experiments.lib.rows import Row, Rows
+from experiments.lib.rows import Row, Rows, print_rows
 
 TILE = GPUS["max-1550-tile"]
 TILES = {"gptj-6b": 1, "llama2-13b": 1, "opt-30b": 2, "bloom-176b": 8}  # Sec 4; tensor parallel
@@ -145,40 +143,15 @@ def scores_seconds(model: str, batch_size: int, width: int, prompt: int) -> floa
     return SCORE_BYTES * scores / TILE.bandwidth
 
 
-def prefill_peak(config: ModelConfig, width: int, prompt: int) -> int:
-    """Bytes that a prefill of one prompt needs at least in `transformers` 4.31, LLaMA's code.
-
-    Weights, the repeated prompt's cache, and one layer's scores: in fp16 before the softmax, in
-    float32 as it ends, and in fp16 again: 8 bytes each.
-    """
-    cache = width * prompt * config.kv_bytes_per_token()
-    return 2 * config.parameters + cache + 8 * config.n_head * width * prompt**2
-
-
 # ------------------------------------------------------------------------------ tables
 
 
-def print_latencies(rows: Rows, *keys: str) -> None:
-    """A table for each token: a line for each value of these keys, a column for each way.
-
-    rows: of one source. Where no gain was measured, it is that of the medians.
-    """
-    rows = rows.where("latency")
-    print(f"\n{rows[0]['source']}: {rows[0]['hardware']}, response {rows[0]['R']}")
-    for token in TOKENS:
-        table = []
-        for place, own in rows.where(token=token).by(*keys).items():
-            found = {row["way"]: row for row in own}
-            cells = [f"{found[way]['latency']:.1f}" if way in found else "-" for way in WAYS]
-            gain = "-"
-            if THEIRS in found:
-                ratio = found[THEIRS]["latency"] / found[OURS]["latency"]
-                gain = f"{found[OURS].get('gain', ratio):.2f}x"
-            table.append([*(place if len(keys) > 1 else [place]), *cells, gain])
-        title = f"{token}, ms; gain: {THEIRS} over {OURS}"
-        print_table([*keys, *WAYS, "gain"], table, title)
-
-
-def say(*sentences: str) -> None:
-    """Prints a paragraph that fits a terminal."""
-    print("\n" + textwrap.fill(" ".join(sentences), 98))
+def print_latencies(rows: Rows, keys: Sequence[str]) -> None:
+    """A table for each source and token: a line for each value of these keys."""
+    for source, seen in rows.newest().where("latency").by("source").items():
+        for token, own in seen.by("token").items():
+            table = own.across("way", "latency")
+            for row in table:
+                row["ratio"] = row[THEIRS] / row[OURS] if THEIRS in row else None
+            title = f"{source}, {own[0]['hardware']}: {token}, ms; ratio: {THEIRS} over {OURS}"
+            print_rows(table, (*keys, *WAYS, "ratio"), title)

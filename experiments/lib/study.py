@@ -87,7 +87,6 @@ class Study:
     real: Callable[["LLM", int], Generator[Real]] = one_engine
     repeats: int = 5
     quick_repeats: int = 1
-    dtype: str = "auto"
     slow: bool = False
     torch: bool = False
 
@@ -233,12 +232,11 @@ class Study:
         """Its own, and where it can be measured, those of measuring."""
         if not self.measure:
             return dict(self.flags)
-        dtype = replace(MEASURE["dtype"], default=self.dtype)
         name = "laptop; on a GPU that holds it, the paper's"
         model = replace(MEASURE["model"], default=None, shown=name)
         runs = "runs of each case, whose median is taken"
         repeats = Flag(runs, self.repeats, self.quick_repeats, measure=True)
-        shared = MEASURE | {"model": model, "dtype": dtype, "repeats": repeats}
+        shared = MEASURE | {"model": model, "repeats": repeats}
         return shared | dict(self.flags)
 
     def picture(self, rows: Rows) -> plt.Figure:

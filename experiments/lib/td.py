@@ -6,24 +6,15 @@
     PP+HB   a pipeline, hybrid batches                                        sarathi_serve
     TD-Pipe a pipeline, phases                                                td_pipe
 
-Every system has the same GPUs, the same memory and the same requests, all there at the start. vLLM
-0.5.3, which the paper compares with, ran one engine per stage, each with its own share of requests
-and of memory: so do PP+SB and PP+HB (`deal="turns"`, `memory="split"`). It capped the tokens of a
-batch of prefills at the model's longest sequence (max_num_batched_tokens): for TP+SB and PP+SB,
-N is `longest` of their node.
+Every system has the same GPUs, memory and requests, all there at the start. vLLM 0.5.3, which the
+paper compares with, ran one engine per stage, each with its own share of requests and of memory: so
+do PP+SB and PP+HB. It capped the tokens of a batch of prefills at the model's longest sequence: N
+is `longest` of the node. The paper's requests are 5,000 of ShareGPT. Ours have the lengths of
+Azure's public conversation trace of 2023 (azure_conv_2023_sample.csv: 2,000 requests with prompts
+of at most 1024 tokens, evenly spaced; Microsoft, CC-BY 4.0, github.com/Azure/AzurePublicDataset).
 
-The paper's requests are 5,000 of ShareGPT with prompts up to 1024 tokens; Llama-2-13B-chat gave
-the answers. The authors' artefact has their lengths (github.com/MLSysU/TD-Pipe,
-benchmark/ShareGPT_with_predicted_lengths.json), which we have not seen: whoever has the file gives
-it with --requests-file. Its predictions are not used: runs know the true lengths.
-
-Ours have the lengths of Azure's public conversation trace of 2023 (azure_conv_2023_sample.csv:
-2,000 requests with prompts of at most 1024 tokens, evenly spaced; Microsoft, CC-BY 4.0,
-github.com/Azure/AzurePublicDataset). Their mean output is 160 tokens. Answers of Llama-2-chat are
-longer: 300 to 450 tokens is our inference, and `stretched` makes such.
-
-What draws and reads lengths needs numpy. A browser has none, and runs the rest: so the import
-stands in the function.
+What reads lengths needs numpy. A browser has none, and runs the rest: so the import stands in the
+function.
 """
 
 import random
@@ -39,7 +30,7 @@ from configs import GPUS, LINKS, MODELS
 from configs.hosts import HOSTS, Host
 from costmodel import CostModel, make_batch, tokens_that_fit
 from experiments.lib.colours import COLOURS, GREY
-from experiments.lib.common import ROOT, paper_numbers
+from experiments.lib.common import ROOT
 from experiments.lib.rows import Rows
 from loop import Loop
 from pipeline import (
@@ -89,24 +80,21 @@ BASELINES = {
 }
 OURS = "TD-Pipe"
 SYSTEMS = (*BASELINES, OURS)
-# Ids of TD-Pipe's largest throughput over theirs (Fig 11), in paper_numbers.csv; and the ratios.
+# Ids of TD-Pipe's largest throughput over theirs (Fig 11), in paper_numbers.csv.
 PUBLISHED = {
     "TP+SB": "td_vs_tp_sb",
     "TP+HB": "td_vs_tp_hb",
     "PP+SB": "td_vs_pp_sb",
     "PP+HB": "td_vs_pp_hb",
 }
-LARGEST = {baseline: paper_numbers()[number] for baseline, number in PUBLISHED.items()}
 
 
 @dataclass(frozen=True)
 class Node:
     """A model on GPUs of one machine, joined by PCIe.
 
-    longest: tokens of the model's longest sequence, as published with its weights. vLLM 0.5.3 gave
-        a batch of prefills no more (max_num_batched_tokens). Our llama2-70b in `MODELS` has
-        another: Sarathi-Serve's, who stretched its positions.
-    memory: times the keys and values that really fit (to see what memory does).
+    longest: tokens of the model's longest sequence, as published with its weights. (Sarathi-Serve
+    stretched llama2-70b's, and so has `MODELS`.) memory: times the keys and values that really fit.
     """
 
     name: str
@@ -302,10 +290,9 @@ def ceiling(node: Node, lengths: Lengths, pack: int = Rules.pack) -> float:
     """Output tokens/s that no schedule of phases exceeds on this node.
 
     All S stages work all the time. Prefills cost what TD-Pipe's micro-batches of whole prompts do.
-    Decodes run in batches that take all of the memory at every step. With c, the mean tokens that a
-    request holds while it decodes, S micro-batches of b requests hold S * b * c tokens: on average
-    b is at most memory / (S * c), and at most B. Single batches may be larger, and others smaller.
-    So the cheapest mix of two sizes counts.
+    Decodes take all of the memory at every step: with c, the mean tokens that a request holds while
+    it decodes, S micro-batches of b requests hold S * b * c tokens. On average b is at most memory
+    / (S * c), and at most B. Single batches may be larger: the cheapest mix of two sizes counts.
     """
     cost, stages = node.cost_model, node.gpus
     prefill = sum(
