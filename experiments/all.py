@@ -41,8 +41,6 @@ STUDIES = studies()
 # results that are there.
 SLOW = {"segment_operators"} | {name for name, study in STUDIES.items() if study.slow}
 TORCH = {"segment_operators"} | {name for name, study in STUDIES.items() if study.torch}
-# results of a script of another name
-COMMANDS = {"validate_pipeline": "validate.py --pipeline"}
 # the paper's B, where the memory formula alone would take more
 FLAGS = {"choose_chunk": ["--max-batch-size", "18"]}
 
@@ -202,7 +200,7 @@ def picture(out: Path, name: str, alt: str) -> str:
 
 def command_of(name: str) -> str:
     """The script that writes results/NAME.csv, and its flags."""
-    return COMMANDS.get(name, f"{name}.py")
+    return f"{name}.py"
 
 
 def kept(name: str) -> str:

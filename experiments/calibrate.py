@@ -1,9 +1,7 @@
 """Measures this machine for the cost model: writes results/calibration-MODEL.json.
 
     python experiments/calibrate.py
-        the laptop model on this machine's best device: two minutes
-    python experiments/calibrate.py --seconds 30
-        in half a minute, after loading the model: with fewer points, and it says which are left out
+        the laptop model on this machine's best device: two minutes, or three turns of all points
     python experiments/calibrate.py --model gpt2-124m --dtype float32
         another model: a calibration is of one model, device and dtype
 
@@ -28,15 +26,12 @@ short iterations, which are bound by kernel launches, come out too slow there.
 import enter  # noqa: F401
 import fast.first  # before torch  # noqa: F401
 
-import math
 import os
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -75,15 +70,7 @@ HELD_OUT = (
 )  # fmt: skip
 SHORTEST = 1024  # tokens that a model must allow
 QUICK_TOKENS = (1, 2, 4, 8, 32, 64, 128, 512)
-# The points without which there is no calibration. All others may be left out for lack of time.
-NEEDED_PROMPTS = (1, 32, 128, 512)
-NEEDED_CHUNKS = ((64, 32), (64, 256), (512, 32), (512, 256))  # start, length
-NEEDED_DECODES = ((1, 16), (8, 16), (1, 512), (8, 512), (1, 1024), (8, 1024))  # number, context
-NEEDED_HYBRIDS = 2
-PROBES = (1, 512)  # prompts whose times say what the others will take, about
 FEWEST_TURNS, MOST_TURNS, QUICK_TURNS = 3, 15, 3  # how often a point is measured
-LATE = 1.5  # an iteration is not begun unless there is time for so many times its last seconds
-CLOSING = 1.0  # s: for the fit, the tables and the file
 
 
 # ---------------------------------------------------------------------------------------- measuring
@@ -107,45 +94,8 @@ class Plan:
         alone = [*self.prompts.values(), *self.chunks.values(), *self.decodes.values()]
         return alone + self.hybrids + self.held_out
 
-    @property
-    def needed(self) -> list[Batch]:
-        """The batches without which there is no calibration."""
-        return [
-            *[self.prompts[tokens] for tokens in NEEDED_PROMPTS],
-            *[self.chunks[key] for key in NEEDED_CHUNKS],
-            *[self.decodes[key] for key in NEEDED_DECODES],
-            *self.hybrids[:NEEDED_HYBRIDS],
-        ]
 
-    def only(self, batches: Sequence[Batch]) -> "Plan":
-        """This plan without all other batches. A start with one chunk makes no curve, and goes."""
-        ids = {id(batch) for batch in batches}
-        chunks = {key: batch for key, batch in self.chunks.items() if id(batch) in ids}
-        per_start = Counter(start for start, _ in chunks)
-        return Plan(
-            {key: batch for key, batch in self.prompts.items() if id(batch) in ids},
-            {key: batch for key, batch in chunks.items() if per_start[key[0]] > 1},
-            {key: batch for key, batch in self.decodes.items() if id(batch) in ids},
-            [batch for batch in self.hybrids if id(batch) in ids],
-            [batch for batch in self.held_out if id(batch) in ids],
-        )
-
-    def beyond(self, kept: "Plan") -> str:
-        """What `kept` leaves out of this plan, in words; "" where it leaves out nothing."""
-        prompts = [str(tokens) for tokens in self.prompts if tokens not in kept.prompts]
-        chunks = [f"{size} from {start}" for start, size in self.chunks.keys() - kept.chunks.keys()]
-        decodes = [f"{n} at {context}" for n, context in self.decodes.keys() - kept.decodes.keys()]
-        hybrids = len(self.hybrids + self.held_out) - len(kept.hybrids + kept.held_out)
-        parts = [
-            f"prompts of {', '.join(prompts)} tokens" if prompts else "",
-            f"chunks of {', '.join(sorted(chunks))} tokens" if chunks else "",
-            f"decodes: {', '.join(sorted(decodes))} tokens" if decodes else "",
-            f"{hybrids} hybrid batches" if hybrids else "",
-        ]
-        return "; ".join(part for part in parts if part)
-
-
-def load_llm(model: str, dtype: str, device: str) -> "LLM":
+def load_llm(model: str, dtype: str, device: str) -> LLM:
     """The model, with a cache of 8 slots as long as the plan needs."""
     where = device_for(model, dtype, device)
     llm = LLM(model, max_batch_size=BATCH_SIZE, max_length=1, dtype=dtype, device=where)
@@ -188,81 +138,21 @@ def make_plan(length: int, quick: bool = False) -> Plan:
 
 
 def measure(
-    run: Callable[[Batch], Result],
-    plan: Plan,
-    seconds: float,
-    turns: int = MOST_TURNS,
-    clock: Callable[[], float] = time.perf_counter,
-) -> tuple[Plan, list[Result]]:
-    """Means for as many batches of the plan as there is time for: the plan of these, and results.
+    run: Callable[[Batch], Result], plan: Plan, seconds: float, turns: int = MOST_TURNS
+) -> list[Result]:
+    """Means of each batch of the plan: of FEWEST_TURNS, or more while `seconds` are not over.
 
-    It ends after `seconds`, or when each batch ran `turns` times. The batches run in alternation,
-    so that a machine's drift hits all alike. Those that a calibration needs come first, then the
-    cheapest. The dearest are left out where they cannot be warmed up once and measured FEWEST_TURNS
-    times. Raises UserError where that is not enough for those needed.
-
-    run: runs one batch (`batch_runner`). We take means, not medians: a long run meets the machine's
-    slow moments too, and its total time is the sum of means.
+    The batches run in alternation, so that a machine's drift hits all alike; the first turn warms
+    up. We take means, not medians: a long run meets the machine's slow moments too, and its total
+    time is the sum of means. run: runs one batch (`batch_runner`).
     """
-    begin = clock()
-    end, needed = begin + seconds - CLOSING, plan.needed
-    expected: dict[int, float] = {}  # s, by the batch's id: its last time, or a guess
-
-    def timed(batch: Batch) -> Result:
-        before = clock()
-        result = run(batch)
-        expected[id(batch)] = clock() - before
-        return result
-
-    def fits(batch: Batch) -> bool:
-        return clock() + LATE * expected[id(batch)] <= end
-
-    def affordable(batches: Sequence[Batch], runs: int) -> list[Batch]:
-        """The first of them that run so often in the time that is left."""
-        costs = accumulate(runs * expected[id(batch)] for batch in batches)
-        left = end - clock()
-        return [batch for batch, cost in zip(batches, costs, strict=True) if cost <= left]
-
-    def check_enough(batches: Sequence[Batch]) -> None:
-        """Raise a UserError if one is missing that a calibration needs."""
-        if len(batches) < len(needed):
-            cost = (1 + FEWEST_TURNS) * sum(expected[id(batch)] for batch in needed)
-            raise UserError(
-                f"--seconds {seconds} is too short: a calibration of this model takes about"
-                f" {math.ceil(clock() - begin + LATE * cost + CLOSING)} s here, or more"
-            )
-
-    for tokens in (*PROBES, *PROBES):  # the first times are slower
-        timed(plan.prompts[tokens])
-    fixed, more = (expected[id(plan.prompts[tokens])] for tokens in PROBES)
-    per_token = max(0.0, more - fixed) / (PROBES[1] - PROBES[0])
-    for batch in plan.batches:  # 1.5: attention to long contexts
-        expected[id(batch)] = 1.5 * fixed + batch.num_tokens * per_token
-    first = {id(batch) for batch in needed}
-    rest = [batch for batch in plan.batches if id(batch) not in first]
-    order = needed + sorted(rest, key=lambda batch: expected[id(batch)])
-
-    check_enough(affordable(needed, 1 + FEWEST_TURNS))
-    warm, guessed = [], 0.0
-    for batch in order:
-        known = sum(expected[id(batch)] for batch in warm)
-        guess = expected[id(batch)] * (known / guessed if warm else 1.0)  # at the pace so far
-        if clock() + FEWEST_TURNS * known + (1 + FEWEST_TURNS) * guess > end:
+    end = time.perf_counter() + seconds
+    seen: list[list[Result]] = []
+    for turn in progress(range(1 + turns), "measuring"):
+        if turn > FEWEST_TURNS and time.perf_counter() > end:
             break
-        guessed += expected[id(batch)]
-        timed(batch)
-        warm.append(batch)
-    chosen = affordable(warm, FEWEST_TURNS)
-    check_enough(chosen)
-    seen: dict[int, list[Result]] = {id(batch): [] for batch in chosen}
-    for batch in progress(turns * chosen, "measuring"):
-        if not fits(batch):
-            break
-        seen[id(batch)].append(timed(batch))
-    measured = [batch for batch in chosen if seen[id(batch)]]
-    check_enough(measured)
-    kept = plan.only(measured)
-    return kept, [mean(seen[id(batch)]) for batch in kept.batches]
+        seen.append([run(batch) for batch in plan.batches])
+    return [mean(results) for results in zip(*seen[1:], strict=True)]
 
 
 def mean(results: Sequence[Result]) -> Result:
@@ -274,7 +164,7 @@ def mean(results: Sequence[Result]) -> Result:
     return Result([], statistics.fmean(result.seconds for result in results), operators)
 
 
-def calibrate(llm: "LLM", load: str, plan: Plan, results: Sequence[Result]) -> Calibration:
+def calibrate(llm: LLM, load: str, plan: Plan, results: Sequence[Result]) -> Calibration:
     """Curves from the measured iterations; results: one for each of plan.batches."""
     measured = {id(batch): result for batch, result in zip(plan.batches, results, strict=True)}
 
@@ -381,17 +271,6 @@ def print_calibration(found: Calibration) -> None:
     print(f"{found.model.name} on {found.gpu.name}, torch {found.torch}:", end=" ")
     print(f"ms over all {found.model.n_layer} layers\n")
     print_table(["tokens", *LINEARS, "all linear", "GFLOP/s", "attn", "others"], rows)
-    title = (
-        f"attention costs {1e3 * found.attention:.2f} ms in any iteration; a decode adds, by the"
-        " tokens cached before it, ms"
-    )
-    print_table(found.decode.x, [[f"{1e3 * y:.2f}" for y in found.decode.seconds]], title)
-    lengths = found.chunks[0].x
-    table = [
-        [f"start {start}", *[f"{1e3 * curve(size):.1f}" for size in lengths]]
-        for start, curve in zip(found.starts, found.chunks, strict=True)
-    ]
-    print_table(["", *[f"{size} tokens" for size in lengths]], table, "and a chunk, ms")
     head = ", ".join(f"{1e3 * seconds:.2f}" for seconds in found.head.seconds)
     print(f"\nhead, {', '.join(map(str, found.head.x))} rows: {head} ms")
     print(f"a hybrid batch takes {found.hybrid:.3f}x the sum of its parts")
@@ -414,7 +293,7 @@ def print_hybrids(cost: CostModel, batches: Sequence[Batch], results: Sequence[R
 
 
 FLAGS = {name: replace(MEASURE[name], measure=False) for name in ("device", "dtype", "model")} | {
-    "seconds": Flag("seconds that it takes at most, after loading the model", 120),
+    "seconds": Flag("seconds after which no further turn begins", 120),
     "quick": Flag("measure fewer points: a smoke test, not a result"),
     "json": Flag("file of the calibration", shown="results/calibration-MODEL.json"),
 }
@@ -429,14 +308,11 @@ def main() -> None:
     begin = time.perf_counter()
     plan = make_plan(llm.max_length, options.quick)
     turns = QUICK_TURNS if options.quick else MOST_TURNS
-    kept, results = measure(batch_runner(llm, operators=True), plan, options.seconds, turns)
-    found = calibrate(llm, options.model, kept, results)
+    results = measure(batch_runner(llm, operators=True), plan, options.seconds, turns)
+    found = calibrate(llm, options.model, plan, results)
     print_calibration(found)
-    if kept.held_out:
-        held_out = results[len(results) - len(kept.held_out) :]
-        print_hybrids(CalibratedModel(found), kept.held_out, held_out)
-    if left_out := plan.beyond(kept):
-        print(f"\nleft out, for lack of time (see --seconds): {left_out}")
+    held_out = results[len(results) - len(plan.held_out) :]
+    print_hybrids(CalibratedModel(found), plan.held_out, held_out)
     found.save(path)
     print(f"\nwrote {path} after {time.perf_counter() - begin:.0f} s")
 

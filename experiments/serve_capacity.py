@@ -12,9 +12,9 @@
     python experiments/serve_capacity.py --policy-file examples/priority.py
         a policy of your own, from a file of your own
 
-serving/capacity.py defines capacity, SLO and served rate. Each search has 1024 requests. It repeats
-them until twice as many would not change the capacity (`settled_capacity`). The lengths of `chat`
-and `arxiv` are log-normal. They are fitted to published percentiles of openchat_sharegpt4 and
+serving/capacity.py defines capacity, SLO and served rate. Each search has 1024 requests, repeated
+until a rate that is too high shows it (`serving.planner.find_capacity`). The lengths of `chat` and
+`arxiv` are log-normal. They are fitted to published percentiles of openchat_sharegpt4 and
 arxiv_summarization, half of which are unverified. The strict SLO is 5 decode iterations of our cost
 model, the relaxed 25; "0.1 s" and the like are the paper's own values. Batch sizes and memory are
 the paper's (its artefact, osdi-experiments/figure-5-6): 128 requests, but 16 for Orca; token
@@ -40,7 +40,8 @@ from experiments.lib.flags import SERVED, WRITES, ScriptParser
 from experiments.lib.papers import ARXIV, CHAT, MISTRAL, OURS, POLICIES, YI, deployments
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
-from serving.capacity import BUDGETS, PRECISION, RELAXED, STRICT, Deployment
+from serving.capacity import BUDGETS, RELAXED, STRICT, Deployment
+from serving.planner import EXACT
 
 DEPLOYMENTS, DATASETS = (MISTRAL, YI), (CHAT, ARXIV)
 REQUESTS = 1024
@@ -84,8 +85,7 @@ def capacities(
     precision: float,
 ) -> list[Row]:
     """Under each SLO. workloads: requests by name. budgets: those to try; none: the paper's."""
-    job, requests = papers.Job(engine, data, policy), workloads[data]
-    return papers.capacity_rows(job, requests, slos(engine), budgets, precision)
+    return papers.capacity_rows(engine, policy, workloads[data], slos(engine), budgets, precision)
 
 
 def more_policies(names: Sequence[str] | None) -> list[str]:
@@ -113,7 +113,7 @@ def sweeps(
         capacities,
         workloads=workloads,
         budgets=BUDGETS_TRIED if policy else (),
-        precision=1.3 if quick else PRECISION,
+        precision=1.3 if quick else EXACT,
     )
     jobs = cases(data=list(workloads), policy=[*POLICIES, *more_policies(policy)])
     return [Sweep(bounds, on, [{}]), Sweep(run, on, jobs, processes=True)]

@@ -45,7 +45,7 @@ from experiments.lib.claims import Claim, bounded
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.flags import SERVED
-from experiments.lib.papers import ARXIV, CHAT, OURS, POLICIES, RIVALS, Job
+from experiments.lib.papers import ARXIV, CHAT, OURS, POLICIES, RIVALS
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
 from serving.capacity import DECODES, RELAXED, STRICT, Deployment
@@ -109,8 +109,7 @@ def capacities(
     precision: float,
 ) -> list[Row]:  # fmt: skip
     """Under each SLO. workloads: requests by name."""
-    job, requests = Job(engine, data, policy), workloads[data]
-    rows = papers.capacity_rows(job, requests, slos(engine), precision=precision)
+    rows = papers.capacity_rows(engine, policy, workloads[data], slos(engine), (), precision)
     return [{"layout": engine.layout, **row} for row in rows]
 
 
@@ -140,9 +139,9 @@ def cause(engine: Deployment, link: str, host: str, count: int, seed: int, preci
     """Gains of chat at 1 s, where Falcon's nodes have another link, or the software a host."""
     pipeline, tp8 = falcon(ETHERNETS[link], SOFTWARE[host])
     requests, slo = CHAT.requests(count, seed=seed), {"1 s": slos(engine)["1 s"]}
-    found = partial(papers.settled_capacities, requests=requests, slos=slo, precision=precision)
+    found = partial(papers.capacity_rows, requests=requests, slos=slo, precision=precision)
     ours, pp, tp = (
-        found(Job(where, CHAT.name, policy))["1 s"].rate
+        found(where, policy)[0]["capacity"]
         for where, policy in ((pipeline, OURS), (pipeline, "vllm_v0"), (tp8, "vllm_v0"))
     )
     return {

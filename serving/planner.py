@@ -34,13 +34,12 @@ from serving.capacity import (
     CONTEXT,
     DECODES,
     MAX_DELAY,
-    AlwaysServed,
     Load,
     Slo,
-    largest_rate,
     overload_of,
     worst_iteration,
 )
+from serving.search import AlwaysServed, largest_rate
 from serving.traffic import at_rate, copy_of
 from simulate import CostExecutor
 from timeline import Trace
@@ -194,7 +193,7 @@ class Replica:
     def static_share(self, budget: int) -> float | None:
         """What gives SGLang the cache of `holds`: its --mem-fraction-static, to 0.001 below.
 
-        Weights and cache, as a share of what is free before them: SGLANG_STATIC of engines.py.
+        Weights and cache, as a share of what is free before them: serving/engines.py.
         """
         if self.utilization is None:
             return None

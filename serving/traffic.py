@@ -11,7 +11,6 @@
                                              busiest minute
     at_rate(requests, 4.0)                   the same requests, all arrival times scaled to that
                                              mean rate
-    repeat(requests, 8)                      the same requests, eight times one after the other
 
 All random numbers have a seed. Arrivals, prompts and outputs draw from separate streams. So a
 change of one does not change the others. Two policies or two rates are compared on equal requests.
@@ -22,7 +21,7 @@ max_tokens = n: the prefill yields the first of them.
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -44,7 +43,6 @@ ARRIVALS, PROMPTS, OUTPUTS = range(3)  # the streams of one seed
 MOST_REQUESTS = 10**7
 MOST_TOKENS = 10**7  # of one prompt, or of one output
 MOST_CV = 1e6
-BLOCK = 4096  # requests that are drawn at once, where they are made one by one
 MOST_BYTES, MOST_JSON = 10**9, 10**8  # of a trace file
 MINUTE = 60.0  # s
 
@@ -115,26 +113,6 @@ def copy_of(request: Request, request_id: int, arrival: float) -> Request:
     return Request(
         request_id, request.prompt, request.max_tokens, request.stop_ids, arrival, tags=request.tags
     )
-
-
-def repeat(requests: Sequence[Request], times: int) -> list[Request]:
-    """New requests: those given, `times` times one after the other, at the same mean rate.
-
-    Each round keeps its order and its gaps. So the bursts and long prompts of a recorded trace keep
-    their places: a shuffled order would be another load. The gap between two rounds is the mean
-    gap. If all requests come at once, a round takes 1 s for each of them. Ids count from 0. A
-    prompt that states its tokens is the same in each round: with prefix caching, it is a hit there.
-    """
-    check_whole("times", times)
-    first = min(request.arrival for request in requests)
-    last = max(request.arrival for request in requests)
-    gap = (last - first) / (len(requests) - 1) if last > first else 1.0
-    period = len(requests) * gap
-    return [
-        copy_of(request, turn * len(requests) + place, request.arrival - first + turn * period)
-        for turn in range(times)
-        for place, request in enumerate(requests)
-    ]
 
 
 # ------------------------------------------------------------------------------------------ lengths
@@ -268,29 +246,6 @@ def make_requests(
             zip(arrivals, prompt_tokens.tolist(), output_tokens.tolist(), strict=True)
         )
     ]
-
-
-def stream_requests(
-    count: int, rate: float, prompts: Lengths, outputs: Lengths, seed: int = 0
-) -> Iterator[Request]:
-    """One by one, `make_requests(poisson(count, rate, seed), prompts, outputs, seed)`.
-
-    They are drawn in blocks. So a million of them take no memory.
-    """
-    check_whole("count", count, 0, MOST_REQUESTS)
-    check_number("rate", rate, 1 / FASTEST, FASTEST, "number of requests per second")
-    gaps, *lengths = (stream(seed, which) for which in (ARRIVALS, PROMPTS, OUTPUTS))
-    moment = 0.0
-    for first in range(0, count, BLOCK):
-        size = min(BLOCK, count - first)
-        moments = np.cumsum([moment, *gaps.gamma(1.0, 1.0, size)])[1:]
-        moment = moments[-1]
-        drawn = [
-            each.draw(size, draws).tolist()
-            for each, draws in zip((prompts, outputs), lengths, strict=True)
-        ]
-        for i, values in enumerate(zip((moments / rate).tolist(), *drawn, strict=True), first):
-            yield Request(i, range(values[1]), values[2], arrival=values[0])
 
 
 # ------------------------------------------------------------------------------------------- traces
