@@ -18,9 +18,9 @@ number of rows. So we measure curves here, one for each operator, over what its 
 Each point is the mean over whole iterations of the real engine (`measure`), with weights and cache
 as cold as they are in a run. `CalibratedModel` adds the operators of a batch up.
 A hybrid batch costs a little more than its parts do alone: each displaces the other from the CPU's
-caches. One factor says by how much: the mean over six hybrid batches. Five others are measured
-beside, as the first test. On a GPU, operators are timed one by one, with a wait after each. So
-short iterations, which are bound by kernel launches, come out too slow there.
+caches. One factor says by how much: the mean over six hybrid batches. On a GPU, operators are timed
+one by one, with a wait after each. So short iterations, which are bound by kernel launches, come out
+too slow there.
 """
 
 import enter  # noqa: F401
@@ -42,7 +42,7 @@ from command.checks import UserError
 from command.cli import claim, run_main
 from command.flags import Flag
 from configs import GPU
-from costmodel import CostModel, make_batch
+from costmodel import make_batch
 from engine import LLM
 from experiments.lib.common import ROOT, print_table, progress
 from experiments.lib.flags import MEASURE, ScriptParser
@@ -64,10 +64,6 @@ HYBRIDS = (  # start, length, decodes, context
     (0, 57, 7, 128), (0, 249, 7, 512), (256, 249, 7, 512), (512, 121, 3, 768),
     (256, 509, 3, 512), (768, 249, 7, 1024),
 )  # fmt: skip
-HELD_OUT = (
-    (0, 121, 7, 512), (256, 249, 7, 768), (128, 61, 3, 256), (512, 509, 3, 1024),
-    (700, 250, 6, 400),
-)  # fmt: skip
 SHORTEST = 1024  # tokens that a model must allow
 QUICK_TOKENS = (1, 2, 4, 8, 32, 64, 128, 512)
 FEWEST_TURNS, MOST_TURNS, QUICK_TURNS = 3, 15, 3  # how often a point is measured
@@ -87,12 +83,11 @@ class Plan:
     chunks: dict[tuple[int, int], Batch]  # by start and length
     decodes: dict[tuple[int, int], Batch]  # by number and context
     hybrids: list[Batch]
-    held_out: list[Batch]  # hybrid batches that no constant is made from
 
     @property
     def batches(self) -> list[Batch]:
         alone = [*self.prompts.values(), *self.chunks.values(), *self.decodes.values()]
-        return alone + self.hybrids + self.held_out
+        return alone + self.hybrids
 
 
 def load_llm(model: str, dtype: str, device: str) -> LLM:
@@ -112,13 +107,6 @@ def make_plan(length: int, quick: bool = False) -> Plan:
     """What fits a cache whose slots hold `length` tokens."""
     step = 2 if quick else 1
 
-    def hybrid_batches(shapes: Sequence[tuple[int, int, int, int]]) -> list[Batch]:
-        return [
-            make_batch([(start, size, start + size)], decodes, context)
-            for start, size, decodes, context in shapes[::step]
-            if max(start + size, context) <= length
-        ]
-
     sizes = [size for size in (QUICK_TOKENS if quick else TOKENS) if size <= length]
     prompts = {size: make_batch([(0, size, size + 1)]) for size in sizes}
     prompts[PROMPTS * SHORTEST] = make_batch([(0, SHORTEST, SHORTEST + 1)] * PROMPTS)
@@ -134,7 +122,12 @@ def make_plan(length: int, quick: bool = False) -> Plan:
         for context in CONTEXTS[::step]
         if context <= length and (count in (1, BATCH_SIZE) or context == 512)
     }
-    return Plan(prompts, chunks, decodes, hybrid_batches(HYBRIDS), hybrid_batches(HELD_OUT))
+    hybrids = [
+        make_batch([(start, size, start + size)], decodes, context)
+        for start, size, decodes, context in HYBRIDS[::step]
+        if max(start + size, context) <= length
+    ]
+    return Plan(prompts, chunks, decodes, hybrids)
 
 
 def measure(
@@ -280,18 +273,6 @@ def print_calibration(found: Calibration) -> None:
     )
 
 
-def print_hybrids(cost: CostModel, batches: Sequence[Batch], results: Sequence[Result]) -> None:
-    """The first test of adding the operators up: batches that no constant is made from."""
-    rows = []
-    for batch, result in zip(batches, results, strict=True):
-        chunk, count, context = batch.chunks[0], len(batch.decodes), batch.decodes[0].context
-        what = f"{chunk.length} tokens from {chunk.start}, and {count} decodes at {context}"
-        times = [f"{1e3 * seconds:.1f}" for seconds in (cost.seconds(batch), result.seconds)]
-        rows.append([what, *times, f"{100 * (cost.seconds(batch) / result.seconds - 1):+.1f} %"])
-    title = "Hybrid batches that were not used, predicted and measured, ms"
-    print_table(["batch", "predicted", "measured", "error"], rows, title)
-
-
 FLAGS = {name: replace(MEASURE[name], measure=False) for name in ("device", "dtype", "model")} | {
     "seconds": Flag("seconds after which no further turn begins", 120),
     "quick": Flag("measure fewer points: a smoke test, not a result"),
@@ -311,8 +292,6 @@ def main() -> None:
     results = measure(batch_runner(llm, operators=True), plan, options.seconds, turns)
     found = calibrate(llm, options.model, plan, results)
     print_calibration(found)
-    held_out = results[len(results) - len(plan.held_out) :]
-    print_hybrids(CalibratedModel(found), plan.held_out, held_out)
     found.save(path)
     print(f"\nwrote {path} after {time.perf_counter() - begin:.0f} s")
 
