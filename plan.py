@@ -4,8 +4,6 @@
     python plan.py --model DIR --gpu h100 --tp 2 --slo tpot:p95:30 --slo ttft:p90:1000
     python plan.py --gpu-spec 24,165,1008 --requests-file 1000:200
         a GPU of no table (GB, TFLOPS, GB/s); all requests with 1000 prompt and 200 output tokens
-    python plan.py --gpu here --model laptop --requests-file 200:40 --tbt-slo 150
-        this machine, as experiments/calibrate.py measured it
     python plan.py --gpu h100 --model llama3.1-8b --requests-file chat --anchor bench.json --rate 20
         scaled to your own server: bench.json is of `vllm bench serve --save-result`
 
@@ -27,12 +25,11 @@ from command.cli import ROOT, run_main
 from command.flags import Flag
 from configs import GPUS, LINKS, ModelConfig
 from configs.hosts import HOSTS
-from costmodel import SOFTWARE, TILE, CostModel, constants
+from costmodel import SOFTWARE, CostModel, constants
 from experiments.lib.common import run_jobs
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
 from experiments.lib.flags import WRITES, ScriptParser, make_directory, model_flag
 from experiments.lib.plan_names import (
-    HERE,
     SLO_FLAGS,
     budgets_tried,
     check_together,
@@ -56,7 +53,6 @@ from experiments.lib.plan_report import (
 from experiments.lib.study import finish
 from loading.priced import priced_model
 from serving.anchor import anchor_of, scaled
-from serving.calibration import BATCH_SIZE, RESULTS, CalibratedModel, Calibration
 from serving.comparison import (
     Job,
     Question,
@@ -66,19 +62,17 @@ from serving.comparison import (
     policies_of,
     search,
 )
-from serving.planner import SMALL_BUDGETS, Found, Replica, Traffic
+from serving.planner import Found, Replica, Traffic
 
 REQUESTS = 2048  # that are drawn, where no file has them
 TP, PP = (1, 2, 4, 8), (2, 4)
 # of a GPU's memory: vLLM's default for years; today's is 0.92 (serving/engines.py)
 UTILIZATION = 0.9
 ASYNC = "vllm-async"  # the host of today's vLLM
-# flags of a GPU alone
-PRICED = ("weights", "memory_utilization", "cache_tokens", "anchor")
 FLAGS = {
     "model": model_flag("mistral-7b"),
     "weights": Flag("", shown="as in config.json, or bf16", choices=("bf16", "fp8")),
-    "gpu": Flag(f"GPU, one of {', '.join(GPUS)}, or here: this machine", shown="a100-80gb"),
+    "gpu": Flag(f"GPU, one of {', '.join(GPUS)}", shown="a100-80gb"),
     "gpu_spec": Flag(),
     "tp": Flag("", 1),
     "pp": Flag("", 1),
@@ -86,14 +80,13 @@ FLAGS = {
     "memory_utilization": Flag("", shown=str(UTILIZATION)),
     "cache_tokens": Flag("tokens of cache of the replica, instead: of an engine's own log, such as"
                          " \"GPU KV cache size: N tokens\""),
-    "calibration": Flag("with --gpu here: the calibration", shown="results/calibration-MODEL.json"),
     "requests_file": Flag("traffic: a CSV, JSON or JSONL file of arrivals, prompts and outputs; or"
                           " chat, arxiv, or P:N tokens of every request", shown="chat"),
     "requests": Flag("requests that are drawn, where the traffic is no file", REQUESTS, 256),
     "seed": Flag("seed of all that is drawn at random", 0),
     **SLO_FLAGS,
     "rate": Flag("requests per second that you expect: how many replicas hold them?"),
-    "max_batch_size": Flag("requests that run at once, at most C", shown="256; here, 8"),
+    "max_batch_size": Flag("requests that run at once, at most C", shown="256"),
     "chunk_size": Flag("token budgets that are tried", shown="several, by the SLO", several=True),
     "concurrency": Flag("also a closed loop: so many clients, each of which sends its next request"
                         " when it has its last"),
@@ -138,22 +131,6 @@ def replica_of(options: Namespace, model: ModelConfig, tp: int, pp: int) -> Repl
     return replica
 
 
-def replica_here(options: Namespace, model: ModelConfig) -> Replica:
-    """This machine, as its calibration describes it."""
-    for name in ("gpu_spec", "software", *PRICED):
-        if getattr(options, name) is not None:
-            flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"{flag} and --gpu {HERE} exclude each other: leave one out")
-    if (options.tp, options.pp) != (1, 1):
-        raise UserError(f"--tp is {options.tp} and --pp {options.pp}; --gpu {HERE} allows 1 and 1")
-    path = options.calibration or RESULTS / f"calibration-{model.name}.json"
-    if not path.is_file():
-        raise UserError(f"no {path}: run experiments/calibrate.py --model {options.model} first")
-    calibration = Calibration.read(path)
-    calibration.check(model.name)
-    return Replica(CalibratedModel(calibration), options.max_batch_size or BATCH_SIZE, None)
-
-
 # --------------------------------------------------------------------------------------------- main
 
 
@@ -189,25 +166,17 @@ def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
     check_together(options)
     if options.pp > model.n_layer:
         raise UserError(f"--pp is {options.pp}, and {model.name} has {model.n_layer} layers")
-    if options.gpu == HERE:
-        replica = replica_here(options, model)
-    elif options.calibration is not None:
-        raise UserError(f"--calibration needs --gpu {HERE}")
-    else:
-        replica = replica_of(options, model, *place)
+    replica = replica_of(options, model, *place)
     fitting = that_fit(requests, replica, (sizes := budgets_tried(options))[0])
     traffic, demands = Traffic.of(name, fitting), demands_of(options, fitting, from_file)
-    replicas, refused = {place: replica}, {}
-    if options.gpu != HERE:
-        replicas, refused = replicas_of(options, model, traffic)
-    anchor, path = None, options.anchor
-    if path:
-        anchor = anchor_of(path, replica, options.model)
+    replicas, refused = replicas_of(options, model, traffic)
+    anchor = None
+    if options.anchor:
+        anchor = anchor_of(options.anchor, replica, options.model)
         replicas = {at: scaled(each, anchor.factor) for at, each in replicas.items()}
         replica = replicas[place]
     slo = slo_of(options, replica.decode_iteration)
-    step = SMALL_BUDGETS[0] if options.gpu == HERE else TILE
-    return Question(replicas, traffic, slo, sizes, step, demands, anchor), refused
+    return Question(replicas, traffic, slo, sizes, demands, anchor), refused
 
 
 def on_all_cores(

@@ -18,9 +18,9 @@ number of rows. So we measure curves here, one for each operator, over what its 
 Each point is the mean over whole iterations of the real engine (`measure`), with weights and cache
 as cold as they are in a run. `CalibratedModel` adds the operators of a batch up.
 A hybrid batch costs a little more than its parts do alone: each displaces the other from the CPU's
-caches. One factor says by how much: the mean over six hybrid batches. On a GPU, operators are timed
-one by one, with a wait after each. So short iterations, which are bound by kernel launches, come out
-too slow there.
+caches. One factor says by how much: the mean over six hybrid batches. On a GPU, operators are
+timed one by one, with a wait after each. So short iterations, which are bound by kernel launches,
+come out too slow there.
 """
 
 import enter  # noqa: F401

@@ -10,7 +10,7 @@ r"""Sarathi-Serve, Fig 11 and 13: the capacity of pipelines, and of tensor paral
         your requests and policy on these pipelines. For those of yours: plan.py --tp 4 --pp 2
 
 serving/capacity.py defines capacity, SLO and served rate. Each search has 1024 requests. It repeats
-them until twice as many would not change the capacity (`settled_capacity`). Machines, batch sizes
+them until a rate that is too high shows it (`serving.planner.find_capacity`). Machines, batch sizes
 and budgets are the paper's (its artefact, osdi-experiments/figure-5-6 and figure-8). GPUs are
 joined by NVLink in pairs, so that a ring of four crosses PCIe. 100 Gb Ethernet joins the two nodes,
 for the hop of the pipeline and for TP8: at 4.6 GB/s, between the ends of what others measured of
@@ -49,6 +49,7 @@ from experiments.lib.papers import ARXIV, CHAT, OURS, POLICIES, RIVALS
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
 from serving.capacity import DECODES, RELAXED, STRICT, Deployment
+from serving.planner import EXACT
 
 NUMBERS = paper_numbers()
 A100, A40 = "a100-80gb-pcie", "a40"
@@ -67,7 +68,7 @@ LLAMA = Deployment("llama2-70b", 4, A40, stages=2, link="pcie4", hop="pcie4", **
 PIPELINES = (FALCON, LLAMA)
 DATASETS = (CHAT, ARXIV)
 REQUESTS = 1024
-PRECISION = 1.05  # of a capacity
+PRECISION = EXACT  # of a capacity
 PROMPT = 4096  # tokens, of the prefill whose time is published
 # quantities, in ms
 AT_PEAK = "prefill of 4K, all stages at 100 % of peak, linear operators alone"

@@ -15,7 +15,6 @@ import numpy as np
 from batch import LATEST
 from command.checks import UserError
 from scheduler import POLICIES
-from serving.calibration import CalibratedModel
 from serving.capacity import CONTEXT, DECODES, Load, Slo, token_budget, tpot
 from serving.planner import (
     EXACT,
@@ -90,7 +89,6 @@ class Question:
     traffic: Traffic
     slo: Slo
     sizes: Sequence[int]  # token budgets
-    step: int  # between token budgets, at least
     demands: Sequence[Demand] = ()
     anchor: Anchor | None = None
 
@@ -182,7 +180,7 @@ def search(
     rough = best = max((short := curve).values(), key=lambda each: each.rate)
     if rough.rate:
         near = [size for size, each in curve.items() if each.rate * ROUGH >= rough.rate]
-        near += beside(budgets, rough.budget, question.step)
+        near += beside(budgets, rough.budget)
         jobs = [Job("exact", OURS, size, *here) for size in near]
         exact = list(run(jobs, "exact capacity", dict.fromkeys(near, rough.rate)).values())
         curve = dict(sorted((curve | {each.budget: each for each in exact}).items()))
@@ -236,8 +234,7 @@ def too_strict(question: Question, here: tuple[int, int]) -> str:
         if seconds > each.seconds
     ]
     why = "; ".join(missed) or "single requests meet it, and hardly more than one at a time"
-    more = "" if isinstance(replica.cost, CalibratedModel) else ", or give more GPUs with --tp"
-    return f"no rate meets the SLO ({slo}): {why}; allow more{more}"
+    return f"no rate meets the SLO ({slo}): {why}; allow more, or give more GPUs with --tp"
 
 
 def latencies(plan: Plan) -> list[tuple[float, float, Load, float]]:

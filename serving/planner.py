@@ -26,7 +26,7 @@ import numpy as np
 from batch import Batch, Request
 from command.checks import UserError, check_number, check_whole
 from configs import LINKS, Link
-from costmodel import CostModel, make_batch
+from costmodel import TILE, CostModel, make_batch
 from loop import Loop
 from pipeline import Hop, PipelineTrace, StageCosts, even_layers, make_micro_batches, run_pipeline
 from scheduler import make_scheduler
@@ -56,7 +56,6 @@ COARSE, EXACT = 1.2, 1.025  # precision: of short runs, and of the answer
 HOPELESS = 32  # if not even so small a part of the throughput is served, the capacity is 0
 WHOLE = ("request_level", "baseline", "orca", "vllm_v0")  # policies that read no token budget
 BUDGETS = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
-SMALL_BUDGETS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 1024)  # of a CPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -398,13 +397,10 @@ def budgets_of(replica: Replica, traffic: Traffic, slo: Slo, sizes: Sequence[int
     return list(sizes[: over.index(True) + 1] if True in over else sizes)
 
 
-def beside(budgets: Sequence[int], best: int, step: int) -> list[int]:
-    """Budgets that were not tried: in the middle between the best and its neighbours.
-
-    They are multiples of `step`.
-    """
+def beside(budgets: Sequence[int], best: int) -> list[int]:
+    """Budgets that were not tried: in the middle between the best and its neighbours, in tiles."""
     place = budgets.index(best)
-    middles = [(best + size) // 2 // step * step for size in budgets[max(0, place - 1) : place + 2]]
+    middles = [(best + size) // 2 // TILE * TILE for size in budgets[max(0, place - 1) : place + 2]]
     return [size for size in dict.fromkeys(middles) if size and size not in budgets]
 
 

@@ -32,7 +32,7 @@ from typing import Protocol
 import numpy as np
 
 from batch import LATEST, Request
-from command.checks import MOST_SEED, UserError, check_number, check_whole, shown
+from command.checks import MOST_SEED, UserError, check_number, check_whole
 from loading.requests import listed
 from loading.tables import check_cells, is_json, read_table
 from paged.prompts import HASHED, hashed
@@ -131,9 +131,6 @@ class Fixed:
 
     tokens: int
 
-    def __post_init__(self) -> None:
-        check_whole("tokens", self.tokens, 1, MOST_TOKENS)
-
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
         return np.full(count, self.tokens)
 
@@ -144,10 +141,6 @@ class Uniform:
 
     low: int
     high: int
-
-    def __post_init__(self) -> None:
-        check_whole("low", self.low, 1, MOST_TOKENS)
-        check_whole("high", self.high, self.low, MOST_TOKENS)
 
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
         return generator.integers(self.low, self.high + 1, count)
@@ -171,13 +164,6 @@ class Zipf:
     exponent: float = 1.0
     by: str = "rank"
 
-    def __post_init__(self) -> None:
-        check_whole("low", self.low, 1, MOST_TOKENS)
-        check_whole("high", self.high, self.low, MOST_TOKENS)
-        check_number("exponent", self.exponent, 0, 1e6)
-        if not isinstance(self.by, str) or self.by not in ZIPF_BY:
-            raise UserError(f"Zipf by {shown(self.by)}: choose from {', '.join(ZIPF_BY)}")
-
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
         lengths = np.arange(self.low, self.high + 1)
         first = 1 if self.by == "rank" else self.low
@@ -198,16 +184,6 @@ class LogNormal:
     p90: float
     longest: int | None = None
 
-    def __post_init__(self) -> None:
-        check_number("median", self.median, 1, MOST_TOKENS)
-        check_number("p90", self.p90, 1, MOST_TOKENS)
-        if self.median > self.p90:
-            raise UserError(
-                f"median is {self.median} and p90 is {self.p90}; 1 <= median <= p90 is needed"
-            )
-        if self.longest is not None:
-            check_whole("longest", self.longest, math.ceil(self.p90), MOST_TOKENS)
-
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
         sigma = math.log(self.p90 / self.median) / NormalDist().inv_cdf(0.9)
         drawn = np.rint(self.median * np.exp(sigma * generator.standard_normal(count)))
@@ -226,14 +202,6 @@ def make_requests(
 
     max_length: most tokens of prompt and output together. A longer prompt is cut, so that both fit.
     """
-    if not isinstance(arrivals, Sequence | np.ndarray) or getattr(arrivals, "ndim", 1) != 1:
-        raise UserError(f"arrivals is {shown(arrivals)}; it must be a list of seconds")
-    check_whole("arrivals: their number", len(arrivals), 0, MOST_REQUESTS)
-    for name, lengths in (("prompts", prompts), ("outputs", outputs)):
-        if not hasattr(lengths, "draw"):
-            raise UserError(
-                f"{name} is {shown(lengths)}; give a distribution of lengths, such as Fixed(100)"
-            )
     prompt_tokens = prompts.draw(len(arrivals), stream(seed, PROMPTS))
     output_tokens = outputs.draw(len(arrivals), stream(seed, OUTPUTS))
     if max_length is not None:

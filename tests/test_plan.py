@@ -199,7 +199,7 @@ def test_why_no_rate_meets_the_bounds(llama: Path, missed: str) -> None:
     limits = dict.fromkeys(("tbt", *PER_REQUEST), 200) | {missed: 1}
     slo = Slo(tuple(Bound(name, 95, each / 1e3) for name, each in limits.items()))
     traffic = Traffic.of("x", make_requests(poisson(8, 1.0), Fixed(900), Fixed(5)))
-    said = too_strict(Question({(1, 1): replica(llama)}, traffic, slo, (128, 2048), 128), (1, 1))
+    said = too_strict(Question({(1, 1): replica(llama)}, traffic, slo, (128, 2048)), (1, 1))
     reason = rf": the P95 {missed.upper()} of requests that are served one at a time is [\d.]+ ms;"
     assert re.search(reason, said) and said.count("one at a time") == 1
 
@@ -296,7 +296,7 @@ def test_how_many_replicas_hold_a_rate(
     rate: float, busiest: float | None, tp: int, said: str
 ) -> None:
     of = Replica(CostModel(MODELS["mistral-7b"], GPUS["h100"], tp=tp), 8, None)
-    asked = Question({}, Traffic.of("trace", population()), SLO, (512,), 128)
+    asked = Question({}, Traffic.of("trace", population()), SLO, (512,))
     found = Plan(asked, of, {}, Found(16.0, 512), [15.0, 17.0], {}, {})
     assert who_holds(found, Demand("your trace", rate, busiest, "")) == said
 
@@ -487,7 +487,7 @@ def test_budgets_leave_room_for_the_longest_request() -> None:
     of = Replica(cost, 256, None, utilization=0.9)
     few, many = of.holds(8192), of.holds(128)
     traffic = Traffic.of("long", [Request(0, range((few + many) // 2), 1)])
-    tried = Question({(2, 1): of}, traffic, Slo.of(100), BUDGETS, 128).budgets(2, 1)
+    tried = Question({(2, 1): of}, traffic, Slo.of(100), BUDGETS).budgets(2, 1)
     assert 128 in tried and 8192 not in tried
 
 
@@ -511,7 +511,7 @@ def test_layouts_have_the_gpus_of_the_expected_rate(capsys: pytest.CaptureFixtur
         for tp in (1, 2)
     }
     traffic = Traffic.of("x", make_requests(poisson(8, 1.0), Fixed(9), Fixed(100)))
-    asked = Question(replicas, traffic, SLO, (512,), 128, [expected])
+    asked = Question(replicas, traffic, SLO, (512,), [expected])
     layouts = {(1, 1): Found(16.0, 512), (2, 1): Found(30.0, 512)}
     print_layouts(Plan(asked, replicas[1, 1], {}, Found(16.0, 512), [], layouts, {}))
     lines = [each.split() for each in capsys.readouterr().out.splitlines() if each[:2] == "TP"]

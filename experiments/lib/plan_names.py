@@ -15,16 +15,13 @@ from configs import GPU, GPUS
 from experiments.lib.papers import ARXIV, CHAT, read_whole
 from loading.requests import short_enough
 from serving.anchor import read_load
-from serving.calibration import LENGTH, CalibratedModel
 from serving.capacity import STRICT, Bound, Slo
 from serving.comparison import Demand
-from serving.planner import BUDGETS, SMALL_BUDGETS, Replica
+from serving.planner import BUDGETS, Replica
 from serving.traffic import Fixed, busy_times, make_requests, poisson
 
-HERE = "here"  # --gpu: this machine
-
 DATASETS = {data.name: data for data in (CHAT, ARXIV)}
-PAIR = re.compile(r"([0-9]{1,7}):([0-9]{1,7})")
+PAIR = re.compile(r"([1-9][0-9]{0,6}):([1-9][0-9]{0,6})")
 
 
 def gpu_of(options: Namespace) -> tuple[GPU, str]:
@@ -82,10 +79,7 @@ def that_fit(requests: Sequence[Request], replica: Replica, budget: int) -> list
     budget: the smallest that is tried. It leaves the most cache.
     """
     model = replica.cost.model
-    most = model.longest
-    if isinstance(replica.cost, CalibratedModel):
-        most = min(most, LENGTH)
-    most = min(most, replica.holds(budget) or most)
+    most = min(model.longest, replica.holds(budget) or model.longest)
     whose = "--cache-tokens" if most == replica.cache_tokens else f"{model.name} here"
     return short_enough(requests, most, whose)
 
@@ -105,8 +99,7 @@ def check_together(options: Namespace) -> None:
 
 
 def budgets_tried(options: Namespace) -> list[int]:
-    sizes = SMALL_BUDGETS if options.gpu == HERE else BUDGETS
-    return sorted(set(options.chunk_size or sizes[:: 3 if options.quick else 1]))
+    return sorted(set(options.chunk_size or BUDGETS[:: 3 if options.quick else 1]))
 
 
 def demands_of(options: Namespace, requests: Sequence[Request], from_file: bool) -> list[Demand]:

@@ -17,7 +17,6 @@ from experiments.lib.look import COLOURS, labelled_bars, panels
 from experiments.lib.papers import LOOKS, looks_of
 from experiments.lib.plan_names import budgets_tried, gpu_of
 from experiments.lib.rows import Rows, read_rows
-from serving.calibration import LENGTH, CalibratedModel
 from serving.capacity import MAX_DELAY, Slo
 from serving.comparison import OURS, Anchor, Demand, Plan
 from serving.engines import engine_flags
@@ -33,7 +32,7 @@ LATER = (("ttft", 50), ("ttft", 90), ("tbt", 50), ("tbt", 99))  # at each load
 UNITS = dict.fromkeys(("capacity", ROUGHLY, "mean rate", "busiest minute"), "requests/s")
 # Of servers that others measured, and how they are predicted (beside_benchmarks.py)
 KINDS = ("single stream", "long prompts", "tensor parallel", "short prompts")
-WAYS = ("data sheet", "card and host")
+WAY = "card and host"
 ANCHORED = ("without an anchor", "anchored")  # numbers of a server of which one load is known
 BOTH = "both"  # sources that were looked at, and those that were kept apart
 LONG = 1500  # prompt tokens
@@ -61,11 +60,10 @@ def error_of(replica: Replica, traffic: Traffic) -> tuple[str, float, float] | N
 
     The kind; the median error and the 90th percentile, in %. None: nothing is known.
     """
-    if isinstance(replica.cost, CalibratedModel) or not MEASURED.exists():
+    if not MEASURED.exists():
         return None
     kind = kind_of(replica.cost.tp, float(traffic.prompts.mean()))
-    host = replica.cost.host
-    way = ANCHORED[1] if host.factor != 1 else WAYS[host != HOSTS["none"]]
+    way = ANCHORED[1] if replica.cost.host.factor != 1 else WAY
     rows = read_rows(MEASURED).where("median error", group=kind, way=way, sources=BOTH)
     kind += ", anchored" * (way in ANCHORED)
     return kind, rows.one("median error"), rows.one("90th percentile")
@@ -86,18 +84,13 @@ def describe(options: Namespace, replica: Replica, traffic: Traffic, slo: Slo) -
         print(f"           {say}")
     print(textwrap.fill(f"SLO        {slo}", 88, subsequent_indent=11 * " "))
     print(f"           and always: median scheduling delay at most {MAX_DELAY:g} s")
-    if (cache_tokens := replica.holds(budgets_tried(options)[0])) is None:
-        print(f"memory     {replica.max_batch_size} requests of up to {LENGTH} tokens")
-    else:
-        up_to = "up to " if replica.utilization else ""
-        print(
-            f"memory     {up_to}{cache_tokens} tokens of cache: {cache_tokens / mean:.0f} requests"
-            f" of the mean {mean:.0f} tokens;\n"
-            f"           at most {replica.max_batch_size}, or C, run at once"
-        )
-    if isinstance(cost, CalibratedModel):
-        print(f"constants  measured here on {cost.calibration.date}: calibrate.py")
-        return
+    cache_tokens = replica.holds(budgets_tried(options)[0])
+    up_to = "up to " if replica.utilization else ""
+    print(
+        f"memory     {up_to}{cache_tokens} tokens of cache: {cache_tokens / mean:.0f} requests"
+        f" of the mean {mean:.0f} tokens;\n"
+        f"           at most {replica.max_batch_size}, or C, run at once"
+    )
     _, owner = gpu_of(options)
     guess = constants(owner, options.software or "vllm")[1]
     print(textwrap.fill(f"constants  {cost.efficiency.source}", 88, subsequent_indent=11 * " "))
@@ -196,9 +189,7 @@ def who_holds(plan: Plan, demand: Demand) -> str:
 
     count = math.ceil(demand.rate / capacity)
     kind = f"replica{'s' * (count > 1)} of {plan.replica.layout}"
-    if isinstance(plan.replica.cost, CalibratedModel):
-        kind = f"machine{'s' * (count > 1)} like this"
-    elif (gpus := count * plan.replica.gpus) > 1:
+    if (gpus := count * plan.replica.gpus) > 1:
         kind += f" ({gpus} GPUs)"
     said = f"{rounded(demand.rate)} requests/s"
     said += f" (busiest minute {rounded(busiest)}/s)" if busiest else ""
