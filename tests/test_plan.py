@@ -527,7 +527,8 @@ def test_an_interrupt_keeps_what_is_there(tmp_path: Path, llama: Path) -> None:
     with mock.patch("os.cpu_count", lambda: 1), mock.patch.multiple(comparison, DRAWS=1, **few):
         done = call(plan, "--model", llama, *SMALL, *asked)
     assert done.returncode == 130 and "1 other samples" in done.stdout
-    assert "2 clients" in done.stdout and "policies, each" not in done.stdout
+    assert "2 clients" in done.stdout and "(long prompts)" in done.stdout
+    assert "policies, each" not in done.stdout
     assert done.stderr.splitlines()[-1].startswith("interrupted")
     rows = read_rows(tmp_path / "plan.csv")
     assert rows.one("capacity", layout="TP1") > 0 and not (tmp_path / "plan.png").exists()
