@@ -3,24 +3,15 @@ r"""Prefill apart from decode, chunks, or phases: which of them serves most, of 
     python experiments/apart_map.py
         predicted for LLaMA-3.1-8B on four H100s: ten to twenty minutes of CPU time, on all cores
 
-Three answers to "a prefill disturbs decodes", each on the same four GPUs:
-
     sarathi_serve    chunks: four replicas; the best chunk size of CHUNKS
     td_pipe          phases in time: a pipeline of four stages
     apart            phases in space: the best of one, two or three prefill engines of the four
 
 A cell of a map has one length of prompts, one of outputs, and Poisson arrivals. Its number is the
 goodput: the largest rate at which 90 % of the requests have their first token within 0.5 s, and a
-mean time per output token (TPOT) within a bound. Rates that are tried are 9 % apart, so a lead of
-1.09 is the smallest there is. The link carries keys and values to decode engines, and activations
-to the next stage.
-
-Below the maps: DistServe's comparison with vLLM as it was before chunked prefills, as near as we
-can. LLaMA-13B has the size of OPT-13B. Lengths are
-those of Azure's conversations. One engine of vllm_v0 stands against three GPUs. DistServe joins two
-of them to one prefill engine (TP2). Ours are two engines. `host`: vllm_v0 also waits for the
-software around Sarathi-Serve's GPUs (serve_phases.py), and prefill apart does not, for DistServe's
-engine is in C++. `unbounded`: its engines have endless memory.
+mean time per output token (TPOT) within a bound. Rates that are tried are 9 % apart. Below the maps
+stands DistServe's comparison with vLLM as it was before chunked prefills, as near as we can: see
+docs/apart.md.
 """
 
 import enter  # noqa: F401

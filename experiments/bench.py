@@ -9,31 +9,26 @@
         our engine with its cache in blocks (paged/), without and with prefix caching
 
 A LLaMA of 0.2 B parameters (`laptop`) with random weights, saved as a checkpoint that all engines
-load. W: 16 requests of 512 prompt tokens and 32 output tokens. V: 24 requests of 64-1024 and 8-64,
-drawn with seed 0. P: 16 requests of 640 and 16, whose first 512 tokens are the same. The others are
-small: 4x512+16 is 4 requests of 512 and 16. At most 8 run at once; greedy, end-of-text ignored.
-Engines run in alternation and medians are compared, because a machine drifts. The floor is what
-this machine needs for the linears, and for reading weights, K and V (`Machine`), if no prompt is
-shared.
+load. W: 16 requests of 512 prompt tokens and 32 output tokens. V: 24 requests of 64-1024 and 8-64.
+P: 16 requests of 640 and 16, whose first 512 tokens are the same. At most 8 run at once; greedy,
+end-of-text ignored. Engines run in alternation and medians are compared, because a machine drifts.
+The floor is what this machine needs for the linears, and for reading weights, K and V.
 
     TTFT     from the call to a request's first token: the median of the requests
     hits     prompt tokens that were in the cache. It is empty when a run begins
     equal    first tokens, to ours in slots. Two that are nearly as likely may change places
-
-A later run adds its rows to results/bench.csv, and replaces those of the same case.
 """
 
 import enter  # noqa: F401
 import fast.first  # before torch  # noqa: F401
 
 import argparse
-import math
 import random
 import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,26 +60,8 @@ from paged.blocks import BLOCK_SIZE, Blocks
 from paged.cache import make_cache
 
 NAME, CPU = "bench", torch.device("cpu")
-SHAPES = {
-    "W": lambda draw: [(512, 32)] * 16,
-    "V": lambda draw: [(draw(64, 1024), draw(8, 64)) for _ in range(24)],
-    "P": lambda draw: [(640, 16)] * 16,
-}
-QUICK_SHAPES = {
-    "W": lambda draw: [(24, 4)] * 4,
-    "V": lambda draw: [(draw(8, 48), draw(2, 6)) for _ in range(6)],
-    "P": lambda draw: [(40, 4)] * 4,
-}
 SMALL = ("1x64+32", "2x128+24", "8x64+24", "4x512+16", "1x1024+1")  # requests x prompt + outputs
-
-
-def alike(name: str, divisor: int = 1) -> Callable[..., list[tuple[int, int]]]:
-    count, prompt, outputs = map(int, re.split("[x+]", name))
-    return lambda draw: [(prompt // divisor, math.ceil(outputs / divisor))] * count
-
-
-SHAPES |= {name: alike(name) for name in SMALL}
-QUICK_SHAPES |= {name: alike(name, 16) for name in SMALL}
+SHAPES = ("W", "V", "P", *SMALL)
 SHARED = 0.8  # of each prompt of P
 MAX_LENGTH = 1024 + 64
 BUDGET = 256  # tokens of a batch
@@ -96,10 +73,21 @@ UNITS |= {"over floor": "x", f"over {OURS}": "x", "hits": "tokens", "equal": "re
 FORMS = dict.fromkeys(UNITS, ".2f") | dict.fromkeys(("throughput", "hits", "equal"), ".0f")
 
 
+def shapes_of(name: str, dice: random.Random) -> list[tuple[int, int]]:
+    """Prompt and output tokens of each request."""
+    if name == "V":
+        return [(dice.randint(64, 1024), dice.randint(8, 64)) for _ in range(24)]
+    alike = {"W": "16x512+32", "P": "16x640+16"}.get(name, name)
+    count, prompt, outputs = map(int, re.split("[x+]", alike))
+    return [(prompt, outputs)] * count
+
+
 def make_workload(name: str, vocabulary: int, quick: bool = False) -> Work:
-    """[(prompt token ids, output tokens), ...]: the same on every machine."""
+    """[(prompt token ids, output tokens), ...]: the same on every machine. quick: a 16th of all."""
     dice = random.Random(0)
-    shapes = (QUICK_SHAPES if quick else SHAPES)[name](dice.randint)
+    shapes = shapes_of(name, dice)
+    if quick:
+        shapes = [(prompt // 16, -(-outputs // 16)) for prompt, outputs in shapes[:6]]
     same = round(SHARED * shapes[0][0]) if name == "P" else 0
     first = [dice.randrange(vocabulary) for _ in range(same)]
     return [

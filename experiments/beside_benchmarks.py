@@ -1,23 +1,18 @@
 """The planner beside public benchmarks of servers: vLLM, SGLang, TensorRT-LLM.
 
 benchmarks.csv has what others measured and published: its conditions, its number, its address. Each
-line is simulated as the planner would: today's vLLM kernels on the GPU, the engine's defaults (B,
-token budget, policy, memory), the load. No constant is fitted to these numbers. A third of the
-sources, chosen by a hash of their address before the first comparison, was kept apart until
-all else stood. It takes minutes.
+line is simulated as the planner would: today's vLLM kernels, the engine's defaults (B, token
+budget, policy, memory), the load. No constant is fitted to these numbers. A third of the sources,
+chosen by a hash of their address, was kept apart until all else stood. It takes minutes.
 
-card and host    the memory that engines find on the card, and the CPU's time (configs/hosts.py). A
-                 host holds for the versions of vLLM of its sources' time: "vllm-2024" before 0.6;
-                 "vllm-v1" until async scheduling, 0.12; then "vllm-async". Of SGLang, TensorRT-LLM
-                 and unknown versions it is "none".
+card and host    the memory that engines find on the card, and the CPU's time (configs/hosts.py),
+                 where the version of vLLM tells it
 anchored         scaled to that server: one factor on its iterations, found on one of the loads that
-                 its page has. All others are compared, with it and without.
+                 its page has. All others are compared, with it and without
 
 Lengths that a source gives as a mean of real texts (ShareGPT) are drawn with the spread that
-Sarathi-Serve publishes of them, and stretched to that mean. So are, of
-one page, outputs that ended before the length that was asked: none is longer. Not compared is a
-throughput that is the load: at a rate that the server keeps up with, anybody predicts it. One
-that a page states in two units counts once.
+Sarathi-Serve publishes of them, and stretched to that mean. Not compared is a throughput that is
+the load. One that a page states in two units counts once.
 """
 
 import enter  # noqa: F401

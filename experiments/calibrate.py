@@ -5,22 +5,12 @@
     python experiments/calibrate.py --model gpt2-124m --dtype float32
         another model: a calibration is of one model, device and dtype
 
-The GPUs of the papers are predicted from a few constants (costmodel.py). A CPU does not follow so
-simple a law: Python costs something per layer, 'others' is not small, kernels change with the
-number of rows. So we measure curves here, one for each operator, over what its time depends on:
-
-    linear operators, others    tokens of the batch
-    head                        rows that a token is sampled from
-    attention of a decode       its context
-    attention of a chunk        its start and its length; a prompt from token 0 runs another kernel
-                                and has a curve of its own
-
-Each point is the mean over whole iterations of the real engine (`measure`), with weights and cache
-as cold as they are in a run. `CalibratedModel` adds the operators of a batch up.
-A hybrid batch costs a little more than its parts do alone: each displaces the other from the CPU's
-caches. One factor says by how much: the mean over six hybrid batches. On a GPU, operators are
-timed one by one, with a wait after each. So short iterations, which are bound by kernel launches,
-come out too slow there.
+A CPU follows no simple law. So we measure curves, one for each operator, over what its time depends
+on: tokens of the batch; rows that are sampled (head); a decode's context; a chunk's start and
+length. Each point is the mean over whole iterations of the real engine. `CalibratedModel` adds the
+operators of a batch up. A hybrid batch costs a little more than its parts do alone: one factor says
+by how much. On a GPU, operators are timed one by one, with a wait after each: short iterations come
+out too slow there.
 """
 
 import enter  # noqa: F401

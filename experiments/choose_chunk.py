@@ -1,23 +1,14 @@
-"""The chunk size for a model, a GPU and a workload, asked of the cost model.
-
-SARATHI leaves this choice to future work (Sec 6).
+"""The chunk size for a model, a GPU and a workload, asked of the cost model (SARATHI, Sec 6).
 
     python experiments/choose_chunk.py --model llama-13b --gpu a6000 --pd 14 --max-length 1024
     python experiments/choose_chunk.py --pd 14 --max-length 1024 --tbt-slo 100
         no TBT above 100 ms
-    python experiments/choose_chunk.py --model DIR --gpu h100
-        the model of a config.json, with today's vLLM
     python experiments/choose_chunk.py --calibration results/calibration-laptop.json --pd 14
         for the machine that calibrate.py measured
 
 All requests are alike: P prompt tokens and D decodes, P + D = L, P:D as given, and there are always
-more of them. For each chunk size C the scheduler runs against the cost model until the throughput
-is steady; the best C is the one with the most tokens per second. Small chunks read the weights too
-often and leave tiles half empty; large ones run out before all decodes have ridden along.
-
-The longest TBT (time between two tokens of a request) is the longest iteration that holds a decode:
-in SARATHI's, decodes wait for the chunk beside them. The baseline's decodes never meet a prefill.
-Its prefills delay only requests that have no token yet, and that is no TBT.
+more of them. The best C is the one with the most tokens per second in the steady state. The longest
+TBT is the longest iteration that holds a decode. The baseline's decodes never meet a prefill.
 """
 
 import enter  # noqa: F401

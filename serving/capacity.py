@@ -1,25 +1,12 @@
-"""Serving over time: what Sarathi-Serve's experiments share, and two of its words made exact.
+"""Serving over time: what Sarathi-Serve's experiments and the planner share. All times in seconds.
 
-capacity       the largest request rate that a policy serves within an SLO with a bounded queue
-               (Sarathi-Serve, Sec 5.1; its artefact's capacity search). A rate is served if the P99
-               of all times between tokens is at most the SLO, and the median scheduling delay is at
-               most 2 s. If more requests arrive than are served, the queue grows, and the median
-               with it. Bisection finds the capacity. Every rate has the same requests; only their
-               arrival times are scaled. So two rates or two policies differ in nothing else.
-settled        few requests are all served before a queue builds, so their capacity comes out far
-               too large. `settled_capacity` repeats them, until twice as many repeats give the same
-               capacity, within the search's precision. It leaves out the start and the end of a run
-               (`Load.steady`), when the engine is not full.
+capacity       the largest request rate that a policy serves within an SLO with a bounded queue: a
+               median scheduling delay of at most 2 s (Sarathi-Serve, Sec 5.1). serving/planner.py
+               searches it. Start and end of a run do not count (`Load.steady`).
 strict SLO     a P99 TBT of at most 5 decode iterations; relaxed: 25 (Sec 5.1, Table 3). A decode
-               iteration is a batch of 32 decodes with a context of 4096 tokens each, without a
-               prefill. Our cost model prices it.
+               iteration is a batch of 32 decodes with a context of 4096 tokens each.
 token budget   for an SLO: the largest multiple of the tile whose worst iteration meets the SLO
-               (Sec 4.3). The worst iteration holds those 32 decodes. The rest of its tokens are the
-               end of the longest prompt (8192 tokens), which attends to all tokens before it.
-
-All times are in seconds. The cost model's constants are those of Sarathi-Serve's software
-(constants.EFFICIENCY). They come from measurements of single operators. No constant was fitted to a
-number of its paper.
+               (Sec 4.3). It holds those 32 decodes and the end of the longest prompt, 8192 tokens.
 """
 
 import math
@@ -31,7 +18,6 @@ import numpy as np
 from batch import LATEST, Batch, Request
 from command.checks import UserError, check_number, check_whole, lookup
 from configs import GPUS, LINKS
-from configs.hosts import HOSTS
 from costmodel import TILE, CostModel, make_batch, tokens_that_fit
 from loading.priced import priced_model
 from pipeline import Hop, StageCosts, even_layers, simulate_pipeline
@@ -71,10 +57,6 @@ class Deployment:
     def __post_init__(self) -> None:
         priced_model(self.model)
         lookup(GPUS, self.gpu, "GPU")
-        for link in (self.link, self.hop):
-            lookup(LINKS, link, "link")
-        lookup(HOSTS, self.host, "host")
-        check_whole("stages", self.stages)
 
     @property
     def layout(self) -> str:

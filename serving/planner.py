@@ -2,15 +2,11 @@
 
 traffic     a population of requests. A run draws from it: blocks of neighbours, with their gaps, so
             that bursts stay bursts. A trace that is too short for a run is repeated.
-capacity    as in serving/capacity.py: the largest rate that meets all bounds of the SLO, with a
-            median scheduling delay of at most 2 s. Start and end of a run do not count.
 search      short runs find about where the capacity is. Long runs decide. A long run lasts until a
             rate that is too high by the search's precision shows it: then the queue has grown
             beyond 2 s. A run ends early when its median delay is surely longer. Where requests are
             so short that a long run would take more than MOST of them, no rate counts as served
             that exceeds the throughput with all requests waiting.
-
-All times are in seconds, rates in requests per second.
 """
 
 import math

@@ -1,21 +1,8 @@
 """Requests over time: when they arrive, their prompts' lengths, and their output tokens.
 
-    poisson(1000, rate=2.0)                  arrival times of independent users: the gaps are
-                                             exponential
-    gamma(1000, rate=2.0, cv=3.0)            the same rate in bursts: `cv` is the gaps' coefficient
-                                             of variation (deviation / mean); 1 is Poisson
-    make_requests(arrivals, prompts, outputs)    requests with drawn lengths: Fixed, Uniform, Zipf,
-                                                 LogNormal
-    read_trace("trace.csv")                  the requests of a recorded trace
-    busy_times(requests)                     how many come per second: on average, and in the
-                                             busiest minute
-    at_rate(requests, 4.0)                   the same requests, all arrival times scaled to that
-                                             mean rate
-
 All random numbers have a seed. Arrivals, prompts and outputs draw from separate streams. So a
-change of one does not change the others. Two policies or two rates are compared on equal requests.
-Times are in seconds, lengths in tokens. If a trace says n output tokens, the request has
-max_tokens = n: the prefill yields the first of them.
+change of one does not change the others. Times are in seconds, lengths in tokens. If a trace says n
+output tokens, the request has max_tokens = n: the prefill yields the first of them.
 """
 
 import json

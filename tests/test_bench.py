@@ -58,10 +58,10 @@ def test_floors() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "workload, peers, hits",
-    [("V", ["transformers"], [0, None]), ("P", ["blocks", "prefix-caching"], [0, 0, 3 * 32])],
+    [("V", ["transformers"], [0, None]), ("P", ["blocks", "prefix-caching"], [0, 0, 5 * 32])],
 )
 def test_a_tiny_run(workload: str, peers: list[str], hits: list, tmp_path: Path) -> None:
-    """Each repeat begins with an empty cache: P's prompts share 32 of 40 tokens, of 3 requests."""
+    """Each repeat begins with an empty cache: P's prompts share 32 of 40 tokens, of 5 requests."""
     pytest.importorskip("transformers")
     flags = ["--quick", "--workload", workload, "--repeats", 2, "--chunk-size", 32]
     flags += [word for peer in peers for word in ("--peer", peer)]

@@ -161,17 +161,6 @@ def test_a_python_that_is_too_old_says_so_in_one_line(script: str, tmp_path: Pat
     assert done.stderr.startswith("error: this is Python 3.10.12, and this needs 3.11 or newer")
 
 
-@pytest.mark.parametrize("way", ["demo", "experiments", "notebooks"])
-def test_the_environment_of_another_clone_lends_no_module(way: str, tmp_path: Path) -> None:
-    """PYTHONPATH stands where the .pth of `make install` does: behind the folder of a script."""
-    for name in ("command", "experiments", "scheduler"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('of another clone')", "utf-8")
-    code = f"import sys; sys.path.insert(0, {str(ROOT / way)!r}); import enter, scheduler"
-    words = ["-c", f"{code}; print(scheduler.__file__)"]
-    done = spawn.run(*words, cwd=tmp_path, input="", env=os.environ | {"PYTHONPATH": str(tmp_path)})
-    assert (done.stdout.strip(), done.stderr) == (str(ROOT / "scheduler.py"), "")
-
-
 # ------------------------------------------------------------------------------------------- Ctrl-C
 
 

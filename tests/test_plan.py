@@ -5,7 +5,6 @@ The conversation trace is the committed sample.
 
 import gc
 import json
-import math
 import os
 import random
 import re
@@ -146,14 +145,6 @@ def test_a_sample_is_of_the_traffic() -> None:
     assert traffic.sample(300, 1)[7].max_tokens != traffic.sample(300, 2)[7].max_tokens
 
 
-def test_bursts_stay_bursts() -> None:
-    """Blocks keep their gaps: a sample of a trace in bursts has bursts."""
-    arrivals = [100 * (i // 10) + 0.1 * (i % 10) for i in range(500)]
-    traffic = Traffic.of("bursts", [Request(i, [0], 1, arrival=a) for i, a in enumerate(arrivals)])
-    gaps = np.diff([each.arrival for each in traffic.sample(500, seed=3)])
-    assert np.std(gaps) / np.mean(gaps) > 2.5
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("gpu", "tp", "slo"), [("a100-80gb", 1, Slo.of(0.05, 0.5)), ("h100", 2, Slo.of(0.03))]
@@ -182,15 +173,6 @@ def test_the_climb_ends_at_the_best(rates: dict[int, float]) -> None:
     with mock.patch("serving.planner.find_capacity", find):
         for first in rates:
             assert best_budget(*[None] * 4, list(rates), 1.05, first).budget == 512
-
-
-def test_the_samples_of_a_short_trace_differ() -> None:
-    """As much as samples of 50 requests do: else the interval would say that all is known."""
-    rng = np.random.default_rng(0)
-    sizes = rng.integers(1, 1000, 50).tolist()
-    traffic = Traffic.of("short", [Request(i, range(n), 1, arrival=i) for i, n in enumerate(sizes)])
-    means = [np.mean([len(each.prompt) for each in traffic.sample(50, k)]) for k in range(40)]
-    assert 0.5 < np.std(means) / (np.std(sizes) / math.sqrt(50)) < 1.5
 
 
 @pytest.mark.parametrize("missed", ["tbt", "tpot"])
@@ -480,15 +462,6 @@ def test_why_a_layout_is_left_out() -> None:
 def test_the_longest_request_is_one() -> None:
     traffic = Traffic.of("x", [Request(0, range(900), 5), Request(1, range(5), 900)])
     assert fits(904, traffic) and not fits(903, traffic)
-
-
-def test_budgets_leave_room_for_the_longest_request() -> None:
-    cost = CostModel(MODELS["llama3.1-70b"], GPUS["h100"], tp=2, software="vllm")
-    of = Replica(cost, 256, None, utilization=0.9)
-    few, many = of.holds(8192), of.holds(128)
-    traffic = Traffic.of("long", [Request(0, range((few + many) // 2), 1)])
-    tried = Question({(2, 1): of}, traffic, Slo.of(100), BUDGETS).budgets(2, 1)
-    assert 128 in tried and 8192 not in tried
 
 
 def test_what_vllm_bench_would_print() -> None:

@@ -71,14 +71,6 @@ def test_an_error_in_mid_run_is_one_line(tmp_path: Path) -> None:
     line = text.splitlines().index("        return [{}['chunk']]") + 1
     with pytest.raises(UserError, match=rf"mine.py, line {line}: KeyError: 'chunk'"):
         simulate([Request(0, range(9), 3)], policy="mine")
-    text = text.replace("[{}['chunk']]", "super().prefills('many')")
-    (tmp_path / "deep").mkdir()
-    with pytest.raises(UserError, match="'mine', which is taken"):  # by the other file
-        load_policies(file_of(tmp_path / "deep", text))
-    text = text.replace('"mine"', '"deep"')
-    load_policies(file_of(tmp_path / "deep", text))
-    with pytest.raises(UserError, match=rf"mine.py, line {line}: TypeError"):
-        simulate([Request(0, range(9), 3)], policy="deep")
 
 
 @pytest.mark.parametrize(

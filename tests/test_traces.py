@@ -16,10 +16,9 @@ from batch import Request
 from command.checks import UserError
 from configs import MODELS
 from experiments import serve_latency
-from experiments.lib.papers import MISTRAL, YI, Recorded, deployments
+from experiments.lib.papers import MISTRAL, Recorded
 from experiments.lib.rows import Rows, read_rows
 from loading.policyfile import load_policies
-from loop import Loop
 from scheduler import make_scheduler
 from serving.capacity import Deployment, median_ttft
 from serving.lengths import TAG, length_error, tag_lengths
@@ -31,7 +30,7 @@ from serving.traffic import (
     poisson,
     read_trace,
 )
-from simulate import CostExecutor, run_all, simulate
+from simulate import simulate
 from timeline import COLUMNS, Life, Trace
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -251,16 +250,6 @@ def test_who_was_away_is_lifted() -> None:
     assert scheduler.served["dan"] == 100, "eve alone waits"
 
 
-def test_a_preempted_request_is_no_more_service() -> None:
-    """A prompt token counts once, although its request runs again."""
-    load_policies(FAIR)
-    requests, cost = make_requests(poisson(60, 10.0), *SHORT), YI.cost_model
-    scheduler = make_scheduler("fair_share", *SIZES.values(), 700)
-    run_all(Loop(scheduler, CostExecutor(cost)), requests)
-    assert any(request.preemptions for request in requests)
-    assert scheduler.served == {"": sum(len(r.prompt) + 2 * r.max_tokens for r in requests)}
-
-
 def test_the_shortest_output_is_next_and_who_tells_none_is_last() -> None:
     load_policies(EXAMPLES / "shortest_output.py")
     told = ("900", "7", "soon", "30", None)
@@ -288,14 +277,6 @@ def test_a_figure_by_tag(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert table[3].split() == ["rate", "policy", "C", *titles]
     [line] = [each.split() for each in table if each.split()[:2] == ["20", "fair_share"]]
     assert line[3:] == [f"{row['median TTFT']:#.3g}" for row in own], "a user beside the other"
-
-
-def test_a_users_model_and_gpu_take_the_papers_place() -> None:
-    assert deployments([YI]) == [YI]
-    [one] = deployments([YI], model="llama3.1-8b", gpu="h100", tp=1)
-    assert one.hardware == "h100" and one.link != YI.link
-    with pytest.raises(UserError, match="does not fit|do not fit"):
-        deployments([YI], model="llama2-70b", gpu="a6000", tp=1)
 
 
 # -------------------------------------------------------------------------------- predicted lengths

@@ -6,20 +6,15 @@ packages:
     python -P experiments/lib/peers.py TASK ENGINE CHECKPOINT DTYPE [BUDGET]
 
 It first says {"version"}. Then each line of its input is a question, and each line of its output an
-answer, both in JSON. It ends with its input. Sampling is greedy, and end-of-text is ignored.
+answer, both in JSON. Sampling is greedy, and end-of-text is ignored.
 
     generate   [[prompt token ids, output tokens], ...] -> seconds, tokens (ids of each request),
                and of vLLM, firsts (s from the call to each request's first token), hits (prompt
-               tokens that were in the cache, which is empty when the call begins). At most 8
-               requests run at once. BUDGET: tokens of a batch (transformers has none)
+               tokens that were in the cache). BUDGET: tokens of a batch (transformers has none)
     beams      {prompts (token ids), beam_width, response (output tokens)} -> first, next: s, from
-               the call to the first token of all prompts, then for each further token. Our clock
-               stops when the beams are chosen, that of transformers just before. peak: bytes, the
-               largest RSS less the RSS before the call: the cache, its copies and activations, not
-               the weights (Linux; else null). tokens: the best sequence of each prompt
-
-"segment" and "standard" are `LLM.beam_search` with either cache, all prompts in one batch from
-their first token to their last, as transformers runs them.
+               the call to the first token of all prompts, then for each further token. peak: bytes,
+               the largest RSS less the RSS before the call (Linux; else null). tokens: the best
+               sequence of each prompt. "segment" and "standard" are `LLM.beam_search`
 
 vLLM's environment has nothing of ours: what is imported here is imported inside of functions.
 """
