@@ -4,74 +4,57 @@
     python plan.py --model DIR --gpu h100 --tp 2 --slo tpot:p95:30 --slo ttft:p90:1000
     python plan.py --gpu-spec 24,165,1008 --requests-file 1000:200
         a GPU of no table (GB, TFLOPS, GB/s); all requests with 1000 prompt and 200 output tokens
-    python plan.py --gpu here --model laptop --requests-file 200:40 --tbt-slo 150
-        this machine, as experiments/calibrate.py measured it
-    python plan.py --gpu h100 --model llama3.1-8b --requests-file 1000:200 --chunk-size 8192
-            --concurrency 16 --offline --only load
-        what `vllm bench serve` would print: 16 clients; all requests at once
     python plan.py --gpu h100 --model llama3.1-8b --requests-file chat --anchor bench.json --rate 20
         scaled to your own server: bench.json is of `vllm bench serve --save-result`
 
-It prints and draws the token budget, the capacity with an interval, the latency under load, what
-other numbers of GPUs and other policies give, and the command lines for vLLM and SGLang. Each is
-printed as soon as it is known, and Ctrl-C keeps what is there. --model also takes the folder of a
-config.json, or a hub id that is on disk. serving/planner.py says how it searches; docs/planner.md
-what the answer is worth.
+Each part of the answer is printed as soon as it is known, and Ctrl-C keeps what is there.
+serving/planner.py says how it searches; docs/planner.md what the answer is worth.
 """
 
 import command.enter  # noqa: F401
 
 import gc
-import json
 import os
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
-from pathlib import Path
-from typing import TextIO
 
 from command.checks import UserError
-from command.cli import MARK, ROOT, run_main, write_file
+from command.cli import ROOT, run_main
 from command.flags import Flag
 from configs import GPUS, LINKS, ModelConfig
 from configs.hosts import HOSTS
-from costmodel import SOFTWARE, TILE, CostModel, constants
+from costmodel import SOFTWARE, CostModel, constants
 from experiments.lib.common import run_jobs
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
 from experiments.lib.flags import WRITES, ScriptParser, make_directory, model_flag
 from experiments.lib.plan_names import (
-    HERE,
+    SLO_FLAGS,
     budgets_tried,
     check_together,
     demands_of,
     gpu_of,
     requests_of,
+    slo_of,
     that_fit,
 )
 from experiments.lib.plan_report import (
     NAME,
     PARTS,
-    answer_of,
     describe,
     draw,
-    engine_lines,
     print_anchor,
-    print_benches,
+    print_bench,
     print_engines,
-    print_error,
     rounded,
     rows_of,
 )
-from experiments.lib.plan_slo import SLO_FLAGS, slo_of
 from experiments.lib.study import finish
 from loading.priced import priced_model
 from serving.anchor import anchor_of, scaled
-from serving.calibration import BATCH_SIZE, RESULTS, CalibratedModel, Calibration
 from serving.comparison import (
     Job,
-    Plan,
     Question,
     bench,
     first_answer,
@@ -79,54 +62,42 @@ from serving.comparison import (
     policies_of,
     search,
 )
-from serving.planner import SMALL_BUDGETS, Found, Replica, Traffic
+from serving.planner import Found, Replica, Traffic
 
 REQUESTS = 2048  # that are drawn, where no file has them
 TP, PP = (1, 2, 4, 8), (2, 4)
 # of a GPU's memory: vLLM's default for years; today's is 0.92 (serving/engines.py)
 UTILIZATION = 0.9
 ASYNC = "vllm-async"  # the host of today's vLLM
-STDOUT = Path("-")
-# flags of a GPU alone
-PRICED = ("weights", "host_time", "memory_utilization", "cache_tokens", "anchor")
-PRICED += ("dollars_per_gpu_hour",)
 FLAGS = {
     "model": model_flag("mistral-7b"),
     "weights": Flag("", shown="as in config.json, or bf16", choices=("bf16", "fp8")),
-    "gpu": Flag(f"GPU, one of {', '.join(GPUS)}, or here: this machine", shown="a100-80gb"),
+    "gpu": Flag(f"GPU, one of {', '.join(GPUS)}", shown="a100-80gb"),
     "gpu_spec": Flag(),
     "tp": Flag("", 1),
     "pp": Flag("", 1),
-    "link": Flag("", shown="the GPU's own", choices=LINKS),
-    "hop": Flag("", shown="as --link", choices=LINKS),
     "software": Flag("", shown="vllm", choices=SOFTWARE),
-    "host_time": Flag("", shown=f"{ASYNC} for --software vllm, else none", choices=HOSTS),
     "memory_utilization": Flag("", shown=str(UTILIZATION)),
     "cache_tokens": Flag("tokens of cache of the replica, instead: of an engine's own log, such as"
                          " \"GPU KV cache size: N tokens\""),
-    "calibration": Flag("with --gpu here: the calibration", shown="results/calibration-MODEL.json"),
     "requests_file": Flag("traffic: a CSV, JSON or JSONL file of arrivals, prompts and outputs; or"
                           " chat, arxiv, or P:N tokens of every request", shown="chat"),
     "requests": Flag("requests that are drawn, where the traffic is no file", REQUESTS, 256),
     "seed": Flag("seed of all that is drawn at random", 0),
     **SLO_FLAGS,
     "rate": Flag("requests per second that you expect: how many replicas hold them?"),
-    "max_batch_size": Flag("requests that run at once, at most C", shown="256; here, 8"),
+    "max_batch_size": Flag("requests that run at once, at most C", shown="256"),
     "chunk_size": Flag("token budgets that are tried", shown="several, by the SLO", several=True),
     "concurrency": Flag("also a closed loop: so many clients, each of which sends its next request"
                         " when it has its last"),
-    "offline": Flag("also a burst: all requests at once"),
-    "anchor": Flag("your own server: a JSON file of vllm bench serve --save-result, or of guidellm."
-                   " All times are scaled to it"),
-    "anchor_chunk_size": Flag("token budget of that server", shown="the file's, else vLLM's"),
+    "anchor": Flag("your own server: a JSON file of vllm bench serve --save-result. All times are"
+                   " scaled to it"),
     **POLICY_FLAGS,
     "policy": Flag("a policy to compare", shown="all; those of --policy-file, if it is given",
                    repeated=True),
-    "only": Flag("no more than the capacity, or than --concurrency and --offline (load)",
-                 shown="all", choices=("capacity", "load")),
+    "only": Flag("no more than the capacity", shown="all", choices=("capacity",)),
     **WRITES,
     "out": Flag("", ROOT / "build" / NAME),
-    "json": Flag("JSON file of the answer; -: stdout, and all else to stderr"),
 }  # fmt: skip
 
 
@@ -135,16 +106,16 @@ FLAGS = {
 
 def cost_of(options: Namespace, model: ModelConfig, tp: int) -> CostModel:
     gpu, owner = gpu_of(options)
-    link, software = LINKS[options.link or gpu.link], options.software or "vllm"
+    software = options.software or "vllm"
     own = constants(owner, software)[0] if options.gpu_spec else None
-    host = options.host_time or (ASYNC if software == "vllm" else "none")
-    return CostModel(model, gpu, own, tp=tp, link=link, software=software, host=HOSTS[host])
+    host = HOSTS[ASYNC if software == "vllm" else "none"]
+    return CostModel(model, gpu, own, tp=tp, software=software, host=host)
 
 
 def replica_of(options: Namespace, model: ModelConfig, tp: int, pp: int) -> Replica:
     """`tp` GPUs in each of `pp` stages. Raises UserError if the model does not fit, or divide."""
     cost, share = cost_of(options, model, tp), options.memory_utilization or UTILIZATION
-    size, hop = options.max_batch_size or 256, LINKS[options.hop or options.link or cost.gpu.link]
+    size, hop = options.max_batch_size or 256, LINKS[cost.gpu.link]
     if options.cache_tokens and (tp, pp) == (options.tp, options.pp):
         return Replica(cost, size, options.cache_tokens, pp, hop)
     replica = Replica(cost, size, None, pp, hop, share)
@@ -158,22 +129,6 @@ def replica_of(options: Namespace, model: ModelConfig, tp: int, pp: int) -> Repl
             " --pp, or a larger --memory-utilization"
         )
     return replica
-
-
-def replica_here(options: Namespace, model: ModelConfig) -> Replica:
-    """This machine, as its calibration describes it."""
-    for name in ("gpu_spec", "software", "link", "hop", *PRICED):
-        if getattr(options, name) is not None:
-            flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"{flag} and --gpu {HERE} exclude each other: leave one out")
-    if (options.tp, options.pp) != (1, 1):
-        raise UserError(f"--tp is {options.tp} and --pp {options.pp}; --gpu {HERE} allows 1 and 1")
-    path = options.calibration or RESULTS / f"calibration-{model.name}.json"
-    if not path.is_file():
-        raise UserError(f"no {path}: run experiments/calibrate.py --model {options.model} first")
-    calibration = Calibration.read(path)
-    calibration.check(model.name)
-    return Replica(CalibratedModel(calibration), options.max_batch_size or BATCH_SIZE, None)
 
 
 # --------------------------------------------------------------------------------------------- main
@@ -211,25 +166,17 @@ def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
     check_together(options)
     if options.pp > model.n_layer:
         raise UserError(f"--pp is {options.pp}, and {model.name} has {model.n_layer} layers")
-    if options.gpu == HERE:
-        replica = replica_here(options, model)
-    elif options.calibration is not None:
-        raise UserError(f"--calibration needs --gpu {HERE}")
-    else:
-        replica = replica_of(options, model, *place)
+    replica = replica_of(options, model, *place)
     fitting = that_fit(requests, replica, (sizes := budgets_tried(options))[0])
     traffic, demands = Traffic.of(name, fitting), demands_of(options, fitting, from_file)
-    replicas, refused = {place: replica}, {}
-    if options.gpu != HERE:
-        replicas, refused = replicas_of(options, model, traffic)
-    anchor, path = None, options.anchor
-    if path:
-        anchor = anchor_of(path, replica, options.model, options.anchor_chunk_size)
+    replicas, refused = replicas_of(options, model, traffic)
+    anchor = None
+    if options.anchor:
+        anchor = anchor_of(options.anchor, replica, options.model)
         replicas = {at: scaled(each, anchor.factor) for at, each in replicas.items()}
         replica = replicas[place]
-    slo, price = slo_of(options, replica.decode_iteration), options.dollars_per_gpu_hour
-    step = SMALL_BUDGETS[0] if options.gpu == HERE else TILE
-    return Question(replicas, traffic, slo, sizes, step, demands, anchor, price), refused
+    slo = slo_of(options, replica.decode_iteration)
+    return Question(replicas, traffic, slo, sizes, demands, anchor), refused
 
 
 def on_all_cores(
@@ -239,69 +186,41 @@ def on_all_cores(
     return run_jobs(answer, jobs, processes, what, initializer=gc.disable)
 
 
-def benches_of(options: Namespace, question: Question, budgets: Sequence[int]) -> list[dict]:
-    """What --concurrency and --offline ask for, at these token budgets."""
-    replica = question.replicas[options.tp, options.pp]
-    kinds = [options.concurrency] * bool(options.concurrency) + [None] * options.offline
-    asked = [(budget, clients) for budget in budgets for clients in kinds]
-    return [bench(replica, question.traffic, *each) for each in asked]
-
-
 def main() -> None:
-    options, begin, out = read_options(), time.monotonic(), sys.stdout
+    options, begin = read_options(), time.monotonic()
     gc.disable()  # a run leaves many small objects and no cycles
     make_directory(options.out, NAME, None, options.force)
-    with redirect_stdout(sys.stderr if options.json == STDOUT else out):
-        question, refused = prepare(options)
-        place = options.tp, options.pp
-        describe(options, question.replicas[place], question.traffic, question.slo)
-        print_anchor(question.anchor, question.replicas[place])
-        plan, benches, done = None, [], False
-        try:
-            if options.only == "load":
-                benches = benches_of(options, question, budgets_tried(options))
-                print_benches(benches)
-                print_error(question.replicas[place], question.traffic, options.concurrency == 1)
-                return
-            first = first_answer(question, place)
-            print(f"\nfirst answer   C = {first.budget}: about {rounded(first.rate)} requests/s"
-                  f" ({time.monotonic() - begin:.0f} s)", flush=True)  # fmt: skip
-            policies = policies_of(options.policy)
-            for part, plan in search(question, place, policies, refused, on_all_cores, first):
-                PARTS[part](plan)
-                if part == "capacity":
-                    benches = benches_of(options, question, [plan.best.budget])
-                    print_benches(benches)
-                sys.stdout.flush()
-                if part == "samples" and options.only:
-                    break
-            done = not options.only
-            print_engines(options, plan)
-        except KeyboardInterrupt:
-            print("\ninterrupted: the answer ends here", file=sys.stderr)
-            raise
-        finally:  # what is there is kept
-            keep(options, question, plan, benches, done, out)
-        print(f"in {time.monotonic() - begin:.0f} s")
-
-
-def keep(
-    options: Namespace, question: Question, plan: Plan | None, benches: list[dict], done: bool,
-    out: TextIO,
-) -> None:  # fmt: skip
-    """Write what is known. done: there is all that the picture shows. out: of --json -."""
-    path = options.out / f"{NAME}.csv"
-    if options.json and (plan or benches):
-        lines = engine_lines(options, plan) if plan else {}
-        replica = question.replicas[options.tp, options.pp]
-        known = answer_of(question, replica, plan, benches, lines)
-        text = json.dumps({"mark": MARK} | known, indent=1) + "\n"
-        out.write(text) if options.json == STDOUT else write_file(options.json, text)
-    if done:
-        finish(path, rows_of(plan), lambda _: draw(plan))
-    elif plan:
-        rows_of(plan).write(path)
-        print(f"\nwrote {path}")
+    question, refused = prepare(options)
+    place = options.tp, options.pp
+    replica = question.replicas[place]
+    describe(options, replica, question.traffic, question.slo)
+    print_anchor(question.anchor, replica)
+    plan, path = None, options.out / f"{NAME}.csv"
+    try:
+        first = first_answer(question, place)
+        print(f"\nfirst answer   C = {first.budget}: about {rounded(first.rate)} requests/s"
+              f" ({time.monotonic() - begin:.0f} s)", flush=True)  # fmt: skip
+        policies = policies_of(options.policy)
+        for part, plan in search(question, place, policies, refused, on_all_cores, first):
+            PARTS[part](plan)
+            if part == "capacity" and options.concurrency:
+                budget = plan.best.budget
+                print_bench(bench(replica, question.traffic, budget, options.concurrency))
+            sys.stdout.flush()
+            if part == "samples" and options.only:
+                break
+        print_engines(options, plan)
+        if not options.only:
+            finish(path, rows_of(plan), lambda _: draw(plan))
+            plan = None
+    except KeyboardInterrupt:
+        print("\ninterrupted: the answer ends here", file=sys.stderr)
+        raise
+    finally:  # what is there is kept
+        if plan:
+            rows_of(plan).write(path)
+            print(f"\nwrote {path}")
+    print(f"in {time.monotonic() - begin:.0f} s")
 
 
 if __name__ == "__main__":

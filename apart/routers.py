@@ -1,10 +1,12 @@
 """Which engine gets a request: one function per way. They see what a router in front can see.
 
 A router is a function: engines, request -> one of the engines. It is asked when the request comes.
+An engine (fleet.Engine) has a number, its open requests and their prompt tokens, and `hit`: tokens
+at the beginning of a prompt that are in its cache.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any
 
 from batch import Request
 from command.checks import lookup
@@ -14,16 +16,7 @@ from command.checks import lookup
 FAR, SHARE = 32, 0.5
 
 
-class Engine(Protocol):
-    number: int
-    open: int  # requests that it was given and that have not ended
-    tokens: int  # prompt tokens of these
-
-    def hit(self, request: Request) -> int:
-        """Tokens at the beginning of this prompt that are in its cache."""
-        ...
-
-
+Engine = Any  # fleet.Engine, which imports this file
 Router = Callable[[Sequence[Engine], Request], Engine]
 
 

@@ -27,11 +27,7 @@ def shown(value: object, as_text: Callable[[object], str] = repr) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
-# What a policy file or a student's file of an older version imports.
-MOVED = {
-    "checks": "command.checks", "constants": "configs.constants", "gpus": "configs.gpus",
-    "models": "configs.models", "rules": "loop",
-}  # fmt: skip
+MOVED: dict[str, str] = {}  # what a file of an older version imports: where it is now
 
 
 def moved(error: BaseException) -> str:

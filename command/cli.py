@@ -25,10 +25,6 @@ SCRIPTS = tuple(map(ROOT.joinpath, ("", "command", "docs", "experiments", "demo"
 HEAD, LONGEST_LINE = 600, 800  # letters of an error: its beginning, and all that is shown
 # The last four are = + - @ of East Asian keyboards.
 FORMULA = re.compile(r"['\s]*[=+\-@\uff1d\uff0b\uff0d\uff20]")
-# A letter that `as_cell` has escaped.
-ESCAPED = re.compile(
-    r"\\(?:\\|[nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U000[0-9a-f]{5}|U0010[0-9a-f]{4})", re.ASCII
-)
 MARK = "made by nano-sarathi"  # in the first bytes of every file that we write
 # How our JSON and Markdown files begin, and the headers of our tables. `is_ours` knows the others.
 BEGINNINGS = (
@@ -142,9 +138,9 @@ def as_cell(text: str) -> str:
     """A stranger's text for a CSV, whole: no terminal obeys it, and no spreadsheet computes it.
 
     What begins as a formula gets a ' first (https://owasp.org/www-community/attacks/CSV_Injection).
-    Numbers do not. Two texts stay two: a \\ is written twice.
+    Numbers do not.
     """
-    text = obeyed_by_nobody(text.replace("\\", "\\\\"))
+    text = obeyed_by_nobody(text)
     with suppress(ValueError):
         float(text)
         return text
@@ -152,9 +148,9 @@ def as_cell(text: str) -> str:
 
 
 def of_cell(text: str) -> str:
-    """The text of which `as_cell` has made this. What it has not made, such as "C:\\x", stays."""
-    bare = ESCAPED.sub(lambda each: each[0].encode().decode("unicode_escape"), text)
-    return next((own for own in (bare.removeprefix("'"), bare) if as_cell(own) == text), text)
+    """The text of which `as_cell` has made this, without its '."""
+    bare = text.removeprefix("'")
+    return bare if as_cell(bare) == text else text
 
 
 def run_main(main: Callable[[], None]) -> None:
@@ -191,33 +187,15 @@ def run_main(main: Callable[[], None]) -> None:
         raise SystemExit(1) from None
 
 
-SECONDS = 10  # between two lines of `progress`
-
-
 def progress(items: Iterable, what: str, total: int | None = None) -> "tqdm":
-    """A progress bar that vanishes when it is done; plain lines where stderr is no terminal.
+    """A progress bar that vanishes when it is done; nothing where stderr is no terminal.
 
-    Such as "measuring: 12 of 40, 00:35": the first after 10 s, then at most one in 10 s.
     total: how many items there are, where they cannot tell.
     """
     from tqdm import tqdm  # not at the top: `begin` must come first, to say what is missing
 
-    class Lines(tqdm):
-        monitor_interval = 0  # no thread of its own
-
-        def display(self, msg: str | None = None, pos: int | None = None) -> None:
-            if msg is None:  # else it would clear a bar
-                print(str(self).replace(" of ?", ""), file=sys.stderr, flush=True)
-
-        def set_description(self, desc: str | None = None, refresh: bool = True) -> None:
-            self.desc = desc  # for the next line
-
-    if sys.stderr is not None and sys.stderr.isatty():
-        return tqdm(items, desc=what, total=total, leave=False, dynamic_ncols=True)
-    return Lines(
-        items, what, total, leave=False, delay=SECONDS, mininterval=SECONDS, miniters=1,
-        bar_format="{desc}: {n_fmt} of {total_fmt}, {elapsed}", disable=sys.stderr is None,
-    )  # fmt: skip
+    quiet = sys.stderr is None or not sys.stderr.isatty()
+    return tqdm(items, what, total, leave=False, dynamic_ncols=True, disable=quiet)
 
 
 def begin() -> None:

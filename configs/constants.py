@@ -8,12 +8,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from command.checks import check_flag, check_number, check_whole, lookup, shown
+from command.checks import lookup, shown
 from configs import GPUS
 
 ENDS = 128  # to start a block of a product and to write its result costs as much as 128 inputs more
 # Of constants that cannot be left out
-LEAST = {"compute": 1e-6, "memory": 1e-6, "attention": 1e-6, "p": 0.1, "cache": 1}
 
 
 def overlapped(compute: float, memory: float, p: float) -> float:
@@ -61,15 +60,6 @@ class Efficiency:
     elementwise: float = 0.0  # share of the bandwidth; 0: they cost nothing
     launch: float = 0.0  # to start and end one of these kernels
     source: str = field(default="", compare=False)  # what it was fitted to, and how well it does
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if name == "skips_masks":
-                check_flag(name, value)
-            elif name == "tile":
-                check_whole(name, value)
-            elif name != "source":
-                check_number(name, value, LEAST.get(name, 0), 1e6)
 
 
 # FlashAttention-2 in today's vLLM. Other software on the same GPU, or generation, takes it over.

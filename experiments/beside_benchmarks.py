@@ -1,25 +1,18 @@
 """The planner beside public benchmarks of servers: vLLM, SGLang, TensorRT-LLM.
 
 benchmarks.csv has what others measured and published: its conditions, its number, its address. Each
-line is simulated as the planner would: today's vLLM kernels on the GPU, the engine's defaults (B,
-token budget, policy, memory), the load. No constant is fitted to these numbers. A third of the
-sources, chosen by a hash of their address before the first comparison, was kept apart until
-all else stood. It takes minutes.
+line is simulated as the planner would: today's vLLM kernels, the engine's defaults (B, token
+budget, policy, memory), the load. No constant is fitted to these numbers. A third of the sources,
+chosen by a hash of their address, was kept apart until all else stood. It takes minutes.
 
-data sheet       the memory of the GPU's data sheet, and the GPU's work alone.
-card and host    the memory that engines find on the card, and the CPU's time (configs/hosts.py). A
-                 host holds for the versions of vLLM of its sources' time: "vllm-2024" before 0.6;
-                 "vllm-v1" until async scheduling, 0.12; then "vllm-async". Of SGLang, TensorRT-LLM
-                 and unknown versions it is "none".
-
-anchored         card and host, scaled to that server: one factor on its iterations, found on one of
-                 the loads that its page has. All others are compared, with it and without.
+card and host    the memory that engines find on the card, and the CPU's time (configs/hosts.py),
+                 where the version of vLLM tells it
+anchored         scaled to that server: one factor on its iterations, found on one of the loads that
+                 its page has. All others are compared, with it and without
 
 Lengths that a source gives as a mean of real texts (ShareGPT) are drawn with the spread that
-Sarathi-Serve publishes of them, and stretched to that mean. So are, of
-one page, outputs that ended before the length that was asked: none is longer. Not compared is a
-throughput that is the load: at a rate that the server keeps up with, anybody predicts it. One
-that a page states in two units counts once.
+Sarathi-Serve publishes of them, and stretched to that mean. Not compared is a throughput that is
+the load. One that a page states in two units counts once.
 """
 
 import enter  # noqa: F401
@@ -37,12 +30,12 @@ import matplotlib.pyplot as plt
 from batch import Request
 from configs import GPUS, MODELS
 from configs.hosts import HOSTS
-from costmodel import CostModel, tokens_that_fit
+from costmodel import CostModel
 from experiments.lib.common import ROOT, read_table
 from experiments.lib.engines import ANY, Sweep
 from experiments.lib.look import COLOURS, log_axis, panels
 from experiments.lib.papers import CHAT
-from experiments.lib.plan_report import ANCHORED, BOTH, KINDS, WAYS, kind_of
+from experiments.lib.plan_report import ANCHORED, BOTH, KINDS, WAY, kind_of
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Study
 from experiments.lib.validation import quantile
@@ -65,7 +58,6 @@ WHAT = {  # published quantities
     "time to first token": ("mean TTFT", "median TTFT"),
     "time of a request": ("mean latency",),
 }
-LOOKS = {WAYS[0]: ("#999999", -0.2), WAYS[1]: (COLOURS["blue"], 0.2)}  # colour, place in a lane
 BAND = 1.4  # of the picture, and of what is hoped for: nine of ten within 40 %
 
 
@@ -217,21 +209,15 @@ def engine_defaults(each: Benchmark) -> tuple[str, int, int]:
     return "sarathi_serve", *vllm_defaults(gpu)
 
 
-def replica_of(each: Benchmark, way: str) -> Replica | None:
-    """None: by the data sheet, not one of its requests fits.
-
-    TensorRT-LLM takes a share of what is free after the model is loaded, SGLang a fixed share for
-    weights and cache. TensorRT-LLM starts no more requests than fit to their last token.
+def replica_of(each: Benchmark) -> Replica:
+    """TensorRT-LLM takes a share of what is free after the model is loaded, SGLang one for weights
+    and cache. TensorRT-LLM starts no more requests than fit to their last token.
     """
     _, budget, size = engine_defaults(each)
-    host = HOSTS[each.host if way == WAYS[1] else "none"]
-    cost = CostModel(MODELS[each.model], GPUS[each.gpu], tp=each.tp, software="vllm", host=host)
+    host, tp = HOSTS[each.host], each.tp
+    cost = CostModel(MODELS[each.model], GPUS[each.gpu], tp=tp, software="vllm", host=host)
     longest = round(each.prompt_tokens + each.output_tokens)
-    if way == WAYS[0]:
-        tokens = tokens_that_fit(cost.model, cost.gpu, each.tp)
-        if tokens < longest:
-            return None
-    elif each.engine == "tensorrt-llm":
+    if each.engine == "tensorrt-llm":
         tokens = cache_of_engine(cost, 1, budget, size, each.memory or 0.9, of_free=True)
     elif each.engine == "sglang":
         tokens = cache_of_engine(cost, 1, 0, 0, 0.88)
@@ -245,21 +231,17 @@ def replica_of(each: Benchmark, way: str) -> Replica | None:
 
 
 @lru_cache(4)
-def run(server: Benchmark, way: str, factor: float = 1.0) -> Trace | None:
+def run(server: Benchmark, factor: float = 1.0) -> Trace:
     """The run of a server and its load: a line without its number. Lines share it."""
-    replica = replica_of(server, way)
-    if replica is None:
-        return None
-    replica = scaled(replica, factor) if factor != 1 else replica
+    replica = scaled(replica_of(server), factor)
     policy, budget, _ = engine_defaults(server)
     clients = {"single": 1, "closed": int(server.load)}.get(server.load_kind)
     return replica.serve(traffic(server), policy, budget, clients)
 
 
-def predicted(each: Benchmark, way: str, factor: float = 1.0) -> float | None:
-    """The number that was published, of a simulated run. None: see `replica_of`."""
-    trace = run(each.run, way, factor)
-    return None if trace is None else measure_of(each.quantity, trace)
+def predicted(each: Benchmark, factor: float = 1.0) -> float:
+    """The number that was published, of a simulated run."""
+    return measure_of(each.quantity, run(each.run, factor))
 
 
 # ------------------------------------------------------------------------------------------- study
@@ -287,20 +269,18 @@ def anchor_of(place: tuple) -> Benchmark | None:
 @cache
 def factor_of(anchor: Benchmark) -> float:
     return find_factor(
-        lambda factor: predicted(anchor, WAYS[1], factor), anchor.value,
-        anchor.load_kind == "rate",
+        lambda factor: predicted(anchor, factor), anchor.value, anchor.load_kind == "rate",
     )  # fmt: skip
 
 
 def beside(each: Benchmark, number: str) -> Row:
-    ours = {way: predicted(each, way) for way in WAYS}
-    ratios = {way: hopeful(each, one) for way, one in ours.items() if one is not None}
+    ratios = {WAY: hopeful(each, predicted(each))}
     part = "kept apart" if each.kept else "looked at"
     asked = {"engine": each.engine, "quantity": each.what, "published": each.quantity}
     anchor = anchor_of(each.place)
     if anchor and anchor.run != each.run:
-        scaled_to = predicted(each, WAYS[1], factor_of(anchor))
-        ratios |= dict(zip(ANCHORED, (ratios[WAYS[1]], hopeful(each, scaled_to)), strict=True))
+        scaled_to = predicted(each, factor_of(anchor))
+        ratios |= dict(zip(ANCHORED, (ratios[WAY], hopeful(each, scaled_to)), strict=True))
     return {"number": number, "sources": part, "kind": each.kind, **asked, **ratios}
 
 
@@ -320,44 +300,41 @@ def summarize(rows: Rows) -> None:
         for key in ("kind", "quantity", "engine"):
             groups |= some.by(key)
         for group, own in groups.items():
-            for way in (*WAYS, *ANCHORED):
+            for way in (WAY, *ANCHORED):
                 if ratios := own.column(way):
                     case = {"sources": part, "group": group, "way": way, "compared": len(ratios)}
                     rows.add(**vars(ANY), **case, **spread(ratios))
 
 
 def report(rows: Rows) -> None:
-    columns = ("number", "kind", "hardware", "engine", "published", *WAYS)
+    columns = ("number", "kind", "hardware", "engine", "published", WAY)
     for part, own in rows.where("number").by("sources").items():
         print_rows(own, columns, f"Ours over theirs: {part}")
-    columns = ("group", "way", "compared", "median error", "90th percentile", "signed")
+    columns = ("group", "compared", "median error", "90th percentile", "signed")
     summary = rows.where("median error")
-    for part, own in summary.where(way=WAYS).by("sources").items():
+    for part, own in summary.where(way=WAY).by("sources").items():
         print_rows(own, columns, f"Errors: {part} (signed: above 0 is too hopeful)")
     own = summary.where(way=ANCHORED, sources=BOTH)
-    print_rows(own, columns, "Anchored: one load of a server is known, these are others")
+    print_rows(own, ("way", *columns), "Anchored: one load of a server is known, these are others")
 
 
 def draw(rows: Rows) -> plt.Figure:
-    """A panel for each kind, a lane for each quantity. Grey: by the data sheet."""
+    """A panel for each kind, a lane for each quantity."""
     numbers = rows.where("number")
     lanes = [each for each in WHAT if numbers.where(quantity=each)] or list(WHAT)
-    far = 1.1 * max(max(x, 1 / x) for way in WAYS for x in [4.0, *numbers.column(way)])
+    far = 1.1 * max(max(x, 1 / x) for x in [4.0, *numbers.column(WAY)])
     figure, grid = panels(2, 2, 9, 5)
     for axes, kind in zip((axes for line in grid for axes in line), KINDS, strict=True):
         axes.axvspan(1 / BAND, BAND, color=COLOURS["green"], alpha=0.12, linewidth=0)
         axes.axvline(1, color="black", linewidth=1)
         for lane, quantity in enumerate(lanes):
-            own = numbers.where(kind=kind, quantity=quantity)
-            for way, (colour, above) in LOOKS.items():
-                ratios = own.column(way)
-                at = [lane + above + 0.12 * ((place % 5) - 2) / 2 for place in range(len(ratios))]
-                axes.plot(ratios, at, "o", color=colour, alpha=0.6, label="" if lane else way)
+            ratios = numbers.where(kind=kind, quantity=quantity).column(WAY)
+            at = [lane + 0.12 * ((place % 5) - 2) for place in range(len(ratios))]
+            axes.plot(ratios, at, "o", color=COLOURS["blue"], alpha=0.6)
         axes.set_yticks(range(len(lanes)), lanes)
         axes.set(xlim=(1 / far, far), ylim=(len(lanes) - 0.5, -0.5), title=kind)
         log_axis(axes, "x", (0.25, 0.5, 0.7, 1, 1.4, 2, 4))
         axes.set_xlabel("ours over theirs; right of 1: too hopeful")
-    grid[0][0].legend(loc="lower left")
     figure.suptitle("Predicted over published: servers that others measured (band: 40 %)")
     return figure
 
@@ -372,7 +349,7 @@ STUDY = Study(
     "beside_benchmarks",
     __doc__,
     sweeps,
-    units=dict.fromkeys((*WAYS, *ANCHORED), "x")
+    units=dict.fromkeys((WAY, *ANCHORED), "x")
     | dict.fromkeys(("median error", "90th percentile", "signed"), "%")
     | {"compared": "numbers"},
     title="Predicted over published, servers of others",

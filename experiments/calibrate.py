@@ -1,42 +1,27 @@
 """Measures this machine for the cost model: writes results/calibration-MODEL.json.
 
     python experiments/calibrate.py
-        the laptop model on this machine's best device: two minutes
-    python experiments/calibrate.py --seconds 30
-        in half a minute, after loading the model: with fewer points, and it says which are left out
+        the laptop model on this machine's best device: two minutes, or three turns of all points
     python experiments/calibrate.py --model gpt2-124m --dtype float32
         another model: a calibration is of one model, device and dtype
 
-The GPUs of the papers are predicted from a few constants (costmodel.py). A CPU does not follow so
-simple a law: Python costs something per layer, 'others' is not small, kernels change with the
-number of rows. So we measure curves here, one for each operator, over what its time depends on:
-
-    linear operators, others    tokens of the batch
-    head                        rows that a token is sampled from
-    attention of a decode       its context
-    attention of a chunk        its start and its length; a prompt from token 0 runs another kernel
-                                and has a curve of its own
-
-Each point is the mean over whole iterations of the real engine (`measure`), with weights and cache
-as cold as they are in a run. `CalibratedModel` adds the operators of a batch up.
-A hybrid batch costs a little more than its parts do alone: each displaces the other from the CPU's
-caches. One factor says by how much: the mean over six hybrid batches. Five others are measured
-beside, as the first test. On a GPU, operators are timed one by one, with a wait after each. So
-short iterations, which are bound by kernel launches, come out too slow there.
+A CPU follows no simple law. So we measure curves, one for each operator, over what its time depends
+on: tokens of the batch; rows that are sampled (head); a decode's context; a chunk's start and
+length. Each point is the mean over whole iterations of the real engine. `CalibratedModel` adds the
+operators of a batch up. A hybrid batch costs a little more than its parts do alone: one factor says
+by how much. On a GPU, operators are timed one by one, with a wait after each: short iterations come
+out too slow there.
 """
 
 import enter  # noqa: F401
 import fast.first  # before torch  # noqa: F401
 
-import math
 import os
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +32,7 @@ from command.checks import UserError
 from command.cli import claim, run_main
 from command.flags import Flag
 from configs import GPU
-from costmodel import CostModel, make_batch
+from costmodel import make_batch
 from engine import LLM
 from experiments.lib.common import ROOT, print_table, progress
 from experiments.lib.flags import MEASURE, ScriptParser
@@ -69,21 +54,9 @@ HYBRIDS = (  # start, length, decodes, context
     (0, 57, 7, 128), (0, 249, 7, 512), (256, 249, 7, 512), (512, 121, 3, 768),
     (256, 509, 3, 512), (768, 249, 7, 1024),
 )  # fmt: skip
-HELD_OUT = (
-    (0, 121, 7, 512), (256, 249, 7, 768), (128, 61, 3, 256), (512, 509, 3, 1024),
-    (700, 250, 6, 400),
-)  # fmt: skip
 SHORTEST = 1024  # tokens that a model must allow
 QUICK_TOKENS = (1, 2, 4, 8, 32, 64, 128, 512)
-# The points without which there is no calibration. All others may be left out for lack of time.
-NEEDED_PROMPTS = (1, 32, 128, 512)
-NEEDED_CHUNKS = ((64, 32), (64, 256), (512, 32), (512, 256))  # start, length
-NEEDED_DECODES = ((1, 16), (8, 16), (1, 512), (8, 512), (1, 1024), (8, 1024))  # number, context
-NEEDED_HYBRIDS = 2
-PROBES = (1, 512)  # prompts whose times say what the others will take, about
 FEWEST_TURNS, MOST_TURNS, QUICK_TURNS = 3, 15, 3  # how often a point is measured
-LATE = 1.5  # an iteration is not begun unless there is time for so many times its last seconds
-CLOSING = 1.0  # s: for the fit, the tables and the file
 
 
 # ---------------------------------------------------------------------------------------- measuring
@@ -100,52 +73,14 @@ class Plan:
     chunks: dict[tuple[int, int], Batch]  # by start and length
     decodes: dict[tuple[int, int], Batch]  # by number and context
     hybrids: list[Batch]
-    held_out: list[Batch]  # hybrid batches that no constant is made from
 
     @property
     def batches(self) -> list[Batch]:
         alone = [*self.prompts.values(), *self.chunks.values(), *self.decodes.values()]
-        return alone + self.hybrids + self.held_out
-
-    @property
-    def needed(self) -> list[Batch]:
-        """The batches without which there is no calibration."""
-        return [
-            *[self.prompts[tokens] for tokens in NEEDED_PROMPTS],
-            *[self.chunks[key] for key in NEEDED_CHUNKS],
-            *[self.decodes[key] for key in NEEDED_DECODES],
-            *self.hybrids[:NEEDED_HYBRIDS],
-        ]
-
-    def only(self, batches: Sequence[Batch]) -> "Plan":
-        """This plan without all other batches. A start with one chunk makes no curve, and goes."""
-        ids = {id(batch) for batch in batches}
-        chunks = {key: batch for key, batch in self.chunks.items() if id(batch) in ids}
-        per_start = Counter(start for start, _ in chunks)
-        return Plan(
-            {key: batch for key, batch in self.prompts.items() if id(batch) in ids},
-            {key: batch for key, batch in chunks.items() if per_start[key[0]] > 1},
-            {key: batch for key, batch in self.decodes.items() if id(batch) in ids},
-            [batch for batch in self.hybrids if id(batch) in ids],
-            [batch for batch in self.held_out if id(batch) in ids],
-        )
-
-    def beyond(self, kept: "Plan") -> str:
-        """What `kept` leaves out of this plan, in words; "" where it leaves out nothing."""
-        prompts = [str(tokens) for tokens in self.prompts if tokens not in kept.prompts]
-        chunks = [f"{size} from {start}" for start, size in self.chunks.keys() - kept.chunks.keys()]
-        decodes = [f"{n} at {context}" for n, context in self.decodes.keys() - kept.decodes.keys()]
-        hybrids = len(self.hybrids + self.held_out) - len(kept.hybrids + kept.held_out)
-        parts = [
-            f"prompts of {', '.join(prompts)} tokens" if prompts else "",
-            f"chunks of {', '.join(sorted(chunks))} tokens" if chunks else "",
-            f"decodes: {', '.join(sorted(decodes))} tokens" if decodes else "",
-            f"{hybrids} hybrid batches" if hybrids else "",
-        ]
-        return "; ".join(part for part in parts if part)
+        return alone + self.hybrids
 
 
-def load_llm(model: str, dtype: str, device: str) -> "LLM":
+def load_llm(model: str, dtype: str, device: str) -> LLM:
     """The model, with a cache of 8 slots as long as the plan needs."""
     where = device_for(model, dtype, device)
     llm = LLM(model, max_batch_size=BATCH_SIZE, max_length=1, dtype=dtype, device=where)
@@ -162,13 +97,6 @@ def make_plan(length: int, quick: bool = False) -> Plan:
     """What fits a cache whose slots hold `length` tokens."""
     step = 2 if quick else 1
 
-    def hybrid_batches(shapes: Sequence[tuple[int, int, int, int]]) -> list[Batch]:
-        return [
-            make_batch([(start, size, start + size)], decodes, context)
-            for start, size, decodes, context in shapes[::step]
-            if max(start + size, context) <= length
-        ]
-
     sizes = [size for size in (QUICK_TOKENS if quick else TOKENS) if size <= length]
     prompts = {size: make_batch([(0, size, size + 1)]) for size in sizes}
     prompts[PROMPTS * SHORTEST] = make_batch([(0, SHORTEST, SHORTEST + 1)] * PROMPTS)
@@ -184,85 +112,30 @@ def make_plan(length: int, quick: bool = False) -> Plan:
         for context in CONTEXTS[::step]
         if context <= length and (count in (1, BATCH_SIZE) or context == 512)
     }
-    return Plan(prompts, chunks, decodes, hybrid_batches(HYBRIDS), hybrid_batches(HELD_OUT))
+    hybrids = [
+        make_batch([(start, size, start + size)], decodes, context)
+        for start, size, decodes, context in HYBRIDS[::step]
+        if max(start + size, context) <= length
+    ]
+    return Plan(prompts, chunks, decodes, hybrids)
 
 
 def measure(
-    run: Callable[[Batch], Result],
-    plan: Plan,
-    seconds: float,
-    turns: int = MOST_TURNS,
-    clock: Callable[[], float] = time.perf_counter,
-) -> tuple[Plan, list[Result]]:
-    """Means for as many batches of the plan as there is time for: the plan of these, and results.
+    run: Callable[[Batch], Result], plan: Plan, seconds: float, turns: int = MOST_TURNS
+) -> list[Result]:
+    """Means of each batch of the plan: of FEWEST_TURNS, or more while `seconds` are not over.
 
-    It ends after `seconds`, or when each batch ran `turns` times. The batches run in alternation,
-    so that a machine's drift hits all alike. Those that a calibration needs come first, then the
-    cheapest. The dearest are left out where they cannot be warmed up once and measured FEWEST_TURNS
-    times. Raises UserError where that is not enough for those needed.
-
-    run: runs one batch (`batch_runner`). We take means, not medians: a long run meets the machine's
-    slow moments too, and its total time is the sum of means.
+    The batches run in alternation, so that a machine's drift hits all alike; the first turn warms
+    up. We take means, not medians: a long run meets the machine's slow moments too, and its total
+    time is the sum of means. run: runs one batch (`batch_runner`).
     """
-    begin = clock()
-    end, needed = begin + seconds - CLOSING, plan.needed
-    expected: dict[int, float] = {}  # s, by the batch's id: its last time, or a guess
-
-    def timed(batch: Batch) -> Result:
-        before = clock()
-        result = run(batch)
-        expected[id(batch)] = clock() - before
-        return result
-
-    def fits(batch: Batch) -> bool:
-        return clock() + LATE * expected[id(batch)] <= end
-
-    def affordable(batches: Sequence[Batch], runs: int) -> list[Batch]:
-        """The first of them that run so often in the time that is left."""
-        costs = accumulate(runs * expected[id(batch)] for batch in batches)
-        left = end - clock()
-        return [batch for batch, cost in zip(batches, costs, strict=True) if cost <= left]
-
-    def check_enough(batches: Sequence[Batch]) -> None:
-        """Raise a UserError if one is missing that a calibration needs."""
-        if len(batches) < len(needed):
-            cost = (1 + FEWEST_TURNS) * sum(expected[id(batch)] for batch in needed)
-            raise UserError(
-                f"--seconds {seconds} is too short: a calibration of this model takes about"
-                f" {math.ceil(clock() - begin + LATE * cost + CLOSING)} s here, or more"
-            )
-
-    for tokens in (*PROBES, *PROBES):  # the first times are slower
-        timed(plan.prompts[tokens])
-    fixed, more = (expected[id(plan.prompts[tokens])] for tokens in PROBES)
-    per_token = max(0.0, more - fixed) / (PROBES[1] - PROBES[0])
-    for batch in plan.batches:  # 1.5: attention to long contexts
-        expected[id(batch)] = 1.5 * fixed + batch.num_tokens * per_token
-    first = {id(batch) for batch in needed}
-    rest = [batch for batch in plan.batches if id(batch) not in first]
-    order = needed + sorted(rest, key=lambda batch: expected[id(batch)])
-
-    check_enough(affordable(needed, 1 + FEWEST_TURNS))
-    warm, guessed = [], 0.0
-    for batch in order:
-        known = sum(expected[id(batch)] for batch in warm)
-        guess = expected[id(batch)] * (known / guessed if warm else 1.0)  # at the pace so far
-        if clock() + FEWEST_TURNS * known + (1 + FEWEST_TURNS) * guess > end:
+    end = time.perf_counter() + seconds
+    seen: list[list[Result]] = []
+    for turn in progress(range(1 + turns), "measuring"):
+        if turn > FEWEST_TURNS and time.perf_counter() > end:
             break
-        guessed += expected[id(batch)]
-        timed(batch)
-        warm.append(batch)
-    chosen = affordable(warm, FEWEST_TURNS)
-    check_enough(chosen)
-    seen: dict[int, list[Result]] = {id(batch): [] for batch in chosen}
-    for batch in progress(turns * chosen, "measuring"):
-        if not fits(batch):
-            break
-        seen[id(batch)].append(timed(batch))
-    measured = [batch for batch in chosen if seen[id(batch)]]
-    check_enough(measured)
-    kept = plan.only(measured)
-    return kept, [mean(seen[id(batch)]) for batch in kept.batches]
+        seen.append([run(batch) for batch in plan.batches])
+    return [mean(results) for results in zip(*seen[1:], strict=True)]
 
 
 def mean(results: Sequence[Result]) -> Result:
@@ -274,7 +147,7 @@ def mean(results: Sequence[Result]) -> Result:
     return Result([], statistics.fmean(result.seconds for result in results), operators)
 
 
-def calibrate(llm: "LLM", load: str, plan: Plan, results: Sequence[Result]) -> Calibration:
+def calibrate(llm: LLM, load: str, plan: Plan, results: Sequence[Result]) -> Calibration:
     """Curves from the measured iterations; results: one for each of plan.batches."""
     measured = {id(batch): result for batch, result in zip(plan.batches, results, strict=True)}
 
@@ -381,17 +254,6 @@ def print_calibration(found: Calibration) -> None:
     print(f"{found.model.name} on {found.gpu.name}, torch {found.torch}:", end=" ")
     print(f"ms over all {found.model.n_layer} layers\n")
     print_table(["tokens", *LINEARS, "all linear", "GFLOP/s", "attn", "others"], rows)
-    title = (
-        f"attention costs {1e3 * found.attention:.2f} ms in any iteration; a decode adds, by the"
-        " tokens cached before it, ms"
-    )
-    print_table(found.decode.x, [[f"{1e3 * y:.2f}" for y in found.decode.seconds]], title)
-    lengths = found.chunks[0].x
-    table = [
-        [f"start {start}", *[f"{1e3 * curve(size):.1f}" for size in lengths]]
-        for start, curve in zip(found.starts, found.chunks, strict=True)
-    ]
-    print_table(["", *[f"{size} tokens" for size in lengths]], table, "and a chunk, ms")
     head = ", ".join(f"{1e3 * seconds:.2f}" for seconds in found.head.seconds)
     print(f"\nhead, {', '.join(map(str, found.head.x))} rows: {head} ms")
     print(f"a hybrid batch takes {found.hybrid:.3f}x the sum of its parts")
@@ -401,20 +263,8 @@ def print_calibration(found: Calibration) -> None:
     )
 
 
-def print_hybrids(cost: CostModel, batches: Sequence[Batch], results: Sequence[Result]) -> None:
-    """The first test of adding the operators up: batches that no constant is made from."""
-    rows = []
-    for batch, result in zip(batches, results, strict=True):
-        chunk, count, context = batch.chunks[0], len(batch.decodes), batch.decodes[0].context
-        what = f"{chunk.length} tokens from {chunk.start}, and {count} decodes at {context}"
-        times = [f"{1e3 * seconds:.1f}" for seconds in (cost.seconds(batch), result.seconds)]
-        rows.append([what, *times, f"{100 * (cost.seconds(batch) / result.seconds - 1):+.1f} %"])
-    title = "Hybrid batches that were not used, predicted and measured, ms"
-    print_table(["batch", "predicted", "measured", "error"], rows, title)
-
-
 FLAGS = {name: replace(MEASURE[name], measure=False) for name in ("device", "dtype", "model")} | {
-    "seconds": Flag("seconds that it takes at most, after loading the model", 120),
+    "seconds": Flag("seconds after which no further turn begins", 120),
     "quick": Flag("measure fewer points: a smoke test, not a result"),
     "json": Flag("file of the calibration", shown="results/calibration-MODEL.json"),
 }
@@ -429,14 +279,9 @@ def main() -> None:
     begin = time.perf_counter()
     plan = make_plan(llm.max_length, options.quick)
     turns = QUICK_TURNS if options.quick else MOST_TURNS
-    kept, results = measure(batch_runner(llm, operators=True), plan, options.seconds, turns)
-    found = calibrate(llm, options.model, kept, results)
+    results = measure(batch_runner(llm, operators=True), plan, options.seconds, turns)
+    found = calibrate(llm, options.model, plan, results)
     print_calibration(found)
-    if kept.held_out:
-        held_out = results[len(results) - len(kept.held_out) :]
-        print_hybrids(CalibratedModel(found), kept.held_out, held_out)
-    if left_out := plan.beyond(kept):
-        print(f"\nleft out, for lack of time (see --seconds): {left_out}")
     found.save(path)
     print(f"\nwrote {path} after {time.perf_counter() - begin:.0f} s")
 

@@ -1,23 +1,14 @@
-"""The chunk size for a model, a GPU and a workload, asked of the cost model.
-
-SARATHI leaves this choice to future work (Sec 6).
+"""The chunk size for a model, a GPU and a workload, asked of the cost model (SARATHI, Sec 6).
 
     python experiments/choose_chunk.py --model llama-13b --gpu a6000 --pd 14 --max-length 1024
     python experiments/choose_chunk.py --pd 14 --max-length 1024 --tbt-slo 100
         no TBT above 100 ms
-    python experiments/choose_chunk.py --model DIR --gpu h100
-        the model of a config.json, with today's vLLM
     python experiments/choose_chunk.py --calibration results/calibration-laptop.json --pd 14
         for the machine that calibrate.py measured
 
 All requests are alike: P prompt tokens and D decodes, P + D = L, P:D as given, and there are always
-more of them. For each chunk size C the scheduler runs against the cost model until the throughput
-is steady; the best C is the one with the most tokens per second. Small chunks read the weights too
-often and leave tiles half empty; large ones run out before all decodes have ridden along.
-
-The longest TBT (time between two tokens of a request) is the longest iteration that holds a decode:
-in SARATHI's, decodes wait for the chunk beside them. The baseline's decodes never meet a prefill.
-Its prefills delay only requests that have no token yet, and that is no TBT.
+more of them. The best C is the one with the most tokens per second in the steady state. The longest
+TBT is the longest iteration that holds a decode. The baseline's decodes never meet a prefill.
 """
 
 import enter  # noqa: F401
@@ -32,7 +23,7 @@ from command.cli import run_main
 from command.flags import Flag
 from configs import GPUS
 from configs.constants import EFFICIENCY
-from costmodel import SOFTWARE, TILE, CostModel, requests_that_fit
+from costmodel import TILE, CostModel, requests_that_fit
 from experiments.lib.common import progress
 from experiments.lib.flags import model_flag, start
 from experiments.lib.rows import Row, Rows, print_rows
@@ -51,19 +42,10 @@ LEAST_ROOM = 32
 SHOW = {"xlabel": "chunk size C (tokens)"}
 UNITS = {"throughput": "tokens/s", "gain": "x", "longest TBT": "ms", "chunk size": "tokens"}
 
-KERNELS = (
-    "sarathi (its A6000), sarathi_serve (the kernels of its vLLM, on an A100), td_pipe (an"
-    " L20), or vllm (today's)"
-)
 FITTING = "as many as fit, by the formula; of a calibration, as many as it measured"
 FLAGS = {
     "model": model_flag(shown="llama-13b"),
     "gpu": Flag(f"GPU, one of {', '.join(GPUS)}", shown="a6000"),
-    "software": Flag(
-        f"software whose efficiency the cost model takes: {KERNELS}",
-        shown="sarathi for an a6000, which it was fitted to; else vllm",
-        choices=SOFTWARE,
-    ),
     "calibration": Flag("calibration of a machine, made by calibrate.py, in place of --gpu"),
     "pd": Flag("P:D, prompt tokens per decode", 14),
     "max_length": Flag("tokens of a request, prompt and output", 1024),
@@ -134,61 +116,44 @@ def rows_of(cost: CostModel, work: Workload, choices: list[Choice], baseline: Ch
     return Rows(rows, UNITS)
 
 
-def in_words(row: Row) -> str:
-    """Gain and longest TBT."""
-    percent = round(100 * (row["gain"] - 1), 1) + 0.0  # + 0.0: no "-0.0"
-    return f"{percent:+.1f} % throughput over the baseline, {row['longest TBT']:.1f} ms"
-
-
 def print_choice(rows: Rows, best: Row, free: Row, baseline: Row, work: Workload) -> None:
     """free: the best without a bound."""
     print_rows(Rows([*rows, baseline | {"C": "baseline"}], UNITS), ["C", *list(UNITS)[:3]])
-    print(f"\nBest: C = {best['C']}, {in_words(best)}")
-    if best["gain"] <= 1:
-        print("No chunk size that is allowed gains: the baseline is no slower.")
-        print(f"Its decodes take up to {baseline['longest TBT']:.1f} ms.")
+    percent = round(100 * (best["gain"] - 1), 1) + 0.0  # + 0.0: no "-0.0"
+    print(f"\nBest: C = {best['C']}, {percent:+.1f} % throughput over the baseline")
     if free is not best:
         lost = 100 * (1 - best["throughput"] / free["throughput"])
-        print(f"The bound costs {lost:.1f} % throughput.")
-        print(f"Without it, the best is C = {free['C']} ({in_words(free)}).")
+        print(f"The bound costs {lost:.1f} % throughput: without it, C = {free['C']}.")
     balance = (work.ratio + 1) * (work.batch_size - 1)
     print(f"Rule of thumb: C = (B-1)(P:D + 1), here {balance:.0f}. Sec 5.1.3 leaves out the + 1.")
     print("Other engines have flags for the same, and count a batch's decodes in C, too:\n")
     for engine, line in engine_flags("MODEL", best["C"], work.batch_size).items():
         print(f"  {engine:<6}  {line}")
-    print("\nvLLM chunks prefills by default; SGLang mixes chunks with decodes only if told to.")
-    print("Both may fill a batch with the chunks of several prompts; SARATHI takes one.")
-    print("This C is for requests that always wait. For requests that arrive over time: plan.py.")
+    print("\nThis C is for requests that always wait. For requests that arrive over time: plan.py.")
 
 
 # -------------------------------------------------------------------------------------------- flags
 
 
-def software_of(options: Namespace) -> str:
-    """SARATHI's on the GPU that it was fitted to; on all others today's vLLM."""
-    fitted = (options.gpu or "a6000", "sarathi") in EFFICIENCY
-    return options.software or ("sarathi" if fitted else "vllm")
+def cost_model(options: Namespace) -> tuple[CostModel, str]:
+    """Of the named model and GPU, or of the machine that was calibrated; and whose constants.
 
-
-def cost_model(options: Namespace) -> CostModel:
-    """The cost model of the named model and GPU, or of the machine that was calibrated."""
+    SARATHI's on the GPU that it was fitted to; on all others those of today's vLLM.
+    """
     if options.calibration is None:
         model = priced_model(options.model or "llama-13b")
         gpu = lookup(GPUS, options.gpu or "a6000", "GPU")
-        return CostModel(model, gpu, software=software_of(options))
+        software = "sarathi" if (gpu.name, "sarathi") in EFFICIENCY else "vllm"
+        return CostModel(model, gpu, software=software), f"constants of {software}"
     calibration = Calibration.read(options.calibration)
-    for flag, value in (("--gpu", options.gpu), ("--software", options.software)):
-        if value is not None:
-            raise UserError(
-                f"{flag} and --calibration exclude each other: a calibration has a machine and"
-                " software of its own"
-            )
+    if options.gpu is not None:
+        raise UserError("--gpu and --calibration exclude each other: leave one out")
     if options.model not in (None, calibration.model.name):
         raise UserError(
             f"--model {options.model}: the calibration is of {calibration.model.name}; calibrate.py"
             " --model makes others"
         )
-    return CalibratedModel(calibration)
+    return CalibratedModel(calibration), "this machine's calibration"
 
 
 def workload(options: Namespace, cost: CostModel) -> Workload:
@@ -202,8 +167,6 @@ def workload(options: Namespace, cost: CostModel) -> Workload:
             f"--max-length is {length}; {model.name} allows 2 to {model.max_length} tokens"
         )
     fits = requests_that_fit(model, gpu, length, cost.bytes_per_value)
-    formula, calibrated = "(M_G - M_S) / (L * m_kv)", isinstance(cost, CalibratedModel)
-    note, most = "", BATCH_SIZE if calibrated else MOST_REQUESTS
     if given is None and fits < 2:
         raise UserError(
             f"{model.name} on {gpu.name}: {fits} requests of {length} tokens fit, and a chunk needs"
@@ -214,25 +177,18 @@ def workload(options: Namespace, cost: CostModel) -> Workload:
             f"--max-batch-size is {given}; it must be from 2 (a chunk needs decodes to carry) to"
             f" {MOST_REQUESTS}"
         )
-    batch_size = given or min(fits, most)
-    if given is None and calibrated:
-        note = f"B = {batch_size}: as many decodes as the calibration measured; {fits} would fit."
-    elif given is None:
-        cut = f", cut to {most}" if fits > most else ""
-        note = f"B = {batch_size}: {formula} = {fits}{cut}. Real systems fit fewer, because the"
-        note += " formula leaves nothing for activations."
-    elif calibrated and given > most:
-        note = f"The calibration measured B up to {most}: for {given} its curves are continued."
-    elif given > fits:
-        note = f"By {formula}, {fits} requests of {length} tokens fit into {gpu.name}, not {given}."
-    if note:
-        print(f"\n{note}" + ("" if given else " Choose B with --max-batch-size."))
+    batch_size = given or min(
+        fits, BATCH_SIZE if isinstance(cost, CalibratedModel) else MOST_REQUESTS
+    )
+    print(
+        f"\nB = {batch_size}: by (M_G - M_S) / (L * m_kv), {fits} requests of {length} tokens fit"
+    )
     return Workload(length, batch_size, options.pd)
 
 
 def main() -> None:
     options = start("choose_chunk", __doc__, **FLAGS)
-    cost = cost_model(options)
+    cost, constants = cost_model(options)
     work = workload(options, cost)
     sizes = candidates(work.length, work.batch_size, work.ratio)[:: 3 if options.quick else 1]
     choices = [steady(cost, work, size) for size in progress(sizes, "sweeping")]
@@ -241,8 +197,6 @@ def main() -> None:
     rows = rows_of(cost, work, choices, baseline)
     chosen, free = (rows[choices.index(each)] for each in (best, choose(choices)))
     shape = "L = {L}, P:D = {P}:{D}, B = {B}".format(**chosen)
-    constants = f"constants of {software_of(options)}"
-    constants = "this machine's calibration" if options.calibration else constants
     title = f"{cost.model.name} on {cost.gpu.name}, {shape}"
     print(f"\n{title}: predicted by the cost model with {constants}")
     print_choice(rows, chosen, free, rows_of(cost, work, [baseline], baseline)[0], work)

@@ -3,27 +3,16 @@
     python experiments/fit.py                 all fits
     python experiments/fit.py a6000           SARATHI's, l20: TD-Pipe's, vllm: today's vLLM's
 
-Each fit below says which constants move, from where, and what they are fitted to. What is off is
-always a log ratio, so that 5 % of a short time weighs as much as 5 % of a long one.
+What is off is a log ratio, so that 5 % of a short time weighs as much as 5 % of a long one.
 
-a6000   Nine numbers of SARATHI: Table 2 and Fig 7, LLaMA-13B. Every other figure is predicted with
-        these constants, and never fitted. `hybrid` is what the attention of Table 2's hybrid batch
-        takes beyond that of its chunk and its decodes.
-
-l20     Whole iterations of LLaMA-13B, each the prefill of so many rows through all layers and the
-        head. The rows are a thinned copy of a measurement that comes with TD-Pipe's public artefact
-        (github.com/MLSysU/TD-Pipe, licence Apache 2.0): l20_iterations.csv. They lie dense below
-        300 rows, on both sides of each tile's edge, and sparse above, so that small iterations
-        weigh more. The rows know little of attention: its constants are those that today's vLLM has
-        on the L40S, the same generation, without its cache. The overhead of products stands for
-        norms and activations, too: these rows cannot tell them apart.
-
-vllm    Measured kernels on an A100, an H100 and an L40S: vllm_kernels.csv, a thinned copy of public
-        tables. Its head names the source. Half of the shapes are fitted, and the other half tested.
-        They alternate as on a chessboard. A mean of absolute log ratios: a few odd kernels do not
-        draw the law away from the many. What the kernels do not show is taken from elsewhere.
-        Norms, activations and the like: Vidur's A100 (`sarathi_serve`), for all three GPUs.
-        Experts, and products in fp8, have constants of their own: configs/experts.py.
+a6000   Nine numbers of SARATHI: Table 2 and Fig 7, LLaMA-13B. `hybrid` is what the attention of
+        Table 2's hybrid batch takes beyond that of its chunk and its decodes.
+l20     Whole iterations of LLaMA-13B, of TD-Pipe's artefact (github.com/MLSysU/TD-Pipe, licence
+        Apache 2.0): l20_iterations.csv. They know little of attention: its constants are those of
+        today's vLLM on the L40S. The overhead of products stands for norms and activations, too.
+vllm    Measured kernels on an A100, an H100 and an L40S: vllm_kernels.csv. Half of the shapes are
+        fitted, and the other half tested; they alternate as on a chessboard. Norms, activations and
+        the like: Vidur's A100. Experts, and products in fp8: configs/experts.py.
 """
 
 import enter  # noqa: F401

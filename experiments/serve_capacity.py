@@ -8,9 +8,9 @@
         these policies of scheduler.POLICIES, too (all: every one). Each policy has its own best
         token budget, of those in BUDGETS_TRIED. --policy-file adds one of your own
 
-serving/capacity.py defines capacity, SLO and served rate. Each search has 1024 requests. It repeats
-them until twice as many would not change the capacity (`settled_capacity`). The lengths of `chat`
-and `arxiv` are log-normal through published percentiles. The strict SLO is 5 decode iterations of
+serving/capacity.py defines capacity, SLO and served rate. Each search has 1024 requests, repeated
+until a rate that is too high shows it (`serving.planner.find_capacity`). The lengths of `chat` and
+`arxiv` are log-normal through published percentiles. The strict SLO is 5 decode iterations of
 our cost model, the relaxed 25; "0.1 s" and the like are the paper's own values. Batch sizes and
 memory are the paper's (its artefact, osdi-experiments/figure-5-6): 128 requests, but 16 for Orca;
 token budgets 512 (strict) and 2048 (relaxed), but the best of several with --policy.
@@ -35,7 +35,8 @@ from experiments.lib.flags import SERVED, WRITES, ScriptParser
 from experiments.lib.papers import ARXIV, CHAT, MISTRAL, OURS, POLICIES, YI
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
-from serving.capacity import BUDGETS, PRECISION, RELAXED, STRICT, Deployment
+from serving.capacity import BUDGETS, RELAXED, STRICT, Deployment
+from serving.planner import EXACT
 
 DEPLOYMENTS, DATASETS = (MISTRAL, YI), (CHAT, ARXIV)
 REQUESTS = 1024
@@ -79,8 +80,7 @@ def capacities(
     precision: float,
 ) -> list[Row]:
     """Under each SLO. workloads: requests by name. budgets: those to try; none: the paper's."""
-    job, requests = papers.Job(engine, data, policy), workloads[data]
-    return papers.capacity_rows(job, requests, slos(engine), budgets, precision)
+    return papers.capacity_rows(engine, policy, workloads[data], slos(engine), budgets, precision)
 
 
 def more_policies(names: Sequence[str] | None) -> list[str]:
@@ -108,7 +108,7 @@ def sweeps(
         capacities,
         workloads=workloads,
         budgets=BUDGETS_TRIED if policy else (),
-        precision=1.3 if quick else PRECISION,
+        precision=1.3 if quick else EXACT,
     )
     jobs = cases(data=list(workloads), policy=[*POLICIES, *more_policies(policy)])
     bound = Sweep(bounds, DEPLOYMENTS, [{}])

@@ -5,7 +5,7 @@
         LLaMA2-70B on eight A40s as TP4-PP2: eight minutes of CPU time
 
 serving/capacity.py defines capacity, SLO and served rate. Each search has 1024 requests. It repeats
-them until twice as many would not change the capacity (`settled_capacity`). Machines, batch sizes
+them until a rate that is too high shows it (`serving.planner.find_capacity`). Machines, batch sizes
 and budgets are the paper's (its artefact, osdi-experiments/figure-5-6 and figure-8). GPUs are
 joined by NVLink in pairs, so that a ring of four crosses PCIe. 100 Gb Ethernet joins the two nodes,
 for the hop of the pipeline and for TP8 (configs/gpus.py has the rates and their source).
@@ -32,10 +32,11 @@ from experiments.lib import papers
 from experiments.lib.claims import Claim, bounded
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
-from experiments.lib.papers import ARXIV, CHAT, OURS, POLICIES, RIVALS, Job
+from experiments.lib.papers import ARXIV, CHAT, OURS, POLICIES, RIVALS
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
 from serving.capacity import DECODES, RELAXED, STRICT, Deployment
+from serving.planner import EXACT
 
 NUMBERS = paper_numbers()
 A100, A40 = "a100-80gb-pcie", "a40"
@@ -54,7 +55,7 @@ LLAMA = Deployment("llama2-70b", 4, A40, stages=2, link="pcie4", hop="pcie4", **
 PIPELINES = (FALCON, LLAMA)
 DATASETS = (CHAT, ARXIV)
 REQUESTS = 1024
-PRECISION = 1.05  # of a capacity
+PRECISION = EXACT  # of a capacity
 PROMPT = 4096  # tokens, of the prefill whose time is published
 # quantities, in ms
 AT_PEAK = "prefill of 4K, all stages at 100 % of peak, linear operators alone"
@@ -96,8 +97,7 @@ def capacities(
     precision: float,
 ) -> list[Row]:  # fmt: skip
     """Under each SLO. workloads: requests by name."""
-    job, requests = Job(engine, data, policy), workloads[data]
-    rows = papers.capacity_rows(job, requests, slos(engine), precision=precision)
+    rows = papers.capacity_rows(engine, policy, workloads[data], slos(engine), (), precision)
     return [{"layout": engine.layout, **row} for row in rows]
 
 
@@ -127,9 +127,9 @@ def cause(engine: Deployment, link: str, host: str, count: int, seed: int, preci
     """Gains of chat at 1 s, where Falcon's nodes have another link, or the software a host."""
     pipeline, tp8 = falcon(ETHERNETS[link], SOFTWARE[host])
     requests, slo = CHAT.requests(count, seed=seed), {"1 s": slos(engine)["1 s"]}
-    found = partial(papers.settled_capacities, requests=requests, slos=slo, precision=precision)
+    found = partial(papers.capacity_rows, requests=requests, slos=slo, precision=precision)
     ours, pp, tp = (
-        found(Job(where, CHAT.name, policy))["1 s"].rate
+        found(where, policy)[0]["capacity"]
         for where, policy in ((pipeline, OURS), (pipeline, "vllm_v0"), (tp8, "vllm_v0"))
     )
     return {

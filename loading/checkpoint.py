@@ -10,7 +10,7 @@ each matrix goes. Loading and saving both use it.
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +26,6 @@ from loading import config_json, nanogpt
 from loading.config_json import ARCHITECTURE, FIELDS, GELU, KINDS, LLAMA3, ONLY
 from loading.device import DTYPES
 from loading.files import existing, read_json, readable
-from loading.priced import has_own_head
 from loading.variants import copy_folded, folds_of
 from model import Transformer
 
@@ -131,15 +130,10 @@ def _ignorable(name: str, config: ModelConfig) -> bool:
 
 
 def load_config(directory: str | Path, name: str | None = None) -> ModelConfig:
-    """As `config_json.load_config`. But where the weights are there, they say if they are tied.
-
-    As in transformers 5, a head that is not the embedding counts, whatever config.json says.
-    """
+    """Of nanoGPT's file, or of a config.json."""
     directory = Path(directory)
-    if nanogpt.is_here(directory):
-        return nanogpt.load_config(directory, name)
-    config = config_json.load_config(directory, name)
-    return replace(config, tied=config.tied and not has_own_head(directory))
+    own = nanogpt if nanogpt.is_here(directory) else config_json
+    return own.load_config(directory, name)
 
 
 def weights_of(model: Transformer) -> dict[str, Tensor]:

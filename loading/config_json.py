@@ -4,6 +4,9 @@
 do not support it, we refuse it by name. A wrong answer is worse than none.
 """
 
+import json
+import re
+from contextlib import suppress
 from pathlib import Path
 
 from command.checks import MOST, UserError
@@ -124,6 +127,7 @@ _KINDS = {
     "layer_types": (list, "a list of names"),
 }
 LARGEST = 1e12  # of other numbers, such as rope_theta
+LONGEST_HEADER, PIECE = 10**8, 2**20  # bytes: of a safetensors file; that are compared at once
 LARGEST_EPS = 1.0  # of a norm: a larger one would outweigh the values
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
@@ -179,6 +183,8 @@ def load_config(
         values["rope_theta"], values["rope_scaling"], longer = _rope(path, rope, priced)
         values["max_length"] = longer or values["max_length"]
     values |= FIXED.get(family, {})
+    # as in transformers 5, a head that is not the embedding counts, whatever config.json says
+    values["tied"] = values["tied"] and not has_own_head(path.parent)
     flavour = "gpt2" if family == "gpt2" else "llama"
     try:
         return ModelConfig(
@@ -381,3 +387,30 @@ def _window(path: Path, raw: dict, family: str) -> tuple[int, tuple[bool, ...]]:
         return 0, ()
     _check_value(path, "window", "sliding_window", window)
     return window, near if own or switched else ()
+
+
+def has_own_head(folder: Path) -> bool:
+    """Whether the weights, if they are there, have a head that is not the embedding.
+
+    Without torch. A safetensors file has 8 bytes with the length of its header, the header (JSON:
+    where each tensor lies behind it), and the tensors. What is no such file says nothing.
+    """
+    found = {}
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        for path in folder.glob("*.safetensors"):
+            with open(path, "rb") as file:
+                start = 8 + int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(min(start, LONGEST_HEADER) - 8))
+            for name, tensor in header.items():
+                if kind := re.search(r"\b(lm_head|embed_tokens|wte)\.weight$", name):
+                    first, end = tensor["data_offsets"]
+                    found[kind[1]] = path, start + first, end - first, tensor["dtype"]
+        head, embedding = found["lm_head"], found.get("embed_tokens") or found["wte"]
+        with open(head[0], "rb") as one, open(embedding[0], "rb") as other:
+            one.seek(head[1]), other.seek(embedding[1])
+            return head[2:] != embedding[2:] or any(
+                one.read(size) != other.read(size)
+                for at in range(0, head[2], PIECE)
+                for size in [min(PIECE, head[2] - at)]
+            )
+    return False

@@ -210,13 +210,9 @@ def why_unseen(root: Path = Path("/")) -> str:
             " one, must be started with it"
         )
     needs = f"{oldest} or newer" if oldest else f"for CUDA {cuda}"
-    least = min(OLDEST_DRIVER.values())
-    update = f"install driver {least} or newer"
-    if branch is None or branch >= least:
-        update = "update it, or install an older PyTorch: docs/gpu.md"
     return (
         f"PyTorch {torch.__version__} is built with CUDA {cuda} and needs an NVIDIA driver {needs},"
-        f" and the driver here is {driver}: {update}"
+        f" and the driver here is {driver}: update it, or install an older PyTorch: docs/gpu.md"
     )
 
 

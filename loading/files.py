@@ -83,10 +83,7 @@ def _download(model: str) -> Path:
     """The local copy of a hub id's files, by the hub's own client and in its own cache."""
     start = f"{model!r} is no directory here, and cannot be downloaded as a hub id"
     try:
-        from huggingface_hub import (
-            errors,
-            snapshot_download,
-        )  # imported here, because only hub ids need it
+        from huggingface_hub import errors, snapshot_download  # here: only hub ids need it
     except ImportError:
         raise UserError(
             f"{start} without the huggingface_hub package: pip install huggingface_hub, or give a"

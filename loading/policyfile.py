@@ -39,7 +39,6 @@ def load_policies(path: Path) -> list[str]:
     if path in LOADED:
         return LOADED[path]
     source, module = read_text(path, MOST_BYTES), ModuleType(f"policies_of_{path.stem}")
-    check_helpers(path)
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses look for it there
     if str(path.parent) not in sys.path:
@@ -89,19 +88,6 @@ def warn_if_crowded(policy: str, max_batch_size: int, chunk_size: int) -> None:
     if max_batch_size >= budget and kinds & DECODES_FIRST and not kinds & NOT_TOGETHER:
         full = f"{policy}, C = {budget}, B = {max_batch_size}: {budget} decodes fill a batch"
         print(f"{full}, and new prompts wait; a C above B leaves them room", file=sys.stderr)
-
-
-def check_helpers(path: Path) -> None:
-    """A UserError if what an earlier file of policies has imported from its folder has the name of
-    something in this folder: Python keeps one module for each name, and takes the first.
-    """
-    folders = {each.parent for each in LOADED} - {path.parent}
-    for name, module in sys.modules.copy().items():
-        place = Path(str(getattr(module, "__file__", None)))
-        home = place.parent.parent if place.stem == "__init__" else place.parent
-        here = path.parent / name
-        if home in folders and (here.is_dir() or here.with_name(f"{name}.py").exists()):
-            raise UserError(f"{path} would import {place} as {name}: rename the one or the other")
 
 
 def check_name(path: Path, policy: type[Scheduler], names: list[str]) -> None:

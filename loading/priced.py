@@ -1,6 +1,5 @@
 """A model that is priced, not run: its shape alone. Nothing is downloaded. No torch."""
 
-import json
 import os
 import re
 from contextlib import suppress
@@ -11,8 +10,6 @@ from command.checks import UserError, did_you_mean, shown
 from configs import MODELS, ModelConfig
 from loading.config_json import load_config
 from loading.files import HUB_IDS
-
-LONGEST_HEADER, PIECE = 10**8, 2**20  # bytes: of a safetensors file; that are compared at once
 
 
 def priced_model(model: str | ModelConfig, weights: str | None = None) -> ModelConfig:
@@ -32,8 +29,7 @@ def priced_model(model: str | ModelConfig, weights: str | None = None) -> ModelC
         return MODELS[model]
     places = (model, HUB_IDS.get(model.lower(), model)) if isinstance(model, str) else ()
     if folder := next(filter(None, map(folder_of, places)), None):
-        config = load_config(folder, Path(model).name, priced=True)
-        return replace(config, tied=config.tied and not has_own_head(folder))
+        return load_config(folder, Path(model).name, priced=True)
     # a shape that we left as it is
     own = re.compile(r"([\w.-]+/[\w.-]+), Hugging Face config(:.*)?")
     shapes = [(own.fullmatch(config.source), config) for config in MODELS.values()]
@@ -46,33 +42,6 @@ def priced_model(model: str | ModelConfig, weights: str | None = None) -> ModelC
         f"unknown model {shown(model)}: give a folder with a config.json, a hub id that is on this"
         f" disk, or a name of configs/models.py{near}"
     )
-
-
-def has_own_head(folder: Path) -> bool:
-    """Whether the weights, if they are there, have a head that is not the embedding.
-
-    Without torch. A safetensors file has 8 bytes with the length of its header, the header (JSON:
-    where each tensor lies behind it), and the tensors. What is no such file says nothing.
-    """
-    found = {}
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        for path in folder.glob("*.safetensors"):
-            with open(path, "rb") as file:
-                start = 8 + int.from_bytes(file.read(8), "little")
-                header = json.loads(file.read(min(start, LONGEST_HEADER) - 8))
-            for name, tensor in header.items():
-                if kind := re.search(r"\b(lm_head|embed_tokens|wte)\.weight$", name):
-                    first, end = tensor["data_offsets"]
-                    found[kind[1]] = path, start + first, end - first, tensor["dtype"]
-        head, embedding = found["lm_head"], found.get("embed_tokens") or found["wte"]
-        with open(head[0], "rb") as one, open(embedding[0], "rb") as other:
-            one.seek(head[1]), other.seek(embedding[1])
-            return head[2:] != embedding[2:] or any(
-                one.read(size) != other.read(size)
-                for at in range(0, head[2], PIECE)
-                for size in [min(PIECE, head[2] - at)]
-            )
-    return False
 
 
 def folder_of(model: str) -> Path | None:

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from command.checks import UserError, shown
@@ -36,22 +35,6 @@ def check_cells(where: str, cells: int, header: int) -> None:
     """Raise a UserError if a line has not a cell for each name of the header."""
     if cells != header:
         raise UserError(f"{where}: {cells} cells, and the header has {header}")
-
-
-def named_cells(
-    path: Path | str, lines: Iterable[str]
-) -> tuple[list[str], Iterator[dict[str, str]]]:
-    """The header of a CSV file, and the cells of each row by column. Both raise UserErrors."""
-    reader = csv.reader(lines)
-    filled = filter(None, reader)
-    header = next(filled, [])
-
-    def rows() -> Iterator[dict[str, str]]:
-        for row in filled:
-            check_cells(f"{path}, line {reader.line_num}", len(row), len(header))
-            yield dict(zip(header, row, strict=True))
-
-    return header, rows()
 
 
 def objects(path: Path | str, text: str) -> tuple[list[str], list[tuple[str, list[str]]]]:

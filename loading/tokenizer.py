@@ -6,10 +6,8 @@ They are `tokenizers`, and `tiktoken` for GPT-2 and the demo.
 import base64
 import binascii
 import json
-import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +21,6 @@ from loading.special import EOS, named_tokens, read_special, text_of
 
 # BPE never merges across these pieces
 GPT2_SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# Regular expressions that try every way to split a long run fail on one of these.
-RUNS = "".join(256 * letter for letter in "a 1!") + "\n"
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 # GPT-2's spelling of bytes: letters that can be seen are themselves, in front of all others.
 SEEN = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -66,12 +62,9 @@ def load_tokenizer(directory: str | Path) -> Tokenizer | None:
     if (path := directory / "merges.tiktoken").is_file():
         return from_ranks(_read_ranks(path))
     if (path := directory / "tokenizer.json").is_file():
-        _check_template(path, read_json(path))
-        with readable(path, Exception), _silent():  # the library raises nothing narrower
+        with readable(path, Exception):  # the library raises nothing narrower
             library = _guarded(Library.from_file)(str(path))
-        eos_id = _add_tokens(library, directory)
-        with readable(path, Exception):
-            return _tried(_from_library(library, eos_id))
+        return _from_library(library, _add_tokens(library, directory))
     if (path := directory / "characters.json").is_file():
         return _from_characters(path)
     vocab, merges = directory / "vocab.json", directory / "merges.txt"
@@ -167,59 +160,6 @@ def _guarded(call: Callable) -> Callable:
             raise UserError(f"the tokenizer gives up: {first_line(error)}") from None
 
     return calling
-
-
-def _tried(tokenizer: Tokenizer) -> Tokenizer:
-    """A tokenizer that has taken long runs of letters. A UserError where it gives up."""
-    try:
-        with _silent():
-            tokenizer.decode(tokenizer.encode(RUNS))
-    except Exception as error:  # it may lack a letter, and no way to say so
-        if isinstance(error, UserError):
-            raise
-    return tokenizer
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Drop what Rust prints of a panic on stderr: the panic becomes one line.
-
-    Rust knows the process's file 2 alone. So all other threads are muted, too, for that moment.
-    """
-    files = []
-    try:
-        with suppress(OSError):  # file 2 is closed, or too many files are open: it is not muted
-            files.append(os.dup(2))
-            files.append(os.open(os.devnull, os.O_WRONLY))
-            os.dup2(files[1], 2)
-        yield
-    finally:
-        if len(files) == 2:
-            os.dup2(files[0], 2)
-        for file in files:
-            os.close(file)
-
-
-def _check_template(path: Path, raw: dict) -> None:
-    """A UserError where tokenizer.json adds tokens that it does not define.
-
-    Without this check, the library would crash, with a report of many lines.
-    """
-    processor = raw.get("post_processor")
-    steps = processor.get("processors") if isinstance(processor, dict) else None
-    for step in [processor, *(steps if isinstance(steps, list) else [])]:
-        if not isinstance(step, dict) or step.get("type") != "TemplateProcessing":
-            continue
-        with readable(path, AttributeError, KeyError, TypeError):
-            known = step["special_tokens"]
-            for piece in step["single"]:
-                if "Sequence" in piece and piece["Sequence"]["id"] != "A":
-                    raise UserError(f"{path}: TemplateProcessing of one text has a second one")
-                if "SpecialToken" in piece and piece["SpecialToken"]["id"] not in known:
-                    raise UserError(
-                        f"{path}: TemplateProcessing adds {piece['SpecialToken']['id']!r}, which"
-                        " special_tokens does not define"
-                    )
 
 
 def load_stop_ids(directory: str | Path, tokenizer: Tokenizer | None) -> frozenset[int]:

@@ -240,7 +240,7 @@ for policy in ("vllm_v0", "orca"):
 # %% [markdown]
 # **Explain.** Read the lines with "no". The SLO stops `vllm_v0` and `orca`: their P99 is too long.
 # The GPU stops `sarathi_serve`: its gaps are short, but the requests wait in the queue. (This
-# search is `capacity` in `serving/capacity.py`. `experiments/serve_capacity.py` runs it with more
+# search is `largest_rate` in `serving/search.py`. `experiments/serve_capacity.py` runs it with more
 # requests, and for Yi-34B, long prompts and a relaxed SLO, too.)
 #
 # ## Step 4: the token budget

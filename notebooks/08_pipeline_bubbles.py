@@ -410,7 +410,7 @@ for number, policy in enumerate(("orca", "sarathi")):
 # nearly cancel out. Which policy ends first depends on the machine. Where small chunks are cheap,
 # it is SARATHI. *Link*, the way from stage to stage, takes very little time here. To see
 # every step, add `--perfetto run.json` to the command line and open the file at
-# [ui.perfetto.dev](https://ui.perfetto.dev). `experiments/validate.py --pipeline` compares the
+# [ui.perfetto.dev](https://ui.perfetto.dev). `docs/pipelines.md` compares the
 # simulator with such runs.
 #
 # SARATHI has an advantage only while both micro-batches have chunks. Try `work =

@@ -1,10 +1,9 @@
 """An anchor: a benchmark of the user's own server, which tells how its iterations differ from ours.
 
-It reads one JSON file of `vllm bench serve --save-result` (with --append-result, an object on each
-line), or of guidellm, which holds several loads. Each load is replayed in the simulation: as many
-requests, as long, sent as they were. One factor on the seconds of every iteration then makes the
-prediction meet the measurement. Of several loads, the median of their factors counts. One factor
-cannot mend all: what remains is in `compared`. No torch.
+It reads the JSON file of `vllm bench serve --save-result`, of one load. That load is replayed in
+the simulation: as many requests, as long, sent as they were. One factor on the seconds of every
+iteration then makes the prediction meet the measurement. One factor cannot mend all: what remains
+is in `compared`. No torch.
 
 Lengths are each request's own with --save-detailed. Else they are the mean, for all requests.
 """
@@ -14,21 +13,19 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 from batch import Request
-from command.checks import MOST, UserError, lookup, range_of, shown
+from command.checks import MOST, UserError, range_of, shown
 from command.cli import read_text
-from serving.capacity import percentile
 from serving.comparison import OURS, Anchor, mean_tbts
 from serving.engines import vllm_defaults
 from serving.planner import MOST as MOST_REPLAYED
 from serving.planner import Replica
+from serving.search import percentile
 from serving.traffic import FASTEST, MOST_JSON, MOST_REQUESTS, MOST_TOKENS, gamma
 from timeline import Trace
 
@@ -39,8 +36,7 @@ QUANTITIES = ("requests", "output", *(f"{s} {of}" for of in ("TTFT", "TPOT", "IT
 FAR, TURNS = 16.0, 12
 FAILED = 0.1  # share of requests, at most
 FEW = 32  # requests: of fewer, a server's first ones are most
-# of a replay: iterations, about, and output tokens; of a file: loads
-STEPS, MOST_OUTPUT, MOST_LOADS = 60_000, 2 * 10**7, 64
+STEPS, MOST_OUTPUT = 60_000, 2 * 10**7  # of a replay: iterations, about, and output tokens
 SAME = "are --model, --gpu and --tp those of the server?"
 BUSY = 0.75  # of the clients, on average: then they limit the load, and not the rate
 LATENCY = 10.0**9  # ms
@@ -148,17 +144,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Entry:
-    """An object of the file. where: what an error calls it."""
+    """The object of the file. where: what an error calls it."""
 
     where: str
-    values: object
+    values: Mapping[str, object]
 
     def get(self, key: str) -> object:
-        """key: names with dots between them. None: it is not there, or null."""
-        value = self.values
-        for name in key.split("."):
-            value = value.get(name) if isinstance(value, Mapping) else None
-        return value
+        """None: it is not there, or null."""
+        return self.values.get(key)
 
     def number(
         self, key: str, least: float, most: float, whole: bool = False, needed: bool = True
@@ -173,21 +166,6 @@ class Entry:
 
     def whole(self, key: str, least: int, most: int = MOST, needed: bool = True) -> int | None:
         return self.number(key, least, most, True, needed)
-
-    def times(self, keys: Mapping[str, str]) -> dict[str, float]:
-        """Those quantities that are there. 0: no request had one."""
-        found = {name: self.number(key, 0, LATENCY, needed=False) for name, key in keys.items()}
-        return {name: value for name, value in found.items() if value}
-
-    def done(self, key: str, failed: Callable[[int], int]) -> tuple[int, int]:
-        """Requests that ended well, and those that failed. Raises UserError if these are many."""
-        count = self.whole(key, 1, MOST_REQUESTS)
-        if (lost := failed(count)) > FAILED * (count + lost):
-            raise UserError(
-                f"{self.where}: {lost} of {count + lost} requests failed; at most"
-                f" {100 * FAILED:g} % may"
-            )
-        return count, lost
 
 
 def even(count: int, prompts: int, outputs: int) -> list[tuple[int, int]]:
@@ -204,16 +182,23 @@ def of_vllm(entry: Entry) -> Run:
             f"{entry.where}: ramp_up_strategy is {shown(ramp)}; a steady load is needed"
         )
     asked = entry.whole("num_prompts", 1, MOST_REQUESTS, needed=False) or 0
-    done, failed = entry.done("completed", lambda count: max(0, asked - count))
+    done = entry.whole("completed", 1, MOST_REQUESTS)
+    if (failed := max(0, asked - done)) > FAILED * asked:
+        raise UserError(
+            f"{entry.where}: {failed} of {asked} requests failed; at most {100 * FAILED:g} % may"
+        )
     prompts = entry.whole("total_input_tokens", done, MOST_TOKENS * done)
     outputs = entry.whole("total_output_tokens", done, MOST_TOKENS * done)
     own = detailed(entry)
     lengths = own or even(done, prompts, outputs)
-    keys = {f"{s} {of}": f"{s.lower()}_{of.lower()}_ms" for s, of in map(str.split, QUANTITIES[2:])}
+    times = {
+        name: entry.number(f"{name.lower().replace(' ', '_')}_ms", 0, LATENCY, needed=False)
+        for name in QUANTITIES[2:]
+    }
     measured = {
         "requests": entry.number("request_throughput", 1 / FASTEST, FASTEST),
         "output": entry.number("output_throughput", 1 / FASTEST, FASTEST),
-    } | entry.times(keys)
+    } | {name: value for name, value in times.items() if value}  # 0: no request had one
     clients = entry.whole("max_concurrency", 1, needed=False)
     rate, shape = entry.get("request_rate"), entry.get("burstiness")
     if not clients and rate is None:
@@ -258,80 +243,20 @@ def detailed(entry: Entry) -> list[tuple[int, int]]:
     return found
 
 
-# guidellm's strategies, and what says how many clients there are; None: a rate
-STRATEGIES = {
-    "synchronous": "", "concurrent": "streams", "throughput": "max_concurrency", "constant": None,
-    "poisson": None,
-}  # fmt: skip
-
-
-def of_guidellm(entry: Entry) -> Run:
-    """One of guidellm's `benchmarks`. Its time_per_output_token counts the first, too: no TPOT."""
-    base = "config" if entry.get("config.strategy") else "args"
-    kind = entry.get(f"{base}.strategy.type_")
-    where = lookup(STRATEGIES, kind, f"{entry.where}: {base}.strategy.type_")
-    lost = entry.whole("metrics.request_totals.errored", 0, MOST_REQUESTS, needed=False) or 0
-    done, failed = entry.done("metrics.request_totals.successful", lambda _: lost)
-    sums = [
-        entry.number(f"metrics.{side}_token_count.successful.total_sum", done, MOST_TOKENS * done)
-        for side in ("prompt", "output")
-    ]
-    lengths = even(done, *map(round, sums))
-    keys = {
-        "mean TTFT": "time_to_first_token_ms.successful.mean",
-        "median TTFT": "time_to_first_token_ms.successful.median",
-        "P99 TTFT": "time_to_first_token_ms.successful.percentiles.p99",
-        "mean ITL": "inter_token_latency_ms.successful.mean",
-    }
-    speed = partial(entry.number, least=1 / FASTEST, most=FASTEST)
-    measured = {
-        "requests": speed("metrics.requests_per_second.successful.mean"),
-        "output": speed("metrics.output_tokens_per_second.successful.mean"),
-    } | entry.times({name: f"metrics.{key}" for name, key in keys.items()})
-    clients = rate = None
-    if where is None:
-        rate = entry.number(f"{base}.strategy.rate", 1e-6, FASTEST)
-    else:
-        key = f"{base}.strategy.{where}"
-        clients = entry.whole(key, 1, needed=where == "streams") if where else 1
-    cv = 0.0 if kind == "constant" else 1.0
-    return Run(entry.where, lengths, measured, clients, rate, cv, failed=failed)
-
-
-def read_loads(path: Path) -> list[Callable[[], Run]]:
-    """What reads each load of a benchmark file. Both raise UserError."""
-    every, read = objects(path, read_text(path, MOST_JSON)), of_vllm
-    first = every[0] if every else None
-    if isinstance(first, dict) and isinstance(first.get("benchmarks"), list):
-        every, read = first["benchmarks"], of_guidellm
-    if not 0 < len(every) <= MOST_LOADS:
-        raise UserError(f"{path}: {len(every)} loads; it must hold 1 to {MOST_LOADS}")
-    for each in every:
-        if not isinstance(each, dict):
-            raise UserError(f"{path}: {shown(each)} is no object, as `vllm bench serve` writes it")
-        if read is of_vllm and "completed" not in each:
-            raise UserError(
-                f"{path}: neither a key completed (vllm bench serve --save-result) nor a list"
-                f" benchmarks (guidellm); it has {shown(', '.join(map(str, each)), str)}"
-            )
-    several = [f", load {number}" for number in range(1, len(every) + 1)] if every[1:] else [""]
-    return [
-        partial(read, Entry(f"{path}{name}", each))
-        for name, each in zip(several, every, strict=True)
-    ]
-
-
-def objects(path: Path, text: str) -> list[object]:
-    """One JSON value, a list of them, or one on each line."""
+def read_load(path: Path) -> Run:
+    """The load of a benchmark file. Raises UserError."""
     try:
-        found = json.loads(text)
-        return found if isinstance(found, list) else [found]
+        found = json.loads(read_text(path, MOST_JSON))
     except (ValueError, RecursionError) as error:
-        why = error
-    with suppress(ValueError, RecursionError):
-        if lines := [line for line in text.split("\n") if line.strip()]:
-            return [json.loads(line) for line in lines]
-    raise UserError(f"{path}: not a JSON file ({why})")
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}: not a JSON file of one load ({error})") from None
+    if not isinstance(found, dict) or "completed" not in found:
+        raise UserError(
+            f"{path}: {shown(found)} is no object with a key completed, as `vllm bench serve"
+            " --save-result` writes it of one load"
+        )
+    return of_vllm(Entry(str(path), found))
 
 
 # -------------------------------------------------------------------------------------- the factor
@@ -360,88 +285,43 @@ def find_factor(seen: Callable[[float], float], wanted: float, is_time: bool) ->
     return math.sqrt(least * most)
 
 
-@dataclass(frozen=True)
-class Replay:
-    """A load on a replica that has the server's C and B."""
-
-    run: Run
-    replica: Replica
-    budget: int
-
-    def trace(self, factor: float) -> Trace:
-        """The run, if iterations take `factor` times as long."""
-        server = scaled(self.replica, factor)
-        return server.serve(self.run.requests(), OURS, self.budget, self.run.clients)
-
-    def check(self) -> None:
-        """Raises UserError where the server cannot have run it."""
-        run, cache_tokens = self.run, self.replica.holds(self.budget)
-        if run.clients and self.replica.stages > 1:
-            raise UserError(f"{run.where}: {run.load}: a closed loop needs --pp 1")
-        longest = max(each.most_cached for each in run.requests())
-        if cache_tokens is not None and longest > cache_tokens:
-            raise UserError(
-                f"{run.where}: a request of {longest} tokens, and a cache of {cache_tokens} here;"
-                f" {SAME}"
-            )
-
-    def factor(self) -> float:
-        """With which the prediction is what was measured. Raises UserError."""
-        run, matched = self.run, self.run.matched
-        wanted = run.measured[matched]
-        found = find_factor(
-            lambda factor: measure_of(matched, self.trace(factor)), wanted, matched != "output"
-        )
-        if not 1 / FAR <= found <= FAR:
-            raise UserError(
-                f"{run.where}: {matched} of {wanted:.4g} takes iterations of {found:.3g} x ours;"
-                f" {1 / FAR:g} to {FAR:g} is allowed; {SAME}"
-            )
-        return found
-
-    def described(self, model: str, factor: float) -> dict[str, object]:
-        """For a plan. compared: measured; predicted; predicted with this factor."""
-        run, traces = self.run, [self.trace(each) for each in (1.0, factor)]
-        return {
-            "load": run.load, "requests": len(run.lengths), "C": self.budget,
-            "B": self.replica.size(self.budget), "matched": run.matched, "notes": run.notes(model),
-            "compared": {
-                name: [run.measured[name], *(measure_of(name, trace) for trace in traces)]
-                for name in QUANTITIES
-                if name in run.measured
-            },
-        }  # fmt: skip
+def replay(run: Run, server: Replica, budget: int, factor: float = 1.0) -> Trace:
+    """The load on a replica that has the server's C and B, if iterations take `factor` as long."""
+    return scaled(server, factor).serve(run.requests(), OURS, budget, run.clients)
 
 
-def lengths_of(path: Path) -> list[tuple[int, int]]:
-    """Prompt and output tokens of the requests of the first load that can be read."""
-    for read in read_loads(path):
-        with suppress(UserError):
-            return read().lengths
-    return read().lengths  # refuses, with the reason
+def anchor_of(path: Path, replica: Replica, model: str) -> Anchor:
+    """Replays the file's load on a replica. model: of --model.
 
-
-def anchor_of(path: Path, replica: Replica, model: str, budget: int | None) -> Anchor:
-    """Replays the file's loads on a replica. model: of --model. budget: C of the server.
-
-    It had vLLM's defaults for that GPU, unless the file (--metadata) or `budget` says otherwise.
-    Loads that say nothing are left out. Raises UserError if no other is there.
+    The server had vLLM's defaults for that GPU, unless the file (--metadata) says otherwise. Raises
+    UserError where it cannot have run the load, or its factor is none of a server.
     """
-    replays, factors, left_out = [], [], []
+    run = read_load(path)
     usual, size = vllm_defaults(replica.cost.gpu)
-    for read in read_loads(path):
-        try:
-            run = read()
-            server = replace(replica, max_batch_size=run.size or size)
-            replay = Replay(run, server, budget or run.budget or usual)
-            replay.check()
-            factors.append(replay.factor())
-        except UserError as error:
-            left_out.append(str(error))
-        else:
-            replays.append(replay)
-    if not factors:
-        raise UserError(left_out[0])
-    whole = statistics.median(factors)
-    runs = [each.described(model, whole) for each in replays]
-    return Anchor(path.name, whole, factors, runs, left_out)
+    server, budget = replace(replica, max_batch_size=run.size or size), run.budget or usual
+    cache_tokens = server.holds(budget)
+    if run.clients and replica.stages > 1:
+        raise UserError(f"{path}: {run.load}: a closed loop needs --pp 1")
+    longest = max(each.most_cached for each in run.requests())
+    if cache_tokens is not None and longest > cache_tokens:
+        raise UserError(
+            f"{path}: a request of {longest} tokens, and a cache of {cache_tokens} here; {SAME}"
+        )
+    matched, wanted = run.matched, run.measured[run.matched]
+    factor = find_factor(
+        lambda factor: measure_of(matched, replay(run, server, budget, factor)), wanted,
+        matched != "output",
+    )  # fmt: skip
+    if not 1 / FAR <= factor <= FAR:
+        raise UserError(
+            f"{path}: {matched} of {wanted:.4g} takes iterations of {factor:.3g} x ours;"
+            f" {1 / FAR:g} to {FAR:g} is allowed; {SAME}"
+        )
+    traces = [replay(run, server, budget, each) for each in (1.0, factor)]
+    compared = {
+        name: [run.measured[name], *(measure_of(name, trace) for trace in traces)]
+        for name in QUANTITIES
+        if name in run.measured
+    }
+    title = f"{run.load}: {len(run.lengths)} requests, C = {budget}, B = {server.size(budget)}"
+    return Anchor(path.name, factor, title, matched, compared, run.notes(model))

@@ -1,25 +1,12 @@
-"""Serving over time: what Sarathi-Serve's experiments share, and two of its words made exact.
+"""Serving over time: what Sarathi-Serve's experiments and the planner share. All times in seconds.
 
-capacity       the largest request rate that a policy serves within an SLO with a bounded queue
-               (Sarathi-Serve, Sec 5.1; its artefact's capacity search). A rate is served if the P99
-               of all times between tokens is at most the SLO, and the median scheduling delay is at
-               most 2 s. If more requests arrive than are served, the queue grows, and the median
-               with it. Bisection finds the capacity. Every rate has the same requests; only their
-               arrival times are scaled. So two rates or two policies differ in nothing else.
-settled        few requests are all served before a queue builds, so their capacity comes out far
-               too large. `settled_capacity` repeats them, until twice as many repeats give the same
-               capacity, within the search's precision. It leaves out the start and the end of a run
-               (`Load.steady`), when the engine is not full.
+capacity       the largest request rate that a policy serves within an SLO with a bounded queue: a
+               median scheduling delay of at most 2 s (Sarathi-Serve, Sec 5.1). serving/planner.py
+               searches it. Start and end of a run do not count (`Load.steady`).
 strict SLO     a P99 TBT of at most 5 decode iterations; relaxed: 25 (Sec 5.1, Table 3). A decode
-               iteration is a batch of 32 decodes with a context of 4096 tokens each, without a
-               prefill. Our cost model prices it.
+               iteration is a batch of 32 decodes with a context of 4096 tokens each.
 token budget   for an SLO: the largest multiple of the tile whose worst iteration meets the SLO
-               (Sec 4.3). The worst iteration holds those 32 decodes. The rest of its tokens are the
-               end of the longest prompt (8192 tokens), which attends to all tokens before it.
-
-All times are in seconds. The cost model's constants are those of Sarathi-Serve's software
-(constants.EFFICIENCY). They come from measurements of single operators. No constant was fitted to a
-number of its paper.
+               (Sec 4.3). It holds those 32 decodes and the end of the longest prompt, 8192 tokens.
 """
 
 import math
@@ -31,11 +18,10 @@ import numpy as np
 from batch import LATEST, Batch, Request
 from command.checks import UserError, check_number, check_whole, lookup
 from configs import GPUS, LINKS
-from configs.hosts import HOSTS
 from costmodel import TILE, CostModel, make_batch, tokens_that_fit
 from loading.priced import priced_model
 from pipeline import Hop, StageCosts, even_layers, simulate_pipeline
-from serving.search import PRECISION, AlwaysServed, largest_rate, percentile
+from serving.search import percentile
 from simulate import make_cost_model, simulate
 from timeline import Life, Trace
 
@@ -71,10 +57,6 @@ class Deployment:
     def __post_init__(self) -> None:
         priced_model(self.model)
         lookup(GPUS, self.gpu, "GPU")
-        for link in (self.link, self.hop):
-            lookup(LINKS, link, "link")
-        lookup(HOSTS, self.host, "host")
-        check_whole("stages", self.stages)
 
     @property
     def layout(self) -> str:
@@ -169,32 +151,9 @@ def median_ttft(trace: Trace) -> float:
     return percentile(trace.ttfts, 50)
 
 
-def median_delay(trace: Trace) -> float:
-    """Median scheduling delay."""
-    return percentile([life.scheduling_delay for life in trace.lives.values()], 50)
-
-
 def token_times(trace: Trace) -> list[float]:
     """When each output token of any request came, in order of time."""
     return sorted(moment for life in trace.lives.values() for moment in life.tokens)
-
-
-def composition(trace: Trace, seconds: float) -> list[tuple[float, float, float]]:
-    """The batches over time, in windows of `seconds`.
-
-    Each window is (start, prompt tokens per second, decodes per second).
-    """
-    windows: dict[int, list[int]] = {}
-    for iteration in trace.iterations:
-        window = windows.setdefault(
-            int((iteration.start - trace.iterations[0].start) / seconds), [0, 0]
-        )
-        window[0] += iteration.num_prefill_tokens
-        window[1] += iteration.num_decodes
-    return [
-        (number * seconds, *[count / seconds for count in windows.get(number, (0, 0))])
-        for number in range(max(windows, default=-1) + 1)
-    ]
 
 
 def tpot(life: Life) -> float:
@@ -256,17 +215,9 @@ class Bound:
 
 @dataclass(frozen=True)
 class Slo:
-    """What users may expect: bounds, all of which hold.
-
-    together: each bound is then a limit for single requests, none of them of "tbt". The share of
-    requests that keep all limits at once must be at least the bounds' percent. It is the SLO
-    attainment of DistServe (Zhong et al., 2024), whose goodput is the largest rate with such a
-    share. What `vllm bench serve --goodput ttft:500 tpot:30 e2el:9000` prints is rate x share. A
-    request of one token keeps every limit of the TPOT there, and here.
-    """
+    """What users may expect: bounds, all of which hold."""
 
     bounds: tuple[Bound, ...]
-    together: bool = False
 
     @staticmethod
     def of(tbt: float, ttft: float = math.inf) -> "Slo":
@@ -275,14 +226,10 @@ class Slo:
         return Slo((Bound("tbt", 99, tbt), *first))
 
     def __str__(self) -> str:
-        each = [
-            f"{bound.quantity.upper() if self.together else bound.name} at most"
-            f" {1e3 * bound.seconds:{'.4g' if bound.seconds < 1 else '.0f'}} ms"
-            for bound in self.bounds
-        ]
-        if not self.together:
-            return ", ".join(each)
-        return f"{self.bounds[0].percent:g} % of the requests with {' and '.join(each)}"
+        return ", ".join(
+            f"{each.name} at most {1e3 * each.seconds:{'.4g' if each.seconds < 1 else '.0f'}} ms"
+            for each in self.bounds
+        )
 
     def least(self, *quantities: str, percents: Sequence[float] = ()) -> float:
         """Seconds of the lowest bound on these quantities, at these percents or at any."""
@@ -296,11 +243,6 @@ class Slo:
     def gap(self) -> float:
         """Seconds that nearly no single time between tokens may exceed."""
         return self.least("tbt", percents=(99,))
-
-    @property
-    def limits(self) -> list[float]:
-        """Seconds that a request may take, for each of PER_REQUEST."""
-        return [self.least(quantity) for quantity in PER_REQUEST]
 
 
 @dataclass(frozen=True, eq=False)
@@ -347,87 +289,11 @@ class Load:
         values = self.requests[:, PER_REQUEST.index(quantity)]
         return percentile(values[~np.isnan(values)].tolist(), percent)
 
-    def share(self, slo: Slo) -> float:
-        """Of the requests: those that exceed no limit of the SLO. NaN exceeds none."""
-        return float((~(self.requests > slo.limits).any(axis=1)).mean())
-
-    def meets(self, slo: Slo | float) -> bool:
-        """Within the SLO, and a bounded queue. A number is the bound of the P99 TBT."""
-        slo = slo if isinstance(slo, Slo) else Slo.of(slo)
-        if self.median_delay > MAX_DELAY:
-            return False
-        if slo.together:
-            return 100 * self.share(slo) >= slo.bounds[0].percent
-        return all(self.value(each.quantity, each.percent) <= each.seconds for each in slo.bounds)
-
-
-def capacity(
-    load: Callable[[float], Load],
-    slo: float,
-    precision: float = PRECISION,
-    start: float = 1.0,
-    factor: float = 2.0,
-) -> float:
-    """The largest rate at which `load(rate)` meets the SLO, in requests per second.
-
-    load: rate -> the load that the same requests cause at that rate. The rest: see `largest_rate`.
-    """
-    check_number("slo", slo, 0, LATEST, "number of seconds")
-    return largest_rate(lambda rate: load(rate).meets(slo), precision, start, factor)
-
-
-def settled_capacity(
-    load: Callable[[float, float], Load],
-    count: int,
-    slo: float,
-    precision: float = PRECISION,
-) -> tuple[float, int]:
-    """The capacity, with requests repeated until it no longer changes; and the number of repeats.
-
-    load: rate, repeats -> the load at that rate of the requests, repeated so often (`Load.steady`).
-    Fewer repeats than one mean the first of the requests. A search on an eighth of them finds where
-    to begin: it costs little, and leaves few runs to the others.
-    count: of the requests, not repeated. The number of repeats doubles until two things hold:
-
-    - The arrivals last long enough to show that a rate is too high by the factor `precision`.
-      Then the queue grows by precision - 1 seconds per second, and half of the requests must find
-      it longer than MAX_DELAY.
-    - With twice as many repeats, the capacity found is still served, and a larger one still is not,
-      each within `precision`.
-
-    Returns 0 as `capacity` does. Raises UserError if MOST_REQUESTS requests are not enough.
-    """
-    shortest = 2 * MAX_DELAY / (precision - 1)  # s of arrivals
-    if count > MOST_REQUESTS:
-        raise UserError(f"{count} requests are too many; give at most {MOST_REQUESTS}")
-    repeats, near = 1, ()  # near: where `capacity` starts, and by which factor
-    if count >= SHORT / FEW:
-        try:
-            rough = capacity(lambda rate: load(rate, FEW), slo, COARSE)
-            near = (rough, precision**2) if rough else ()
-        except AlwaysServed:
-            pass  # too few
-    while count * repeats <= MOST_REQUESTS:  # the last check takes twice as many
-
-        def load_at(rate: float, repeats: int = repeats) -> Load:
-            return load(rate, repeats)
-
-        try:
-            rate = capacity(load_at, slo, precision, *near)
-        except AlwaysServed:
-            repeats *= 2
-            continue
-        if not rate:
-            return 0.0, repeats
-        if count * repeats / rate >= shortest:
-            served = load(rate / precision, 2 * repeats).meets(slo)
-            if served and not load(rate * precision**2, 2 * repeats).meets(slo):
-                return rate, repeats
-        near = rate, precision**2
-        repeats *= 2
-    raise UserError(
-        f"the capacity does not stand still, even with {MOST_REQUESTS} requests; give longer ones"
-    )
+    def meets(self, slo: Slo) -> bool:
+        """Within the SLO, and a bounded queue."""
+        return self.median_delay <= MAX_DELAY and all(
+            self.value(each.quantity, each.percent) <= each.seconds for each in slo.bounds
+        )
 
 
 # --------------------------------------------------------------------------------- the token budget

@@ -15,7 +15,6 @@ import numpy as np
 from batch import LATEST
 from command.checks import UserError
 from scheduler import POLICIES
-from serving.calibration import CalibratedModel
 from serving.capacity import CONTEXT, DECODES, Load, Slo, token_budget, tpot
 from serving.planner import (
     EXACT,
@@ -38,7 +37,6 @@ SAME = "vllm_v1"  # without a threshold, its batches are ours: not searched agai
 ROUGH = 1.05  # precision of what the answer is compared with
 DRAWS = 8  # samples of the traffic, for the interval
 LOADS = (0.5, 0.7, 0.9, 1.0)  # of the capacity, in the table of latencies
-BURST = "all at once"  # a load, in words
 ROUNDS = 6  # requests of each client of a closed loop
 ALONE = 32  # requests that are served one at a time, to see whether any rate meets the SLO
 
@@ -69,16 +67,18 @@ class Demand:
 
 @dataclass(frozen=True)
 class Anchor:
-    """The user's own server, as serving/anchor.py compares it with ours. left_out: loads, and why.
+    """The user's own server, as serving/anchor.py compares it with ours.
 
-    factor: seconds of its iterations over ours: the median of `factors`, of the file's loads.
+    factor: seconds of its iterations over ours. matched: the quantity that the factor makes equal.
+    compared: by quantity: measured; predicted; predicted with the factor.
     """
 
     name: str
     factor: float
-    factors: Sequence[float]
-    runs: Sequence[Mapping[str, object]]
-    left_out: Sequence[str]
+    load: str
+    matched: str
+    compared: Mapping[str, Sequence[float]]
+    notes: Sequence[str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,10 +89,8 @@ class Question:
     traffic: Traffic
     slo: Slo
     sizes: Sequence[int]  # token budgets
-    step: int  # between token budgets, at least
     demands: Sequence[Demand] = ()
     anchor: Anchor | None = None
-    dollars: float | None = None  # of a GPU for an hour
 
     def budgets(self, tp: int, pp: int) -> list[int]:
         """Those that are tried with so many GPUs, and leave room for the longest request.
@@ -182,7 +180,7 @@ def search(
     rough = best = max((short := curve).values(), key=lambda each: each.rate)
     if rough.rate:
         near = [size for size, each in curve.items() if each.rate * ROUGH >= rough.rate]
-        near += beside(budgets, rough.budget, question.step)
+        near += beside(budgets, rough.budget)
         jobs = [Job("exact", OURS, size, *here) for size in near]
         exact = list(run(jobs, "exact capacity", dict.fromkeys(near, rough.rate)).values())
         curve = dict(sorted((curve | {each.budget: each for each in exact}).items()))
@@ -236,8 +234,7 @@ def too_strict(question: Question, here: tuple[int, int]) -> str:
         if seconds > each.seconds
     ]
     why = "; ".join(missed) or "single requests meet it, and hardly more than one at a time"
-    more = "" if isinstance(replica.cost, CalibratedModel) else ", or give more GPUs with --tp"
-    return f"no rate meets the SLO ({slo}): {why}; allow more{more}"
+    return f"no rate meets the SLO ({slo}): {why}; allow more, or give more GPUs with --tp"
 
 
 def latencies(plan: Plan) -> list[tuple[float, float, Load, float]]:
@@ -259,19 +256,17 @@ def mean_tbts(trace: Trace) -> list[float]:
     return [each for life in trace.lives.values() if not math.isnan(each := tpot(life))]
 
 
-def bench(replica: Replica, traffic: Traffic, budget: int, clients: int | None) -> dict:
-    """What `vllm bench serve` prints, under its names; clients None: all requests at once.
+def bench(replica: Replica, traffic: Traffic, budget: int, clients: int) -> dict:
+    """What `vllm bench serve --max-concurrency` prints, under its names.
 
-    A closed loop takes ROUNDS requests of each client, and FEWEST at least.
+    A closed loop: ROUNDS requests of each client, and FEWEST at least.
     """
-    count = min(len(traffic.prompts), MOST)
-    if clients is not None:
-        count = max(clients, min(max(ROUNDS * clients, FEWEST), MOST))
+    count = max(clients, min(max(ROUNDS * clients, FEWEST), MOST))
     trace = replica.serve(at_rate(traffic.sample(count), FASTEST), OURS, budget, clients)
     waits = mean_tbts(trace)
     outputs = sum(len(life.tokens) for life in trace.lives.values())
     return {
-        "load": BURST if clients is None else f"{clients} clients",
+        "load": f"{clients} clients",
         "C": budget,
         "Successful requests": len(trace.finished),
         "Request throughput (req/s)": len(trace.finished) / trace.seconds,

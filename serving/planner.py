@@ -2,15 +2,11 @@
 
 traffic     a population of requests. A run draws from it: blocks of neighbours, with their gaps, so
             that bursts stay bursts. A trace that is too short for a run is repeated.
-capacity    as in serving/capacity.py: the largest rate that meets all bounds of the SLO, with a
-            median scheduling delay of at most 2 s. Start and end of a run do not count.
 search      short runs find about where the capacity is. Long runs decide. A long run lasts until a
             rate that is too high by the search's precision shows it: then the queue has grown
             beyond 2 s. A run ends early when its median delay is surely longer. Where requests are
             so short that a long run would take more than MOST of them, no rate counts as served
             that exceeds the throughput with all requests waiting.
-
-All times are in seconds, rates in requests per second.
 """
 
 import math
@@ -26,7 +22,7 @@ import numpy as np
 from batch import Batch, Request
 from command.checks import UserError, check_number, check_whole
 from configs import LINKS, Link
-from costmodel import CostModel, make_batch
+from costmodel import TILE, CostModel, make_batch
 from loop import Loop
 from pipeline import Hop, PipelineTrace, StageCosts, even_layers, make_micro_batches, run_pipeline
 from scheduler import make_scheduler
@@ -34,13 +30,12 @@ from serving.capacity import (
     CONTEXT,
     DECODES,
     MAX_DELAY,
-    AlwaysServed,
     Load,
     Slo,
-    largest_rate,
     overload_of,
     worst_iteration,
 )
+from serving.search import AlwaysServed, largest_rate
 from serving.traffic import at_rate, copy_of
 from simulate import CostExecutor
 from timeline import Trace
@@ -57,7 +52,6 @@ COARSE, EXACT = 1.2, 1.025  # precision: of short runs, and of the answer
 HOPELESS = 32  # if not even so small a part of the throughput is served, the capacity is 0
 WHOLE = ("request_level", "baseline", "orca", "vllm_v0")  # policies that read no token budget
 BUDGETS = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
-SMALL_BUDGETS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 1024)  # of a CPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +188,7 @@ class Replica:
     def static_share(self, budget: int) -> float | None:
         """What gives SGLang the cache of `holds`: its --mem-fraction-static, to 0.001 below.
 
-        Weights and cache, as a share of what is free before them: SGLANG_STATIC of engines.py.
+        Weights and cache, as a share of what is free before them: serving/engines.py.
         """
         if self.utilization is None:
             return None
@@ -399,13 +393,10 @@ def budgets_of(replica: Replica, traffic: Traffic, slo: Slo, sizes: Sequence[int
     return list(sizes[: over.index(True) + 1] if True in over else sizes)
 
 
-def beside(budgets: Sequence[int], best: int, step: int) -> list[int]:
-    """Budgets that were not tried: in the middle between the best and its neighbours.
-
-    They are multiples of `step`.
-    """
+def beside(budgets: Sequence[int], best: int) -> list[int]:
+    """Budgets that were not tried: in the middle between the best and its neighbours, in tiles."""
     place = budgets.index(best)
-    middles = [(best + size) // 2 // step * step for size in budgets[max(0, place - 1) : place + 2]]
+    middles = [(best + size) // 2 // TILE * TILE for size in budgets[max(0, place - 1) : place + 2]]
     return [size for size in dict.fromkeys(middles) if size and size not in budgets]
 
 

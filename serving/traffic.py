@@ -1,28 +1,14 @@
 """Requests over time: when they arrive, their prompts' lengths, and their output tokens.
 
-    poisson(1000, rate=2.0)                  arrival times of independent users: the gaps are
-                                             exponential
-    gamma(1000, rate=2.0, cv=3.0)            the same rate in bursts: `cv` is the gaps' coefficient
-                                             of variation (deviation / mean); 1 is Poisson
-    make_requests(arrivals, prompts, outputs)    requests with drawn lengths: Fixed, Uniform, Zipf,
-                                                 LogNormal
-    read_trace("trace.csv")                  the requests of a recorded trace
-    busy_times(requests)                     how many come per second: on average, and in the
-                                             busiest minute
-    at_rate(requests, 4.0)                   the same requests, all arrival times scaled to that
-                                             mean rate
-    repeat(requests, 8)                      the same requests, eight times one after the other
-
 All random numbers have a seed. Arrivals, prompts and outputs draw from separate streams. So a
-change of one does not change the others. Two policies or two rates are compared on equal requests.
-Times are in seconds, lengths in tokens. If a trace says n output tokens, the request has
-max_tokens = n: the prefill yields the first of them.
+change of one does not change the others. Times are in seconds, lengths in tokens. If a trace says n
+output tokens, the request has max_tokens = n: the prefill yields the first of them.
 """
 
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -33,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from batch import LATEST, Request
-from command.checks import MOST_SEED, UserError, check_number, check_whole, shown
+from command.checks import MOST_SEED, UserError, check_number, check_whole
 from loading.requests import listed
 from loading.tables import check_cells, is_json, read_table
 from paged.prompts import HASHED, hashed
@@ -44,7 +30,6 @@ ARRIVALS, PROMPTS, OUTPUTS = range(3)  # the streams of one seed
 MOST_REQUESTS = 10**7
 MOST_TOKENS = 10**7  # of one prompt, or of one output
 MOST_CV = 1e6
-BLOCK = 4096  # requests that are drawn at once, where they are made one by one
 MOST_BYTES, MOST_JSON = 10**9, 10**8  # of a trace file
 MINUTE = 60.0  # s
 
@@ -117,26 +102,6 @@ def copy_of(request: Request, request_id: int, arrival: float) -> Request:
     )
 
 
-def repeat(requests: Sequence[Request], times: int) -> list[Request]:
-    """New requests: those given, `times` times one after the other, at the same mean rate.
-
-    Each round keeps its order and its gaps. So the bursts and long prompts of a recorded trace keep
-    their places: a shuffled order would be another load. The gap between two rounds is the mean
-    gap. If all requests come at once, a round takes 1 s for each of them. Ids count from 0. A
-    prompt that states its tokens is the same in each round: with prefix caching, it is a hit there.
-    """
-    check_whole("times", times)
-    first = min(request.arrival for request in requests)
-    last = max(request.arrival for request in requests)
-    gap = (last - first) / (len(requests) - 1) if last > first else 1.0
-    period = len(requests) * gap
-    return [
-        copy_of(request, turn * len(requests) + place, request.arrival - first + turn * period)
-        for turn in range(times)
-        for place, request in enumerate(requests)
-    ]
-
-
 # ------------------------------------------------------------------------------------------ lengths
 
 
@@ -153,9 +118,6 @@ class Fixed:
 
     tokens: int
 
-    def __post_init__(self) -> None:
-        check_whole("tokens", self.tokens, 1, MOST_TOKENS)
-
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
         return np.full(count, self.tokens)
 
@@ -166,10 +128,6 @@ class Uniform:
 
     low: int
     high: int
-
-    def __post_init__(self) -> None:
-        check_whole("low", self.low, 1, MOST_TOKENS)
-        check_whole("high", self.high, self.low, MOST_TOKENS)
 
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
         return generator.integers(self.low, self.high + 1, count)
@@ -193,13 +151,6 @@ class Zipf:
     exponent: float = 1.0
     by: str = "rank"
 
-    def __post_init__(self) -> None:
-        check_whole("low", self.low, 1, MOST_TOKENS)
-        check_whole("high", self.high, self.low, MOST_TOKENS)
-        check_number("exponent", self.exponent, 0, 1e6)
-        if not isinstance(self.by, str) or self.by not in ZIPF_BY:
-            raise UserError(f"Zipf by {shown(self.by)}: choose from {', '.join(ZIPF_BY)}")
-
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
         lengths = np.arange(self.low, self.high + 1)
         first = 1 if self.by == "rank" else self.low
@@ -220,16 +171,6 @@ class LogNormal:
     p90: float
     longest: int | None = None
 
-    def __post_init__(self) -> None:
-        check_number("median", self.median, 1, MOST_TOKENS)
-        check_number("p90", self.p90, 1, MOST_TOKENS)
-        if self.median > self.p90:
-            raise UserError(
-                f"median is {self.median} and p90 is {self.p90}; 1 <= median <= p90 is needed"
-            )
-        if self.longest is not None:
-            check_whole("longest", self.longest, math.ceil(self.p90), MOST_TOKENS)
-
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
         sigma = math.log(self.p90 / self.median) / NormalDist().inv_cdf(0.9)
         drawn = np.rint(self.median * np.exp(sigma * generator.standard_normal(count)))
@@ -248,14 +189,6 @@ def make_requests(
 
     max_length: most tokens of prompt and output together. A longer prompt is cut, so that both fit.
     """
-    if not isinstance(arrivals, Sequence | np.ndarray) or getattr(arrivals, "ndim", 1) != 1:
-        raise UserError(f"arrivals is {shown(arrivals)}; it must be a list of seconds")
-    check_whole("arrivals: their number", len(arrivals), 0, MOST_REQUESTS)
-    for name, lengths in (("prompts", prompts), ("outputs", outputs)):
-        if not hasattr(lengths, "draw"):
-            raise UserError(
-                f"{name} is {shown(lengths)}; give a distribution of lengths, such as Fixed(100)"
-            )
     prompt_tokens = prompts.draw(len(arrivals), stream(seed, PROMPTS))
     output_tokens = outputs.draw(len(arrivals), stream(seed, OUTPUTS))
     if max_length is not None:
@@ -268,29 +201,6 @@ def make_requests(
             zip(arrivals, prompt_tokens.tolist(), output_tokens.tolist(), strict=True)
         )
     ]
-
-
-def stream_requests(
-    count: int, rate: float, prompts: Lengths, outputs: Lengths, seed: int = 0
-) -> Iterator[Request]:
-    """One by one, `make_requests(poisson(count, rate, seed), prompts, outputs, seed)`.
-
-    They are drawn in blocks. So a million of them take no memory.
-    """
-    check_whole("count", count, 0, MOST_REQUESTS)
-    check_number("rate", rate, 1 / FASTEST, FASTEST, "number of requests per second")
-    gaps, *lengths = (stream(seed, which) for which in (ARRIVALS, PROMPTS, OUTPUTS))
-    moment = 0.0
-    for first in range(0, count, BLOCK):
-        size = min(BLOCK, count - first)
-        moments = np.cumsum([moment, *gaps.gamma(1.0, 1.0, size)])[1:]
-        moment = moments[-1]
-        drawn = [
-            each.draw(size, draws).tolist()
-            for each, draws in zip((prompts, outputs), lengths, strict=True)
-        ]
-        for i, values in enumerate(zip((moments / rate).tolist(), *drawn, strict=True), first):
-            yield Request(i, range(values[1]), values[2], arrival=values[0])
 
 
 # ------------------------------------------------------------------------------------------- traces

@@ -240,23 +240,6 @@ def test_what_a_router_chooses() -> None:
     assert ask([Seen(0, 3, hit=64), Seen(1, 2, hit=64)], request).number == 1
 
 
-def test_prefixes_are_found_where_they_are() -> None:
-    """Two groups of prompts, two engines: by prefix, each engine computes one of them once."""
-    rows = {}
-    for router in ("round_robin", "by_prefix"):
-        requests = [
-            Request(
-                n, shared(640, 512, n) if n // 2 % 2 else range(10**8, 10**8 + 640), 2, arrival=n
-            )
-            for n in range(20)
-        ]
-        options = {"layout": "2", "cache": "paged", "prefix_caching": True, "keep": True}
-        trace = simulate_fleet(requests, router=router, **options, **KW)
-        rows[router] = sum(each.num_prefill_tokens for each in trace.engines)
-    assert rows["by_prefix"] == 640 + 9 * 16 + 640 + 9 * 128
-    assert rows["round_robin"] == 2 * (640 + 4 * 16 + 640 + 4 * 128)
-
-
 def test_a_prompt_is_hashed_once_for_all_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of 100 prompts has 10 blocks of its own text; an output fills one more."""
     hashed, memories = [], []
@@ -297,21 +280,3 @@ def test_a_fleet_has_totals(layout: str) -> None:
     assert trace.throughput == tokens / (last - first) and trace.seconds > 0
     work = sum(each.num_prefill_tokens + each.num_decodes for each in run.engines)
     assert trace.recomputed_tokens == work - tokens + 40 > 0
-
-
-def test_bad_requests_are_refused_also_one_by_one() -> None:
-    late, options = [Request(0, [1], 1, arrival=2.0), Request(1, [1], 1, arrival=1.0)], KW
-    for requests, words in (
-        (late, "request 1: arrival is 1.0 s, after one at 2.0 s: sort them by arrival"),
-        (["a"], "'a' is no Request"),
-        ([Request(0, range(200_000), 9)], "exceed"),
-    ):
-        with pytest.raises(UserError, match=words):
-            simulate_fleet(iter(requests), done=lambda life: None, **options)
-    for more, words in (
-        ({"layout": "1p1d", "decode_chunk_size": 0}, "chunk_size is 0"),
-        ({"layout": "10000"}, "layout '10000'"),
-        ({"cache": "paged", "prefix_caching": True}, "a token of its prompt"),
-    ):
-        with pytest.raises(UserError, match=words):
-            simulate_fleet([Request(0, ["x"] * 40, 2)], **more, **options)

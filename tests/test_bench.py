@@ -58,16 +58,15 @@ def test_floors() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "workload, peers, hits",
-    [("V", ["transformers"], [0, None]), ("P", ["blocks", "prefix-caching"], [0, 0, 3 * 32])],
+    [("V", ["transformers"], [0, None]), ("P", ["blocks", "prefix-caching"], [0, 0, 5 * 32])],
 )
 def test_a_tiny_run(workload: str, peers: list[str], hits: list, tmp_path: Path) -> None:
-    """Each repeat begins with an empty cache: P's prompts share 32 of 40 tokens, of 3 requests."""
+    """Each repeat begins with an empty cache: P's prompts share 32 of 40 tokens, of 5 requests."""
     pytest.importorskip("transformers")
-    flags = ["--quick", "--workload", workload, "--repeats", 2, "--chunk-size", 32, "--operators"]
+    flags = ["--quick", "--workload", workload, "--repeats", 2, "--chunk-size", 32]
     flags += [word for peer in peers for word in ("--peer", peer)]
     done = call(bench, *flags, "--dtype", "float32", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "ffn_ln1" in done.stdout
     rows = read_rows(tmp_path / "bench.csv").where(workload=workload)
     assert [row["engine"] for row in rows] == ["slots", *peers]
     assert [row.get("hits") for row in rows] == hits
@@ -130,29 +129,3 @@ def test_a_peer_runs_in_an_environment_without_our_packages(tmp_path: Path) -> N
         with pytest.raises(UserError, match="caching cannot run here: MemoryError: no room"):
             peer([])
     peer.close()
-
-
-def test_the_fastest_budget_stays_and_all_others_end() -> None:
-    class Engine:
-        version = "an engine"
-
-        def __init__(self, budget: int):
-            self.budget, self.ended = budget, False
-            engines.append(self)
-
-        def __call__(self, work: list) -> dict:
-            long = {128: 4.0, 256: 2.0, 512: 3.0} if len(work) > 1 else {128: 1, 256: 1, 512: 0.9}
-            return {"seconds": long[self.budget]}  # a budget of 0 has none
-
-        def close(self) -> None:
-            self.ended = True
-
-    engines: list[Engine] = []
-    long, short = [([1], 1)] * 2, [([1], 1)]
-    chosen = bench.choose(Engine, [128, 256, 512], {"long": long, "short": short})
-    assert {name: each.budget for name, each in chosen.items()} == {"long": 256, "short": 512}
-    assert [each.ended for each in engines] == [True, False, False]
-    engines.clear()
-    with pytest.raises(KeyError):
-        bench.choose(Engine, [128, 0, 256], {"long": long})
-    assert [each.ended for each in engines] == [True, True]

@@ -8,7 +8,7 @@ from configs import GPUS, MODELS
 from configs.hosts import HOSTS
 from costmodel import CostModel
 from experiments import beside_benchmarks as beside
-from experiments.lib.plan_report import KINDS, MEASURED, WAYS
+from experiments.lib.plan_report import KINDS, MEASURED, WAY
 from experiments.lib.rows import read_rows
 from serving.planner import cache_of_engine
 
@@ -74,11 +74,11 @@ def test_what_equals_our_prediction_has_ratio_1() -> None:
     each = next(each for each in beside.benchmarks() if each.load_kind == "single")
     for quantity in ("output", "mean TTFT"):
         one = replace(each, quantity=quantity, requests=2)
-        same = replace(one, value=beside.predicted(one, WAYS[1]))
+        same = replace(one, value=beside.predicted(one))
         row = beside.beside(same, each.id)
-        assert row[WAYS[1]] == 1 and row["kind"] == KINDS[0]
+        assert row[WAY] == 1 and row["kind"] == KINDS[0]
         slower = replace(same, value=2 * same.value)  # twice the time; or twice the tokens
-        assert beside.beside(slower, each.id)[WAYS[1]] == (2 if "TTFT" in quantity else 0.5)
+        assert beside.beside(slower, each.id)[WAY] == (2 if "TTFT" in quantity else 0.5)
 
 
 def test_a_throughput_in_two_units_is_compared_once() -> None:

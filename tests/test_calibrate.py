@@ -3,32 +3,23 @@ say where in one line.
 """
 
 import dataclasses
-import sys
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import ran, run_loop
 
-from batch import Batch, Request
-from command.checks import UserError
-from command.cli import run_main
+from batch import Batch
 from configs import MODELS, ModelConfig
 from costmodel import make_batch
 from experiments import calibrate, validate
 from experiments.calibrate import make_plan
-from experiments.lib.measuring import this_machine
-from experiments.lib.rows import Rows, read_rows
-from experiments.lib.steady import run_priced
-from experiments.lib.validation import errors, pairs
-from experiments.validate import WORKS, Draw, compare_staged, predict
+from experiments.lib.rows import read_rows
 from loop import Result
 from scheduler import POLICIES, make_scheduler
 from serving.calibration import CalibratedModel, Calibration
 from simulate import CostExecutor
 
-HOP = 1e-5  # s
 pytestmark = pytest.mark.usefixtures("sketches")
 
 
@@ -94,57 +85,22 @@ def test_what_a_hybrid_batch_costs_above_its_parts_is_found():
         assert sum(cost.operators(batch).values()) == pytest.approx(seconds)
 
 
-class Machine:
-    """The made-up machine, on a clock of its own. From `slow_after` s on, all takes twice as long.
+def test_turns_go_on_until_the_time_is_over(monkeypatch):
+    """Each point is warmed up, and runs three times or more; its mean counts."""
+    plan, clock = make_plan(2048, quick=True), iter(range(10**6))
+    monkeypatch.setattr(calibrate.time, "perf_counter", lambda: next(clock))
+    for seconds, turns in ((0, 3), (5, 8), (99, 15)):
+        runs = []
 
-    The clock also ticks between iterations: what the engine does there takes time, too.
-    """
+        def run(batch: Batch, runs: list = runs) -> Result:
+            runs.append(batch)
+            return Result([], float(len(runs)), {"attn": 0.5})
 
-    def __init__(self, slow_after: float = float("inf")) -> None:
-        self.now, self.slow_after, self.longest, self.runs = 0.0, slow_after, 0.0, []
-
-    def clock(self) -> float:
-        return self.now
-
-    def run(self, batch: Batch) -> Result:
-        factor = 2 if self.now > self.slow_after else 1
-        operators = {name: factor * seconds for name, seconds in law(batch).items()}
-        seconds = sum(operators.values())
-        self.now += seconds + 1e-4
-        self.longest = max(self.longest, seconds + 1e-4)
-        self.runs.append(batch)
-        return Result([], seconds, operators | {"others": 0.0})
-
-
-@pytest.mark.parametrize("seconds", [7, 12])
-def test_a_bound_is_a_bound_and_the_dearest_points_are_left_out(seconds):
-    machine, plan = Machine(), make_plan(2048)
-    kept, results = calibrate.measure(machine.run, plan, seconds, clock=machine.clock)
-    assert 0.5 * seconds < machine.now <= seconds
-    left_out = {id(batch) for batch in plan.batches} - {id(batch) for batch in kept.batches}
-    assert left_out and plan.beyond(kept).startswith("prompts of ")
-    assert {id(batch) for batch in plan.needed}.isdisjoint(left_out)
-    assert "4096" in plan.beyond(kept)
-    counts = [sum(run is batch for run in machine.runs) for batch in kept.batches]
-    assert min(counts) >= 1 + calibrate.FEWEST_TURNS  # it was warmed up, too
-    # what is left is a calibration, and it still knows the machine
-    cost = CalibratedModel(calibrate.calibrate(LLM_OF_LAW, "laptop", kept, results))
-    for batch in (make_batch([(0, 100, 100)]), make_batch([(300, 100, 900)], 6, 700)):
-        assert cost.seconds(batch) == pytest.approx(sum(law(batch).values()), rel=0.02)
-
-
-def test_a_machine_that_slows_down_ends_within_one_iteration_of_the_bound():
-    machine = Machine(slow_after=5)
-    kept, _ = calibrate.measure(machine.run, make_plan(2048), 12, clock=machine.clock)
-    assert machine.now <= 12 + machine.longest and kept.needed
-
-
-@pytest.mark.parametrize("seconds", [0.1, 2])
-def test_a_bound_that_is_too_short_is_refused_before_it_is_over(seconds):
-    machine = Machine()
-    with pytest.raises(UserError, match=rf"--seconds {seconds} is too short: .* takes about 5 s"):
-        calibrate.measure(machine.run, make_plan(2048), seconds, clock=machine.clock)
-    assert machine.now <= max(seconds, 0.4)  # a look at two prompts is all that it takes
+        means = calibrate.measure(run, plan, seconds)
+        count = len(plan.batches)
+        assert len(runs) == (1 + turns) * count and runs[:count] == plan.batches
+        last = [1 + place + turn * count for turn in range(1, 1 + turns) for place in (0,)]
+        assert means[0].seconds == pytest.approx(sum(last) / turns)
 
 
 def test_round_trip(found, tmp_path):
@@ -173,88 +129,13 @@ def test_calibrate_then_validate_for_real(tmp_path, monkeypatch):
     monkeypatch.setitem(MODELS, "little", ModelConfig("little", 1, 2, 16, 24, 31, 1200))
     where = tmp_path / "c.json"
     little = ["--quick", "--model", "little", "--device", "cpu", "--json", where]
-    assert "Hybrid batches" in ran(calibrate, *little)
+    assert "a hybrid batch takes" in ran(calibrate, *little)
     flags = ["--quick", "--calibration", where, "--out", tmp_path]
     assert "signed median" in ran(validate, *flags)
     assert (tmp_path / "validate.png").read_bytes().startswith(b"\x89PNG")
     rows = read_rows(tmp_path / "validate.csv")
     assert [row["source"] for row in rows] == len(POLICIES) * ["predicted", "measured"]
     assert all(row[quantity] > 0 for row in rows for quantity in validate.QUANTITIES)
-
-
-# ------------------------------------------------------------------------------------- a pipeline
-
-
-@pytest.fixture(scope="module")
-def calibration() -> Calibration:
-    found = calibrated()
-    return dataclasses.replace(
-        found, gpu=dataclasses.replace(found.gpu, name=f"{this_machine('cpu')}, bfloat16")
-    )
-
-
-def as_measured(trace, work: int = 0) -> dict:
-    """A predicted run, written as distributed.py writes a measured one."""
-    names = ("seconds", "busy", "bubble_share")
-    return {name: getattr(trace, name) for name in names} | {"workload": work, "hop": HOP}
-
-
-def test_one_request_takes_as_long_as_without_a_pipeline(calibration):
-    """Its iterations walk through both stages one after the other: cutting the layers costs nothing
-    but the hops.
-    """
-    executor = CostExecutor(CalibratedModel(calibration))
-    alone = run_priced(executor, [Request(0, range(300), 7)], "orca", 1, 1).seconds
-    run = partial(predict, calibration, Draw("orca", 3, 128, ((300, 7),)))
-    assert run(hop=0.0).seconds == pytest.approx(alone)
-    assert run(hop=HOP).seconds > alone + 7 * HOP
-    assert run(hop=0.0, slower=(1.5, 1.5)).seconds == pytest.approx(1.5 * alone)
-
-
-def test_errors_are_of_the_median_run(calibration, monkeypatch):
-    """Of three runs, one as predicted, one too slow, one far too slow: the middle one counts. All
-    work twice as long: `alone` knows.
-    """
-    works = (("sarathi", ((200, 4), (90, 5), (150, 3))), ("vllm_v0", ((64, 6), (300, 2))))
-    workloads = [Draw(policy, 3, 128, lengths) for policy, lengths in works]
-
-    def real(_, asked, repeats):
-        factors = (2.0, 1.0, 3.0)
-        return [
-            [as_measured(predict(calibration, work, HOP, (f, f))) for f in factors]
-            for work in asked
-        ]
-
-    monkeypatch.setattr(validate, "run_for_real", real)
-    rows = compare_staged(calibration, workloads, 3)
-    every = zip(pairs(rows), errors(rows, "total time"), workloads, strict=True)
-    for (ours, row), error, work in every:
-        slow = predict(calibration, work, HOP, (2.0, 2.0))
-        seen = row["total time"], row["bubble share"]
-        assert seen == pytest.approx((slow.seconds, 100 * slow.bubble_share))
-        assert [row[name] for name in WORKS] == pytest.approx([2.0, 2.0])
-        assert ours["time alone"] == pytest.approx(slow.seconds)
-        fast = predict(calibration, work, HOP)
-        assert error == pytest.approx(100 * (fast.seconds / slow.seconds - 1)) and error < -40
-
-
-def test_rows_of_another_machine_are_kept(calibration, monkeypatch, tmp_path):
-    perfect = lambda _, works, repeats: [
-        [as_measured(predict(calibration, work, HOP))] * repeats for work in works
-    ]
-    monkeypatch.setattr(validate, "run_for_real", perfect)
-    calibration.save(tmp_path / "here.json")
-    flags = ["--calibration", str(tmp_path / "here.json"), "--out", str(tmp_path), "--quick"]
-    elsewhere = {"source": "predicted", "model": "laptop", "hardware": "an abacus", "workload": 1}
-    Rows([elsewhere | {"time alone": 2.0}], {"time alone": "s"}).write(
-        tmp_path / "validate_pipeline.csv"
-    )
-    monkeypatch.setattr(sys, "argv", ["validate.py", "--pipeline", *flags])
-    run_main(validate.main)
-    rows = read_rows(tmp_path / "validate_pipeline.csv")
-    assert rows[0] == elsewhere | {"time alone": 2.0}, "another machine's rows are kept"
-    assert [row["source"] for row in rows[1:]] == 2 * ["predicted", "measured"]
-    assert (tmp_path / "validate_pipeline.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_decodes_are_taken_apart() -> None:

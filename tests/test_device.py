@@ -30,9 +30,6 @@ ANOTHER = "update it, or install an older PyTorch: docs/gpu.md"
 REPORTS = {
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n"
     "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n": f"535.104.05: {ANOTHER}",
-    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.256.02  Thu May  2 14:37:44 UTC 2024\n": (
-        "470.256.02: install driver 525 or newer"
-    ),
     "": f"of an unknown version: {ANOTHER}",
 }
 

@@ -15,7 +15,7 @@ from test_readme import DOCUMENTS
 from watch import PATIENCE
 
 from beam.request import CACHES
-from command import cli, flags
+from command import flags
 from command.checks import UserError
 from command.flags import KINDS, Parser
 from experiments.bench import SHAPES
@@ -95,12 +95,6 @@ def test_no_flag_of_the_table_is_unused() -> None:
     assert used == KINDS.keys()
 
 
-def test_a_seed_is_0_if_nobody_says_it() -> None:
-    """The committed results have that."""
-    for script in SCRIPTS:
-        assert "seed" not in flags_of(script) or "(default: 0)" in flags_of(script)["seed"].help
-
-
 def test_names_are_those_of_the_code() -> None:
     assert set(flags.DTYPES) == {"auto", *DTYPES}
     assert set(flags.BACKENDS) == {"auto", *BACKENDS}
@@ -145,9 +139,6 @@ def test_documented_commands_have_flags_that_exist() -> None:
     assert seen > 50
 
 
-# ------------------------------------------------------------------------------------ what it says
-
-
 # -------------------------------------------------------------------------- outside the environment
 
 
@@ -168,17 +159,6 @@ def test_a_python_that_is_too_old_says_so_in_one_line(script: str, tmp_path: Pat
     done = spawn.run("-S", "-E", "-c", code, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
     assert done.stderr.startswith("error: this is Python 3.10.12, and this needs 3.11 or newer")
-
-
-@pytest.mark.parametrize("way", ["demo", "experiments", "notebooks"])
-def test_the_environment_of_another_clone_lends_no_module(way: str, tmp_path: Path) -> None:
-    """PYTHONPATH stands where the .pth of `make install` does: behind the folder of a script."""
-    for name in ("command", "experiments", "scheduler"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('of another clone')", "utf-8")
-    code = f"import sys; sys.path.insert(0, {str(ROOT / way)!r}); import enter, scheduler"
-    words = ["-c", f"{code}; print(scheduler.__file__)"]
-    done = spawn.run(*words, cwd=tmp_path, input="", env=os.environ | {"PYTHONPATH": str(tmp_path)})
-    assert (done.stdout.strip(), done.stderr) == (str(ROOT / "scheduler.py"), "")
 
 
 # ------------------------------------------------------------------------------------------- Ctrl-C
@@ -204,7 +184,7 @@ def test_a_worker_that_is_killed_is_one_line() -> None:
     assert errors.startswith("error: one of 2 worker processes was killed; the system does that")
 
 
-# --------------------------------------------------------------------------------- tables, progress
+# ------------------------------------------------------------------------------------------ tables
 
 
 WIDE_TABLE = (
@@ -229,18 +209,3 @@ def test_a_table_fits_80_columns(
     common.print_table(*WIDE_TABLE)
     wide = capsys.readouterr().out.splitlines()
     assert len(wide) == 4 and max(map(len, wide)) > 120
-
-
-def test_progress_in_plain_lines(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """stderr is no terminal here. At most one line in 10 s."""
-    clock = [0.0]
-    monkeypatch.setattr("tqdm.std.time", lambda: clock[0])
-    bar = cli.progress(iter(range(40)), "reading", 40)
-    for step in bar:
-        bar.set_description("measuring")
-        clock[0] = 4.0 * (step + 1)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[:2] == ["measuring: 3 of 40, 00:12", "measuring: 6 of 40, 00:24"]
-    assert len(lines) == 13 and lines[-1] == "measuring: 39 of 40, 02:36"

@@ -57,18 +57,10 @@ def test_its_classes_are_policies(tmp_path: Path) -> None:
     assert not (tmp_path / "__pycache__").exists()
 
 
-def test_two_files_share_neither_a_name_nor_a_helper(tmp_path: Path) -> None:
-    """Else, one of the policies would run with what stands in the other's file."""
+def test_two_classes_share_no_name(tmp_path: Path) -> None:
     twice = file_of(tmp_path, GOOD + GOOD.replace("Mine", "Again"))
     with pytest.raises(UserError, match="'mine', which is taken"):
         load_policies(twice)
-    for folder in (tmp_path / "one", tmp_path / "two"):
-        folder.mkdir()
-        (folder / "aid_of_two.py").write_text("C = 64\n")
-        file_of(folder, "from aid_of_two import C\n" + GOOD.replace("mine", folder.name))
-    assert load_policies(tmp_path / "one" / "mine.py") == ["one"]
-    with pytest.raises(UserError, match=r"would import .*one.aid_of_two.py as aid_of_two"):
-        load_policies(tmp_path / "two" / "mine.py")
 
 
 def test_an_error_in_mid_run_is_one_line(tmp_path: Path) -> None:
@@ -79,14 +71,6 @@ def test_an_error_in_mid_run_is_one_line(tmp_path: Path) -> None:
     line = text.splitlines().index("        return [{}['chunk']]") + 1
     with pytest.raises(UserError, match=rf"mine.py, line {line}: KeyError: 'chunk'"):
         simulate([Request(0, range(9), 3)], policy="mine")
-    text = text.replace("[{}['chunk']]", "super().prefills('many')")
-    (tmp_path / "deep").mkdir()
-    with pytest.raises(UserError, match="'mine', which is taken"):  # by the other file
-        load_policies(file_of(tmp_path / "deep", text))
-    text = text.replace('"mine"', '"deep"')
-    load_policies(file_of(tmp_path / "deep", text))
-    with pytest.raises(UserError, match=rf"mine.py, line {line}: TypeError"):
-        simulate([Request(0, range(9), 3)], policy="deep")
 
 
 @pytest.mark.parametrize(

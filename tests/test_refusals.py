@@ -192,12 +192,11 @@ class Files:
         text = change((DEMO / "merges.tiktoken").read_text(encoding="utf-8"))
         return self.file(text, "merges.tiktoken").parent
 
-    def tokenizer(self, single: list, nested: bool = False) -> Path:
+    def tokenizer(self, single: list) -> Path:
         """One with a template that the library would fall over."""
         kind = {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {}}
         model = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "b"}
-        last = {"type": "Sequence", "processors": [kind]} if nested else kind
-        text = json.dumps({"version": "1.0", "model": model, "post_processor": last})
+        text = json.dumps({"version": "1.0", "model": model, "post_processor": kind})
         return self.file(text, "tokenizer.json").parent
 
     def index(self, shard: str) -> Path:
@@ -218,11 +217,6 @@ class Files:
     def bench(self, **changes: object) -> Path:
         """A benchmark of a server."""
         return self.file(json.dumps(changed(BENCH, changes)), "bench.json")
-
-    def load(self, kind: str = "throughput", **metrics: object) -> Path:
-        """One of guidellm's."""
-        one = {"config": {"strategy": {"type_": kind}}, "metrics": metrics}
-        return self.file(json.dumps({"benchmarks": [one]}), "bench.json")
 
     def config(self, family: str = "llama", **changes: object) -> Path:
         """A folder with a config.json in which some keys are changed; ... takes a key away."""

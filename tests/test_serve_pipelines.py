@@ -8,10 +8,10 @@ from configs import GPUS, LINKS, MODELS
 from configs.hosts import HOSTS
 from costmodel import CostModel, make_batch, tokens_that_fit
 from experiments import fidelity, serve_chunking, serve_phases, serve_pipelines
-from experiments.lib.papers import CHAT, MISTRAL, OURS, Job, Settled, settled_capacities
+from experiments.lib.papers import CHAT, MISTRAL
 from experiments.serve_pipelines import ETHERNETS, FALCON, FALCON_TP8, LLAMA, SOFTWARE, slos
-from serving.capacity import Deployment, Load
-from serving.traffic import at_rate, repeat
+from serving.capacity import Deployment
+from serving.traffic import at_rate
 from simulate import simulate
 
 
@@ -105,22 +105,3 @@ def test_slos_are_of_the_pipeline_and_budgets_of_the_artefact() -> None:
     assert slos(FALCON)["strict"] == (5 * FALCON.decode_iteration, 512)
     assert slos(FALCON)["5 s"] == (5.0, 2048)
     assert slos(LLAMA)["relaxed"] == (25 * LLAMA.decode_iteration, 1536)
-
-
-@pytest.mark.slow
-def test_each_capacity_stands_still() -> None:
-    """As many as twice the requests serve it, and no more than a little above."""
-    job, few = Job(FALCON_TP8, CHAT.name, OURS), 96
-    bounds, precision = slos(job.deployment), serve_pipelines.PRECISION
-    for name, best in settled_capacities(
-        job, CHAT.requests(few), bounds, precision=precision
-    ).items():
-        assert best.requests >= few and best.requests % few == 0
-        bound, budget = bounds[name]
-
-        def served(rate: float, best: Settled = best, budget: int = budget) -> Load:
-            arrivals = repeat(CHAT.requests(few), 2 * best.requests // few)
-            return Load.steady(job.deployment.serve(at_rate(arrivals, rate), job.policy, budget))
-
-        assert served(best.rate / precision).meets(bound), name
-        assert not served(best.rate * precision**2).meets(bound), name

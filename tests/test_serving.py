@@ -3,7 +3,6 @@ scripts' own flags.
 """
 
 import json
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from batch import Batch, Request
 from costmodel import TILE
 from experiments import serve_capacity, serve_stalls
 from experiments.lib.papers import (
-    CHAT,
     LOOKS,
     MISTRAL,
     YI,
@@ -25,21 +23,16 @@ from experiments.lib.papers import (
 from experiments.lib.rows import read_rows
 from scheduler import POLICIES, SarathiServe, whole_prefill
 from serving.capacity import (
-    PRECISION,
     Deployment,
     Load,
-    capacity,
-    composition,
-    median_delay,
     p99_tbt,
-    percentile,
-    settled_capacity,
     token_budget,
     token_times,
     worst_iteration,
 )
+from serving.search import percentile
 from serving.steady import balance
-from serving.traffic import Uniform, at_rate, make_requests, poisson, repeat
+from serving.traffic import Uniform, make_requests, poisson
 from timeline import Life, Trace
 
 pytestmark = pytest.mark.usefixtures("sketches")
@@ -53,7 +46,6 @@ def test_metrics_by_hand() -> None:
     first = Life(0, 0.0, 5, 1.0, tokens=[2.0, 3.0, 5.0, 8.0])
     trace = Trace(lives={0: first, 1: Life(1, 1.0, 5, 4.0, tokens=[6.0, 15.0])})
     assert p99_tbt(trace) == pytest.approx(np.percentile([1, 2, 3, 9], 99))
-    assert median_delay(trace) == 2.0
     assert token_times(trace) == [2.0, 3.0, 5.0, 6.0, 8.0, 15.0]
 
 
@@ -64,45 +56,7 @@ def test_a_percentile_without_numpy_is_numpys(values: list[float], percent: floa
     assert percentile(values, percent) == expected
 
 
-def test_composition_loses_no_token() -> None:
-    trace = MISTRAL.serve(CHAT.requests(20, rate=2.0), "sarathi_serve", 512)
-    found = composition(trace, 0.5)
-    assert sum(prefill for _, prefill, _ in found) * 0.5 == pytest.approx(trace.num_prefill_tokens)
-    assert sum(decodes for _, _, decodes in found) * 0.5 == pytest.approx(trace.num_decodes)
-    assert [start for start, _, _ in found] == [0.5 * number for number in range(len(found))]
-
-
 # ----------------------------------------------------------------------------------------- capacity
-
-
-def test_repeated_requests_keep_lengths_gaps_and_rate() -> None:
-    times = enumerate((5.0, 6.0, 9.0))
-    requests = [Request(7 + i, range(10 + 10 * i), 3 + i, arrival=at) for i, at in times]
-    again = repeat(requests, 3)
-    assert [len(r.prompt) for r in again] == 3 * [10, 20, 30]
-    assert [r.max_tokens for r in again] == 3 * [3, 4, 5]
-    assert [r.arrival for r in again] == [0, 1, 4, 6, 7, 10, 12, 13, 16]
-    assert [r.request_id for r in again] == list(range(9))
-    assert at_rate(again, 2.0)[-1].arrival == pytest.approx(8 / 2.0)
-    assert [r.arrival for r in repeat([requests[0]], 3)] == [0, 1, 2]  # one a second
-
-
-def fluid(rate: float, repeats: int, count: int, limit: float) -> Load:
-    """A server of `limit` requests per second: the queue grows by what it cannot serve."""
-    requests = count * repeats
-    return Load({99: 0.0}, max(0.0, requests / 2 * (1 / limit - 1 / rate)))
-
-
-@given(limit=st.floats(0.05, 20), count=st.integers(1, 2000))
-def test_a_settled_capacity_does_not_depend_on_how_many_requests_were_given(
-    limit: float, count: int
-) -> None:
-    load = partial(fluid, count=count, limit=limit)
-    rate, repeats = settled_capacity(load, count, 0.7)
-    assert limit / PRECISION <= rate <= limit * PRECISION**2
-    # twice as many would not change it
-    again = capacity(partial(load, repeats=2 * repeats), 0.7)
-    assert rate / PRECISION**2 <= again <= rate * PRECISION**2
 
 
 def test_start_and_end_are_left_out_of_a_load() -> None:

@@ -22,7 +22,6 @@ from typing import TypeVar
 from command.cli import as_cell, interrupts_held, is_ours, progress, write_file
 from experiments.lib.published import paper_numbers  # noqa: F401  (as all scripts know it)
 from loading.policyfile import LOADED, load_policies
-from loading.tables import named_cells
 
 ROOT = Path(__file__).resolve().parents[2]
 Job, Outcome = TypeVar("Job"), TypeVar("Outcome")  # a script's own, see `run_jobs`
@@ -44,8 +43,7 @@ def write_table(
 def read_table(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file, by column. Lines that begin with # are no rows."""
     with open(path, newline="", encoding="utf-8") as file:
-        _, rows = named_cells(path, ("\n" if line[0] == "#" else line for line in file))
-        return list(rows)
+        return list(csv.DictReader(line for line in file if line[0] != "#"))
 
 
 # ------------------------------------------------------------------------------------------- tables

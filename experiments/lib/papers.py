@@ -1,7 +1,5 @@
 """Sarathi-Serve's deployments, data sets and capacities (Sec 5, Table 2); looks of policies."""
 
-import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -10,15 +8,16 @@ from pathlib import Path
 
 from batch import Request
 from command.checks import UserError, lookup
-from configs import GPUS
+from configs import GPUS, LINKS
 from experiments.lib.colours import LOOKS
 from experiments.lib.common import paper_numbers
 from experiments.lib.flags import word_of
 from experiments.lib.rows import Row, Rows, print_rows
 from loading.priced import priced_model
 from loading.requests import short_enough
-from serving.capacity import PRECISION, Deployment, Load, settled_capacity
+from serving.capacity import Deployment, Slo
 from serving.lengths import tag_lengths
+from serving.planner import EXACT, Replica, Traffic, find_capacity
 from serving.traffic import (
     FASTEST,
     HASHES,
@@ -28,7 +27,6 @@ from serving.traffic import (
     make_requests,
     poisson,
     read_trace,
-    repeat,
 )
 
 MOST_VALUES = 12  # of a tag, that a figure shows
@@ -179,101 +177,35 @@ POLICIES = (*RIVALS, OURS)
 NO_BUDGET = 1  # token: the RIVALS run whole prompts and read no budget, so one run serves all SLOs
 
 
-@dataclass(frozen=True)
-class Job:
-    """The capacities of one policy on one deployment for one set of requests, under all SLOs."""
-
-    deployment: Deployment
-    data: str
-    policy: str
-
-
-@dataclass(frozen=True)
-class Settled:
-    """A capacity that stands still, and what it was found with."""
-
-    rate: float  # requests per second
-    budget: int  # tokens
-    requests: int  # of the run, repeats included
-
-
-def settled_capacities(
-    job: Job,
-    requests: Sequence[Request],
-    slos: Mapping[str, tuple[float, int]],
-    budgets: Sequence[int] = (),
-    precision: float = PRECISION,
-) -> dict[str, Settled]:
-    """Name of the SLO -> its capacity, with as many repeats of the requests as it takes.
-
-    slos: name -> bound in seconds, and the token budget to begin with. budgets: others to try, of
-    which the best is taken; the RIVALS read no budget. Raises UserError where no number of repeats
-    is enough.
-    """
-
-    runs: dict[tuple[float, int], dict[float, Load]] = defaultdict(dict)
-
-    def load(rate: float, repeats: float, budget: int, bound: float) -> Load:
-        """Of that rate; or that of a higher one that is served, or of a lower one that is not."""
-        known = runs[repeats, budget]
-        for other, found in known.items():
-            if math.isclose(other, rate) or found.meets(bound) == (other > rate):
-                return found
-        used = (
-            repeat(requests, repeats) if repeats >= 1 else requests[: int(repeats * len(requests))]
-        )
-        arrivals = at_rate(used, rate)
-        known[rate] = Load.steady(job.deployment.serve(arrivals, job.policy, budget))
-        return known[rate]
-
-    def search(bound: float, budget: int) -> Settled:
-        rate, repeats = settled_capacity(
-            lambda rate, repeats: load(rate, repeats, budget, bound),
-            len(requests), bound, precision,
-        )  # fmt: skip
-        return Settled(rate, budget, repeats * len(requests))
-
-    found = {}
-    for name, (bound, budget) in slos.items():
-        others = [] if job.policy in RIVALS else [size for size in budgets if size != budget]
-        try:
-            best = search(bound, NO_BUDGET if job.policy in RIVALS else budget)
-            for size in others:
-                repeats, rate = best.requests // len(requests), best.rate * precision
-                # where it does not serve a little more, it cannot be better
-                if not rate or load(rate, repeats, size, bound).meets(bound):
-                    best = max(best, search(bound, size), key=lambda each: each.rate)
-        except UserError as error:
-            raise refusal(job, requests, name, bound, error) from None
-        found[name] = best
-    return found
-
-
-def refusal(
-    job: Job, requests: Sequence[Request], slo: str, bound: float, reason: UserError
-) -> UserError:
-    """Why a search has no answer, and what can be done."""
-    where = f"{job.data}, {len(requests)} requests on {job.deployment.model}"
-    where += f" {job.deployment.layout} under {job.policy}, {slo} SLO of {bound:.2g} s"
-    return UserError(f"{where}: {reason}")
-
-
 def capacity_rows(
-    job: Job,
+    engine: Deployment,
+    policy: str,
     requests: Sequence[Request],
     slos: Mapping[str, tuple[float, int]],
     budgets: Sequence[int] = (),
-    precision: float = PRECISION,
+    precision: float = EXACT,
 ) -> list[Row]:
     """The capacity under each SLO, in requests/s; and where they differ from what was given, how
     many requests and which token budget it was found with.
+
+    slos: name -> bound in seconds, and the token budget. budgets: others to try, of which the best
+    is taken; the RIVALS read no budget.
     """
+    size = engine.orca_batch_size if policy == "orca" else engine.max_batch_size
+    hop, traffic = LINKS[engine.hop], Traffic.of(policy, requests)
+    replica = Replica(engine.cost_model, size, engine.cache_tokens, engine.stages, hop)
     rows = []
-    for slo, best in settled_capacities(job, requests, slos, budgets, precision).items():
+    for slo, (bound, budget) in slos.items():
+        sizes = [NO_BUDGET] if policy in RIVALS else dict.fromkeys([budget, *budgets])
+        found = [
+            find_capacity(replica, traffic, Slo.of(bound), policy, each, precision)
+            for each in sizes
+        ]
+        best = max(found, key=lambda each: each.rate)
         row = {"slo": slo, "capacity": best.rate}
         if best.requests > len(requests):
             row["repeated to"] = best.requests
-        if budgets and job.policy not in RIVALS:
+        if budgets and policy not in RIVALS:
             row["budget"] = best.budget
         rows.append(row)
     return rows

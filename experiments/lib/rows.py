@@ -17,7 +17,6 @@ from command.checks import UserError
 from command.cli import claim, of_cell
 from experiments.lib import common
 from experiments.lib.common import foreign, print_table, three_digits
-from loading.tables import named_cells
 
 SOURCES = ("paper", "predicted", "measured")
 WHERE = ("source", "model", "hardware")  # the first columns of every file
@@ -206,9 +205,11 @@ def read_rows(path: Path) -> Rows:
         return Rows()
     try:
         with open(path, newline="", encoding="utf-8") as file:
-            header, lines = named_cells(path, file)
-            heads = {head: split_head(head) for head in header}
+            reader = csv.DictReader(file)
+            heads = {head: split_head(head) for head in reader.fieldnames or []}
+            lines = list(reader)
             assert tuple(heads)[:3] == WHERE
+            assert not any(None in row or None in row.values() for row in lines)
             units = {base(name): unit for name, unit in heads.values() if unit}
             rows = [
                 {
@@ -220,10 +221,8 @@ def read_rows(path: Path) -> Rows:
             ]
             assert all(set(WHERE) <= row.keys() and row["source"] in SOURCES for row in rows)
     except (AssertionError, KeyError, ValueError, csv.Error) as error:
-        why = f"its columns should begin with {', '.join(WHERE)}"
-        if isinstance(error, UserError):
-            why = str(error).removeprefix(f"{path}, ")
-        raise UserError(f"{path} is there and holds no results: {why}; move it away") from None
+        why = f"its columns should begin with {', '.join(WHERE)}, and no line lack a cell"
+        raise UserError(f"{path} is there and holds no results: {why}; move it away") from error
     return Rows(rows, units)
 
 

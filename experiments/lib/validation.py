@@ -21,10 +21,9 @@ def pairs(rows: Rows) -> list[tuple[Row, Row]]:
     return list(zip(*(rows.where(source=source) for source in SOURCES[1:]), strict=True))
 
 
-def errors(rows: Rows, quantity: str, relative: bool = True) -> list[float]:
-    """Predicted over measured of each workload, in %; or the difference, in its unit."""
-    both = [(ours[quantity], real[quantity]) for ours, real in pairs(rows)]
-    return [100 * (ours / real - 1) if relative else ours - real for ours, real in both]
+def errors(rows: Rows, quantity: str) -> list[float]:
+    """Predicted over measured of each workload, in %."""
+    return [100 * (ours[quantity] / real[quantity] - 1) for ours, real in pairs(rows)]
 
 
 def quantile(values: Iterable[float], share: float) -> float:
@@ -33,36 +32,22 @@ def quantile(values: Iterable[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
-def error_summary(errors: Sequence[float], unit: str = "%") -> list[str]:
-    """Median, 90th percentile and maximum of the absolute errors, and the signed median."""
+def error_summary(errors: Sequence[float]) -> list[str]:
+    """Median, 90th percentile and maximum of the absolute errors in %, and the signed median."""
     sizes = [abs(error) for error in errors]
     shown = [statistics.median(sizes), quantile(sizes, 0.9), max(sizes)]
-    return [*(f"{size:.1f} {unit}" for size in shown), f"{statistics.median(errors):+.1f} {unit}"]
+    return [*(f"{size:.1f} %" for size in shown), f"{statistics.median(errors):+.1f} %"]
 
 
-def draw_agreement(
-    axes: plt.Axes,
-    rows: Rows,
-    quantity: str,
-    unit: str,
-    relative: float = 0.0,
-    absolute: float = 0.0,
-) -> None:
-    """Predicted against measured: the nearer to the line, the better.
-
-    relative, absolute: half the width of the grey band, as a share of the value and in its unit.
-    """
+def draw_agreement(axes: plt.Axes, rows: Rows, quantity: str, unit: str) -> None:
+    """Predicted against measured: the nearer to the line, the better. Grey: within 10 %."""
     for policy, (colour, marker) in looks_of(list(rows.by("policy"))).items():
         own = rows.where(policy=policy)
         both = [own.where(source=source).column(quantity) for source in ("measured", "predicted")]
         axes.plot(*both, marker, color=colour, markersize=9, label=policy)
     end = max(*axes.get_xlim(), *axes.get_ylim())
     axes.plot([0, end], [0, end], color="black", linewidth=1.2)
-    low, high = (
-        [each * (1 + sign * relative) + sign * absolute for each in (0, end)] for sign in (-1, 1)
-    )
-    within = f"{100 * relative:g} %" if relative else f"{absolute:g} points"
-    axes.fill_between([0, end], low, high, color="grey", alpha=0.2)
-    axes.set_title(f"grey: within {within}")
+    axes.fill_between([0, end], [0, 0.9 * end], [0, 1.1 * end], color="grey", alpha=0.2)
+    axes.set_title("grey: within 10 %")
     label = f"{quantity} ({unit})"
     axes.set(xlim=(0, end), ylim=(0, end), xlabel=f"measured {label}", ylabel=f"predicted {label}")
