@@ -494,9 +494,7 @@ def test_a_folder_of_others_is_left_alone(
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
     """A client of the explorer alone, behind the server's gate."""
-    metrics = SimpleNamespace(http=SimpleNamespace(labels=lambda *of: SimpleNamespace(inc=int)))
-    api = SimpleNamespace(metrics=metrics, chat=None)
-    app = application(api, Limits(), [explore_routes.router()])
+    app = application(SimpleNamespace(), Limits(), [explore_routes.router()])
     with TestClient(app, base_url="http://127.0.0.1") as client:
         yield client
 
@@ -539,14 +537,3 @@ def test_the_server_runs_no_pasted_policy(client: TestClient, tmp_path: Path) ->
     found = client.post("/explore/run", json={"call": "own", "code": code}).json()
     assert "unknown call 'own'" in found["error"] and not mark.exists()
     assert "own" not in explorer.CALLS and "own" in explorer.IN_BROWSER
-
-
-def test_too_many_questions_at_once_are_refused(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(explore_routes, "MOST_WAITING", 0)
-    found = client.post("/explore/run", json={"call": "page"})
-    assert found.status_code == 429 and found.headers["retry-after"] == "1"
-    monkeypatch.setattr(explore_routes, "MOST_WAITING", 1)
-    for _ in range(2):
-        assert client.post("/explore/run", json={"call": "page"}).status_code == 200

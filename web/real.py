@@ -1,6 +1,5 @@
 """A real model as an engine that serves, with the log-probabilities of its tokens."""
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -15,7 +14,7 @@ from executor import ModelExecutor
 from loading.requests import check_requests, refuse_beams
 from loop import Result
 from paged.cache import manage
-from sampling import Sampler, SamplingParams, sample
+from sampling import Sampler, SamplingParams
 from scheduler import Scheduler, make_scheduler
 
 MOST_LOGPROBS = 20  # of one token, as in OpenAI's API
@@ -45,12 +44,7 @@ class LogprobExecutor(ModelExecutor):
         return super().execute(batch)
 
     def choose(self, batch: Batch, logits: Tensor) -> list[int]:
-        samplers = [request.sampler for request in batch.sampled]
-        least = [row for row, sampler in enumerate(samplers) if isinstance(sampler, AtLeast)]
-        seen = logits.clone() if least else logits
-        for row in least:
-            samplers[row] = samplers[row].withhold(seen[row])
-        tokens = sample(seen, samplers)
+        tokens = super().choose(batch, logits)
         self.found = {}
         for row, request in enumerate(batch.sampled if self.wanted else []):
             most = self.wanted.get(request.request_id)
@@ -64,23 +58,6 @@ def logprobs(logits: Tensor, token: int, most: int) -> Logprobs:
     found = logits.double().log_softmax(dim=0)  # (vocab,)
     values, ids = found.topk(min(most, len(found)))
     return float(found[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True))
-
-
-class AtLeast:
-    """Draws no token that ends a text before `least` tokens have come (vLLM's min_tokens).
-
-    sampler: draws them; None: they are greedy. stop_ids: the tokens that it must not draw.
-    """
-
-    def __init__(self, sampler: Sampler | None, least: int, stop_ids: list[int]):
-        self.sampler, self.least, self.stop_ids = sampler, least, stop_ids
-
-    def withhold(self, logits: Tensor) -> Sampler | None:
-        """Prepare logits (vocab,) for the next token, in place. Returns what draws it."""
-        if self.least > 0:
-            self.least -= 1
-            logits[self.stop_ids] = -math.inf
-        return self.sampler
 
 
 class RealEngine:
@@ -126,13 +103,9 @@ class RealEngine:
                 if not 0 <= token < self.vocab_size:
                     raise UserError(f"token id {token} is not in 0 .. {self.vocab_size - 1}")
 
-    def sampler(
-        self, seed: int, least: int, stop_ids: Iterable[int], **params: float
-    ) -> Sampler | AtLeast | None:
+    def sampler(self, seed: int, **params: float) -> Sampler | None:
         """What draws the tokens of one request, as SamplingParams(**params) say; None: greedy."""
-        own = Sampler(SamplingParams(**params), seed) if params["temperature"] else None
-        ends = sorted(self.stop_ids.union(stop_ids).intersection(range(self.vocab_size)))
-        return AtLeast(own, least, ends) if least else own
+        return Sampler(SamplingParams(**params), seed) if params["temperature"] else None
 
     def surroundings(self) -> AbstractContextManager:
         return self.llm.surroundings()

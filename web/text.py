@@ -65,15 +65,15 @@ class Stops:
         self.stops, self.held, self.found = tuple(stops), "", False
         self.longest = max(map(len, self.stops), default=0)
 
-    def add(self, piece: str, look: bool = True) -> str:
-        """The text that is safe to show. look: False if no stop string may end with this piece."""
+    def add(self, piece: str) -> str:
+        """The text that is safe to show."""
         if not self.stops or not piece:
             return piece
         text = self.held + piece
         new = len(self.held) + 1  # a stop string ends there, or later
         found = [(stop, text.find(stop, max(0, new - len(stop)))) for stop in self.stops]
         ends = [(at + len(stop), at) for stop, at in found if at >= 0]
-        if ends and look:
+        if ends:
             self.found, self.held = True, ""
             return text[: min(ends)[1]]
         keep = self.beginning(text)
@@ -106,15 +106,10 @@ class Token:
 
 
 class Words:
-    """The text of one answer. `add` its tokens, then `end` it; both return text to show.
+    """The text of one answer. `add` its tokens, then `end` it; both return text to show."""
 
-    least: tokens before a stop string may end the text (vLLM's min_tokens).
-    """
-
-    def __init__(
-        self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = (), least: int = 0
-    ):
-        self.pieces, self.stops, self.length, self.least = Pieces(decode), Stops(stops), 0, least
+    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()):
+        self.pieces, self.stops, self.length = Pieces(decode), Stops(stops), 0
 
     @property
     def stopped(self) -> bool:
@@ -122,7 +117,6 @@ class Words:
         return self.stops.found
 
     def add(self, token: int) -> str:
-        self.least -= 1
         return self.show(self.pieces.add(token))
 
     def end(self) -> str:
@@ -131,4 +125,4 @@ class Words:
 
     def show(self, piece: str) -> str:
         self.length += len(piece)  # characters so far, those that are held among them
-        return self.stops.add(piece, look=self.least < 0)
+        return self.stops.add(piece)
