@@ -35,7 +35,6 @@ def events_of(path: Path) -> list[dict]:
     document = json.loads(path.read_text(encoding="utf-8"))
     assert set(document) == {"traceEvents", "displayTimeUnit", "otherData"}
     assert document["displayTimeUnit"] == "ms" and is_ours(path)
-    assert set(document["otherData"]) == {"mark", "runs"}
     events = document["traceEvents"]
     for event in events:
         assert {"ph", "pid", "tid", "ts", "name"} | NEEDED[event["ph"]] <= set(event)
@@ -118,23 +117,6 @@ def test_priced_run_with_preemptions(policy: str, tmp_path: Path) -> None:
     assert sum(chunks) == trace.num_prefill_tokens, "slices of one kind can be added up"
     assert sum(event["name"] == "stall" for event in events) == len(trace.stalls(0.1))
 
-    cached = [
-        event["args"]["cached tokens"] for event in events if event["name"] == "cached tokens"
-    ]
-    assert max(cached) <= 300 and cached[-1] == 0 and len(cached) == len(trace.iterations)
-
-
-def test_cached_tokens_by_hand() -> None:
-    """Two prompts of 4 in a cache of 12: the second is preempted at 6 cached tokens each, and comes
-    back with 4 + 3 tokens.
-    """
-    work = [Request(0, range(4), 6), Request(1, range(4), 5)]
-    trace = simulate(work, policy="orca", max_batch_size=2, cache_tokens=12)
-    # A alone from the fourth on; a request's last token frees it
-    assert perfetto.cached_tokens(trace) == [8, 10, 12, 7, 8, 0, 7, 0]
-    chunks = simulate([Request(0, range(6), 2)], policy="sarathi", chunk_size=4)
-    assert perfetto.cached_tokens(chunks) == [4, 6, 0]
-
 
 def test_operators_nest_in_their_iteration(tmp_path: Path) -> None:
     trace = simulate_operators(five(), "sarathi_serve", 64, 4, "llama-13b", "a6000")
@@ -156,7 +138,6 @@ def test_operators_nest_in_their_iteration(tmp_path: Path) -> None:
 
 
 def test_a_file_says_what_its_runs_were(tmp_path: Path) -> None:
-    """Beside the names of the groups, and as data for a program that reads the file."""
     trace = simulate(five(), "llama-13b", "a6000", policy="sarathi", chunk_size=64)
     about = {"mine": perfetto.About("predicted", "llama-13b", "a6000", "sarathi", 64)}
     path = tmp_path / "run.json"
@@ -165,15 +146,6 @@ def test_a_file_says_what_its_runs_were(tmp_path: Path) -> None:
     events = events_of(path)
     groups = [f"mine: engine ({told})", f"mine: requests ({told})"]
     assert list(named(events, "process_name")) == [*groups, "other: engine", "other: requests"]
-    labels = [event["args"]["labels"] for event in events if event["name"] == "process_labels"]
-    assert labels == [told, told, "", ""]
-    other = json.loads(path.read_text(encoding="utf-8"))["otherData"]
-    assert other["runs"] == {
-        "mine": {
-            "source": "predicted", "model": "llama-13b", "hardware": "a6000",
-            "policy": "sarathi", "chunk_size": 64,
-        }
-    }  # fmt: skip
 
 
 def test_generate_writes_a_trace(tmp_path: Path) -> None:
@@ -182,7 +154,5 @@ def test_generate_writes_a_trace(tmp_path: Path) -> None:
     events = events_of(tmp_path / "run.json")
     assert groups_of(events) == ["vllm_v0: engine", "vllm_v0: requests"]
     assert any(event["name"] == "attn" for event in events)
-    told = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))["otherData"]["runs"]
-    run = told["vllm_v0"]
-    assert (run["source"], run["model"], run["policy"]) == ("measured", "demo", "vllm_v0")
-    assert "cores" in run["hardware"] and run["chunk_size"] == 64
+    [told, _] = named(events, "process_name")
+    assert re.search(r"\(measured: demo on .* cores.*, vllm_v0, C = 64\)", told)
