@@ -188,6 +188,7 @@ def test_a_long_prompt_freezes_all_decodes_under_vllm_v0_and_none_under_sarathi_
     reader.press("chats")
     page.wait_for_selector('#chats[data-on="false"]')
     reader.wait_for("idle")
+    reader.shows("median", "none")
 
 
 def test_the_link_shows_both_policies_by_itself(reader: Reader, address: str) -> None:
