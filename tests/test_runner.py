@@ -18,12 +18,11 @@ from configs import GPUS, MODELS
 from costmodel import requests_that_fit
 from engine import LLM, SamplingParams
 from loop import Loop
-from sampling import Sampler
 from scheduler import POLICIES, SarathiServe, make_scheduler
 from simulate import CostExecutor, make_cost_model, simulate
 from tests.oracle import check_runner
 from web.priced import Clock, PricedEngine
-from web.real import MOST_LOGPROBS, RealEngine
+from web.real import RealEngine
 from web.runner import Delta, Full, Runner, Stopping, take_over
 
 NAMES = ["sarathi", "orca", "hybrid_only", "dynamic:12,6", "vllm_v0:40"]
@@ -435,31 +434,6 @@ def test_who_listens_badly_does_not_stop_the_engine() -> None:
     assert bad.call_count == 1 and len(clients.tokens("a")) == 5
     assert [event["type"] for event in events] == ["queued", "started"] + ["iteration"] * 3
     assert runner.state()["failures"] == 0
-
-
-def test_logprobs_are_those_of_the_models_logits(small: str) -> None:
-    """Computed apart, without a cache: greedy and drawn tokens, also after a preemption."""
-    draw, llm = random.Random(5), new_llm(small, cache_tokens=70)
-    prompts = [[draw.randrange(97) for _ in range(draw.randint(1, 40))] for _ in range(12)]
-    clients, asked = Clients(RealEngine(llm)), [None, 0, 3, MOST_LOGPROBS] * 3
-    for tag, (prompt, most) in enumerate(zip(prompts, asked, strict=True)):
-        sampler = Sampler(SamplingParams(temperature=0.8, top_p=0.9), tag) if tag % 2 else None
-        request = Request(0, prompt, draw.randint(9, 20), sampler=sampler)
-        clients.runner.submit([request], [tag], most)
-    clients.finish()
-    assert clients.runner.state()["preemptions"]
-    for tag, (prompt, most) in enumerate(zip(prompts, asked, strict=True)):
-        with torch.inference_mode():
-            logits = llm.model.forward_full(torch.tensor([prompt + clients.tokens(tag)]))[0]
-        rows = logits.log_softmax(-1)[len(prompt) - 1 :]  # (tokens + 1, vocab)
-        for row, delta in zip(rows, clients.deltas[tag], strict=False):
-            if most is None:
-                assert delta.logprob is None and delta.top == ()
-                continue
-            assert delta.logprob == pytest.approx(float(row[delta.token]), abs=1e-9)
-            best = row.sort(descending=True)
-            assert [token for token, _ in delta.top] == best.indices[:most].tolist()
-            assert [p for _, p in delta.top] == pytest.approx(best.values[:most].tolist(), abs=1e-9)
 
 
 @pytest.mark.parametrize("policy", NAMES)

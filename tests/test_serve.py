@@ -169,23 +169,6 @@ def test_what_ends_a_text_is_not_shown(
     assert answer.choices[0].text == llm.tokenizer.decode(greedy[:end])
 
 
-def test_logprobs(client: object) -> None:
-    """Of greedy tokens: each is its own likeliest. Joined, the tokens are the text."""
-    ask = {"model": "demo", "prompt": PROMPTS[1], "max_tokens": 12, "temperature": 0}
-    choice = client.completions.create(**ask, logprobs=3).choices[0]
-    found = choice.logprobs
-    assert "".join(found.tokens) == choice.text and len(found.tokens) == 12
-    for token, logprob, top, offset in zip(
-        found.tokens, found.token_logprobs, found.top_logprobs, found.text_offset, strict=True
-    ):
-        assert logprob == max(top.values()) <= 0 and top[token] == logprob and len(top) == 3
-        assert choice.text[offset:].startswith(token)
-    streamed = [e.choices[0] for e in client.completions.create(**ask, logprobs=3, stream=True)]
-    joined = [lp for each in streamed if each.logprobs for lp in each.logprobs.token_logprobs]
-    assert joined == found.token_logprobs
-    assert client.completions.create(**ask).choices[0].logprobs is None
-
-
 def test_a_chat_is_a_completion_of_its_template(client: object, llm: LLM) -> None:
     parts = [{"type": "text", "text": text} for text in ("What is", "a list?")]
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
@@ -197,15 +180,10 @@ def test_a_chat_is_a_completion_of_its_template(client: object, llm: LLM) -> Non
     assert answer.choices[0].message.content == expected.text
     assert answer.choices[0].message.role == "assistant"
     assert answer.usage.prompt_tokens == len(ids)
-    stream = client.chat.completions.create(
-        **ask, max_completion_tokens=15, stream=True, logprobs=True, top_logprobs=2
-    )
+    stream = client.chat.completions.create(**ask, max_completion_tokens=15, stream=True)
     first, *rest = [event.choices[0] for event in stream]
     assert first.delta.role == "assistant" and first.delta.content == ""
     assert "".join(each.delta.content or "" for each in rest) == expected.text
-    tokens = [token for each in rest if each.logprobs for token in each.logprobs.content]
-    assert "".join(bytes(token.bytes).decode() for token in tokens) == expected.text
-    assert all(len(token.top_logprobs) == 2 for token in tokens)
     loud = client.chat.completions.create(
         **ask, max_tokens=1, extra_body={"chat_template_kwargs": {"mood": " (loudly)"}}
     )
@@ -649,7 +627,6 @@ def test_a_priced_engine_says_so(priced: PricedEngine) -> None:
         assert model["priced"] and "predicted by the cost model" in model["description"]
         stream = asyncio.run(streamed(running.place, GOOD | {"prompt": "three words x"}))
         assert (stream.text, stream.reason) == (" ·" * 2, "length")
-        assert running.ask(TEXT, GOOD | {"logprobs": 1})[0] == 400
         messages = [{"role": "user", "content": "three words x"}]
         usage = running.ask(CHAT, {"messages": messages, "max_tokens": 2})[2]["usage"]
         assert usage == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
@@ -745,7 +722,7 @@ def test_broken_logits_end_their_own_request_alone(small: str) -> None:
     late = llm.generate([[7, 8]], SamplingParams(max_tokens=9))[0].token_ids[3]
     with torch.no_grad():
         llm.model.embed.weight[[96, late]] = float("nan")
-    body = {"max_tokens": 9, "temperature": 0, "logprobs": 2}
+    body = {"max_tokens": 9, "temperature": 0}
 
     async def stream(prompt: list[int]) -> list[dict]:
         return [event async for event in events(running.place, body | {"prompt": prompt})]
@@ -757,7 +734,7 @@ def test_broken_logits_end_their_own_request_alone(small: str) -> None:
         well, at_once, later = asyncio.run(all_of([5, 6], [96], [7, 8]))
         for *_, last in (at_once, later):
             assert last["error"]["message"] == WHY_BROKEN
-        assert len(at_once) == 1 < len(later)
+        assert len(at_once) == 1
         assert well[-1]["choices"][0]["finish_reason"] == "length"
         status, _, answer = running.ask(TEXT, body | {"prompt": [96]})
         assert (status, answer["error"]["type"]) == (500, "server_error")

@@ -27,11 +27,10 @@ from web.metrics import CONTENT_TYPE, Metrics, Stopwatch
 from web.runner import Delta, Full, Runner, Stopping, why
 from web.schemas import Body, Completion, Refused, read, read_json
 from web.schemas import Chat as ChatBody
-from web.text import Token, Words, dumps
+from web.text import Words, dumps
 
 DEFAULT_TOKENS = 16  # of a completion without max_tokens, as OpenAI has it; a chat may go on
 LETTERS = 256  # of a token, at most: a prompt that must be too long is not even tokenized
-LEAST_LOGPROB = -9999.0  # in place of minus infinity, which JSON lacks
 EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store",
           "X-Accel-Buffering": "no"}  # fmt: skip
 END, JSON = b"data: [DONE]\n\n", "application/json"
@@ -43,13 +42,13 @@ log = logging.getLogger("nano-sarathi")
 class Choice:
     """One choice of an answer, and the engine's request that makes it.
 
-    text, tokens: those not sent yet. reason: why it has ended.
+    text: what is not sent yet. count: its tokens. reason: why it has ended.
     """
 
     def __init__(self, answer: "Answer", index: int, request: batch.Request, words: Words):
         self.answer, self.index, self.request, self.words = answer, index, request, words
         self.watch = Stopwatch(answer.api.metrics)
-        self.text, self.tokens, self.count = [], [], 0
+        self.text, self.count = [], 0
         self.reason: str | None = None
         self.fault: Refused | None = None  # why it has no text
 
@@ -65,8 +64,6 @@ class Choice:
         if delta.token is not None:
             self.count += 1
             self.watch.token()
-            if delta.logprob is not None:
-                self.tokens.append(self.answer.api.with_logprobs(delta, self.words.length))
             if not stop_id:  # the token that ends a text does not belong to it
                 self.text.append(self.words.add(delta.token))
         if reason is not None and not self.words.stopped:
@@ -92,11 +89,12 @@ class Choice:
 
 
 class Answer:
-    """All choices of one HTTP request."""
+    """All choices of one HTTP request, a completion or a chat."""
 
-    def __init__(self, api: "Api", body: Body, form: "Form", request_id: str, log: dict):
-        self.api, self.body, self.form, self.log = api, body, form, log
-        self.id, self.created = f"{form.prefix}-{request_id}", int(time.time())
+    def __init__(self, api: "Api", body: Body, request_id: str, log: dict):
+        self.api, self.body, self.log, self.is_chat = api, body, log, isinstance(body, ChatBody)
+        self.id = f"{'chatcmpl' if self.is_chat else 'cmpl'}-{request_id}"
+        self.created = int(time.time())
         self.choices: list[Choice] = []
         self.prompt_tokens = 0
         self.fresh, self.news = asyncio.Event(), {}  # news: choices with something new, in order
@@ -170,18 +168,22 @@ class Answer:
         if failure := self.failure():
             raise failure
         choices = [
-            {"index": choice.index, **self.form.said("".join(choice.text)),
-             "logprobs": self.form.logprobs(choice.tokens) if self.body.wanted is not None
-             else None,
-             "finish_reason": choice.reason}
-            for choice in self.choices
-        ]  # fmt: skip
-        answer = self.head(self.form.whole) | {"choices": choices, "usage": self.usage}
-        return Response(dumps(answer), media_type=JSON)
+            self.shown(each, self.said("".join(each.text)), each.reason) for each in self.choices
+        ]
+        kind = "chat.completion" if self.is_chat else "text_completion"
+        return Response(dumps(self.head(kind, choices) | {"usage": self.usage}), media_type=JSON)
 
-    def head(self, kind: str) -> dict:
+    def said(self, text: str) -> dict:
+        if self.is_chat:
+            return {"message": {"role": "assistant", "content": text, "refusal": None}}
+        return {"text": text}
+
+    def shown(self, choice: Choice, said: dict, reason: str | None) -> dict:
+        return {"index": choice.index, **said, "logprobs": None, "finish_reason": reason}
+
+    def head(self, kind: str, choices: list[dict]) -> dict:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.api.name,
-                "system_fingerprint": self.served_by}  # fmt: skip
+                "system_fingerprint": self.served_by, "choices": choices}  # fmt: skip
 
     # ---- as it comes
 
@@ -191,29 +193,34 @@ class Answer:
             begun = set()
             async for choice in self.changes():
                 # with its first token, as in vLLM: load generators take it for that
-                if choice not in begun and (first := self.form.first()):
-                    yield self.event(choice, first, None, None)
+                if self.is_chat and choice not in begun:
+                    yield self.event(choice, {"role": "assistant", "content": ""}, None)
                 begun.add(choice)
-                text, tokens = "".join(choice.text), choice.tokens
-                choice.text, choice.tokens = [], []
-                if text or tokens or choice.reason in ("stop", "length"):
-                    found = self.form.logprobs(tokens) if tokens else None
-                    yield self.event(choice, self.form.piece(text), found, choice.reason)
+                text, choice.text = "".join(choice.text), []
+                if text or choice.reason in ("stop", "length"):
+                    yield self.event(choice, {"content": text} if text else {}, choice.reason)
             if failure := self.failure():
-                yield b"data: " + dumps(failure.json()) + b"\n\n"
+                yield line_of(failure.json())
             elif self.body.with_usage:
-                last = self.head(self.form.part) | {"choices": [], "usage": self.usage}
-                yield b"data: " + dumps(last) + b"\n\n"
+                yield line_of(self.head(self.part, []) | {"usage": self.usage})
             yield END
 
-    def event(self, choice: Choice, said: dict, logprobs: dict | None, reason: str | None) -> bytes:
-        shown = {"index": choice.index, **said, "logprobs": logprobs, "finish_reason": reason}
-        event = self.head(self.form.part) | {"choices": [shown]}
+    @property
+    def part(self) -> str:
+        return "chat.completion.chunk" if self.is_chat else "text_completion"
+
+    def event(self, choice: Choice, delta: dict, reason: str | None) -> bytes:
+        said = {"delta": delta} if self.is_chat else {"text": delta.get("content", "")}
+        event = self.head(self.part, [self.shown(choice, said, reason)])
         if self.body.usage_each_time:
             event["usage"] = self.usage
         elif self.body.with_usage:
             event["usage"] = None
-        return b"data: " + dumps(event) + b"\n\n"
+        return line_of(event)
+
+
+def line_of(event: dict) -> bytes:
+    return b"data: " + dumps(event) + b"\n\n"
 
 
 class Events(Response):
@@ -229,64 +236,6 @@ class Events(Response):
             async for event in stream:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
-
-
-# --------------------------------------------------------------------------- two formats of answers
-
-
-class Form:
-    """A completion as JSON."""
-
-    prefix, whole, part = "cmpl", "text_completion", "text_completion"
-
-    @staticmethod
-    def first() -> dict | None:
-        """What the first event of a stream says; None: there is no such event."""
-        return None
-
-    @staticmethod
-    def said(text: str) -> dict:
-        return {"text": text}
-
-    piece = said
-
-    @staticmethod
-    def logprobs(tokens: list[Token]) -> dict:
-        return {
-            "tokens": [token.text for token in tokens],
-            "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [
-                {each.text: each.logprob for each in (*token.top, token)} for token in tokens
-            ],
-            "text_offset": [token.offset for token in tokens],
-        }
-
-
-class ChatForm(Form):
-    """A chat completion as JSON."""
-
-    prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
-
-    @staticmethod
-    def first() -> dict:
-        return {"delta": {"role": "assistant", "content": ""}}
-
-    @staticmethod
-    def said(text: str) -> dict:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
-
-    @staticmethod
-    def piece(text: str) -> dict:
-        return {"delta": {"content": text} if text else {}}
-
-    @staticmethod
-    def logprobs(tokens: list[Token]) -> dict:
-        def one(token: Token) -> dict:
-            return {"token": token.text, "logprob": token.logprob, "bytes": list(token.data)}
-
-        return {"content": [
-            one(token) | {"top_logprobs": [one(each) for each in token.top]} for token in tokens
-        ], "refusal": None}  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------- the server
@@ -317,11 +266,11 @@ class Api:
 
     # ---- requests
 
-    async def answer(self, request: Request, body: Body, form: Form) -> Response:
+    async def answer(self, request: Request, body: Body) -> Response:
         self.check_model(body.model)
         self.check_number(body)
         log, request_id = request.scope.get("log", {}), request.scope.get("id", "none")
-        answer = Answer(self, body, form, request_id, log)
+        answer = Answer(self, body, request_id, log)
         prompts = await self.prompts(body)
         answer.prompt_tokens = sum(map(len, prompts))
         requests = self.requests(body, prompts)
@@ -332,7 +281,7 @@ class Api:
         return Events(answer) if body.stream else await answer.whole(request.receive)
 
     def submit(self, answer: Answer, requests: list[batch.Request]) -> None:
-        self.runner.submit(requests, answer.choices, answer.body.wanted)
+        self.runner.submit(requests, answer.choices)
         self.metrics.prompt.inc(sum(len(request.prompt) for request in requests))
 
     def check_model(self, name: str | None) -> None:
@@ -440,14 +389,6 @@ class Api:
     def decode(self, tokens: list[int]) -> str:
         return "" if self.tokenizer is None else self.tokenizer.decode(tokens)
 
-    def with_logprobs(self, delta: Delta, offset: int) -> Token:
-        def one(token: int, logprob: float, *more: object) -> Token:
-            data = self.tokenizer.bytes_of(token) if self.tokenizer else b""
-            # NaN, too, becomes the least
-            return Token(self.decode([token]), data, max(LEAST_LOGPROB, logprob), *more)
-
-        return one(delta.token, delta.logprob, [one(*each) for each in delta.top], offset)
-
     # ---- what it says of itself
 
     def model(self) -> dict:
@@ -488,21 +429,21 @@ def router(api: Api) -> APIRouter:
     """The endpoints."""
     routes = APIRouter()
 
-    async def asked(request: Request, kind: type[Body], form: Form) -> Response:
+    async def asked(request: Request, kind: type[Body]) -> Response:
         body = read(kind, read_json(await request.body()), api.lenient)
         if body._ignored:
             told = one_line(", ".join(body._ignored))[:LONGEST_HEADER].strip()
             told = told.encode("ascii", "backslashreplace")
             request.scope["log"]["headers"] = [(b"x-ignored", told)]
-        return await api.answer(request, body, form)
+        return await api.answer(request, body)
 
     @routes.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        return await asked(request, Completion, Form())
+        return await asked(request, Completion)
 
     @routes.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await asked(request, ChatBody, ChatForm())
+        return await asked(request, ChatBody)
 
     @routes.get("/v1/models")
     async def models() -> Response:

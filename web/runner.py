@@ -24,7 +24,7 @@ from batch import Batch, Request
 from command.checks import MOST, UserError, check_whole
 from command.cli import one_line
 from loading.policyfile import is_ours
-from loop import Executor, Loop
+from loop import Executor, Loop, Result
 from scheduler import Orca, RequestLevel, Scheduler, VLLMv0
 from timeline import Iteration, Trace, contents
 from web.lanes import Lanes
@@ -56,16 +56,13 @@ class Delta:
 
     token: None if it ended without one, or BROKEN. finish_reason: "stop", "length", "error" or
     "abort" (cancelled); None: it goes on. moment: s on the engine's clock. policy: what was in
-    force. logprob, top: of this token, and (token id, its own) of the likeliest ones, if they were
-    asked for.
+    force.
     """
 
     token: int | None
     finish_reason: str | None
     moment: float
     policy: str
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
 
 
 class Engine(Protocol):
@@ -85,13 +82,10 @@ class Engine(Protocol):
     def sampler(self, seed: int, **params: float) -> object:
         """What draws the tokens of one request, as SamplingParams(**params) say; None: nothing."""
 
-    def executor(self, wanted: dict[int, int], begin: Callable[[Batch], None]) -> Executor:
-        """A new executor on an empty cache. wanted: request id -> how many log-probabilities.
+    def executor(self) -> Executor:
+        """A new executor on an empty cache."""
 
-        begin: to be called with each batch before it runs.
-        """
-
-    def check(self, requests: Iterable[Request], logprobs: int | None) -> None:
+    def check(self, requests: Iterable[Request]) -> None:
         """A UserError for a request that can never run."""
 
     def surroundings(self) -> AbstractContextManager:
@@ -128,10 +122,9 @@ class Runner:
         self.engine, self.deliver = engine, deliver
         self.most = engine.max_batch_size + queue  # requests at once
         self.policy, self.chunk_size = engine.policy, engine.chunk_size
-        self.changed = threading.Condition()  # guards the next four
+        self.changed = threading.Condition()  # guards the next three
         self.inbox: deque[Callable[[], None]] = deque()  # what the engine thread has to do
         self.streams: dict[int, tuple[Request, object]] = {}  # id -> a request that runs, its tag
-        self.wanted: dict[int, int] = {}  # id -> how many log-probabilities
         self.stopping = self.closed = False
         self.ids = itertools.count()
         self.listeners: tuple[Callable[[dict], None], ...] = ()
@@ -148,19 +141,16 @@ class Runner:
     def start(self) -> None:
         self.thread.start()
 
-    def submit(
-        self, requests: Sequence[Request], tags: Sequence[object], logprobs: int | None = None
-    ) -> None:
+    def submit(self, requests: Sequence[Request], tags: Sequence[object]) -> None:
         """Queue all of these requests, or none. Each gets its id and its arrival here.
 
-        tags: come back with the tokens of each request. logprobs: how many of the likeliest tokens
-        to report with each token; None: no log-probabilities. Raises Full, Stopping, or UserError.
+        tags: come back with the tokens of each request. Raises Full, Stopping, or UserError.
         """
         if len(requests) > self.most:
             raise UserError(f"{len(requests)} requests at once; the server holds {self.most}")
         for request in requests:
             request.request_id, request.arrival = next(self.ids), self.loop.executor.now()
-        self.engine.check(requests, logprobs)
+        self.engine.check(requests)
         for request in requests:
             self.loop.scheduler.check(request)
         with self.changed:
@@ -170,8 +160,6 @@ class Runner:
                 raise Full
             for request, tag in zip(requests, tags, strict=True):
                 self.streams[request.request_id] = request, tag
-                if logprobs is not None:
-                    self.wanted[request.request_id] = logprobs
                 self._post(self._accept, request)
 
     def cancel(self, request: Request) -> None:
@@ -311,18 +299,18 @@ class Runner:
         end = iteration.end
         if self.listeners:
             self._tell("iteration", **self._shown(iteration))
-        found, policy = getattr(loop.executor, "found", {}), self.in_force  # log-probabilities
+        policy = self.in_force
         for request in loop.batch.sampled:
-            own = found.get(request.request_id, ())
-            self._send(request, Delta(request.output[-1], request.finish_reason, end, policy, *own))
+            self._send(request, Delta(request.output[-1], request.finish_reason, end, policy))
 
-    def _begin(self, batch: Batch) -> None:
+    def _execute(self, execute: Callable[[Batch], Result], batch: Batch) -> Result:
         """Give new requests a lane, and announce a batch with chunks, which may run for long."""
         self._tell_preempted()
         if batch.chunks:
             moment, waiting = self.loop.executor.now(), len(self.loop.scheduler.waiting)
             rows = self.lanes.rows(*contents(batch))
             self._tell("started", t=moment, waiting=waiting, **rows)
+        return execute(batch)
 
     def _tell_preempted(self) -> None:
         for own, moment in self.loop.trace.take_preempted():
@@ -400,7 +388,6 @@ class Runner:
             with self.changed:
                 for own in self.ended:
                     del self.streams[own]
-                    self.wanted.pop(own, None)
                 self.done += len(self.ended)
                 self.ended.clear()
                 self.changed.notify_all()
@@ -438,7 +425,9 @@ class Runner:
                 self._send(request, last)
 
     def _new_loop(self, scheduler: Scheduler) -> None:
-        self.loop = Loop(scheduler, self.engine.executor(self.wanted, self._begin))
+        executor = self.engine.executor()
+        executor.execute = partial(self._execute, executor.execute)
+        self.loop = Loop(scheduler, executor)
         self.loop.trace = RecentTrace()
         self.lanes = Lanes()
 

@@ -23,7 +23,6 @@ from command.checks import MOST, SEED, TEMPERATURE, TOP_P, Range, did_you_mean, 
 
 MOST_CHOICES, MOST_PROMPTS, MOST_MESSAGES = 128, 1024, 10_000
 MOST_STOPS, LONGEST_STOP = 16, 500  # strings; letters of one
-MOST_LOGPROBS = 20
 MOST_LABELS, LONGEST_LABEL, LONGEST_VALUE = 16, 64, 512  # of metadata, as in OpenAI's API
 TAKEN = ("label", "priority", "user")  # tags that metadata may not set
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -218,18 +217,12 @@ class Body(Strict):
 
 class Completion(Body):
     prompt: Prompts
-    logprobs: within(Range(0, MOST_LOGPROBS)) = None
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
         """All of them."""
         one = isinstance(self.prompt, str) or is_tokens(self.prompt)
         return [self.prompt] if one else self.prompt
-
-    @property
-    def wanted(self) -> int | None:
-        """How many of the likeliest tokens to tell of."""
-        return self.logprobs
 
 
 class Chat(Body):
@@ -239,12 +232,6 @@ class Chat(Body):
     )  # fmt: skip
     chat_template_kwargs: Options = {}  # vLLM's
     max_completion_tokens: within(Range(1, MOST)) = None
-    logprobs: Flag = False
-    top_logprobs: within(Range(0, MOST_LOGPROBS)) = None
-
-    @property
-    def wanted(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 # ------------------------------------------------------------------------------- reading a body
@@ -281,22 +268,13 @@ def read(kind: type[Body], raw: dict, lenient: bool = False) -> Any:
         raise sentence(error, kind) from None
     if found.stream_options is not None and not found.stream:
         raise Refused(400, "stream_options is given, but stream is not true", "stream_options")
-    if isinstance(found, Chat):
-        check_chat(found)
+    if isinstance(found, Chat) and found.max_completion_tokens is not None:
+        if found.max_tokens not in (None, found.max_completion_tokens):
+            raise Refused(400, "max_tokens and max_completion_tokens differ: give one of them",
+                          "max_tokens")  # fmt: skip
+        found.max_tokens = found.max_completion_tokens
     found._ignored = sorted(ignored or ())
     return found
-
-
-def check_chat(body: Chat) -> None:
-    if body.top_logprobs and not body.logprobs:
-        raise Refused(400, "top_logprobs is given, but logprobs is not true", "top_logprobs")
-    if body.max_completion_tokens is not None:
-        if body.max_tokens not in (None, body.max_completion_tokens):
-            raise Refused(
-                400, f"max_tokens is {body.max_tokens} and max_completion_tokens"
-                f" {body.max_completion_tokens}: give one of them", "max_tokens",
-            )  # fmt: skip
-        body.max_tokens = body.max_completion_tokens
 
 
 def sentence(error: ValidationError, kind: type[Body]) -> Refused:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 HALF = "\ufffd"  # what `decode` gives for bytes that are not, or not yet, a character
 # Line ends to Python's splitlines, and so to some clients, that JSON leaves as they are.
@@ -92,24 +91,11 @@ class Stops:
         return text
 
 
-@dataclass(slots=True)
-class Token:
-    """A token with its log-probability. data: its bytes; `text` has marks in place of half a
-    character. top: the likeliest. offset: characters of the answer before it.
-    """
-
-    text: str
-    data: bytes
-    logprob: float
-    top: "list[Token]" = field(default_factory=list)
-    offset: int = 0
-
-
 class Words:
     """The text of one answer. `add` its tokens, then `end` it; both return text to show."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()):
-        self.pieces, self.stops, self.length = Pieces(decode), Stops(stops), 0
+        self.pieces, self.stops = Pieces(decode), Stops(stops)
 
     @property
     def stopped(self) -> bool:
@@ -117,12 +103,8 @@ class Words:
         return self.stops.found
 
     def add(self, token: int) -> str:
-        return self.show(self.pieces.add(token))
+        return self.stops.add(self.pieces.add(token))
 
     def end(self) -> str:
-        text = self.show(self.pieces.end())
+        text = self.stops.add(self.pieces.end())
         return text if self.stopped else text + self.stops.end()
-
-    def show(self, piece: str) -> str:
-        self.length += len(piece)  # characters so far, those that are held among them
-        return self.stops.add(piece)
