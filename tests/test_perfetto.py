@@ -90,10 +90,12 @@ def groups_of(events: list[dict]) -> list[str]:
 def test_priced_run_with_preemptions(policy: str, tmp_path: Path) -> None:
     trace = simulate(five(), policy=policy, chunk_size=64, max_batch_size=4, cache_tokens=300)
     assert bool(trace.preempted) == (policy != "no_evict")
-    perfetto.save(tmp_path / "run.json", {policy: trace}, bound=0.1)
+    about = {policy: perfetto.About("predicted", "llama-13b", "a6000", policy, 64)}
+    perfetto.save(tmp_path / "run.json", {policy: trace}, bound=0.1, about=about)
     events = events_of(tmp_path / "run.json")
     groups, lanes = named(events, "process_name"), named(events, "thread_name")
-    assert list(groups) == [f"{policy}: engine", f"{policy}: requests"]
+    told = f"(predicted: llama-13b on a6000, {policy}, C = 64)"
+    assert list(groups) == [f"{policy}: engine {told}", f"{policy}: requests {told}"]
     assert list(lanes) == ["iterations"] + [f"request {i}" for i in range(5)]
 
     iterations = [
@@ -135,17 +137,6 @@ def test_operators_nest_in_their_iteration(tmp_path: Path) -> None:
         and inside[1]["name"] == "preproj"
     )
     assert inside[0]["args"]["chunks"] == "A: 0 to 59"
-
-
-def test_a_file_says_what_its_runs_were(tmp_path: Path) -> None:
-    trace = simulate(five(), "llama-13b", "a6000", policy="sarathi", chunk_size=64)
-    about = {"mine": perfetto.About("predicted", "llama-13b", "a6000", "sarathi", 64)}
-    path = tmp_path / "run.json"
-    perfetto.save(path, {"mine": trace, "other": trace}, about=about)
-    told = "predicted: llama-13b on a6000, sarathi, C = 64"
-    events = events_of(path)
-    groups = [f"mine: engine ({told})", f"mine: requests ({told})"]
-    assert list(named(events, "process_name")) == [*groups, "other: engine", "other: requests"]
 
 
 def test_generate_writes_a_trace(tmp_path: Path) -> None:

@@ -21,17 +21,15 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 from served import Served, served
-from tokenizers import Regex, decoders
 from tokenizers import Tokenizer as Library
-from tokenizers.models import BPE, WordLevel
-from tokenizers.pre_tokenizers import Split
+from tokenizers import decoders
+from tokenizers.models import BPE
 from watch import wait_for
 
 from command.checks import WHY_BROKEN, UserError
 from engine import LLM, SamplingParams
 from experiments.lib.clients import events, parse, raw, request, streamed
 from loading.files import DEMO
-from loading.tokenizer import load_tokenizer
 from tests import spawn
 from web import live
 from web.chat import Chat, Unfit, read_template
@@ -583,18 +581,6 @@ def test_metrics(priced: PricedEngine) -> None:
     assert 0 < found["nano_sarathi:schedule_seconds_total"][()] < 1
 
 
-def test_too_many_connections(priced: PricedEngine) -> None:
-    with served(priced, connections=3) as running:
-        opened = [socket.create_connection(running.place) for _ in range(3)]
-        wait_for(lambda: len(running.server.server_state.connections) == 3)
-        status, _, answer = parse(raw(running.place, request("/health", method="GET")))
-        assert status == 503 and answer == b"Service Unavailable"
-        for connection in opened:
-            connection.close()
-        wait_for(lambda: not running.server.server_state.connections)
-        assert parse(raw(running.place, request("/health", method="GET")))[0] == 200
-
-
 def test_an_engine_that_fails_ends_its_streams(
     demo: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -762,19 +748,3 @@ def test_a_token_without_a_text_ends_its_own_request_alone(
         assert "has no text: no such token" in caplog.text and "Traceback" not in caplog.text
         wait_for(running.idle)
         assert running.ask(TEXT, GOOD)[2]["choices"][0]["text"] == " x x"
-
-
-def test_a_tokenizer_that_gives_up_ends_its_own_request_alone(
-    priced: PricedEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Its panic is no Exception."""
-    library = Library(WordLevel({"z": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
-    library.pre_tokenizer = Split(Regex("(z+)+$|."), "isolated")
-    library.save(str(tmp_path / "tokenizer.json"))
-    wrong = "the tokenizer gives up: Onig: Regex search error: retry-limit-in-match over"
-    with served(priced) as running:
-        monkeypatch.setattr(running.api, "tokenizer", load_tokenizer(tmp_path))
-        status, _, answer = running.ask(TEXT, GOOD | {"prompt": "z" * 40 + "b"})
-        assert (status, answer["error"]["message"]) == (400, wrong)
-        status, _, answer = running.ask(TEXT, GOOD | {"prompt": "bbz"})
-        assert status == 200 and answer["usage"]["prompt_tokens"] == 3

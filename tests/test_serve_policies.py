@@ -230,17 +230,6 @@ def test_an_answer_names_all_policies_that_served_it(engine: PricedEngine) -> No
         assert answer["system_fingerprint"] == "sarathi_serve C=256; orca C=99"
 
 
-def test_the_error_names_the_policy_that_failed(engine: PricedEngine, tmp_path: Path) -> None:
-    """Also one that was in force before, and came back."""
-    fails = "assert all(len(r.output) < 9 for r in self.running)"
-    mine = policy_of(tmp_path, "back", SCHEDULE.format(fails))
-    with served(engine) as running:
-        switch_at(running, {1: mine, 3: "orca", 5: mine})
-        status, _, answer = running.ask(TEXT, {"prompt": "one two three", "max_tokens": 20})
-        told = answer["error"]["message"]
-        assert status == 500 and "failed under the policy back C=99" in told
-
-
 def test_the_first_policy_is_tried_too(tmp_path: Path) -> None:
     """Before anybody is served."""
     serve = importlib.import_module("serve")
