@@ -14,10 +14,9 @@ import argparse
 import asyncio
 import logging
 import os
-import re
 import sys
 
-from command.checks import UserError, shown
+from command.checks import UserError
 from command.cli import run_main
 from command.flags import Flag, Parser
 from configs import GPUS
@@ -54,7 +53,6 @@ FLAGS = {
     "port": Flag(default=8000),
     "api_key": Flag("key that clients must send; may be repeated", shown=f"${KEY}, else none",
                     repeated=True),
-    "cors_origin": Flag("web page of another site that may ask; may be repeated", repeated=True),
     "queue": Flag("requests that may wait; one more is answered 429", 256),
     "drain": Flag("how long running requests may take after Ctrl-C, in s", 30),
     "pyodide": Flag("folder with the files of Pyodide, for browsers without a network",
@@ -106,22 +104,10 @@ def read_keys(args: argparse.Namespace) -> tuple[bytes, ...]:
     return tuple(hash_of(key.strip()) for key in keys)
 
 
-def read_origins(given: list[str]) -> tuple[str, ...]:
-    """The web pages that may ask; "*" means all, "null" a page of a file. Raises UserError."""
-    for origin in given:
-        if not re.fullmatch(r"\*|null|[\w+.-]+://[^/?#@\s]+", origin):
-            raise UserError(
-                f"--cors-origin {shown(origin)} is no origin; it must be scheme://host, or"
-                " scheme://host:port, such as http://localhost:3000"
-            )
-    return tuple(given)
-
-
 def serve(args: argparse.Namespace) -> bool:
     """Serve until a signal ends it. Returns whether all requests were run to their end."""
     listener = listen(args.host, args.port)
-    keys, origins = read_keys(args), read_origins(args.cors_origin or [])
-    limits = Limits(host=args.host, keys=keys, origins=origins, drain=args.drain)
+    limits = Limits(host=args.host, keys=read_keys(args), drain=args.drain)
     engine = make_engine(args)
     asyncio.run(try_policy(engine, engine.policy, engine.chunk_size))
     warn_if_crowded(engine.policy, engine.max_batch_size, engine.chunk_size)

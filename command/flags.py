@@ -161,7 +161,6 @@ TABLE: dict[str, dict[str, Kind]] = {
     "Who is served": {
         "host": Kind("ADDRESS", "address on which it listens; 0.0.0.0 is open to the network"),
         "api-key": Kind("KEY", "key that clients must send", repeated=True),
-        "cors-origin": Kind("URL", "web page of another site that may ask", repeated=True),
         "queue": Kind("N", "requests that may wait", Range(0, 10**6)),
         "lenient": Kind("", "leave out parameters that the server lacks, and name them"),
         "drain": Kind("S", "how long running requests may take at the end, in s", SECONDS),

@@ -22,7 +22,6 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from command.checks import UserError, shown
@@ -49,14 +48,12 @@ log = logging.getLogger("nano-sarathi")
 class Limits:
     """What the server accepts, and from whom.
 
-    host: it listens there. keys: hashes of the API keys; empty: no key is needed. origins: web
-    pages of other sites that may ask. body: bytes at most. connections: at once. drain: s that
-    running requests get when the server ends.
+    host: it listens there. keys: hashes of the API keys; empty: no key is needed. body: bytes at
+    most. connections: at once. drain: s that running requests get when the server ends.
     """
 
     host: str = "127.0.0.1"
     keys: tuple[bytes, ...] = ()
-    origins: tuple[str, ...] = ()
     body: int = 10**6
     connections: int = 1000
     drain: float = 30.0
@@ -128,7 +125,7 @@ class Gate:
             raise Refused(421, f"the host {shown(host)} is not served here: use 127.0.0.1")
 
     def check_key(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        asks = scope["path"].startswith(GUARDED) and scope["method"] != "OPTIONS"
+        asks = scope["path"].startswith(GUARDED)
         if not self.limits.keys or not asks:
             return
         scheme, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
@@ -248,20 +245,6 @@ def application(api: Api, limits: Limits, routers: Sequence) -> Gate:
     return Gate(app, limits)
 
 
-def for_pages_of(origins: Sequence[str], gate: Gate) -> ASGIApp:
-    """The gate, open to web pages of these origins (CORS). They may read its refusals, too.
-
-    They may send any header: OpenAI's client for browsers has a dozen of its own.
-    """
-    if not origins:
-        return gate
-    return CORSMiddleware(
-        gate, allow_origins=origins, allow_methods=["GET", "POST"],
-        allow_headers=["*"], allow_private_network=True,
-        expose_headers=["x-request-id", "x-ignored", "x-should-retry", "retry-after"],
-    )  # fmt: skip
-
-
 # ------------------------------------------------------------------------------------ the server
 
 
@@ -273,7 +256,7 @@ class Server(uvicorn.Server):
     def __init__(self, api: Api, limits: Limits, routers: Sequence):
         self.api, self.limits, self.cut = api, limits, False  # cut: some requests were aborted
         config = uvicorn.Config(
-            for_pages_of(limits.origins, application(api, limits, routers)), http="h11", ws="none",
+            application(api, limits, routers), http="h11", ws="none",
             lifespan="on", log_config=None, access_log=False, server_header=False,
             proxy_headers=False, timeout_graceful_shutdown=1,
             limit_concurrency=limits.connections + 1,
