@@ -107,7 +107,7 @@ def read_keys(args: argparse.Namespace) -> tuple[bytes, ...]:
 def serve(args: argparse.Namespace) -> bool:
     """Serve until a signal ends it. Returns whether all requests were run to their end."""
     listener = listen(args.host, args.port)
-    limits = Limits(host=args.host, keys=read_keys(args), drain=args.drain)
+    limits = Limits(keys=read_keys(args), drain=args.drain)
     engine = make_engine(args)
     asyncio.run(try_policy(engine, engine.policy, engine.chunk_size))
     warn_if_crowded(engine.policy, engine.max_batch_size, engine.chunk_size)

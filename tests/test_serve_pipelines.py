@@ -12,7 +12,6 @@ from experiments.lib.papers import CHAT, MISTRAL, OURS, Job, Settled, settled_ca
 from experiments.serve_pipelines import ETHERNETS, FALCON, FALCON_TP8, LLAMA, SOFTWARE, slos
 from serving.capacity import Deployment, Load
 from serving.traffic import at_rate, repeat
-from simulate import simulate
 
 
 def llama2_70b(tp: int = 1) -> CostModel:
@@ -56,16 +55,6 @@ def test_bounds_have_two_sides(bound: str, ours: float, verdict: str) -> None:
     }  # fmt: skip
     judged = fidelity.judge(row, ours, {})
     assert judged.verdict == verdict and (judged.error is None) == (verdict == "met")
-
-
-def test_one_stage_is_simulate() -> None:
-    requests = CHAT.requests(20)
-    found = MISTRAL.serve(at_rate(requests, 2.0), "sarathi_serve", 512)
-    wanted = simulate(
-        at_rate(requests, 2.0), "mistral-7b", "a100-80gb", policy="sarathi_serve", chunk_size=512,
-        max_batch_size=128, cache_tokens=MISTRAL.cache_tokens, software="sarathi_serve",
-    )  # fmt: skip
-    assert found.finished == wanted.finished and found.iterations == wanted.iterations
 
 
 @pytest.mark.parametrize("deployment", (FALCON, FALCON_TP8), ids=lambda each: each.layout)

@@ -54,7 +54,8 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """The current values. We ask the runner for them only when Prometheus asks us."""
         state = self.state()
-        capacity = state["capacity"] or self.slots(state)
+        # tokens that the cache holds; where no smaller number is set, B whole slots
+        capacity = state["capacity"] or state["max_batch_size"] * state["max_length"]
         count, gauge = CounterMetricFamily, GaugeMetricFamily
         for family, name, what, value in (
             (count, "vllm:num_preemptions", "preemptions", state["preemptions"]),
@@ -74,11 +75,6 @@ class Metrics:
         told = ("policy", "chunk_size", "max_batch_size", "max_length", "priced")
         info.add_metric([], {"model_name": self.model} | {key: str(state[key]) for key in told})
         yield info
-
-    @staticmethod
-    def slots(state: dict) -> int:
-        """Tokens that the cache holds where no smaller number is set: B whole slots."""
-        return state["max_batch_size"] * state["max_length"]
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
