@@ -340,9 +340,6 @@ def test_an_error_of_a_pasted_policy_names_its_line(own: None, text: str, said: 
 # -------------------------------------------------------------------------------------- the folder
 
 
-# cli.py has tqdm for type checkers, and for bars of progress, which the browser does not draw
-
-
 def write(out: Path, force: bool = False) -> None:
     bundle.write(bundle.EXPLORER, bundle.of_explorer(), out, force=force)
 

@@ -138,16 +138,6 @@ def switch(running: Served, policy: str) -> tuple[int, str]:
     return status, answer.get("error", {}).get("message", "")
 
 
-def switch_at(running: Served, moments: dict[int, str]) -> None:
-    """To other policies, each after so many iterations."""
-
-    def change(event: dict) -> None:
-        if event["type"] == "iteration" and (policy := moments.get(event["n"])):
-            running.runner.switch(policy, 99)
-
-    running.runner.watch(change)
-
-
 def test_a_policy_that_fails_is_refused_and_no_stream_notices(llm: LLM, tmp_path: Path) -> None:
     """In one line. The old policy stays in force. Each stream has the tokens of `LLM.generate`."""
     for name, (body, _) in FAILS.items():
@@ -225,7 +215,8 @@ def test_a_budget_of_any_kind_is_json() -> None:
 
 def test_an_answer_names_all_policies_that_served_it(engine: PricedEngine) -> None:
     with served(engine) as running:
-        switch_at(running, {3: "orca"})
+        runner = running.runner
+        runner.watch(lambda event: event.get("n") == 3 and runner.switch("orca", 99))
         _, _, answer = running.ask(TEXT, {"prompt": "one two three", "max_tokens": 9})
         assert answer["system_fingerprint"] == "sarathi_serve C=256; orca C=99"
 
