@@ -30,7 +30,7 @@ from web.api import router as api_routes
 from web.chat import Chat, read_template
 from web.priced import PricedEngine
 from web.runner import Engine, Runner
-from web.server import Limits, Server, hash_of, listen, origin_of
+from web.server import Limits, Server, hash_of, listen
 from web.trial import try_policy
 
 KEY = "NANO_SARATHI_API_KEY"  # of the environment; a flag is seen by all who may list processes
@@ -53,10 +53,7 @@ FLAGS = {
     "port": Flag(default=8000),
     "api_key": Flag("key that clients must send; may be repeated", shown=f"${KEY}, else none",
                     repeated=True),
-    "cors_origin": Flag("web page of another site that may ask; may be repeated", repeated=True),
     "queue": Flag("requests that may wait; one more is answered 429", 256),
-    "connections": Flag(default=1000),
-    "max_body": Flag(default=1),
     "drain": Flag("how long running requests may take after Ctrl-C, in s", 30),
     "pyodide": Flag("folder with the files of Pyodide, for browsers without a network",
                     shown="none: a browser loads it"),
@@ -107,20 +104,10 @@ def read_keys(args: argparse.Namespace) -> tuple[bytes, ...]:
     return tuple(hash_of(key.strip()) for key in keys)
 
 
-def make_limits(args: argparse.Namespace, engine: Engine) -> Limits:
-    told = engine.description.encode("ascii", "replace")
-    return Limits(
-        host=args.host, keys=read_keys(args), origins=tuple(args.cors_origin),
-        body=int(1e6 * args.max_body), connections=args.connections, drain=args.drain,
-        headers=[(b"x-engine", told)],
-    )  # fmt: skip
-
-
 def serve(args: argparse.Namespace) -> bool:
     """Serve until a signal ends it. Returns whether all requests were run to their end."""
     listener = listen(args.host, args.port)
-    read_keys(args)
-    args.cors_origin = [*map(origin_of, args.cors_origin or ())]
+    limits = Limits(keys=read_keys(args), drain=args.drain)
     engine = make_engine(args)
     asyncio.run(try_policy(engine, engine.policy, engine.chunk_size))
     warn_if_crowded(engine.policy, engine.max_batch_size, engine.chunk_size)
@@ -130,7 +117,6 @@ def serve(args: argparse.Namespace) -> bool:
     api = Api(engine, name, Chat(*template) if template else None, args.lenient)
     runner = Runner(engine, queue=args.queue, deliver=api.deliver)
     api.attach(runner)
-    limits = make_limits(args, engine)
     server = Server(
         api, limits, [api_routes(api), live.router(runner), explore_routes.router(args.pyodide)]
     )

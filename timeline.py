@@ -6,9 +6,8 @@ the engine's clock.
     TTFT                 time to first token: from a request's arrival to the end of the iteration
                          that yields its first token. It includes the wait in the queue and the
                          whole prefill.
-    TBT                  time between tokens: the gaps between one request's consecutive tokens.
-                         We keep all of them, because a reader notices a single long pause, and a
-                         mean would hide it. n output tokens have n - 1 gaps.
+    TBT                  time between tokens: the gaps between one request's consecutive tokens. We
+                         keep all of them: a mean would hide a single long pause.
     generation stall     a gap longer than a bound that the caller gives. Prefills of other
                          requests cause it (Sarathi-Serve, Sec 3.2).
     normalised latency   (last token - arrival) / output tokens, in seconds per token (Orca, Sec
@@ -365,7 +364,6 @@ class Passing(Trace):
         self, batch: Batch, start: float, seconds: float, operators: dict[str, float] | None,
         ended: Sequence[Request], end: float = 0.0,
     ) -> Iteration:  # fmt: skip
-        """See `Trace.record`."""
         iteration = super().record(batch, start, seconds, operators, ended, end)
         self.count += 1
         self.ended = [(request, self.lives.pop(request.request_id)) for request in ended]
@@ -378,7 +376,6 @@ class Fleeting(Passing):
     seconds = num_prefill_tokens = num_decodes = processed = mean_batch_size = property(let_go)
 
     def record(self, *what: object) -> Iteration:
-        """See `Trace.record`."""
         iteration = super().record(*what)
         self.iterations, self.finished, self.preempted, self.cancelled = [], [], [], []
         return iteration

@@ -10,7 +10,6 @@ from apart.routers import make_router
 from batch import Request
 from command.checks import UserError, lookup, shown
 from configs import LINKS, ModelConfig
-from costmodel import CostModel
 from loading.requests import checked
 from loop import Loop
 from paged.blocks import choose_blocks
@@ -54,7 +53,6 @@ def simulate_fleet(
     software: str = "sarathi_serve", host: str = "none", cache: str = "slots",
     block_size: int | None = None, prefix_caching: bool = False,
     done: Callable[[Life], None] | None = None, keep: bool = False,
-    executor: Callable[[CostModel], CostExecutor] = CostExecutor,
 ) -> FleetTrace:  # fmt: skip
     """`simulate.simulate` over several engines of `tp` GPUs each. All have the same GPUs.
 
@@ -66,7 +64,7 @@ def simulate_fleet(
     done: is given each request's life when it has ended, and nothing is kept: so a million requests
     need no more memory than those that wait or run (with prefix_caching, only if cache_tokens is
     given). They may come from a generator, in order of arrival. keep: the engines' iterations and
-    the fetches stay. executor: makes that of an engine.
+    the fetches stay.
 
     With one replica, the times are exactly those of `simulate`. Raises UserError as it does.
     """
@@ -79,7 +77,7 @@ def simulate_fleet(
         own = (blocks.size, blocks.prefix_caching) if blocks else ()
         scheduler.memory = (HalfBlocks if blocks else HalfSlots)(cache_tokens, *own)
         scheduler.memory.known = keys
-        return Engine(number, Loop(scheduler, executor(cost_model)), keep)
+        return Engine(number, Loop(scheduler, CostExecutor(cost_model)), keep)
 
     keys: dict[int, list[bytes]] = {}  # of blocks
     trace = FleetTrace(Fleeting() if done else Trace(), guess=cost_model.doubts(cache_tokens))

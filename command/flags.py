@@ -96,7 +96,7 @@ TOKENS, ITEMS, TIMES = Range(1, MOST), Range(1, 10**6), Range(1, 10**5)
 FEW, MICRO_BATCHES = Range(1, 1000), Range(1, 4096)  # FEW: processes
 ABOVE_ZERO = Range(0, MOST, whole=False, above=True)
 SHARE = Range(0, 1, whole=False, above=True)
-MEGABYTES, SECONDS = Range(0.001, 1000, whole=False), Range(0, 10**6, whole=False)
+SECONDS = Range(0, 10**6, whole=False)
 
 
 def either(names: Sequence[str]) -> str:
@@ -150,10 +150,7 @@ TABLE: dict[str, dict[str, Kind]] = {
     "Who is served": {
         "host": Kind("ADDRESS", "address on which it listens; 0.0.0.0 is open to the network"),
         "api-key": Kind("KEY", "key that clients must send", repeated=True),
-        "cors-origin": Kind("URL", "web page of another site that may ask", repeated=True),
         "queue": Kind("N", "requests that may wait", Range(0, 10**6)),
-        "connections": Kind("N", "connections at once", Range(1, 10**5)),
-        "max-body": Kind("MB", "size of a request's body at most, in MB", MEGABYTES),
         "lenient": Kind("", "leave out parameters that the server lacks, and name them"),
         "drain": Kind("S", "how long running requests may take at the end, in s", SECONDS),
     },

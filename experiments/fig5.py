@@ -69,13 +69,13 @@ def draw(rows: Rows) -> plt.Figure:
         (first, orca, "(a) Orca: whole prompts"),
         (last, sarathi, f"(c) SARATHI, C = {CHUNK_SIZE}"),
     ):
-        draw_stages(trace, axes, names=NAMES, end=end, legend=False)
+        draw_stages(trace, axes, names=NAMES, end=end)
         share = f"bubbles {100 * trace.bubble_share:.0f} % of both stages' time"
         axes.set_title(f"{name}: {trace.seconds:.2f} s, {share}", loc="left")
     # those that no longer wait for a prompt
     begins = [step.starts[0] for step in orca.steps if step.kind == "decode"][2:6]
     part = {"start": begins[0], "end": begins[-1]}
-    draw_stages(orca, middle, names=NAMES, legend=False, **part)
+    draw_stages(orca, middle, names=NAMES, **part)
     middle.set_title("(b) a part of (a), larger: decodes alone", loc="left")
     handles = legend_handles([stage_lanes(trace) for trace in (orca, sarathi)], STAGE_LOOKS)
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=11)

@@ -77,7 +77,7 @@ def draw(rows: Rows) -> plt.Figure:
         trace = run(DRAWN, row["system"], count).trace
         start = (switch(trace) if row["system"] == td.OURS else trace.end / 2) - 0.1 * WINDOW
         with plt.rc_context({"font.size": 12}):  # labels that fit the bars
-            draw_stages(trace, axes, start=start, end=start + WINDOW, legend=False)
+            draw_stages(trace, axes, start=start, end=start + WINDOW)
         axes.set_title(f"{row['system']}: {WINDOW:g} s. Stages work {row['busy']:.0f} % of it all")
         lanes.append(stage_lanes(trace))
     top.legend(handles=legend_handles(lanes, STAGE_LOOKS), loc="outside lower center", ncols=4)

@@ -58,7 +58,7 @@ def show(traces, title, names=None):
     size = (12, 0.75 * stages + 0.9 * len(traces) + 1.3)
     figure, panels = plt.subplots(len(traces), 1, figsize=size, sharex=True, squeeze=False)
     for axes, (name, trace) in zip(panels[:, 0], traces.items(), strict=True):
-        draw_stages(trace, axes, names=names, end=end, legend=False)
+        draw_stages(trace, axes, names=names, end=end)
         axes.set_xlabel("")
         axes.set_title(name, loc="left", fontweight="bold")
     panels[-1, 0].set_xlabel("time (s)")

@@ -58,7 +58,7 @@ def show(traces, title, names=None, start=0.0, end=None):
     figure, panels = plt.subplots(len(traces), 1, figsize=size, sharex=True, squeeze=False)
     end = end or max(trace.end for trace in traces.values())
     for axes, (name, trace) in zip(panels[:, 0], traces.items(), strict=True):
-        draw_stages(trace, axes, names=names, start=start, end=end, legend=False)
+        draw_stages(trace, axes, names=names, start=start, end=end)
         axes.set_title(name, loc="left", fontweight="bold")
         axes.label_outer()
     finish(figure, title, legend_handles(map(stage_lanes, traces.values()), STAGE_LOOKS))

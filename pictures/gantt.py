@@ -1,10 +1,8 @@
-"""Draw a run: lanes of labelled bars over time (a Gantt chart), one lane for each request.
+"""Draw a run: lanes of labelled bars over time (a Gantt chart).
 
-    draw(trace)                  requests: prefill chunks with their tokens, decodes, waiting,
-                                 preemptions, generation stalls
-    draw_stages(trace)           the stages of a pipeline: micro-batches, and the bubbles between
+    draw_lanes(axes, lanes)      any lanes of bars, such as those of pictures/lanes.py
+    draw_stages(trace, axes)     the stages of a pipeline: micro-batches, and the bubbles between
                                  them with their causes
-    draw_lanes(axes, lanes)      any lanes of bars
 
 A bar shows its kind twice: by its colour, and by its height or hatch. So a reader who cannot tell
 the colours apart can still read it.
@@ -17,62 +15,29 @@ from matplotlib.artist import Artist
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from pictures.lanes import Bar, request_lanes, stage_lanes
+from pictures.lanes import Bar, stage_lanes
 from pictures.looks import LOOKS, STAGE_LOOKS, Look
 from pipeline import PipelineTrace
-from timeline import Trace
 
-LABEL = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+LABEL = {"ha": "center", "va": "center", "bbox": BOX, "zorder": 3, "clip_on": True}
 MIDDLE = 0.55  # of a lane's bars: where labels stand
-
-
-def draw(
-    trace: Trace,
-    axes: plt.Axes | None = None,
-    *,
-    bound: float | None = None,
-    names: Mapping[int, str] | None = None,
-    title: str = "",
-    legend: bool = True,
-) -> plt.Axes:
-    """The requests of a trace over time.
-
-    axes: where to draw, else a new figure; bound and names: see `lanes.request_lanes`.
-    """
-    lanes = request_lanes(trace, bound, names)
-    if axes is None:
-        _, axes = plt.subplots(figsize=(12, 1.6 + 0.5 * len(lanes)), layout="constrained")
-    draw_lanes(axes, lanes)
-    axes.set(title=title, xlabel="time (s)")
-    if legend:
-        axes.legend(handles=legend_handles([lanes]), loc="upper left", bbox_to_anchor=(1, 1))
-    return axes
 
 
 def draw_stages(
     trace: PipelineTrace,
-    axes: plt.Axes | None = None,
+    axes: plt.Axes,
     *,
     names: Mapping[int, str] | None = None,
     start: float = 0.0,
     end: float | None = None,
-    title: str = "",
-    legend: bool = True,
-) -> plt.Axes:
+) -> None:
     """The stages of a pipeline over time, from `start` to `end` seconds.
 
-    axes: where to draw, else a new figure; names: see `lanes.stage_lanes`.
+    names: see `lanes.stage_lanes`.
     """
-    lanes = stage_lanes(trace, names)
-    if axes is None:
-        _, axes = plt.subplots(figsize=(14, 2 + 0.7 * len(lanes)), layout="constrained")
-    draw_lanes(axes, lanes, STAGE_LOOKS, end, start)
-    axes.set(title=title, xlabel="time (s)")
-    if legend:
-        axes.legend(
-            handles=legend_handles([lanes], STAGE_LOOKS), loc="upper left", bbox_to_anchor=(1, 1)
-        )
-    return axes
+    draw_lanes(axes, stage_lanes(trace, names), STAGE_LOOKS, end, start)
+    axes.set(xlabel="time (s)")
 
 
 def draw_lanes(
@@ -86,11 +51,8 @@ def draw_lanes(
 
     The time axis goes from `start` to `end` (None: to the end of the last bar).
     """
-    end = (
-        max((bar.end for bars in lanes.values() for bar in bars), default=1.0)
-        if end is None
-        else end
-    )
+    if end is None:
+        end = max((bar.end for bars in lanes.values() for bar in bars), default=1.0)
     length = end - start
     lanes = {
         name: [bar for bar in bars if bar.end >= start and bar.start <= end]
@@ -100,11 +62,9 @@ def draw_lanes(
     axes.set_yticks([lane + 1 - MIDDLE for lane in range(len(lanes))], list(lanes))
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
-    points = axes.get_window_extent().width * 72 / axes.figure.dpi / (1.025 * length)  # per second
-    size = min(
-        0.8 * plt.rcParams["font.size"],
-        0.5 * axes.get_window_extent().height * 72 / axes.figure.dpi / (len(lanes) + 0.1),
-    )
+    box, scale = axes.get_window_extent(), 72 / axes.figure.dpi  # scale: points of a pixel
+    points = scale * box.width / (1.025 * length)  # of a second
+    size = min(0.8 * plt.rcParams["font.size"], 0.5 * scale * box.height / (len(lanes) + 0.1))
     for lane, bars in enumerate(lanes.values()):
         for kind, look in looks.items():
             found = [bar for bar in bars if bar.kind == kind]
@@ -126,16 +86,7 @@ def draw_lanes(
                 left, right = max(bar.start, start), min(bar.end, end)  # what is seen of it
                 if bar.label and points * (right - left) > 0.62 * size * len(bar.label) + 5:
                     place = ((left + right) / 2, lane + 1 - MIDDLE)
-                    axes.text(
-                        *place,
-                        bar.label,
-                        ha="center",
-                        va="center",
-                        fontsize=size,
-                        zorder=3,
-                        bbox=LABEL,
-                        clip_on=True,
-                    )
+                    axes.text(*place, bar.label, fontsize=size, **LABEL)
 
 
 def legend_handles(
@@ -147,34 +98,14 @@ def legend_handles(
     for kind, look in looks.items():
         if kind not in kinds:
             continue
+        same = {"color": look.colour, "label": look.meaning}
         if look.marker:
-            handles.append(
-                Line2D(
-                    [],
-                    [],
-                    linestyle="none",
-                    marker=look.marker,
-                    markersize=8,
-                    color=look.colour,
-                    label=look.meaning,
-                )
-            )
+            mark = {"linestyle": "none", "marker": look.marker, "markersize": 8}
+            handles.append(Line2D([], [], **same, **mark))
         elif look.hatch:
-            handles.append(
-                Patch(
-                    facecolor=look.colour, edgecolor=look.edge, hatch=look.hatch, label=look.meaning
-                )
-            )
+            box = {"facecolor": look.colour, "edgecolor": look.edge, "hatch": look.hatch}
+            handles.append(Patch(label=look.meaning, **box))
         else:
             width = 20 * (look.high - look.low)
-            handles.append(
-                Line2D(
-                    [],
-                    [],
-                    linewidth=width,
-                    color=look.colour,
-                    solid_capstyle="butt",
-                    label=look.meaning,
-                )
-            )
+            handles.append(Line2D([], [], linewidth=width, solid_capstyle="butt", **same))
     return handles

@@ -760,7 +760,7 @@ def check_runner(runner: Runner) -> None:
     """Nothing is left of any request."""
     loop, lanes = runner.loop, runner.lanes
     for kept in (
-        runner.streams, runner.wanted, lanes.of, runner.inbox, runner.news, runner.ended,
+        runner.streams, lanes.of, runner.inbox, runner.news, runner.ended,
         loop.arriving, loop.trace.lives, loop.trace.preempted,
     ):  # fmt: skip
         assert len(kept) == 0

@@ -41,7 +41,7 @@ class Served:
 
     def idle(self) -> bool:
         state = self.runner.state()
-        return state["waiting"] == state["running"] == state["held"] == self.server.gate.open == 0
+        return state["waiting"] == state["running"] == state["held"] == 0
 
     def ask(self, path: str, body: object = None, **headers: str) -> tuple[int, dict, Any]:
         """Status, headers and JSON of an answer. Without a body, it is a GET."""

@@ -11,7 +11,6 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,7 +18,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 from fastapi import FastAPI
-from test_explorer import APART, close
+from test_explorer import close
 
 from tests.conftest import Opened
 from web import bundle, explore_routes, explorer
@@ -117,9 +116,8 @@ def move(page: "playwright.Page", name: str, keys: str) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_the_browser_says_what_simulate_says(sites: str, opened: Opened) -> None:
+def says_what_simulate_says(page: "playwright.Page") -> None:
     """Pyodide's Python is another version than ours, and its libm another one."""
-    page = opened(f"{sites}/with/explore.html")
     states = [dict(pair.split("=") for pair in link.split("&") if pair) for link in LINKS]
     questions = [{"call": "schedule", "state": state} for state in states]
     questions += [{"call": "gain_point", "state": states[1], "x": x} for x in (1, 14, 100)]
@@ -127,7 +125,6 @@ def test_the_browser_says_what_simulate_says(sites: str, opened: Opened) -> None
     for question in questions:
         ours = json.loads(explorer.answer(json.dumps(question)))
         assert close(page.evaluate(ASK, question), ours), question
-    assert not page.asked and not page.wrong
 
 
 def test_the_first_screen_shows_who_waits(sites: str, opened: Opened) -> None:
@@ -145,11 +142,12 @@ def test_the_first_screen_shows_who_waits(sites: str, opened: Opened) -> None:
     drawn(page)
     page.wait_for_selector("body[data-gain]:not([data-gain=''])")
     assert page.locator("#gain-rows tr").count() == int(number(page, "gain")) > 15
+    says_what_simulate_says(page)
     assert not page.asked and not page.wrong
 
 
-def test_a_moved_slider_redraws_and_is_a_link(sites: str, opened: Opened) -> None:
-    page = opened(f"{sites}/with/explore.html#{LINKS[1]}")
+def test_a_moved_slider_redraws_and_is_a_link(server: str, opened: Opened) -> None:
+    page = opened(f"{server}#{LINKS[1]}")
     drawn(page)
     page.evaluate("() => { location.hash = 'n=5'; }")
     drawn(page, 2)
@@ -196,25 +194,7 @@ def test_bad_links_are_mended_in_one_sentence(server: str, opened: Opened) -> No
     assert page.is_hidden("#problem") and not page.wrong
 
 
-def test_a_pointer_finds_the_iteration_of_the_engine_below_it(server: str, opened: Opened) -> None:
-    page = opened(f"{server}#{explorer.link_of(replace(explorer.State(), **APART))}")
-    drawn(page)
-    sides, canvas = explorer.schedule(APART)["sides"], page.locator("#side-0 canvas")
-    canvas.scroll_into_view_if_needed()
-    box, side, first = canvas.bounding_box(), sides[0], sides[0]["engines"][1][1]
-    end = max(i["t"] + i["seconds"] for each in sides for i in each["iterations"])
-    seen = set()
-    for step, each in list(enumerate(side["iterations"]))[5::20]:
-        slot = (each["chunks"] + each["decodes"])[0][1]
-        across = (each["t"] + each["seconds"] / 2) / end * (box["width"] - 66)
-        down = (slot + 0.5) * (box["height"] - 72) / side["slots"]
-        page.mouse.move(box["x"] + 58 + across, box["y"] + 34 + down)
-        seen.add(name := side["engines"][slot >= first][0])
-        assert page.inner_text("#side-0 .step").startswith(f"{name}: iteration {step} at ")
-    assert seen == {"engine 0", "engine 1"}
-
-
-def test_a_keyboard_goes_through_the_iterations(server: str, opened: Opened) -> None:
+def test_a_keyboard_and_a_pointer_go_through_the_iterations(server: str, opened: Opened) -> None:
     page = opened(server)
     drawn(page)
     canvas = page.locator("#side-0 canvas")
@@ -228,6 +208,12 @@ def test_a_keyboard_goes_through_the_iterations(server: str, opened: Opened) -> 
     last = len(explorer.schedule({})["sides"][0]["iterations"]) - 1
     assert said[2].startswith(f"Iteration {last} ") and said[3].startswith(f"Iteration {last - 1} ")
     assert "Longest stall" in canvas.get_attribute("aria-label")
+    box, side = canvas.bounding_box(), explorer.schedule({})["sides"]
+    end = max(each["t"] + each["seconds"] for own in side for each in own["iterations"])
+    each = side[0]["iterations"][20]
+    across = (each["t"] + each["seconds"] / 2) / end * (box["width"] - 66)
+    page.mouse.move(box["x"] + 58 + across, box["y"] + 60)
+    assert page.inner_text("#side-0 .step").startswith("Iteration 20 at ")
     names = page.evaluate(
         "() => [...document.querySelectorAll('input, select, textarea')]"
         ".filter((each) => !each.labels?.length && !each.ariaLabel).length"
@@ -273,28 +259,20 @@ def test_a_pasted_policy_runs_in_the_browser_alone(server: str, opened: Opened) 
     page.fill("#code", code.replace("import Batch", "import Batches"))
     page.click("#run")
     page.wait_for_selector("#own-says.bad:has-text('your policy, line 1: ImportError')")
-    assert not any("ShortestFirst" in each for each in sent) and not page.asked
-    page.locator("#code").press_sequentially("# typed, not run")
-    typed = page.input_value("#code")
-    page.reload()
-    page.wait_for_function("(text) => code.value === text", arg=typed)
-
-
-def test_a_policy_that_never_ends_is_ended(sites: str, opened: Opened) -> None:
-    page = opened(f"{sites}/with/explore.html")
-    drawn(page)
-    page.locator("#own summary").click()
-    code = page.input_value("#code")
     page.fill("#code", code.replace("return super()", "while True: pass\n        return super()"))
     page.click("#run")
     page.wait_for_selector("#own-says.bad:has-text('10 s without an end, so it was stopped')")
     page.wait_for_selector("#side-1 code:has-text('sarathi_serve')")
-    page.wait_for_selector("#status:has-text('Move a slider')")
     times = int(number(page, "drawn"))
     page.locator("#c-C").fill("300")
     page.locator("#c-C").press("Tab")
     drawn(page, times + 1)
     assert page.is_hidden("#problem"), "the sliders work again"
+    assert not any("ShortestFirst" in each for each in sent) and not page.asked
+    page.locator("#code").press_sequentially("# typed, not run")
+    typed = page.input_value("#code")
+    page.reload()
+    page.wait_for_function("(text) => code.value === text", arg=typed)
 
 
 def test_without_a_network_one_sentence_says_what_to_do(sites: str, opened: Opened) -> None:

@@ -37,24 +37,19 @@ COUNT = """async ([events, slo]) => {
 }"""
 GROW = """async (count) => {
   const { Schedule } = await import("/static/schedule.js");
-  const schedule = new Schedule(), sizes = [];
+  const schedule = new Schedule();
   schedule.take({ type: "snapshot", chunk_size: 256, policy: "orca" }, 0);
   for (let n = 0; n < count; n++) {
-    const t = n / 10, id = Math.floor(n / 4);
-    if (n % 4 === 0) schedule.take({ type: "queued", id, t, prompt_tokens: 9, label: "x" }, t);
-    const chunks = n % 4 === 0 ? [[id, 0, 0, 9, true]] : [];
-    const decodes = n % 4 === 0 ? [] : [[id, 0]];
+    const t = n / 10, id = Math.floor(n / 4), first = n % 4 === 0;
+    if (first) schedule.take({ type: "queued", id, t, prompt_tokens: 9, label: "x" }, t);
     schedule.take({ type: "iteration", t, seconds: 0.1, policy: "orca", waiting: 0,
-      chunks, decodes }, t);
+      chunks: first ? [[id, 0, 0, 9, true]] : [], decodes: first ? [] : [[id, 0]] }, t);
     if (n % 4 === 3) schedule.take({ type: "ended", id, t: t + 0.1, reason: "length" }, t);
-    schedule.setSLO(n % 2 ? 0.01 : 1);
+    if (n % 20 === 0) schedule.setSLO(n % 40 ? 0.01 : 1);
     schedule.prune();
-    if (n === count / 2 - 1 || n === count - 1) {
-      sizes.push([schedule.iterations, schedule.places, schedule.stalls, schedule.queue]
-        .map((list) => list.length).concat([schedule.requests.size, schedule.entries]));
-    }
   }
-  return sizes;
+  return [schedule.iterations, schedule.places, schedule.stalls, schedule.queue]
+    .map((list) => list.length).concat([schedule.requests.size, schedule.entries]);
 }"""
 
 
@@ -124,8 +119,8 @@ class Reader:
         self.press("chunk")
         self.page.wait_for_selector(f'body[data-policy="{policy}"]')
 
-    def throw_long(self, kind: str) -> str:
-        """Throw the long prompt. The first sentence of this kind: some stand for a second only."""
+    def listen(self) -> None:
+        """Keep the sentences from now on: some stand for a second only."""
         self.page.evaluate(
             """() => {
                 const sentence = document.getElementById("sentence"), said = (window.said = []);
@@ -134,10 +129,9 @@ class Reader:
                 new MutationObserver(keep).observe(sentence, seen);
             }"""
         )
-        self.press("long")
-        return self.said(kind)
 
     def said(self, kind: str) -> str:
+        """The first sentence of this kind."""
         first = "kind => (window.said.find(each => each[0] === kind) || [])[1]"
         return self.page.wait_for_function(first, arg=kind).json_value()
 
@@ -159,54 +153,44 @@ def reader(opened: Opened, address: str) -> Iterator[Reader]:
 
 
 def test_a_long_prompt_freezes_all_decodes_under_vllm_v0_and_none_under_sarathi_serve(
-    reader: Reader,
+    reader: Reader, address: str
 ) -> None:
-    """The demonstration, with the keyboard alone."""
+    """The demonstration, by its link and with the keyboard alone."""
     page = reader.page
     assert page.inner_text("#source") == "predicted"
     assert "llama-13b on a6000" in page.inner_text("#description")
-    reader.type("slo", str(SLO))
-    reader.press("chats")
-    reader.wait_for("decode")
-    page.wait_for_selector('tr[data-policy="vllm_v0"][data-stalls="0"]')
-
-    said = reader.throw_long("freeze")
-    assert re.search(r"5 decodes have waited .*\(4,000 tokens\) runs alone", said)
-    said = reader.said("froze")
-    assert re.search(r"5 decodes froze for 1\.\d+ s: .*\(4,000 tokens\) ran alone", said)
-    reader.shows("spoken", "froze")
-
-    reader.switch("sarathi_serve")
-    reader.wait_for("decode")
-    said = reader.throw_long("smooth")
-    assert re.search(r"\(4,000 tokens\) ran in 1\d chunks, .* Nobody froze", said)
-    assert reader.stalls() == [5, 0]
-
-    reader.type("chat-count", "2")
-    page.keyboard.press("Enter")
-    reader.shows("running", "2 of 6")
-    reader.press("chats")
-    page.wait_for_selector('#chats[data-on="false"]')
-    reader.wait_for("idle")
-
-
-def test_the_link_shows_both_policies_by_itself(reader: Reader, address: str) -> None:
-    page = reader.page
     page.goto(f"{address}/#show")
     page.wait_for_selector('#show[data-on="true"]')
     assert page.url == f"{address}/"  # it shows it once
     reader.press("show")
     page.wait_for_selector('#show[data-on="false"]')
     reader.shows("running", "0 of 6")
+    reader.wait_for("idle")
+    reader.shows("median", "none")
     reader.type("slo", str(SLO))
+    reader.listen()
     reader.press("show")
-    page.wait_for_selector('#show[data-on="true"]')
+    assert re.search(r"5 decodes have waited .*\(4,000 tokens\) runs alone", reader.said("freeze"))
+    froze = r"5 decodes froze for 1\.\d+ s: .*\(4,000 tokens\) ran alone"
+    assert re.search(froze, reader.said("froze"))
+    reader.shows("spoken", "froze")
+    smooth = r"\(4,000 tokens\) ran in 1\d chunks, .* Nobody froze"
+    assert re.search(smooth, reader.said("smooth"))
     page.wait_for_selector('#show[data-on="false"]')
     reader.shows("sentence", "vllm_v0: 5 stalls, up to 1.")
     assert reader.stalls() == [5, 0]
     assert page.get_attribute("#pause", "data-on") == "true"
-    reader.shows("running", "0 of 6")
     reader.switch("vllm_v0")  # as the others find it
+
+
+def test_chats_run_until_they_are_stopped(reader: Reader) -> None:
+    reader.type("chat-count", "2")
+    page = reader.page
+    reader.press("chats")
+    reader.shows("running", "2 of 6")
+    reader.press("chats")
+    page.wait_for_selector('#chats[data-on="false"]')
+    reader.shows("running", "0 of 6")
 
 
 def test_a_prompt_is_answered_beside_all_that_runs(reader: Reader) -> None:
@@ -348,6 +332,6 @@ def test_the_page_counts_the_stalls_of_the_book(reader: Reader, policy: str) -> 
 
 def test_the_page_does_not_grow(reader: Reader) -> None:
     """After 100 and 200 s of iterations it holds the same 60 s, however often the SLO changes."""
-    half, whole = reader.page.evaluate(GROW, 2000)
+    half, whole = (reader.page.evaluate(GROW, count) for count in (1000, 2000))
     assert whole == pytest.approx(half, abs=4)
     assert 590 <= whole[0] <= 610

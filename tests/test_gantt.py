@@ -8,8 +8,8 @@ from matplotlib.colors import to_hex
 
 from apart.simulate import simulate_fleet
 from batch import Request
-from pictures.gantt import LOOKS, Bar, draw, draw_lanes
-from pictures.lanes import engine_lanes
+from pictures.gantt import LOOKS, Bar, draw_lanes, legend_handles
+from pictures.lanes import engine_lanes, request_lanes
 from simulate import simulate
 
 
@@ -34,7 +34,8 @@ def boxes(axes: plt.Axes, kind: str) -> list[tuple[int, float, float]]:
 def test_priced_run() -> None:
     work = [Request(i, range(300), 12, arrival=0.1 * i) for i in range(4)]
     trace = simulate(work, policy="vllm_v0", max_batch_size=4, cache_tokens=930)
-    axes = draw(trace, bound=0.15, names=dict(enumerate("ABCD")))
+    axes, lanes = plt.subplots()[1], request_lanes(trace, 0.15, dict(enumerate("ABCD")))
+    draw_lanes(axes, lanes)
     ran = [(each, each.start, each.start + each.seconds) for each in trace.iterations]
     chunks = [(chunk[0], *time) for each, *time in ran for chunk in each.chunks]
     decodes = [(request, *time) for each, *time in ran for request in each.decodes]
@@ -44,7 +45,7 @@ def test_priced_run() -> None:
     assert len(boxes(axes, "stall")) == len(trace.stalls(0.15)) > 0
     crosses = [line for line in axes.lines if line.get_marker() == "X"]
     assert sum(len(line.get_xdata()) for line in crosses) == len(trace.preempted) > 0
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+    assert [handle.get_label() for handle in legend_handles([lanes])] == [
         look.meaning for look in LOOKS.values()
     ]
 

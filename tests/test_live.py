@@ -36,8 +36,7 @@ def runner() -> Iterator[Runner]:
 @asynccontextmanager
 async def client_of(runner: Runner) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the live page alone, behind the server's gate."""
-    metrics = SimpleNamespace(http=SimpleNamespace(labels=lambda *of: SimpleNamespace(inc=int)))
-    app = application(SimpleNamespace(metrics=metrics), Limits(), [live.router(runner)])
+    app = application(SimpleNamespace(), Limits(), [live.router(runner)])
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         yield client
@@ -177,31 +176,7 @@ def test_a_page_that_does_not_read_keeps_little(runner: Runner) -> None:
     asyncio.run(watched())
 
 
-def test_too_many_pages_and_those_of_another_site_are_refused(
-    runner: Runner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A browser says how it asks. An image or a form of another site has no-cors."""
-    monkeypatch.setattr(live, "MOST_PAGES", 0)
-    for status, headers in ((429, {}), (403, {"Sec-Fetch-Mode": "no-cors"})):
-        assert ask(runner, "GET", "/live/events", headers=headers).status_code == status
-
-
 # ------------------------------------------------------------------------------------ buttons
-
-
-def test_the_policy_changes_while_requests_run(runner: Runner) -> None:
-    async def switched() -> None:
-        async with client_of(runner) as client:
-            body = {"kind": "long", "tokens": LONG, "count": 3}
-            thrown = await client.post("/live/throw", json=body)
-            assert thrown.json() == {"ids": [0, 1, 2]}
-            body = {"policy": "dynamic:64,32", "chunk_size": 64}
-            assert (await client.post("/live/policy", json=body)).json() == body
-
-    asyncio.run(switched())
-    assert (runner.state()["policy"], runner.state()["chunk_size"]) == ("dynamic:64,32", 64)
-    assert runner.drain(PATIENCE), "all of them end"
-    assert runner.state()["done"] == 3
 
 
 @pytest.mark.parametrize("end", ["stop", "close", "fail"])
@@ -255,19 +230,6 @@ def test_a_full_queue_is_no_end_of_the_chats(runner: Runner) -> None:
     asyncio.run(chatted())
 
 
-def test_the_last_page_may_leave_while_the_server_ends(runner: Runner) -> None:
-    async def left() -> None:
-        feed, before = live.Feed(runner), runner.listeners
-        page = feed.join()
-        feed.thrower.chat(2)
-        runner.stopping = True  # as in `drain`
-        feed.leave(page)
-        assert runner.listeners == before and not feed.thrower.chats
-
-    asyncio.run(left())
-    assert runner.drain(PATIENCE), "the chats were cancelled"
-
-
 def test_an_end_does_not_wait_for_what_nobody_reads(runner: Runner) -> None:
     ended = {}
     runner.watch(lambda event: event["type"] == "ended" and ended.update({event["id"]: event}))
@@ -275,19 +237,6 @@ def test_an_end_does_not_wait_for_what_nobody_reads(runner: Runner) -> None:
     runner.submit([Request(0, range(9), 40)], ["read"])
     assert runner.drop_unread() == 1 and runner.drain(PATIENCE)
     assert [ended[own]["reason"] for own in (0, 1)] == ["abort", "length"]
-
-
-def test_a_full_queue_and_an_end_are_told(runner: Runner) -> None:
-    burst = {"kind": "burst", "count": 26}
-    for body, status in ((burst | {"kind": "long"}, 200), (burst, 429)):
-        answer = ask(runner, "POST", "/live/throw", json=body)
-        assert answer.status_code == status
-    assert int(answer.headers["retry-after"]) >= 1
-    runner.close()
-    answer = ask(runner, "POST", "/live/throw", json=burst)
-    assert answer.status_code == 503 and answer.headers["retry-after"] == "10", "as /v1 says"
-    answer = ask(runner, "POST", "/live/policy", json={"policy": "orca", "chunk_size": 9})
-    assert answer.status_code == 503
 
 
 def test_prompts_of_a_real_model_are_words() -> None:

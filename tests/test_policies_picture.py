@@ -5,7 +5,6 @@ what they should be.
 from dataclasses import replace
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pytest
 from conftest import ran
 from test_perfetto import events_of, groups_of
@@ -42,23 +41,6 @@ def test_who_waits_and_who_stalls(predicted: policies.Comparison) -> None:
         assert [trace.lives[i].arrival for i in range(4)] == [0, 0, *[predicted.arrival] * 2]
         for life in (trace.lives[0], trace.lives[1]):
             assert 4 <= sum(token < predicted.arrival for token in life.tokens) < len(life.tokens)
-
-
-def test_each_column_has_a_time_axis(predicted: policies.Comparison) -> None:
-    """However many policies there are: a user's own ones stand in the right column."""
-    every = list(predicted.traces.items())
-    traces = {f"{name} {i // 8}" if i > 7 else name: trace for i in range(9)
-              for name, trace in [every[i % 8]]}  # fmt: skip
-    figure = policies.draw(replace(predicted, traces=traces))
-    figure.canvas.draw()
-    panels = [axes for axes in figure.axes if axes.axison]
-    assert {axes.get_title("left") for axes in panels} == traces.keys()
-    for left in {axes.get_position().x0 for axes in panels}:
-        column = [axes for axes in panels if axes.get_position().x0 == left]
-        named = [axes for axes in column if axes.get_xlabel()]
-        assert named == [min(column, key=lambda axes: axes.get_position().y0)]
-        assert any(tick.label1.get_visible() for tick in named[0].xaxis.get_major_ticks())
-    plt.close(figure)
 
 
 @pytest.mark.slow

@@ -21,24 +21,21 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 from served import Served, served
-from tokenizers import Regex, decoders
 from tokenizers import Tokenizer as Library
-from tokenizers.models import BPE, WordLevel
-from tokenizers.pre_tokenizers import Split
+from tokenizers import decoders
+from tokenizers.models import BPE
 from watch import wait_for
 
 from command.checks import WHY_BROKEN, UserError
 from engine import LLM, SamplingParams
 from experiments.lib.clients import events, parse, raw, request, streamed
 from loading.files import DEMO
-from loading.tokenizer import load_tokenizer
 from tests import spawn
 from web import live
-from web.api import AT_ONCE
 from web.chat import Chat, Unfit, read_template
 from web.priced import Clock, PricedEngine
 from web.real import RealEngine
-from web.server import hash_of, loops_back, origin_of
+from web.server import hash_of
 from web.text import Pieces, Stops, Words, dumps
 
 ROOT = Path(__file__).parent.parent
@@ -90,12 +87,10 @@ def test_completions_are_those_of_generate(client: object, llm: LLM) -> None:
         assert answer.usage.completion_tokens == sum(len(each.token_ids) for each in outputs)
 
 
-@pytest.mark.parametrize(
-    "options", [{"top_p": 0.8}, {"top_k": 5, "temperature": 1.7, "min_tokens": 3}]
-)
+@pytest.mark.parametrize("options", [{"top_p": 0.8}, {"top_k": 5, "temperature": 1.7}])
 def test_seeded_samples_are_those_of_generate(client: object, llm: LLM, options: dict) -> None:
     """Choice k of n draws with the seed + k. Streamed or whole, the text is the same."""
-    own = {"temperature": 1.0} | {k: each for k, each in options.items() if k != "min_tokens"}
+    own = {"temperature": 1.0} | options
     params = [SamplingParams(20, **own, seed=7 + k) for k in range(3)]
     expected = [each.text for each in llm.generate([PROMPTS[0]] * 3, params)]
     assert len(set(expected)) == 3
@@ -156,56 +151,20 @@ def test_a_stop_string_may_be_a_special_token(
     assert found.choices[0].finish_reason == "stop" and found.choices == expected.choices
 
 
-def without(model: object, ends: list[int], held: list[int], prompt: list[int], least: int) -> list:
-    """20 greedy tokens, computed without a cache; none of the first `least` is one of `held`."""
-    tokens: list[int] = []
-    while len(tokens) < 20 and not (tokens and tokens[-1] in ends):
-        logits = model.forward_full(torch.tensor([prompt + tokens]))[0, -1].clone()
-        if len(tokens) < least:
-            logits[held] = -torch.inf
-        tokens.append(int(logits.argmax()))
-    return tokens
-
-
 @pytest.mark.parametrize("ignore_eos", [False, True])
-def test_no_text_ends_before_min_tokens(
+def test_what_ends_a_text_is_not_shown(
     demo: Served, client: object, llm: LLM, monkeypatch: pytest.MonkeyPatch, ignore_eos: bool
 ) -> None:
-    """Ids of the client's end it, and the model's own; all may be ignored for some tokens.
-
-    The first tokens are drawn among the others, as in vLLM. What ends a text is not shown.
-    """
-    prompt = llm.tokenizer.encode(PROMPTS[0])
-    greedy = llm.generate([prompt], SamplingParams(max_tokens=20))[0].token_ids
-    eos, own = greedy[2], greedy[4]
-    monkeypatch.setattr(demo.api.engine, "stop_ids", frozenset({eos}))
-    ask = {"model": "demo", "prompt": prompt, "max_tokens": 20, "temperature": 0}
-    for least in (0, 2, 3, 20):
-        more = {"min_tokens": least, "stop_token_ids": [own, 2**40], "ignore_eos": ignore_eos}
-        answer = client.completions.create(**ask, extra_body=more)
-        ends = [own] if ignore_eos else [own, eos]
-        expected = without(llm.model, ends, [own, eos], prompt, least)
-        assert answer.usage.completion_tokens == len(expected) >= least
-        ended = expected[-1] in ends
-        assert answer.choices[0].finish_reason == ("stop" if ended else "length")
-        assert answer.choices[0].text == llm.tokenizer.decode(expected[: len(expected) - ended])
-
-
-def test_logprobs(client: object) -> None:
-    """Of greedy tokens: each is its own likeliest. Joined, the tokens are the text."""
-    ask = {"model": "demo", "prompt": PROMPTS[1], "max_tokens": 12, "temperature": 0}
-    choice = client.completions.create(**ask, logprobs=3).choices[0]
-    found = choice.logprobs
-    assert "".join(found.tokens) == choice.text and len(found.tokens) == 12
-    for token, logprob, top, offset in zip(
-        found.tokens, found.token_logprobs, found.top_logprobs, found.text_offset, strict=True
-    ):
-        assert logprob == max(top.values()) <= 0 and top[token] == logprob and len(top) == 3
-        assert choice.text[offset:].startswith(token)
-    streamed = [e.choices[0] for e in client.completions.create(**ask, logprobs=3, stream=True)]
-    joined = [lp for each in streamed if each.logprobs for lp in each.logprobs.token_logprobs]
-    assert joined == found.token_logprobs
-    assert client.completions.create(**ask).choices[0].logprobs is None
+    """Ids of the client's end it, and the model's own, if they are not to be ignored."""
+    greedy = llm.generate(PROMPTS[0], SamplingParams(max_tokens=20))[0].token_ids
+    monkeypatch.setattr(demo.api.engine, "stop_ids", frozenset({greedy[2]}))
+    ask = {"model": "demo", "prompt": PROMPTS[0], "max_tokens": 20, "temperature": 0}
+    more = {"stop_token_ids": [greedy[4], 2**40], "ignore_eos": ignore_eos}
+    answer = client.completions.create(**ask, extra_body=more)
+    end = 4 if ignore_eos else 2
+    assert answer.usage.completion_tokens == end + 1
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].text == llm.tokenizer.decode(greedy[:end])
 
 
 def test_a_chat_is_a_completion_of_its_template(client: object, llm: LLM) -> None:
@@ -219,15 +178,10 @@ def test_a_chat_is_a_completion_of_its_template(client: object, llm: LLM) -> Non
     assert answer.choices[0].message.content == expected.text
     assert answer.choices[0].message.role == "assistant"
     assert answer.usage.prompt_tokens == len(ids)
-    stream = client.chat.completions.create(
-        **ask, max_completion_tokens=15, stream=True, logprobs=True, top_logprobs=2
-    )
+    stream = client.chat.completions.create(**ask, max_completion_tokens=15, stream=True)
     first, *rest = [event.choices[0] for event in stream]
     assert first.delta.role == "assistant" and first.delta.content == ""
     assert "".join(each.delta.content or "" for each in rest) == expected.text
-    tokens = [token for each in rest if each.logprobs for token in each.logprobs.content]
-    assert "".join(bytes(token.bytes).decode() for token in tokens) == expected.text
-    assert all(len(token.top_logprobs) == 2 for token in tokens)
     loud = client.chat.completions.create(
         **ask, max_tokens=1, extra_body={"chat_template_kwargs": {"mood": " (loudly)"}}
     )
@@ -273,13 +227,8 @@ def test_where_a_template_is_found(tmp_path: Path) -> None:
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"chat_template": several, "eos_token": "E"}), encoding="utf-8")
     assert read_template(tmp_path) == ("D", {"eos_token": "E"})
-    (tmp_path / "chat_template.json").write_text('{"chat_template": "J"}', encoding="utf-8")
-    assert read_template(tmp_path)[0] == "J"
     (tmp_path / "chat_template.jinja").write_text("I", encoding="utf-8")
     assert read_template(tmp_path)[0] == "I"
-    (tmp_path / "chat_template.jinja").write_text("I" * 200_001, encoding="utf-8")
-    with pytest.raises(UserError, match=r"chat_template.jinja: chat_template must be a text of"):
-        read_template(tmp_path)
 
 
 def pieces_of(words: Words, tokens: list[int]) -> list[str]:
@@ -355,35 +304,6 @@ def test_stop_strings_are_found_however_the_text_comes() -> None:
         assert shown == expected and looker.found == bool(ends)
 
 
-def test_a_stop_string_may_begin_before_min_tokens_but_not_end() -> None:
-    """As vLLM has it, whose text of the first tokens is not looked through."""
-    letters = "xabcabcab"
-
-    def text_of(stops: list[str], least: int) -> tuple[str, bool]:
-        words = Words(lambda tokens: "".join(letters[token] for token in tokens), stops, least)
-        return "".join(pieces_of(words, list(range(len(letters))))), words.stopped
-
-    assert text_of(["abc"], 0) == text_of(["abc"], 3) == ("x", True)
-    assert text_of(["abc"], 4) == text_of(["abc"], 6) == ("xabc", True)
-    assert text_of(["abc"], 7) == (letters, False)
-    assert text_of(["ab", "xabc"], 3) == ("", True)
-    assert text_of(["ab", "bcz"], 3) == ("xabc", True), "what is held back has been looked through"
-
-
-def test_texts_become_tokens_and_texts_again(demo: Served, llm: LLM) -> None:
-    text = "The list type 🤦 é"
-    ids = llm.tokenizer.encode(text)
-    _, _, found = demo.ask("/tokenize", {"prompt": text, "model": "demo"})
-    longest = demo.api.engine.max_length
-    assert found == {"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": None}
-    _, _, found = demo.ask("/tokenize", {"prompt": "def open(", "return_token_strs": True})
-    assert "".join(found["token_strs"]) == "def open(" and len(found["token_strs"]) > 1
-    assert demo.ask("/detokenize", {"tokens": ids})[2] == {"prompt": text}
-    messages = {"messages": [{"role": "user", "content": "Hello"}]}
-    usage = demo.ask(CHAT, messages | {"max_tokens": 1})[2]["usage"]
-    assert demo.ask("/tokenize", messages)[2]["count"] == usage["prompt_tokens"]
-
-
 class Held(Clock):
     """Batches run only once they are let go."""
 
@@ -414,10 +334,10 @@ def test_null_is_not_given(demo: Served) -> None:
     whole = {"content": None, "tool_calls": None, "audio": None}
     part = {"type": "text", "text": "", "cache_control": None}
     counts = [
-        demo.ask("/tokenize", {"messages": [{"role": "assistant"} | end]})[2]["count"]
+        demo.ask(CHAT, {"messages": [{"role": "assistant"} | end], "max_tokens": 1})[2]["usage"]
         for end in ({"content": ""}, whole, {}, {"content": [part]})
     ]
-    assert len(set(counts)) == 1
+    assert all(count == counts[0] for count in counts)
 
 
 def test_a_lenient_server_leaves_out_what_it_lacks_and_tells_it(priced: PricedEngine) -> None:
@@ -428,9 +348,8 @@ def test_a_lenient_server_leaves_out_what_it_lacks_and_tells_it(priced: PricedEn
     cases = (
         (GOOD | {"frequency_penalty": 0.5, "best_of": 2, "echo": False},
          "best_of, frequency_penalty"),
-        (GOOD | {"stream": True, "stream_options": {"chunked": 1}}, "stream_options.chunked"),
-        ({"messages": [message] * 3, "max_tokens": 2},
-         "messages.content.cache_control, messages.reasoning_content"),
+        (GOOD | {"stream": True, "stream_options": {"chunked": 1}}, "chunked"),
+        ({"messages": [message] * 3, "max_tokens": 2}, "reasoning_content"),
         (GOOD | {odd: 1}, "a\\r\\nset-cookie: x\\xe9\\u4e2d"),
         (GOOD | dict.fromkeys(map(str, range(10_000, 60_000)), 1), "10000, 10001, "),
         (GOOD | {" ": 1}, ""),  # a header of a blank alone ended the connection
@@ -450,29 +369,23 @@ def test_a_lenient_server_leaves_out_what_it_lacks_and_tells_it(priced: PricedEn
         assert status == 400 and answer["error"]["param"] == "messages"
 
 
-NO_REQUESTS = [
-    (request(TEXT, GOOD, transfer_encoding="chunked"), 400,
-     "content-length and transfer-encoding exclude each other"),
-    (request(TEXT, b"{}" + b" " * 10**6), 413, "the body is longer than"),
-    (request(TEXT, GOOD, method="DELETE"), 405, "takes no DELETE"),
-]  # fmt: skip
-
-
 def test_what_is_no_request(priced: PricedEngine, caplog: pytest.LogCaptureFixture) -> None:
-    """It is answered, counted, and in the log, once each."""
+    """It is answered, and in the log, once each; no client writes the log."""
     caplog.set_level(logging.INFO, "nano-sarathi")
     with served(priced) as running:
-        for data, status, sentence in NO_REQUESTS:
+        for data, status, sentence in (
+            (request(TEXT, b"{}" + b" " * 10**6), 413, "the body is longer than"),
+            (request(TEXT, GOOD, method="DELETE"), 405, "takes no DELETE"),
+            (request("/a", GOOD, x_forwarded_for="6.6.6.6, \x1a"), 404, "there is no '/a' here"),
+            (request("/a", None, "M" * 9000), 404, "there is no '/a' here"),
+        ):
             caplog.clear()
             got, headers, answer = parse(raw(running.place, data))
             assert got == status and sentence in json.loads(answer)["error"]["message"], answer
             wait_for(lambda: caplog.records)
             line = caplog.records[0].getMessage()
             assert f" {status} " in line and line.endswith(headers["x-request-id"])
-        counts = metrics_of(running)["nano_sarathi:http_requests_total"]
-    assert {status: count for (_, status), count in counts.items()} == dict.fromkeys(
-        ("400", "413", "405"), 1
-    )
+            assert line.split()[1] == "127.0.0.1" and len(line) < 200
 
 
 VALUES = [None, True, False, 0, -1, 1, 1.5, -0.0, 1e308, 10**30, -(10**30), "", "x", "\u0000", "💥",
@@ -581,33 +494,11 @@ def test_a_key(priced: PricedEngine) -> None:
                 assert headers["www-authenticate"] == "Bearer"
                 assert json.loads(answer)["error"]["code"] == "invalid_api_key"
         assert running.ask("/health")[0] == 200
-        for path in ("/tokenize", "/detokenize"):
-            assert running.ask(path, {"prompt": "x"})[0] == 401
+        assert running.ask("/explore/run", {})[0] == 401
 
 
-# What OpenAI's client for browsers sends with each request.
-ORIGINS = {
-    "http://localhost:3000/": "http://localhost:3000", "HTTP://LocalHost": "http://localhost",
-    "https://a.example:443/": "https://a.example", "https://a.example:80": "https://a.example:80",
-    "http://[0:0::1]:5": "http://[::1]:5", "http://b\u00fccher.example":
-    "http://xn--bcher-kva.example", "*": "*", "chrome-extension://abc": "chrome-extension://abc",
-}  # fmt: skip
-
-
-def test_other_sites_are_let_in_only_where_they_are_named(priced: PricedEngine) -> None:
-    """By an origin as browsers spell it. They may send what OpenAI's client for browsers sends."""
-    assert [origin_of(given) for given in ORIGINS] == list(ORIGINS.values())
-    name = "access-control-allow-origin"
-    with served(priced, origins=("https://a.example",)) as running:
-        for origin, allowed in (("https://a.example",) * 2, ("https://b.example", None)):
-            assert running.ask("/v1/models", origin=origin)[1].get(name) == allowed
-            wrong = running.ask(TEXT, {}, origin=origin, content_type="x")
-            assert wrong[0] == 415 and wrong[1].get(name) == allowed
-        sent = "authorization,content-type,openai-organization,openai-project,x-stainless-arch"
-        wanted = {"access_control_request_method": "POST", "origin": "https://a.example"}
-        wanted |= {"access_control_request_headers": sent}
-        _, headers, _ = parse(raw(running.place, request(TEXT, method="OPTIONS", **wanted)))
-        assert headers["access-control-allow-headers"] == sent
+def test_an_engine_that_has_ended_is_not_healthy(priced: PricedEngine) -> None:
+    with served(priced) as running:
         running.runner.close()
         status, _, answer = running.ask("/health")
         assert status == 503 and answer["status"] == "the engine has ended"
@@ -636,7 +527,7 @@ def test_a_full_queue_and_a_client_that_hangs_up(priced: PricedEngine) -> None:
         used = metrics_of(running)["vllm:kv_cache_usage_perc"][()]
         assert held <= round(used * slots) <= running.runner.state()["held"]
         status, headers, answer = running.ask(TEXT, GOOD)
-        assert status == 429 and int(headers["retry-after"]) >= 1
+        assert status == 429 and headers["retry-after"] == "1"
         assert answer["error"]["code"] == "queue_full"
         for connection in opened:
             connection.close()
@@ -676,24 +567,7 @@ def test_metrics(priced: PricedEngine) -> None:
     }
     steps = found["nano_sarathi:iterations_total"]
     assert steps == {("prefill",): 3, ("decode",): 12, ("hybrid",): 0}
-    assert found["nano_sarathi:http_requests_total"] == {(TEXT, "200"): 3}
-    longest, whole = [
-        found[f"nano_sarathi:{name}"][()]
-        for name in ("longest_schedule_seconds", "schedule_seconds_total")
-    ]
-    assert 0 < longest < whole < 15 * longest
-
-
-def test_too_many_connections(priced: PricedEngine) -> None:
-    with served(priced, connections=3) as running:
-        opened = [socket.create_connection(running.place) for _ in range(3)]
-        wait_for(lambda: len(running.server.server_state.connections) == 3)
-        status, _, answer = parse(raw(running.place, request("/health", method="GET")))
-        assert status == 503 and answer == b"Service Unavailable"
-        for connection in opened:
-            connection.close()
-        wait_for(lambda: not running.server.server_state.connections)
-        assert parse(raw(running.place, request("/health", method="GET")))[0] == 200
+    assert 0 < found["nano_sarathi:schedule_seconds_total"][()] < 1
 
 
 def test_an_engine_that_fails_ends_its_streams(
@@ -718,9 +592,8 @@ def test_an_engine_that_fails_ends_its_streams(
     assert status == 500 and answer["error"]["type"] == "server_error"
     monkeypatch.undo()
     assert demo.ask(TEXT, GOOD)[0] == 200
-    assert demo.ask("/ping")[2] == demo.ask("/health")[2] == {
-        "status": "ok", "failures": 2, "last_error": "RuntimeError: a kernel failed"
-    }  # fmt: skip
+    state = {"status": "ok", "failures": 2, "last_error": "RuntimeError: a kernel failed"}
+    assert demo.ask("/health")[2] == state
 
 
 def test_a_priced_engine_says_so(priced: PricedEngine) -> None:
@@ -729,7 +602,6 @@ def test_a_priced_engine_says_so(priced: PricedEngine) -> None:
         assert model["priced"] and "predicted by the cost model" in model["description"]
         stream = asyncio.run(streamed(running.place, GOOD | {"prompt": "three words x"}))
         assert (stream.text, stream.reason) == (" ·" * 2, "length")
-        assert running.ask(TEXT, GOOD | {"logprobs": 1})[0] == 400
         messages = [{"role": "user", "content": "three words x"}]
         usage = running.ask(CHAT, {"messages": messages, "max_tokens": 2})[2]["usage"]
         assert usage == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
@@ -748,10 +620,7 @@ def started(*words: str, **environment: str) -> Iterator[tuple[spawn.Command, tu
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
-@pytest.mark.parametrize(
-    "name", ["SIGTERM", *(pytest.param(n, marks=pytest.mark.slow) for n in ("SIGINT", "SIGHUP"))]
-)
-def test_a_signal_lets_accepted_streams_end(name: str) -> None:
+def test_a_signal_lets_accepted_streams_end() -> None:
     body, key = {"prompt": "x " * 50, "max_tokens": 40}, {"authorization": "Bearer secret"}
     with started(NANO_SARATHI_API_KEY="secret") as (process, place):
 
@@ -767,8 +636,7 @@ def test_a_signal_lets_accepted_streams_end(name: str) -> None:
             tasks = [asyncio.create_task(ask(each)) for each in begun]
             for each in begun:
                 await each.wait()
-            for _ in range(1 + (name == "SIGHUP")):  # a shell and its terminal may both send it
-                process.send_signal(getattr(signal, name))
+            process.send_signal(signal.SIGTERM)
             for data in (request("/health", method="GET"), request(TEXT, GOOD, **key)):
                 status = 200
                 while status == 200:  # until it has taken notice
@@ -813,46 +681,13 @@ def test_the_longest_request_is_told_to_the_token(priced: PricedEngine) -> None:
         assert status == 400 and f"may have {most + 1} together" in answer["error"]["message"]
 
 
-def test_a_head_is_a_get_without_its_body(
-    priced: PricedEngine, caplog: pytest.LogCaptureFixture
-) -> None:
-    with served(priced) as running:
-        for path in ("/", "/static/live.js", "/health", "/v1/models/none", "/explore/"):
-            status, headers, body = parse(raw(running.place, request(path, method="HEAD")))
-            wanted, others, whole = parse(raw(running.place, request(path, method="GET")))
-            assert status == wanted == (404 if "none" in path else 200) and not body and whole
-            assert headers["content-length"] == others["content-length"] == str(len(whole))
-        assert parse(raw(running.place, request("/live/events", method="HEAD")))[0] == 405
-    assert "Traceback" not in caplog.text
-
-
-def test_no_client_writes_the_log(priced: PricedEngine, caplog: pytest.LogCaptureFixture) -> None:
-    """Neither who it is, nor a method of many letters, nor what a terminal would obey."""
-    with caplog.at_level(logging.INFO, "nano-sarathi"), served(priced) as running:
-        raw(running.place, request("/a", None, "GET", x_forwarded_for="6.6.6.6, \x1a"))
-        raw(running.place, request("/c", None, "M" * 9000))
-        wait_for(lambda: "/c" in caplog.text)
-    lines = [record.getMessage() for record in caplog.records if " /" in record.getMessage()]
-    assert all(line.split()[1] == "127.0.0.1" and len(line) < 200 for line in lines)
-
-
-def test_a_loopback_address_is_guarded_against_other_names(priced: PricedEngine) -> None:
-    assert all(map(loops_back, ("127.0.0.2", "::1", "LOCALHOST")))
-    with served(priced, host="::1") as running:
-        for name in ("127.0.0.1", "LocalHost:80", "[::1]"):
-            assert running.ask("/health", host=name)[0] == 200
-        for name in ("evil.example", "[::1].evil.com", "127.0.0.1:80.evil.com", "[::1", "::1",
-                     "[::1%25a.b]", ""):  # fmt: skip
-            assert running.ask("/health", host=name)[0] == 421
-
-
 def test_broken_logits_end_their_own_request_alone(small: str) -> None:
     """With an error, also after what was streamed; the engine goes on, and so do the others."""
     llm = LLM(small, dtype="float64", device="cpu")
     late = llm.generate([[7, 8]], SamplingParams(max_tokens=9))[0].token_ids[3]
     with torch.no_grad():
         llm.model.embed.weight[[96, late]] = float("nan")
-    body = {"max_tokens": 9, "temperature": 0, "logprobs": 2, "min_tokens": 1}
+    body = {"max_tokens": 9, "temperature": 0}
 
     async def stream(prompt: list[int]) -> list[dict]:
         return [event async for event in events(running.place, body | {"prompt": prompt})]
@@ -864,7 +699,7 @@ def test_broken_logits_end_their_own_request_alone(small: str) -> None:
         well, at_once, later = asyncio.run(all_of([5, 6], [96], [7, 8]))
         for *_, last in (at_once, later):
             assert last["error"]["message"] == WHY_BROKEN
-        assert len(at_once) == 1 < len(later)
+        assert len(at_once) == 1
         assert well[-1]["choices"][0]["finish_reason"] == "length"
         status, _, answer = running.ask(TEXT, body | {"prompt": [96]})
         assert (status, answer["error"]["type"]) == (500, "server_error")
@@ -892,20 +727,3 @@ def test_a_token_without_a_text_ends_its_own_request_alone(
         assert "has no text: no such token" in caplog.text and "Traceback" not in caplog.text
         wait_for(running.idle)
         assert running.ask(TEXT, GOOD)[2]["choices"][0]["text"] == " x x"
-
-
-def test_a_tokenizer_that_gives_up_ends_its_own_request_alone(
-    priced: PricedEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Its panic is no Exception."""
-    library = Library(WordLevel({"z": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
-    library.pre_tokenizer = Split(Regex("(z+)+$|."), "isolated")
-    library.save(str(tmp_path / "tokenizer.json"))
-    wrong = "the tokenizer gives up: Onig: Regex search error: retry-limit-in-match over"
-    with served(priced) as running:
-        monkeypatch.setattr(running.api, "tokenizer", load_tokenizer(tmp_path))
-        for prompt in ("z" * 40 + "b", "z" * AT_ONCE + "b"):  # in this thread, and in one beside
-            status, _, answer = running.ask(TEXT, GOOD | {"prompt": prompt})
-            assert (status, answer["error"]["message"]) == (400, wrong)
-            status, _, answer = running.ask(TEXT, GOOD | {"prompt": "bbz"})
-            assert status == 200 and answer["usage"]["prompt_tokens"] == 3

@@ -6,13 +6,11 @@ import pytest
 
 from configs import GPUS, LINKS, MODELS
 from configs.hosts import HOSTS
-from costmodel import CostModel, make_batch, tokens_that_fit
+from costmodel import CostModel, make_batch
 from experiments import fidelity, serve_chunking, serve_phases, serve_pipelines
 from experiments.lib.papers import CHAT, MISTRAL
 from experiments.serve_pipelines import ETHERNETS, FALCON, FALCON_TP8, LLAMA, SOFTWARE, slos
 from serving.capacity import Deployment
-from serving.traffic import at_rate
-from simulate import simulate
 
 
 def test_parts_are_the_whole() -> None:
@@ -48,24 +46,6 @@ def test_bounds_have_two_sides(bound: str, ours: float, verdict: str) -> None:
     assert judged.verdict == verdict and (judged.error is None) == (verdict == "met")
 
 
-def test_one_stage_is_simulate() -> None:
-    requests = CHAT.requests(20)
-    found = MISTRAL.serve(at_rate(requests, 2.0), "sarathi_serve", 512)
-    wanted = simulate(
-        at_rate(requests, 2.0), "mistral-7b", "a100-80gb", policy="sarathi_serve", chunk_size=512,
-        max_batch_size=128, cache_tokens=MISTRAL.cache_tokens, software="sarathi_serve",
-    )  # fmt: skip
-    assert found.finished == wanted.finished and found.iterations == wanted.iterations
-
-
-def test_a_pipeline_serves_every_request_with_the_words_of_simulate() -> None:
-    requests = CHAT.requests(24)
-    trace = FALCON.serve(at_rate(requests, 1.0), "sarathi_serve", 512)
-    assert len(trace.finished) == len(trace.lives) == 24
-    tokens = sum(len(life.tokens) for life in trace.lives.values())
-    assert tokens == sum(request.max_tokens for request in requests)
-
-
 @pytest.mark.parametrize("deployment", (FALCON, FALCON_TP8), ids=lambda each: each.layout)
 def test_the_times_between_tokens_are_the_whole_passage(deployment: Deployment) -> None:
     """One request alone: each decode waits for the host once, passes all stages and comes back."""
@@ -85,19 +65,6 @@ def test_a_hop_and_tp8_cross_the_same_ethernet() -> None:
         pipeline, tp8 = serve_pipelines.falcon(link, host)
         assert LINKS[tp8.link].between == LINKS[pipeline.hop] == LINKS[link]
         assert pipeline.host == tp8.host == host
-
-
-def test_a_pipelines_memory_is_that_of_all_its_stages() -> None:
-    """Eight GPUs hold the weights once, and there are eight KV heads: TP8 has as much."""
-    whole = tokens_that_fit(MODELS["falcon-180b"], GPUS["a100-80gb-pcie"], tp=8)
-    assert FALCON.cache_tokens == FALCON_TP8.cache_tokens == whole
-    assert FALCON.layout == "TP4-PP2" and FALCON.hardware == FALCON_TP8.hardware
-
-
-@pytest.mark.parametrize(("policy", "most"), [("orca", 4), ("vllm_v0", 64)])
-def test_micro_batches_share_the_batch_size(policy: str, most: int) -> None:
-    trace = LLAMA.serve(at_rate(CHAT.requests(80), 1000.0), policy, 512)
-    assert max(each.num_decodes + each.num_chunks for each in trace.iterations) <= most
 
 
 def test_slos_are_of_the_pipeline_and_budgets_of_the_artefact() -> None:

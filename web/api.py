@@ -2,8 +2,7 @@
 
     POST /v1/completions, /v1/chat/completions    text; with "stream": true, token by token
     GET  /v1/models, /v1/models/NAME              the model that is served
-    POST /tokenize, /detokenize                   vLLM's: text to token ids, and back
-    GET  /health, /ping, /version, /metrics       whether it is alive; numbers for Prometheus
+    GET  /health, /metrics                        whether it is alive; numbers for Prometheus
 
 The engine's thread hands over all tokens of an iteration together, in `Api.deliver`. Everything
 else here runs in asyncio's thread.
@@ -13,10 +12,8 @@ import asyncio
 import logging
 import secrets
 import time
-import tomllib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -24,34 +21,20 @@ from starlette.types import Receive, Scope, Send
 
 import batch
 from command.checks import MOST_SEED, WHY_BROKEN, UserError, did_you_mean, shown
-from command.cli import ROOT, one_line, read_text
+from command.cli import one_line
 from web.chat import Chat, Unfit
 from web.metrics import CONTENT_TYPE, Metrics, Stopwatch
 from web.runner import Delta, Full, Runner, Stopping, why
-from web.schemas import (
-    Asked,
-    Body,
-    Completion,
-    Detokenize,
-    Refused,
-    Talk,
-    Tokenize,
-    TokenizeChat,
-    read,
-    read_json,
-)
+from web.schemas import Body, Completion, Refused, read, read_json
 from web.schemas import Chat as ChatBody
-from web.text import Token, Words, dumps
+from web.text import Words, dumps
 
 DEFAULT_TOKENS = 16  # of a completion without max_tokens, as OpenAI has it; a chat may go on
 LETTERS = 256  # of a token, at most: a prompt that must be too long is not even tokenized
-AT_ONCE = 2000  # letters that are tokenized in asyncio's thread; longer texts get another one
-LEAST_LOGPROB = -9999.0  # in place of minus infinity, which JSON lacks
 EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store",
           "X-Accel-Buffering": "no"}  # fmt: skip
 END, JSON = b"data: [DONE]\n\n", "application/json"
-VERSION = tomllib.loads(read_text(ROOT / "pyproject.toml", 10**6))["project"]["version"]
-TOLD = 20  # names in a header, at most
+LONGEST_HEADER = 400  # letters
 
 log = logging.getLogger("nano-sarathi")
 
@@ -59,13 +42,13 @@ log = logging.getLogger("nano-sarathi")
 class Choice:
     """One choice of an answer, and the engine's request that makes it.
 
-    text, tokens: those not sent yet. reason: why it has ended.
+    text: what is not sent yet. count: its tokens. reason: why it has ended.
     """
 
     def __init__(self, answer: "Answer", index: int, request: batch.Request, words: Words):
         self.answer, self.index, self.request, self.words = answer, index, request, words
         self.watch = Stopwatch(answer.api.metrics)
-        self.text, self.tokens, self.count = [], [], 0
+        self.text, self.count = [], 0
         self.reason: str | None = None
         self.fault: Refused | None = None  # why it has no text
 
@@ -81,8 +64,6 @@ class Choice:
         if delta.token is not None:
             self.count += 1
             self.watch.token()
-            if delta.logprob is not None:
-                self.tokens.append(self.answer.api.with_logprobs(delta, self.words.length))
             if not stop_id:  # the token that ends a text does not belong to it
                 self.text.append(self.words.add(delta.token))
         if reason is not None and not self.words.stopped:
@@ -108,11 +89,12 @@ class Choice:
 
 
 class Answer:
-    """All choices of one HTTP request."""
+    """All choices of one HTTP request, a completion or a chat."""
 
-    def __init__(self, api: "Api", body: Body, form: "Form", request_id: str, log: dict):
-        self.api, self.body, self.form, self.log = api, body, form, log
-        self.id, self.created = f"{form.prefix}-{request_id}", int(time.time())
+    def __init__(self, api: "Api", body: Body, request_id: str, log: dict):
+        self.api, self.body, self.log, self.is_chat = api, body, log, isinstance(body, ChatBody)
+        self.id = f"{'chatcmpl' if self.is_chat else 'cmpl'}-{request_id}"
+        self.created = int(time.time())
         self.choices: list[Choice] = []
         self.prompt_tokens = 0
         self.fresh, self.news = asyncio.Event(), {}  # news: choices with something new, in order
@@ -186,18 +168,22 @@ class Answer:
         if failure := self.failure():
             raise failure
         choices = [
-            {"index": choice.index, **self.form.said("".join(choice.text)),
-             "logprobs": self.form.logprobs(choice.tokens) if self.body.wanted is not None
-             else None,
-             "finish_reason": choice.reason}
-            for choice in self.choices
-        ]  # fmt: skip
-        answer = self.head(self.form.whole) | {"choices": choices, "usage": self.usage}
-        return Response(dumps(answer), media_type=JSON)
+            self.shown(each, self.said("".join(each.text)), each.reason) for each in self.choices
+        ]
+        kind = "chat.completion" if self.is_chat else "text_completion"
+        return Response(dumps(self.head(kind, choices) | {"usage": self.usage}), media_type=JSON)
 
-    def head(self, kind: str) -> dict:
+    def said(self, text: str) -> dict:
+        if self.is_chat:
+            return {"message": {"role": "assistant", "content": text, "refusal": None}}
+        return {"text": text}
+
+    def shown(self, choice: Choice, said: dict, reason: str | None) -> dict:
+        return {"index": choice.index, **said, "logprobs": None, "finish_reason": reason}
+
+    def head(self, kind: str, choices: list[dict]) -> dict:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.api.name,
-                "system_fingerprint": self.served_by}  # fmt: skip
+                "system_fingerprint": self.served_by, "choices": choices}  # fmt: skip
 
     # ---- as it comes
 
@@ -207,29 +193,34 @@ class Answer:
             begun = set()
             async for choice in self.changes():
                 # with its first token, as in vLLM: load generators take it for that
-                if choice not in begun and (first := self.form.first()):
-                    yield self.event(choice, first, None, None)
+                if self.is_chat and choice not in begun:
+                    yield self.event(choice, {"role": "assistant", "content": ""}, None)
                 begun.add(choice)
-                text, tokens = "".join(choice.text), choice.tokens
-                choice.text, choice.tokens = [], []
-                if text or tokens or choice.reason in ("stop", "length"):
-                    found = self.form.logprobs(tokens) if tokens else None
-                    yield self.event(choice, self.form.piece(text), found, choice.reason)
+                text, choice.text = "".join(choice.text), []
+                if text or choice.reason in ("stop", "length"):
+                    yield self.event(choice, {"content": text} if text else {}, choice.reason)
             if failure := self.failure():
-                yield b"data: " + dumps(failure.json()) + b"\n\n"
+                yield line_of(failure.json())
             elif self.body.with_usage:
-                last = self.head(self.form.part) | {"choices": [], "usage": self.usage}
-                yield b"data: " + dumps(last) + b"\n\n"
+                yield line_of(self.head(self.part, []) | {"usage": self.usage})
             yield END
 
-    def event(self, choice: Choice, said: dict, logprobs: dict | None, reason: str | None) -> bytes:
-        shown = {"index": choice.index, **said, "logprobs": logprobs, "finish_reason": reason}
-        event = self.head(self.form.part) | {"choices": [shown]}
+    @property
+    def part(self) -> str:
+        return "chat.completion.chunk" if self.is_chat else "text_completion"
+
+    def event(self, choice: Choice, delta: dict, reason: str | None) -> bytes:
+        said = {"delta": delta} if self.is_chat else {"text": delta.get("content", "")}
+        event = self.head(self.part, [self.shown(choice, said, reason)])
         if self.body.usage_each_time:
             event["usage"] = self.usage
         elif self.body.with_usage:
             event["usage"] = None
-        return b"data: " + dumps(event) + b"\n\n"
+        return line_of(event)
+
+
+def line_of(event: dict) -> bytes:
+    return b"data: " + dumps(event) + b"\n\n"
 
 
 class Events(Response):
@@ -245,64 +236,6 @@ class Events(Response):
             async for event in stream:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
-
-
-# --------------------------------------------------------------------------- two formats of answers
-
-
-class Form:
-    """A completion as JSON."""
-
-    prefix, whole, part = "cmpl", "text_completion", "text_completion"
-
-    @staticmethod
-    def first() -> dict | None:
-        """What the first event of a stream says; None: there is no such event."""
-        return None
-
-    @staticmethod
-    def said(text: str) -> dict:
-        return {"text": text}
-
-    piece = said
-
-    @staticmethod
-    def logprobs(tokens: list[Token]) -> dict:
-        return {
-            "tokens": [token.text for token in tokens],
-            "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [
-                {each.text: each.logprob for each in (*token.top, token)} for token in tokens
-            ],
-            "text_offset": [token.offset for token in tokens],
-        }
-
-
-class ChatForm(Form):
-    """A chat completion as JSON."""
-
-    prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
-
-    @staticmethod
-    def first() -> dict:
-        return {"delta": {"role": "assistant", "content": ""}}
-
-    @staticmethod
-    def said(text: str) -> dict:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
-
-    @staticmethod
-    def piece(text: str) -> dict:
-        return {"delta": {"content": text} if text else {}}
-
-    @staticmethod
-    def logprobs(tokens: list[Token]) -> dict:
-        def one(token: Token) -> dict:
-            return {"token": token.text, "logprob": token.logprob, "bytes": list(token.data)}
-
-        return {"content": [
-            one(token) | {"top_logprobs": [one(each) for each in token.top]} for token in tokens
-        ], "refusal": None}  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------- the server
@@ -333,27 +266,22 @@ class Api:
 
     # ---- requests
 
-    async def answer(self, request: Request, body: Body, form: Form) -> Response:
+    async def answer(self, request: Request, body: Body) -> Response:
         self.check_model(body.model)
         self.check_number(body)
         log, request_id = request.scope.get("log", {}), request.scope.get("id", "none")
-        answer = Answer(self, body, form, request_id, log)
+        answer = Answer(self, body, request_id, log)
         prompts = await self.prompts(body)
         answer.prompt_tokens = sum(map(len, prompts))
         requests = self.requests(body, prompts)
         for index, each in enumerate(requests):
-            words = Words(self.decode, body.stops, body.min_tokens)
+            words = Words(self.decode, body.stops)
             answer.choices.append(Choice(answer, index, each, words))
         self.submit(answer, requests)
         return Events(answer) if body.stream else await answer.whole(request.receive)
 
     def submit(self, answer: Answer, requests: list[batch.Request]) -> None:
-        try:
-            self.runner.submit(requests, answer.choices, answer.body.wanted)
-        except (Full, Stopping, UserError) as error:
-            reason = {Full: "full", Stopping: "stopping"}.get(type(error), "invalid")
-            self.metrics.refused.labels(self.name, reason).inc()
-            raise
+        self.runner.submit(requests, answer.choices)
         self.metrics.prompt.inc(sum(len(request.prompt) for request in requests))
 
     def check_model(self, name: str | None) -> None:
@@ -366,7 +294,6 @@ class Api:
         """Before any work: a short body may ask for 1024 x 128 choices."""
         prompts = len(body.prompts) if isinstance(body, Completion) else 1
         if (number := prompts * body.n) > self.runner.most:
-            self.metrics.refused.labels(self.name, "invalid").inc()
             raise Refused(400, f"{number} requests at once; the server holds {self.runner.most}")
 
     def requests(self, body: Body, prompts: list[list[int]]) -> list[batch.Request]:
@@ -389,12 +316,9 @@ class Api:
                     400, f"prompt {number} has {len(prompt)} tokens{what}; prompt and output may"
                     f" have {most + 1} together", "prompt", "context_length_exceeded",
                 )  # fmt: skip
-            if body.min_tokens > tokens:
-                raise Refused(400, f"min_tokens is {body.min_tokens}, and max_tokens is {tokens}",
-                              "min_tokens")  # fmt: skip
             for choice in range(body.n):
                 sampler = self.engine.sampler(
-                    (seed + choice) % (MOST_SEED + 1), body.min_tokens, own,
+                    (seed + choice) % (MOST_SEED + 1),
                     temperature=body.temperature, top_k=max(0, body.top_k), top_p=body.top_p,
                 )  # fmt: skip
                 tags = {"label": label, **body.tags}  # label: for the live page
@@ -412,22 +336,22 @@ class Api:
             if isinstance(prompt, str):
                 ids = await self.tokens(prompt, "encode")
             else:
-                ids = self.known(prompt, f"prompt {number}: ", "prompt")
+                ids = self.known(prompt, number)
             if not ids:
                 raise Refused(400, f"prompt {number} is empty; it needs at least one token",
                               "prompt")  # fmt: skip
             found.append(ids)
         return found
 
-    def known(self, ids: list[int], where: str, param: str) -> list[int]:
+    def known(self, ids: list[int], number: int) -> list[int]:
         size = self.engine.vocab_size
         wrong = next((token for token in ids if not 0 <= token < size), None)
         if wrong is not None:
-            told = f"{where}token id {shown(wrong)} is not in 0 .. {size - 1}"
-            raise Refused(400, told, param)
+            told = f"prompt {number}: token id {shown(wrong)} is not in 0 .. {size - 1}"
+            raise Refused(400, told, "prompt")
         return ids
 
-    async def chat_tokens(self, body: Talk) -> list[int]:
+    async def chat_tokens(self, body: ChatBody) -> list[int]:
         messages = [message.as_template_wants() for message in body.messages]
         if self.engine.priced:  # no template, no tokens: only their number counts
             text = "\n".join(message["content"] for message in messages)
@@ -453,33 +377,7 @@ class Api:
                 400, f"the prompt has {len(text)} letters: more than {most} tokens can be",
                 "prompt", "context_length_exceeded",
             )  # fmt: skip
-        if len(text) <= AT_ONCE:
-            return encode(text)
         return await asyncio.to_thread(encode, text)
-
-    async def tokenize(self, body: Tokenize | TokenizeChat) -> dict:
-        """vLLM's answer for a prompt, or for messages."""
-        self.check_model(body.model)
-        if isinstance(body, TokenizeChat):
-            ids = await self.chat_tokens(body)
-        else:
-            way = "encode" if body.add_special_tokens else "encode_chat"
-            ids = await self.tokens(body.prompt, way)
-        strings = None
-        if body.return_token_strs:
-            own = list(set(ids))  # there may be many: others are served meanwhile
-            texts = await asyncio.to_thread(lambda: [self.decode([token]) for token in own])
-            text_of = dict(zip(own, texts, strict=True))
-            strings = [text_of[token] for token in ids]
-        return {"count": len(ids), "max_model_len": self.engine.max_length, "tokens": ids,
-                "token_strs": strings}  # fmt: skip
-
-    async def detokenize(self, body: Detokenize) -> dict:
-        self.check_model(body.model)
-        ids = self.known(body.tokens, "", "tokens")
-        if self.tokenizer is None:
-            raise Refused(400, f"{self.name} has no tokenizer", "tokens")
-        return {"prompt": await asyncio.to_thread(self.decode, ids)}
 
     def special(self, stops: Sequence[str]) -> list[int]:
         """Of stop strings, those that are a special token: no text has them, for `decode` leaves
@@ -490,14 +388,6 @@ class Api:
 
     def decode(self, tokens: list[int]) -> str:
         return "" if self.tokenizer is None else self.tokenizer.decode(tokens)
-
-    def with_logprobs(self, delta: Delta, offset: int) -> Token:
-        def one(token: int, logprob: float, *more: object) -> Token:
-            data = self.tokenizer.bytes_of(token) if self.tokenizer else b""
-            # NaN, too, becomes the least
-            return Token(self.decode([token]), data, max(LEAST_LOGPROB, logprob), *more)
-
-        return one(delta.token, delta.logprob, [one(*each) for each in delta.top], offset)
 
     # ---- what it says of itself
 
@@ -510,20 +400,13 @@ class Api:
         }  # fmt: skip
 
 
-def names_in_a_header(names: Sequence[str]) -> bytes:
-    """What a client called its parameters, in printable ASCII, without blanks at its ends."""
-    more = f", and {len(names) - TOLD} more" if len(names) > TOLD else ""
-    told = ", ".join(shown(name, one_line) for name in names[:TOLD]) + more
-    return told.strip().encode("ascii", "backslashreplace")
-
-
 def turned_away(error: Full | Stopping) -> Refused:
     """The answer to those who ask for too much, or too late."""
     if isinstance(error, Full):
-        wait = {"Retry-After": f"{error.retry_after:.0f}"}
-        return Refused(429, str(error), code="queue_full", kind="rate_limit_error", headers=wait)
-    wait = {"Retry-After": "10"}
-    return Refused(503, str(error), code="shutting_down", kind="server_error", headers=wait)
+        return Refused(429, str(error), code="queue_full", kind="rate_limit_error",
+                       headers={"Retry-After": "1"})  # fmt: skip
+    return Refused(503, str(error), code="shutting_down", kind="server_error",
+                   headers={"Retry-After": "10"})  # fmt: skip
 
 
 def hand_out(news: list[tuple[Choice | None, Delta]]) -> None:
@@ -546,37 +429,21 @@ def router(api: Api) -> APIRouter:
     """The endpoints."""
     routes = APIRouter()
 
-    async def asked(request: Request, kind: type[Asked], chat: type[Asked] | None = None) -> Any:
-        """The body of a request. chat: its kind where it has messages."""
-        raw = read_json(await request.body())
-        is_chat = chat is not None and raw.get("messages") is not None
-        body = read(chat if is_chat else kind, raw, api.lenient)
+    async def asked(request: Request, kind: type[Body]) -> Response:
+        body = read(kind, read_json(await request.body()), api.lenient)
         if body._ignored:
-            told = names_in_a_header(body._ignored)
+            told = one_line(", ".join(body._ignored))[:LONGEST_HEADER].strip()
+            told = told.encode("ascii", "backslashreplace")
             request.scope["log"]["headers"] = [(b"x-ignored", told)]
-        return body
+        return await api.answer(request, body)
 
     @routes.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        return await api.answer(request, await asked(request, Completion), Form())
+        return await asked(request, Completion)
 
     @routes.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await api.answer(request, await asked(request, ChatBody), ChatForm())
-
-    @routes.post("/tokenize")
-    async def tokenize(request: Request) -> Response:
-        found = await api.tokenize(await asked(request, Tokenize, TokenizeChat))
-        return Response(dumps(found), media_type=JSON)
-
-    @routes.post("/detokenize")
-    async def detokenize(request: Request) -> Response:
-        found = await api.detokenize(await asked(request, Detokenize))
-        return Response(dumps(found), media_type=JSON)
-
-    @routes.get("/version")
-    async def version() -> Response:
-        return JSONResponse({"version": VERSION})
+        return await asked(request, ChatBody)
 
     @routes.get("/v1/models")
     async def models() -> Response:
@@ -587,7 +454,6 @@ def router(api: Api) -> APIRouter:
         api.check_model(name)
         return JSONResponse(api.model())
 
-    @routes.get("/ping")
     @routes.get("/health")
     async def health() -> Response:
         state = api.runner.state()

@@ -1,13 +1,11 @@
 """A page as a folder that any web server can give, with the repository's own files in it: Python
-runs in the browser. As a command, it writes the explorer.
+runs in the browser. As a command, it writes the explorer (docs/explorer.md).
 
     python -m web.bundle                            writes build/explorer
     python -m web.bundle --pyodide FOLDER           with Pyodide beside the page: needs no network
 
 Pyodide is Python for browsers. Without --pyodide, the page loads it from the network, and checks
 each file's hash. FOLDER is node_modules/pyodide after `npm install pyodide@314.0.7`.
-To look at the page: python -m http.server --directory build/explorer, then
-http://localhost:8000/explore.html
 """
 
 import ast
@@ -21,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from command.checks import UserError
-from command.cli import MARK, ROOT, run_main, write_file
+from command.cli import MARK, ROOT, is_ours, run_main, write_file
 from command.flags import Flag, Parser
 from web import explore_state, explorer
 
@@ -174,40 +172,17 @@ def write(
     files |= {name: path.read_bytes() for name, path in page.files.items()} | built
     files |= {f"{BOOK}/{path}": (ROOT / path).read_bytes() for path in page.book}
     files |= {f"{BESIDE}/{name}": data for name, data in copied.items()}
-    check_folder(out, force)
-    for name, data in files.items():
-        path = out / name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(path, data)
-        except OSError as error:
-            raise UserError(f"--out {out}: {name}: {error.strerror}") from None
-    return list(files)
-
-
-def check_folder(out: Path, force: bool) -> None:
-    """A UserError if there is a folder with other things in it, unless `force`."""
-    try:
-        foreign = out.exists() and not is_ours(out)
-    except OSError as error:
-        raise UserError(f"--out {out}: {error.strerror}") from None
-    if foreign and not force:
+    empty = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    if not (empty or force or is_ours(out / MANIFEST)):
         raise UserError(
             f"--out {out} is there, and this command did not write it: give another folder, or add"
             " --force"
         )
-
-
-def is_ours(folder: Path) -> bool:
-    """Whether a folder is empty, or one that `write` has made."""
-    if not folder.is_dir():
-        return False
-    if not any(folder.iterdir()):
-        return True
-    try:
-        return (folder / MANIFEST).read_bytes().startswith(f'{{\n "mark": "{MARK}"'.encode())
-    except OSError:
-        return False
+    for name, data in files.items():
+        path = out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, data)
+    return list(files)
 
 
 EXPLORER = Page(

@@ -18,7 +18,7 @@ from command.cli import one_line, read_text
 from loading.files import read_json
 from loading.special import NAMES, named_tokens, read_special
 
-LONGEST_TEMPLATE = 200_000  # letters
+LONGEST_TEMPLATE = 10**6  # bytes
 RESERVED = ("messages", "add_generation_prompt", "tools", "documents", *NAMES)
 
 
@@ -29,19 +29,16 @@ class Unfit(Exception):
 def read_template(directory: Path | None) -> tuple[str, dict[str, str]] | None:
     """A checkpoint's chat template, and its special tokens. None: it has no template.
 
-    It reads the first that is there: chat_template.jinja, chat_template.json, and "chat_template"
-    of tokenizer_config.json. Of several templates, it takes the one named "default". Raises
-    UserError for a file that is damaged or too long.
+    It reads chat_template.jinja, or else "chat_template" of tokenizer_config.json. Of several
+    templates, it takes the one named "default". Raises UserError for a file that is damaged.
     """
     if directory is None:
         return None
     path = directory / "tokenizer_config.json"
     config = read_json(path) if path.is_file() else {}
     template = config.get("chat_template")
-    if (path_json := directory / "chat_template.json").is_file():
-        path, template = path_json, read_json(path_json).get("chat_template")
-    if (path_jinja := directory / "chat_template.jinja").is_file():
-        path, template = path_jinja, read_text(path_jinja, 4 * LONGEST_TEMPLATE)
+    if (jinja := directory / "chat_template.jinja").is_file():
+        template = read_text(jinja, LONGEST_TEMPLATE)
     if isinstance(template, list):  # several, each with a name
         named = [each for each in template if isinstance(each, dict)]
         template = next(
@@ -49,10 +46,8 @@ def read_template(directory: Path | None) -> tuple[str, dict[str, str]] | None:
         )
     if template is None:
         return None
-    if not isinstance(template, str) or len(template) > LONGEST_TEMPLATE:
-        raise UserError(
-            f"{path}: chat_template must be a text of {LONGEST_TEMPLATE} letters at most"
-        )
+    if not isinstance(template, str):
+        raise UserError(f"{path}: chat_template must be a text")
     return template, named_tokens(read_special(directory))
 
 

@@ -3,20 +3,17 @@
     GET  /explore/      the page. /explore/...: its script, its style, the book's files
     POST /explore/run   a question as JSON; the answer is the one that the browser would give
 
-One thread computes, a question at a time, and refuses what takes too much work. It never runs a
-policy that somebody has pasted. The page runs that in the browser, with the book's files.
+It computes a question at a time, and refuses what takes too much work. It never runs a policy that
+somebody has pasted. The page runs that in the browser, with the book's files.
 `web/server.py` checks who may come in, and that a question is JSON.
 """
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, RedirectResponse
 
 from command.cli import ROOT
@@ -26,7 +23,6 @@ from web.live import KINDS, SAFE
 from web.schemas import Refused
 
 MOST_BODY = 5000  # bytes of a question
-MOST_WAITING = 64  # questions
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
     " connect-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'none'"
@@ -40,14 +36,7 @@ WORKER_POLICY = (
 
 def router(pyodide: Path | None = None) -> APIRouter:
     """pyodide: a folder with Pyodide's files. None: browsers that need it load it from the net."""
-    computing, waiting = ThreadPoolExecutor(1, "explorer"), 0
-
-    @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        computing.shutdown(wait=False, cancel_futures=True)
-
-    routes = APIRouter(prefix="/explore", lifespan=lifespan)
+    routes, turn = APIRouter(prefix="/explore"), asyncio.Lock()  # turn: one question at a time
     beside = {} if pyodide is None else {name: pyodide / name for name in bundle.PYODIDE}
     if pyodide is not None:
         bundle.check_pyodide(pyodide)
@@ -67,16 +56,8 @@ def router(pyodide: Path | None = None) -> APIRouter:
         body = await request.body()
         if len(body) > MOST_BODY:
             raise Refused(413, f"the question is longer than {MOST_BODY} bytes")
-        nonlocal waiting
-        if waiting >= MOST_WAITING:
-            message = "too many questions at once: ask again in a second"
-            raise Refused(429, message, kind="rate_limit_error", headers={"Retry-After": "1"})
-        waiting += 1
-        try:
-            text = body.decode("utf-8", "replace")
-            found = await asyncio.get_running_loop().run_in_executor(computing, answer, text)
-        finally:
-            waiting -= 1
+        async with turn:
+            found = await asyncio.to_thread(answer, body.decode("utf-8", "replace"))
         return Response(found, media_type="application/json")
 
     @routes.get("/{path:path}", include_in_schema=False)

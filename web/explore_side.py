@@ -8,29 +8,11 @@ standard library alone.
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from apart.fleet import Fetch
-from apart.simulate import FleetTrace
 from serving.search import percentile
 from timeline import Trace
-from web.explore_state import LAYOUTS, State
+from web.explore_state import State
 from web.lanes import Lanes
-
-
-@dataclass
-class Several(Trace):
-    """Several engines as one trace."""
-
-    engines: list[Trace] = field(default_factory=list)
-    fetches: list[Fetch] = field(default_factory=list)
-
-    @staticmethod
-    def of(fleet: FleetTrace) -> "Several":
-        engines, lives = fleet.engines, fleet.requests.lives
-        iterations = [iteration for engine in engines for iteration in engine.iterations]
-        preempted = [each for engine in engines for each in engine.preempted]
-        return Several(iterations, lives, [], preempted, engines=engines, fetches=fleet.fetches)
 
 
 def side(state: State, policy: str, trace: Trace, bound: float) -> dict:
@@ -39,90 +21,50 @@ def side(state: State, policy: str, trace: Trace, bound: float) -> dict:
     iterations: {"t": start, "seconds"} and `Lanes.rows`, as in the events of the live page; a
     request's lane is its slot. waits: [slot, from, to], where a request holds a slot and is in no
     batch. stalls: [slot of the late token, from, to, request]. queue: [moment, requests that wait
-    from then on]. engines: [name, its first slot] of each. fetches: [slot, from, slot, to], of keys
-    and values.
+    from then on].
     """
-    iterations, waits, slots, engines, after = [], [], {}, [], 0
-    for name, engine in zip(LAYOUTS[state.engines], engines_of(trace), strict=True):
-        engines.append([name, after])
-        own = in_slots(engine, after)
-        iterations, waits = iterations + own[0], waits + own[1]
-        for request, places in own[2].items():
-            slots[request] = sorted(slots.get(request, []) + places, key=lambda place: place[1])
-        after = 1 + max([slot for each in own[2].values() for slot, _ in each], default=after)
-    iterations.sort(key=lambda each: each["t"])
-    stalls, fetches = trace.stalls(bound), getattr(trace, "fetches", [])
+    iterations, waits, slots = in_slots(trace)
+    stalls = trace.stalls(bound)
     return {
         "policy": policy,
-        "slots": after,
-        "engines": engines,
-        "fetches": [
-            [
-                slot_at(slots[each.request_id], each.asked),
-                each.start,
-                next(slot for slot, since in slots[each.request_id] if since >= each.end),
-                each.end,
-            ]
-            for each in fetches
-        ],
+        "slots": 1 + max(slot for slot, _ in slots.values()),
         "iterations": iterations,
         "waits": waits,
         "stalls": [
-            [slot_at(slots[request], start + seconds), start, start + seconds, request]
+            [slots[request][0], start, start + seconds, request]
             for request, start, seconds in stalls
         ],
-        "queue": queue(trace, slots, fetches),
+        "queue": queue(trace, slots),
         "numbers": numbers(trace, stalls),
         "says": says(state, trace, stalls, bound),
     }
 
 
-def in_slots(trace: Trace, first: int = 0) -> tuple[list, list, dict[int, list[tuple[int, float]]]]:
-    """Iterations and waits by slot, and the slots of each request: (slot, from when).
-
-    See `Lanes`. A preempted request loses its slot. first: the engine's lowest slot.
-    """
-    iterations, waits = [], []
-    slots: dict[int, list[tuple[int, float]]] = {}
-    lanes = Lanes(first)
-    until: dict[int, float] = {}  # request that holds a slot -> the end of its last bar
-    leaving = deque(sorted([*trace.finished, *trace.preempted], key=lambda leave: leave[1]))
+def in_slots(trace: Trace) -> tuple[list, list, dict[int, tuple[int, float]]]:
+    """Iterations and waits by slot, and the slot of each request: (slot, from when)."""
+    iterations, waits, lanes = [], [], Lanes()
+    slots: dict[int, tuple[int, float]] = {}
+    until: dict[int, float] = {}  # request -> the end of its last bar
+    leaving = deque(sorted(trace.finished, key=lambda leave: leave[1]))
     for iteration in trace.iterations:
         start, seconds = iteration.start, iteration.seconds
         while leaving and leaving[0][1] <= start:
-            request, _ = leaving.popleft()
-            lanes.leave(request)
-            until.pop(request, None)
+            lanes.leave(leaving.popleft()[0])
         rows = lanes.rows(iteration.chunks, iteration.decodes)
         for request, slot, *_ in rows["chunks"] + rows["decodes"]:
-            if request not in until:
-                slots.setdefault(request, []).append((slot, start))
-            elif until[request] < start:
+            slots.setdefault(request, (slot, start))
+            if until.setdefault(request, start) < start:
                 waits.append([slot, until[request], start])
             until[request] = start + seconds
         iterations.append({"t": start, "seconds": seconds, **rows})
     return iterations, waits, slots
 
 
-def engines_of(trace: Trace) -> list[Trace]:
-    return getattr(trace, "engines", [trace])
-
-
-def slot_at(slots: Sequence[tuple[int, float]], moment: float) -> int:
-    """The slot of a request whose batch ends at a moment."""
-    return [slot for slot, since in slots if since < moment][-1]
-
-
-def queue(
-    trace: Trace, slots: dict[int, list[tuple[int, float]]], fetches: Sequence[Fetch] = ()
-) -> list[list]:
+def queue(trace: Trace, slots: dict[int, tuple[int, float]]) -> list[list]:
     """How many requests wait for a slot: [moment, how many from then on]."""
     changes = [(life.arrival, 1) for life in trace.lives.values()]
-    changes += [(moment, 1) for _, moment in trace.preempted]
-    changes += [(fetch.asked, 1) for fetch in fetches]
-    changes += [(since, -1) for each in slots.values() for _, since in each]
-    found: dict[float, int] = {}
-    waiting = 0
+    changes += [(since, -1) for _, since in slots.values()]
+    found, waiting = {}, 0
     for moment, change in sorted(changes):
         waiting += change
         found[moment] = waiting
@@ -150,7 +92,7 @@ def says(
     found = []
     if stalls:
         request, start, seconds = max(stalls, key=lambda stall: stall[2])
-        tokens = prompt_tokens(trace, request, start, start + seconds)
+        tokens = prompt_tokens(trace, start, start + seconds)
         why = f"while {tokens:,} prompt tokens run" if tokens else "and no prompt runs"
         stalled = len({request for request, _, _ in stalls})
         found += [
@@ -168,18 +110,10 @@ def says(
     return found
 
 
-def prompt_tokens(trace: Trace, request: int, start: float, end: float) -> int:
-    """Prompt tokens that run between two moments on the engine where a request gets a token then.
-
-    A second half's row, and an output that is computed again, are no tokens of a prompt.
-    """
-    for engine in engines_of(trace):
-        inside = [i for i in engine.iterations if start < i.start + i.seconds / 2 < end]
-        chunks = [chunk for iteration in inside for chunk in iteration.chunks]
-        if request in {own for own, *_ in chunks}.union(*[i.decodes for i in inside]):
-            whole = {own: life.prompt_tokens for own, life in trace.lives.items()}
-            return sum([max(0, min(n, whole[own] - first)) for own, first, n, _ in chunks])
-    return 0
+def prompt_tokens(trace: Trace, start: float, end: float) -> int:
+    """Prompt tokens that run between two moments."""
+    inside = [each for each in trace.iterations if start < each.start + each.seconds / 2 < end]
+    return sum(each.num_prefill_tokens for each in inside)
 
 
 def called(state: State, request: int) -> str:

@@ -24,8 +24,6 @@ class State:
     software: str = "sarathi"
     left: str = "vllm_v0"
     right: str = "sarathi_serve"
-    engines: str = "1"  # of the left side: a layout, as in apart/simulate.py
-    engines_right: str = "1"
     C: int = 256
     C_right: int = 0  # 0: C
     B: int = 6
@@ -66,28 +64,15 @@ SLIDERS = {
     "long": Slider("one long prompt", "tokens; 0: none", Range(0, 131072)),
     "seed": Slider("seed", "of lengths and arrivals", Range(0, 99)),
 }
-# what each engine of a layout is called
-LAYOUTS = {"1": ("",), "2": ("engine 0", "engine 1"), "1p1d": ("prefill engine", "decode engine")}
 RATIOS = Slider("P:D", "prompt tokens per decode", Range(0.25, 512, whole=False))  # keeps P + D
-CHOICES: dict[str, Callable[[], Iterable]] = {
-    "model": lambda: MODELS,
-    "gpu": lambda: GPUS,
-    "tp": lambda: (1, 2, 4, 8),
-    "software": lambda: SOFTWARE,
-    "left": lambda: POLICIES,
-    "right": lambda: POLICIES,
-    "engines": lambda: LAYOUTS,
-    "engines_right": lambda: LAYOUTS,
-}
-LABELS = {
-    "model": "model",
-    "gpu": "GPU",
-    "tp": "GPUs that share it (TP)",
-    "software": "software",
-    "left": "policy, left",
-    "right": "policy, right",
-    "engines": "engines",
-    "engines_right": "on the right",
+# The other fields: their labels, and what there is to choose.
+CHOICES: dict[str, tuple[str, Callable[[], Iterable]]] = {
+    "model": ("model", lambda: MODELS),
+    "gpu": ("GPU", lambda: GPUS),
+    "tp": ("GPUs that share it (TP)", lambda: (1, 2, 4, 8)),
+    "software": ("software", lambda: SOFTWARE),
+    "left": ("policy, left", lambda: POLICIES),
+    "right": ("policy, right", lambda: POLICIES),
 }
 # What stands beside a schedule: name, unit, and a factor from our unit.
 NUMBERS = {
@@ -112,11 +97,6 @@ EXAMPLES: dict[str, dict] = {
     },
     "Hybrid batches, or chunks": {"left": "hybrid_only", "right": "chunked_only", "C": 512},
     "Chunks, but never beside decodes": {"left": "prefill_first", "C": 512},
-    "Prefill apart from decode": {
-        "model": "llama3.1-8b", "gpu": "h100", "software": "vllm", "left": "sarathi_serve",
-        "engines": "2", "engines_right": "1p1d", "C": 512, "B": 8, "P": 2000, "D": 60, "n": 12,
-        "rate": 16, "long": 0,
-    },
     "Two chunk sizes": {"left": "sarathi_serve", "C": 128, "C_right": 1024},
 }  # fmt: skip
 
@@ -146,12 +126,13 @@ def read_value(name: str, value: object) -> str | int | float:
         value = allowed.read(value) if isinstance(value, str) else value
         allowed.check(name, value)
         return value if allowed.whole else float(value)
-    allowed = {str(choice): choice for choice in CHOICES[name]()}
+    label, choices = CHOICES[name]
+    allowed = {str(choice): choice for choice in choices()}
     text = str(value) if type(value) is int else value
     if name in ("left", "right") and isinstance(text, str) and text not in allowed:
         make_scheduler(text, 1, 1)  # a policy with an option, such as dynamic:512,256
         return text
-    return lookup(allowed, text, LABELS[name])
+    return lookup(allowed, text, label)
 
 
 def link_of(state: State) -> str:
@@ -165,8 +146,8 @@ def link_of(state: State) -> str:
 def page() -> dict:
     """All that the page's controls need: names, labels, ranges, defaults."""
     controls = [
-        {"name": name, "label": LABELS[name], "choices": [str(choice) for choice in choices()]}
-        for name, choices in CHOICES.items()
+        {"name": name, "label": label, "choices": [str(choice) for choice in choices()]}
+        for name, (label, choices) in CHOICES.items()
     ]
     controls += [control(name, slider) for name, slider in SLIDERS.items()]
     return {

@@ -13,10 +13,9 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 
-from apart.simulate import simulate_fleet
 from batch import Batch, Request
 from command.checks import UserError, check_number, lookup, shown
 from command.cli import write_file
@@ -28,7 +27,7 @@ from scheduler import POLICIES, make_scheduler
 from serving.steady import Workload, balance, split, tokens_per_second
 from simulate import CostExecutor, make_cost_model
 from timeline import Trace
-from web.explore_side import Several, side
+from web.explore_side import side
 from web.explore_state import RATIOS, State, link_of, page, read_state
 
 STALL = 5  # decode-only iterations: a longer gap is a stall (Sarathi-Serve, Table 3, strict)
@@ -59,16 +58,15 @@ def draw_requests(state: State) -> list[Request]:
 
 
 def both(state: State) -> list[tuple[State, str]]:
-    """The left side and the right one: its state, with its own C and engines, and its policy."""
-    right = replace(state, C=state.C_right or state.C, engines=state.engines_right)
-    return [(state, state.left), (right, state.right)]
+    """The left side and the right one: its state, with its own C, and its policy."""
+    return [(state, state.left), (replace(state, C=state.C_right or state.C), state.right)]
 
 
 def make_requests(state: State) -> list[Request]:
     """The requests of a state. The long prompt is the last one, and has D decodes."""
     requests = draw_requests(state)
     if state.long:
-        sides = ("left", "right", "C", "C_right", "engines", "engines_right")
+        sides = ("left", "right", "C", "C_right")
         usual = {name: getattr(State, name) for name in sides}
         alone = replace(state, long=0, **usual)
         arrival = halfway(alone)  # the same for all policies and chunk sizes
@@ -94,16 +92,7 @@ def cost_of(state: State) -> CostModel:
 
 def run(state: State, policy: str, requests: Sequence[Request], most: int = MOST_WORK) -> Trace:
     """`simulate`, one step at a time. More work than `most` raises a UserError."""
-    limited = partial(Limited, policy=policy, most=most)
-    if state.engines != "1":
-        return Several.of(
-            simulate_fleet(
-                requests, state.model, state.gpu, layout=state.engines, policy=policy,
-                chunk_size=state.C, max_batch_size=state.B, tp=state.tp, software=state.software,
-                keep=True, executor=limited,
-            )
-        )  # fmt: skip
-    loop = Loop(make_scheduler(policy, state.B, state.C), limited(cost_of(state)))
+    loop = Loop(make_scheduler(policy, state.B, state.C), Limited(cost_of(state), policy, most))
     for request in requests:
         loop.add(request)
     return loop.run()
@@ -203,14 +192,14 @@ def gain_point(given: object, ratio: object) -> dict:
     """Throughput of the right policy over the left one's in a steady state, at one P:D (Fig 9).
 
     All requests are alike, with P + D tokens, and there are always more: no arrivals, no spread,
-    no long prompt, one engine. left, right: tokens per second.
+    no long prompt. left, right: tokens per second.
     """
     state, _ = read_state(given)
     check_number("P:D", ratio, 1e-4, 1e5)
     work = Workload(state.P + state.D, state.B, ratio)
     check_requests(work.requests(1), cost_of(state).model.max_length, state.model)
     speeds = []
-    for own, policy in both(replace(state, engines="1", engines_right="1")):
+    for own, policy in both(state):
         trace = run(own, policy, work.requests(5 * state.B), MOST_GAIN_WORK)
         speeds.append(tokens_per_second(trace, work.length, 2 * state.B, 4 * state.B))
     prompt, decodes = split(work.length, work.ratio)

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 class Lanes:
     """The lane of each request in the picture: the lowest one free when its prefill starts."""
 
-    def __init__(self, first: int = 0) -> None:
-        self.first = first  # the lowest lane
+    def __init__(self) -> None:
         self.of: dict[int, int] = {}  # request id -> its lane
         self.free: list[int] = []  # lanes that were given back: a heap
 
@@ -26,6 +25,6 @@ class Lanes:
         of = self.of
         for own, *_ in chunks:
             if own not in of:
-                of[own] = heapq.heappop(self.free) if self.free else self.first + len(of)
+                of[own] = heapq.heappop(self.free) if self.free else len(of)
         shown = [[own, of[own], first, n, first + n == whole] for own, first, n, whole in chunks]
         return {"chunks": shown, "decodes": [[own, of[own]] for own in decodes]}

@@ -27,12 +27,11 @@ import scheduler
 from command.checks import UserError, check_whole, shown
 from web.bundle import STATIC
 from web.runner import Engine, Full, Runner, Stopping
-from web.schemas import Refused
+from web.schemas import Refused, read_json
 from web.trial import try_policy
 
 PAUSE = 0.05  # s between two messages to a page
 SILENCE = 5.0  # s without an event, after which a page hears that the connection is alive
-MOST_PAGES = 64  # open at once; a few more if several open together
 MOST_MESSAGES = 64  # that a page may be behind, before it gets a new snapshot
 LONG_PROMPT, MOST_THROWN = 4000, 64  # tokens, where the engine allows it; requests at once
 BURST_PROMPT, OUTPUT = 64, 16  # tokens: of a prompt in a burst; of all outputs but a chat's
@@ -218,22 +217,19 @@ def router(runner: Runner) -> APIRouter:
     @routes.get("/static/{name}")
     def static(name: str) -> FileResponse:
         if name not in FILES:
-            raise Refused(404, f"there is no file {shown(name)}: there are {', '.join(FILES)}")
+            raise Refused(404, f"there is no file {shown(name)}")
         found = STATIC / name
         return FileResponse(found, media_type=KINDS[found.suffix], headers=SAFE)
 
     @routes.get("/live/events")
-    async def events(request: Request) -> StreamingResponse:
-        if request.headers.get("sec-fetch-mode") == "no-cors":  # it could not read them anyway
-            raise Refused(403, "a page of another site may not open the events of this one")
-        if len(feed.pages) >= MOST_PAGES:
-            raise Refused(429, f"{MOST_PAGES} live pages are open already: close one")
+    async def events() -> StreamingResponse:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(feed.messages(), media_type="text/event-stream", headers=headers)
 
     @routes.post("/live/policy")
     async def policy(request: Request) -> dict:
-        fields = await fields_of(request, ("policy", "chunk_size"))
+        given = read_json(await request.body())
+        fields = {name: given.get(name) for name in ("policy", "chunk_size")}
         check_whole("chunk_size", fields["chunk_size"])
         if len(name := str(fields["policy"])) > LONGEST_NAME:  # it is in each event from then on
             raise UserError(f"policy is {shown(name)}; it must have {LONGEST_NAME} letters at most")
@@ -244,11 +240,11 @@ def router(runner: Runner) -> APIRouter:
 
     @routes.post("/live/throw")
     async def throw(request: Request) -> dict:
-        fields = await fields_of(request, ("kind",), ("tokens", "count"))
-        kind, count, thrower = fields["kind"], fields.get("count", 1), feed.thrower
+        fields, thrower = read_json(await request.body()), feed.thrower
+        kind, count = fields.get("kind"), fields.get("count", 1)
+        if kind not in ("long", "burst", "chats"):
+            raise UserError(f"kind is {shown(kind)}; it must be 'long', 'burst' or 'chats'")
         check_whole("count", count, 0 if kind == "chats" else 1, MOST_THROWN)
-        prompt = fields.get("tokens", BURST_PROMPT if kind == "burst" else thrower.long)
-        check_whole("tokens", prompt, most=thrower.longest)
         if kind == "chats":
             if count and not feed.pages:
                 raise UserError("chats run while a live page is open, and none is")
@@ -256,22 +252,9 @@ def router(runner: Runner) -> APIRouter:
             if feed.pages:  # who else would read it?
                 feed.put({"type": "chats", "count": count})
             return {"ids": ids}
-        if kind not in ("long", "burst"):
-            raise UserError(f"kind is {shown(kind)}; it must be 'long', 'burst' or 'chats'")
+        prompt = fields.get("tokens", BURST_PROMPT if kind == "burst" else thrower.long)
+        check_whole("tokens", prompt, most=thrower.longest)
         label = "long prompt" if kind == "long" else "burst"
         return {"ids": thrower.throw(label, [(prompt, OUTPUT)] * count)}
 
     return routes
-
-
-async def fields_of(request: Request, needed: Sequence[str], more: Sequence[str] = ()) -> dict:
-    """The fields of a JSON object, or a UserError that names what it must have."""
-    try:
-        fields = json.loads(await request.body())
-    except (ValueError, RecursionError):
-        fields = None
-    names = {*needed, *more}
-    if not isinstance(fields, dict) or not set(needed) <= set(fields) <= names:
-        optional = f"; it may have {' and '.join(more)}" if more else ""
-        raise UserError(f"the body must be a JSON object with {' and '.join(needed)}{optional}")
-    return fields

@@ -34,10 +34,7 @@ class Metrics:
 
     def __init__(self, model: str, state: Callable[[], dict]):
         self.model, self.state, self.registry = model, state, CollectorRegistry()
-        self.http = Counter("nano_sarathi:http_requests", "answers, by path and HTTP status",
-                            ["path", "status"], registry=self.registry)  # fmt: skip
         self.ends = self.count("vllm:request_success", "requests that ended", "finished_reason")
-        self.refused = self.count("nano_sarathi:requests_refused", "refused requests", "reason")
         self.prompt = self.count("vllm:prompt_tokens", "tokens of prompts").labels(model)
         self.output = self.count("vllm:generation_tokens", "output tokens").labels(model)
         self.ttft = self.times("vllm:time_to_first_token_seconds", "TTFT in s", FIRST)
@@ -57,45 +54,27 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """The current values. We ask the runner for them only when Prometheus asks us."""
         state = self.state()
-        steps = CounterMetricFamily(
-            "nano_sarathi:iterations", "iterations, by kind", labels=["model_name", "kind"]
-        )
-        for kind, count in state["kinds"].items():
-            steps.add_metric([self.model, kind], count)
-        yield steps
-        preempted = CounterMetricFamily(
-            "vllm:num_preemptions", "preemptions", labels=["model_name"]
-        )
-        preempted.add_metric([self.model], state["preemptions"])
-        yield preempted
-        own = CounterMetricFamily(
-            "nano_sarathi:schedule_seconds", "the policy's own time in s", labels=["model_name"]
-        )
-        own.add_metric([self.model], state["policy_seconds"])
-        yield own
-        held, capacity = state["held"], state["capacity"] or self.slots(state)
-        for name, what, value in (
-            ("vllm:num_requests_running", "requests that run", state["running"]),
-            ("vllm:num_requests_waiting", "requests that wait", state["waiting"]),
-            ("vllm:kv_cache_usage_perc", "share of the KV cache in use", held / capacity),
-            (
-                "nano_sarathi:longest_schedule_seconds",
-                "the most for one iteration, in s",
-                state["longest_schedule"],
-            ),
+        # tokens that the cache holds; where no smaller number is set, B whole slots
+        capacity = state["capacity"] or state["max_batch_size"] * state["max_length"]
+        count, gauge = CounterMetricFamily, GaugeMetricFamily
+        for family, name, what, value in (
+            (count, "vllm:num_preemptions", "preemptions", state["preemptions"]),
+            (count, "nano_sarathi:schedule_seconds", "policy's time, s", state["policy_seconds"]),
+            (gauge, "vllm:num_requests_running", "requests that run", state["running"]),
+            (gauge, "vllm:num_requests_waiting", "requests that wait", state["waiting"]),
+            (gauge, "vllm:kv_cache_usage_perc", "KV cache in use", state["held"] / capacity),
         ):
-            gauge = GaugeMetricFamily(name, what, labels=["model_name"])
-            gauge.add_metric([self.model], value)
-            yield gauge
+            found = family(name, what, labels=["model_name"])
+            found.add_metric([self.model], value)
+            yield found
+        steps = count("nano_sarathi:iterations", "by kind", labels=["model_name", "kind"])
+        for kind, number in state["kinds"].items():
+            steps.add_metric([self.model, kind], number)
+        yield steps
         info = InfoMetricFamily("nano_sarathi:schedule", "what schedules now")
         told = ("policy", "chunk_size", "max_batch_size", "max_length", "priced")
         info.add_metric([], {"model_name": self.model} | {key: str(state[key]) for key in told})
         yield info
-
-    @staticmethod
-    def slots(state: dict) -> int:
-        """Tokens that the cache holds where no smaller number is set: B whole slots."""
-        return state["max_batch_size"] * state["max_length"]
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

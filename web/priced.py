@@ -35,11 +35,11 @@ class Clock:
 
 
 class RealTimeExecutor(CostExecutor):
-    """A `CostExecutor` that waits for the seconds of each batch. begin: called before each."""
+    """A `CostExecutor` that waits for the seconds of each batch."""
 
-    def __init__(self, cost_model: CostModel, clock: Clock, begin: Callable[[Batch], None]):
+    def __init__(self, cost_model: CostModel, clock: Clock):
         super().__init__(cost_model)
-        self.real, self.begin = clock, begin
+        self.real = clock
 
     def now(self) -> float:
         return self.real.now()
@@ -49,7 +49,6 @@ class RealTimeExecutor(CostExecutor):
 
     def execute(self, batch: Batch) -> Result:
         start = self.now()
-        self.begin(batch)
         result = super().execute(batch)
         self.wait_until(start + result.seconds)  # what the lines above took is part of it
         return result
@@ -127,19 +126,16 @@ class PricedEngine:
     def scheduler(self, policy: str, chunk_size: int) -> Scheduler:
         return make_scheduler(policy, self.max_batch_size, chunk_size, self.cache_tokens)
 
-    def executor(self, wanted: dict[int, int], begin: Callable[[Batch], None]) -> RealTimeExecutor:
-        """wanted is ignored: `check` refuses log-probabilities."""
-        return RealTimeExecutor(self.cost_model, self.clock, begin)
+    def executor(self) -> RealTimeExecutor:
+        return RealTimeExecutor(self.cost_model, self.clock)
 
-    def check(self, requests: Iterable[Request], logprobs: int | None) -> None:
-        """A UserError for a request that is too long, or wants what there is not."""
+    def check(self, requests: Iterable[Request]) -> None:
+        """A UserError for a request that is too long."""
         requests = list(requests)
         refuse_beams(requests, "the server runs none")
         check_requests(requests, self.max_length, "max_length")
-        if logprobs is not None:
-            raise UserError("logprobs: the cost model computes no tokens, and so no probabilities")
 
-    def sampler(self, *_: object, **params: float) -> None:
+    def sampler(self, seed: int, **params: float) -> None:
         """Nothing is drawn."""
 
     def surroundings(self) -> AbstractContextManager:

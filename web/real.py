@@ -1,86 +1,18 @@
-"""A real model as an engine that serves, with the log-probabilities of its tokens."""
+"""A real model as an engine that serves."""
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
-from torch import Tensor
-
-from batch import BROKEN, Batch, Request
-from command.checks import UserError, check_whole
+from batch import Batch, Request
+from command.checks import UserError
 from command.cli import one_line
 from engine import LLM
 from executor import ModelExecutor
 from loading.requests import check_requests, refuse_beams
-from loop import Result
 from paged.cache import manage
-from sampling import Sampler, SamplingParams, sample
+from sampling import Sampler, SamplingParams
 from scheduler import Scheduler, make_scheduler
-
-MOST_LOGPROBS = 20  # of one token, as in OpenAI's API
-
-Logprobs = tuple[float, tuple[tuple[int, float], ...]]  # of a token; (token id, its own) of the top
-
-
-class LogprobExecutor(ModelExecutor):
-    """A `ModelExecutor` that also reports how likely the tokens were. It replaces `before`.
-
-    wanted: request id -> how many of the likeliest tokens to report. found: log-probabilities of
-    the last batch, by request id. The temperature does not change them. begin: called with each
-    batch before it runs.
-    """
-
-    def __init__(
-        self, before: ModelExecutor, wanted: dict[int, int], begin: Callable[[Batch], None]
-    ):
-        super().__init__(
-            before.model, before.cache, before.attention, before.time_operators, before.cost
-        )
-        self.forward = before.forward  # may replay CUDA graphs
-        self.wanted, self.found, self.begin = wanted, {}, begin
-
-    def execute(self, batch: Batch) -> Result:
-        self.begin(batch)
-        return super().execute(batch)
-
-    def choose(self, batch: Batch, logits: Tensor) -> list[int]:
-        samplers = [request.sampler for request in batch.sampled]
-        least = [row for row, sampler in enumerate(samplers) if isinstance(sampler, AtLeast)]
-        seen = logits.clone() if least else logits
-        for row in least:
-            samplers[row] = samplers[row].withhold(seen[row])
-        tokens = sample(seen, samplers)
-        self.found = {}
-        for row, request in enumerate(batch.sampled if self.wanted else []):
-            most = self.wanted.get(request.request_id)
-            if most is not None and tokens[row] != BROKEN:
-                self.found[request.request_id] = logprobs(logits[row], tokens[row], most)
-        return tokens
-
-
-def logprobs(logits: Tensor, token: int, most: int) -> Logprobs:
-    """The log-probability of a token, and the `most` likeliest tokens. logits (vocab,)."""
-    found = logits.double().log_softmax(dim=0)  # (vocab,)
-    values, ids = found.topk(min(most, len(found)))
-    return float(found[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True))
-
-
-class AtLeast:
-    """Draws no token that ends a text before `least` tokens have come (vLLM's min_tokens).
-
-    sampler: draws them; None: they are greedy. stop_ids: the tokens that it must not draw.
-    """
-
-    def __init__(self, sampler: Sampler | None, least: int, stop_ids: list[int]):
-        self.sampler, self.least, self.stop_ids = sampler, least, stop_ids
-
-    def withhold(self, logits: Tensor) -> Sampler | None:
-        """Prepare logits (vocab,) for the next token, in place. Returns what draws it."""
-        if self.least > 0:
-            self.least -= 1
-            logits[self.stop_ids] = -math.inf
-        return self.sampler
 
 
 class RealEngine:
@@ -107,32 +39,26 @@ class RealEngine:
         scheduling = policy, self.max_batch_size, chunk_size, self.llm.cache_tokens
         return manage(make_scheduler(*scheduling), self.llm.cache)
 
-    def executor(self, wanted: dict[int, int], begin: Callable[[Batch], None]) -> LogprobExecutor:
-        """A new one on an empty cache. wanted, begin: see `LogprobExecutor`."""
+    def executor(self) -> ModelExecutor:
+        """A new one on an empty cache."""
         self.llm.cache.reset()
-        executor = LogprobExecutor(self.llm.make_executor(), wanted, begin)
+        executor = self.llm.make_executor()
         executor.origin = self.origin  # one clock for all executors
         return executor
 
-    def check(self, requests: Iterable[Request], logprobs: int | None) -> None:
+    def check(self, requests: Iterable[Request]) -> None:
         """A UserError for a request that is too long, or wants what there is not."""
         requests = list(requests)
         refuse_beams(requests, "the server runs none")
         check_requests(requests, self.max_length, "max_length")
-        if logprobs is not None:
-            check_whole("logprobs", logprobs, 0, MOST_LOGPROBS)
         for request in requests:
             for token in (min(request.prompt), max(request.prompt)):
                 if not 0 <= token < self.vocab_size:
                     raise UserError(f"token id {token} is not in 0 .. {self.vocab_size - 1}")
 
-    def sampler(
-        self, seed: int, least: int, stop_ids: Iterable[int], **params: float
-    ) -> Sampler | AtLeast | None:
+    def sampler(self, seed: int, **params: float) -> Sampler | None:
         """What draws the tokens of one request, as SamplingParams(**params) say; None: greedy."""
-        own = Sampler(SamplingParams(**params), seed) if params["temperature"] else None
-        ends = sorted(self.stop_ids.union(stop_ids).intersection(range(self.vocab_size)))
-        return AtLeast(own, least, ends) if least else own
+        return Sampler(SamplingParams(**params), seed) if params["temperature"] else None
 
     def surroundings(self) -> AbstractContextManager:
         return self.llm.surroundings()

@@ -11,7 +11,6 @@ know nothing of threads, and each request gets the tokens that `LLM.generate` wo
 
 import itertools
 import logging
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -25,26 +24,23 @@ from batch import Batch, Request
 from command.checks import MOST, UserError, check_whole
 from command.cli import one_line
 from loading.policyfile import is_ours
-from loop import Executor, Loop
+from loop import Executor, Loop, Result
 from scheduler import Orca, RequestLevel, Scheduler, VLLMv0
-from timeline import Iteration, contents
+from timeline import Iteration, Trace, contents
 from web.lanes import Lanes
-from web.recent import RecentTrace
 
-SOONEST, LATEST = 1.0, 60.0  # s: after a refusal, a client may try again
-ENDS = 32  # recent completions, to estimate Retry-After
 LONGEST_STEP = 30.0  # s: for a step that runs on while the server ends
-LAST_RESORT = "sarathi_serve"  # the fallback, if no other policy can be made
+LAST_RESORT = "sarathi_serve"  # what takes over from a user's own policy that fails
+KEPT = 1000  # iterations, and ends of requests
 
 log = logging.getLogger("nano-sarathi")
 
 
 class Full(Exception):
-    """The queue is full. retry_after: estimated seconds until there is room."""
+    """The queue is full."""
 
-    def __init__(self, retry_after: float):
-        super().__init__(f"the queue is full; try again in {retry_after:.0f} s")
-        self.retry_after = retry_after
+    def __init__(self) -> None:
+        super().__init__("the queue is full; try again in a second")
 
 
 class Stopping(Exception):
@@ -60,16 +56,13 @@ class Delta:
 
     token: None if it ended without one, or BROKEN. finish_reason: "stop", "length", "error" or
     "abort" (cancelled); None: it goes on. moment: s on the engine's clock. policy: what was in
-    force. logprob, top: of this token, and (token id, its own) of the likeliest ones, if they were
-    asked for.
+    force.
     """
 
     token: int | None
     finish_reason: str | None
     moment: float
     policy: str
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
 
 
 class Engine(Protocol):
@@ -86,19 +79,13 @@ class Engine(Protocol):
 
     def scheduler(self, policy: str, chunk_size: int) -> Scheduler: ...
 
-    def sampler(self, seed: int, least: int, stop_ids: Iterable[int], **params: float) -> object:
-        """What draws the tokens of one request; None: nothing is drawn.
+    def sampler(self, seed: int, **params: float) -> object:
+        """What draws the tokens of one request, as SamplingParams(**params) say; None: nothing."""
 
-        least: tokens before `stop_ids`, or the model's own, may end it. params: of SamplingParams.
-        """
+    def executor(self) -> Executor:
+        """A new executor on an empty cache."""
 
-    def executor(self, wanted: dict[int, int], begin: Callable[[Batch], None]) -> Executor:
-        """A new executor on an empty cache. wanted: request id -> how many log-probabilities.
-
-        begin: to be called with each batch before it runs.
-        """
-
-    def check(self, requests: Iterable[Request], logprobs: int | None) -> None:
+    def check(self, requests: Iterable[Request]) -> None:
         """A UserError for a request that can never run."""
 
     def surroundings(self) -> AbstractContextManager:
@@ -106,6 +93,19 @@ class Engine(Protocol):
 
     def stop(self) -> None:
         """Interrupt the current step, if possible."""
+
+
+class RecentTrace(Trace):
+    """The last iterations, and the lives of those requests that have not ended."""
+
+    def __init__(self) -> None:
+        iterations, finished, cancelled = [deque(maxlen=KEPT) for _ in range(3)]
+        super().__init__(iterations, finished=finished, cancelled=cancelled)
+
+    def take_preempted(self) -> list[tuple[int, float]]:
+        """(request id, time) of the preemptions since the last call."""
+        preempted, self.preempted = self.preempted, []
+        return preempted
 
 
 class Runner:
@@ -121,11 +121,10 @@ class Runner:
         check_whole("queue", queue, 0)
         self.engine, self.deliver = engine, deliver
         self.most = engine.max_batch_size + queue  # requests at once
-        self.policy, self.chunk_size = self.before = engine.policy, engine.chunk_size
-        self.changed = threading.Condition()  # guards the next four
+        self.policy, self.chunk_size = engine.policy, engine.chunk_size
+        self.changed = threading.Condition()  # guards the next three
         self.inbox: deque[Callable[[], None]] = deque()  # what the engine thread has to do
         self.streams: dict[int, tuple[Request, object]] = {}  # id -> a request that runs, its tag
-        self.wanted: dict[int, int] = {}  # id -> how many log-probabilities
         self.stopping = self.closed = False
         self.ids = itertools.count()
         self.listeners: tuple[Callable[[dict], None], ...] = ()
@@ -135,8 +134,6 @@ class Runner:
         self.news: list[tuple[object, Delta]] = []  # to be delivered
         self.ended: list[int] = []  # their ids, to be forgotten
         self._new_loop(engine.scheduler(self.policy, self.chunk_size))
-        # s: when the last requests ended; before them, when the engine's work began
-        self.ends = deque([self.loop.executor.now()], maxlen=ENDS)
         self.thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # ---- any thread
@@ -144,30 +141,25 @@ class Runner:
     def start(self) -> None:
         self.thread.start()
 
-    def submit(
-        self, requests: Sequence[Request], tags: Sequence[object], logprobs: int | None = None
-    ) -> None:
+    def submit(self, requests: Sequence[Request], tags: Sequence[object]) -> None:
         """Queue all of these requests, or none. Each gets its id and its arrival here.
 
-        tags: come back with the tokens of each request. logprobs: how many of the likeliest tokens
-        to report with each token; None: no log-probabilities. Raises Full, Stopping, or UserError.
+        tags: come back with the tokens of each request. Raises Full, Stopping, or UserError.
         """
         if len(requests) > self.most:
             raise UserError(f"{len(requests)} requests at once; the server holds {self.most}")
         for request in requests:
             request.request_id, request.arrival = next(self.ids), self.loop.executor.now()
-        self.engine.check(requests, logprobs)
+        self.engine.check(requests)
         for request in requests:
             self.loop.scheduler.check(request)
         with self.changed:
             if self.stopping:
                 raise Stopping
             if len(self.streams) + len(requests) > self.most:
-                raise Full(self._retry_after(len(requests)))
+                raise Full
             for request, tag in zip(requests, tags, strict=True):
                 self.streams[request.request_id] = request, tag
-                if logprobs is not None:
-                    self.wanted[request.request_id] = logprobs
                 self._post(self._accept, request)
 
     def cancel(self, request: Request) -> None:
@@ -211,7 +203,7 @@ class Runner:
             "held": scheduler.memory.taken, "capacity": scheduler.memory.capacity,
             "done": self.done, "iterations": self.iterations, "kinds": self.kinds.copy(),
             "preemptions": self.preemptions,
-            "policy_seconds": trace.policy_seconds, "longest_schedule": trace.longest_schedule,
+            "policy_seconds": trace.policy_seconds,
             "failures": self.failures, "error": self.error,
             "alive": self.thread.is_alive(), "draining": self.stopping, "t": loop.executor.now(),
         }  # fmt: skip
@@ -254,13 +246,6 @@ class Runner:
         self.inbox.append(partial(do, *arguments))
         self.changed.notify_all()
 
-    def _retry_after(self, places: int) -> float:
-        """Estimated seconds until `places` requests have ended, from recent completions."""
-        if not self.ends:  # the engine's work has not begun
-            return SOONEST
-        each = (self.loop.executor.now() - self.ends[0]) / max(1, len(self.ends) - 1)
-        return min(max(SOONEST, math.ceil(places * each)), LATEST)
-
     def _unwatch(self, listener: Callable[[dict], None]) -> None:
         with self.changed:
             self.listeners = tuple(each for each in self.listeners if each is not listener)
@@ -294,9 +279,7 @@ class Runner:
                 if self.streams:
                     lost = len(self.streams)
                     raise UserError(f"a policy has lost {lost} requests: they neither wait nor run")
-                self.ends.clear()
                 self.changed.wait_for(lambda: self.inbox or self.closed)
-                self.ends.append(self.loop.executor.now())
             return not self.closed
 
     def _busy(self) -> bool:
@@ -316,18 +299,18 @@ class Runner:
         end = iteration.end
         if self.listeners:
             self._tell("iteration", **self._shown(iteration))
-        found, policy = getattr(loop.executor, "found", {}), self.in_force  # log-probabilities
+        policy = self.in_force
         for request in loop.batch.sampled:
-            own = found.get(request.request_id, ())
-            self._send(request, Delta(request.output[-1], request.finish_reason, end, policy, *own))
+            self._send(request, Delta(request.output[-1], request.finish_reason, end, policy))
 
-    def _begin(self, batch: Batch) -> None:
+    def _execute(self, execute: Callable[[Batch], Result], batch: Batch) -> Result:
         """Give new requests a lane, and announce a batch with chunks, which may run for long."""
         self._tell_preempted()
         if batch.chunks:
             moment, waiting = self.loop.executor.now(), len(self.loop.scheduler.waiting)
             rows = self.lanes.rows(*contents(batch))
             self._tell("started", t=moment, waiting=waiting, **rows)
+        return execute(batch)
 
     def _tell_preempted(self) -> None:
         for own, moment in self.loop.trace.take_preempted():
@@ -372,7 +355,6 @@ class Runner:
             future.set_exception(UserError(why(error)))
             return  # and the old policy goes on
         self._tell_preempted()
-        self.before = self.policy, self.chunk_size
         self.policy, self.chunk_size = policy, chunk_size
         self._tell_switched(preempted)
         future.set_result(preempted)
@@ -390,7 +372,7 @@ class Runner:
         if delta.finish_reason:
             request.finish_reason = delta.finish_reason
             self.ended.append(own)
-            self.loop.trace.forget(request)
+            self.loop.trace.lives.pop(own, None)
             self.lanes.leave(own)
             self._tell("ended", id=own, t=delta.moment, reason=delta.finish_reason)
 
@@ -406,9 +388,7 @@ class Runner:
             with self.changed:
                 for own in self.ended:
                     del self.streams[own]
-                    self.wanted.pop(own, None)
                 self.done += len(self.ended)
-                self.ends.extend([self.loop.executor.now()] * len(self.ended))
                 self.ended.clear()
                 self.changed.notify_all()
 
@@ -425,38 +405,16 @@ class Runner:
         log.error("the engine failed and was restarted", exc_info=error)
         failed = self.in_force
         self.failures, self.error = self.failures + 1, why(error)
-        scheduler, told = self._next_scheduler()
-        if told:
+        own = not is_ours(type(self.loop.scheduler))
+        if own:
+            told, self.policy = f"{self.policy} gives way to {LAST_RESORT}", LAST_RESORT
             log.error(told)
             self.error += f"; {told}"
         self._tell("failed", t=self.loop.executor.now(), error=self.error)
         self._end_all("error", failed)
-        self._new_loop(scheduler)
-        if told:
+        self._new_loop(self.engine.scheduler(self.policy, self.chunk_size))
+        if own:
             self._tell_switched([])
-
-    def _next_scheduler(self) -> tuple[Scheduler, str]:
-        """A scheduler after a failure, and a sentence if its policy is another one than before.
-
-        A built-in policy stays in force, and so does the policy that the server started with. Any
-        other policy of the user's own is replaced by the one before it. If that one cannot be made
-        again, we try the first policy, and then LAST_RESORT.
-        """
-        now, first = (self.policy, self.chunk_size), (self.engine.policy, self.engine.chunk_size)
-        stays, broken = is_ours(type(self.loop.scheduler)) or now == self.before, ""
-        for policy, chunk_size in (now if stays else self.before, first):
-            try:
-                scheduler = self.engine.scheduler(policy, chunk_size)
-                break
-            except BaseException as error:  # noqa: BLE001 (a policy of a user's own)
-                broken = broken or f"; {policy} cannot be made again: {why(error)}"
-        else:
-            policy, chunk_size = LAST_RESORT, self.engine.chunk_size
-            scheduler = self.engine.scheduler(policy, chunk_size)
-        if (policy, chunk_size) == now:
-            return scheduler, ""
-        self.policy, self.chunk_size, self.before = policy, chunk_size, first
-        return scheduler, f"{now[0]} gives way to {policy}, C = {chunk_size}{broken}"
 
     def _end_all(self, reason: str, policy: str) -> None:
         last = Delta(None, reason, self.loop.executor.now(), policy)
@@ -467,7 +425,9 @@ class Runner:
                 self._send(request, last)
 
     def _new_loop(self, scheduler: Scheduler) -> None:
-        self.loop = Loop(scheduler, self.engine.executor(self.wanted, self._begin))
+        executor = self.engine.executor()
+        executor.execute = partial(self._execute, executor.execute)
+        self.loop = Loop(scheduler, executor)
         self.loop.trace = RecentTrace()
         self.lanes = Lanes()
 

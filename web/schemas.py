@@ -5,21 +5,26 @@ lenient server leaves out what it does not have.
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, get_origin
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from command.checks import MOST, SEED, TEMPERATURE, TOP_P, Range, did_you_mean, shown
 
 MOST_CHOICES, MOST_PROMPTS, MOST_MESSAGES = 128, 1024, 10_000
 MOST_STOPS, LONGEST_STOP = 16, 500  # strings; letters of one
-MOST_LOGPROBS = 20
 MOST_LABELS, LONGEST_LABEL, LONGEST_VALUE = 16, 64, 512  # of metadata, as in OpenAI's API
 TAKEN = ("label", "priority", "user")  # tags that metadata may not set
-PART = {"type", "text"}  # of a message's content
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 # What clients send unasked, and which changes nothing.
@@ -89,10 +94,13 @@ def is_prompts(value: object) -> bool:
     return texts or is_list(value, is_tokens, 1, MOST_PROMPTS)
 
 
+def is_object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
 def is_part(value: object) -> bool:
-    """Of a message's content: {"type": "text", "text": "..."}."""
-    given = {name for name in value if value[name] is not None} if isinstance(value, dict) else ()
-    return given == PART and value["type"] == "text" and isinstance(value["text"], str)
+    """Of a message's content: {"type": "text", "text": "..."}; more in it changes nothing."""
+    return is_object(value) and value.get("type") == "text" and isinstance(value.get("text"), str)
 
 
 def is_content(value: object) -> bool:
@@ -132,24 +140,22 @@ Options = allowed(
 )  # fmt: skip
 
 
-def objects(kind: type, words: str) -> Any:
-    """One object of this kind, or a list of them. What is in them is checked after that."""
-    many = get_origin(kind) is list
-
-    def test(value: object) -> bool:
-        one = isinstance(value, dict)
-        return is_list(value, lambda v: isinstance(v, dict), 1, MOST_MESSAGES) if many else one
-
-    return allowed(kind, words, test)
-
-
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
-    def without_null(cls, raw: dict) -> dict:
-        return {name: value for name, value in raw.items() if value is not None}
+    def without_null(cls, raw: dict, info: ValidationInfo) -> dict:
+        """What is given. The context is None, or a set: then it gets what is left out."""
+        given = {
+            name: value
+            for name, value in raw.items()
+            if value is not None and not (name in IDLE and value == IDLE[name])
+        }
+        if info.context is None:
+            return given
+        info.context.update(given.keys() - cls.model_fields)
+        return {name: given[name] for name in given if name in cls.model_fields}
 
 
 class StreamOptions(Strict):
@@ -170,21 +176,10 @@ class Message(Strict):
         return own if self.name is None else own | {"name": self.name}
 
 
-class Asked(Strict):
-    """What all share."""
-
-    model: Name = None
-    _ignored: list[str] = []  # parameters that a lenient server has left out
-
-
-class Talk(Asked):
-    messages: objects(list[Message], f"a list of 1 to {MOST_MESSAGES} objects")
-    chat_template_kwargs: Options = {}  # vLLM's
-
-
-class Body(Asked):
+class Body(Strict):
     """What both kinds of completion share. The defaults are OpenAI's and vLLM's."""
 
+    model: Name = None
     max_tokens: within(Range(1, MOST)) = None
     temperature: within(TEMPERATURE) = 1.0
     top_p: within(TOP_P) = 1.0
@@ -194,12 +189,12 @@ class Body(Asked):
     stop: Stop = []
     stop_token_ids: TokenIds = []  # vLLM's
     ignore_eos: Flag = False  # vLLM's
-    min_tokens: within(Range(0, MOST)) = 0  # vLLM's
     stream: Flag = False
-    stream_options: objects(StreamOptions, "an object") = None
+    stream_options: allowed(StreamOptions, "an object", is_object) = None
     user: Name = None
     metadata: Labels = {}
     priority: within(Range(-SEED.most - 1, SEED.most)) = None  # vLLM's
+    _ignored: list[str] = []  # parameters that a lenient server has left out
 
     @property
     def tags(self) -> dict[str, str]:
@@ -222,7 +217,6 @@ class Body(Asked):
 
 class Completion(Body):
     prompt: Prompts
-    logprobs: within(Range(0, MOST_LOGPROBS)) = None
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -230,34 +224,14 @@ class Completion(Body):
         one = isinstance(self.prompt, str) or is_tokens(self.prompt)
         return [self.prompt] if one else self.prompt
 
-    @property
-    def wanted(self) -> int | None:
-        """How many of the likeliest tokens to tell of."""
-        return self.logprobs
 
-
-class Chat(Body, Talk):
+class Chat(Body):
+    messages: allowed(
+        list[Message], f"a list of 1 to {MOST_MESSAGES} objects",
+        lambda value: is_list(value, is_object, 1, MOST_MESSAGES),
+    )  # fmt: skip
+    chat_template_kwargs: Options = {}  # vLLM's
     max_completion_tokens: within(Range(1, MOST)) = None
-    logprobs: Flag = False
-    top_logprobs: within(Range(0, MOST_LOGPROBS)) = None
-
-    @property
-    def wanted(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-
-class Tokenize(Asked):
-    prompt: allowed(str, "a text", lambda value: isinstance(value, str))
-    add_special_tokens: Flag = True
-    return_token_strs: Flag = False
-
-
-class TokenizeChat(Talk):
-    return_token_strs: Flag = False
-
-
-class Detokenize(Asked):
-    tokens: allowed(list, "a list of token ids", lambda value: is_list(value, is_token, 0, MOST))
 
 
 # ------------------------------------------------------------------------------- reading a body
@@ -267,20 +241,11 @@ def no_constant(word: str) -> None:
     raise ValueError(f"{word} is no JSON")
 
 
-def no_twins(pairs: list[tuple[str, object]]) -> dict:
-    found = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"{shown(name)} is there twice")
-        found[name] = value
-    return found
-
-
 def read_json(body: bytes) -> dict:
     """The body of a request: one JSON object in UTF-8. Raises Refused."""
     try:
         text = body.decode("utf-8")
-        value = json.loads(text, parse_constant=no_constant, object_pairs_hook=no_twins)
+        value = json.loads(text, parse_constant=no_constant)
         if "\\u" in text:  # half of a pair of surrogates can be written, but is no text
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeError:
@@ -288,74 +253,41 @@ def read_json(body: bytes) -> dict:
     except RecursionError:
         raise Refused(400, "the body is nested too deeply") from None
     except ValueError as error:
-        words = str(error)  # Python's, for a number of more than 4,300 digits, are for programmers
-        words = "a number has too many digits" if words.startswith("Exceeds") else words
-        raise Refused(400, f"the body is not JSON: {words}") from None
+        raise Refused(400, f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise Refused(400, f"the body is {shown(value)}; it must be a JSON object")
     return value
 
 
-def read(kind: type[Asked], raw: dict, lenient: bool = False) -> Any:
+def read(kind: type[Body], raw: dict, lenient: bool = False) -> Any:
     """A body of this kind. Raises Refused with one sentence that names the parameter."""
-    raw = {name: value for name, value in raw.items() if value is not None}
-    ignored: set[str] = set()
-    for name in [name for name in raw if name not in kind.model_fields]:
-        value = raw.pop(name)
-        if name in IDLE and value == IDLE[name]:
-            continue
-        if not lenient:
-            near = did_you_mean(name, kind.model_fields)
-            raise Refused(400, f"unknown parameter {shown(name)}{near}", shown(name, str))
-        ignored.add(name)
-    if lenient:
-        messages = raw.get("messages")
-        leave_out(messages, Message.model_fields, "messages.", ignored)
-        for each in messages if isinstance(messages, list) else ():
-            parts = each.get("content") if isinstance(each, dict) else None
-            for part in parts if isinstance(parts, list) else ():
-                if isinstance(part, dict) and part.get("type") == "text":
-                    leave_out([part], PART, "messages.content.", ignored)
-        options = [raw.get("stream_options")]
-        leave_out(options, StreamOptions.model_fields, "stream_options.", ignored)
+    ignored = set() if lenient else None
     try:
-        found = kind.model_validate(raw)
+        found = kind.model_validate(raw, context=ignored)
     except ValidationError as error:
-        raise sentence(error) from None
-    if isinstance(found, Body) and found.stream_options is not None and not found.stream:
+        raise sentence(error, kind) from None
+    if found.stream_options is not None and not found.stream:
         raise Refused(400, "stream_options is given, but stream is not true", "stream_options")
-    if isinstance(found, Chat):
-        check_chat(found)
-    found._ignored = sorted(ignored)
+    if isinstance(found, Chat) and found.max_completion_tokens is not None:
+        if found.max_tokens not in (None, found.max_completion_tokens):
+            raise Refused(400, "max_tokens and max_completion_tokens differ: give one of them",
+                          "max_tokens")  # fmt: skip
+        found.max_tokens = found.max_completion_tokens
+    found._ignored = sorted(ignored or ())
     return found
 
 
-def leave_out(objects: object, fields: Iterable[str], place: str, ignored: set[str]) -> None:
-    """Take from these objects all but their fields, and note the names."""
-    for each in objects if isinstance(objects, list) else ():
-        for name in set(each).difference(fields) if isinstance(each, dict) else ():
-            ignored |= {place + name} if each.pop(name) is not None else set()
-
-
-def check_chat(body: Chat) -> None:
-    if body.top_logprobs and not body.logprobs:
-        raise Refused(400, "top_logprobs is given, but logprobs is not true", "top_logprobs")
-    if body.max_completion_tokens is not None:
-        if body.max_tokens not in (None, body.max_completion_tokens):
-            raise Refused(
-                400, f"max_tokens is {body.max_tokens} and max_completion_tokens"
-                f" {body.max_completion_tokens}: give one of them", "max_tokens",
-            )  # fmt: skip
-        body.max_tokens = body.max_completion_tokens
-
-
-def sentence(error: ValidationError) -> Refused:
-    """The first thing that is wrong, in our words."""
-    first = error.errors(include_url=False)[0]
+def sentence(error: ValidationError, kind: type[Body]) -> Refused:
+    """The first thing that is wrong, in our words; before all else, what is unknown."""
+    unknown = "extra_forbidden"
+    first = min(error.errors(include_url=False), key=lambda each: each["type"] != unknown)
     place = "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in first["loc"])
     place, outermost = shown(place[1:], str), shown(first["loc"][0], str)
+    if first["type"] == unknown:
+        if place == outermost:
+            near = did_you_mean(place, kind.model_fields)
+            return Refused(400, f"unknown parameter {shown(first['loc'][0])}{near}", place)
+        return Refused(400, f"{place} is unknown: leave it out", outermost)
     if first["type"] == "missing":
         return Refused(400, f"{place} is missing", outermost)
-    if first["type"] == "extra_forbidden":
-        return Refused(400, f"{place} is unknown: leave it out", outermost)
     return Refused(400, f"{place} is {shown(first['input'])}; it must be {first['msg']}", outermost)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 HALF = "\ufffd"  # what `decode` gives for bytes that are not, or not yet, a character
 # Line ends to Python's splitlines, and so to some clients, that JSON leaves as they are.
@@ -65,15 +64,15 @@ class Stops:
         self.stops, self.held, self.found = tuple(stops), "", False
         self.longest = max(map(len, self.stops), default=0)
 
-    def add(self, piece: str, look: bool = True) -> str:
-        """The text that is safe to show. look: False if no stop string may end with this piece."""
+    def add(self, piece: str) -> str:
+        """The text that is safe to show."""
         if not self.stops or not piece:
             return piece
         text = self.held + piece
         new = len(self.held) + 1  # a stop string ends there, or later
         found = [(stop, text.find(stop, max(0, new - len(stop)))) for stop in self.stops]
         ends = [(at + len(stop), at) for stop, at in found if at >= 0]
-        if ends and look:
+        if ends:
             self.found, self.held = True, ""
             return text[: min(ends)[1]]
         keep = self.beginning(text)
@@ -92,29 +91,11 @@ class Stops:
         return text
 
 
-@dataclass(slots=True)
-class Token:
-    """A token with its log-probability. data: its bytes; `text` has marks in place of half a
-    character. top: the likeliest. offset: characters of the answer before it.
-    """
-
-    text: str
-    data: bytes
-    logprob: float
-    top: "list[Token]" = field(default_factory=list)
-    offset: int = 0
-
-
 class Words:
-    """The text of one answer. `add` its tokens, then `end` it; both return text to show.
+    """The text of one answer. `add` its tokens, then `end` it; both return text to show."""
 
-    least: tokens before a stop string may end the text (vLLM's min_tokens).
-    """
-
-    def __init__(
-        self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = (), least: int = 0
-    ):
-        self.pieces, self.stops, self.length, self.least = Pieces(decode), Stops(stops), 0, least
+    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()):
+        self.pieces, self.stops = Pieces(decode), Stops(stops)
 
     @property
     def stopped(self) -> bool:
@@ -122,13 +103,8 @@ class Words:
         return self.stops.found
 
     def add(self, token: int) -> str:
-        self.least -= 1
-        return self.show(self.pieces.add(token))
+        return self.stops.add(self.pieces.add(token))
 
     def end(self) -> str:
-        text = self.show(self.pieces.end())
+        text = self.stops.add(self.pieces.end())
         return text if self.stopped else text + self.stops.end()
-
-    def show(self, piece: str) -> str:
-        self.length += len(piece)  # characters so far, those that are held among them
-        return self.stops.add(piece, look=self.least < 0)

@@ -38,6 +38,11 @@ export class Pictures {
     this.grid = style.getPropertyValue("--grid").trim();
     Object.assign(this, { schedule, from, to, now });
     const seen = schedule.iterations.filter((each) => each.end >= from && each.t <= to);
+    const { current, state: { budget } } = schedule; // the batch that runs, as far as it has come
+    if (current && current.t <= to) {
+      const rows = promptTokens(current) + current.decodes.length;
+      seen.push({ ...current, rows, budget, end: now, seconds: now - current.t, gaps: [] });
+    }
     this.drawLanes(seen);
     this.drawRows(seen);
     this.drawTBT(seen);
@@ -97,7 +102,7 @@ export class Pictures {
   }
 
   drawLanes(seen) {
-    const { schedule, now } = this, { current } = schedule, pen = this.begin("lanes");
+    const { schedule, now } = this, pen = this.begin("lanes");
     const places = schedule.places.filter((place) => (place.to ?? this.to) >= this.from
       && place.from <= this.to);
     const most = schedule.state.max_batch_size ?? LEAST_LANES;
@@ -118,20 +123,14 @@ export class Pictures {
     for (let lane = 0; lane < lanes; lane += Math.ceil(16 / high)) {
       pen.fillText(`slot ${lane}`, LEFT - 6, middle(lane));
     }
-    const known = current ? now : schedule.newest; // after it, decodes may run
+    const known = schedule.current ? now : schedule.newest; // after it, decodes may run
     for (const place of places) put("waiting", place.lane, place.from, place.to ?? known);
     this.drawDecodes(seen, put);
-    for (const each of [...seen, ...(current && current.t <= this.to ? [current] : [])]) {
-      for (const [, lane, , length] of each.chunks) {
-        const end = each.end ?? now;
-        put("prefill", lane, each.t, end);
-        if (high > 17) {
-          this.label(whole(length), this.x(each.t), this.x(end), middle(lane));
-        }
+    for (const { t, end, chunks } of seen) {
+      for (const [, lane, , length] of chunks) {
+        put("prefill", lane, t, end);
+        if (high > 17) this.label(whole(length), this.x(t), this.x(end), middle(lane));
       }
-    }
-    if (current && current.t <= this.to) {
-      for (const [, lane] of current.decodes) put("decode", lane, current.t, now);
     }
     for (const stall of [...schedule.stalls, ...schedule.waits(now)]) {
       if (stall.to < this.from || stall.from > this.to) continue;
@@ -263,6 +262,7 @@ export class Pictures {
 
   drawRows(seen) {
     this.begin("rows", 4);
+    if (!seen.length) return;
     const budget = this.schedule.state.budget ?? 0;
     const most = 1.35 * Math.max(budget, ...seen.map((each) => each.rows), 8);
     const y = this.axis(most, (value) => whole(Math.round(value)));
@@ -294,10 +294,13 @@ export class Pictures {
   drawTBT(seen) {
     const pen = this.begin("tbt"), { now } = this, slo = this.schedule.slo;
     const waits = now < this.to + 1 / this.perSecond ? this.schedule.waits(now) : [];
-    let most = slo === null ? 0.001 : 1.4 * slo;
+    let most = 0;
     for (const each of seen) for (const [, , last] of each.gaps) most = Math.max(most, 1.15 * (each.end - last));
     for (const wait of waits) most = Math.max(most, 1.15 * (this.to - wait.from));
-    const y = this.axis(most, (value) => (value ? seconds(value) : "0"));
+    if (!most) return; // no numbers without a point
+    most = Math.max(most, 1.4 * slo);
+    const [unit, factor] = most < 1 ? ["ms", 1000] : ["s", 1];
+    const y = this.axis(most, (value) => `${Number((factor * value).toPrecision(3))} ${unit}`);
     let column = -10, low = 0, high = 0; // dots within one pixel are one stroke
     for (const each of seen) {
       const x = this.x(each.end);

@@ -4,7 +4,7 @@
 // The state is in the address after #, so that every picture is a link.
 
 import { get, make } from "./dom.js";
-import { drawGain, drawSchedule, engineOf, stepAt } from "./explore_draw.js";
+import { drawGain, drawSchedule, stepAt } from "./explore_draw.js";
 import { LIMIT, Problem, Python } from "./python.js";
 
 const KEY = "nano-sarathi-key"; // as in live.js: given once, it opens both pages
@@ -23,7 +23,7 @@ class ShortestFirst(SarathiServe):
         return super().schedule(now)
 `;
 const GROUPS = {
-  "Policies": ["left", "right", "C", "C_right", "B", "engines", "engines_right"],
+  "Policies": ["left", "right", "C", "C_right", "B"],
   "Requests": ["long", "n", "P", "D", "ratio", "spread", "rate", "seed"],
   "Where": ["model", "gpu", "tp", "software"],
 };
@@ -178,15 +178,13 @@ async function about() {
   get("status").textContent = "Move a slider: both are drawn again.";
   const { redraw } = document.body.dataset;
   get("about").textContent = `Predicted by the repository's own scheduler.py and costmodel.py, unchanged,` +
-    ` for ${state.model} on ${state.tp} × ${state.gpu}` +
-    `${state.engines + state.engines_right === "11" ? "" : " for each engine"}. ${where}${redraw ? `; drawn in ${Math.round(redraw)} ms` : ""}.`;
+    ` for ${state.model} on ${state.tp} × ${state.gpu}. ${where}${redraw ? `; drawn in ${Math.round(redraw)} ms` : ""}.`;
 }
 
-// A side's policy, with its C where the two have their own, and its engines where they are several.
-function named({ left, right, C, C_right: other, ...state }, number) {
-  const policy = number ? right : left, engines = number ? state.engines_right : state.engines;
-  const where = { 2: " on two replicas", "1p1d": ", prefill apart from decode" }[engines] ?? "";
-  return (other && other !== C ? `${policy}, C = ${number ? other : C}` : policy) + where;
+// A side's policy, with its C where the two have their own.
+function named({ left, right, C, C_right: other }, number) {
+  const policy = number ? right : left;
+  return other && other !== C ? `${policy}, C = ${number ? other : C}` : policy;
 }
 
 const ends = () => shown.sides.flatMap((side) => side.iterations ?? [])
@@ -232,8 +230,7 @@ function tell(number) {
     `${tokens} prompt tokens of ${called(request)} (from token ${first})`);
   if (chunks.length > 4) parts.push(`${chunks.length - 4} more chunks`);
   if (decodes.length) parts.push(`${decodes.length} decode${decodes.length > 1 ? "s" : ""}`);
-  const { name } = engineOf(side, side.iterations[step]);
-  output.textContent = `${name ? `${name}: iteration` : "Iteration"} ${step} at ${t.toFixed(3)} s, ${(1000 * seconds).toFixed(1)} ms: ${parts.join(", ")}.`;
+  output.textContent = `Iteration ${step} at ${t.toFixed(3)} s, ${(1000 * seconds).toFixed(1)} ms: ${parts.join(", ")}.`;
 }
 
 const called = (request) => (state.long && request === state.n ? "the long prompt" : `request ${request}`);
@@ -250,7 +247,7 @@ function choose(number, step) {
 
 // One point after the other, until a newer schedule is shown.
 async function traceGain(mine) {
-  const asked = { ...state, engines: "1", engines_right: "1" }, { balance } = shown, now = state.P / state.D, points = [];
+  const asked = { ...state }, { balance } = shown, now = state.P / state.D, points = [];
   const [left, right] = [named(asked, 0), named(asked, 1)];
   get("gain-title").textContent = `What ${right} gains over ${left}, by P:D`;
   get("gain-text").textContent = `Throughput of the right over the left in a steady state: always ${asked.B} requests` +
@@ -320,7 +317,7 @@ function addChoice({ name, label, choices }) {
     add([String(value)]);
     select.value = value;
   };
-  const wide = WIDE.includes(name) ? " wide" : name.startsWith("engines") ? " half" : "";
+  const wide = WIDE.includes(name) ? " wide" : "";
   return make("div", { className: `field${wide}` }, make("label", { htmlFor: select.id, textContent: label }), select);
 }
 
@@ -364,7 +361,7 @@ function addSides() {
   for (const number of [0, 1]) {
     const canvas = make("canvas", { tabIndex: 0 });
     canvas.setAttribute("role", "img");
-    canvas.onpointermove = (event) => choose(number, stepAt(canvas, shown.sides[number], { end: ends() }, event.offsetX, event.offsetY));
+    canvas.onpointermove = (event) => choose(number, stepAt(canvas, shown.sides[number], { end: ends() }, event.offsetX));
     canvas.onpointerleave = () => choose(number, null);
     canvas.onblur = () => choose(number, null);
     canvas.onkeydown = (event) => {

@@ -2,7 +2,7 @@
 
 import { drawQueue, hatched, label, line, LOOKS, prepare, round } from "./looks.js";
 
-const FETCH = "#00664B", INK = "#222222", SOFT = "#555555", GRID = "#E3E3E3", FONT = "14px system-ui, sans-serif";
+const INK = "#222222", SOFT = "#555555", GRID = "#E3E3E3", FONT = "14px system-ui, sans-serif";
 
 // Ticks at 1, 2 or 5 times a power of ten; at most `most` of them up to `end`.
 function ticks(end, most) {
@@ -28,7 +28,7 @@ export function drawSchedule(canvas, side, view, step = null) {
   const { pen, width, height } = prepare(canvas, FONT);
   const place = frame(width, height, side.slots, view.end);
   drawTime(pen, place, view.end, height);
-  drawLanes(pen, place, side);
+  drawLanes(pen, place, side.slots);
   drawWaiting(pen, place, side.queue, view);
   const bar = (kind, slot, start, end) => {
     const [y, tall] = place.bar(slot, LOOKS[kind]);
@@ -56,8 +56,6 @@ export function drawSchedule(canvas, side, view, step = null) {
       if (box[3] >= 12) labels.push([String(tokens), box[0], box[2], box[1] + box[3] / 2]);
     }
   }
-  pen.strokeStyle = pen.fillStyle = FETCH;
-  for (const [from, start, to, end] of side.fetches) drawFetch(pen, place, from, start, to, end);
   pen.fillStyle = LOOKS.stall.colour;
   for (const [slot, start, end] of side.stalls) pen.fillRect(...bar("stall", slot, start, end));
   for (const [text, left, wide, middle] of labels) label(pen, text, left, wide, middle);
@@ -69,14 +67,12 @@ export function drawSchedule(canvas, side, view, step = null) {
     const text = pen.measureText(`stall ${seconds}`).width + 6 > wide ? seconds : `stall ${seconds}`;
     label(pen, text, left, wide, y + 0.35 * place.lane, "#A34600");
   }
-  nameEngines(pen, place, side.engines);
   if (step !== null) {
     const { t, seconds } = side.iterations[step];
-    const { first, after } = engineOf(side, side.iterations[step]);
     pen.strokeStyle = "#000000";
     pen.lineWidth = 2;
-    const x = place.x(t), y = place.top + first * place.lane;
-    pen.strokeRect(x, y, Math.max(2, place.x(t + seconds) - x), (after - first) * place.lane);
+    const x = place.x(t);
+    pen.strokeRect(x, place.top, Math.max(2, place.x(t + seconds) - x), place.bottom - place.top);
   }
 }
 
@@ -93,43 +89,13 @@ function drawTime(pen, place, end, height) {
   pen.fillText("time (s)", (place.left + place.right) / 2, height - 9);
 }
 
-function drawLanes(pen, place, { slots, engines }) {
+function drawLanes(pen, place, slots) {
   pen.fillStyle = SOFT;
   pen.textAlign = "right";
   const every = [1, 2, 5, 10, 20, 50].find((each) => each * place.lane >= 15);
   for (let slot = 0; slot < slots; slot += every) {
     pen.fillText(`slot ${slot}`, place.left - 5, place.top + (slot + 0.45) * place.lane);
   }
-  pen.strokeStyle = SOFT;
-  for (const [, first] of engines.slice(1)) {
-    const y = Math.round(place.top + first * place.lane) + 0.5;
-    line(pen, place.left - 54, y, place.right, y);
-  }
-}
-
-// Of several engines, at the right end of their first lanes.
-function nameEngines(pen, place, engines) {
-  pen.textAlign = "right";
-  for (const [name, first] of engines) {
-    const y = place.top + first * place.lane + 1, wide = pen.measureText(name).width;
-    pen.fillStyle = "rgba(255, 255, 255, 0.85)";
-    if (name) pen.fillRect(place.right - wide - 8, y, wide + 8, 17);
-    pen.fillStyle = INK;
-    pen.fillText(name, place.right - 4, y + 9);
-  }
-}
-
-// An arrow from a prefill engine's slot to a decode engine's: keys and values on their way.
-function drawFetch(pen, place, from, start, to, end) {
-  const [x, y, right, below] = [place.x(start), place.top + (from + 0.5) * place.lane,
-    place.x(end), place.top + (to + 0.5) * place.lane];
-  pen.lineWidth = 1.5;
-  line(pen, x, y, right, below);
-  pen.beginPath();
-  pen.moveTo(right - 4, below - 8);
-  pen.lineTo(right + 4, below - 8);
-  pen.lineTo(right, below);
-  pen.fill();
 }
 
 // How many requests wait, as steps above the lanes, and where the long prompt arrives.
@@ -150,23 +116,12 @@ function drawWaiting(pen, place, queue, { end, long }) {
   }
 }
 
-// The engine of an iteration: its name, its first slot, and the one after its last.
-export function engineOf({ engines, slots }, { chunks, decodes }) {
-  const [, slot] = chunks[0] ?? decodes[0];
-  const number = engines.findLastIndex(([, first]) => first <= slot), [name, first] = engines[number];
-  return { name, first, after: engines[number + 1]?.[1] ?? slots };
-}
-
 // The iteration at a place of the canvas, or null.
-export function stepAt(canvas, side, view, x, y) {
+export function stepAt(canvas, side, view, x) {
   const { width, height } = canvas.getBoundingClientRect();
   const place = frame(width, height, side.slots, view.end);
   const moment = ((x - place.left) / (place.right - place.left)) * view.end;
-  const slot = Math.min(Math.max(Math.floor((y - place.top) / place.lane), 0), side.slots - 1);
-  const found = side.iterations.findIndex((each) => {
-    const { first, after } = engineOf(side, each);
-    return each.t <= moment && moment < each.t + each.seconds && first <= slot && slot < after;
-  });
+  const found = side.iterations.findIndex(({ t, seconds }) => t <= moment && moment < t + seconds);
   return found < 0 ? null : found;
 }
 

@@ -184,7 +184,7 @@ function showNumbers() {
   set("budget", budget ? `token budget C = ${budget}`
     : budget === null ? `${policy} takes whole prompts: no token budget` : "");
   const pace = schedule.pace();
-  set("median", pace ? seconds(pace) : "none yet");
+  set("median", running && pace ? seconds(pace) : "none");
   $("slo").placeholder = schedule.median === null ? ""
     : `${Number((schedule.slo * 1000).toPrecision(3))}`;
   const rows = [...schedule.tallies.values()].map(({ policy, c, gaps, stalls, longest }) => [policy,

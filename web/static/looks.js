@@ -74,7 +74,7 @@ export function label(pen, text, left, wide, middle, colour = "#000000") {
   pen.fillText(text, at, middle + 0.5);
 }
 
-// How many requests wait: steps above the line `base`, with the highest number in them.
+// How many requests wait: steps above the line `base`, with the highest number in them, if it fits.
 // queue: [moment, how many from then on]; end: of the last step; x: moment -> px.
 export function drawQueue(pen, queue, end, x, base, tall, edge) {
   const steps = queue.map(([from, waiting], i) => [x(from), x(queue[i + 1]?.[0] ?? end), waiting])
@@ -90,7 +90,5 @@ export function drawQueue(pen, queue, end, x, base, tall, edge) {
     line(pen, left, base - high, right, base - high);
     if (waiting === most && right - left > peak[1]) peak = [left, right - left];
   }
-  if (!steps.length) return;
-  const place = Math.min(peak[0], x(end) - 20); // at the right edge, too, the number is seen
-  label(pen, `${most}`, place, Math.max(peak[1], 20), base - tall / 2);
+  if (steps.length) label(pen, `${most}`, ...peak, base - tall / 2);
 }

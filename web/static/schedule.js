@@ -290,7 +290,7 @@ export class Schedule {
 
   // What is seen now, as a sentence of a kind.
   sentence(t) {
-    const waits = this.waits(t), latest = this.iterations.at(-1);
+    const waits = this.waits(t), latest = this.current ?? this.iterations.at(-1);
     if (waits.length) {
       const longest = Math.max(...waits.map((wait) => t - wait.from));
       const verb = waits.length === 1 ? "has" : "have";
