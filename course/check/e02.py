@@ -114,7 +114,7 @@ def judge(case: dict, answer: dict) -> Failure | None:
 
 
 def stored(case: dict, answer: dict, where: str) -> Failure | None:
-    import torch  # heavy, and only four exercises need it
+    import torch
 
     writes = [operation[1:] for operation in case["operations"] if operation[0] == "write"]
     shape = MODEL.n_layer, MODEL.n_kv_head, case["slots"], case["length"], MODEL.head_dim

@@ -51,7 +51,7 @@ def cases(rng: random.Random) -> list[dict]:
 
 
 def judge(case: dict, answer: dict) -> Failure | None:
-    import torch  # heavy, and only four exercises need it
+    import torch
 
     from attention import reference
 
