@@ -16,8 +16,7 @@ PYODIDE := build/npm/node_modules/pyodide
 READY := $(if $(wildcard .venv/figures.stamp),,.venv/figures.stamp)
 
 .PHONY: fig9 figures install serve live measure gpu docs site test cpus slow browser mutants notebooks notebooks-refresh format lines clean \
-	course-start check hint picture predict submit grade gradescope page pictures-for-slides \
-	course-selftest
+	course-start check hint picture predict submit grade gradescope page pictures-for-slides
 
 fig9: .venv/figures.stamp
 	$(BIN)/python experiments/fig9.py
@@ -112,9 +111,6 @@ page: .venv/npm.stamp
 # The lecture's pictures, large, in build/slides. Over a deck that is there: ARGS=--force.
 pictures-for-slides: .venv/room.stamp
 	$(BIN)/python -m course slides $(ARGS)
-
-course-selftest: .venv/dev.stamp
-	$(BIN)/python -m course selftest
 
 # Lines and bytes of the project, and the book's lines, beside what they may be at most.
 lines:

@@ -80,11 +80,11 @@ def told(found: dict) -> str:
 def figures() -> Found:
     if found := lacking(FIGURES):
         return MISSING, f"{told(found)}: run {PIP} {FIGURES}"
-    return GOOD, "the packages of the figures, and of all exercises but E2 to E5"
+    return GOOD, "the packages of the figures, and of all exercises but E2 to E4"
 
 
 def torch() -> Found:
-    needs = "E2 to E5 and all that runs a model need it; the other exercises do not"
+    needs = "E2 to E4 and all that runs a model need it; the other exercises do not"
     if sys.platform == "darwin" and X86:
         return NOTE, f"PyTorch has no package for Intel Macs. {needs}: use another machine"
     found = lacking(ALL)
