@@ -138,9 +138,7 @@ def notes(grade: Grade) -> list[str]:
     return [clean(note) for note in [*found[:MOST_NOTES], *found[MOST_NOTES:][-1:]]]
 
 
-def write_feedback(
-    folder: Path, grades: list[Grade], points: dict[str, float], seed: int, first: str
-) -> None:
+def write_feedback(folder: Path, grades: list[Grade], points: dict[str, float], seed: int) -> None:
     """A page for each student, NUMBER_NAME.html.
 
     folder: it exists. Pages of an earlier run go: their numbers may be others'.

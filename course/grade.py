@@ -247,7 +247,7 @@ def grade(
         shutil.rmtree(homes, ignore_errors=True)
     first = protection(grades)
     write_file(out, table(grades, points, seed, first))
-    write_feedback(feedback, grades, points, seed, first)
+    write_feedback(feedback, grades, points, seed)
     if one:
         told = json.dumps(results_json(grades[0], points, seed, first), indent=1)
         write_file(feedback / "results.json", told + "\n")

@@ -190,13 +190,13 @@ def test_the_zip_is_that_of_the_command_line(site: str, opened: Opened, tmp_path
 
 
 def test_what_is_replaced_is_asked_about(site: str, opened: Opened, tmp_path: Path) -> None:
-    """Files that are opened: other text, none, a zip with an empty file, and predictions."""
+    """Files that are opened: other text, none, a zip with an empty file."""
     shown = opened(f"{site}/b/sub/#1")
     shown.wait_for_selector("body[data-python]")
     fill(shown, "hours of work")
     asked, answer = [], "dismiss"
     shown.on("dialog", lambda dialog: (asked.append(dialog.message), getattr(dialog, answer)()))
-    zipped = handed.pack({"e01.py": b"", "predictions.json": b"{}"})
+    zipped = handed.pack({"e01.py": b"", "e12.py": b"x = 1"})
 
     def given(name: str, data: bytes) -> str:
         (tmp_path / name).write_bytes(data)
@@ -205,25 +205,17 @@ def test_what_is_replaced_is_asked_about(site: str, opened: Opened, tmp_path: Pa
         shown.wait_for_function("() => !['', 'Python is loading ...'].includes(opened.textContent)")
         return shown.inner_text("#opened")
 
-    assert given("predictions.json", b'{"mine": 1}') == "Opened: predictions.json." and not asked
-    for name, data, lost in (
-        ("e01.py", b"other work", ["e01.py"]),
-        ("predictions.json", b"", ["predictions.json"]),
-        ("submission.zip", zipped, ["e01.py", "predictions.json"]),
-    ):
+    for name, data in (("e01.py", b"other work"), ("e01.py", b""), ("submission.zip", zipped)):
         asked.clear()
         assert given(name, data) == "Nothing was opened."
-        assert [file for file in handed.NAMES if file in asked[0]] == lost and len(asked) == 1
+        assert len(asked) == 1 and "e01.py" in asked[0] and "e12.py" not in asked[0]
     asked.clear()
     assert given("e01.py", b"hours of work") == "Opened: e01.py."  # nothing is lost
     assert given("e02.py", b"\xff") == "e02.py is no text." and not asked
-    kept = "() => localStorage['nano-sarathi-exercises/predictions.json']"
     assert shown.input_value("#editor textarea") == "hours of work"
-    assert shown.evaluate(kept) == '{"mine": 1}'
     answer = "accept"
-    assert given("submission.zip", zipped).startswith("Opened: e01.py, predictions.json")
-    assert shown.input_value("#editor textarea") == "" and shown.evaluate(kept) == "{}"
-    assert not shown.wrong
+    assert given("submission.zip", zipped).startswith("Opened: e01.py, e12.py")
+    assert shown.input_value("#editor textarea") == "" and not shown.wrong
 
 
 @pytest.mark.parametrize("hears", [True, False])

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import asdict, replace
+from functools import cache
 
 from configs import GPU, GPUS, MODELS, ModelConfig
 from costmodel import padded as true_padded
@@ -25,13 +26,14 @@ PROPERTIES = {
 LLAMA, A6000 = MODELS["llama-13b"], GPUS["a6000"]
 # So wide that attention vanishes beside the linears.
 WIDE = ModelConfig("wide", 1, 64, 32768, 131072, 16, 4096)
+as_data = cache(asdict)  # it is slow, and there are hundreds of cases
 BROAD = replace(LLAMA, name="with heads of 256 channels", head_dim=256)
 
 
 def shape(chunks=(), decodes=(), model=LLAMA, gpu=A6000) -> dict:
     """chunks: (start, length, prompt); decodes: contexts."""
-    return {"chunks": list(chunks), "decodes": list(decodes), "model": asdict(model),
-            "gpu": asdict(gpu)}  # fmt: skip
+    return {"chunks": list(chunks), "decodes": list(decodes), "model": as_data(model),
+            "gpu": as_data(gpu)}  # fmt: skip
 
 
 def cases(rng: random.Random) -> list[dict]:

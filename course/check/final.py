@@ -88,9 +88,9 @@ def score(ask: Ask, rng: random.Random, case: dict, answer: object) -> str:
     """The mean of two capacities over Sarathi-Serve's, each at most MOST."""
     workload = hidden(rng)
     key = str(workload[0][0][3])
+    found = [capacity_of(ask, each) for each in workload]
     if key not in BASELINE:
         BASELINE[key] = [capacity_of(lambda case: serve(Final, case), each) for each in workload]
-    found = [capacity_of(ask, each) for each in workload]
     if inf in found:
         return "none: a workload meets the bounds at every rate, which no honest policy does"
     pairs = zip(found, BASELINE[key], strict=True)

@@ -70,7 +70,7 @@ def runs_of(seed: int) -> dict:
 
 def drawn(rng: random.Random) -> list[dict]:
     """Workloads of at least two requests: all are there from the start, and run to their end."""
-    cases = [case for case in workloads(rng, 40) if len(case["requests"]) > 1]
+    cases = [case for case in workloads(rng, 20) if len(case["requests"]) > 1]
     for case in cases:
         case["requests"] = [[prompt, most, [], 0.0] for prompt, most, _, _ in case["requests"]]
     return cases
