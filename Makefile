@@ -16,7 +16,7 @@ PYODIDE := build/npm/node_modules/pyodide
 READY := $(if $(wildcard .venv/figures.stamp),,.venv/figures.stamp)
 
 .PHONY: fig9 figures install serve live measure gpu docs site test cpus slow browser mutants notebooks notebooks-refresh format lines clean \
-	course-start check hint picture predict submit grade gradescope page pictures-for-slides
+	course-start check hint picture submit grade gradescope page pictures-for-slides
 
 fig9: .venv/figures.stamp
 	$(BIN)/python experiments/fig9.py
@@ -86,9 +86,6 @@ course-start submit: $(READY)
 
 check hint picture: $(READY)
 	$(BIN)/python -m course $@ $(or $(E),$(error name an exercise: make $@ E=6))
-
-predict: $(READY)
-	$(BIN)/python -m course predict $(or $(L),$(error name a lesson: make predict L=3))
 
 # Flags follow in ARGS: make grade DIR=submissions ARGS="--only 1 9 --out first.csv".
 grade: export GRADED = $(value DIR)

@@ -2,8 +2,6 @@
 
     python -m course doctor         what is missing on this machine?
     python -m course start          your copies of the exercises, in course/mine/
-    python -m course predict 3      what do you expect of lesson 3? Asked, and written down
-                                    (afterwards, with --compare: beside what came out)
     python -m course check 6        does your E6 keep its properties? If not: the smallest case
     python -m course hint 6         the next of three hints
     python -m course picture 6      your attempt beside what it should be: course/mine/e06.png
@@ -31,9 +29,6 @@ from command.checks import UserError
 from command.cli import claim, run_main, write_file
 from course import handed
 from course.exercises import BASE, EXERCISES, MINE, STUBS, Exercise, find, hints
-from course.predictions import LESSONS, compare, predict
-
-HINTED, CHECKED = "hints.json", "checks.json"  # in mine/: the last hint, and whether it passed
 
 
 class Parser(argparse.ArgumentParser):
@@ -88,32 +83,22 @@ def check(exercise: Exercise, seed: int) -> bool:
     needs_torch(exercise)
     verdict = examine(exercise, asker(exercise, mine_of(exercise)), seed)
     print("\n".join(lines(exercise, verdict)))
-    keep(CHECKED, exercise, verdict.failure is None)
     return verdict.failure is None
-
-
-def kept(name: str) -> dict:
-    """What `keep` wrote: by exercise. Nothing if the file is missing or damaged."""
-    try:
-        found = json.loads((MINE / name).read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def keep(name: str, exercise: Exercise, value: int) -> None:
-    if MINE.is_dir():
-        text = json.dumps(kept(name) | {exercise.key: value})
-        write_file(MINE / name, text + "\n")
 
 
 def hint(exercise: Exercise) -> None:
     """The next hint. Which one was the last is kept in mine/hints.json."""
-    last = kept(HINTED).get(exercise.key)
+    path = MINE / "hints.json"
+    try:
+        shown = dict(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError):  # none yet, or damaged
+        shown = {}
+    last = shown.get(exercise.key)
     last = last if last in (1, 2, 3) else 0
     again, level = " (you have seen all three: this is the last)" * (last == 3), min(3, last + 1)
     print(f"hint {level} of 3 for {exercise.name}{again}\n\n{hints(exercise)[level - 1]}")
-    keep(HINTED, exercise, level)
+    if MINE.is_dir():
+        write_file(path, json.dumps(shown | {exercise.key: level}) + "\n")
 
 
 def draw(exercise: Exercise, force: bool) -> None:
@@ -131,29 +116,17 @@ def draw(exercise: Exercise, force: bool) -> None:
 
 def submit() -> None:
     """One zip with the exercises, and no other file. An older one is replaced."""
-    found = {name: MINE / name for name in handed.NAMES if (MINE / name).is_file()}
+    found = {}
+    for name in handed.NAMES:
+        if (MINE / name).is_file():
+            found[name] = (MINE / name).read_bytes()
     if not found:
         raise UserError(f"{MINE} has no exercises: run 'python -m course start' once")
     path = MINE / "submission.zip"
-    write_file(path, handed.pack({name: each.read_bytes() for name, each in found.items()}))
-    print(f"wrote {path}", *state(), sep="\n")
-
-
-def state() -> list[str]:
-    """How far a student is: of the exercises that are there."""
-    groups: dict[str, list[str]] = {
-        name: [] for name in ("passed when last checked", "not passed yet", "not written yet")
-    }
-    passed = kept(CHECKED)
-    for exercise in EXERCISES.values():
-        path = MINE / f"{exercise.file}.py"
-        if not path.is_file() or path.read_bytes() == (STUBS / path.name).read_bytes():
-            groups["not written yet"].append(exercise.name)
-        elif passed.get(exercise.key) is True:
-            groups["passed when last checked"].append(exercise.name)
-        else:
-            groups["not passed yet"].append(exercise.name)
-    return [f"{name}: {' '.join(names)}" for name, names in groups.items() if names]
+    write_file(path, handed.pack(found))
+    print(f"wrote {path}")
+    stubs = [name for name in found if found[name] == (STUBS / name).read_bytes()]
+    print(f"not written yet: {' '.join(stubs)}" if stubs else "all exercises are written")
 
 
 def parsed() -> argparse.Namespace:
@@ -161,15 +134,12 @@ def parsed() -> argparse.Namespace:
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     subs = {}
-    for name in ("start", "doctor", "submit", "check", "hint", "picture", "predict", "plant",
+    for name in ("start", "doctor", "submit", "check", "hint", "picture", "plant",
                  "grade", "page", "slides"):  # fmt: skip
         subs[name] = commands.add_parser(name)
     for name in ("check", "hint", "picture"):
         subs[name].add_argument("exercise", help="1 to 13, hunt or final")
     subs["check"].add_argument("--seed", type=int, default=BASE, help="draws other cases")
-    subs["predict"].add_argument("lesson", type=int, help=f"1 to {len(LESSONS)}")
-    subs["predict"].add_argument("--compare", action="store_true",
-                                 help="afterwards: your answers beside what came out")  # fmt: skip
     subs["plant"].add_argument("mistake", help="its name in course/planted.toml: 12, p12, 13a")
     grading = subs["grade"].add_argument
     grading("place", type=Path, help="a folder, or a zip of Canvas or Moodle")
@@ -199,12 +169,6 @@ def main() -> None:
         hint(find(options.exercise))
     elif options.command == "picture":
         draw(find(options.exercise), options.force)
-    elif options.command == "predict":
-        if options.compare:
-            print("\n".join(compare(options.lesson)))
-        else:
-            kept = predict(options.lesson)
-            print(f"{kept} predictions of lesson {options.lesson} are written down")
     elif options.command == "plant":
         plant(options.mistake)
     elif options.command == "grade":

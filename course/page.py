@@ -14,7 +14,7 @@ from pathlib import Path
 from command.checks import UserError
 from command.cli import ROOT
 from course.exercises import EXERCISES, HERE, STUBS, hints
-from course.predictions import LESSONS
+from course.lessons import LESSONS
 from web import bundle
 
 STATIC = HERE / "static"

@@ -4,6 +4,7 @@ reader can do: sliders, and a box for a prediction.
 Nothing of the engine is in here. enter.py makes its modules and `experiments` known.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from inspect import signature
@@ -14,8 +15,8 @@ import matplotlib.pyplot as plt
 from IPython import get_ipython
 from IPython.display import clear_output, display
 
-from command.checks import UserError
-from course import predictions
+from command.cli import write_file
+from course.exercises import MINE
 from experiments.lib.common import paper_numbers, print_table
 from experiments.lib.look import COLOURS, GREY, OPERATOR_LOOKS, SERIES, star, use_style
 from experiments.lib.measuring import this_machine
@@ -86,16 +87,8 @@ def bars(axes, places, operators, width: float = 0.6) -> None:
     low = [0.0] * len(operators)
     for name, colour in OPERATOR_COLOURS.items():
         heights = [each.get(name, 0.0) for each in operators]
-        axes.bar(
-            places,
-            heights,
-            width,
-            bottom=low,
-            color=colour,
-            label=name,
-            edgecolor="white",
-            linewidth=0.5,
-        )
+        style = {"color": colour, "label": name, "edgecolor": "white", "linewidth": 0.5}
+        axes.bar(places, heights, width, bottom=low, **style)
         low = [under + height for under, height in zip(low, heights, strict=True)]
 
 
@@ -135,25 +128,26 @@ def predict(name: str) -> None:
 
     An answer stays. Without a reader, nothing is asked.
     """
-    lesson, number = map(int, name.split("."))
-    question = predictions.questions(lesson)[number - 1]
     kit = widgets()
     if kit is None:
         print("your prediction: in Jupyter, a box is here. An answer is optional.")
         return
+    path = MINE / "predictions.json"
     try:
-        said = predictions.recorded().get(name)
-    except UserError as error:
-        print(error)
+        answers = dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
+    except (ValueError, TypeError, RecursionError):
+        print(f"{path} is damaged: mend it, or move it away")
         return
-    if said:
-        print(f"you said: {said['answer']}")
+    if name in answers:
+        print(f"you said: {answers[name]}")
         return
     box = kit.Text(placeholder="type, then Enter", description="I expect:", continuous_update=False)
 
     def keep(change: Mapping) -> None:
         if answer := change["new"].strip():
-            predictions.record(name, question, answer)
+            MINE.mkdir(exist_ok=True)
+            kept = json.loads(path.read_text("utf-8")) if path.exists() else {}
+            write_file(path, json.dumps({name: answer} | kept, indent=1) + "\n")
             box.disabled, box.description = True, "written:"
 
     box.observe(keep, "value")

@@ -22,7 +22,7 @@ import pytest
 
 from command.checks import UserError
 from course import __main__ as commands
-from course import doctor, drive, page, predictions
+from course import doctor, drive, page
 from course import picture as painted
 from course.browser import in_browser
 from course.check import e04, e07, e13, final, hunt
@@ -38,6 +38,7 @@ from course.exercises import (
     load,
     read_answer,
 )
+from course.lessons import LESSONS
 from course.local import asker
 from course.picture import picture
 from course.plants import named, plants, right, unwritten
@@ -54,7 +55,7 @@ SLOW = ("8", "13", "hunt", "final")  # their self-tests take seconds
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A student's folder, and not the one of whoever runs the tests."""
     folder = tmp_path / "mine"
-    for module in ("__main__", "local", "predictions"):
+    for module in ("__main__", "local"):
         monkeypatch.setattr(f"course.{module}.MINE", folder)
     return folder
 
@@ -115,61 +116,19 @@ def test_hints_come_one_after_the_other(mine: Path, capsys: pytest.CaptureFixtur
     assert {len(hints(exercise)) for exercise in EXERCISES.values()} == {3}
 
 
-def test_submit_packs_the_exercises_alone_and_says_how_far_a_student_is(
-    mine: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_submit_packs_the_exercises_alone(mine: Path, capsys: pytest.CaptureFixture) -> None:
     commands.start()
     (mine / "e09.py").write_bytes((COURSE / "reference.py").read_bytes())
-    (mine / "e10.py").write_text("starts = None\n")
-    for key in ("9", "10"):
-        commands.check(find(key), 1)
+    for other in ("e10.py", "e11.py"):
+        (mine / other).unlink()
     (mine / "diary.txt").write_text("not for the lecturer")
     capsys.readouterr()
     commands.submit()
-    assert capsys.readouterr().out.splitlines()[1:] == [
-        "passed when last checked: E9",
-        "not passed yet: E10",
-        "not written yet: E1 E2 E3 E4 E5 E6 E7 E8 E11 E12 E13 Hunt Final",
-    ]
+    said = capsys.readouterr().out
+    assert "not written yet: e01.py e02.py" in said and "e09" not in said and "e10" not in said
     with zipfile.ZipFile(mine / "submission.zip") as packed:
         names = {f"{each.file}.py" for each in EXERCISES.values()}
-        assert set(packed.namelist()) == names
-
-
-def test_predictions_are_kept_before_the_lesson_answers(
-    mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    answers = iter(["a tenth", "", "as long"])
-    predictions.record("10.1", "?", "of another lesson")
-    answered = predictions.predict(1, lambda prompt: next(answers, "later"))
-    assert answered == len(predictions.questions(1)) - 1
-    kept = json.loads((mine / "predictions.json").read_text("utf-8"))
-    assert kept["1.1"]["answer"] == "a tenth" and "1.2" not in kept
-    asked = []
-    predictions.predict(1, lambda prompt: asked.append(prompt) or "again")
-    assert len(asked) == 1, "only what has no answer is asked"
-    capsys.readouterr()
-    monkeypatch.setattr("sys.stdin", None)
-    assert predictions.predict(2) == 0 and "nobody answers" in capsys.readouterr().out
-    with pytest.raises(UserError, match="lesson is 99"):
-        predictions.questions(99)
-    for damaged in ("{", "5", '{"1.1": "a tenth"}', '{"1.1": {}}'):
-        (mine / "predictions.json").write_text(damaged)
-        with pytest.raises(UserError, match="damaged"):
-            predictions.predict(1)
-
-
-def test_a_student_sees_a_prediction_beside_the_result_and_no_result_before(mine: Path) -> None:
-    for lesson in range(1, len(predictions.LESSONS) + 1):
-        found = predictions.outcomes(lesson)
-        assert [each.question for each in found] == predictions.questions(lesson)
-        assert all(each.printed or "picture" in each.where for each in found), lesson
-    first, second, *_ = predictions.outcomes(3)
-    predictions.record("3.1", first.question, "4 x 12")
-    told = "\n".join(predictions.compare(3))
-    assert "you said: 4 x 12" in told and first.explained in told
-    assert first.printed.splitlines()[0] in told
-    assert second.explained not in told and "not yet: 3.2" in told
+        assert set(packed.namelist()) == names - {"e10.py", "e11.py"}
 
 
 # ---------------------------------------------------------- the course checks what it says
@@ -180,8 +139,7 @@ def stub_source(exercise: Exercise) -> str:
 
 
 @pytest.mark.parametrize(
-    "key",
-    [pytest.param(key, marks=pytest.mark.slow if key in SLOW else ()) for key in EXERCISES],
+    "key", [pytest.param(key, marks=pytest.mark.slow if key in SLOW else ()) for key in EXERCISES]
 )
 def test_right_answers_pass_and_planted_mistakes_are_caught(key: str) -> None:
     exercise = EXERCISES[key]
@@ -568,7 +526,7 @@ def test_the_readme_and_the_lessons_list_all_exercises() -> None:
         assert exercise.title in row and f" {exercise.lines} |" in row
         told = set(re.findall(r"\b[A-Z]\d+\b", row.partition(exercise.title)[2]))
         assert told == set(exercise.check.PROPERTIES), exercise.name
-        lesson = predictions.LESSONS[exercise.lesson - 1].read_text("utf-8")
+        lesson = LESSONS[exercise.lesson - 1].read_text("utf-8")
         tail = lesson.rpartition("# %% [markdown]")[2]
         assert f"python -m course check {exercise.key}" in tail, exercise.name
 

@@ -11,7 +11,6 @@ from types import ModuleType
 
 import pytest
 
-from course import predictions
 from docs import whatif
 from experiments.lib.common import paper_numbers
 
@@ -29,6 +28,7 @@ def loaded(name: str) -> ModuleType:
 
 execute, lesson = map(loaded, ("execute", "lesson"))
 LESSONS = execute.lessons()
+MARK = "**Predict first.**"
 each_lesson = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 
 
@@ -230,7 +230,7 @@ def test_numbers_of_the_text_stand_in_the_lesson(path: Path) -> None:
 def shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ipywidgets.Widget]:
     """What a live notebook displays. The answers go to a folder of the test."""
     found: list[ipywidgets.Widget] = []
-    monkeypatch.setattr(predictions, "MINE", tmp_path)
+    monkeypatch.setattr(lesson, "MINE", tmp_path)
     monkeypatch.setattr(lesson, "widgets", lambda: ipywidgets)
     monkeypatch.setattr(lesson, "display", found.append)
     return found
@@ -273,20 +273,21 @@ def test_a_slider_shows_it_again(shown: list) -> None:
 
 
 def test_a_box_keeps_one_answer(shown: list, tmp_path: Path, capsys) -> None:
+    kept = tmp_path / "predictions.json"
     lesson.predict("3.2")
-    [box] = shown
-    box.value = "  "
-    assert not (tmp_path / "predictions.json").exists()
-    box.value = "a triangle"
-    assert box.disabled
-    predictions.record("3.2", "?", "a square")
-    kept = {"question": predictions.questions(3)[1], "answer": "a triangle"}
-    assert json.loads((tmp_path / "predictions.json").read_text("utf-8")) == {"3.2": kept}
+    lesson.predict("3.2")  # a second box, open at the same time
+    first, second = shown
+    first.value = "  "
+    assert not kept.exists()
+    first.value = "a triangle"
+    second.value = "a square"
+    assert first.disabled and json.loads(kept.read_text("utf-8")) == {"3.2": "a triangle"}
     lesson.predict("3.2")
-    assert len(shown) == 1 and "you said: a triangle" in capsys.readouterr().out
-    (tmp_path / "predictions.json").write_text("{")
-    lesson.predict("3.2")
-    assert "damaged" in capsys.readouterr().out
+    assert len(shown) == 2 and "you said: a triangle" in capsys.readouterr().out
+    for damaged in ("{", "5", "[" * 9999):
+        kept.write_text(damaged)
+        lesson.predict("3.2")
+        assert "damaged" in capsys.readouterr().out
 
 
 @each_lesson
@@ -297,8 +298,8 @@ def test_each_box_follows_its_question(path: Path) -> None:
     assert len(names) >= 2
     for name in names:
         before = text[: text.index(f'predict("{name}")')]
-        assert name == f"{int(path.stem[:2])}.{before.count(predictions.MARK)}"
-        since = before.rpartition(predictions.MARK)[2]
+        assert name == f"{int(path.stem[:2])}.{before.count(MARK)}"
+        since = before.rpartition(MARK)[2]
         assert since.count("# %%") == 1, "no other cell between them"
 
 
