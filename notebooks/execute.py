@@ -15,11 +15,9 @@ outputs. It refuses a lesson whose code has changed.
 import enter  # noqa: F401
 
 import ast
-import asyncio
 import os
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jupytext
@@ -60,39 +58,22 @@ def convert(source: Path) -> nbformat.NotebookNode:
     return notebook
 
 
+class Here(AsyncKernelManager):
+    """This very Python: a user's own kernels named python3 are not looked at."""
+
+    def _kernel_spec_manager_default(self) -> KernelSpecManager:
+        return KernelSpecManager(kernel_dirs=[], ensure_native_kernel=True)
+
+
 def execute(notebook: nbformat.NotebookNode) -> None:
-    """Run all cells in this very Python: a user's own kernels named python3 are not looked at."""
-    manager = AsyncKernelManager(
-        kernel_name="python3",
-        kernel_spec_manager=KernelSpecManager(kernel_dirs=[], ensure_native_kernel=True),
-    )
+    """Run all cells."""
     metadata = notebook.metadata.copy()
-    quiet = ["--log-level=ERROR"]
-    place = {"metadata": {"path": str(HERE)}}
     client = NotebookClient(
-        notebook,
-        km=manager,
-        timeout=LIMIT,
-        resources=place,
-        record_timing=False,
-        coalesce_streams=True,
-        extra_arguments=quiet,
-    )
-
-    async def run() -> None:
-        try:
-            await client.async_execute()
-        finally:
-            await manager.shutdown_kernel(now=True)  # else it keeps its memory until we end
-
-    with ThreadPoolExecutor(1) as pool:  # outside the main thread, it leaves Ctrl-C to us
-        try:
-            pool.submit(lambda: asyncio.run(run())).result()
-        except KeyboardInterrupt:
-            # do not wait until the client notices that its kernel has gone
-            if manager.provisioner is not None and manager.provisioner.process is not None:
-                manager.provisioner.process.kill()
-            os._exit(130)
+        notebook, kernel_name="python3", kernel_manager_class=Here, timeout=LIMIT,
+        resources={"metadata": {"path": str(HERE)}}, record_timing=False, coalesce_streams=True,
+        extra_arguments=["--log-level=ERROR"],
+    )  # fmt: skip
+    client.execute()
     notebook.metadata = metadata  # without the version of this Python
 
 
@@ -169,13 +150,8 @@ def main() -> None:
                 problems = complaints(notebook)
         except CellExecutionError as error:
             problems = [str(error)]
-        print(
-            "failed" if problems else "ok",
-            f"{time.perf_counter() - start:.1f} s",
-            *problems,
-            sep="\n" if problems else "  ",
-            flush=True,
-        )
+        print("failed" if problems else "ok", f" {time.perf_counter() - start:.1f} s", flush=True)
+        print(*(f"{problem}\n" for problem in problems), sep="", end="")
         failed |= bool(problems)
         if (options.refresh or options.text) and not problems:
             write_file(source.with_suffix(".ipynb"), nbformat.writes(notebook) + "\n")

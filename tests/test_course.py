@@ -494,7 +494,7 @@ def test_the_doctor_runs_on_an_old_python_without_packages(
     assert done.returncode == 1 and not done.stderr, done.stderr
     assert "MISSING numpy (not there), " in done.stdout
     assert "note    no torch. E2 to E4" in done.stdout
-    monkeypatch.setattr(doctor.sys, "version_info", (3, 8, 10, "final", 0))
+    monkeypatch.setattr(doctor, "TOO_OLD", True)
     state, said = doctor.python()
     assert state == doctor.MISSING and "install a 64-bit Python 3.11 or newer" in said
     (tmp_path / "requirements.txt").write_text("torch==9.9\n")
