@@ -72,11 +72,6 @@ print(f"machine: {this_machine()}")
 # **Predict first.** Will both ways give the same tokens? How many rows does each compute for the
 # last of 120 tokens? In which of the two does the time per token grow?
 
-# %%
-from lesson import predict
-
-predict("2.1")
-
 
 # %%
 def without_cache():
@@ -151,9 +146,6 @@ plt.show()
 #
 # **Predict first.** We make a cache of 3 slots of 8 tokens. How many bytes does it take when it is
 # empty? How many when it is full?
-
-# %%
-predict("2.2")
 
 # %%
 small = KVCache(MODELS["demo"], slots=3, length=8)

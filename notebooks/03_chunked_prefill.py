@@ -179,11 +179,6 @@ while scheduler.has_work:
 # the number of chunks?
 
 # %%
-from lesson import predict
-
-predict("3.4")
-
-# %%
 llm = LLM("demo", dtype="float64", max_batch_size=1, max_length=256, device="cpu", fast=False)
 text = "The with statement wraps the execution of a block with methods of a context manager. "
 prompt = llm.tokenizer.encode(text * 6)[:128]
@@ -277,9 +272,6 @@ for name, attend in (("right", reference), ("forgetful", forgetful)):
 #
 # **Predict first.** A prompt of 1024 runs in 4 chunks. How many times as many keys are read as in
 # one piece? Are more products of a query and a key computed, or fewer?
-
-# %%
-predict("3.5")
 
 # %%
 rows = []

@@ -98,11 +98,6 @@ print_table(["iteration", "chunk (tokens)", "decodes (requests)", "rows"], rows)
 # **Predict first.** Take this last batch. How many of its rows need logits?
 
 # %%
-from lesson import predict
-
-predict("4.2")
-
-# %%
 chunk = kept.chunks[0]
 ends = "the prompt ends here" if chunk.is_last else "more to come"
 print(f"chunk:   request {chunk.request.request_id}, {chunk.length} tokens", end=" ")
@@ -158,9 +153,6 @@ plt.show()
 #
 # **Predict first.** In this iteration, how many times does `preproj` run in one layer? On how many
 # rows? How many times does attention run?
-
-# %%
-predict("4.3")
 
 # %%
 calls = []  # (operator, requests, rows), in the order in which they run

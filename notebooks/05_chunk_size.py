@@ -145,11 +145,6 @@ print(f"batches that its decodes need:    {decodes / 17:.2f} of 17 places each")
 # **Predict first.** How much does the time grow between 129 and 256 tokens?
 
 # %%
-from lesson import predict
-
-predict("5.2")
-
-# %%
 cost = CostModel(MODELS["llama-13b"], GPUS["a6000"])
 
 
@@ -256,9 +251,6 @@ for start in (128, 256):
 # The cost model was not fitted to these numbers, so its results here are predictions.
 #
 # **Predict first.** Which of the three chunk sizes gains most at P:D = 5? At 100?
-
-# %%
-predict("5.3")
 
 # %%
 ratios = [1, 2, 3, 5, 7, 10, 14, 20, 28, 40, 60, 100, 200]

@@ -141,11 +141,6 @@ gantts({policy: priced(policy) for policy in ("orca", "hybrid_only")}, BOUND, NA
 # **Predict first.** Why 110?
 
 # %%
-from lesson import predict
-
-predict("6.3")
-
-# %%
 scheduler = make_scheduler("sarathi_serve", max_batch_size=8, chunk_size=512)
 sizes = [(9, 9), (9, 9), (912, 512)]  # two requests decode, the prompt of one is half done
 for number, (prompt, prefilled) in enumerate(sizes):
@@ -283,9 +278,6 @@ gantts({policy: traces[policy] for policy in chunked}, BOUND, NAMES, title)
 # two tokens?
 
 # %%
-predict("6.5")
-
-# %%
 three = {policy: priced(policy) for policy in ("sarathi_serve", "vllm_v0", "prefill_first")}
 gantts(three, BOUND, NAMES, title)
 for policy, trace in three.items():
@@ -324,9 +316,6 @@ POLICIES[Considerate.name] = Considerate  # the registry: from here on it is a p
 # %% [markdown]
 # **Predict first.** Compared with `sarathi_serve`: what happens to the longest gap of A and B? To
 # C's first token? To the total time?
-
-# %%
-predict("6.6")
 
 # %%
 compared = ("sarathi_serve", "considerate")

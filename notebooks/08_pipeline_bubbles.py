@@ -82,11 +82,6 @@ def show(traces, title, names=None):
 # **Predict first.** Draw the two stages on paper, as bars on two lines: A first, then B, then C.
 # Where does a stage wait? For how many seconds in total?
 
-# %%
-from lesson import predict
-
-predict("8.1")
-
 
 # %%
 def on_paper(prompts, stages=2, output=2):
@@ -239,9 +234,6 @@ print_table(["what the paper leaves open", "our answer"], list(asdict(setup).ite
 #
 # **Predict first.** With two stages, step 2's Orca loses 29.2 % of the time to bubbles. What does
 # it lose with eight? What does SARATHI lose?
-
-# %%
-predict("8.4")
 
 
 # %%

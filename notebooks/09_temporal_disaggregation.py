@@ -160,11 +160,6 @@ assert phases.bubble < separate.bubble and sum(phases.busy) > sum(separate.busy)
 # and its prefill yields the first. How many requests are admitted before the first decode?
 
 # %%
-from lesson import predict
-
-predict("9.3")
-
-# %%
 from pipeline.td_pipe import TDPipe
 
 options = {"stages": 2, "max_batch_size": 2, "cache_tokens": 22, "rules": Rules(pack=1)}
@@ -216,9 +211,6 @@ assert [row[1] for row in log[:4]] == ["A", "B", "C", "-"] and log[3][-1] == "de
 #
 # **Predict first.** A holds 30 tokens now and has 6 steps to go. B holds 10 tokens and has 30 steps
 # to go. C holds 20 tokens and has 14 steps to go. At which step do they hold most tokens in total?
-
-# %%
-predict("9.4")
 
 # %%
 from pipeline.phases import LookAhead
@@ -485,9 +477,6 @@ for name, machine in machines.items():
 #
 # **Predict first.** Outputs get longer, and no host counts. Does TD-Pipe's lead over TP+HB rise or
 # fall? And its lead over PP+HB? Then the baselines get a host: does one of them still win?
-
-# %%
-predict("9.11")
 
 # %%
 from configs.hosts import HOSTS, Host

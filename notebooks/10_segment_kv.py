@@ -147,11 +147,6 @@ plt.show()
 # **Predict first.** By which factor does the cache shrink, if the prompt is very long? Very short?
 
 # %%
-from lesson import predict
-
-predict("10.2")
-
-# %%
 gptj, BS = MODELS["gptj-6b"], 32
 one = gptj.kv_bytes_per_token()  # formula (1): K and V, all layers, fp16
 for cache in ("standard", "segment"):
@@ -372,10 +367,6 @@ assert math.isclose(both[2] / both[1], whole[2] / whole[1])
 #
 # **Predict first.** Let C be 16. A search of four beams decodes, and so does one ordinary request.
 # The prompt of a third request is cut into chunks. How long is a chunk?
-
-# %%
-# the seventh question of this lesson; it belongs to step 6
-predict("10.7")
 
 # %%
 tokens = llm.tokenizer.encode("A list is a sequence of objects, and a tuple is one, too. ") * 3

@@ -79,11 +79,6 @@ def start(*flags):
 # to each token: a microsecond, a millisecond, or tens of milliseconds?
 
 # %%
-from lesson import predict
-
-predict("11.1")
-
-# %%
 server, address = start("--chunk-size", "64")
 body = {"model": "demo", "prompt": "The with statement", "max_tokens": 48}
 body |= {"temperature": 0, "stream": True}
@@ -233,9 +228,6 @@ plt.show()
 # already, the table says so: `below 2.0`. `simulate` gets the same requests.
 #
 # **Predict first.** At which rate does each policy break the SLO? Which of the two bounds breaks?
-
-# %%
-predict("11.3")
 
 
 # %%

@@ -1,10 +1,9 @@
-"""What all lessons share: the look of the pictures, the paper's numbers, a stopwatch, and what a
-reader can do: sliders, and a box for a prediction.
+"""What all lessons share: the look of the pictures, the paper's numbers, a stopwatch, and
+sliders for a reader.
 
 Nothing of the engine is in here. enter.py makes its modules and `experiments` known.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from inspect import signature
@@ -15,8 +14,6 @@ import matplotlib.pyplot as plt
 from IPython import get_ipython
 from IPython.display import clear_output, display
 
-from command.cli import write_file
-from course.exercises import MINE
 from experiments.lib.common import paper_numbers, print_table
 from experiments.lib.look import COLOURS, GREY, OPERATOR_LOOKS, SERIES, star, use_style
 from experiments.lib.measuring import this_machine
@@ -31,7 +28,7 @@ if shell := get_ipython():
 
 __all__ = [
     "COLOURS", "GREY", "OPERATOR_COLOURS", "POLICY_LOOKS", "SERIES", "bars", "fastest", "gantts",
-    "paper", "plain_ticks", "predict", "print_table", "sliders", "star", "this_machine", "working",
+    "paper", "plain_ticks", "print_table", "sliders", "star", "this_machine", "working",
 ]  # fmt: skip
 
 use_style()
@@ -121,37 +118,6 @@ def widgets() -> ModuleType | None:
     except ModuleNotFoundError:
         return None
     return ipywidgets
-
-
-def predict(name: str) -> None:
-    """A box for a prediction: "3.2" is the second of lesson 3. `course/mine/` keeps the answer.
-
-    An answer stays. Without a reader, nothing is asked.
-    """
-    kit = widgets()
-    if kit is None:
-        print("your prediction: in Jupyter, a box is here. An answer is optional.")
-        return
-    path = MINE / "predictions.json"
-    try:
-        answers = dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
-    except (ValueError, TypeError, RecursionError):
-        print(f"{path} is damaged: mend it, or move it away")
-        return
-    if name in answers:
-        print(f"you said: {answers[name]}")
-        return
-    box = kit.Text(placeholder="type, then Enter", description="I expect:", continuous_update=False)
-
-    def keep(change: Mapping) -> None:
-        if answer := change["new"].strip():
-            MINE.mkdir(exist_ok=True)
-            kept = json.loads(path.read_text("utf-8")) if path.exists() else {}
-            write_file(path, json.dumps({name: answer} | kept, indent=1) + "\n")
-            box.disabled, box.description = True, "written:"
-
-    box.observe(keep, "value")
-    display(box)
 
 
 def sliders(show: Callable[..., None], **choices: tuple | list) -> None:

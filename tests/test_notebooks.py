@@ -1,5 +1,5 @@
 """The lessons: .py and .ipynb in step, outputs that are fit to be read, numbers of the text that
-stand in the lesson, sliders and boxes for a reader. `make notebooks` executes them.
+stand in the lesson, sliders for a reader. `make notebooks` executes them.
 """
 
 import importlib.util
@@ -28,7 +28,6 @@ def loaded(name: str) -> ModuleType:
 
 execute, lesson = map(loaded, ("execute", "lesson"))
 LESSONS = execute.lessons()
-MARK = "**Predict first.**"
 each_lesson = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 
 
@@ -210,7 +209,7 @@ def printed(notebook: nbformat.NotebookNode) -> list[float]:
 def test_numbers_of_the_text_stand_in_the_lesson(path: Path) -> None:
     notebook, exceptions = committed(path), EXCEPTIONS.get(int(path.stem[:2]), {})
     code = "\n".join(cell.source for cell in code_of(notebook))
-    parameters = numbers(re.sub(r'^predict\("[\d.]+"\)$', "", code, flags=re.MULTILINE))
+    parameters = numbers(code)
     outputs, published, found = printed(notebook), paper_numbers().values(), [*stated(notebook)]
     assert [
         (text, paragraph)
@@ -223,14 +222,13 @@ def test_numbers_of_the_text_stand_in_the_lesson(path: Path) -> None:
     assert exceptions.keys() <= {text for text, _ in found}
 
 
-# ------------------------------------------------------------------------- sliders and boxes
+# ---------------------------------------------------------------------------------- sliders
 
 
 @pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ipywidgets.Widget]:
-    """What a live notebook displays. The answers go to a folder of the test."""
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[ipywidgets.Widget]:
+    """What a live notebook displays."""
     found: list[ipywidgets.Widget] = []
-    monkeypatch.setattr(lesson, "MINE", tmp_path)
     monkeypatch.setattr(lesson, "widgets", lambda: ipywidgets)
     monkeypatch.setattr(lesson, "display", found.append)
     return found
@@ -246,14 +244,11 @@ def noted() -> tuple[list[tuple[int, str]], Callable]:
     return calls, what_if
 
 
-def test_without_a_reader_the_default_is_shown_and_nobody_is_asked(
-    capsys: pytest.CaptureFixture,
-) -> None:
+def test_without_a_reader_the_default_is_shown() -> None:
     calls, what_if = noted()
     assert lesson.widgets() is None, "no kernel, nobody to ask"
     lesson.sliders(what_if, size=(1, 9), word=["a", "b"])
-    lesson.predict("1.1")
-    assert calls == [(3, "b")] and "in Jupyter" in capsys.readouterr().out
+    assert calls == [(3, "b")]
 
 
 def test_who_waits_for_a_cell_is_told(capsys: pytest.CaptureFixture) -> None:
@@ -270,37 +265,6 @@ def test_a_slider_shows_it_again(shown: list) -> None:
     size.value = 7
     word.value = "a"
     assert calls == [(3, "b"), (7, "b"), (7, "a")]
-
-
-def test_a_box_keeps_one_answer(shown: list, tmp_path: Path, capsys) -> None:
-    kept = tmp_path / "predictions.json"
-    lesson.predict("3.2")
-    lesson.predict("3.2")  # a second box, open at the same time
-    first, second = shown
-    first.value = "  "
-    assert not kept.exists()
-    first.value = "a triangle"
-    second.value = "a square"
-    assert first.disabled and json.loads(kept.read_text("utf-8")) == {"3.2": "a triangle"}
-    lesson.predict("3.2")
-    assert len(shown) == 2 and "you said: a triangle" in capsys.readouterr().out
-    for damaged in ("{", "5", "[" * 9999):
-        kept.write_text(damaged)
-        lesson.predict("3.2")
-        assert "damaged" in capsys.readouterr().out
-
-
-@each_lesson
-def test_each_box_follows_its_question(path: Path) -> None:
-    """`predict("3.2")` stands right after the second question of lesson 3."""
-    text = path.read_text("utf-8")
-    names = re.findall(r'^predict\("([\d.]+)"\)$', text, re.MULTILINE)
-    assert len(names) >= 2
-    for name in names:
-        before = text[: text.index(f'predict("{name}")')]
-        assert name == f"{int(path.stem[:2])}.{before.count(MARK)}"
-        since = before.rpartition(MARK)[2]
-        assert since.count("# %%") == 1, "no other cell between them"
 
 
 # Lesson 7's `what_if` draws arrivals and lengths with numpy, and no browser has it.
