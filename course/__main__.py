@@ -21,6 +21,7 @@ if TOO_OLD:  # it could not read what follows
 
 import argparse
 import json
+import os
 import secrets
 import sys
 from pathlib import Path
@@ -172,6 +173,8 @@ def main() -> None:
     elif options.command == "plant":
         plant(options.mistake)
     elif options.command == "grade":
+        if os.name != "posix":
+            raise UserError("grade needs Linux or macOS: on Windows, run it in WSL")
         from course.grade import grade
 
         only = [find(key).key for key in options.only or EXERCISES]

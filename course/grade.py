@@ -5,7 +5,7 @@ lines of JSON. The checks, their truth, the seed and the results are in this pro
 submission that exits, hangs, floods, or patches a checker in its own process earns nothing.
 
 Limits are seconds of the processor: a grade does not depend on what else the machine does. The
-clock ends what sleeps. On Linux and macOS, whatever ends this process, no worker outlives it.
+clock ends what sleeps. Whatever ends this process, no worker outlives it (worker.py).
 """
 
 import csv
@@ -52,16 +52,15 @@ class Worker:
 
     def __init__(self, files: dict[str, str], place: Path):
         self.spent, self.home = 0.0, Path(tempfile.mkdtemp(dir=place))
-        kept = ("PATH", "SYSTEMROOT", "LANG")
-        environment = {name: os.environ[name] for name in kept if name in os.environ}
-        environment |= dict.fromkeys(("HOME", "TMPDIR", "TEMP"), str(self.home))
+        environment = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+        environment |= dict.fromkeys(("HOME", "TMPDIR"), str(self.home))
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         torch = any(each.torch and each.file in files for each in EXERCISES.values())
         setup = {"files": files, "torch": torch, "memory": MEMORY, "seconds": int(WHOLE)}
         with tempfile.TemporaryFile(dir=self.home) as said:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "course.worker"], cwd=ROOT, env=environment, stderr=said,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=os.name == "posix",
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
             )  # fmt: skip
             try:
                 self.held = self.exchange(setup, START).get("held", [])
@@ -76,8 +75,8 @@ class Worker:
     def exchange(self, message: dict, seconds: float) -> dict:
         """Send a line, get a line. AnswerError if none comes, or if it is no answer.
 
-        seconds: of the processor. The worker itself keeps to them. Where no other process watches
-        it (Windows), or where a student's code can reach that one, all of a line may be forged.
+        seconds: of the processor. The worker itself keeps to them. Where a student's code can reach
+        the process that watches it, all of a line may be forged.
         """
         seconds = max(0.1, seconds)
         began = time.monotonic()

@@ -5,17 +5,13 @@
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import sysconfig
 import time
 from contextlib import suppress
 from pathlib import Path
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
 
 PROTECTIONS = ("memory", "processes", "files", "network", "signals")
 # of unshare(2)
@@ -83,8 +79,6 @@ def fence(memory: int, seconds: int) -> list[str]:
 
 
 def limit(memory: int, seconds: int) -> list[str]:
-    if resource is None:
-        return []
     held = []
     seconds += int(time.process_time()) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))

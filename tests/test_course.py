@@ -332,8 +332,9 @@ def test_a_score_needs_an_honest_schedule(monkeypatch: pytest.MonkeyPatch) -> No
     scores = [final.score(None, random.Random(1), {}, {}) for _ in range(2)]
     assert scores[0].startswith("1.250 ") and scores[1].startswith("none: ")
     # nobody may be parked for long, and no request after its first token
-    latencies = (0.05, 1.0, 4.0), (0.06, 1.0, 4.0), (0.05, 1.1, 4.0), (0.05, 1.0, 4.1)
-    assert [final.Latency(*each).meets(0.05) for each in latencies] == [True, False, False, False]
+    assert final.meets([0.05] * 199 + [1.0], [4.0] * 10)
+    assert not final.meets([0.06] * 100, [4.0]) and not final.meets([0.05] * 199 + [1.1], [4.0])
+    assert not final.meets([0.05] * 100, [4.0] * 8 + [4.1] * 2)
 
 
 # ---------------------------------------------------------------------- pictures, and the page

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from course.exercises import NOTHING, UNWRITTEN, AnswerError, Ask, Exercise
@@ -117,6 +117,11 @@ def same(wanted: object, got: object, eps: float = 0.0) -> bool:
     if isinstance(wanted, float):
         return type(got) in (float, int) and abs(wanted - got) <= eps
     return type(wanted) is type(got) and wanted == got
+
+
+def nested(draw: Callable[[], float], *shape: int) -> list | float:
+    """Drawn numbers as lists in lists."""
+    return [nested(draw, *shape[1:]) for _ in range(shape[0])] if shape else draw()
 
 
 def many(count: int, what: str) -> str:
