@@ -85,7 +85,7 @@ course-start submit: $(READY)
 	$(BIN)/python -m course $(patsubst course-%,%,$@)
 
 check hint picture: $(READY)
-	$(BIN)/python -m course $@ $(or $(E),$(error name an exercise: make $@ E=6))
+	$(BIN)/python -m course $@ $(or $(E),$(error name an exercise: make $@ E=6)) $(N)
 
 # Flags follow in ARGS: make grade DIR=submissions ARGS="--only 1 9 --out first.csv".
 grade: export GRADED = $(value DIR)

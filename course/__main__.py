@@ -3,7 +3,7 @@
     python -m course doctor         what is missing on this machine?
     python -m course start          your copies of the exercises, in course/mine/
     python -m course check 6        does your E6 keep its properties? If not: the smallest case
-    python -m course hint 6         the next of three hints
+    python -m course hint 6         the first of three hints; then hint 6 2, hint 6 3
     python -m course picture 6      your attempt beside what it should be: course/mine/e06.png
     python -m course submit         course/mine/submission.zip
     python -m course grade DIR      for instructors: all submissions of a folder or a zip
@@ -20,7 +20,6 @@ if TOO_OLD:  # it could not read what follows
     raise SystemExit(not doctor())
 
 import argparse
-import json
 import os
 import secrets
 import sys
@@ -35,16 +34,6 @@ from course.exercises import BASE, EXERCISES, MINE, STUBS, Exercise, find, hints
 class Parser(argparse.ArgumentParser):
     def error(self, message: str):
         raise UserError(f"{message}; see 'python -m course --help'")
-
-
-def needs_torch(exercise: Exercise) -> None:
-    if exercise.torch:
-        try:
-            import torch  # noqa: F401  (only asked whether it is there)
-        except ModuleNotFoundError:
-            raise UserError(
-                f"{exercise.name} needs torch: make install, or pip install -r requirements.txt"
-            ) from None
 
 
 def start() -> None:
@@ -65,7 +54,6 @@ def plant(text: str) -> None:
 
     mistake = named(text)
     exercise = find(mistake.exercise)
-    needs_torch(exercise)
     path = MINE / f"{exercise.file}.py"
     ours = {each.source.encode() for each in plants() if each.exercise == exercise.key}
     ours.add((STUBS / path.name).read_bytes())
@@ -81,25 +69,9 @@ def check(exercise: Exercise, seed: int) -> bool:
     from course.check.frame import examine, lines
     from course.local import asker, mine_of
 
-    needs_torch(exercise)
     verdict = examine(exercise, asker(exercise, mine_of(exercise)), seed)
     print("\n".join(lines(exercise, verdict)))
     return verdict.failure is None
-
-
-def hint(exercise: Exercise) -> None:
-    """The next hint. Which one was the last is kept in mine/hints.json."""
-    path = MINE / "hints.json"
-    try:
-        shown = dict(json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError):  # none yet, or damaged
-        shown = {}
-    last = shown.get(exercise.key)
-    last = last if last in (1, 2, 3) else 0
-    again, level = " (you have seen all three: this is the last)" * (last == 3), min(3, last + 1)
-    print(f"hint {level} of 3 for {exercise.name}{again}\n\n{hints(exercise)[level - 1]}")
-    if MINE.is_dir():
-        write_file(path, json.dumps(shown | {exercise.key: level}) + "\n")
 
 
 def draw(exercise: Exercise, force: bool) -> None:
@@ -108,7 +80,6 @@ def draw(exercise: Exercise, force: bool) -> None:
     from course.picture import picture
     from experiments.lib.look import save_figure
 
-    needs_torch(exercise)
     mine = mine_of(exercise)
     path = claim(MINE / f"{exercise.file}.png", force)
     save_figure(figure_of(f"{exercise.name}: {exercise.title}", picture(exercise, mine)), path)
@@ -140,6 +111,7 @@ def parsed() -> argparse.Namespace:
         subs[name] = commands.add_parser(name)
     for name in ("check", "hint", "picture"):
         subs[name].add_argument("exercise", help="1 to 13, hunt or final")
+    subs["hint"].add_argument("number", type=int, nargs="?", default=1, choices=(1, 2, 3))
     subs["check"].add_argument("--seed", type=int, default=BASE, help="draws other cases")
     subs["plant"].add_argument("mistake", help="its name in course/planted.toml: 12, p12, 13a")
     grading = subs["grade"].add_argument
@@ -167,7 +139,8 @@ def main() -> None:
     elif options.command == "check":
         sys.exit(not check(find(options.exercise), options.seed))
     elif options.command == "hint":
-        hint(find(options.exercise))
+        exercise, number = find(options.exercise), options.number
+        print(f"hint {number} of 3 for {exercise.name}\n\n{hints(exercise)[number - 1]}")
     elif options.command == "picture":
         draw(find(options.exercise), options.force)
     elif options.command == "plant":

@@ -100,14 +100,11 @@ def harmless(name: str) -> str:
 
 def rubric() -> dict[str, float]:
     """Points for passing each exercise's check, from the table in instructor/rubric.md."""
-    rows = re.findall(r"^\| (\w+) \| ([\d.]+) \|", RUBRIC.read_text("utf-8"), re.MULTILINE)
-    points = {each.key: dict(rows).get(each.name) for each in EXERCISES.values()}
-    try:
-        return {key: float(found) for key, found in points.items()}
-    except (TypeError, ValueError):
-        lost = next(key for key in points if not re.fullmatch(r"\d+(\.\d+)?", points[key] or ""))
-        name = EXERCISES[lost].name
-        raise UserError(f"{RUBRIC}: no row '| {name} | POINTS |' with a number") from None
+    rows = dict(re.findall(r"^\| (\w+) \| ([\d.]+) \|", RUBRIC.read_text("utf-8"), re.MULTILINE))
+    for each in EXERCISES.values():
+        if not re.fullmatch(r"\d+(\.\d+)?", rows.get(each.name, "")):
+            raise UserError(f"{RUBRIC}: no row '| {each.name} | POINTS |' with a number")
+    return {key: float(rows[each.name]) for key, each in EXERCISES.items()}
 
 
 def results_json(grade: Grade, points: dict[str, float], seed: int, first: str) -> dict:

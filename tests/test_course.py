@@ -100,20 +100,14 @@ def test_an_exercise_has_many_names() -> None:
     assert find("Hunt").file == "hunt"
 
 
-def test_hints_come_one_after_the_other(mine: Path, capsys: pytest.CaptureFixture) -> None:
-    commands.start()
-    capsys.readouterr()
-    told = []
-    for _ in range(4):
-        commands.hint(find("6"))
-        told.append(capsys.readouterr().out)
-    assert len(set(told[:3])) == 3, "three levels"
-    assert told[3] != told[2] and told[2].splitlines()[-1] in told[3], "the last again, and said so"
-    for damaged in ("damaged", "5"):
-        (mine / "hints.json").write_text(damaged)
-        commands.hint(find("6"))
-        assert capsys.readouterr().out == told[0]
+def test_an_exercise_has_three_hints(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     assert {len(hints(exercise)) for exercise in EXERCISES.values()} == {3}
+    for words, number in (("6", 1), ("6 2", 2), ("6 3", 3)):
+        monkeypatch.setattr("sys.argv", ["course", "hint", *words.split()])
+        commands.main()
+        assert hints(find("6"))[number - 1] in capsys.readouterr().out
 
 
 def test_submit_packs_the_exercises_alone(mine: Path, capsys: pytest.CaptureFixture) -> None:

@@ -175,20 +175,13 @@ def lines(exercise: Exercise, verdict: Verdict) -> list[str]:
     told = [f"{head} {exercise.title}: not yet. {what}"]
     told += ["", "the smallest case found:", f"  {failure.where}"]
     if failure.table:
-        widths = [
-            max(len(str(cell)) for cell in column) for column in zip(*failure.table, strict=True)
-        ]
-        told += (
-            [""]
-            + [
-                "  "
-                + "  ".join(
-                    str(cell).rjust(wide) for cell, wide in zip(row, widths, strict=True)
-                ).rstrip()
-                for row in failure.table
-            ]
-            + [""]
-        )
+        columns = zip(*failure.table, strict=True)
+        widths = [max(len(str(cell)) for cell in column) for column in columns]
+        told.append("")
+        for row in failure.table:
+            cells = [str(cell).rjust(wide) for cell, wide in zip(row, widths, strict=True)]
+            told.append(f"  {'  '.join(cells)}".rstrip())
+        told.append("")
     told += [f"  expected  {failure.expected}", f"  got       {failure.got}"]
     if failure.teaches:
         told += ["", failure.teaches]
