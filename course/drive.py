@@ -29,18 +29,15 @@ class FakeModel:
 
     def __init__(self) -> None:
         self.state: dict[int, int] = {}  # request id -> hash of what is cached
-        self.cached: dict[int, int] = {}  # request id -> tokens
 
     def feed(self, request_id: int, tokens: Sequence[int]) -> int:
         """Append tokens to a request's cache. Returns the token that then follows."""
         state = zlib.crc32(bytes(tokens), self.state.get(request_id, 0))
         self.state[request_id] = state
-        self.cached[request_id] = self.cached.get(request_id, 0) + len(tokens)
         return state % VOCABULARY
 
     def release(self, request_id: int) -> None:
         self.state.pop(request_id, None)
-        self.cached.pop(request_id, None)
 
 
 def alone(request: Request) -> list[int]:

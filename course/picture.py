@@ -1,9 +1,8 @@
 """An attempt as a picture, beside what it should be: panels as plain data (course/sketch.py).
 
-One fixed case for each exercise; or the one that a check has failed on, where it can be drawn.
+One fixed case for each exercise.
 """
 
-import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +20,6 @@ from experiments.lib.colours import COLOURS
 HUES = [COLOURS[name] for name in ("orange", "blue", "green", "purple", "sky", "vermilion")]
 TITLES = ("what it should be", "yours")
 BASELINE = "Sarathi-Serve"
-LONGEST = 2000  # letters of a failing case that is drawn: a longer one is too wide
 Draw = Callable[[dict, object, bool], Panel]
 """A case, its answer, and whether the answer is the student's -> a panel."""
 
@@ -186,22 +184,12 @@ def answers(exercise: Exercise, ask: Ask) -> tuple[Draw, dict, Callable[[dict], 
     return stages, {"seconds": seconds, "micro_batches": 2, "starts": starts(seconds, 2)}, ask
 
 
-ANY_CASE = ("e06", "e08", "final", "e09", "e10")  # their painters take any case
-PICTURES = ("e01", "e02", "e03", "e07", *ANY_CASE)  # the others' checks say it all in a table
+PICTURES = ("e01", "e02", "e03", "e06", "e07", "e08", "e09", "e10", "final")
+# The others' checks say it all in a table.
 
 
-def can_draw(exercise: Exercise, failed: dict) -> bool:
-    fits = len(json.dumps(failed)) < LONGEST
-    return fits and exercise.file in ANY_CASE and "preempt" not in failed
-
-
-def picture(
-    exercise: Exercise, mine: SimpleNamespace, failed: dict | None = None, name: str = TITLES[1]
-) -> list[Panel]:
-    """Two panels. failed: the case of a check, drawn if it can be. name: of the second one.
-
-    A UserError if the student's code does not answer.
-    """
+def picture(exercise: Exercise, mine: SimpleNamespace, name: str = TITLES[1]) -> list[Panel]:
+    """Two panels. name: of the second one. A UserError if the student's code does not answer."""
     if exercise.file not in PICTURES:
         names = ", ".join(each.removeprefix("e").lstrip("0") for each in PICTURES)
         raise UserError(f"{exercise.name} has no picture: choose one of {names}")
@@ -209,8 +197,6 @@ def picture(
     found = []
     for title, code in zip((first, name), (solution(exercise.file), mine), strict=True):
         draw, case, ask = answers(exercise, asker(exercise, code))
-        if failed and can_draw(exercise, failed):
-            case = failed
         try:
             shown = {name: each for name, each in case.items() if not name.startswith("_")}
             found.append(replace(draw(case, ask(shown), code is mine), title=title))

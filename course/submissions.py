@@ -188,7 +188,7 @@ def submissions(place: Path) -> tuple[list[Submission], list[str]]:
         if kind == "canvas" and not canvas_made([file for _, file in group]):
             handed += [submission(top, [file], top in late) for top, file in group]
         else:
-            files = sorted((file for _, file in group), key=lambda file: file.order)
+            files = [file for _, file in group]
             handed.append(submission(name, files, kind == "canvas" and name in late))
     return sorted(handed, key=lambda each: each.name), left
 

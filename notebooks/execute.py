@@ -106,17 +106,16 @@ def complaints(notebook: nbformat.NotebookNode) -> list[str]:
     found = []
     for number, cell in enumerate(notebook.cells):
         for output in cell.get("outputs", []):
-            text = str(output.get("text", "")) + str(
-                {kind: data for kind, data in output.get("data", {}).items() if kind != "image/png"}
-            )
+            data = {
+                kind: each for kind, each in output.get("data", {}).items() if "png" not in kind
+            }
+            text = f"{output.get('text', '')}{data}"
             if output.output_type == "error" or output.get("name") == "stderr":
                 name, what = output.get("ename", "stderr"), output.get("evalue", text)
                 found.append(f"cell {number}: {name}: {what[:300]}")
-            found += [
-                f"cell {number}: the output names {path}"
-                for path in (str(HERE.parent), str(Path.home()) + "/")
-                if path in text
-            ]
+            for path in (str(HERE.parent), f"{Path.home()}/"):
+                if path in text:
+                    found.append(f"cell {number}: the output names {path}")
     return found
 
 

@@ -390,17 +390,13 @@ def asked(call: str, **question: object) -> dict:
     return json.loads(in_browser(json.dumps({"call": call} | question), int))
 
 
-def test_the_failing_case_is_drawn_if_it_fits() -> None:
+def test_the_page_draws_what_the_command_draws() -> None:
     code = named("1").source
     told = asked("check", exercise="6", code=code)
-    assert told["draw"] and told["case"]["C"] == 4
-    shown = asked("picture", exercise="6", code=code, case=told["case"])
-    assert "C = 4" in shown["svg"][1] and shown["words"] == "The smallest case that was found."
-    other = asked("check", exercise="6", code=code, seed=2)["case"]
-    assert other["requests"] != told["case"]["requests"]
-    told["case"]["requests"] *= 100
-    shown = asked("picture", exercise="6", code=code, case=told["case"])
-    assert "C = 16" in shown["svg"][1] and shown["words"] == "A case that is always the same."
+    assert told["draw"] and told["failure"]["prop"] == "K1"
+    assert asked("check", exercise="6", code=code, seed=2)["failure"] != told["failure"]
+    shown = asked("picture", exercise="6", code=code)["svg"]
+    assert len(shown) == 2 and "C = 16" in shown[1]
     with pytest.raises(UserError, match="no picture"):
         picture(find("3"), load("def chunk_mask(start, length):\n    return 5\n", "e03.py"))
 

@@ -41,8 +41,7 @@ from tests import spawn
 
 ROOT = Path(__file__).parent.parent
 INSTRUCTOR = ROOT / "course" / "instructor"
-POSIX = pytest.mark.skipif(os.name != "posix", reason="it needs signals and links")
-LINUX = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals, links and /proc")
 
 
 def graded(folder: Path, *only: str, **options: object) -> list[Grade]:
@@ -152,7 +151,6 @@ def test_what_counts_in_a_whole_clone_and_what_is_named(tmp_path: Path) -> None:
     assert "Not read: submission-3.zip: " in notes
 
 
-@POSIX
 def test_a_link_reads_nobody_elses_work(tmp_path: Path) -> None:
     ben, eve = tmp_path / "ben", tmp_path / "eve"
     write(ben, {"e06.py": "ben's"})
@@ -240,7 +238,6 @@ def attack(body: str, **names: object) -> str:
 
 
 @pytest.mark.slow
-@POSIX
 def test_attacks_earn_nothing_and_harm_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -309,7 +306,6 @@ E1 = {key: each for key, each in find("1").check.cases(random.Random(1))[0].item
 ASKED = {"file": "e01", "case": E1}
 
 
-@LINUX
 @pytest.mark.parametrize("asked", [False, True])
 def test_what_a_submission_hides_ends_with_its_worker(tmp_path: Path, asked: bool) -> None:
     """Without any fence: it starts processes in sessions of their own, and they hear of nothing."""
@@ -345,7 +341,6 @@ def worker_of(tmp_path: Path) -> Iterator:
         assert not worker.home.exists()
 
 
-@LINUX
 @pytest.mark.skipif(
     processor_clock(os.getpid()) is time.monotonic, reason="another process's clock is not told"
 )
@@ -405,14 +400,12 @@ def test_no_exercise_takes_the_time_of_the_others(
     assert [*found.results.values()] == ["answer"] * 6 + ["time"]
 
 
-@LINUX
 def test_a_fence_limits_what_is_taken_on_top() -> None:
     code = "from course.sandbox import limit\nlimit(64 << 20, 9)\nprint(len(bytearray(32 << 20)))\n"
     done = spawn.run("-c", f"{code}bytearray(128 << 20)\n")
     assert done.stdout == f"{32 << 20}\n" and done.stderr.endswith("MemoryError\n")
 
 
-@POSIX
 def test_a_network_that_cannot_be_given_up_is_not_protected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -431,7 +424,6 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None
     monkeypatch.setattr(sys, "executable", str(python))
 
 
-@POSIX
 def test_a_line_that_is_forged_is_no_answer_and_hides_no_time(
     tmp_path: Path, worker_of, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -454,14 +446,12 @@ def test_a_line_that_is_forged_is_no_answer_and_hides_no_time(
     assert worker.process.stdin.closed, "else a traceback comes when it is collected"
 
 
-@POSIX
 def test_two_lines_for_one_case_are_no_answer(worker_of) -> None:
     worker = worker_of(attack(FRAMES.replace("DATA", "said + said")))
     with pytest.raises(AnswerError, match="no answer"):
         worker.exchange(ASKED, grade.CASE)
 
 
-@POSIX
 def test_a_worker_that_does_not_start_says_why(
     tmp_path: Path, worker_of, monkeypatch: pytest.MonkeyPatch
 ) -> None:

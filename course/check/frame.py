@@ -39,23 +39,18 @@ class Broken(Exception):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check found. failure: None if all cases hold. score: of those that have one.
-
-    case: the one that fails, without its hidden fields; None if it is no case of a judge's.
-    """
+    """What a check found. failure: None if all cases hold. score: of those that have one."""
 
     cases: int
     seconds: float
     failure: Failure | None
     score: str = ""
-    case: dict | None = None
 
 
 def examine(exercise: Exercise, ask: Ask, seed: int) -> Verdict:
     """Run a check's cases, the smallest first, up to the first one that fails."""
     check, start, count, failure = exercise.check, time.perf_counter(), 0, None
     rng = random.Random(f"{seed} {exercise.key}")
-    shown = None
     for case in check.cases(rng):
         count += 1
         shown = {name: each for name, each in case.items() if not name.startswith("_")}
@@ -69,7 +64,6 @@ def examine(exercise: Exercise, ask: Ask, seed: int) -> Verdict:
             failure = judged(check.judge, case, answer)
         if failure:
             break
-    shown = shown if failure and failure.prop != ANSWER else None
     score = ""
     if failure is None and hasattr(check, "score"):  # hunt, final
         try:
@@ -78,7 +72,7 @@ def examine(exercise: Exercise, ask: Ask, seed: int) -> Verdict:
             failure = unanswered("the hidden workloads", error)
         except Broken as broken:
             failure = broken.failure
-    return Verdict(count, time.perf_counter() - start, failure, score, shown)
+    return Verdict(count, time.perf_counter() - start, failure, score)
 
 
 def unanswered(where: str, error: AnswerError, teaches: str = "") -> Failure:

@@ -151,7 +151,7 @@ async function check() {
     progress();
     if (answer.draw) {
       say("Drawing ...");
-      results[key].picture = await python.ask({ call: "picture", ...question, case: answer.case });
+      results[key].picture = await python.ask({ call: "picture", ...question });
       say("");
     }
   } catch (error) {
@@ -183,9 +183,9 @@ function showResult() {
   place.className = result.passed ? "good" : "bad";
   place.replaceChildren(...(result.error ? [make("p", { textContent: result.error })] : verdict(result)));
   if (figure.hidden) return;
-  const { svg, words, error } = result.picture;
+  const { svg, error } = result.picture;
   figure.firstChild.hidden = Boolean(error);
-  figure.lastChild.textContent = error ?? words;
+  figure.lastChild.textContent = error ?? "A case that is always the same.";
   if (svg) figure.firstChild.replaceChildren(...svg.map((each) => document.importNode(
     new DOMParser().parseFromString(each, "image/svg+xml").documentElement, true)));
 }
