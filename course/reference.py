@@ -193,28 +193,26 @@ class Blocks(e13.Blocks):
 
 def bad(run: SimpleNamespace) -> bool:
     """A run that breaks K1 to K5. The project's rules are the checker's: this is an excerpt."""
-    left = [len(prompt) for prompt in run.prompts]
-    outputs = [0] * len(left)
+    whole = [len(prompt) for prompt in run.prompts]
+    left, outputs = list(whole), [0] * len(whole)
     for chunks, decodes in run.batches:
-        ready = [i for i, rest in enumerate(left) if rest == 0 and outputs[i] < run.most[i]]
+        ready = [i for i, rest in enumerate(left) if not rest and outputs[i] < run.most[i]]
+        started = [i for i, rest in enumerate(left) if 0 < rest < whole[i]]
+        new = [i for i, rest in enumerate(left) if rest == whole[i]]
         rows = sum(length for _, _, length in chunks) + len(decodes)
-        if set(ready) - set(decodes) or (chunks and rows > run.chunk_size) or len(chunks) > 1:
+        if sorted(decodes) != ready or (chunks and rows > run.chunk_size) or len(chunks) > 1:
             return True
-        started = [i for i, rest in enumerate(left) if 0 < rest < len(run.prompts[i])]
-        new = [i for i, rest in enumerate(left) if rest == len(run.prompts[i])]
-        for i, start, length in chunks:
-            if i != [*started, *new, i][0] or length < 1 or start != len(run.prompts[i]) - left[i]:
-                return True
-            left[i] -= length
-            outputs[i] += left[i] == 0
-            if left[i] and rows < run.chunk_size:
-                return True
         free = len(ready) + len(started) < run.max_batch_size
         if not chunks and rows < run.chunk_size and (started or (free and new)):
             return True
-        for i in decodes:
-            if i not in ready:
+        for i, start, length in chunks:
+            left[i] -= length
+            if i != (started + new)[0] or start + length != whole[i] - left[i]:
                 return True
+            if length < 1 or (left[i] and rows < run.chunk_size):
+                return True
+            outputs[i] += not left[i]
+        for i in decodes:
             outputs[i] += 1
     return False
 

@@ -26,8 +26,7 @@ from course.reference import solution
 from experiments import fig3, fig4, fig6, fig7, fig9, policies
 from experiments.lib import look
 from experiments.lib.rows import Rows
-from pictures.gantt import draw_lanes, legend_handles
-from pictures.lanes import request_lanes
+from pictures.gantt import draw_runs
 
 SIZE, DPI = (12.0, 6.75), 160  # inches; 1920 x 1080 pixels: letters of 15 pt have 33 pixels
 DECK = "lecture.pptx"
@@ -74,16 +73,11 @@ def gain() -> plt.Figure:
 def who_waits(*names: str) -> Callable[[], plt.Figure]:
     def draw() -> plt.Figure:
         found = policies.predict()
-        figure, grid = look.panels(len(names), 1, 12, 6.75 / len(names), sharex=True)
-        lanes = [request_lanes(found.traces[name], found.bound, policies.NAMES) for name in names]
-        end = max(bar.end for lane in lanes for bars in lane.values() for bar in bars)
-        for [axes], name, lane in zip(grid, names, lanes, strict=True):
-            draw_lanes(axes, lane, end=end)
+        title = f"{policies.MODEL} on {policies.GPU}, predicted; dotted: C and D arrive"
+        traces = {name: found.traces[name] for name in names}
+        figure = draw_runs(traces, found.bound, policies.NAMES, title)
+        for axes in figure.axes:
             axes.axvline(found.arrival, color="black", linestyle=":", zorder=1)
-            axes.set_title(name, loc="left", fontweight="bold")
-        grid[-1][0].set_xlabel("time (s); dotted: C and D arrive")
-        figure.suptitle(f"{policies.MODEL} on {policies.GPU}, predicted")
-        figure.legend(handles=legend_handles(lanes), loc="outside lower center", ncols=3)
         return figure
 
     return draw

@@ -18,8 +18,7 @@ from experiments.lib.common import paper_numbers, print_table
 from experiments.lib.look import COLOURS, GREY, OPERATOR_LOOKS, SERIES, star, use_style
 from experiments.lib.measuring import this_machine
 from experiments.lib.papers import LOOKS, looks_of
-from pictures.gantt import draw_lanes, legend_handles
-from pictures.lanes import request_lanes
+from pictures.gantt import draw_runs
 from scheduler import POLICIES
 from timeline import Trace
 
@@ -90,21 +89,8 @@ def bars(axes, places, operators, width: float = 0.6) -> None:
 
 
 def gantts(traces: Mapping[str, Trace], bound: float, names: Mapping[int, str], title: str) -> None:
-    """Runs below each other on one time axis.
-
-    traces: by name. bound: a longer gap between tokens is a stall. names: of requests, by id.
-    """
-    lanes = {run: request_lanes(trace, bound, names) for run, trace in traces.items()}
-    figure, panels = plt.subplots(
-        len(traces), 1, figsize=(12, 2.1 * len(traces) + 1), sharex=True, squeeze=False
-    )
-    end = max(bar.end for run in lanes.values() for lane in run.values() for bar in lane)
-    for axes, (run, lane) in zip(panels[:, 0], lanes.items(), strict=True):
-        draw_lanes(axes, lane, end=end)
-        axes.set_title(run, loc="left", fontweight="bold")
-    panels[-1, 0].set_xlabel("time (s)")
-    figure.suptitle(title, fontsize=15)
-    figure.legend(handles=legend_handles(lanes.values()), loc="outside lower center", ncols=6)
+    """Runs below each other on one time axis: see `draw_runs`."""
+    draw_runs(traces, bound, names, title)
     plt.show()
 
 

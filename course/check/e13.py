@@ -47,21 +47,6 @@ def draw(rng: random.Random) -> dict:
             "requests": requests}  # fmt: skip
 
 
-def in_order(size: int, blocks: int, prompts: list, order: list) -> dict:
-    """No scheduler: requests of one output token are allocated, run and released as it is said."""
-    return {"blocks": blocks, "size": size, "B": len(prompts), "C": 1, "order": order,
-            "requests": [[prompt, 1, [], 0.0] for prompt in prompts]}  # fmt: skip
-
-
-def long(rng: random.Random) -> dict:
-    """Forty short requests."""
-    texts, size = [[rng.randrange(2) for _ in range(6)] for _ in range(3)], rng.choice((1, 2, 3))
-    prompts = [rng.choice(texts)[: rng.randint(1, 6)] for _ in range(40)]
-    order = [[name, i] for i in range(40) for name in ("allocate", "run", "release")]
-    order.sort(key=lambda each: each[1] + 2 * rng.random() + 2 * (each[0] == "release"))
-    return in_order(size, 6 // size + rng.randint(0, 6), prompts, order)
-
-
 def hole(rng: random.Random) -> dict:
     """Two requests run the same first block. That of the first is evicted: a child stays known."""
     size = rng.randint(1, 4)
@@ -70,14 +55,12 @@ def hole(rng: random.Random) -> dict:
     order = ["allocate 0", "allocate 1", "run 0", "run 1", "release 0", "allocate 2", "run 2",
              "release 1", "allocate 3", "run 3"]  # fmt: skip
     order = [[name, int(i)] for name, i in map(str.split, order)]
-    return in_order(size, 4, [first, chain, other, chain], order)
+    requests = [[prompt, 1, [], 0.0] for prompt in (first, chain, other, chain)]
+    return {"blocks": 4, "size": size, "B": 4, "C": 1, "order": order, "requests": requests}
 
 
 def cases(rng: random.Random) -> list[dict]:
-    drawn = [draw(rng) for _ in range(300)] + [long(rng) for _ in range(100)]
-    drawn += [hole(rng) for _ in range(10)]
-    order = [[name, i] for i in (0, 1) for name in ("allocate", "run")]
-    drawn.append(in_order(2, 4, [[1, 12, 0], [11, 2, 0]], order))  # the same digits
+    drawn = [draw(rng) for _ in range(300)] + [hole(rng) for _ in range(10)]
     return sorted(drawn, key=lambda case: sum(len(p) + most for p, most, *_ in case["requests"]))
 
 

@@ -123,25 +123,24 @@ def many(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
-LONGEST = 210  # letters of a case that are shown: an item has at least three
+LONGEST = 210  # letters of a case that are shown
 
 
 def named(value: object) -> object:
     """Without the shapes of models and GPUs, which fill a screen: their names are enough."""
     if isinstance(value, dict):
         return value.get("name") or {key: named(each) for key, each in value.items()}
-    return [named(each) for each in value[: LONGEST // 3]] if isinstance(value, list) else value
+    return [named(each) for each in value[:LONGEST]] if isinstance(value, list) else value
 
 
 def describe(case: dict) -> str:
     """A case in a line. Of requests it says their sizes: nobody reads the tokens."""
-    parts = [
-        f"requests (prompt + output tokens): {sizes(each)}"
-        if name == "requests"
-        else f"{name} = {named(each)}"
-        for name, each in case.items()
-        if not name.startswith("_")
-    ]
+    parts = []
+    for name, each in case.items():
+        if name == "requests":
+            parts.append(f"requests (prompt + output tokens): {sizes(each)}")
+        elif not name.startswith("_"):
+            parts.append(f"{name} = {named(each)}")
     text = ", ".join(parts)
     return text if len(text) < LONGEST else text[:LONGEST] + " ..."
 
