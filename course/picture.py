@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 from command.checks import UserError
 from course import drive
-from course.check import e02, e07, e09
+from course.check import e02, e07
 from course.exercises import UNWRITTEN, AnswerError, Ask, Exercise
 from course.local import asker
 from course.reference import solution, starts
@@ -117,24 +117,6 @@ def masks(case: dict, answer: list, _: bool) -> Panel:
     return replace(panel, shapes=[*panel.shapes, *lines])
 
 
-def waits(case: dict, answer: dict, _: bool = True) -> Panel:
-    shapes, last = [], 0.0
-    for number, (first, gaps) in enumerate(zip(answer["ttft"], answer["tbts"], strict=True)):
-        left = case["lives"][number]["arrival"]
-        shapes.append(Bar(left, number - 0.4, first, 0.8, COLOURS["orange"], "TTFT"))
-        left += first
-        for gap in gaps:
-            hue, name = ("vermilion", "gap above the bound") if gap > case["bound"] else (
-                "blue", "gap")  # fmt: skip
-            shapes.append(Bar(left, number - 0.25, gap, 0.5, COLOURS[hue], name))
-            left += gap
-        last = max(last, left)
-    count = len(case["lives"])
-    return Panel(shapes, (0, 1.02 * last or 1), (-0.5, count - 0.5),
-                 f"time (s); P99 of the gaps: {answer['p99']:.2f} s", "request",
-                 y_ticks=numbered(count))  # fmt: skip
-
-
 def stages(case: dict, answer: dict, _: bool = True) -> Panel:
     shapes, end = [], 0.0
     for number, (work, begun) in enumerate(zip(case["seconds"], answer["starts"], strict=True)):
@@ -178,13 +160,11 @@ def answers(exercise: Exercise, ask: Ask) -> tuple[Draw, dict, Callable[[dict], 
     if file == "e03":
         cuts = [[start, min(5, 16 - start)] for start in range(0, 16, 5)]
         return masks, {"whole": 16, "chunks": cuts}, ask
-    if file == "e09":
-        return waits, e09.draw(rng, 2), ask
     seconds = [[0.25 * (1 + 3 * i % 5), 0.25 * (1 + i % 4), 0.5] for i in range(10)]
     return stages, {"seconds": seconds, "micro_batches": 2, "starts": starts(seconds, 2)}, ask
 
 
-PICTURES = ("e01", "e02", "e03", "e06", "e07", "e08", "e09", "e10", "final")
+PICTURES = ("e01", "e02", "e03", "e06", "e07", "e08", "e10", "final")
 # The others' checks say it all in a table.
 
 

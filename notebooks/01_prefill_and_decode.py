@@ -49,6 +49,7 @@ from lesson import (
     paper,
     plain_ticks,
     print_table,
+    sliders,
     this_machine,
     working,
 )
@@ -380,9 +381,6 @@ print_table(
 
 
 # %%
-from lesson import sliders
-
-
 def what_if(gpu="h100", context=1024, count=18):
     other = CostModel(llama, GPUS[gpu])
     batches = Batch([Chunk(prompt, 0, 1024)], []), Batch([], decodes(count, context))

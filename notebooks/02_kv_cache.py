@@ -44,7 +44,7 @@ from costmodel import requests_that_fit
 from engine import LLM
 from executor import ModelExecutor, synchronized_clock
 from kvcache import CacheError, KVCache
-from lesson import COLOURS, GREY, SERIES, paper, star, this_machine, working
+from lesson import COLOURS, GREY, SERIES, paper, sliders, star, this_machine, working
 from loop import Loop
 from scheduler import make_scheduler
 
@@ -345,9 +345,6 @@ plt.show()
 
 
 # %%
-from lesson import sliders
-
-
 def what_if(key_heads=40, length=1024, bytes_per_value=2, gpu="a6000"):
     variant = replace(llama, n_kv_head=key_heads)
     fits = requests_that_fit(variant, GPUS[gpu], length, bytes_per_value)

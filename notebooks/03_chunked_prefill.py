@@ -53,6 +53,7 @@ from lesson import (
     paper,
     plain_ticks,
     print_table,
+    sliders,
     star,
     this_machine,
     working,
@@ -428,9 +429,6 @@ print(f"attention of a chunk of 64: {cost.model.n_head} blocks; SMs: {GPUS['a600
 
 
 # %%
-from lesson import sliders
-
-
 def what_if(prompt=4096, chunk_size=256, software="sarathi"):
     cost = CostModel(MODELS["llama-13b"], GPUS["a6000"], software=software)
     request = Request(0, range(prompt), max_tokens=1)

@@ -48,6 +48,7 @@ from lesson import (
     paper,
     plain_ticks,
     print_table,
+    sliders,
     star,
     this_machine,
     working,
@@ -390,9 +391,6 @@ for bound in (1.0, 0.2, 0.1):
 
 
 # %%
-from lesson import sliders
-
-
 def what_if(length=2048, B=9, ratio=28):
     sizes = (128, 256, 384, 512, 768)
     curve = [gain(ratio, size, length, B) for size in sizes]

@@ -39,7 +39,7 @@ import matplotlib.pyplot as plt
 from batch import Request
 from engine import LLM, SamplingParams
 from experiments.policies import TODAY
-from lesson import COLOURS, GREY, POLICY_LOOKS, gantts, paper, print_table, this_machine
+from lesson import COLOURS, GREY, POLICY_LOOKS, gantts, paper, print_table, sliders, this_machine
 from scheduler import POLICIES, SarathiServe, make_scheduler
 from simulate import simulate
 
@@ -444,9 +444,6 @@ for policy, trace in real.items():
 
 
 # %%
-from lesson import sliders
-
-
 def what_if(policy="sarathi_serve", budget=128):
     gantts({f"{policy}, budget {budget}": priced(policy, budget)}, BOUND, NAMES, title)
 

@@ -46,7 +46,7 @@ from configs import MODELS
 from engine import LLM, SamplingParams
 from experiments.lib.papers import ARXIV, CHAT, MISTRAL, YI
 from experiments.serve_stalls import waiting
-from lesson import COLOURS, POLICY_LOOKS, paper, plain_ticks, print_table, this_machine
+from lesson import COLOURS, POLICY_LOOKS, paper, plain_ticks, print_table, sliders, this_machine
 from serving import capacity
 from serving.capacity import p99_tbt, token_times
 
@@ -351,7 +351,6 @@ plt.show()
 # - ... chunks shrank as a prompt goes on (`dynamic`)? What happens to the P99?
 
 # %%
-from lesson import sliders
 from serving.traffic import gamma, make_requests
 
 

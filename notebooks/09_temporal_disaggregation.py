@@ -38,7 +38,7 @@ import matplotlib.pyplot as plt
 
 from batch import Request
 from experiments.lib.td import LOOKS, NODES, azure, run
-from lesson import COLOURS, paper, print_table, working
+from lesson import COLOURS, paper, print_table, sliders, working
 from pictures.gantt import STAGE_LOOKS, draw_stages, legend_handles
 from pictures.lanes import stage_lanes
 from pipeline import BUBBLES, IDLE, PipelineTrace, make_micro_batches, run_pipeline
@@ -530,9 +530,6 @@ print(f"paper, at most: {paper['td_vs_tp_hb']:g} over TP+HB, {paper['td_vs_pp_hb
 
 
 # %%
-from lesson import sliders
-
-
 def what_if(machine="L20 + 32B", prompt=512, output=256, requests=400):
     for system in ("TD-Pipe", "PP+HB", "TP+HB"):
         mine = run(NODES[machine], system, lengths_of(prompt, output, requests))

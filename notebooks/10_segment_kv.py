@@ -47,7 +47,17 @@ from beam.search import unwound
 from configs import MODELS
 from engine import LLM, SamplingParams
 from executor import ModelExecutor
-from lesson import COLOURS, GREY, SERIES, paper, plain_ticks, print_table, this_machine, working
+from lesson import (
+    COLOURS,
+    GREY,
+    SERIES,
+    paper,
+    plain_ticks,
+    print_table,
+    sliders,
+    this_machine,
+    working,
+)
 from loop import Loop
 from scheduler import make_scheduler
 
@@ -534,9 +544,6 @@ print(f"the next token with segments: BW = 4 takes {four / one:.2f} times BW = 1
 
 
 # %%
-from lesson import sliders
-
-
 def what_if(beams=8, prompt=512, most=128):
     _, axes = plt.subplots(figsize=(9, 3.6))
     for cache, (colour, _) in zip(("segment", "standard"), SERIES[1::-1], strict=False):

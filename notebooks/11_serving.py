@@ -49,7 +49,7 @@ import numpy as np
 from batch import Request
 from engine import LLM, SamplingParams
 from experiments.lib.common import ROOT
-from lesson import COLOURS, POLICY_LOOKS, plain_ticks, print_table, this_machine
+from lesson import COLOURS, POLICY_LOOKS, plain_ticks, print_table, sliders, this_machine
 from simulate import simulate
 
 
@@ -333,9 +333,6 @@ server.terminate()
 
 
 # %%
-from lesson import sliders
-
-
 def what_if(policy="sarathi_serve", budget=128):
     curve = np.array([simulated(rate, policy, budget) for rate in rates])
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.6))

@@ -47,7 +47,7 @@ from configs import LINKS
 from configs.hosts import HOSTS
 from costmodel import make_batch
 from engine import LLM, SamplingParams
-from lesson import COLOURS, print_table, this_machine
+from lesson import COLOURS, print_table, sliders, this_machine
 from paged.blocks import BlockMemory
 from paged.prompts import shared
 from pictures.gantt import STAGE_LOOKS, Look, draw_lanes, legend_handles
@@ -525,9 +525,6 @@ print_table(columns, rows)
 
 
 # %%
-from lesson import sliders
-
-
 def what_if(layout="1p1d", rate=8, prompt=2000, output=150):
     times, busy = look(fleet(arriving(rate, prompt, output, 80), layout))
     print(f"{layout}: TTFT {times[0]:.0f} ms, P99 {times[1]:.0f} ms;", end=" ")

@@ -356,9 +356,6 @@ def test_a_picture_shows_what_happened() -> None:
     bars = {each.label: (each.y, each.height) for each in shapes if isinstance(each, Bar)}
     assert bars["chunk of request 0"] == (0, 3) and bars["decodes"] == (3, 1)
     assert [each.label for each in shapes if isinstance(each, Mark)] == ["no tokens"]
-    lives = {"bound": 1.0, "lives": [{"arrival": 0.0}]}
-    gaps = painted.waits(lives, {"ttft": [1.0], "tbts": [[1.0, 2.0]], "p99": 2.0}).shapes
-    assert [each.label for each in gaps] == ["TTFT", "gap", "gap above the bound"]
     answer = [{"shape": [2, 2], "rows": ["11", "01"]}]
     panel = painted.masks({"whole": 2, "chunks": [[0, 2]]}, answer, True)
     hues = [each.colour for each in panel.shapes if isinstance(each, Bar)]

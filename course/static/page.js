@@ -4,7 +4,7 @@
 import { get, make } from "./dom.js";
 import { Problem, Python } from "./python.js";
 
-const LIMIT = 60000; // ms without a sign of Python: then its worker is ended
+const LIMIT = 20000; // ms without a sign of Python: then its worker is ended
 const ENDED = "Your code ran for a long time without an end, so it was stopped. Does a loop never end?";
 const KEPT = "nano-sarathi-exercises/"; // what our names in the browser's storage begin with
 
