@@ -35,10 +35,7 @@ def student(question: dict) -> tuple[Exercise, ModuleType]:
 
 
 def check(question: dict, tell: Tell) -> dict:
-    """lines: as the command line prints it. failure: as a `Failure`, or None.
-
-    It tells how many cases were asked.
-    """
+    """lines: as the command prints it. failure: as a `Failure`. It tells how many were asked."""
     exercise, mine = student(question)
     ask, told, count = asker(exercise, mine), time.monotonic(), 0
 

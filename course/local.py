@@ -79,9 +79,8 @@ def limited(work: Callable[[], object], name: str) -> object:
         if not done and time.process_time() - start > LONGEST:
             stack = traceback.extract_stack(sys._current_frames().get(thread.ident))
             places = [frame.lineno for frame in stack if frame.filename == name]
-            raise AnswerError(
-                f"none in {LONGEST:g} s", ENDLESS.format(LONGEST) + line(places, name)
-            )
+            says = ENDLESS.format(LONGEST) + line_of(places, name)
+            raise AnswerError(f"none in {LONGEST:g} s", says)
     answer, error = done[0]
     if error:
         raise error
@@ -95,7 +94,7 @@ def lines_in(error: BaseException, name: str) -> list[int]:
     return [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == name]
 
 
-def line(places: list[int], name: str) -> str:
+def line_of(places: list[int], name: str) -> str:
     return f" (line {places[-1]} of {name})" if places else ""
 
 
@@ -106,7 +105,7 @@ def told(error: BaseException, name: str) -> str:
     the name of that file.
     """
     places = lines_in(error, name)
-    where = line(places, name)
+    where = line_of(places, name)
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
     ours = [file.name for file in files if HERE.parent in file.parents and file not in WRAPPERS]
     if not places and ours:

@@ -102,10 +102,7 @@ def system(number: int, *arguments: object) -> int:
 
 
 def landlock() -> tuple[int, int]:
-    """Rules that allow to read Python's own files, and nothing else; and Landlock's version, or 0.
-
-    The meaning of the numbers: Linux, include/uapi/linux/landlock.h.
-    """
+    """Rules that allow to read Python's own files; Landlock's version, or 0: see landlock.h."""
     none = ctypes.c_uint32(0)
     abi = system(CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
     if abi < 1:

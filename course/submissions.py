@@ -31,7 +31,6 @@ KNOWN = re.compile(
     r"(.+?)(?:-(\d+)| ?\((\d+)\))?\.(?:py|zip)", re.ASCII | re.IGNORECASE | re.DOTALL
 )
 MOODLE = re.compile(r".+_\d+_assignsubmission_file_", re.ASCII | re.DOTALL)  # and a file, or none
-MOST_NOTES = 50
 LONGEST_NAME = 100  # letters of a file's name, or of why it was not read
 
 
@@ -125,8 +124,6 @@ def submission(name: str, files: Iterable[Found], late: bool = False) -> Submiss
             told.refused[key] = "not UTF-8"
         except DAMAGED as bad:
             told.refused[key] = str(bad)[:LONGEST_NAME] or "damaged"
-    if len(told.notes) > MOST_NOTES:
-        told.notes[MOST_NOTES:] = [f"And {len(told.notes) - MOST_NOTES} other files."]
     return told
 
 

@@ -3,14 +3,12 @@
 The checker, the truth and the results stay in the other process. What this one says is believed
 only as an answer to a case. Nothing is unpickled on either side.
 
-These are two processes. The first (`watch`) passes lines on between the grader
-and the second one, which runs the student's code. It counts the seconds of the processor, and it
-outlives the student's code: when that has had its time, or when the grader is gone, even if killed,
-it ends all that the code has started.
+These are two processes. The first (`watch`) passes lines on between the grader and the second one,
+which runs the student's code. It counts the seconds of the processor, and ends all that the code
+has started when that has had its time, or when the grader is gone, even if killed.
 
-A line for it: the seconds of the processor that an answer may take, a space, a case in JSON. A line
-from it: the seconds that it took, a space, the answer in JSON. The student's code can write to the
-pipe, too: if more than one line comes for a case, none is passed on, and the worker ends.
+A line for it: the seconds that an answer may take, a space, a case in JSON. A line from it: those
+that it took, a space, the answer. If more than one line comes for a case, the worker ends.
 """
 
 import json

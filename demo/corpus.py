@@ -1,8 +1,7 @@
-"""The demo model's text and tokenizer.
+"""The demo model's text, and its tokenizer: a byte-level BPE.
 
-The text is the documentation inside CPython itself: `pydoc_data.topics` (the language reference)
-and the docstrings of the standard library, each below its signature. It needs no download, and is
-under the PSF License 2.0 (see demo/README.md). A byte-level BPE is trained on it.
+The text is documentation inside CPython: `pydoc_data.topics` (the language reference) and the
+docstrings of the standard library, each below its signature.
 """
 
 import ast

@@ -1,12 +1,7 @@
-"""Trains the demo model on the documentation that ships inside Python.
+"""Trains the demo model on the documentation that ships inside Python (demo/README.md).
 
-The model has 2.8 M parameters, and takes half an hour on a laptop's CPU.
-
-    python demo/train.py                # 25 minutes, writes demo/
-    python demo/train.py --minutes 2 --out /tmp/demo
-
-The text needs no download: demo/corpus.py says where it comes from, and demo/README.md names its
-licence. The model babbles Python documentation. It has no other use.
+python demo/train.py                # 25 minutes on a laptop's CPU, writes demo/
+python demo/train.py --minutes 2 --out /tmp/demo
 """
 
 import enter  # noqa: F401

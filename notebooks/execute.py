@@ -1,15 +1,9 @@
-"""Run the lessons from scratch.
-
-`make notebooks` is a check and writes nothing. `make notebooks-refresh` writes the .ipynb files.
+"""Run the lessons from scratch. Any error, warning or path of this machine ends it with status 1.
 
     python notebooks/execute.py [--refresh | --text] [LESSON.py ...]
 
-A lesson's source is its .py file (jupytext, percent format). Any error ends the run with exit
-status 1. So does any output that does not belong into a committed notebook: warnings, paths of this
-machine.
-
-`--text` runs nothing. It writes new text and new comments to the .ipynb files, and keeps their
-outputs. It refuses a lesson whose code has changed.
+A lesson's source is its .py file (jupytext, percent format). `--refresh` writes the .ipynb files.
+`--text` runs nothing: it writes new words to them, keeps their outputs, and refuses new code.
 """
 
 import enter  # noqa: F401

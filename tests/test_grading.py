@@ -628,7 +628,9 @@ def test_only_what_was_set_is_graded_and_nothing_is_written_over(
             super().__init__(files, *more)
 
     monkeypatch.setattr(grade, "Worker", Seen)
-    write(tmp_path / "all" / "anna", {f"{name}.py": right(name) for name in ("e01", "e12")})
+    prints = "print('no answer', flush=True)\n"
+    files = {f"{name}.py": right(name) + prints for name in ("e01", "e12")}
+    write(tmp_path / "all" / "anna", files)
     stub = (STUBS / "e02.py").read_text("utf-8").replace("\n", "\r\n")
     (tmp_path / "all" / "anna" / "e02.py").write_bytes(stub.encode())
     out = tmp_path / "grades.csv"
