@@ -71,15 +71,6 @@ def execute(notebook: nbformat.NotebookNode) -> None:
     notebook.metadata = metadata  # without the version of this Python
 
 
-def behaviour(code: str) -> str:
-    """What decides the outputs of a cell: its syntax tree without comments and docstrings."""
-    tree = ast.parse(code)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
-            node.body = node.body[1:]
-    return ast.dump(tree)
-
-
 def copy_outputs(executed: nbformat.NotebookNode, notebook: nbformat.NotebookNode) -> list[str]:
     """Give `notebook` the outputs of `executed`. Returns what forbids it: cells with new code."""
     before, after = (
@@ -89,7 +80,7 @@ def copy_outputs(executed: nbformat.NotebookNode, notebook: nbformat.NotebookNod
         return [f"{len(after)} cells of code, before {len(before)}: --text cannot, use --refresh"]
     changed = []
     for old, new in zip(before, after, strict=True):
-        if behaviour(old.source) != behaviour(new.source):
+        if ast.dump(ast.parse(old.source)) != ast.dump(ast.parse(new.source)):
             changed.append(f"{new.id}: its code has changed: --text cannot, use --refresh")
         new.outputs, new.execution_count = old.outputs, old.execution_count
     return changed

@@ -22,22 +22,12 @@ import pytest
 
 from command.checks import UserError
 from course import __main__ as commands
-from course import doctor, drive, page
+from course import doctor, drive, exercises, page
 from course import picture as painted
 from course.browser import in_browser
 from course.check import e04, e07, e13, final, hunt
 from course.check.frame import Broken, examine, judged, lines, same
-from course.exercises import (
-    EXERCISES,
-    STUBS,
-    UNWRITTEN,
-    AnswerError,
-    Exercise,
-    find,
-    hints,
-    load,
-    read_answer,
-)
+from course.exercises import EXERCISES, STUBS, UNWRITTEN, AnswerError, Exercise, find, hints, load
 from course.lessons import LESSONS
 from course.local import asker
 from course.picture import picture
@@ -265,7 +255,7 @@ def test_an_answer_of_another_form_fails_and_raises_nothing(key: str) -> None:
 @pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999", '{"a": [1, NaN]}', "[" * 9999])
 def test_an_answer_has_no_number_that_is_none(text: str) -> None:
     with pytest.raises(AnswerError):
-        read_answer(text)
+        exercises.read_answer(text)
 
 
 def test_answers_are_compared_part_by_part() -> None:

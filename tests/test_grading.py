@@ -401,9 +401,9 @@ def test_no_exercise_takes_the_time_of_the_others(
 
 
 def test_a_fence_limits_what_is_taken_on_top() -> None:
-    code = "from course.sandbox import limit\nlimit(64 << 20, 9)\nprint(len(bytearray(32 << 20)))\n"
+    code = "from course.sandbox import limit\nlimit(64 << 20, 9)\nprint(len(bytearray(56 << 20)))\n"
     done = spawn.run("-c", f"{code}bytearray(128 << 20)\n")
-    assert done.stdout == f"{32 << 20}\n" and done.stderr.endswith("MemoryError\n")
+    assert done.stdout == f"{56 << 20}\n" and done.stderr.endswith("MemoryError\n")
 
 
 def test_a_network_that_cannot_be_given_up_is_not_protected(

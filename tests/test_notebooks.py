@@ -115,8 +115,8 @@ def test_text_keeps_outputs_of_the_same_code_only() -> None:
     old = nbformat.v4.new_code_cell("def f():\n    return 1", execution_count=1, outputs=[output])
     executed = nbformat.v4.new_notebook(cells=[old])
     for code, same in (
-        ('def f():\n    """Docstring."""\n    return 1  # a comment', True),
-        ('def f():\n    "not" + "a docstring"\n    return 1', False),
+        ("def f():\n    return 1  # a comment", True),
+        ("def f():\n    return 2", False),
     ):
         cells = [nbformat.v4.new_markdown_cell("New words."), nbformat.v4.new_code_cell(code)]
         notebook = nbformat.v4.new_notebook(cells=cells)
