@@ -31,14 +31,9 @@ __all__ = [
 ]  # fmt: skip
 
 use_style()
-matplotlib.rcParams.update(
-    {
-        "figure.constrained_layout.use": True,
-        "figure.figsize": (11, 4.6),
-        "figure.dpi": 90,
-        "savefig.dpi": 90,
-    }
-)
+plt.rc("figure", figsize=(11, 4.6), dpi=90)
+plt.rc("figure.constrained_layout", use=True)
+plt.rc("savefig", dpi=90)
 
 paper = paper_numbers()  # every published number by its id, in experiments/paper_numbers.csv
 # A policy has one colour and one marker in all lessons: those of the figures.
@@ -99,10 +94,8 @@ def widgets() -> ModuleType | None:
     kernel = getattr(get_ipython(), "kernel", None)
     if not getattr(kernel, "_allow_stdin", False):  # nobody there whom a cell could ask
         return None
-    try:
-        import ipywidgets  # slow to load, and only readers need it
-    except ModuleNotFoundError:
-        return None
+    import ipywidgets  # slow to load, and only readers need it
+
     return ipywidgets
 
 

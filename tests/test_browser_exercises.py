@@ -145,6 +145,7 @@ def test_an_endless_loop_is_ended_and_the_page_goes_on(site: str, opened: Opened
 
 def test_what_needs_torch_says_where_to_go(site: str, opened: Opened) -> None:
     shown = opened(f"{site}/course/#2")
+    shown.wait_for_selector("#torch code")
     said = shown.inner_text("#torch")
     assert "make install" in said and "course check 2" in said and shown.is_hidden("#check")
     shown.goto(f"{site}/course/#5")

@@ -93,17 +93,19 @@ def judge(case: dict, answer: list) -> Failure | None:
     rows = [["block", "references", "ends with the tokens"]]
     rows += [[b, count, " ".join(map(str, contents.get(b, "-")))]
              for b, count in enumerate(references[:12])]  # fmt: skip
-    if not (wanted and got and wanted[0] != "run" and same(wanted[:2], got[:2])):
-        return Failure(
-            "K8", where, f"the first step that differs: {wanted}", str(got),
-            "Leave `fits` and `store` as they are, and what they read.", rows,
-        )  # fmt: skip
-    name, i, *_ = got
-    where += f"; {name} for request {i} = {texts[i]}"
 
     def fail(prop: str, expected: object, got: object, teaches: str) -> Failure:
         return Failure(prop, where, str(expected), str(got), teaches, rows)
 
+    if got and got[0] == "allocate" and got[2] == got[3] != []:
+        return fail("D2", "hits, and a block for the rest", got[2],
+                    "Hits are full blocks, and the last token is none of theirs: it must run, or"
+                    " there is no next token.")  # fmt: skip
+    if not (wanted and got and wanted[0] != "run" and same(wanted[:2], got[:2])):
+        return fail("K8", f"the first step that differs: {wanted}", got,
+                    "Leave `fits` and `store` as they are, and what they read.")  # fmt: skip
+    name, i, *_ = got
+    where += f"; {name} for request {i} = {texts[i]}"
     wrong = name == "allocate" and allocated(fail, wanted, got, size, texts[i], contents)
     return wrong or listed(fail, wanted, got, references)
 
@@ -124,9 +126,6 @@ def allocated(
     teaches = "From the first block on, until a hash is not known: what follows is no hit."
     if hits == right[: len(hits)]:
         teaches = f"These are known (held or free), so they are hits: {right[len(hits) :]}."
-    elif len(hits) >= len(table):
-        teaches = "Hits are full blocks, and the last token is none of theirs: it must run, or"
-        teaches += " there is no next token."
     else:
         for place, block in enumerate(hits):
             tokens = text[: size * (place + 1)]

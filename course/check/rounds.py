@@ -236,13 +236,6 @@ class Replay:
                 self.fail(
                     "K0", "a chunk of at least 1 token", f"{length}: {start} of {whole} ran",
                     teaches)  # fmt: skip
-        for i in row["decodes"]:
-            request = self.requests[i]
-            if not request.output and request.prefilled == len(request.prompt) - 1:
-                self.fail(
-                    "K0", "the whole prompt runs as chunks", f"all but one token of request {i}",
-                    "The last row yields the first token: a prefill runs all its tokens.",
-                )  # fmt: skip
 
     def shape(self, batch: Batch, can_decode: list[Request]) -> None:
         """K1, K2 and K3: how many rows."""
