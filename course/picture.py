@@ -125,13 +125,12 @@ def stages(case: dict, answer: dict, _: bool = True) -> Panel:
             shapes.append(Bar(start, stage - 0.4, length, 0.8, hue))
             shapes.append(Words(start + length / 2, stage, number, "#000000"))
             end = max(end, start + length)
-    idle = ", ".join(f"{name} {answer['idle'].get(name, 0):.3g}" for name in IDLE)
+    idle = ", ".join(
+        f"{name} {answer['idle'].get(name, 0):.3g}" for name in ("start-up", "bubble", "drain")
+    )
     count = len(case["seconds"][0])
     return Panel(shapes, (0, 1.02 * end), (-0.5, count - 0.5), f"time (s)\nidle: {idle}", "stage",
                  y_ticks=numbered(count), down=True)  # fmt: skip
-
-
-IDLE = ("start-up", "bubble", "drain")
 
 
 def answers(exercise: Exercise, ask: Ask) -> tuple[Draw, dict, Callable[[dict], object]]:
