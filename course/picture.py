@@ -19,9 +19,6 @@ from experiments.lib.colours import COLOURS
 
 HUES = [COLOURS[name] for name in ("orange", "blue", "green", "purple", "sky", "vermilion")]
 TITLES = ("what it should be", "yours")
-BASELINE = "Sarathi-Serve"
-Draw = Callable[[dict, object, bool], Panel]
-"""A case, its answer, and whether the answer is the student's -> a panel."""
 
 
 def workload(memory: bool) -> dict:
@@ -133,8 +130,11 @@ def stages(case: dict, answer: dict, _: bool = True) -> Panel:
                  y_ticks=numbered(count), down=True)  # fmt: skip
 
 
-def answers(exercise: Exercise, ask: Ask) -> tuple[Draw, dict, Callable[[dict], object]]:
-    """How to draw an exercise: the painter, the case, and how to get an answer to it."""
+def answers(exercise: Exercise, ask: Ask) -> tuple[Callable[..., Panel], dict, Callable]:
+    """How to draw an exercise: the painter, the case, and how to get an answer to it.
+
+    A painter takes a case, its answer, and whether the answer is the student's.
+    """
     rng, file = random.Random(7), exercise.file
     if file in ("e06", "e08", "final"):
         return batches, workload(memory=file == "e08"), ask
@@ -172,7 +172,7 @@ def picture(exercise: Exercise, mine: SimpleNamespace, name: str = TITLES[1]) ->
     if exercise.file not in PICTURES:
         names = ", ".join(each.removeprefix("e").lstrip("0") for each in PICTURES)
         raise UserError(f"{exercise.name} has no picture: choose one of {names}")
-    first = BASELINE if exercise.key == "final" else TITLES[0]
+    first = "Sarathi-Serve" if exercise.key == "final" else TITLES[0]
     found = []
     for title, code in zip((first, name), (solution(exercise.file), mine), strict=True):
         draw, case, ask = answers(exercise, asker(exercise, code))

@@ -40,14 +40,12 @@ PHASES = ((0.0, 256), (0.75, 512), (0.9, 1024))
 def held_out_loss(model: Transformer, tokens: torch.Tensor, context: int = 512) -> float:
     """Mean nats per token, over windows of `context` tokens. No window sees the one before."""
     windows = [tokens[start : start + context + 1] for start in range(0, len(tokens) - 1, context)]
+    nats = 0.0
     with torch.inference_mode():
-        nats = [
-            F.cross_entropy(
-                model.forward_full(w[None, :-1])[0].float(), w[1:], reduction="sum"
-            ).item()
-            for w in windows
-        ]
-    return sum(nats) / (len(tokens) - 1)
+        for window in windows:
+            logits = model.forward_full(window[None, :-1])[0].float()
+            nats += F.cross_entropy(logits, window[1:], reduction="sum").item()
+    return nats / (len(tokens) - 1)
 
 
 def unigram_loss(train: torch.Tensor, held_out: torch.Tensor, vocab_size: int) -> float:
