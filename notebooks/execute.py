@@ -25,15 +25,11 @@ from nbclient.exceptions import CellExecutionError
 from command.checks import UserError
 from command.cli import run_main, write_file
 from command.flags import Flag, Parser
+from course.lessons import LESSONS
 from fast import native
 
 HERE = Path(__file__).resolve().parent
 LIMIT = 600  # s, per cell: far above what any needs
-
-
-def lessons() -> list[Path]:
-    """The sources, in the order of the course."""
-    return sorted(HERE.glob("[0-9][0-9]_*.py"))
 
 
 def convert(source: Path) -> nbformat.NotebookNode:
@@ -122,7 +118,7 @@ def main() -> None:
         # Compiles fast/native.cpp, if it must: what that says belongs into no notebook.
         native.usable(torch.device("cpu"), torch.float32, 64, 1)
     failed = False
-    for source in options.lessons or lessons():
+    for source in options.lessons or LESSONS:
         print(f"{source.stem} ...", end=" ", flush=True)
         notebook, start = convert(source), time.perf_counter()
         try:

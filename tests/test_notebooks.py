@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from course.lessons import LESSONS
 from docs import whatif
 from experiments.lib.common import paper_numbers
 
@@ -27,7 +28,6 @@ def loaded(name: str) -> ModuleType:
 
 
 execute, lesson = map(loaded, ("execute", "lesson"))
-LESSONS = execute.lessons()
 each_lesson = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 
 
