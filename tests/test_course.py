@@ -90,14 +90,8 @@ def test_an_exercise_has_many_names() -> None:
     assert find("Hunt").file == "hunt"
 
 
-def test_an_exercise_has_three_hints(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_an_exercise_has_three_hints() -> None:
     assert {len(hints(exercise)) for exercise in EXERCISES.values()} == {3}
-    for words, number in (("6", 1), ("6 2", 2), ("6 3", 3)):
-        monkeypatch.setattr("sys.argv", ["course", "hint", *words.split()])
-        commands.main()
-        assert hints(find("6"))[number - 1] in capsys.readouterr().out
 
 
 def test_submit_packs_the_exercises_alone(mine: Path, capsys: pytest.CaptureFixture) -> None:
@@ -220,12 +214,6 @@ def test_a_check_tells_a_file_that_does_not_load(
     with pytest.raises(SystemExit) as ended:
         commands.main()
     assert not ended.value.code, "it passes"
-
-
-def test_a_stub_has_no_picture_yet(mine: Path) -> None:
-    commands.start()
-    with pytest.raises(UserError, match="SARATHI's chunk: not written yet .NotImplementedError.$"):
-        commands.draw(find("6"), force=False)
 
 
 def test_a_student_reads_expected_got_and_a_sentence() -> None:

@@ -251,11 +251,6 @@ def test_without_a_reader_the_default_is_shown() -> None:
     assert calls == [(3, "b")]
 
 
-def test_who_waits_for_a_cell_is_told(capsys: pytest.CaptureFixture) -> None:
-    told = [(each, capsys.readouterr().out) for each in lesson.working("abc", "measuring")]
-    assert [each for each, said in told if "measuring: 2 of 3" in said] == ["b"] and len(told) == 3
-
-
 def test_a_slider_shows_it_again(shown: list) -> None:
     calls, what_if = noted()
     lesson.sliders(what_if, size=(1, 9, 2), word=["a", "b"])
