@@ -16,8 +16,7 @@ PYODIDE := build/npm/node_modules/pyodide
 READY := $(if $(wildcard .venv/figures.stamp),,.venv/figures.stamp)
 
 .PHONY: fig9 figures install serve live measure gpu docs site test cpus slow browser mutants notebooks notebooks-refresh format lines clean \
-	course-start check hint picture predict submit grade gradescope page pictures-for-slides \
-	course-selftest
+	course-start check hint picture submit grade gradescope page pictures-for-slides
 
 fig9: .venv/figures.stamp
 	$(BIN)/python experiments/fig9.py
@@ -86,10 +85,7 @@ course-start submit: $(READY)
 	$(BIN)/python -m course $(patsubst course-%,%,$@)
 
 check hint picture: $(READY)
-	$(BIN)/python -m course $@ $(or $(E),$(error name an exercise: make $@ E=6))
-
-predict: $(READY)
-	$(BIN)/python -m course predict $(or $(L),$(error name a lesson: make predict L=3))
+	$(BIN)/python -m course $@ $(or $(E),$(error name an exercise: make $@ E=6)) $(N)
 
 # Flags follow in ARGS: make grade DIR=submissions ARGS="--only 1 9 --out first.csv".
 grade: export GRADED = $(value DIR)
@@ -112,9 +108,6 @@ page: .venv/npm.stamp
 # The lecture's pictures, large, in build/slides. Over a deck that is there: ARGS=--force.
 pictures-for-slides: .venv/room.stamp
 	$(BIN)/python -m course slides $(ARGS)
-
-course-selftest: .venv/dev.stamp
-	$(BIN)/python -m course selftest
 
 # Lines and bytes of the project, and the book's lines, beside what they may be at most.
 lines:

@@ -3,7 +3,7 @@
 A question has the name of a call; texts are a student's. zip: a submission.zip as base64.
 
     check       exercise, code, seed       `python -m course check`
-    picture     exercise, code, case       `python -m course picture`, as SVG; case: of `check`
+    picture     exercise, code             `python -m course picture`, as SVG
     pack        files: name -> text        `python -m course submit`
     unpack      zip                        the files of a submission.zip
 """
@@ -35,11 +35,7 @@ def student(question: dict) -> tuple[Exercise, ModuleType]:
 
 
 def check(question: dict, tell: Tell) -> dict:
-    """lines: as the command line prints it. failure: as a `Failure`, or None. case: the one
-    that failed, if it can be drawn.
-
-    It tells how many cases were asked.
-    """
+    """lines: as the command prints it. failure: as a `Failure`. It tells how many were asked."""
     exercise, mine = student(question)
     ask, told, count = asker(exercise, mine), time.monotonic(), 0
 
@@ -52,24 +48,19 @@ def check(question: dict, tell: Tell) -> dict:
         return ask(case)
 
     verdict = examine(exercise, telling, question.get("seed", BASE))
-    failure, case = verdict.failure, verdict.case
+    failure = verdict.failure
     return {
         "passed": failure is None,
-        "draw": failure is None or failure.prop != ANSWER,
+        "draw": exercise.file in pictures.PICTURES and not (failure and failure.prop == ANSWER),
         "lines": lines(exercise, verdict),
         "failure": failure and asdict(failure),
         "score": verdict.score,
-        "case": case if case and pictures.can_draw(exercise, case) else None,
     }
 
 
 def picture(question: dict, tell: Tell) -> dict:
-    """svg: of two panels. words: which case they show."""
-    exercise, mine = student(question)
-    failed = question.get("case")
-    drawn = failed and pictures.can_draw(exercise, failed)
-    words = "The smallest case that was found." if drawn else "A case that is always the same."
-    return {"svg": [svg(each) for each in pictures.picture(exercise, mine, failed)], "words": words}
+    """svg: of two panels."""
+    return {"svg": [svg(each) for each in pictures.picture(*student(question))]}
 
 
 def pack(question: dict, tell: Tell) -> dict:

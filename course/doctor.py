@@ -9,36 +9,27 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
 import sys
+import webbrowser
 from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LEAST = (3, 11)
-TOO_OLD = sys.version_info < LEAST
+TOO_OLD = sys.version_info < (3, 11) or sys.maxsize < 2**32
 GOOD, NOTE, MISSING = "ok", "note", "MISSING"  # MISSING: the exercises here do not run without it
-WINDOWS, LINUX = sys.platform == "win32", sys.platform.startswith("linux")
-X86 = platform.machine().lower() in ("x86_64", "amd64")
-BROWSERS = (  # names of programs; apps of a Mac; below Windows' folders for programs
-    "chromium", "chromium-browser", "google-chrome", "firefox", "microsoft-edge",
-    "/Applications/Google Chrome.app", "/Applications/Firefox.app", "/Applications/Safari.app",
-    "Microsoft/Edge/Application/msedge.exe", "Google/Chrome/Application/chrome.exe",
-    "Mozilla Firefox/firefox.exe",
-)  # fmt: skip
-PIP, FIGURES, ALL = "python -m pip install", "-e .", "-r requirements.txt"
+WINDOWS = sys.platform == "win32"
+PIP = "run python -m pip install"
 Found = "tuple[str, str]"  # a state, and a sentence
 
 
 def python() -> Found:
-    wanted = ".".join(map(str, LEAST))
-    if sys.version_info < LEAST or sys.maxsize < 2**32:
-        bits = 64 if sys.maxsize > 2**32 else 32
+    here = f"Python {platform.python_version()}"
+    if TOO_OLD:
         return MISSING, (
-            f"this is Python {platform.python_version()}, {bits} bits: install a 64-bit Python"
-            f" {wanted} or newer, from python.org or with your system's packages"
+            f"this is {here}: install a 64-bit Python 3.11 or newer, from python.org or with your"
+            " system's packages"
         )
-    return GOOD, f"Python {platform.python_version()}"
+    return GOOD, here
 
 
 def environment() -> Found:
@@ -53,54 +44,40 @@ def environment() -> Found:
     )
 
 
-def lacking(name: str) -> dict:
-    """The packages that are not as we want them; and what is wrong. name: FIGURES or ALL."""
-    found = {}
-    file = "pyproject.toml" if name == FIGURES else "requirements.txt"
+def lacking(file: str) -> str:
+    """The packages that this file names, and that are not there."""
+    found = []
     text = (ROOT / file).read_text(encoding="utf-8")
     ours = re.search(r"^dependencies = (.*)$", text, re.MULTILINE)
-    for line in re.findall(r'"(.*?)"', ours[1]) if ours else text.splitlines():
-        match = re.match(r"([\w-]+)(==|>=)([\w.]+)[^;#]*(;[^#]*)?", line)
-        if not match or (match[4] and not (LINUX and X86)):  # markers: xformers, on Linux alone
-            continue
-        try:
-            here = metadata.version(match[1])
-        except metadata.PackageNotFoundError:
-            found[match[1]] = "not there"
-        else:
-            if match[2] == "==" and here.partition("+")[0] != match[3]:
-                found[match[1]] = f"{here}, not {match[3]}"
-    return found
-
-
-def told(found: dict) -> str:
-    return ", ".join(f"{name} ({what})" for name, what in found.items())
+    for line in re.findall(r'"(.*?)"', ours.group(1)) if ours else text.splitlines():
+        if match := re.match(r"([\w-]+)[=>]=[^;]*$", line):  # no marker: for all systems
+            try:
+                metadata.version(match.group(1))
+            except metadata.PackageNotFoundError:
+                found.append(match.group(1))
+    return ", ".join(found)
 
 
 def figures() -> Found:
-    if found := lacking(FIGURES):
-        return MISSING, f"{told(found)}: run {PIP} {FIGURES}"
-    return GOOD, "the packages of the figures, and of all exercises but E2 to E5"
+    if found := lacking("pyproject.toml"):
+        return MISSING, f"no {found}: {PIP} -e ."
+    return GOOD, "the packages of the figures, and of all exercises but E2 to E4"
 
 
 def torch() -> Found:
-    needs = "E2 to E5 and all that runs a model need it; the other exercises do not"
-    if sys.platform == "darwin" and X86:
-        return NOTE, f"PyTorch has no package for Intel Macs. {needs}: use another machine"
-    found = lacking(ALL)
-    if "torch" in found:
-        return NOTE, f"no torch. {needs}. To get it, run {PIP} {ALL}"
+    found = lacking("requirements.txt")
     if found:
-        return NOTE, f"{told(found)}: run {PIP} {ALL}"
-    return GOOD, f"torch {metadata.version('torch')}, and all that a model needs"
+        needs = "E2 to E4 and running a model need them (Intel Macs: no torch is made for them)"
+        return NOTE, f"no {found}: {PIP} -r requirements.txt. {needs}"
+    return GOOD, "torch, and all that a model needs"
 
 
 def browser() -> Found:
-    below = [os.environ.get(name, "") for name in ("ProgramFiles", "ProgramFiles(x86)")]
-    for name in BROWSERS:
-        if shutil.which(name) or any(os.path.exists(os.path.join(each, name)) for each in below):
-            return GOOD, f"a browser that runs the pages: {Path(name).stem}"
-    return NOTE, "no Chrome, Edge, Firefox or Safari found: the exercises in pages need one"
+    try:
+        webbrowser.get()
+    except webbrowser.Error:
+        return NOTE, "no browser found: the exercises in pages need one"
+    return GOOD, "a browser for the pages"
 
 
 def writing() -> Found:

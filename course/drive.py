@@ -29,18 +29,15 @@ class FakeModel:
 
     def __init__(self) -> None:
         self.state: dict[int, int] = {}  # request id -> hash of what is cached
-        self.cached: dict[int, int] = {}  # request id -> tokens
 
     def feed(self, request_id: int, tokens: Sequence[int]) -> int:
         """Append tokens to a request's cache. Returns the token that then follows."""
         state = zlib.crc32(bytes(tokens), self.state.get(request_id, 0))
         self.state[request_id] = state
-        self.cached[request_id] = self.cached.get(request_id, 0) + len(tokens)
         return state % VOCABULARY
 
     def release(self, request_id: int) -> None:
         self.state.pop(request_id, None)
-        self.cached.pop(request_id, None)
 
 
 def alone(request: Request) -> list[int]:
@@ -141,7 +138,7 @@ def e01(mine: ModuleType, case: dict) -> float:
 
 def e02(mine: ModuleType, case: dict) -> dict:
     """Operations on slots, one after the other; what each returned, and then the whole cache."""
-    import torch  # heavy, and only four exercises need it
+    import torch
 
     from kvcache import CacheError
 
@@ -295,30 +292,6 @@ def e12(mine: ModuleType, case: dict) -> list:
     return answers
 
 
-class BlockModel:
-    """A model whose cache is blocks. It reads and writes through a request's block table.
-
-    What it writes for a token depends on the token and on all that it finds before it. So a block
-    that is shared wrongly, or given away, changes all later tokens.
-    """
-
-    def __init__(self, blocks: int, size: int):
-        self.size, self.cache = size, [b""] * (blocks * size)
-
-    def read(self, table: Sequence[int], end: int) -> list[bytes]:
-        """The cache of a request's tokens 0 to end - 1."""
-        return [self.cache[table[p // self.size] * self.size + p % self.size] for p in range(end)]
-
-    def feed(self, table: Sequence[int], start: int, tokens: Sequence[int]) -> int:
-        """Write tokens from place `start` on. Returns the token that then follows."""
-        seen = b"".join(self.read(table, start))
-        for place, token in enumerate(tokens, start):
-            state = zlib.crc32(seen + bytes([token]))
-            seen += (wrote := state.to_bytes(4, "big"))
-            self.cache[table[place // self.size] * self.size + place % self.size] = wrote
-        return state % VOCABULARY
-
-
 class Unusable(Exception):
     """Nothing can run on such a table. The checker says why."""
 
@@ -326,13 +299,12 @@ class Unusable(Exception):
 class StudentMemory(Memory):
     """The student's blocks as a scheduler's memory, in blocks (the project's: paged/blocks.py).
 
-    It is also a `FakeModel`, whose cache is these blocks. said: what was asked, and what ran.
+    It feeds as a `FakeModel` does. said: what was asked, and what ran.
     """
 
     def __init__(self, case: dict, blocks: type):
         super().__init__(None)
-        sizes = case["blocks"], case["size"]
-        self.blocks, self.model, self.said = blocks(*sizes), BlockModel(*sizes), []
+        self.blocks, self.model, self.said = blocks(case["blocks"], case["size"]), FakeModel(), []
         self.tables, self.cached = {}, {}  # by request id: blocks; tokens
 
     def ask(self, name: str, *given: list[int]) -> object:
@@ -359,6 +331,7 @@ class StudentMemory(Memory):
         self.note("allocate", i, hits, list(table))
         self.tables[i], self.cached[i] = table, tokens[: len(hits) * self.blocks.size]
         self.check(table, len(tokens), self.cached[i] != tokens)
+        self.model.feed(i, self.cached[i])
         return len(self.cached[i])
 
     def grow(self, decodes: Sequence[Request]) -> None:
@@ -378,11 +351,12 @@ class StudentMemory(Memory):
 
     def give(self, request: Request) -> None:
         self.ask("release", self.tables.pop(request.request_id))
+        self.model.release(request.request_id)
         self.note("release", request.request_id)
 
     def feed(self, i: int, tokens: Sequence[int]) -> int:
         table, cached = self.tables[i], self.cached[i]
-        token = self.model.feed(table, len(cached), tokens)
+        token = self.model.feed(i, tokens)
         self.said.append(["run", i, len(cached), len(tokens)])
         cached += tokens
         self.ask("store", list(table), list(cached))

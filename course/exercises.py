@@ -51,7 +51,7 @@ EXERCISES = {
         Exercise("2", "slots of the KV cache", 2, 15, torch=True),
         Exercise("3", "the mask of a chunk", 3, 3, torch=True),
         Exercise("4", "attention over the cache", 3, 9, torch=True),
-        Exercise("5", "a hybrid batch as rows", 4, 15, torch=True),
+        Exercise("5", "a hybrid batch as rows", 4, 15),
         Exercise("6", "SARATHI's chunk", 4, 7),
         Exercise("7", "the cost of a batch", 5, 14),
         Exercise("8", "Sarathi-Serve, and preemption", 6, 16),

@@ -15,9 +15,10 @@ from pathlib import Path
 from command.checks import UserError
 from course.exercises import EXERCISES
 
-NAMES = (*(f"{exercise.file}.py" for exercise in EXERCISES.values()), "predictions.json")
+NAMES = tuple(f"{exercise.file}.py" for exercise in EXERCISES.values())
 LONGEST_FILE = 64 << 10  # bytes of a file
-TOO_LONG = f"above {LONGEST_FILE >> 10} kB"
+TOO_LONG = "above {} kB"
+Read = Callable[..., bytes]  # of a file; most: bytes of the longest (LONGEST_FILE)
 # What a file raises that cannot be read, or a zip that is damaged.
 DAMAGED = (OSError, ValueError, RuntimeError, EOFError, ArithmeticError, zipfile.BadZipFile,
            zlib.error)  # fmt: skip
@@ -29,7 +30,8 @@ def pack(files: Mapping[str, bytes]) -> bytes:
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as packed:
         for name in NAMES:
             if len(files.get(name, b"")) > LONGEST_FILE:
-                raise UserError(f"{name} is {TOO_LONG}: nobody could grade it; make it shorter")
+                long = TOO_LONG.format(LONGEST_FILE >> 10)
+                raise UserError(f"{name} is {long}: nobody could grade it; make it shorter")
             if name in files:
                 packed.writestr(name, files[name])
     return data.getvalue()
@@ -50,25 +52,27 @@ def unpack(data: bytes) -> dict[str, bytes]:
     return found
 
 
-def members(place: Path | BytesIO) -> list[tuple[list[str], Callable[[], bytes]]]:
+def members(place: Path | BytesIO) -> list[tuple[list[str], Read]]:
     """The files of a zip: the parts of each name, and what reads it. Both raise one of DAMAGED."""
-    with zipfile.ZipFile(place) as packed:
-        named = [(re.split(r"[/\\]", info.filename), info) for info in packed.infolist()]
-    return [([part for part in parts if part.strip(".")], partial(read_member, place, info))
-            for parts, info in named
-            if parts[-1].strip(".") and not any(map(hidden, parts))]  # fmt: skip
+    packed, found = zipfile.ZipFile(place), []
+    for info in packed.infolist():
+        parts = re.split(r"[/\\]", info.filename)
+        if parts[-1].strip(".") and not any(map(hidden, parts)):
+            found.append(([part for part in parts if part.strip(".")],
+                          partial(read_member, packed, info)))  # fmt: skip
+    return found
 
 
-def read_member(place: Path | BytesIO, info: zipfile.ZipInfo) -> bytes:
+def read_member(packed: zipfile.ZipFile, info: zipfile.ZipInfo, most: int = LONGEST_FILE) -> bytes:
     """A small file of a zip."""
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise OSError("packed in an unusual way")  # some take gigabytes to unpack
     if stat.S_ISLNK(info.external_attr >> 16):
         raise OSError("a link")
-    with zipfile.ZipFile(place) as packed, packed.open(info) as file:
-        data = file.read(LONGEST_FILE + 1)
-    if len(data) > LONGEST_FILE:
-        raise OSError(TOO_LONG)
+    with packed.open(info) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(TOO_LONG.format(most >> 10))
     return data
 
 

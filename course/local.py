@@ -1,6 +1,5 @@
 """A student's code in this process: for `check` and `picture`. Nothing is protected."""
 
-import itertools
 import json
 import sys
 import threading
@@ -8,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 
 from command.checks import UserError, moved
 from course.drive import answer_of
@@ -28,7 +27,6 @@ from course.exercises import (
 
 # they pass cases and answers on, and look at neither
 WRAPPERS = {HERE / name for name in ("local.py", "worker.py", "exercises.py")}
-SELDOM = 64  # jumps between two looks at the clock, which is slow in a browser
 LONGEST = 10.0  # s of computing for one case. A wait at a debugger's prompt does not count.
 
 
@@ -64,8 +62,8 @@ def limited(work: Callable[[], object], name: str) -> object:
     Returns and raises what the work does. AnswerError after LONGEST; the thread runs on until the
     process ends. name: of the student's file.
     """
-    if sys.platform == "emscripten":
-        return watched(work, name)
+    if sys.platform == "emscripten":  # it has no threads: the page ends what takes too long
+        return work()
     done: list[tuple[object, BaseException | None]] = []
 
     def run() -> None:
@@ -80,39 +78,13 @@ def limited(work: Callable[[], object], name: str) -> object:
         thread.join(0.2)  # in pieces: on Windows, Ctrl-C cannot end a longer one
         if not done and time.process_time() - start > LONGEST:
             stack = traceback.extract_stack(sys._current_frames().get(thread.ident))
-            raise endless([frame.lineno for frame in stack if frame.filename == name], name)
+            places = [frame.lineno for frame in stack if frame.filename == name]
+            says = ENDLESS.format(LONGEST) + line_of(places, name)
+            raise AnswerError(f"none in {LONGEST:g} s", says)
     answer, error = done[0]
     if error:
         raise error
     return answer
-
-
-def endless(places: list[int], name: str) -> AnswerError:
-    """places: lines of the student's file, the innermost last."""
-    where = f" (line {places[-1]} of {name})" if places else ""
-    return AnswerError(f"none in {LONGEST:g} s", ENDLESS.format(LONGEST) + where)
-
-
-def watched(work: Callable[[], object], name: str) -> object:
-    """`limited` in a browser, which has no threads: each jump and each call in the student's file
-    looks at the clock. A loop inside one of Python's own functions is ended by the page alone."""
-    monitor, start, count = sys.monitoring, time.process_time(), itertools.count()  # Python 3.12
-
-    def look(code: CodeType, *_: object) -> object:
-        if code.co_filename != name:
-            return monitor.DISABLE
-        if next(count) % SELDOM == 0 and time.process_time() - start > LONGEST:
-            raise endless([sys._getframe(1).f_lineno], name)
-
-    monitor.use_tool_id(monitor.DEBUGGER_ID, name)
-    try:
-        for event in (monitor.events.JUMP, monitor.events.PY_START):
-            monitor.register_callback(monitor.DEBUGGER_ID, event, look)
-        monitor.set_events(monitor.DEBUGGER_ID, monitor.events.JUMP | monitor.events.PY_START)
-        return work()
-    finally:
-        monitor.set_events(monitor.DEBUGGER_ID, 0)
-        monitor.free_tool_id(monitor.DEBUGGER_ID)
 
 
 def lines_in(error: BaseException, name: str) -> list[int]:
@@ -122,6 +94,10 @@ def lines_in(error: BaseException, name: str) -> list[int]:
     return [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == name]
 
 
+def line_of(places: list[int], name: str) -> str:
+    return f" (line {places[-1]} of {name})" if places else ""
+
+
 def told(error: BaseException, name: str) -> str:
     """An error in a line: what, and the last line of the student's file that led to it.
 
@@ -129,7 +105,7 @@ def told(error: BaseException, name: str) -> str:
     the name of that file.
     """
     places = lines_in(error, name)
-    where = f" (line {places[-1]} of {name})" if places else ""
+    where = line_of(places, name)
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
     ours = [file.name for file in files if HERE.parent in file.parents and file not in WRAPPERS]
     if not places and ours:

@@ -4,17 +4,15 @@ Python runs in the reader's browser (web/bundle.py), the editor is CodeMirror. W
 installed CodeMirror and esbuild (web/package.json), the editor is a plain text field.
 """
 
-import json
 import os
 import subprocess
-import tempfile
 from functools import cache
 from pathlib import Path
 
 from command.checks import UserError
 from command.cli import ROOT
 from course.exercises import EXERCISES, HERE, STUBS, hints
-from course.predictions import LESSONS
+from course.lessons import LESSONS
 from web import bundle
 
 STATIC = HERE / "static"
@@ -52,15 +50,13 @@ def editor(npm: Path) -> bytes | None:
     program = npm / ".bin" / ("esbuild.cmd" if os.name == "nt" else "esbuild")
     if not program.exists() or not (npm / "@codemirror").is_dir():
         return None
-    with tempfile.TemporaryDirectory() as place:
-        out = Path(place, EDITOR)
-        command = [program, STATIC / EDITOR, "--bundle", "--minify", "--format=esm",
-                   f"--banner:js={LICENCE}", f"--outfile={out}", "--log-level=warning"]  # fmt: skip
-        environment = os.environ | {"NODE_PATH": str(npm)}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise UserError(f"esbuild: {json.dumps(done.stderr.strip()[:300])}")
-        return out.read_bytes()
+    command = [program, STATIC / EDITOR, "--bundle", "--minify", "--format=esm",
+               f"--banner:js={LICENCE}", "--log-level=warning"]  # fmt: skip
+    environment = os.environ | {"NODE_PATH": str(npm)}
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    if done.returncode:
+        raise UserError(f"esbuild: {done.stderr[:300]!r}")
+    return done.stdout
 
 
 def write(

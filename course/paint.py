@@ -9,8 +9,6 @@ from matplotlib.patches import Patch
 from course.sketch import INK, PAPER, Bar, Line, Panel, Words
 from experiments.lib.look import panels, use_style
 
-MARKS = {"dot": ("o", 8, "full"), "ring": ("o", 13, "none"), "cross": ("X", 10, "full")}
-
 
 def paint(axes: plt.Axes, panel: Panel) -> None:
     for shape in panel.shapes:
@@ -21,11 +19,10 @@ def paint(axes: plt.Axes, panel: Panel) -> None:
         elif isinstance(shape, Line):
             axes.plot(*zip(*shape.points, strict=True), "--" if shape.dashed else "-", color=ink)
         elif isinstance(shape, Words):
-            axes.text(shape.x, shape.y, shape.text, color=ink, va="center", fontsize=11,
-                      ha="center" if shape.centred else "left", clip_on=True)  # fmt: skip
+            axes.text(shape.x, shape.y, shape.text, color=ink, va="center", ha="center",
+                      fontsize=11, clip_on=True)  # fmt: skip
         else:
-            marker, size, fill = MARKS[shape.kind]
-            axes.plot(shape.x, shape.y, marker, color=ink, markersize=size, fillstyle=fill)
+            axes.plot(shape.x, shape.y, "X", color=ink, markersize=10)
     for axis, ticks in zip((axes.xaxis, axes.yaxis), panel.ticks, strict=True):
         axis.set_ticks([place for place, _ in ticks], [str(name) for _, name in ticks])
     if len("".join(str(name) for _, name in panel.ticks[0])) > 40:

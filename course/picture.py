@@ -1,10 +1,8 @@
 """An attempt as a picture, beside what it should be: panels as plain data (course/sketch.py).
 
-One fixed case for each exercise; or the one that a check has failed on, where it can be drawn.
+One fixed case for each exercise.
 """
 
-import json
-import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,19 +10,15 @@ from types import SimpleNamespace
 
 from command.checks import UserError
 from course import drive
-from course.check import e02, e04, e05, e07, e09, e10, e13, hunt
+from course.check import e02, e07
 from course.exercises import UNWRITTEN, AnswerError, Ask, Exercise
 from course.local import asker
-from course.reference import solution
+from course.reference import solution, starts
 from course.sketch import BLUES, INK, PAPER, Bar, Line, Mark, Panel, Words, alike
 from experiments.lib.colours import COLOURS
 
 HUES = [COLOURS[name] for name in ("orange", "blue", "green", "purple", "sky", "vermilion")]
 TITLES = ("what it should be", "yours")
-BASELINE = "Sarathi-Serve"
-LONGEST = 2000  # letters of a failing case that is drawn: a longer one is too wide
-Draw = Callable[[dict, object, bool], Panel]
-"""A case, its answer, and whether the answer is the student's -> a panel."""
 
 
 def workload(memory: bool) -> dict:
@@ -40,13 +34,13 @@ def batches(case: dict, answer: dict, _: bool = True) -> Panel:
         for i, _, length, _ in row.get("chunks", []):
             name = f"chunk of request {i}"
             shapes.append(Bar(place - 0.4, low, 0.8, length, HUES[i % len(HUES)], name))
-            shapes += [Mark(place, 1.3 * case["C"], "cross", INK, "no tokens")] * (length < 1)
+            shapes += [Mark(place, 1.3 * case["C"], INK, "no tokens")] * (length < 1)
             low += length
         if count := len(row.get("decodes", [])):
             shapes.append(Bar(place - 0.4, low, 0.8, count, INK, "decodes"))
         if row["preempted"]:
             name = "a request is preempted"
-            shapes.append(Mark(place, case["C"] * 1.15, "cross", COLOURS["vermilion"], name))
+            shapes.append(Mark(place, case["C"] * 1.15, COLOURS["vermilion"], name))
     end = len(answer["rows"]) + 0.7
     shapes.sort(key=lambda shape: shape.label)  # of the legend: 0, 1, 2
     line = Line([(0.3, case["C"]), (end, case["C"])], "#808080", f"C = {case['C']}", dashed=True)
@@ -58,16 +52,13 @@ def batches(case: dict, answer: dict, _: bool = True) -> Panel:
 
 
 def curve(case: dict, answer: list, mine: bool) -> Panel:
-    truth, most = case["_truth"], 3e3 * max(case["_truth"])  # ms
+    truth = case["_truth"]
     drawn = [Line([(x, 1e3 * y) for x, y in zip(case["x"], truth, strict=True)], "#808080",
                   "what it should be", dashed=True)]  # fmt: skip
-    cut = [min(1e3 * y, most) for y in answer]
     if mine:
-        drawn.append(Line([*zip(case["x"], cut, strict=True)], COLOURS["blue"], "yours"))
-    high = 1.1 * max(1e3 * max(truth), *cut)
-    if most in cut:
-        middle = sum(case["x"][:: len(case["x"]) - 1]) / 2
-        drawn.append(Words(middle, 0.97 * high, "cut at 3 times the expected maximum"))
+        points = [(x, 1e3 * y) for x, y in zip(case["x"], answer, strict=True)]
+        drawn.append(Line(points, COLOURS["blue"], "yours"))
+    high = 1.1e3 * max(*truth, *answer)
     return Panel(drawn, (0, case["x"][-1]), (0, high), case["x_label"], "ms")
 
 
@@ -123,141 +114,27 @@ def masks(case: dict, answer: list, _: bool) -> Panel:
     return replace(panel, shapes=[*panel.shapes, *lines])
 
 
-def errors(case: dict, answer: dict, _: bool) -> Panel:
-    """Each head of each row: is it right?"""
-    grid = []
-    for request, rights in zip(answer["found"], case["_truth"], strict=True):
-        for row, right in zip(request, rights, strict=True):
-            found = []
-            for mine, wanted in zip(row, right, strict=True):
-                off = max(abs(a - b) for a, b in zip(mine, wanted, strict=True))
-                fine = not math.isnan(off) and off <= 1e-12
-                words = "ok" if fine else "NaN" if math.isnan(off) else f"{off:.0e}"
-                found.append((PAPER if fine else COLOURS["vermilion"], words))
-            grid.append(found)
-    return cells(grid, x_label="query head (red: wrong)", y_label="row",
-                 x_ticks=numbered(len(grid[0])), y_ticks=numbered(len(grid)))  # fmt: skip
-
-
-def rows_of(case: dict, answer: list, _: bool) -> Panel:
-    shapes, first, highest = [], 0, 0
-    for rows in answer:
-        for row, (slot, place) in enumerate(zip(rows["slots"], rows["positions"], strict=True)):
-            shapes.append(Mark(first + row, place, "dot", HUES[slot % len(HUES)]))
-            highest = max(highest, place)
-        shapes += [Mark(first + row, rows["positions"][row], "ring", INK)
-                   for row in rows["logit_rows"]]  # fmt: skip
-        first += len(rows["slots"])
-        shapes.append(Line([(first - 0.5, -1), (first - 0.5, highest + 1)], "#808080"))
-    return Panel(shapes, (-1, first), (-1, highest + 1), "rows; lines end batches",
-                 "position (colour: slot, ring: logits)")  # fmt: skip
-
-
-def waits(case: dict, answer: dict, _: bool = True) -> Panel:
-    shapes, last = [], 0.0
-    for number, (first, gaps) in enumerate(zip(answer["ttft"], answer["tbts"], strict=True)):
-        left = case["lives"][number]["arrival"]
-        shapes.append(Bar(left, number - 0.4, first, 0.8, COLOURS["orange"], "TTFT"))
-        left += first
-        for gap in gaps:
-            hue, name = ("vermilion", "gap above the bound") if gap > case["bound"] else (
-                "blue", "gap")  # fmt: skip
-            shapes.append(Bar(left, number - 0.25, gap, 0.5, COLOURS[hue], name))
-            left += gap
-        last = max(last, left)
-    count = len(case["lives"])
-    return Panel(shapes, (0, 1.02 * last or 1), (-0.5, count - 0.5),
-                 f"time (s); P99 of the gaps: {answer['p99']:.2f} s", "request",
-                 y_ticks=numbered(count))  # fmt: skip
-
-
 def stages(case: dict, answer: dict, _: bool = True) -> Panel:
     shapes, end = [], 0.0
-    for number, (work, starts) in enumerate(zip(case["seconds"], answer["starts"], strict=True)):
+    for number, (work, begun) in enumerate(zip(case["seconds"], answer["starts"], strict=True)):
         hue = HUES[number % case["micro_batches"]]
-        for stage, (length, start) in enumerate(zip(work, starts, strict=True)):
+        for stage, (length, start) in enumerate(zip(work, begun, strict=True)):
             shapes.append(Bar(start, stage - 0.4, length, 0.8, hue))
             shapes.append(Words(start + length / 2, stage, number, "#000000"))
             end = max(end, start + length)
-    idle = ", ".join(f"{name} {answer['idle'].get(name, 0):.3g}" for name in IDLE)
+    idle = ", ".join(
+        f"{name} {answer['idle'].get(name, 0):.3g}" for name in ("start-up", "bubble", "drain")
+    )
     count = len(case["seconds"][0])
     return Panel(shapes, (0, 1.02 * end), (-0.5, count - 0.5), f"time (s)\nidle: {idle}", "stage",
                  y_ticks=numbered(count), down=True)  # fmt: skip
 
 
-IDLE = ("start-up", "bubble", "drain")
+def answers(exercise: Exercise, ask: Ask) -> tuple[Callable[..., Panel], dict, Callable]:
+    """How to draw an exercise: the painter, the case, and how to get an answer to it.
 
-
-def shares(case: dict, answer: list, _: bool = True) -> Panel:
-    """Micro-batches that come back one after the other."""
-    shapes, highest = [], case["average"]
-    for turn, (takes, withholds) in enumerate(answer):
-        shapes.append(Bar(turn - 0.4, 0, 0.8, len(takes), COLOURS["blue"], "takes"))
-        shapes.append(Bar(turn - 0.4, len(takes), 0.8, len(withholds), COLOURS["orange"],
-                          "withheld for the next"))  # fmt: skip
-        highest = max(highest, len(takes) + len(withholds))
-    end = len(answer) - 0.5
-    line = [(-0.5, case["average"]), (end, case["average"])]
-    shapes.append(Line(line, "#808080", "average, rounded up", dashed=True))
-    return Panel(shapes, (-0.5, end), (0, 1.1 * highest), "micro-batch that comes back", "requests",
-                 x_ticks=numbered(len(answer)))  # fmt: skip
-
-
-def taken_in_turn(ask: Ask, sizes: list[int]) -> list:
-    """Each micro-batch comes back with its own requests, and what the last one withheld."""
-    names, withheld, found = iter(range(99)), [], []
-    for size in sizes:
-        own = [next(names) for _ in range(size)]
-        shared = {"total": sum(sizes), "groups": len(sizes), "most": 99}
-        found.append(ask(shared | {"own": own, "withheld": withheld}))
-        withheld = found[-1][1]
-    return found
-
-
-def table(case: dict, answer: list, _: bool = True) -> Panel:
-    last = answer[-1]
-    wide = max(map(len, last))
-    grid = [[(HUES[place % len(HUES)], place) for place in row] + [(PAPER, "")] * (wide - len(row))
-            for row in last]  # fmt: skip
-    return cells(grid, x_label="step", y_label="beam: the places that it reads",
-                 x_ticks=numbered(wide), y_ticks=numbered(len(last)))  # fmt: skip
-
-
-def blocks(case: dict, answer: list, _: bool = True) -> Panel:
-    """Who holds each block after each operation; what nobody holds: its place in the queue."""
-    steps, tables, columns = [each for each in answer if each[0] != "run"], {}, []
-    for name, i, *found, free, references in steps:
-        if name == "take":
-            tables[i] = [*tables.get(i, ()), found[0]]
-        else:
-            tables[i] = found[1] if name == "allocate" else []
-        column = []
-        for block in range(case["blocks"]):
-            holders = [f"r{i}" for i, held in tables.items() if block in held]
-            queue = [f"free: {place}" for place, each in enumerate(free, 1) if each == block]
-            words = "\n".join([" ".join(holders), *queue]).strip()
-            count = references[block]
-            column.append((BLUES[min(count, 3) - 1] if count > 0 else PAPER, words))
-        columns.append(column)
-    names = list(enumerate(f"{name} r{i}" for name, i, *_ in steps))
-    return cells([list(row) for row in zip(*columns, strict=True)], x_label="after",
-                 y_label="block: who holds it", x_ticks=names,
-                 y_ticks=numbered(case["blocks"]))  # fmt: skip
-
-
-def grid(case: dict, answer: list, _: bool) -> Panel:
-    shapes: list = []
-    for number, (name, hit) in enumerate(hunt.caught(case, answer).items()):
-        hue, told, sign = ("sky", "caught", "✓") if hit else ("orange", "missed", "✗")
-        shapes.append(Bar(0, number - 0.4, 1, 0.8, COLOURS[hue], told))
-        shapes.append(Words(0.01, number, f"{sign} {name}", "#000000", centred=False))
-    return Panel(shapes, (0, 1), (-0.5, len(shapes) / 2 - 0.5),
-                 "mistakes: SARATHI with one thing wrong", "", x_ticks=(), y_ticks=(),
-                 down=True)  # fmt: skip
-
-
-def answers(exercise: Exercise, ask: Ask) -> tuple[Draw, dict, Callable[[dict], object]]:
-    """How to draw an exercise: the painter, the case, and how to get an answer to it."""
+    A painter takes a case, its answer, and whether the answer is the student's.
+    """
     rng, file = random.Random(7), exercise.file
     if file in ("e06", "e08", "final"):
         return batches, workload(memory=file == "e08"), ask
@@ -282,58 +159,23 @@ def answers(exercise: Exercise, ask: Ask) -> tuple[Draw, dict, Callable[[dict], 
     if file == "e03":
         cuts = [[start, min(5, 16 - start)] for start in range(0, 16, 5)]
         return masks, {"whole": 16, "chunks": cuts}, ask
-    if file == "e04":
-        case = next(
-            each for each in (e04.draw(rng, 1) for _ in range(500))
-            if len(each["q"][0]) == 3 and len(each["q"][0][0]) == 4
-        )  # fmt: skip
-        case["_truth"] = drive.e04(solution("e04"), case)["found"]
-        return errors, case, ask
-    if file == "e05":
-        return rows_of, e05.cases(rng)[55], ask
-    if file == "e09":
-        return waits, e09.draw(rng, 2), ask
-    if file == "e10":
-        drawn = [
-            each
-            for each in e10.cases(rng)
-            if len(each["seconds"]) == 10 and max(each["seconds"][0]) > 0.1
-        ]
-        shapes = [(each["micro_batches"], len(each["seconds"][0])) for each in drawn]
-        return stages, drawn[shapes.index((2, 3))], ask
-    if file == "e11":
-        return shares, {"average": 6}, lambda c: taken_in_turn(ask, [9, 2, 7, 3])
-    if file == "e12":
-        return table, {"width": 3, "parents": [[0, 1, 2], [1, 1, 0], [0, 2, 2], [1, 0, 0]]}, ask
-    if file == "e13":
-        prompts = [[7, 8, 9], [7, 8, 5, 6, 1], [7, 8, 5, 6], [5, 6, 2, 2]]
-        order = [["allocate", 0], ["run", 0], ["allocate", 1], ["run", 1], ["release", 0],
-                 ["release", 1], ["allocate", 2], ["allocate", 3]]  # fmt: skip
-        return blocks, e13.in_order(2, 5, prompts, order), ask
-    return grid, hunt.cases(rng)[0], ask
+    seconds = [[0.25 * (1 + 3 * i % 5), 0.25 * (1 + i % 4), 0.5] for i in range(10)]
+    return stages, {"seconds": seconds, "micro_batches": 2, "starts": starts(seconds, 2)}, ask
 
 
-ANY_CASE = ("e06", "e08", "final", "e09", "e10", "e12", "e13")  # their painters take any case
+PICTURES = ("e01", "e02", "e03", "e06", "e07", "e08", "e10", "final")
+# The others' checks say it all in a table.
 
 
-def can_draw(exercise: Exercise, failed: dict) -> bool:
-    fits = len(json.dumps(failed)) < LONGEST
-    return fits and exercise.file in ANY_CASE and "preempt" not in failed
-
-
-def picture(
-    exercise: Exercise, mine: SimpleNamespace, failed: dict | None = None, name: str = TITLES[1]
-) -> list[Panel]:
-    """Two panels. failed: the case of a check, drawn if it can be. name: of the second one.
-
-    A UserError if the student's code does not answer.
-    """
-    first = BASELINE if exercise.key == "final" else TITLES[0]
+def picture(exercise: Exercise, mine: SimpleNamespace, name: str = TITLES[1]) -> list[Panel]:
+    """Two panels. name: of the second one. A UserError if the student's code does not answer."""
+    if exercise.file not in PICTURES:
+        names = ", ".join(each.removeprefix("e").lstrip("0") for each in PICTURES)
+        raise UserError(f"{exercise.name} has no picture: choose one of {names}")
+    first = "Sarathi-Serve" if exercise.key == "final" else TITLES[0]
     found = []
     for title, code in zip((first, name), (solution(exercise.file), mine), strict=True):
         draw, case, ask = answers(exercise, asker(exercise, code))
-        if failed and can_draw(exercise, failed):
-            case = failed
         try:
             shown = {name: each for name, each in case.items() if not name.startswith("_")}
             found.append(replace(draw(case, ask(shown), code is mine), title=title))

@@ -15,9 +15,8 @@ from operator import attrgetter
 from types import ModuleType, SimpleNamespace
 
 from command.checks import UserError
-from course import plain
 from course.exercises import EXERCISES, HERE, STUBS, load
-from course.reference import solution
+from course.reference import Slots, solution
 
 PLANTED = HERE / "planted.toml"
 # What a stub must have besides, so that the project's own code runs in it: its imports, the base
@@ -95,7 +94,7 @@ def right(file: str) -> str:
     """
     path = STUBS / f"{file}.py"
     stub = changed(path.read_text("utf-8"), FIT.get(file, ()), path.name)
-    lines, known = stub.splitlines(keepends=True), vars(solution(file)) | vars(plain)
+    lines, known = stub.splitlines(keepends=True), vars(solution(file)) | {"Slots": Slots}
     for name, node in reversed(unwritten(stub).items()):
         own = inspect.getsource(attrgetter(name)(SimpleNamespace(**known)))
         head = " " * node.col_offset + f"def {node.name}"  # without a decorator

@@ -1,22 +1,29 @@
 """The solutions: the project's own code, under the names that the stubs have. For checkers alone.
 
-Where a stub has another form than the project, a short adapter stands between.
+Where a stub has another form than the project, it stands here as a student may write it.
+`course.plants.right` puts all of them into the stubs.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 from batch import Batch
 from configs import GPU, ModelConfig
 from costmodel import padded as padded_rows
 from course.stubs import e13
+from course.stubs.e05 import Rows
 from course.stubs.e07 import ATTENTION, COMPUTE, MEMORY, roofline
-from pipeline.account import BUBBLES, PipelineTrace, Step
-from pipeline.phases import share_out as steal
 from scheduler import Sarathi, SarathiServe  # noqa: F401  (solutions of E6 and E8)
 from serving.search import percentile
-from timeline import Life, Trace
+
+if TYPE_CHECKING:  # torch is heavy; where these methods run, the stub of E2 has imported both
+    from torch import Tensor
+
+    from kvcache import CacheError  # noqa: TC004
 
 
 def iteration_floor(rows: int, cached: int, model: ModelConfig, gpu: GPU) -> float:
@@ -25,20 +32,53 @@ def iteration_floor(rows: int, cached: int, model: ModelConfig, gpu: GPU) -> flo
     return max(size / gpu.bandwidth, 2 * rows * weights / gpu.peak)
 
 
-def flatten(batch: Batch, slot_of: dict[int, int], used: list[int | None]) -> SimpleNamespace:
-    """`ModelExecutor.flatten`, on lists."""
-    import torch  # heavy, and only four exercises need it
+class Slots:
+    def allocate(self) -> int:
+        if None not in self.used:
+            raise CacheError("no slot is free")
+        slot = self.used.index(None)
+        self.used[slot] = 0
+        return slot
 
-    from course.drive import FIELDS
-    from executor import ModelExecutor
-    from kvcache import KVCache
+    def free(self, slot: int) -> None:
+        if self.used[slot] is None:
+            raise CacheError("it is free")
+        self.used[slot] = None
 
-    executor = ModelExecutor.__new__(ModelExecutor)
-    executor.cache = KVCache.__new__(KVCache)
-    executor.cache.used, executor.cache.slots, executor.cache.length = used, len(used), 10**6
-    executor.slot_of, executor.model = slot_of, SimpleNamespace(device=torch.device("cpu"))
-    flat = executor.flatten(batch)
-    return SimpleNamespace(**{name: getattr(flat, name).tolist() for name in FIELDS})
+    def extend(self, slot: int, tokens: int) -> int:
+        start = self.used[slot]
+        if start is None or start + tokens > self.length:
+            raise CacheError("they do not fit")
+        self.used[slot] = start + tokens
+        return start
+
+    def write(self, layer: int, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
+        for cache, new in ((self.k, k), (self.v, v)):
+            cache[layer][:, slots, positions] = new.transpose(0, 1)
+
+
+def flatten(batch: Batch, slot_of: dict[int, int], used: list[int | None]) -> Rows:
+    tokens, slots, positions, logit_rows = [], [], [], []
+    for chunk in batch.chunks:
+        request, end = chunk.request, chunk.start + chunk.length
+        if chunk.start == 0:
+            slot_of[request.request_id] = used.index(None)
+            used[slot_of[request.request_id]] = 0
+        slot = slot_of[request.request_id]
+        tokens += request.tokens(chunk.start, end)
+        slots += [slot] * chunk.length
+        positions += range(chunk.start, end)
+        used[slot] += chunk.length
+        if chunk.is_last:
+            logit_rows.append(len(tokens) - 1)
+    for request in batch.decodes:
+        slot = slot_of[request.request_id]
+        logit_rows.append(len(tokens))
+        tokens.append(request.output[-1])
+        slots.append(slot)
+        positions.append(used[slot])
+        used[slot] += 1
+    return Rows(tokens, slots, positions, logit_rows)
 
 
 def padded(rows: int) -> int:
@@ -65,26 +105,20 @@ def seconds(batch: Batch, model: ModelConfig, gpu: GPU) -> float:
     return total + read * kv / (gpu.bandwidth * MEMORY)
 
 
-def life_of(times: SimpleNamespace) -> Life:
-    return Life(0, times.arrival, 1, times.scheduled, times.tokens)
-
-
 def ttft(times: SimpleNamespace) -> float:
-    return life_of(times).ttft
+    return times.tokens[0] - times.arrival
 
 
 def tbts(times: SimpleNamespace) -> list[float]:
-    return life_of(times).tbt
+    return [b - a for a, b in pairwise(times.tokens)]
 
 
 def stalls(times: SimpleNamespace, bound: float) -> list[tuple[float, float]]:
-    found = Trace(lives={0: life_of(times)}).stalls(bound)
-    return [(start, long) for _, start, long in found]
+    return [(a, b - a) for a, b in pairwise(times.tokens) if b - a > bound]
 
 
 def p99(requests: list[SimpleNamespace]) -> float:
-    lives = {i: life_of(times) for i, times in enumerate(requests)}
-    return percentile(Trace(lives=lives).tbts, 99)
+    return percentile([gap for times in requests for gap in tbts(times)], 99)
 
 
 def starts(seconds: list[list[float]], micro_batches: int) -> list[list[float]]:
@@ -101,18 +135,17 @@ def starts(seconds: list[list[float]], micro_batches: int) -> list[list[float]]:
 
 
 def idle(seconds: list[list[float]], starts: list[list[float]]) -> dict[str, float]:
-    """The account of `PipelineTrace`, its causes summed up."""
-    trace = PipelineTrace(len(seconds[0]), 1)
-    for work, row in zip(seconds, starts, strict=True):
-        trace.record(Step(0, 0, 1, list(row), list(work)), Batch([], []), [])
-    trace.close()
-    named = {"start-up": trace.idle["start-up"], "drain": trace.idle["drain"]}
-    bubble = sum(trace.idle[cause] for cause in (*BUBBLES, "starved"))
-    return {"bubble": bubble, **named}
+    ends = [start + work for start, work in zip(starts[-1], seconds[-1], strict=True)]
+    early, late = sum(starts[0]), sum(max(ends) - end for end in ends)
+    whole = len(ends) * max(ends) - sum(map(sum, seconds))
+    return {"start-up": early, "drain": late, "bubble": whole - early - late}
 
 
 def share_out(own: list, withheld: list, total: int, groups: int, most: int) -> tuple[list, list]:
-    return steal("window", own, withheld, total, groups, 0, most)
+    size = min(most, -(-total // groups))
+    keep = own[:size]
+    more = max(0, size - len(keep))
+    return keep + withheld[:more], withheld[more:] + own[len(keep) :]
 
 
 def reorder(table: list[list[int]], parents: list[int]) -> list[list[int]]:
@@ -160,28 +193,26 @@ class Blocks(e13.Blocks):
 
 def bad(run: SimpleNamespace) -> bool:
     """A run that breaks K1 to K5. The project's rules are the checker's: this is an excerpt."""
-    left = [len(prompt) for prompt in run.prompts]
-    outputs = [0] * len(left)
+    whole = [len(prompt) for prompt in run.prompts]
+    left, outputs = list(whole), [0] * len(whole)
     for chunks, decodes in run.batches:
-        ready = [i for i, rest in enumerate(left) if rest == 0 and outputs[i] < run.most[i]]
+        ready = [i for i, rest in enumerate(left) if not rest and outputs[i] < run.most[i]]
+        started = [i for i, rest in enumerate(left) if 0 < rest < whole[i]]
+        new = [i for i, rest in enumerate(left) if rest == whole[i]]
         rows = sum(length for _, _, length in chunks) + len(decodes)
-        if set(ready) - set(decodes) or (chunks and rows > run.chunk_size) or len(chunks) > 1:
+        if sorted(decodes) != ready or (chunks and rows > run.chunk_size) or len(chunks) > 1:
             return True
-        started = [i for i, rest in enumerate(left) if 0 < rest < len(run.prompts[i])]
-        new = [i for i, rest in enumerate(left) if rest == len(run.prompts[i])]
-        for i, start, length in chunks:
-            if i != [*started, *new, i][0] or length < 1 or start != len(run.prompts[i]) - left[i]:
-                return True
-            left[i] -= length
-            outputs[i] += left[i] == 0
-            if left[i] and rows < run.chunk_size:
-                return True
         free = len(ready) + len(started) < run.max_batch_size
         if not chunks and rows < run.chunk_size and (started or (free and new)):
             return True
-        for i in decodes:
-            if i not in ready:
+        for i, start, length in chunks:
+            left[i] -= length
+            if i != (started + new)[0] or start + length != whole[i] - left[i]:
                 return True
+            if length < 1 or (left[i] and rows < run.chunk_size):
+                return True
+            outputs[i] += not left[i]
+        for i in decodes:
             outputs[i] += 1
     return False
 

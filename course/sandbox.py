@@ -5,17 +5,13 @@
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import sysconfig
 import time
 from contextlib import suppress
 from pathlib import Path
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
 
 PROTECTIONS = ("memory", "processes", "files", "network", "signals")
 # of unshare(2)
@@ -83,8 +79,6 @@ def fence(memory: int, seconds: int) -> list[str]:
 
 
 def limit(memory: int, seconds: int) -> list[str]:
-    if resource is None:
-        return []
     held = []
     seconds += int(time.process_time()) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
@@ -108,10 +102,7 @@ def system(number: int, *arguments: object) -> int:
 
 
 def landlock() -> tuple[int, int]:
-    """Rules that allow to read Python's own files, and nothing else; and Landlock's version, or 0.
-
-    The meaning of the numbers: Linux, include/uapi/linux/landlock.h.
-    """
+    """Rules that allow to read Python's own files; Landlock's version, or 0: see landlock.h."""
     none = ctypes.c_uint32(0)
     abi = system(CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
     if abi < 1:

@@ -34,24 +34,22 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """A sign of a size that no axis changes. kind: "dot", "ring" or "cross"."""
+    """A cross of a size that no axis changes."""
 
     x: float
     y: float
-    kind: str
     colour: str
     label: str = ""
 
 
 @dataclass(frozen=True)
 class Words:
-    """A text, centred; or from x to the right. Its lines are parted by line ends."""
+    """A text, centred. Its lines are parted by line ends."""
 
     x: float
     y: float
     text: object
     colour: str = INK
-    centred: bool = True
 
 
 @dataclass(frozen=True)
@@ -161,17 +159,11 @@ def svg(panel: Panel) -> str:
             points = " ".join(f"{across(x):.1f},{along(y):.1f}" for x, y in shape.points)
             found.append(f'<polyline points="{points}" fill="none" {stroke(ink, shape.dashed)}/>')
         elif isinstance(shape, Words):
-            anchor = f'fill="{ink}" text-anchor="{"middle" if shape.centred else "start"}"'
-            text(across(shape.x), along(shape.y), shape.text, anchor)
+            text(across(shape.x), along(shape.y), shape.text, f'fill="{ink}" text-anchor="middle"')
         else:
             x, y = across(shape.x), along(shape.y)
-            if shape.kind == "cross":
-                for turn in (6, -6):
-                    line(x - 6, y - turn, x + 6, y + turn, f'stroke="{ink}" stroke-width="4"')
-            else:
-                look = f'fill="{ink}"' if shape.kind == "dot" else f'fill="none" stroke="{ink}"'
-                size = 5 if shape.kind == "dot" else 8
-                found.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size}" {look}/>')
+            for turn in (6, -6):
+                line(x - 6, y - turn, x + 6, y + turn, f'stroke="{ink}" stroke-width="4"')
     line(left, HIGH, WIDE - RIGHT, HIGH, 'stroke="currentColor"')
     line(left, TOP, left, HIGH, 'stroke="currentColor"')
     text(WIDE / 2, 14, panel.title, 'text-anchor="middle" font-weight="600"')

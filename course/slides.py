@@ -23,11 +23,10 @@ from course.paint import figure_of
 from course.picture import answers, batches, picture
 from course.plants import named
 from course.reference import solution
-from experiments import fig3, fig4, fig5, fig6, fig7, fig9, policies, serve_stalls
+from experiments import fig3, fig4, fig6, fig7, fig9, policies
 from experiments.lib import look
 from experiments.lib.rows import Rows
-from pictures.gantt import draw_lanes, legend_handles
-from pictures.lanes import request_lanes
+from pictures.gantt import draw_runs
 
 SIZE, DPI = (12.0, 6.75), 160  # inches; 1920 x 1080 pixels: letters of 15 pt have 33 pixels
 DECK = "lecture.pptx"
@@ -62,8 +61,8 @@ def mistake(number: str) -> plt.Figure:
 def four_requests() -> plt.Figure:
     requests = [[list(range(prompt)), most, [], 0.0] for prompt, most in PAPER]
     case = {"B": 4, "C": 64, "cache": None, "requests": requests}
-    title = "Prompts of 40, 90, 20 and 30 tokens; C = 64, B = 4"
-    return figure_of(title, [batches(case, serve(solution("e06").Sarathi, case))])
+    shown = batches(case, serve(solution("e06").Sarathi, case))
+    return figure_of("Prompts of 40, 90, 20 and 30 tokens; C = 64, B = 4", [shown])
 
 
 def gain() -> plt.Figure:
@@ -74,59 +73,45 @@ def gain() -> plt.Figure:
 def who_waits(*names: str) -> Callable[[], plt.Figure]:
     def draw() -> plt.Figure:
         found = policies.predict()
-        figure, grid = look.panels(len(names), 1, 12, 6.75 / len(names), sharex=True)
-        lanes = [request_lanes(found.traces[name], found.bound, policies.NAMES) for name in names]
-        end = max(bar.end for lane in lanes for bars in lane.values() for bar in bars)
-        for [axes], name, lane in zip(grid, names, lanes, strict=True):
-            draw_lanes(axes, lane, end=end)
+        title = f"{policies.MODEL} on {policies.GPU}, predicted; dotted: C and D arrive"
+        traces = {name: found.traces[name] for name in names}
+        figure = draw_runs(traces, found.bound, policies.NAMES, title)
+        for axes in figure.axes:
             axes.axvline(found.arrival, color="black", linestyle=":", zorder=1)
-            axes.set_title(name, loc="left", fontweight="bold")
-        grid[-1][0].set_xlabel("time (s); dotted: C and D arrive")
-        figure.suptitle(f"{policies.MODEL} on {policies.GPU}, predicted")
-        figure.legend(handles=legend_handles(lanes), loc="outside lower center", ncols=3)
         return figure
 
     return draw
 
 
-def bubbles() -> plt.Figure:
-    figure = fig5.STUDY.picture(fig5.STUDY.predict())
-    figure.suptitle(f"{fig5.MODEL} on {fig5.STAGES} x {fig5.GPU}, predicted")
-    return figure
-
-
 @dataclass(frozen=True)
 class Slide:
-    """when: the minute of instructor/lecture90.md, or a lesson."""
+    """minute: of instructor/lecture90.md."""
 
     name: str
-    when: str
+    minute: int
     caption: str
     draw: Callable[[], plt.Figure]
 
 
 SLIDES = (
-    Slide("01_cost_of_a_token", "minute 0", "One decode alone pays for all weights.",
+    Slide("01_cost_of_a_token", 0, "One decode alone pays for all weights.",
           cost_of_a_token),
-    Slide("02_intensity", "minute 8", "Batching helps all operators but attention.", intensity),
-    Slide("03_slots", "minute 20", "A slot is taken, filled in place, and given back.", slots),
-    Slide("04_masks", "minute 28", "Each chunk sees all earlier keys.", lambda: fig6.draw(Rows())),
-    Slide("05_mistake_12", "minute 28", "A prompt of one chunk hides this mistake.",
+    Slide("02_intensity", 8, "Batching helps all operators but attention.", intensity),
+    Slide("03_slots", 20, "A slot is taken, filled in place, and given back.", slots),
+    Slide("04_masks", 28, "Each chunk sees all earlier keys.", lambda: fig6.draw(Rows())),
+    Slide("05_mistake_12", 28, "A prompt of one chunk hides this mistake.",
           lambda: mistake("12")),
-    Slide("06_mistake_14", "minute 28", "Chunks of one token hide this mistake.",
+    Slide("06_mistake_14", 28, "Chunks of one token hide this mistake.",
           lambda: mistake("14")),
-    Slide("07_four_requests", "minute 42", "Decodes ride on the chunks of others.", four_requests),
-    Slide("08_gain", "minute 57", "The gain is largest where chunks and decodes match.", gain),
-    Slide("09_tiles", "minute 57", "One row more opens a tile.",
+    Slide("07_four_requests", 42, "Decodes ride on the chunks of others.", four_requests),
+    Slide("08_gain", 57, "The gain is largest where chunks and decodes match.", gain),
+    Slide("09_tiles", 57, "One row more opens a tile.",
           lambda: fig7.STUDY.picture(fig7.STUDY.predict())),
-    Slide("10_extremes", "minute 70", "C and D wait, or A and B stall.",
+    Slide("10_extremes", 70, "C and D wait, or A and B stall.",
           who_waits("request_level", "vllm_v0")),
-    Slide("11_chunks", "minute 70", "A whole prompt delays all decodes, a chunk only a little.",
+    Slide("11_chunks", 70, "A whole prompt delays all decodes, a chunk only a little.",
           who_waits("orca", "sarathi_serve")),
-    Slide("12_mistake_1", "minute 82", "C counts the decodes, too.", lambda: mistake("1")),
-    Slide("13_stalls", "lesson 7", "A flat piece is a stall: no request gets a token.",
-          lambda: serve_stalls.STUDY.picture(serve_stalls.STUDY.predict())),
-    Slide("14_bubbles", "lesson 8", "Batches of equal work leave few bubbles.", bubbles),
+    Slide("12_mistake_1", 82, "C counts the decodes, too.", lambda: mistake("1")),
 )  # fmt: skip
 
 
@@ -134,14 +119,14 @@ def notes() -> list[str]:
     """What lecture90.md says of each slide; before that, of its minutes, on their first slide."""
     plain = re.sub(r"\*\*|\*|`|\[(.*?)\]\(.*?\)", r"\1", LECTURE.read_text("utf-8"))
     said = re.findall(r"^\d+\. (.*?)\n(?=\d+\. |\n)", plain, re.MULTILINE | re.DOTALL)
-    found, before = [], ""
+    found, before = [], None
     for slide, text in zip(SLIDES, said, strict=True):
-        text, minute = " ".join(text.split()), slide.when.removeprefix("minute ")
-        row = re.search(rf"^\| ({minute}-\d+) \| (.*?) \| (.*?) \|$", plain, re.MULTILINE)
-        if row and minute != before:
+        text = " ".join(text.split())
+        row = re.search(rf"^\| ({slide.minute}-\d+) \| (.*?) \| (.*?) \|$", plain, re.MULTILINE)
+        if slide.minute != before:
             text = f"Minutes {row[1]}. Show: {row[2]}\nAsk first: {row[3]}\n\n{text}"
         found.append(text)
-        before = minute
+        before = slide.minute
     return found
 
 

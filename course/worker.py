@@ -3,14 +3,12 @@
 The checker, the truth and the results stay in the other process. What this one says is believed
 only as an answer to a case. Nothing is unpickled on either side.
 
-On Linux and macOS these are two processes. The first (`watch`) passes lines on between the grader
-and the second one, which runs the student's code. It counts the seconds of the processor, and it
-outlives the student's code: when that has had its time, or when the grader is gone, even if killed,
-it ends all that the code has started.
+These are two processes. The first (`watch`) passes lines on between the grader and the second one,
+which runs the student's code. It counts the seconds of the processor, and ends all that the code
+has started when that has had its time, or when the grader is gone, even if killed.
 
-A line for it: the seconds of the processor that an answer may take, a space, a case in JSON. A line
-from it: the seconds that it took, a space, the answer in JSON. The student's code can write to the
-pipe, too: if more than one line comes for a case, none is passed on, and the worker ends.
+A line for it: the seconds that an answer may take, a space, a case in JSON. A line from it: those
+that it took, a space, the answer. If more than one line comes for a case, the worker ends.
 """
 
 import json
@@ -42,9 +40,6 @@ GLANCE = 0.1  # s between two looks at the processor's clock
 
 def main() -> None:
     held = isolate()
-    if not hasattr(os, "fork"):  # Windows: the grader alone ends what takes too long
-        answer(os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb"), held, b"0 ")
-        return
     cases, answers = os.pipe(), os.pipe()
     adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until we know whom to kill
@@ -121,8 +116,8 @@ def processor_clock(pid: int) -> Callable[[], float]:
     return time.monotonic
 
 
-def answer(cases: BinaryIO, answers: BinaryIO, held: list[str], head: bytes = b"") -> None:
-    """Answer all cases, in a fence. head: what an answer's line begins with."""
+def answer(cases: BinaryIO, answers: BinaryIO, held: list[str]) -> None:
+    """Answer all cases, in a fence."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(2):  # stdin and stdout: a student's print must not be an answer
         os.dup2(null, number)
@@ -138,7 +133,7 @@ def answer(cases: BinaryIO, answers: BinaryIO, held: list[str], head: bytes = b"
     os.dup2(null, 2)  # until now, the grader could read why it did not start
 
     def say(answer: dict) -> None:
-        answers.write(head + json.dumps(answer).encode() + b"\n")
+        answers.write(json.dumps(answer).encode() + b"\n")
         answers.flush()
 
     say({"held": held})

@@ -1,8 +1,7 @@
-"""The demo model's text and tokenizer.
+"""The demo model's text, and its tokenizer: a byte-level BPE.
 
-The text is the documentation inside CPython itself: `pydoc_data.topics` (the language reference)
-and the docstrings of the standard library, each below its signature. It needs no download, and is
-under the PSF License 2.0 (see demo/README.md). A byte-level BPE is trained on it.
+The text is documentation inside CPython: `pydoc_data.topics` (the language reference) and the
+docstrings of the standard library, each below its signature.
 """
 
 import ast
@@ -15,17 +14,7 @@ from pydoc_data.topics import topics
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-SKIP = {
-    "test",
-    "tests",
-    "idlelib",
-    "lib2to3",
-    "encodings",
-    "site-packages",
-    "turtledemo",
-    "pydoc_data",
-    "__pycache__",
-}
+SKIP = {"test", "tests", "idlelib", "lib2to3", "encodings", "site-packages", "turtledemo"}
 
 
 def documents() -> dict[str, str]:
@@ -38,9 +27,8 @@ def documents() -> dict[str, str]:
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root).as_posix()
-        if SKIP.isdisjoint(path.relative_to(root).parts) and not name.startswith(
-            ("config-", "_sysconfigdata")
-        ):
+        ours = SKIP.isdisjoint(name.split("/"))
+        if ours and not name.startswith(("config-", "_sysconfigdata", "pydoc_data")):
             found[name] = "\n\n".join(_docstrings(ast.parse(path.read_bytes()), seen))
     return {name: text for name, text in found.items() if text}
 
@@ -66,11 +54,9 @@ def _docstrings(node: ast.AST, seen: set[str]) -> Iterator[str]:
         if text and text not in seen:
             seen.add(text)
             quoted = '"""' + text + ('\n"""' if "\n" in text else '"""')
-            yield (
-                quoted
-                if isinstance(node, ast.Module)
-                else f"{_signature(node)}\n{textwrap.indent(quoted, '    ')}"
-            )
+            if not isinstance(node, ast.Module):
+                quoted = f"{_signature(node)}\n{textwrap.indent(quoted, '    ')}"
+            yield quoted
     for child in ast.iter_child_nodes(node):
         yield from _docstrings(child, seen)
 
@@ -87,10 +73,10 @@ def split(texts: dict[str, str]) -> tuple[list[str], list[str]]:
 
     So all Python versions hold out the same documents.
     """
-    held_out = {name for name in texts if zlib.crc32(name.encode()) % 20 == 0}
-    return [text for name, text in texts.items() if name not in held_out], [
-        texts[name] for name in texts if name in held_out
-    ]
+    parts: tuple[list[str], list[str]] = [], []
+    for name, text in texts.items():
+        parts[zlib.crc32(name.encode()) % 20 == 0].append(text)
+    return parts
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> dict[bytes, int]:
@@ -101,20 +87,15 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> dict[bytes, int]:
     library, byte_level = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.pre_tokenizer = byte_level
     letters = sorted(byte_level.alphabet())  # the library writes each byte as a printable letter
-    library.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(
-            vocab_size=vocab_size - 1, initial_alphabet=letters, show_progress=False
-        ),
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - 1, initial_alphabet=letters, show_progress=False
     )
+    library.train_from_iterator(texts, trainer)
 
     # The library writes printable bytes as they are, and gives the others the letters that follow.
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    byte_of = dict(
-        zip(
-            letters, printable + [byte for byte in range(256) if byte not in printable], strict=True
-        )
-    )
+    others = [byte for byte in range(256) if byte not in printable]
+    byte_of = dict(zip(letters, printable + others, strict=True))
     ranks = {bytes([byte]): byte for byte in range(256)}
     for token in sorted(library.get_vocab(), key=library.token_to_id):
         ranks.setdefault(bytes(byte_of[letter] for letter in token), len(ranks))

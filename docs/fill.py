@@ -26,7 +26,7 @@ from command.checks import UserError, lookup
 from command.cli import run_main, write_file
 from command.flags import Parser, markdown
 from configs.constants import BORROWED, EFFICIENCY
-from course.predictions import syllabus
+from course.lessons import syllabus
 from experiments import (
     bench,
     beside_benchmarks,

@@ -49,6 +49,7 @@ from lesson import (
     paper,
     plain_ticks,
     print_table,
+    sliders,
     this_machine,
     working,
 )
@@ -80,11 +81,6 @@ print(f"linear operators: {weight_bytes / 1e6:.0f} MB of weights in {config.n_la
 #
 # **Predict first.** The prompt below has 256 tokens. How long does *one* decode take: about 1/256
 # of the prefill's time, a tenth of it, or as long as the prefill?
-
-# %%
-from lesson import predict
-
-predict("1.1")
 
 
 # %%
@@ -232,9 +228,6 @@ print(f"{peak * reading / work:5.1f} tokens are computed while the weights are r
 # **Predict first.** A linear operator has `inputs x outputs` weights of 2 bytes each. For 1 token
 # it does 2 FLOPs per weight. What is its intensity? What is it for 512 tokens? And what is the
 # intensity of decode *attention*, where every request has keys and values of its own?
-
-# %%
-predict("1.3")
 
 
 # %%
@@ -388,9 +381,6 @@ print_table(
 
 
 # %%
-from lesson import sliders
-
-
 def what_if(gpu="h100", context=1024, count=18):
     other = CostModel(llama, GPUS[gpu])
     batches = Batch([Chunk(prompt, 0, 1024)], []), Batch([], decodes(count, context))

@@ -44,7 +44,7 @@ from costmodel import requests_that_fit
 from engine import LLM
 from executor import ModelExecutor, synchronized_clock
 from kvcache import CacheError, KVCache
-from lesson import COLOURS, GREY, SERIES, paper, star, this_machine, working
+from lesson import COLOURS, GREY, SERIES, paper, sliders, star, this_machine, working
 from loop import Loop
 from scheduler import make_scheduler
 
@@ -71,11 +71,6 @@ print(f"machine: {this_machine()}")
 #
 # **Predict first.** Will both ways give the same tokens? How many rows does each compute for the
 # last of 120 tokens? In which of the two does the time per token grow?
-
-# %%
-from lesson import predict
-
-predict("2.1")
 
 
 # %%
@@ -151,9 +146,6 @@ plt.show()
 #
 # **Predict first.** We make a cache of 3 slots of 8 tokens. How many bytes does it take when it is
 # empty? How many when it is full?
-
-# %%
-predict("2.2")
 
 # %%
 small = KVCache(MODELS["demo"], slots=3, length=8)
@@ -353,9 +345,6 @@ plt.show()
 
 
 # %%
-from lesson import sliders
-
-
 def what_if(key_heads=40, length=1024, bytes_per_value=2, gpu="a6000"):
     variant = replace(llama, n_kv_head=key_heads)
     fits = requests_that_fit(variant, GPUS[gpu], length, bytes_per_value)

@@ -53,6 +53,7 @@ from lesson import (
     paper,
     plain_ticks,
     print_table,
+    sliders,
     star,
     this_machine,
     working,
@@ -179,11 +180,6 @@ while scheduler.has_work:
 # the number of chunks?
 
 # %%
-from lesson import predict
-
-predict("3.4")
-
-# %%
 llm = LLM("demo", dtype="float64", max_batch_size=1, max_length=256, device="cpu", fast=False)
 text = "The with statement wraps the execution of a block with methods of a context manager. "
 prompt = llm.tokenizer.encode(text * 6)[:128]
@@ -277,9 +273,6 @@ for name, attend in (("right", reference), ("forgetful", forgetful)):
 #
 # **Predict first.** A prompt of 1024 runs in 4 chunks. How many times as many keys are read as in
 # one piece? Are more products of a query and a key computed, or fewer?
-
-# %%
-predict("3.5")
 
 # %%
 rows = []
@@ -436,9 +429,6 @@ print(f"attention of a chunk of 64: {cost.model.n_head} blocks; SMs: {GPUS['a600
 
 
 # %%
-from lesson import sliders
-
-
 def what_if(prompt=4096, chunk_size=256, software="sarathi"):
     cost = CostModel(MODELS["llama-13b"], GPUS["a6000"], software=software)
     request = Request(0, range(prompt), max_tokens=1)

@@ -44,7 +44,7 @@ from configs import GPUS, MODELS
 from costmodel import CostModel
 from engine import LLM
 from executor import ModelExecutor
-from lesson import COLOURS, GREY, bars, paper, print_table, this_machine, working
+from lesson import COLOURS, GREY, bars, paper, print_table, sliders, this_machine, working
 from scheduler import make_scheduler
 
 # %%
@@ -96,11 +96,6 @@ print_table(["iteration", "chunk (tokens)", "decodes (requests)", "rows"], rows)
 # ## Step 2: one batch in detail
 #
 # **Predict first.** Take this last batch. How many of its rows need logits?
-
-# %%
-from lesson import predict
-
-predict("4.2")
 
 # %%
 chunk = kept.chunks[0]
@@ -158,9 +153,6 @@ plt.show()
 #
 # **Predict first.** In this iteration, how many times does `preproj` run in one layer? On how many
 # rows? How many times does attention run?
-
-# %%
-predict("4.3")
 
 # %%
 calls = []  # (operator, requests, rows), in the order in which they run
@@ -390,9 +382,6 @@ print(f"everything {paper['t4_13b_1k_total']} x (paper)")
 
 
 # %%
-from lesson import sliders
-
-
 def what_if(rows=256, count=5, context=1024):
     chunk, riders = one_prompt(rows - count), decodes_at(count, context)
     alone = Batch([], decodes_at(count + 1, context))  # in the chunk's slot, there is a decode, too

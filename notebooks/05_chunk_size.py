@@ -48,6 +48,7 @@ from lesson import (
     paper,
     plain_ticks,
     print_table,
+    sliders,
     star,
     this_machine,
     working,
@@ -143,11 +144,6 @@ print(f"batches that its decodes need:    {decodes / 17:.2f} of 17 places each")
 # (The cost model was fitted to the three times of Fig 7.)
 #
 # **Predict first.** How much does the time grow between 129 and 256 tokens?
-
-# %%
-from lesson import predict
-
-predict("5.2")
 
 # %%
 cost = CostModel(MODELS["llama-13b"], GPUS["a6000"])
@@ -256,9 +252,6 @@ for start in (128, 256):
 # The cost model was not fitted to these numbers, so its results here are predictions.
 #
 # **Predict first.** Which of the three chunk sizes gains most at P:D = 5? At 100?
-
-# %%
-predict("5.3")
 
 # %%
 ratios = [1, 2, 3, 5, 7, 10, 14, 20, 28, 40, 60, 100, 200]
@@ -398,9 +391,6 @@ for bound in (1.0, 0.2, 0.1):
 
 
 # %%
-from lesson import sliders
-
-
 def what_if(length=2048, B=9, ratio=28):
     sizes = (128, 256, 384, 512, 768)
     curve = [gain(ratio, size, length, B) for size in sizes]

@@ -39,7 +39,7 @@ import matplotlib.pyplot as plt
 from batch import Request
 from engine import LLM, SamplingParams
 from experiments.policies import TODAY
-from lesson import COLOURS, GREY, POLICY_LOOKS, gantts, paper, print_table, this_machine
+from lesson import COLOURS, GREY, POLICY_LOOKS, gantts, paper, print_table, sliders, this_machine
 from scheduler import POLICIES, SarathiServe, make_scheduler
 from simulate import simulate
 
@@ -139,11 +139,6 @@ gantts({policy: priced(policy) for policy in ("orca", "hybrid_only")}, BOUND, NA
 # prompt, and 110 of the next (paper).
 #
 # **Predict first.** Why 110?
-
-# %%
-from lesson import predict
-
-predict("6.3")
 
 # %%
 scheduler = make_scheduler("sarathi_serve", max_batch_size=8, chunk_size=512)
@@ -283,9 +278,6 @@ gantts({policy: traces[policy] for policy in chunked}, BOUND, NAMES, title)
 # two tokens?
 
 # %%
-predict("6.5")
-
-# %%
 three = {policy: priced(policy) for policy in ("sarathi_serve", "vllm_v0", "prefill_first")}
 gantts(three, BOUND, NAMES, title)
 for policy, trace in three.items():
@@ -324,9 +316,6 @@ POLICIES[Considerate.name] = Considerate  # the registry: from here on it is a p
 # %% [markdown]
 # **Predict first.** Compared with `sarathi_serve`: what happens to the longest gap of A and B? To
 # C's first token? To the total time?
-
-# %%
-predict("6.6")
 
 # %%
 compared = ("sarathi_serve", "considerate")
@@ -455,9 +444,6 @@ for policy, trace in real.items():
 
 
 # %%
-from lesson import sliders
-
-
 def what_if(policy="sarathi_serve", budget=128):
     gantts({f"{policy}, budget {budget}": priced(policy, budget)}, BOUND, NAMES, title)
 

@@ -46,7 +46,7 @@ from configs import MODELS
 from engine import LLM, SamplingParams
 from experiments.lib.papers import ARXIV, CHAT, MISTRAL, YI
 from experiments.serve_stalls import waiting
-from lesson import COLOURS, POLICY_LOOKS, paper, plain_ticks, predict, print_table, this_machine
+from lesson import COLOURS, POLICY_LOOKS, paper, plain_ticks, print_table, sliders, this_machine
 from serving import capacity
 from serving.capacity import p99_tbt, token_times
 
@@ -65,9 +65,6 @@ from serving.capacity import p99_tbt, token_times
 # **Predict first.** `vllm_v0` stops all decodes for each new prompt. `sarathi_serve` (512 tokens)
 # never stops them, but makes iterations longer. Which has the smaller *mean* TBT? Which has the
 # smaller P99?
-
-# %%
-predict("7.1")
 
 # %%
 for request in CHAT.requests(3, rate=2.0):
@@ -256,9 +253,6 @@ for policy in ("vllm_v0", "orca"):
 # token become half as long?
 
 # %%
-predict("7.4")
-
-# %%
 budgets = [128, 256, 512, 1024, 2048, 4096]
 runs = {budget: serve("sarathi_serve", rate=2.5, budget=budget) for budget in budgets}
 profile = [1e3 * capacity.worst_iteration(MISTRAL.cost_model, budget) for budget in budgets]
@@ -357,7 +351,6 @@ plt.show()
 # - ... chunks shrank as a prompt goes on (`dynamic`)? What happens to the P99?
 
 # %%
-from lesson import sliders
 from serving.traffic import gamma, make_requests
 
 

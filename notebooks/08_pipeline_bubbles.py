@@ -44,7 +44,7 @@ import matplotlib.pyplot as plt
 
 from batch import Request
 from experiments.lib.common import ROOT
-from lesson import COLOURS, POLICY_LOOKS, paper, print_table, this_machine
+from lesson import COLOURS, POLICY_LOOKS, paper, print_table, sliders, this_machine
 from pictures.gantt import STAGE_LOOKS, draw_stages, legend_handles
 from pictures.lanes import stage_lanes
 from pipeline import BUBBLES, PipelineTrace, make_micro_batches, run_pipeline, simulate_pipeline
@@ -81,11 +81,6 @@ def show(traces, title, names=None):
 #
 # **Predict first.** Draw the two stages on paper, as bars on two lines: A first, then B, then C.
 # Where does a stage wait? For how many seconds in total?
-
-# %%
-from lesson import predict
-
-predict("8.1")
 
 
 # %%
@@ -239,9 +234,6 @@ print_table(["what the paper leaves open", "our answer"], list(asdict(setup).ite
 #
 # **Predict first.** With two stages, step 2's Orca loses 29.2 % of the time to bubbles. What does
 # it lose with eight? What does SARATHI lose?
-
-# %%
-predict("8.4")
 
 
 # %%
@@ -428,9 +420,6 @@ for number, policy in enumerate(("orca", "sarathi")):
 
 
 # %%
-from lesson import sliders
-
-
 def what_if(policy="orca", stages=2, hop="pcie4", prompt=900, output=60):
     for count in (1, 2, 3, 4):  # micro-batches, for the same 12 requests in flight
         requests = [Request(i, range(prompt), output) for i in range(24)]

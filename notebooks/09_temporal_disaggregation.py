@@ -38,7 +38,7 @@ import matplotlib.pyplot as plt
 
 from batch import Request
 from experiments.lib.td import LOOKS, NODES, azure, run
-from lesson import COLOURS, paper, print_table, working
+from lesson import COLOURS, paper, print_table, sliders, working
 from pictures.gantt import STAGE_LOOKS, draw_stages, legend_handles
 from pictures.lanes import stage_lanes
 from pipeline import BUBBLES, IDLE, PipelineTrace, make_micro_batches, run_pipeline
@@ -160,11 +160,6 @@ assert phases.bubble < separate.bubble and sum(phases.busy) > sum(separate.busy)
 # and its prefill yields the first. How many requests are admitted before the first decode?
 
 # %%
-from lesson import predict
-
-predict("9.3")
-
-# %%
 from pipeline.td_pipe import TDPipe
 
 options = {"stages": 2, "max_batch_size": 2, "cache_tokens": 22, "rules": Rules(pack=1)}
@@ -216,9 +211,6 @@ assert [row[1] for row in log[:4]] == ["A", "B", "C", "-"] and log[3][-1] == "de
 #
 # **Predict first.** A holds 30 tokens now and has 6 steps to go. B holds 10 tokens and has 30 steps
 # to go. C holds 20 tokens and has 14 steps to go. At which step do they hold most tokens in total?
-
-# %%
-predict("9.4")
 
 # %%
 from pipeline.phases import LookAhead
@@ -487,9 +479,6 @@ for name, machine in machines.items():
 # fall? And its lead over PP+HB? Then the baselines get a host: does one of them still win?
 
 # %%
-predict("9.11")
-
-# %%
 from configs.hosts import HOSTS, Host
 from experiments.lib.td import stretched
 
@@ -541,9 +530,6 @@ print(f"paper, at most: {paper['td_vs_tp_hb']:g} over TP+HB, {paper['td_vs_pp_hb
 
 
 # %%
-from lesson import sliders
-
-
 def what_if(machine="L20 + 32B", prompt=512, output=256, requests=400):
     for system in ("TD-Pipe", "PP+HB", "TP+HB"):
         mine = run(NODES[machine], system, lengths_of(prompt, output, requests))

@@ -47,7 +47,17 @@ from beam.search import unwound
 from configs import MODELS
 from engine import LLM, SamplingParams
 from executor import ModelExecutor
-from lesson import COLOURS, GREY, SERIES, paper, plain_ticks, print_table, this_machine, working
+from lesson import (
+    COLOURS,
+    GREY,
+    SERIES,
+    paper,
+    plain_ticks,
+    print_table,
+    sliders,
+    this_machine,
+    working,
+)
 from loop import Loop
 from scheduler import make_scheduler
 
@@ -145,11 +155,6 @@ plt.show()
 # prompt and response, this saves more than a third.
 #
 # **Predict first.** By which factor does the cache shrink, if the prompt is very long? Very short?
-
-# %%
-from lesson import predict
-
-predict("10.2")
 
 # %%
 gptj, BS = MODELS["gptj-6b"], 32
@@ -374,10 +379,6 @@ assert math.isclose(both[2] / both[1], whole[2] / whole[1])
 # The prompt of a third request is cut into chunks. How long is a chunk?
 
 # %%
-# the seventh question of this lesson; it belongs to step 6
-predict("10.7")
-
-# %%
 tokens = llm.tokenizer.encode("A list is a sequence of objects, and a tuple is one, too. ") * 3
 plain = Request(1, tokens[:40], 14)
 [search] = beam_requests([plain], replace(params, max_tokens=14), "segment", llm.config, llm.cache)
@@ -543,9 +544,6 @@ print(f"the next token with segments: BW = 4 takes {four / one:.2f} times BW = 1
 
 
 # %%
-from lesson import sliders
-
-
 def what_if(beams=8, prompt=512, most=128):
     _, axes = plt.subplots(figsize=(9, 3.6))
     for cache, (colour, _) in zip(("segment", "standard"), SERIES[1::-1], strict=False):

@@ -49,7 +49,7 @@ import numpy as np
 from batch import Request
 from engine import LLM, SamplingParams
 from experiments.lib.common import ROOT
-from lesson import COLOURS, POLICY_LOOKS, plain_ticks, print_table, this_machine
+from lesson import COLOURS, POLICY_LOOKS, plain_ticks, print_table, sliders, this_machine
 from simulate import simulate
 
 
@@ -77,11 +77,6 @@ def start(*flags):
 #
 # **Predict first.** Server and client are two programs on this machine. How much time does HTTP add
 # to each token: a microsecond, a millisecond, or tens of milliseconds?
-
-# %%
-from lesson import predict
-
-predict("11.1")
 
 # %%
 server, address = start("--chunk-size", "64")
@@ -234,9 +229,6 @@ plt.show()
 #
 # **Predict first.** At which rate does each policy break the SLO? Which of the two bounds breaks?
 
-# %%
-predict("11.3")
-
 
 # %%
 def arriving(rate, seconds=3.0):
@@ -341,9 +333,6 @@ server.terminate()
 
 
 # %%
-from lesson import sliders
-
-
 def what_if(policy="sarathi_serve", budget=128):
     curve = np.array([simulated(rate, policy, budget) for rate in rates])
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.6))

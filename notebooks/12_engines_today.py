@@ -47,7 +47,7 @@ from configs import LINKS
 from configs.hosts import HOSTS
 from costmodel import make_batch
 from engine import LLM, SamplingParams
-from lesson import COLOURS, predict, print_table, this_machine
+from lesson import COLOURS, print_table, sliders, this_machine
 from paged.blocks import BlockMemory
 from paged.prompts import shared
 from pictures.gantt import STAGE_LOOKS, Look, draw_lanes, legend_handles
@@ -77,10 +77,6 @@ from simulate import make_cost_model, simulate
 #
 # **Predict first.** Take paper. Write A's block table, and then B's. Which blocks are in both
 # tables? How many tokens of B must run?
-
-# %%
-predict("12.1")
-
 
 # %%
 START = "You are a kind helper . Answer in"
@@ -198,9 +194,6 @@ print(f"hits: {memory.hits} of {memory.asked} prompt tokens")
 # question: by a tenth, by half, or by more?
 
 # %%
-predict("12.3")
-
-# %%
 manual = "The following is a page of the library reference. " * 24
 questions = ["The list type", "The with statement", "def open(", "class Thread(", "import os"]
 questions += ["Return True if", "A tuple is", "The str method"]
@@ -233,9 +226,6 @@ print(f"measured: demo model, {this_machine()}")
 #
 # **Predict first.** Three quarters of each prompt are shared. By what factor does the throughput
 # grow: by four, or by less? What limits it?
-
-# %%
-predict("12.4")
 
 
 # %%
@@ -338,9 +328,6 @@ engines(traces)
 #
 # **Predict first.** Which of the two has the shorter P99 of all TBTs? Which has the shorter TTFT,
 # in the median and in the P99? Think of how many engines can prefill.
-
-# %%
-predict("12.5")
 
 
 # %%
@@ -486,9 +473,6 @@ plt.show()
 # A100, which is slower?
 
 # %%
-predict("12.8")
-
-# %%
 rows = []
 for gpu in ("h100", "a100-80gb"):
     model = make_cost_model("llama3.1-8b", gpu, 1, None, "vllm")
@@ -541,9 +525,6 @@ print_table(columns, rows)
 
 
 # %%
-from lesson import sliders
-
-
 def what_if(layout="1p1d", rate=8, prompt=2000, output=150):
     times, busy = look(fleet(arriving(rate, prompt, output, 80), layout))
     print(f"{layout}: TTFT {times[0]:.0f} ms, P99 {times[1]:.0f} ms;", end=" ")

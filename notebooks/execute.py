@@ -1,25 +1,17 @@
-"""Run the lessons from scratch.
-
-`make notebooks` is a check and writes nothing. `make notebooks-refresh` writes the .ipynb files.
+"""Run the lessons from scratch. Any error, warning or path of this machine ends it with status 1.
 
     python notebooks/execute.py [--refresh | --text] [LESSON.py ...]
 
-A lesson's source is its .py file (jupytext, percent format). Any error ends the run with exit
-status 1. So does any output that does not belong into a committed notebook: warnings, paths of this
-machine.
-
-`--text` runs nothing. It writes new text and new comments to the .ipynb files, and keeps their
-outputs. It refuses a lesson whose code has changed.
+A lesson's source is its .py file (jupytext, percent format). `--refresh` writes the .ipynb files.
+`--text` runs nothing: it writes new words to them, keeps their outputs, and refuses new code.
 """
 
 import enter  # noqa: F401
 
 import ast
-import asyncio
 import os
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jupytext
@@ -33,15 +25,11 @@ from nbclient.exceptions import CellExecutionError
 from command.checks import UserError
 from command.cli import run_main, write_file
 from command.flags import Flag, Parser
+from course.lessons import LESSONS
 from fast import native
 
 HERE = Path(__file__).resolve().parent
 LIMIT = 600  # s, per cell: far above what any needs
-
-
-def lessons() -> list[Path]:
-    """The sources, in the order of the course."""
-    return sorted(HERE.glob("[0-9][0-9]_*.py"))
 
 
 def convert(source: Path) -> nbformat.NotebookNode:
@@ -60,49 +48,23 @@ def convert(source: Path) -> nbformat.NotebookNode:
     return notebook
 
 
+class Here(AsyncKernelManager):
+    """This very Python: a user's own kernels named python3 are not looked at."""
+
+    def _kernel_spec_manager_default(self) -> KernelSpecManager:
+        return KernelSpecManager(kernel_dirs=[], ensure_native_kernel=True)
+
+
 def execute(notebook: nbformat.NotebookNode) -> None:
-    """Run all cells in this very Python: a user's own kernels named python3 are not looked at."""
-    manager = AsyncKernelManager(
-        kernel_name="python3",
-        kernel_spec_manager=KernelSpecManager(kernel_dirs=[], ensure_native_kernel=True),
-    )
+    """Run all cells."""
     metadata = notebook.metadata.copy()
-    quiet = ["--log-level=ERROR"]
-    place = {"metadata": {"path": str(HERE)}}
     client = NotebookClient(
-        notebook,
-        km=manager,
-        timeout=LIMIT,
-        resources=place,
-        record_timing=False,
-        coalesce_streams=True,
-        extra_arguments=quiet,
-    )
-
-    async def run() -> None:
-        try:
-            await client.async_execute()
-        finally:
-            await manager.shutdown_kernel(now=True)  # else it keeps its memory until we end
-
-    with ThreadPoolExecutor(1) as pool:  # outside the main thread, it leaves Ctrl-C to us
-        try:
-            pool.submit(lambda: asyncio.run(run())).result()
-        except KeyboardInterrupt:
-            # do not wait until the client notices that its kernel has gone
-            if manager.provisioner is not None and manager.provisioner.process is not None:
-                manager.provisioner.process.kill()
-            os._exit(130)
+        notebook, kernel_name="python3", kernel_manager_class=Here, timeout=LIMIT,
+        resources={"metadata": {"path": str(HERE)}}, record_timing=False, coalesce_streams=True,
+        extra_arguments=["--log-level=ERROR"],
+    )  # fmt: skip
+    client.execute()
     notebook.metadata = metadata  # without the version of this Python
-
-
-def behaviour(code: str) -> str:
-    """What decides the outputs of a cell: its syntax tree without comments and docstrings."""
-    tree = ast.parse(code)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
-            node.body = node.body[1:]
-    return ast.dump(tree)
 
 
 def copy_outputs(executed: nbformat.NotebookNode, notebook: nbformat.NotebookNode) -> list[str]:
@@ -114,7 +76,7 @@ def copy_outputs(executed: nbformat.NotebookNode, notebook: nbformat.NotebookNod
         return [f"{len(after)} cells of code, before {len(before)}: --text cannot, use --refresh"]
     changed = []
     for old, new in zip(before, after, strict=True):
-        if behaviour(old.source) != behaviour(new.source):
+        if ast.dump(ast.parse(old.source)) != ast.dump(ast.parse(new.source)):
             changed.append(f"{new.id}: its code has changed: --text cannot, use --refresh")
         new.outputs, new.execution_count = old.outputs, old.execution_count
     return changed
@@ -125,17 +87,16 @@ def complaints(notebook: nbformat.NotebookNode) -> list[str]:
     found = []
     for number, cell in enumerate(notebook.cells):
         for output in cell.get("outputs", []):
-            text = str(output.get("text", "")) + str(
-                {kind: data for kind, data in output.get("data", {}).items() if kind != "image/png"}
-            )
+            data = {
+                kind: each for kind, each in output.get("data", {}).items() if "png" not in kind
+            }
+            text = f"{output.get('text', '')}{data}"
             if output.output_type == "error" or output.get("name") == "stderr":
                 name, what = output.get("ename", "stderr"), output.get("evalue", text)
                 found.append(f"cell {number}: {name}: {what[:300]}")
-            found += [
-                f"cell {number}: the output names {path}"
-                for path in (str(HERE.parent), str(Path.home()) + "/")
-                if path in text
-            ]
+            for path in (str(HERE.parent), f"{Path.home()}/"):
+                if path in text:
+                    found.append(f"cell {number}: the output names {path}")
     return found
 
 
@@ -157,7 +118,7 @@ def main() -> None:
         # Compiles fast/native.cpp, if it must: what that says belongs into no notebook.
         native.usable(torch.device("cpu"), torch.float32, 64, 1)
     failed = False
-    for source in options.lessons or lessons():
+    for source in options.lessons or LESSONS:
         print(f"{source.stem} ...", end=" ", flush=True)
         notebook, start = convert(source), time.perf_counter()
         try:
@@ -169,13 +130,8 @@ def main() -> None:
                 problems = complaints(notebook)
         except CellExecutionError as error:
             problems = [str(error)]
-        print(
-            "failed" if problems else "ok",
-            f"{time.perf_counter() - start:.1f} s",
-            *problems,
-            sep="\n" if problems else "  ",
-            flush=True,
-        )
+        print("failed" if problems else "ok", f" {time.perf_counter() - start:.1f} s", flush=True)
+        print(*(f"{problem}\n" for problem in problems), sep="", end="")
         failed |= bool(problems)
         if (options.refresh or options.text) and not problems:
             write_file(source.with_suffix(".ipynb"), nbformat.writes(notebook) + "\n")

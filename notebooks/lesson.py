@@ -1,5 +1,5 @@
-"""What all lessons share: the look of the pictures, the paper's numbers, a stopwatch, and what a
-reader can do: sliders, and a box for a prediction.
+"""What all lessons share: the look of the pictures, the paper's numbers, a stopwatch, and
+sliders for a reader.
 
 Nothing of the engine is in here. enter.py makes its modules and `experiments` known.
 """
@@ -14,14 +14,11 @@ import matplotlib.pyplot as plt
 from IPython import get_ipython
 from IPython.display import clear_output, display
 
-from command.checks import UserError
-from course import predictions
 from experiments.lib.common import paper_numbers, print_table
 from experiments.lib.look import COLOURS, GREY, OPERATOR_LOOKS, SERIES, star, use_style
 from experiments.lib.measuring import this_machine
 from experiments.lib.papers import LOOKS, looks_of
-from pictures.gantt import draw_lanes, legend_handles
-from pictures.lanes import request_lanes
+from pictures.gantt import draw_runs
 from scheduler import POLICIES
 from timeline import Trace
 
@@ -30,18 +27,13 @@ if shell := get_ipython():
 
 __all__ = [
     "COLOURS", "GREY", "OPERATOR_COLOURS", "POLICY_LOOKS", "SERIES", "bars", "fastest", "gantts",
-    "paper", "plain_ticks", "predict", "print_table", "sliders", "star", "this_machine", "working",
+    "paper", "plain_ticks", "print_table", "sliders", "star", "this_machine", "working",
 ]  # fmt: skip
 
 use_style()
-matplotlib.rcParams.update(
-    {
-        "figure.constrained_layout.use": True,
-        "figure.figsize": (11, 4.6),
-        "figure.dpi": 90,
-        "savefig.dpi": 90,
-    }
-)
+plt.rc("figure", figsize=(11, 4.6), dpi=90)
+plt.rc("figure.constrained_layout", use=True)
+plt.rc("savefig", dpi=90)
 
 paper = paper_numbers()  # every published number by its id, in experiments/paper_numbers.csv
 # A policy has one colour and one marker in all lessons: those of the figures.
@@ -86,35 +78,14 @@ def bars(axes, places, operators, width: float = 0.6) -> None:
     low = [0.0] * len(operators)
     for name, colour in OPERATOR_COLOURS.items():
         heights = [each.get(name, 0.0) for each in operators]
-        axes.bar(
-            places,
-            heights,
-            width,
-            bottom=low,
-            color=colour,
-            label=name,
-            edgecolor="white",
-            linewidth=0.5,
-        )
+        style = {"color": colour, "label": name, "edgecolor": "white", "linewidth": 0.5}
+        axes.bar(places, heights, width, bottom=low, **style)
         low = [under + height for under, height in zip(low, heights, strict=True)]
 
 
 def gantts(traces: Mapping[str, Trace], bound: float, names: Mapping[int, str], title: str) -> None:
-    """Runs below each other on one time axis.
-
-    traces: by name. bound: a longer gap between tokens is a stall. names: of requests, by id.
-    """
-    lanes = {run: request_lanes(trace, bound, names) for run, trace in traces.items()}
-    figure, panels = plt.subplots(
-        len(traces), 1, figsize=(12, 2.1 * len(traces) + 1), sharex=True, squeeze=False
-    )
-    end = max(bar.end for run in lanes.values() for lane in run.values() for bar in lane)
-    for axes, (run, lane) in zip(panels[:, 0], lanes.items(), strict=True):
-        draw_lanes(axes, lane, end=end)
-        axes.set_title(run, loc="left", fontweight="bold")
-    panels[-1, 0].set_xlabel("time (s)")
-    figure.suptitle(title, fontsize=15)
-    figure.legend(handles=legend_handles(lanes.values()), loc="outside lower center", ncols=6)
+    """Runs below each other on one time axis: see `draw_runs`."""
+    draw_runs(traces, bound, names, title)
     plt.show()
 
 
@@ -123,41 +94,9 @@ def widgets() -> ModuleType | None:
     kernel = getattr(get_ipython(), "kernel", None)
     if not getattr(kernel, "_allow_stdin", False):  # nobody there whom a cell could ask
         return None
-    try:
-        import ipywidgets  # slow to load, and only readers need it
-    except ModuleNotFoundError:
-        return None
+    import ipywidgets  # slow to load, and only readers need it
+
     return ipywidgets
-
-
-def predict(name: str) -> None:
-    """A box for a prediction: "3.2" is the second of lesson 3. `course/mine/` keeps the answer.
-
-    An answer stays. Without a reader, nothing is asked.
-    """
-    lesson, number = map(int, name.split("."))
-    question = predictions.questions(lesson)[number - 1]
-    kit = widgets()
-    if kit is None:
-        print("your prediction: in Jupyter, a box is here. An answer is optional.")
-        return
-    try:
-        said = predictions.recorded().get(name)
-    except UserError as error:
-        print(error)
-        return
-    if said:
-        print(f"you said: {said['answer']}")
-        return
-    box = kit.Text(placeholder="type, then Enter", description="I expect:", continuous_update=False)
-
-    def keep(change: Mapping) -> None:
-        if answer := change["new"].strip():
-            predictions.record(name, question, answer)
-            box.disabled, box.description = True, "written:"
-
-    box.observe(keep, "value")
-    display(box)
 
 
 def sliders(show: Callable[..., None], **choices: tuple | list) -> None:

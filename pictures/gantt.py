@@ -24,6 +24,24 @@ LABEL = {"ha": "center", "va": "center", "bbox": BOX, "zorder": 3, "clip_on": Tr
 MIDDLE = 0.55  # of a lane's bars: where labels stand
 
 
+def draw_runs(
+    traces: Mapping[str, Trace], bound: float, names: Mapping[int, str], title: str
+) -> plt.Figure:
+    """Runs below each other on one time axis. traces: by name. bound, names: see `lanes.request_lanes`."""
+    lanes = {run: request_lanes(trace, bound, names) for run, trace in traces.items()}
+    size = (12, 2.1 * len(traces) + 1)
+    shape = {"figsize": size, "sharex": True, "squeeze": False, "layout": "constrained"}
+    figure, panels = plt.subplots(len(traces), 1, **shape)
+    end = max(bar.end for run in lanes.values() for lane in run.values() for bar in lane)
+    for axes, (run, lane) in zip(panels[:, 0], lanes.items(), strict=True):
+        draw_lanes(axes, lane, end=end)
+        axes.set_title(run, loc="left", fontweight="bold")
+    panels[-1, 0].set_xlabel("time (s)")
+    figure.suptitle(title, fontsize=15)
+    figure.legend(handles=legend_handles(lanes.values()), loc="outside lower center", ncols=6)
+    return figure
+
+
 def draw_stages(
     trace: PipelineTrace,
     axes: plt.Axes,

@@ -5,7 +5,6 @@ import json
 import os
 import random
 import re
-import shlex
 import shutil
 import signal
 import socket
@@ -13,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import zipfile
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -27,30 +25,27 @@ from watch import alive, children_of, wait_for
 from command.checks import UserError
 from configs import GPUS, MODELS
 from costmodel import CostModel, make_batch
-from course import feedback, grade, predictions, sandbox
+from course import feedback, grade, sandbox
 from course.drive import answer_of
 from course.exercises import EXERCISES, STUBS, AnswerError, find
 from course.feedback import Grade, harmless
 from course.grade import Worker
 from course.handed import LONGEST_FILE
 from course.plants import plants, right
-from course.predictions import Outcome
 from course.reference import solution
 from course.sandbox import PROTECTIONS
-from course.submissions import Submission, submission, submissions
-from course.worker import processor_clock
+from course.submissions import Submission, submissions
 from tests import spawn
 
 ROOT = Path(__file__).parent.parent
 INSTRUCTOR = ROOT / "course" / "instructor"
-POSIX = pytest.mark.skipif(os.name != "posix", reason="it needs signals and links")
-LINUX = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals, links and /proc")
 
 
 def graded(folder: Path, *only: str, **options: object) -> list[Grade]:
-    """Grade without a container, with seed 1; the table goes to grades.csv beside the folder."""
+    """Grade with seed 1; the table goes to grades.csv beside the folder."""
     out = options.pop("out", folder.parent / "grades.csv")
-    return grade.grade(folder, out, 1, 1, None, False, only=only or EXERCISES, **options)
+    return grade.grade(folder, out, 1, only=only or EXERCISES, **options)
 
 
 def pack(path: Path, files: dict[str | zipfile.ZipInfo, str], how: int = 0) -> None:
@@ -83,7 +78,7 @@ def test_the_files_of_canvas_become_a_submission_for_each_student(tmp_path: Path
     pack(tmp_path / "müller_LATE_3_40_submission-2.zip", inside)
     (tmp_path / "e06.py").write_text("whose?")
     (tmp_path / "notes.txt").write_text("the lecturer's")
-    found, left, classes, apart = submissions(tmp_path)
+    found, left = submissions(tmp_path)
     assert {(each.name, each.late): each.files for each in found} == {
         ("anon_x7Q", True): {"e06": "LATE_anon_x7Q_77_e06.py"},
         ("doe_1", False): {"e06": "doe_1_20_e06.py", "e07": "doe_1_21_E7 (3).py"},
@@ -91,7 +86,7 @@ def test_the_files_of_canvas_become_a_submission_for_each_student(tmp_path: Path
         ("müller_3", True): {"e06": "in a folder of Windows", "e07": "as some tools write it"},
     }
     assert "more than once: e06.py counts" in found[1].notes[0], "the file with the higher number"
-    assert left == ["e06.py", "notes.txt"] and not classes and not apart
+    assert left == ["e06.py", "notes.txt"]
 
 
 @pytest.mark.parametrize("name", ["hw_2026_1117_{}.zip", "cs_2026_{}_e06.py", "a_LATE_1_{}_e06.py"])
@@ -102,36 +97,37 @@ def test_names_that_only_look_like_canvas_mix_nobodys_work(tmp_path: Path, name:
             path.write_text(path.name)
         else:
             pack(path, {"e06.py": path.name})
-    found, _, _, [apart] = submissions(tmp_path)
-    assert [(each.name, each.files["e06"]) for each in found] == [(each, each) for each in apart]
-    assert apart == [path.name for path in paths]
+    found, _ = submissions(tmp_path)
+    names = [path.name for path in paths]
+    assert [(each.name, each.files["e06"]) for each in found] == [(each, each) for each in names]
     assert {each.late for each in found} == {"LATE" in name}
 
 
-CLASSES = ("doe_1_2_e06.py", "long_LATE_1_2_e06-1.zip", "Grün_7_assignsubmission_file_/e06.py",
-           "all/anna/e06.py all/ben/e06.py", "anna.zip ben.ZIP")  # fmt: skip
+CLASSES = {  # a zip of a class -> what is graded
+    "doe_1_2_e06.py roe_LATE_3_4_submission-1.zip": ["doe_1", "roe_3"],
+    "Grün_7_assignsubmission_file_/e06.py Ö_8_assignsubmission_file_/a.zip": [
+        "Grün_7_assignsubmission_file_", "Ö_8_assignsubmission_file_",
+    ],
+    "Grün_7_assignsubmission_file_e06.py": ["Grün_7_assignsubmission_file_"],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("names", CLASSES)
-def test_a_zip_of_a_whole_class_is_no_students(tmp_path: Path, names: str) -> None:
-    """The others are graded, and the error comes last. A long zip says its first name alone."""
-    text = "#" * (1 << 20 if "long" in names else 5)
-    pack(tmp_path / "A.ZIP", dict.fromkeys(names.split(), text))
-    mine = dict.fromkeys(["mine/e06.py", "mine/submission.zip", "mine/old/e06.py", "e09.py"], text)
-    for out in ("none.csv", "grades.csv"):
-        with pytest.raises(UserError, match="^not graded, for several .* in it: A.ZIP: unpack it"):
-            graded(tmp_path, "1", out=tmp_path / out)
-        pack(tmp_path / "mine.zip", mine)
-    [row] = csv.DictReader((tmp_path / "grades.csv").read_text("utf-8").splitlines())
-    assert row["submission"] == "mine.zip" and not (tmp_path / "none.csv").exists()
-
-
-def test_a_zip_that_canvas_named_is_a_class_if_two_students_are_in_it(tmp_path: Path) -> None:
-    for name, others in (("doe_1_2_mine.zip", "3_4"), ("cs_2026_17_all.zip", "9_4")):
-        files = ["lab_3_4_e06.py", f"lab_{others}_e07.py", "e01.py"]
-        pack(tmp_path / name, dict.fromkeys(files, "#"))
-    found, _, classes, _ = submissions(tmp_path)
-    assert [each.name for each in found] == ["doe_1"] and classes == ["cs_2026_17_all.zip"]
+def test_a_zip_of_a_whole_class_is_graded_as_its_folder_is(tmp_path: Path, names: str) -> None:
+    """Zips in it are read, too. Among other submissions it is no student's, and is named."""
+    pack(tmp_path / "zip.zip", {"mine/e06.py": "x = 1"})
+    inside = (tmp_path / "zip.zip").read_bytes()
+    pack(
+        tmp_path / "A.ZIP", {name: inside if ".zip" in name else "x = 1" for name in names.split()}
+    )
+    with zipfile.ZipFile(tmp_path / "A.ZIP") as packed:
+        packed.extractall(tmp_path / "folder")
+    for place in (tmp_path / "A.ZIP", tmp_path / "folder"):
+        found, left = submissions(place)
+        assert [each.name for each in found] == CLASSES[names] and not left
+        assert all(each.files == {"e06": "x = 1"} for each in found)
+    (tmp_path / "folder" / "A.ZIP").write_bytes((tmp_path / "A.ZIP").read_bytes())
+    assert submissions(tmp_path / "folder")[1] == ["A.ZIP: a whole class's, to be graded by itself"]
 
 
 def test_what_counts_in_a_whole_clone_and_what_is_named(tmp_path: Path) -> None:
@@ -139,7 +135,6 @@ def test_what_counts_in_a_whole_clone_and_what_is_named(tmp_path: Path) -> None:
     doe = tmp_path / "doe"
     for folder in ("check", "mine", "stubs"):
         write(doe / "my" / "nano" / "course" / folder, {"e06.py": folder})
-    (doe / "my" / "nano" / "course" / "mine" / "predictions.json").write_text("[")
     write(doe / "x", {"e08.py": "deep", "e09 (1).py": "later", "e09.py": "first"})
     (doe / "e08.py").write_text("high")
     (doe / "essay.docx").write_bytes(b"\xff")
@@ -151,10 +146,9 @@ def test_what_counts_in_a_whole_clone_and_what_is_named(tmp_path: Path) -> None:
     notes = "\n".join(found.notes)
     assert "e07 came more than once: submission-2.zip/e07.py counts" in notes
     assert "my/nano/course/mine/e06.py counts" in notes and "essay.docx. No exercise" in notes
-    assert "Not read: submission-3.zip: " in notes and "predictions.json: it has no" in notes
+    assert "Not read: submission-3.zip: " in notes
 
 
-@POSIX
 def test_a_link_reads_nobody_elses_work(tmp_path: Path) -> None:
     ben, eve = tmp_path / "ben", tmp_path / "eve"
     write(ben, {"e06.py": "ben's"})
@@ -167,17 +161,10 @@ def test_a_link_reads_nobody_elses_work(tmp_path: Path) -> None:
     pack(tmp_path / "zip.zip", {link: "ben/e06.py"})
     os.mkfifo(ben / "pipe.zip")  # whoever opens it waits
     os.mkfifo(ben / "e07.py")
-    found, left, *_ = submissions(tmp_path)
+    found, left = submissions(tmp_path)
     assert found[0].refused["e07"] == "no file" and "Not read: below. " in found[1].notes[0]
     assert {each.name: each.files for each in found if each.files} == {"ben": {"e06": "ben's"}}
-    assert found[1].refused == found[2].refused == {"e06": "a link"} and left == ["eve_1_2_e06.py"]
-
-
-@pytest.mark.parametrize("text", ["", "[1]", "[" * 9999, '{"1": 2}', '{"1": {"answer": 3}}'])
-def test_predictions_of_another_form_are_left_out(tmp_path: Path, text: str) -> None:
-    write(tmp_path / "a", {"predictions.json": text, "e06.py": "x = 1"})
-    found = submission("a", [tmp_path / "a"])
-    assert found.predictions == {} and found.files == {"e06": "x = 1"}
+    assert [each.refused for each in found[1:]] == [{"e06": "a link"}] * 3 and not left
 
 
 # ------------------------------------------------------------------------ submissions that attack
@@ -212,6 +199,7 @@ ATTACKS: dict[str, tuple[str, str]] = {
     "exits": ("", "raise SystemExit(0)"),
     "leaves": ("", "import os; os._exit(0)"),
     "hangs": ("", "while True: pass"),
+    "prints": ("", "while True: print('x' * (1 << 20))"),
     "sleeps": ("", "import time; time.sleep(10**6)"),
     "recurses": ("", "return iteration_floor(rows, cached, model, gpu)"),
     "eats": ("memory", "x = [bytearray(1 << 28) for _ in range(40)]"),
@@ -248,7 +236,6 @@ def attack(body: str, **names: object) -> str:
 
 
 @pytest.mark.slow
-@POSIX
 def test_attacks_earn_nothing_and_harm_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -276,7 +263,7 @@ def test_attacks_earn_nothing_and_harm_nothing(
         data[45:60] = bytes(15)
         (folder / "torn.zip").write_bytes(data)
         out = tmp_path / "grades.csv"
-        grades = {each.name: each for each in grade.grade(folder, out, 1, 4, None, False)}
+        grades = {each.name: each for each in grade.grade(folder, out, 1)}
     held = grades["good"].held
     for name, (needs, _) in ATTACKS.items():
         if not needs or needs in held:
@@ -289,7 +276,7 @@ def test_attacks_earn_nothing_and_harm_nothing(
     assert secret.read_text() == passes and not list(homes.iterdir())
     assert "files" not in held or not trace.exists()
     [first] = {row["protection"] for row in csv.DictReader(out.read_text().splitlines())}
-    assert first.startswith("graded without a container")
+    assert first.startswith("graded on ")
     assert capsys.readouterr().out.startswith(first)
 
 
@@ -317,7 +304,6 @@ E1 = {key: each for key, each in find("1").check.cases(random.Random(1))[0].item
 ASKED = {"file": "e01", "case": E1}
 
 
-@LINUX
 @pytest.mark.parametrize("asked", [False, True])
 def test_what_a_submission_hides_ends_with_its_worker(tmp_path: Path, asked: bool) -> None:
     """Without any fence: it starts processes in sessions of their own, and they hear of nothing."""
@@ -338,49 +324,13 @@ def test_what_a_submission_hides_ends_with_its_worker(tmp_path: Path, asked: boo
     worker.stdout.close()
 
 
-def test_the_folder_of_a_grader_that_was_killed_is_removed_and_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = pytest.importorskip("fcntl").LOCK_NB
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    names = (f"{grade.FOLDER}1", f"{grade.FOLDER}2", "x")
-    dead, living, other = (tmp_path / name for name in names)
-    for folder in (dead, living, other):
-        (folder / "home").mkdir(parents=True)
-    lock = grade.locked(living)
-    assert lock is not None and grade.locked(living, now) is None
-    with grade.workplace() as place:
-        assert set(tmp_path.iterdir()) == {living, other, place}
-        assert grade.locked(place, now) is None
-    assert set(tmp_path.iterdir()) == {living, other}
-    os.close(lock)
-    (tmp_path / f"{grade.FOLDER}link").symlink_to(other)
-    with grade.workplace() as place:
-        assert not living.exists() and (other / "home").exists()
-
-
-@POSIX
-def test_signals_are_an_exit_unless_they_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """nohup ignores SIGHUP: then a terminal that closes does not end grading."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with pytest.raises(SystemExit) as caught, grade.ended_by_signals():
-            signal.raise_signal(signal.SIGHUP)
-            signal.raise_signal(signal.SIGTERM)
-        assert caught.value.code == 143
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
 @pytest.fixture
 def worker_of(tmp_path: Path) -> Iterator:
     """Starts a worker with a text of E1; at the end it is closed, and leaves nothing."""
     started = []
 
     def start(source: str = "") -> Worker:
-        started.append(Worker({"e01": source}, [], threading.Event(), tmp_path))
+        started.append(Worker({"e01": source}, tmp_path))
         return started[-1]
 
     yield start
@@ -389,10 +339,6 @@ def worker_of(tmp_path: Path) -> Iterator:
         assert not worker.home.exists()
 
 
-@LINUX
-@pytest.mark.skipif(
-    processor_clock(os.getpid()) is time.monotonic, reason="another process's clock is not told"
-)
 def test_a_machine_that_is_busy_changes_no_grade(
     worker_of, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -449,14 +395,12 @@ def test_no_exercise_takes_the_time_of_the_others(
     assert [*found.results.values()] == ["answer"] * 6 + ["time"]
 
 
-@LINUX
 def test_a_fence_limits_what_is_taken_on_top() -> None:
-    code = "from course.sandbox import limit\nlimit(64 << 20, 9)\nprint(len(bytearray(32 << 20)))\n"
+    code = "from course.sandbox import limit\nlimit(64 << 20, 9)\nprint(len(bytearray(56 << 20)))\n"
     done = spawn.run("-c", f"{code}bytearray(128 << 20)\n")
-    assert done.stdout == f"{32 << 20}\n" and done.stderr.endswith("MemoryError\n")
+    assert done.stdout == f"{56 << 20}\n" and done.stderr.endswith("MemoryError\n")
 
 
-@POSIX
 def test_a_network_that_cannot_be_given_up_is_not_protected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -475,7 +419,6 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None
     monkeypatch.setattr(sys, "executable", str(python))
 
 
-@POSIX
 def test_a_line_that_is_forged_is_no_answer_and_hides_no_time(
     tmp_path: Path, worker_of, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -498,26 +441,24 @@ def test_a_line_that_is_forged_is_no_answer_and_hides_no_time(
     assert worker.process.stdin.closed, "else a traceback comes when it is collected"
 
 
-@POSIX
 def test_two_lines_for_one_case_are_no_answer(worker_of) -> None:
     worker = worker_of(attack(FRAMES.replace("DATA", "said + said")))
     with pytest.raises(AnswerError, match="no answer"):
         worker.exchange(ASKED, grade.CASE)
 
 
-@POSIX
 def test_a_worker_that_does_not_start_says_why(
     tmp_path: Path, worker_of, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = "echo a traceback >&2\necho the reason >&2\necho >&2\nexit 1"
     stand_in(monkeypatch, tmp_path, script)
-    with pytest.raises(UserError, match=r"^a worker did not start: the reason \(.*worker\)$"):
+    with pytest.raises(UserError, match="^a worker did not start: the reason$"):
         worker_of()
 
 
 def test_the_first_line_says_what_is_not_protected() -> None:
     def line(*held: list[str]) -> str:
-        return grade.protection([Grade(Submission("a"), held=each) for each in held], [])
+        return grade.protection([Grade(Submission("a"), held=each) for each in held])
 
     every = list(PROTECTIONS)
     assert "NOT PROTECTED: memory, processes, files, network, signals" in line([])
@@ -526,59 +467,12 @@ def test_the_first_line_says_what_is_not_protected() -> None:
     assert told.endswith("NOT PROTECTED: processes, files, network, signals")
 
 
-@POSIX
-def test_a_container_gets_the_fence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    """A stand-in for docker: it writes down its arguments, and runs what follows the image."""
-    engine, log = tmp_path / "docker", tmp_path / "docker.log"
-    engine.write_text(
-        '#!/bin/sh\necho "$*" >>"$0.log"\n[ "$1" = kill ] && exit\n'
-        '[ "$1" = image ] && { [ "$3" = an-image ]; exit; }\n'
-        'while [ "$1" != an-image ]; do shift; done\nshift 2\n'
-        f'exec {shlex.quote(sys.executable)} "$@"\n'
-    )
-    engine.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    prints = "print('no answer', flush=True)\n"
-    write(tmp_path / "all" / "anna", {"e01.py": right("e01") + prints})
-    [found] = grade.grade(tmp_path / "all", tmp_path / "out.csv", 1, 1, "an-image", False)
-    assert found.results["1"] == "passed"
-    assert capsys.readouterr().out.startswith("graded in a container (docker): time, memory")
-    asked, started, ended = log.read_text().splitlines()
-    assert asked == "image inspect an-image"
-    fence = {"--network=none", "--read-only", "--cap-drop=ALL", "--user=65534:65534"}
-    assert fence | {f"--name={ended.removeprefix('kill ')}"} <= set(started.split())
-    assert not re.search(r" (-v|--volume|--mount)", started)
-    with pytest.raises(UserError, match="no image 'another'"):
-        grade.container_of("another")
-
-
-@pytest.mark.slow
-def test_the_images_recipe_has_all_that_a_worker_needs(tmp_path: Path) -> None:
-    """The files that it copies are enough: nothing of the project behind them is imported."""
-    text = (INSTRUCTOR / "Dockerfile").read_text("utf-8")
-    for sources, place in re.findall(r"^COPY (.*) (\S+)$", text, re.MULTILINE):
-        (tmp_path / place).mkdir(exist_ok=True)
-        for name in sources.split():
-            shutil.copy(ROOT / name, tmp_path / place)
-    code = "import sys\nfrom course import drive, local, worker\n"
-    code += "for name in worker.OPEN + worker.WITH_TORCH:\n    worker.import_module(name)\n"
-    code += "print(*(getattr(each, '__file__', '') for each in sys.modules.values()), sep='\\n')\n"
-    done = spawn.run("-c", code, cwd=tmp_path, check=True)
-    used = {Path(line) for line in done.stdout.splitlines() if line.endswith(".py")}
-    assert tmp_path / "course" / "drive.py" in used
-    assert not {ROOT / path.relative_to(tmp_path) for path in tmp_path.rglob("*.py")} & used
-    assert not {path for path in used if path.parent in (ROOT, ROOT / "course", ROOT / "serving")}
-    assert "\nUSER 65534:65534\n" in text
-
-
 @pytest.mark.slow
 def test_a_class_gets_what_it_must(tmp_path: Path) -> None:
-    """All ways to hand in, right and wrong answers, and hostile submissions, together."""
-    files = {f"e{number:02}.py": right(f"e{number:02}") for number in (1, 2, 7, 9)}
-    wanted = dict.fromkeys(("1", "2", "7", "9"), "passed")
-    for key in ("6", "8", "12"):
+    """All ways to hand in, right and wrong answers, and what cannot be read, together."""
+    files = {f"e{number:02}.py": right(f"e{number:02}") for number in (1, 2, 9)}
+    wanted = dict.fromkeys(("1", "2", "9"), "passed")
+    for key in ("6", "12"):
         plant = next(plant for plant in plants() if plant.exercise == key)
         files[f"{find(key).file}.py"], wanted[key] = plant.source, plant.caught_by
     files["e10.py"], wanted["10"] = (STUBS / "e10.py").read_text("utf-8"), "stub"
@@ -593,23 +487,15 @@ def test_a_class_gets_what_it_must(tmp_path: Path) -> None:
         (folder / f"doejane_5_{number - 100}_{file}").write_text("raise SystemExit('old')\n")
         (folder / f"doejane_5_{number}_{file[:3]}-1.py").write_text(text, "utf-8")
     names = ("anna", "Zoë Student_3_assignsubmission_file_", "ben.zip", "doejane_4", "doejane_5")
-    hostile = {
-        "endless": "while True:\n    pass\n",
-        "prints gigabytes": "while True:\n    print('x' * (1 << 20))\n",
-        "forks": "import os\nwhile True:\n    os.fork()\n",
-        "long": "#" * (LONGEST_FILE + 1),
-    }
-    for name, text in hostile.items():
-        write(folder / name, {"e01.py": text})
+    write(folder / "long", {"e01.py": "#" * (LONGEST_FILE + 1)})
     bomb = {"e01.py": "#" * (100 << 20), "../../../../tmp/escaped/e02.py": "x = 1\n"}
     pack(folder / "bomb.zip", bomb, zipfile.ZIP_DEFLATED)
     (folder / "no.zip").write_bytes(b"PK\3\4" + bytes(99))
     (folder / "big.zip").write_bytes(bytes((1 << 20) + 1))
     (folder / "e01.py").write_text(right("e01"))  # whose?
-    grades = grade.grade(folder, tmp_path / "grades.csv", 5, 2, None, False)
+    grades = grade.grade(folder, tmp_path / "grades.csv", 5)
     found = {each.name: each.results for each in grades}
     expected = {name: wanted for name in names}
-    expected |= {name: {"1": "answer"} for name in ("endless", "prints gigabytes", "forks")}
     expected |= {name: {"1": "refused"} for name in ("long", "bomb.zip", "no.zip", "big.zip")}
     assert found.keys() == expected.keys()
     for name, results in expected.items():
@@ -645,30 +531,22 @@ NASTY = "</pre><script>alert(1)</script><img src=x onerror=alert(1)>\ud800\u202e
 
 
 def test_a_page_shows_what_a_stranger_wrote_and_obeys_none_of_it(tmp_path: Path) -> None:
-    """Also a prediction, beside what came out."""
-    outcome = predictions.outcomes(3)[0]
-    handed = Submission(NASTY, notes=[NASTY], predictions={NASTY: NASTY, outcome.question: NASTY})
+    handed = Submission(NASTY, notes=[NASTY])
     results = dict.fromkeys(EXERCISES, "-") | {"6": "passed", "7": "Q1", "8": "refused"}
     one = Grade(handed, results, told={"6": ["E6 passed"], "7": [NASTY]})
-    feedback.write_feedback(tmp_path, [one, one], feedback.rubric(), 5, "protected")
-    pages = sorted(tmp_path.glob("*.html"))
-    assert len(pages) == 3 and len(list(tmp_path.glob("*.json"))) == 2, "names collide: two pages"
-    ours = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "b", "pre", "em"}
-    for page in pages:
-        text, tags = page.read_text("utf-8"), Tags()
-        tags.feed(text)
-        assert tags.found <= ours | {"table", "tr", "th", "td", "section", "code"}, page.name
-        assert "&lt;script&gt;" in text and not re.search("[\u202e\x1b\ud800]", text)
-        assert feedback.marked(outcome.question) in text, page.name
-        assert feedback.marked(outcome.explained) in text, page.name
-    assert "<p>2 answers are to questions that no lesson asks" in text, "the lecturer's, the last"
-    told = json.loads(pages[0].with_suffix(".json").read_text("utf-8"))["tests"]
+    feedback.write_feedback(tmp_path, [one, one], feedback.rubric(), 5)
+    first, second = sorted(tmp_path.glob("*.html"))
+    ours = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "b", "pre"}
+    text, tags = first.read_text("utf-8"), Tags()
+    assert second.read_text("utf-8") == text, "names collide: two pages"
+    tags.feed(text)
+    assert tags.found <= ours | {"table", "tr", "th", "td", "section"}
+    assert "&lt;script&gt;" in text and not re.search("[\u202e\x1b\ud800]", text)
+    said = "10 of 95 points|check 7 --seed 5|white-space: pre-wrap;|>not yet: Q1<"
+    assert [each for each in said.split("|") if each not in text] == []
+    told = feedback.results_json(one, feedback.rubric(), 5, "protected")["tests"]
     passed = [each["name"] for each in told if each["status"] == "passed"]
     assert passed == ["E6 SARATHI's chunk"] and len(told) == len(EXERCISES)
-    student = pages[0].read_text("utf-8")
-    said = "10 of 95 points|check 7 --seed 5|white-space: pre;|are in lesson 3|>not\xa0yet:\xa0Q1<"
-    assert [each for each in said.split("|") if each not in student] == []
-    assert "<p>E7</p><pre>  a\n  b</pre>" == "".join(feedback.paragraphs("E7\n\n  a\n  b"))
 
 
 def test_a_page_says_what_happened_as_the_command_line_does(
@@ -681,8 +559,8 @@ def test_a_page_says_what_happened_as_the_command_line_does(
     [found] = graded(tmp_path, out=tmp_path / "grades.csv")
     page = (tmp_path / "grades_feedback" / f"{found.page(1)}.html").read_text("utf-8")
     told = dict(re.findall("<h2>(E[0-9]+)</h2>(.*)", page))
-    assert "not yet. Your code has run 0.5 s: does a loop never end?</p>" in told["E1"]
-    assert re.search("not yet. e06.py cannot be loaded: SyntaxError: [^<]*</p></sec", told["E6"])
+    assert "not yet. Your code has run 0.5 s: does a loop never end?" in told["E1"]
+    assert re.search("not yet. e06.py cannot be loaded: SyntaxError: [^<]*</pre></sec", told["E6"])
     assert "not yet. Your code ended its process" in told["E9"]
     assert "E12 the table of a beam search: not written yet" in told["E12"]
     assert "raised" not in page and page.count("not yet: no valid answer") == 4
@@ -701,9 +579,6 @@ def test_two_students_never_become_one_name() -> None:
     told = [row["submission"] for row in rows]
     assert len(set(told)) == len({row["page"] for row in rows}) == len(names)
     assert told[:2] == names[:2] and told[-3] == names[-3] and told[-1] == "\\udcfe"
-    said = [Submission("a", predictions={"q": "x" * 300 + end}) for end in ("", "y")]
-    outcome = {"q": ("1.1", Outcome("q", "", "", ""))}
-    assert feedback.predicted([Grade(each) for each in said], outcome).count("<td>1</td>") == 2
 
 
 @pytest.mark.slow
@@ -739,7 +614,7 @@ def test_gradescope_runs_what_make_packs(tmp_path: Path) -> None:
 def test_only_what_was_set_is_graded_and_nothing_is_written_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker gets no other file, and no stub: those of E2 to E5 would need torch."""
+    """A worker gets no other file, and no stub: those of E2 to E4 would need torch."""
     given: list[list[str]] = []
 
     class Seen(Worker):
@@ -748,7 +623,9 @@ def test_only_what_was_set_is_graded_and_nothing_is_written_over(
             super().__init__(files, *more)
 
     monkeypatch.setattr(grade, "Worker", Seen)
-    write(tmp_path / "all" / "anna", {f"{name}.py": right(name) for name in ("e01", "e12")})
+    prints = "print('no answer', flush=True)\n"
+    files = {f"{name}.py": right(name) + prints for name in ("e01", "e12")}
+    write(tmp_path / "all" / "anna", files)
     stub = (STUBS / "e02.py").read_text("utf-8").replace("\n", "\r\n")
     (tmp_path / "all" / "anna" / "e02.py").write_bytes(stub.encode())
     out = tmp_path / "grades.csv"
@@ -761,7 +638,7 @@ def test_only_what_was_set_is_graded_and_nothing_is_written_over(
     with pytest.raises(UserError, match="grades.csv' is there already: .* --out, .*ARGS=--force"):
         graded(tmp_path / "all")
     out.unlink()
-    with pytest.raises(UserError, match="grades_feedback' is there already: .* --feedback, "):
+    with pytest.raises(UserError, match="grades_feedback' is there already: .* --out, "):
         graded(tmp_path / "all")
 
 
@@ -770,12 +647,11 @@ def test_graded_again_nobody_keeps_an_old_page(tmp_path: Path) -> None:
     grades = [Grade(Submission(name), dict.fromkeys(EXERCISES, "-")) for name in "ac"]
     points, own = feedback.rubric(), tmp_path / "002_notes.html"
     own.write_text("the lecturer's")
-    feedback.write_feedback(tmp_path, grades, points, 5, "protected")
+    feedback.write_feedback(tmp_path, grades, points, 5)
     grades.insert(1, Grade(Submission("b"), dict.fromkeys(EXERCISES, "-")))
-    feedback.write_feedback(tmp_path, grades, points, 5, "protected")
-    pages = {f"{name}.{kind}" for name in ("001_a", "002_b", "003_c") for kind in ("html", "json")}
-    names = {path.name for path in tmp_path.iterdir()} - {"predictions.html"}
-    assert names == pages | {"002_notes.html"} and own.read_text()
+    feedback.write_feedback(tmp_path, grades, points, 5)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"001_a.html", "002_b.html", "003_c.html", "002_notes.html"} and own.read_text()
 
 
 def test_the_quiz_says_what_the_cost_model_predicts() -> None:

@@ -65,7 +65,7 @@ WITHOUT_TORCH = [
     "import paged.blocks, paged.prompts, apart.simulate",
     "import beam.request",
     "import web.runner, web.priced",
-    "import course.__main__, course.grade, course.selftest, course.picture",
+    "import course.__main__, course.grade, course.picture",
     "import scheduler, loop, batch, costmodel, timeline, configs",
 ]
 # What the browser runs. It has no package at all.

@@ -1,5 +1,5 @@
 """The lessons: .py and .ipynb in step, outputs that are fit to be read, numbers of the text that
-stand in the lesson, sliders and boxes for a reader. `make notebooks` executes them.
+stand in the lesson, sliders for a reader. `make notebooks` executes them.
 """
 
 import importlib.util
@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from course import predictions
+from course.lessons import LESSONS
 from docs import whatif
 from experiments.lib.common import paper_numbers
 
@@ -28,7 +28,6 @@ def loaded(name: str) -> ModuleType:
 
 
 execute, lesson = map(loaded, ("execute", "lesson"))
-LESSONS = execute.lessons()
 each_lesson = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 
 
@@ -116,8 +115,8 @@ def test_text_keeps_outputs_of_the_same_code_only() -> None:
     old = nbformat.v4.new_code_cell("def f():\n    return 1", execution_count=1, outputs=[output])
     executed = nbformat.v4.new_notebook(cells=[old])
     for code, same in (
-        ('def f():\n    """Docstring."""\n    return 1  # a comment', True),
-        ('def f():\n    "not" + "a docstring"\n    return 1', False),
+        ("def f():\n    return 1  # a comment", True),
+        ("def f():\n    return 2", False),
     ):
         cells = [nbformat.v4.new_markdown_cell("New words."), nbformat.v4.new_code_cell(code)]
         notebook = nbformat.v4.new_notebook(cells=cells)
@@ -210,7 +209,7 @@ def printed(notebook: nbformat.NotebookNode) -> list[float]:
 def test_numbers_of_the_text_stand_in_the_lesson(path: Path) -> None:
     notebook, exceptions = committed(path), EXCEPTIONS.get(int(path.stem[:2]), {})
     code = "\n".join(cell.source for cell in code_of(notebook))
-    parameters = numbers(re.sub(r'^predict\("[\d.]+"\)$', "", code, flags=re.MULTILINE))
+    parameters = numbers(code)
     outputs, published, found = printed(notebook), paper_numbers().values(), [*stated(notebook)]
     assert [
         (text, paragraph)
@@ -223,14 +222,13 @@ def test_numbers_of_the_text_stand_in_the_lesson(path: Path) -> None:
     assert exceptions.keys() <= {text for text, _ in found}
 
 
-# ------------------------------------------------------------------------- sliders and boxes
+# ---------------------------------------------------------------------------------- sliders
 
 
 @pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ipywidgets.Widget]:
-    """What a live notebook displays. The answers go to a folder of the test."""
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[ipywidgets.Widget]:
+    """What a live notebook displays."""
     found: list[ipywidgets.Widget] = []
-    monkeypatch.setattr(predictions, "MINE", tmp_path)
     monkeypatch.setattr(lesson, "widgets", lambda: ipywidgets)
     monkeypatch.setattr(lesson, "display", found.append)
     return found
@@ -246,19 +244,11 @@ def noted() -> tuple[list[tuple[int, str]], Callable]:
     return calls, what_if
 
 
-def test_without_a_reader_the_default_is_shown_and_nobody_is_asked(
-    capsys: pytest.CaptureFixture,
-) -> None:
+def test_without_a_reader_the_default_is_shown() -> None:
     calls, what_if = noted()
     assert lesson.widgets() is None, "no kernel, nobody to ask"
     lesson.sliders(what_if, size=(1, 9), word=["a", "b"])
-    lesson.predict("1.1")
-    assert calls == [(3, "b")] and "in Jupyter" in capsys.readouterr().out
-
-
-def test_who_waits_for_a_cell_is_told(capsys: pytest.CaptureFixture) -> None:
-    told = [(each, capsys.readouterr().out) for each in lesson.working("abc", "measuring")]
-    assert [each for each, said in told if "measuring: 2 of 3" in said] == ["b"] and len(told) == 3
+    assert calls == [(3, "b")]
 
 
 def test_a_slider_shows_it_again(shown: list) -> None:
@@ -270,36 +260,6 @@ def test_a_slider_shows_it_again(shown: list) -> None:
     size.value = 7
     word.value = "a"
     assert calls == [(3, "b"), (7, "b"), (7, "a")]
-
-
-def test_a_box_keeps_one_answer(shown: list, tmp_path: Path, capsys) -> None:
-    lesson.predict("3.2")
-    [box] = shown
-    box.value = "  "
-    assert not (tmp_path / "predictions.json").exists()
-    box.value = "a triangle"
-    assert box.disabled
-    predictions.record("3.2", "?", "a square")
-    kept = {"question": predictions.questions(3)[1], "answer": "a triangle"}
-    assert json.loads((tmp_path / "predictions.json").read_text("utf-8")) == {"3.2": kept}
-    lesson.predict("3.2")
-    assert len(shown) == 1 and "you said: a triangle" in capsys.readouterr().out
-    (tmp_path / "predictions.json").write_text("{")
-    lesson.predict("3.2")
-    assert "damaged" in capsys.readouterr().out
-
-
-@each_lesson
-def test_each_box_follows_its_question(path: Path) -> None:
-    """`predict("3.2")` stands right after the second question of lesson 3."""
-    text = path.read_text("utf-8")
-    names = re.findall(r'^predict\("([\d.]+)"\)$', text, re.MULTILINE)
-    assert len(names) >= 2
-    for name in names:
-        before = text[: text.index(f'predict("{name}")')]
-        assert name == f"{int(path.stem[:2])}.{before.count(predictions.MARK)}"
-        since = before.rpartition(predictions.MARK)[2]
-        assert since.count("# %%") == 1, "no other cell between them"
 
 
 # Lesson 7's `what_if` draws arrivals and lengths with numpy, and no browser has it.

@@ -1,7 +1,6 @@
 """The demo model, and train_demo.py, which made it."""
 
 import json
-import math
 import platform
 from dataclasses import fields
 
@@ -10,12 +9,10 @@ import torch
 from test_families import ours
 from test_tokenizer import DEMO_TOKENIZER, HELD_OUT, demo_tokens
 
-from configs import MODELS, ModelConfig
+from configs import MODELS
 from demo import train as train_demo
 from loading.checkpoint import load_config
 from loading.files import DEMO
-from loading.load import random_weights
-from model import Transformer
 
 
 def test_demo_is_the_model_that_configs_describes():
@@ -65,29 +62,3 @@ def test_merges_and_sample_are_what_the_script_makes(texts):
     train, held_out = texts
     assert list(train_demo.train_tokenizer(train, 1024)) == demo_tokens()
     assert "\n\n".join(text[: train_demo.SAMPLE] for text in held_out) == HELD_OUT
-
-
-def test_losses_by_hand():
-    tokens = torch.tensor([0, 1, 1, 1, 2])
-    # counts + 1 over four ids: 2, 4, 2, 1 of 9; held-out tokens after the first: 1, 3
-    by_hand = -(math.log(4 / 9) + math.log(1 / 9)) / 2
-    assert math.isclose(
-        train_demo.unigram_loss(tokens, torch.tensor([0, 1, 3]), 4), by_hand, rel_tol=1e-6
-    )
-    model = random_weights(Transformer(ModelConfig("tiny", 1, 2, 16, 16, 4, 16)))
-    with torch.no_grad():
-        first, second = model.forward_full(tokens[None, :3]), model.forward_full(tokens[None, 3:4])
-    # windows of 3: tokens 0-2 predict 1-3, token 3 alone predicts 4
-    rows = torch.cat((first[0], second[0])).log_softmax(-1)
-    expected = -rows[torch.arange(4), tokens[1:]].mean().item()
-    assert math.isclose(train_demo.held_out_loss(model, tokens, context=3), expected, rel_tol=1e-5)
-
-
-def test_a_tiny_model_learns_a_cycle(monkeypatch):
-    monkeypatch.setattr(train_demo, "TOKENS_PER_STEP", 128)
-    torch.manual_seed(0)
-    model = random_weights(Transformer(ModelConfig("tiny", 1, 2, 16, 32, 8, 16)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    tokens = torch.arange(8).repeat(20)
-    losses = [train_demo.train_step(model, optimizer, tokens, 16, True) for _ in range(80)]
-    assert losses[0] > 1.9 and losses[-1] < 0.1

@@ -4,7 +4,7 @@ import random
 from dataclasses import asdict
 
 from configs import ModelConfig
-from course.check.frame import Failure, same
+from course.check.frame import Failure, nested, same
 
 PROPERTIES = {
     "S1": "allocate gives the lowest free slot, empty; none left is a CacheError",
@@ -40,16 +40,10 @@ def draw(rng: random.Random, count: int) -> dict:
             spots = rng.sample(spots, rows := rng.randint(1, min(4, len(spots))))
             own, places = map(list, zip(*spots, strict=True))
             shape = (rows, MODEL.n_kv_head, MODEL.head_dim)
-            k, v = values(rng, *shape), values(rng, *shape)
+            k, v = (nested(lambda: rng.randint(1, 999), *shape) for _ in range(2))
             operations.append([name, rng.randrange(MODEL.n_layer), own, places, k, v])
         run(used, length, operations[-1])
     return {"model": asdict(MODEL), "slots": slots, "length": length, "operations": operations}
-
-
-def values(rng: random.Random, *shape: int) -> list:
-    if not shape:
-        return rng.randint(1, 999)
-    return [values(rng, *shape[1:]) for _ in range(shape[0])]
 
 
 def cases(rng: random.Random) -> list[dict]:
@@ -114,7 +108,7 @@ def judge(case: dict, answer: dict) -> Failure | None:
 
 
 def stored(case: dict, answer: dict, where: str) -> Failure | None:
-    import torch  # heavy, and only four exercises need it
+    import torch
 
     writes = [operation[1:] for operation in case["operations"] if operation[0] == "write"]
     shape = MODEL.n_layer, MODEL.n_kv_head, case["slots"], case["length"], MODEL.head_dim

@@ -1,19 +1,14 @@
 """E4: attention over the cache against `attention.reference`, NaN in all other places."""
 
 import random
+from functools import partial
 
-from course.check.frame import Failure, many
+from course.check.frame import Failure, many, nested
 
 PROPERTIES = {
     "A1": "the result of attention.reference to 1e-12, also with grouped heads, and with NaN in all"
     " places of the cache that are not the request's"
 }
-
-
-def numbers(rng: random.Random, *shape: int) -> list:
-    if not shape:
-        return rng.gauss(0, 2)
-    return [numbers(rng, *shape[1:]) for _ in range(shape[0])]
 
 
 def draw(rng: random.Random, stage: int) -> dict:
@@ -26,8 +21,9 @@ def draw(rng: random.Random, stage: int) -> dict:
     n = 1 if rows > 1 else rng.randint(1, slots)
     contexts = [rng.randint(rows, length) for _ in range(n)]
     own = rng.sample(range(slots), n)
-    keys = numbers(rng, kv_heads, slots, length, size)
-    cache = numbers(rng, kv_heads, slots, length, size)
+    gauss = partial(rng.gauss, 0, 2)
+    keys = nested(gauss, kv_heads, slots, length, size)
+    cache = nested(gauss, kv_heads, slots, length, size)
     seen = dict(zip(own, contexts, strict=True))
     if stage == 0:
         seen = dict(zip(own, [length] * n, strict=True))
@@ -37,7 +33,7 @@ def draw(rng: random.Random, stage: int) -> dict:
             for slot in range(slots):
                 for place in range(seen.get(slot, 0), length):
                     head[slot][place] = [float("nan") if stage > 1 else 0.0] * size
-    q = numbers(rng, n, rows, heads, size)
+    q = nested(gauss, n, rows, heads, size)
     if stage == 3:
         q = [[[[300 * x for x in head] for head in row] for row in each] for each in q]
     return {
@@ -51,7 +47,7 @@ def cases(rng: random.Random) -> list[dict]:
 
 
 def judge(case: dict, answer: dict) -> Failure | None:
-    import torch  # heavy, and only four exercises need it
+    import torch
 
     from attention import reference
 

@@ -2,8 +2,9 @@
 
 import random
 
+from course import drive
 from course.check.frame import Failure, same
-from course.drive import FIELDS
+from course.reference import solution
 
 PROPERTIES = {
     "K7": "a request has one slot, from its first chunk until it ends",
@@ -59,63 +60,43 @@ def cases(rng: random.Random) -> list[dict]:
 
 
 def judge(case: dict, answer: list) -> Failure | None:
-    outputs = case["outputs"]
-    texts = [prompt + output for prompt, output in zip(case["prompts"], outputs, strict=True)]
-    slot_of: dict[int, int] = {}
-    context, made = [0] * len(texts), [0] * len(texts)
-    for number, (batch, rows) in enumerate(zip(case["batches"], answer, strict=True)):
+    truth = drive.e05(solution("e05"), case)
+    live: set[int] = set()  # requests that hold a slot
+    for number, (batch, wanted, got) in enumerate(zip(case["batches"], truth, answer, strict=True)):
         chunks, decodes, ended, preempted = batch
-        for i, start, *_ in chunks:
-            if start == 0:
-                slot_of[i] = min(set(range(case["slots"])) - set(slot_of.values()))
+        live |= {i for i, *_ in chunks}
         shown = [chunk[:3] for chunk in chunks]
         where = f"batch {number + 1}: chunks (request, start, length) {shown}, decodes {decodes}"
         if gone := [i for *_, each in case["batches"][:number] for i in each]:
             where += f"; preempted before: requests {gone}"
-        taken = [slot for slot, used in enumerate(rows["used"]) if used is not None]
-        if sorted(slot_of.values()) != taken:
+        right, taken = (
+            [slot for slot, used in enumerate(each["used"]) if used is not None]
+            for each in (wanted, got)
+        )
+        if right != taken:
             return Failure(
-                "K7", where, f"slots {sorted(slot_of.values())} in use", f"slots {taken}",
+                "K7", where, f"slots {right} in use", f"slots {taken}",
                 "A request takes one slot with its first chunk, and keeps it until it ends: later"
                 " chunks and decodes find it in slot_of. A preempted request restarts with"
                 " start 0: its entry in slot_of is old.",
             )  # fmt: skip
-        wanted: dict[str, list[int]] = {name: [] for name in FIELDS}
-        for i, start, length, whole in chunks:
-            wanted["tokens"] += texts[i][start : start + length]
-            wanted["slots"] += [slot_of[i]] * length
-            wanted["positions"] += range(start, start + length)
-            context[i] = start + length
-            if context[i] == whole:
-                wanted["logit_rows"].append(len(wanted["tokens"]) - 1)
-                made[i] += 1
-        for i in decodes:
-            wanted["logit_rows"].append(len(wanted["tokens"]))
-            wanted["tokens"].append(outputs[i][made[i] - 1])
-            wanted["slots"].append(slot_of[i])
-            wanted["positions"].append(context[i])
-            context[i] += 1
-            made[i] += 1
         for name, prop in FIRST.items():
-            if not same(wanted[name], rows[name]):
-                alike = sorted(wanted[name]) == sorted(rows[name])
+            mine, right = got[name], wanted[name]
+            if not same(right, mine):
+                alike = sorted(right) == sorted(mine)
                 teaches = ORDER if chunks and decodes and alike else TEACHES[name]
-                return Failure(
-                    prop, where, f"{name} {wanted[name]}", f"{name} {rows[name]}", teaches
-                )
-        held: list[int | None] = [None] * case["slots"]
-        for i, slot in slot_of.items():
-            held[slot] = context[i]
-        told = dict(rows["slot_of"])
-        if not same(held, rows["used"]) or not same(slot_of, {i: told.get(i) for i in slot_of}):
+                return Failure(prop, where, f"{name} {right}", f"{name} {mine}", teaches)
+        right, told = (
+            {i: slot for i, slot in each["slot_of"] if i in live} for each in (wanted, got)
+        )
+        if not same(wanted["used"], got["used"]) or not same(right, told):
             return Failure(
-                "R1", where, f"then used {held}, slot_of {slot_of}",
-                f"used {rows['used']}, slot_of {told}",
+                "R1", where, f"then used {wanted['used']}, slot_of {right}",
+                f"used {got['used']}, slot_of {told}",
                 "Update both: the slot of each request, and used[slot], which grows with each token"
                 " that is stored there. The next batch finds its places by them.",
             )  # fmt: skip
-        for i in ended + preempted:
-            slot_of.pop(i)
+        live -= {*ended, *preempted}
     return None
 
 

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from course.exercises import NOTHING, UNWRITTEN, AnswerError, Ask, Exercise
@@ -39,23 +39,18 @@ class Broken(Exception):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check found. failure: None if all cases hold. score: of those that have one.
-
-    case: the one that fails, without its hidden fields; None if it is no case of a judge's.
-    """
+    """What a check found. failure: None if all cases hold. score: of those that have one."""
 
     cases: int
     seconds: float
     failure: Failure | None
     score: str = ""
-    case: dict | None = None
 
 
 def examine(exercise: Exercise, ask: Ask, seed: int) -> Verdict:
     """Run a check's cases, the smallest first, up to the first one that fails."""
     check, start, count, failure = exercise.check, time.perf_counter(), 0, None
     rng = random.Random(f"{seed} {exercise.key}")
-    shown = None
     for case in check.cases(rng):
         count += 1
         shown = {name: each for name, each in case.items() if not name.startswith("_")}
@@ -69,7 +64,6 @@ def examine(exercise: Exercise, ask: Ask, seed: int) -> Verdict:
             failure = judged(check.judge, case, answer)
         if failure:
             break
-    shown = shown if failure and failure.prop != ANSWER else None
     score = ""
     if failure is None and hasattr(check, "score"):  # hunt, final
         try:
@@ -78,7 +72,7 @@ def examine(exercise: Exercise, ask: Ask, seed: int) -> Verdict:
             failure = unanswered("the hidden workloads", error)
         except Broken as broken:
             failure = broken.failure
-    return Verdict(count, time.perf_counter() - start, failure, score, shown)
+    return Verdict(count, time.perf_counter() - start, failure, score)
 
 
 def unanswered(where: str, error: AnswerError, teaches: str = "") -> Failure:
@@ -119,30 +113,34 @@ def same(wanted: object, got: object, eps: float = 0.0) -> bool:
     return type(wanted) is type(got) and wanted == got
 
 
+def nested(draw: Callable[[], float], *shape: int) -> list | float:
+    """Drawn numbers as lists in lists."""
+    return [nested(draw, *shape[1:]) for _ in range(shape[0])] if shape else draw()
+
+
 def many(count: int, what: str) -> str:
     """1 row, 2 rows."""
     return f"{count} {what}{'s' * (count != 1)}"
 
 
-LONGEST = 210  # letters of a case that are shown: an item has at least three
+LONGEST = 210  # letters of a case that are shown
 
 
 def named(value: object) -> object:
     """Without the shapes of models and GPUs, which fill a screen: their names are enough."""
     if isinstance(value, dict):
         return value.get("name") or {key: named(each) for key, each in value.items()}
-    return [named(each) for each in value[: LONGEST // 3]] if isinstance(value, list) else value
+    return [named(each) for each in value[:LONGEST]] if isinstance(value, list) else value
 
 
 def describe(case: dict) -> str:
     """A case in a line. Of requests it says their sizes: nobody reads the tokens."""
-    parts = [
-        f"requests (prompt + output tokens): {sizes(each)}"
-        if name == "requests"
-        else f"{name} = {named(each)}"
-        for name, each in case.items()
-        if not name.startswith("_")
-    ]
+    parts = []
+    for name, each in case.items():
+        if name == "requests":
+            parts.append(f"requests (prompt + output tokens): {sizes(each)}")
+        elif not name.startswith("_"):
+            parts.append(f"{name} = {named(each)}")
     text = ", ".join(parts)
     return text if len(text) < LONGEST else text[:LONGEST] + " ..."
 
@@ -170,20 +168,13 @@ def lines(exercise: Exercise, verdict: Verdict) -> list[str]:
     told = [f"{head} {exercise.title}: not yet. {what}"]
     told += ["", "the smallest case found:", f"  {failure.where}"]
     if failure.table:
-        widths = [
-            max(len(str(cell)) for cell in column) for column in zip(*failure.table, strict=True)
-        ]
-        told += (
-            [""]
-            + [
-                "  "
-                + "  ".join(
-                    str(cell).rjust(wide) for cell, wide in zip(row, widths, strict=True)
-                ).rstrip()
-                for row in failure.table
-            ]
-            + [""]
-        )
+        columns = zip(*failure.table, strict=True)
+        widths = [max(len(str(cell)) for cell in column) for column in columns]
+        told.append("")
+        for row in failure.table:
+            cells = [str(cell).rjust(wide) for cell, wide in zip(row, widths, strict=True)]
+            told.append(f"  {'  '.join(cells)}".rstrip())
+        told.append("")
     told += [f"  expected  {failure.expected}", f"  got       {failure.got}"]
     if failure.teaches:
         told += ["", failure.teaches]

@@ -39,12 +39,11 @@ def cases(rng: random.Random) -> list[dict]:
 def mistakes() -> dict[str, type]:
     """The planted schedulers of E6, by what is wrong with them.
 
-    Not those that a run cannot show: here the memory is enough, and the cache is not seen.
+    Not those that a run cannot show (K6, K7): the memory is enough, and the cache is not seen.
     """
-    found = {plant.title: plant.load().Sarathi for plant in plants() if plant.exercise == "6"}
-    tried = drawn(random.Random(0))
-    shown = {title for title, make in found.items() if any(bad for _, bad in runs(make, tried))}
-    return {title: make for title, make in found.items() if title in shown}
+    planted = [plant for plant in plants() if plant.exercise == "6"]
+    return {each.title: each.load().Sarathi for each in planted
+            if each.caught_by not in ("K6", "K7")}  # fmt: skip
 
 
 @cache  # the same for all submissions
@@ -70,7 +69,7 @@ def runs_of(seed: int) -> dict:
 
 def drawn(rng: random.Random) -> list[dict]:
     """Workloads of at least two requests: all are there from the start, and run to their end."""
-    cases = [case for case in workloads(rng, 40) if len(case["requests"]) > 1]
+    cases = [case for case in workloads(rng, 20) if len(case["requests"]) > 1]
     for case in cases:
         case["requests"] = [[prompt, most, [], 0.0] for prompt, most, _, _ in case["requests"]]
     return cases

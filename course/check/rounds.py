@@ -40,22 +40,22 @@ class Replay:
         self.arriving = deque(sorted(self.requests, key=lambda request: request.arrival))
         self.model, self.seconds_of, self.now = FakeModel(), clock_of(case), 0.0
         self.slots: set[int] = set()
-        self.trace, self.step = Trace(), 0
+        self.trace, self.step, self.row = Trace(), 0, {}
         self.truth = [alone(request) for request in self.requests]
 
-    def fail(self, prop: str, expected: str, got: str, teaches: str, row: dict | None = None):
-        cache = self.case["cache"]
+    def fail(self, prop: str, expected: str, got: str, teaches: str):
+        cache, row = self.case["cache"], self.row
         where = f"B = {self.case['B']}, C = {self.case['C']}, "
         where += f"a cache of {many(cache, 'token')}, " if cache else ""
         where += f"iteration {self.step + 1}; before it:"
         table = [["request", "is", "prompt", "cached", "outputs", "this batch"]]
         parts = {}
-        if row and "chunks" in row:
+        if "chunks" in row:
             parts = {i: f"chunk {s} to {s + n - 1}" for i, s, n, _ in row["chunks"]}
             parts |= {i: parts.get(i, "") + " decode" for i in row["decodes"]}
         for request in self.requests[:12]:
             i, state = request.request_id, self.state
-            kind = "idle" if row and i in row.get("running", ()) else "waits"
+            kind = "idle" if i in row.get("running", ()) else "waits"
             kind = "runs" if request in state.running else kind
             kind = "ended" if request.finish_reason else kind
             kind = "to come" if request in self.arriving else kind
@@ -67,7 +67,7 @@ class Replay:
         """All rows. Then: has everything ended?"""
         state = self.state
         for step, row in enumerate(self.record["rows"]):
-            self.step = step
+            self.step, self.row = step, row
             chunks = row.get("chunks", ())
             ids = [i for name in ("decodes", "preempted", "ended") for i in row.get(name, ())]
             ids += [chunk[0] for chunk in chunks]
@@ -76,11 +76,12 @@ class Replay:
                 raise TypeError("a request or a number of tokens that is no whole number")
             while self.arriving and self.arriving[0].arrival <= self.now:
                 state.waiting.append(self.arriving.popleft())
-            self.preempt(row)
+            self.preempt()
             if row.get("idle"):
-                self.idle(row)
+                self.idle()
             else:
-                self.batch(row)
+                self.batch()
+        self.row = {}
         left = [r.request_id for r in self.requests if not r.finish_reason]
         if left:
             self.fail(
@@ -90,25 +91,24 @@ class Replay:
         if self.slots:
             self.fail("K7", "no slot is taken at the end", f"{len(self.slots)} are", "Free them.")
 
-    def idle(self, row: dict) -> None:
+    def idle(self) -> None:
         if self.state.has_work:
             self.fail(
                 "K8", "a batch", "None, while requests wait or run",
-                "Nothing else will wake them: schedule what can run, even a part of a chunk.", row,
+                "Nothing else will wake them: schedule what can run, even a part of a chunk.",
             )  # fmt: skip
         self.now = max(self.now, self.arriving[0].arrival)
 
-    def preempt(self, row: dict) -> None:
+    def preempt(self) -> None:
         state = self.state
-        for i in row["preempted"]:
+        for i in self.row["preempted"]:
             request = self.requests[i]
             if request not in state.running:
-                self.fail("K0", "a running request", f"request {i} is preempted", "", row)
+                self.fail("K0", "a running request", f"request {i} is preempted", "")
             if "K9" in self.rules and request is state.running[0]:
                 self.fail(
                     "K9", "the newest is preempted", f"request {i}, the oldest that runs, is",
-                    "If the oldest can lose its cache, then nobody is sure to end.", row,
-                )  # fmt: skip
+                    "If the oldest can lose its cache, then nobody is sure to end.")  # fmt: skip
             state.running.remove(request)
             request.restart()
             request.preemptions += 1
@@ -116,35 +116,35 @@ class Replay:
             self.slots.discard(i)
             self.model.release(i)
 
-    def admit(self, row: dict) -> None:
+    def admit(self) -> None:
         """Requests that the batch starts. Each must have arrived; a slot must be free."""
         state = self.state
         started = [request.request_id for request in state.started()]
         order = started + [request.request_id for request in state.waiting]
-        found = [i for i, *_ in row["chunks"]]
+        found = [i for i, *_ in self.row["chunks"]]
         if "K4" in self.rules and len(found) > 1:
             self.fail(
                 "K4", "one chunk", f"{len(found)} chunks",
-                "SARATHI: one chunk and decodes (4.3). Several chunks are Sarathi-Serve's.", row,
+                "SARATHI: one chunk and decodes (4.3). Several chunks are Sarathi-Serve's.",
             )  # fmt: skip
-        for i, start, _, claimed in row["chunks"]:
+        for i, start, _, claimed in self.row["chunks"]:
             request = self.requests[i]
             if request in state.waiting:
                 state.waiting.remove(request)
                 if len(state.running) >= self.case["B"]:
                     self.fail("K0", f"at most {many(self.case['B'], 'request')}", "one more",
-                              "B requests hold all slots: call `admit`.", row)  # fmt: skip
+                              "B requests hold all slots: call `admit`.")  # fmt: skip
                 state.running.append(request)
                 request.prefill_length = min(claimed, request.prefill_length)
             if claimed != request.prefill_length:
                 whole = many(request.prefill_length, "token")
                 self.fail("K0", f"{whole} to prefill", str(claimed),
                           "The prompt, and after a preemption the output so far: no more.",
-                          row)  # fmt: skip
+                )  # fmt: skip
             if start == 0 and request.context == 0:
                 if i in self.slots:
                     self.fail("K7", "its slot is given back first", f"request {i} takes a second",
-                              "What loses its cache must give its slot back.", row)  # fmt: skip
+                              "What loses its cache must give its slot back.")  # fmt: skip
                 self.slots.add(i)
         if "K5" in self.rules and found != order[: len(found)]:
             wanted = order[: len(found)]
@@ -154,9 +154,10 @@ class Replay:
             if first not in started and self.requests[first].preemptions:
                 teaches = f"Request {first} was preempted, so it is the next one: it belongs at the"
                 teaches += " left end of self.waiting."
-            self.fail("K5", f"chunks of {wanted}", f"chunks of {found}", teaches, row)
+            self.fail("K5", f"chunks of {wanted}", f"chunks of {found}", teaches)
 
-    def batch(self, row: dict) -> None:
+    def batch(self) -> None:
+        row = self.row
         state, requests = self.state, self.requests
         can_decode = [r for r in state.running if not r.in_prefill]
         known = set(state.running) | set(state.waiting)
@@ -164,37 +165,34 @@ class Replay:
         early = [i for i in ids if requests[i] not in known]
         if early:
             what = "has ended" if requests[early[0]].finish_reason else "has not arrived"
-            self.fail("K0", "requests that are here", f"request {early[0]} {what}", "", row)
+            self.fail("K0", "requests that are here", f"request {early[0]} {what}", "")
         gone = [r.request_id for r in state.running if r.request_id not in row["running"]]
         if gone:
             self.fail(
                 "K7", f"request {gone[0]} gives its slot back", "nobody is told",
                 "It has left `running`, and something of it was cached: `preempt` must append it to"
-                " self._preempted, so that the loop frees its slot.", row,
-            )  # fmt: skip
+                " self._preempted, so that the loop frees its slot.")  # fmt: skip
         if strays := [i for i in ids if i not in row["running"]]:
             teaches = "Take it in with `admit`."
             if strays[0] in row["preempted"]:
                 teaches = "It has just been preempted. Does `preempt` return the request?"
             self.fail("K0", "requests of `running`", f"request {strays[0]} is not among them",
-                      teaches, row)  # fmt: skip
-        self.twice_or_empty(row)
-        self.admit(row)
+                      teaches)  # fmt: skip
+        self.twice_or_empty()
+        self.admit()
         chunks = [Chunk(requests[i], start, length) for i, start, length, _ in row["chunks"]]
         batch = Batch(chunks, [requests[i] for i in row["decodes"]])
         idle = [i for i in row["running"] if requests[i] not in state.running]
         if "K3" in self.rules and idle:
             self.fail(
                 "K7", "requests with tokens to run hold slots", f"request {idle[0]} holds one idle",
-                "Admit a request only when there is room for a chunk of it.", row,
-            )  # fmt: skip
+                "Admit a request only when there is room for a chunk of it.")  # fmt: skip
         state.memory.taken = sum(held(request) for request in state.running)
         if "P1" in self.rules and row["taken"] != state.memory.taken:
             self.fail(
                 "P1", f"self.memory.taken = {state.memory.taken}", str(row["taken"]),
                 "It falls by held(request), and held must be asked before restart(): a request in"
-                " its prefill holds all of the prefill, others what is cached.", row,
-            )  # fmt: skip
+                " its prefill holds all of the prefill, others what is cached.")  # fmt: skip
         try:
             check_batch(state, batch)
         except UserError as error:
@@ -202,10 +200,10 @@ class Replay:
             teaches = "See `check_batch` of loop.py."
             if "overflows" in rule:
                 teaches += " Do you call `decodes` first, and is self.memory.taken right?"
-            self.fail("K0", "a batch that can run", rule, teaches, row)
-        self.shape(row, batch, can_decode)
+            self.fail("K0", "a batch that can run", rule, teaches)
+        self.shape(batch, can_decode)
         seconds = self.seconds_of(batch)
-        self.execute(row, batch)
+        self.execute(batch)
         ended = [requests[i] for i in row["ended"]]
         for request in ended:
             state.running.remove(request)
@@ -216,18 +214,18 @@ class Replay:
             if len(request.output) < len(self.truth[i]):
                 wanted = many(len(self.truth[i]), "output token")
                 self.fail("K10", f"{wanted} of request {i}",
-                          f"it ends with {len(request.output)}", "", row)  # fmt: skip
+                          f"it ends with {len(request.output)}", "")  # fmt: skip
         self.trace.record(batch, self.now, seconds, None, ended)
         self.now += seconds
 
-    def twice_or_empty(self, row: dict) -> None:
+    def twice_or_empty(self) -> None:
         """Two ways to break `check_batch`, in a student's words."""
+        row = self.row
         for i, start, length, whole in row["chunks"]:
             if i in row["decodes"]:
                 self.fail(
                     "K0", f"request {i} in the batch once", "a chunk and a decode of it",
                     "Its first token is not known until this batch ends: it decodes in the next.",
-                    row,
                 )  # fmt: skip
             if length < 1:
                 teaches = "The last row yields the first token: a prefill runs all its tokens."
@@ -237,17 +235,9 @@ class Replay:
                     teaches += " []), and admit nobody."
                 self.fail(
                     "K0", "a chunk of at least 1 token", f"{length}: {start} of {whole} ran",
-                    teaches, row,
-                )  # fmt: skip
-        for i in row["decodes"]:
-            request = self.requests[i]
-            if not request.output and request.prefilled == len(request.prompt) - 1:
-                self.fail(
-                    "K0", "the whole prompt runs as chunks", f"all but one token of request {i}",
-                    "The last row yields the first token: a prefill runs all its tokens.", row,
-                )  # fmt: skip
+                    teaches)  # fmt: skip
 
-    def shape(self, row: dict, batch: Batch, can_decode: list[Request]) -> None:
+    def shape(self, batch: Batch, can_decode: list[Request]) -> None:
         """K1, K2 and K3: how many rows."""
         size, rules, state = self.case["C"], self.rules, self.state
         rows, decodes, prefill = batch.num_tokens, len(batch.decodes), batch.num_prefill_tokens
@@ -256,14 +246,13 @@ class Replay:
         if "K2" in rules and waits:
             self.fail(
                 "K2", many(len(can_decode), "decode"), f"{decodes}",
-                f"Request {waits[0]} could decode and waits: that is a generation stall.", row,
+                f"Request {waits[0]} could decode and waits: that is a generation stall.",
             )  # fmt: skip
         if "K1" in rules and batch.chunks and rows > size:
             self.fail(
                 "K1", f"at most C = {many(size, 'row')}", sum_of,
                 "C counts the decodes, too (4.4). Where C is whole tiles, one more row opens a new"
-                " tile.", row,
-            )  # fmt: skip
+                " tile.")  # fmt: skip
         if "K3" not in rules or rows >= size:
             return
         after = {chunk.request: chunk.start + chunk.length for chunk in batch.chunks}
@@ -278,10 +267,9 @@ class Replay:
             self.fail(
                 "K3", f"C = {many(size, 'row')}", sum_of,
                 f"Decodes that ride: {decodes}. Rows that stay empty: {size - rows}. Request {who}"
-                " has tokens for them.", row,
-            )  # fmt: skip
+                " has tokens for them.")  # fmt: skip
 
-    def execute(self, row: dict, batch: Batch) -> None:
+    def execute(self, batch: Batch) -> None:
         """The fake model on the checker's own caches: K6 and K10."""
         sampled = []
         for chunk in batch.chunks:
@@ -295,18 +283,18 @@ class Replay:
             request.context += 1
             sampled.append((request, token))
         members = [chunk.request for chunk in batch.chunks] + batch.decodes
-        for request, (context, preemptions) in zip(members, row["context"], strict=True):
+        for request, (context, preemptions) in zip(members, self.row["context"], strict=True):
             i = request.request_id
             if "K9" in self.rules and request.preemptions != preemptions:
                 self.fail(
                     "K6", f"request {i} was preempted {many(request.preemptions, 'time')}",
-                    f"its preemptions say {preemptions}", "Count each loss of a cache once.", row,
+                    f"its preemptions say {preemptions}", "Count each loss of a cache once.",
                 )  # fmt: skip
             if request.context != context:
                 self.fail(
                     "K6", f"request {i} has {many(request.context, 'token')} cached",
                     f"its context says {context}",
-                    "An output token is cached when it is fed, one iteration after it came.", row,
+                    "An output token is cached when it is fed, one iteration after it came.",
                 )  # fmt: skip
         for request, token in sampled:
             request.output.append(token)
@@ -315,8 +303,7 @@ class Replay:
             if place >= len(truth):
                 self.fail(
                     "K10", f"{many(len(truth), 'output token')} of request {i}", f"{place + 1}",
-                    "The prefill's token counts: D decodes make D + 1 tokens.", row,
-                )  # fmt: skip
+                    "The prefill's token counts: D decodes make D + 1 tokens.")  # fmt: skip
             if token != truth[place]:
                 why = "The cache holds other tokens than the request's own, in order."
                 if request.preemptions:
@@ -326,8 +313,7 @@ class Replay:
                     )
                 self.fail(
                     "K10", f"output {place + 1} of request {i} is token {truth[place]}", str(token),
-                    why, row,
-                )  # fmt: skip
+                    why)  # fmt: skip
 
 
 def judge_record(case: dict, record: dict, rules: Collection[str]) -> Failure | None:

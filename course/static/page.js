@@ -4,10 +4,9 @@
 import { get, make } from "./dom.js";
 import { Problem, Python } from "./python.js";
 
-const LIMIT = 60000; // ms without a sign of Python: then its worker is ended
+const LIMIT = 20000; // ms without a sign of Python: then its worker is ended
 const ENDED = "Your code ran for a long time without an end, so it was stopped. Does a loop never end?";
 const KEPT = "nano-sarathi-exercises/"; // what our names in the browser's storage begin with
-const PREDICTIONS = "predictions.json"; // of a submission.zip that was opened: kept, and given back
 
 let manifest, exercises, python, editor;
 let current, shown; // the exercise that is shown, and its text as this page last read or wrote it
@@ -152,7 +151,7 @@ async function check() {
     progress();
     if (answer.draw) {
       say("Drawing ...");
-      results[key].picture = await python.ask({ call: "picture", ...question, case: answer.case });
+      results[key].picture = await python.ask({ call: "picture", ...question });
       say("");
     }
   } catch (error) {
@@ -184,9 +183,9 @@ function showResult() {
   place.className = result.passed ? "good" : "bad";
   place.replaceChildren(...(result.error ? [make("p", { textContent: result.error })] : verdict(result)));
   if (figure.hidden) return;
-  const { svg, words, error } = result.picture;
+  const { svg, error } = result.picture;
   figure.firstChild.hidden = Boolean(error);
-  figure.lastChild.textContent = error ?? words;
+  figure.lastChild.textContent = error ?? "A case that is always the same.";
   if (svg) figure.firstChild.replaceChildren(...svg.map((each) => document.importNode(
     new DOMParser().parseFromString(each, "image/svg+xml").documentElement, true)));
 }
@@ -219,7 +218,6 @@ const plain = (cell) => (typeof cell === "string" ? cell : JSON.stringify(cell))
 
 async function save() {
   const files = Object.fromEntries(exercises.map((each) => [each.file, textOf(each)]));
-  if (kept(PREDICTIONS) !== null) files[PREDICTIONS] = kept(PREDICTIONS);
   const { zip, error } = await python.ask({ call: "pack", files });
   if (error) throw new Problem(`${error}.`);
   const data = Uint8Array.from(atob(zip), (letter) => letter.charCodeAt(0));
@@ -246,18 +244,14 @@ async function open() {
       }
     }
   }
-  const ours = [...exercises.map((each) => each.file), PREDICTIONS];
+  const ours = exercises.map((each) => each.file);
   const [known, other] = [true, false].map((is) => Object.keys(found).filter((name) => ours.includes(name) === is));
   const lost = known.filter((name) => ![null, found[name]].includes(kept(name))).join(", ");
   if (lost && !confirm(`This replaces what is kept here: ${lost}. Go on?`)) return "Nothing was opened.";
   for (const name of known) {
     const exercise = exercises.find((each) => each.file === name);
-    if (exercise) {
-      write(exercise, found[name]);
-      delete results[exercise.key];
-    } else {
-      keep(name, found[name]);
-    }
+    write(exercise, found[name]);
+    delete results[exercise.key];
   }
   show();
   return [known.length ? `Opened: ${known.join(", ")}.` : "", other.length ? `No exercise has this name: ${other.join(", ")}.` : ""].join(" ").trim();
