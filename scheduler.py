@@ -469,7 +469,7 @@ def make_scheduler(
     name, colon, option = name_of(policy).partition(":")
     if name in FOR_PIPELINES:
         raise UserError(
-            f"policy {name!r} decides for all stages of a pipeline: use distributed.py, or"
+            f"policy {name!r} decides for all stages of a pipeline: use generate.py --stages, or"
             " pipeline.simulate_pipeline"
         )
     policy = lookup(POLICIES, ALIASES.get(name, name), "policy")

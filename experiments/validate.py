@@ -213,7 +213,7 @@ def predict(
 
 
 def run_for_real(calibration: Calibration, works: Sequence[Draw], repeats: int) -> list[list[dict]]:
-    """What distributed.py measured: for each workload, one dict for each repeat."""
+    """What `generate.py --stages` measured: for each workload, one dict for each repeat."""
     size, chunk_size = STAGE_SIZES
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "runs.json"
@@ -225,18 +225,17 @@ def run_for_real(calibration: Calibration, works: Sequence[Draw], repeats: int) 
             "--max-length": STAGE_PROMPTS[1] + STAGE_OUTPUTS[1],
             "--dtype": calibration.dtype,
             "--device": "cpu",
-            "--repeats": repeats,
             "--json": out,
         }
-        command = [sys.executable, str(ROOT / "distributed.py")]
-        command += [word for work in works for word in ("--lengths", work.flag)]
+        command = [sys.executable, str(ROOT / "generate.py")]
+        command += [word for work in works for word in ("--lengths", work.flag)] * repeats
         command += [str(word) for option in options.items() for word in option]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise UserError(f"distributed.py failed: {last}")
+            raise UserError(f"generate.py failed: {last}")
         runs = json.loads(out.read_text(encoding="utf-8"))
-    return [[run for run in runs if run["workload"] == index] for index in range(len(works))]
+    return [runs[index :: len(works)] for index in range(len(works))]
 
 
 def compare_staged(calibration: Calibration, works: Sequence[Draw], repeats: int) -> Rows:
@@ -336,7 +335,7 @@ def draw(rows: Rows) -> plt.Figure:
 def read_calibration(path: Path, kind: str) -> Calibration:
     """The calibration in a file. Raises UserError where it is not of this machine."""
     if kind != "laptop" and not path.exists():
-        threads = max(1, (os.cpu_count() or 1) // STAGES)  # as distributed.py shares the cores out
+        threads = max(1, (os.cpu_count() or 1) // STAGES)  # as `launch.take_cores` shares them out
         raise UserError(
             f"no calibration {path}: make one, with the threads that a {kind} gets, by"
             f" OMP_NUM_THREADS={threads} python experiments/calibrate.py --json {path}"

@@ -193,10 +193,10 @@ def calibration() -> Calibration:
     )
 
 
-def as_measured(trace, work: int = 0) -> dict:
-    """A predicted run, written as distributed.py writes a measured one."""
+def as_measured(trace) -> dict:
+    """A predicted run, written as generate.py writes a measured one."""
     names = ("seconds", "busy", "bubble_share")
-    return {name: getattr(trace, name) for name in names} | {"workload": work, "hop": HOP}
+    return {name: getattr(trace, name) for name in names} | {"hop": HOP}
 
 
 def test_one_request_takes_as_long_as_without_a_pipeline(calibration):
