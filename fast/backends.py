@@ -13,6 +13,7 @@ from command.checks import UserError, lookup
 from configs import ModelConfig
 from executor import synchronized_clock
 from fast import cpu, cuda, native
+from fast.graphs import WHEN
 from fast.kernels import why_not_rows, why_not_xformers
 from fast.packed import pack_linears
 from fast.process import end_threads, keep_freed_memory, threads, threads_for
@@ -38,9 +39,23 @@ BACKENDS: dict[str, Attention] = {
 
 def check_backend(name: str, device: torch.device) -> None:
     """Raise a UserError for an unknown name, or a back end that this device cannot run."""
-    lookup(dict.fromkeys(("auto", *BACKENDS)), name, "attention")
+    lookup({"auto": None, **BACKENDS}, name, "attention")
     if name == "xformers" and (why := why_not_xformers(device)):
         raise UserError(f"attention 'xformers' cannot run: {why}; {instead(device)}")
+
+
+def check_fast(fast: bool, attention: str, graphs: str, device: torch.device) -> None:
+    """Raise a UserError for what this device cannot run. fast: with the folder fast/."""
+    lookup(dict.fromkeys(WHEN), graphs, "cuda_graphs")
+    if fast:
+        check_backend(attention, device)
+    elif attention != "auto":
+        lookup(PLAIN, attention, "attention with fast=False")
+    if graphs == "on" and not (fast and device.type == "cuda"):
+        where = "" if fast else " and fast=True"
+        raise UserError(
+            f"cuda_graphs 'on' needs a CUDA device{where}, and this is {device}; choose auto or off"
+        )
 
 
 def instead(
@@ -51,11 +66,13 @@ def instead(
     return f"choose auto, {'native, ' if runs else ''}sdpa or math"
 
 
-def choose_backend(name: str, device: torch.device, dtype: torch.dtype, config: ModelConfig) -> str:
+def choose_backend(
+    name: str, device: torch.device, dtype: torch.dtype, config: ModelConfig, fast: bool = True
+) -> str:
     """The name of the back end for queries of this dtype.
 
-    "auto" is `native` on a CPU where it can run. Else it is sdpa, which runs everywhere. (Where we
-    do not know which one is faster, `LLM` measures: see `must_measure`.)
+    "auto" is `native` on a CPU where it can run, and if it may be fast. Else it is sdpa, which runs
+    everywhere. (Where we do not know which one is faster, `LLM` measures: see `must_measure`.)
     """
     check_backend(name, device)
     shape = config.head_dim, config.n_head // config.n_kv_head
@@ -64,7 +81,7 @@ def choose_backend(name: str, device: torch.device, dtype: torch.dtype, config: 
     if name == "rows" and (why := why_not_rows(device, dtype, config.head_dim)):
         raise UserError(f"attention 'rows' cannot run: {why}; {instead(device, dtype, *shape)}")
     if name == "auto":
-        return "native" if native.usable(device, dtype, *shape) else "sdpa"
+        return "native" if fast and native.usable(device, dtype, *shape) else "sdpa"
     return name
 
 

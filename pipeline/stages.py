@@ -35,6 +35,7 @@ from batch import Batch, Request
 from command.checks import UserError, check_whole, shown
 from engine import LLM, RequestOutput, SamplingParams, StreamedToken
 from executor import ModelExecutor, synchronized_clock
+from loading.load import choose_length
 from pipeline.account import PipelineTrace, Step
 from pipeline.costs import even_layers
 from pipeline.micro_batches import MicroBatches
@@ -98,6 +99,13 @@ class PipelineLLM(LLM):
         counts = even_layers(n_layer, self.stages)
         start = sum(counts[: self.stage])
         return range(start, start + counts[self.stage])
+
+    def _choose_length(self, max_length: int | None) -> int:
+        """The model's, if none is given: all stages must have the same."""
+        return choose_length(self.config, max_length)
+
+    def _make_graphs(self, when: str) -> None:
+        """None: a stage has iterations of its own."""
 
     @property
     def is_last(self) -> bool:
