@@ -12,7 +12,7 @@ from attention import PLAIN, AttendLayer, Attention, FlatBatch, Span
 from command.checks import UserError, lookup
 from configs import ModelConfig
 from executor import synchronized_clock
-from fast import cpu, cuda, native
+from fast import cuda, native
 from fast.graphs import WHEN
 from fast.kernels import why_not_rows, why_not_xformers
 from fast.packed import pack_linears
@@ -25,7 +25,7 @@ from paged.cache import PagedCache
 def sdpa(batch: FlatBatch, cache: KVCache) -> AttendLayer:
     """PyTorch's fused attention, in the way that is fastest on this device."""
     padded = cache.k.is_cuda and not isinstance(cache, PagedCache)  # it reads slots in place
-    return (cuda.padded if padded else cpu.attention)(batch, cache)
+    return (cuda.padded if padded else PLAIN["sdpa"])(batch, cache)
 
 
 BACKENDS: dict[str, Attention] = {

@@ -207,7 +207,7 @@ def in_copy(cache: KVCache, rows: int, slots: Tensor, contexts: Tensor, longest:
 
     Shorter requests are padded with their own last key. Later keys in the cache may be NaN, and a
     mask does not keep a NaN out of a sum. The heads of a group are rows of one product: with
-    `enable_gqa` and a mask, no fused kernel runs (fast/kernels.py).
+    `enable_gqa` and a mask, no fused kernel runs (PyTorch 2.13).
     """
     column = torch.arange(longest, device=slots.device)
     place = slots[:, None], torch.minimum(column, contexts[:, None] - 1)  # (n, 1), (n, longest)

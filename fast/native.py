@@ -8,7 +8,7 @@ operators into a model.
 
 On first use, this machine's compiler compiles native.cpp in some seconds, for this CPU's
 instructions. `~/.cache/nano-sarathi` keeps the result (fast/library.py). Without a compiler,
-fast/cpu.py and the plain operators do the same, more slowly.
+PyTorch's operators do the same, more slowly.
 """
 
 from fast.first import ARCHITECTURE

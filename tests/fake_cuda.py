@@ -107,7 +107,7 @@ def fused(
 ) -> Tensor:  # fmt: skip
     """scaled_dot_product_attention as one launch, and what PyTorch does to a mask before it.
 
-    A build for CPUs cannot ask which kernel a GPU would run: see fast/kernels.py.
+    A build for CPUs cannot ask which kernel a GPU would run.
     """
     assert not enable_gqa, "with a mask, no fused kernel runs"
     if attn_mask is not None and attn_mask.dtype == torch.bool:  # convert_boolean_attn_mask

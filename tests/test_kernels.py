@@ -13,13 +13,7 @@ from command.checks import UserError
 from configs import ModelConfig
 from fast import backends, kernels, native
 from fast.backends import choose_backend, must_measure
-from fast.kernels import (
-    main,
-    report,
-    sdpa_kernel,
-    why_not_rows,
-    why_not_xformers,
-)  # fmt: skip
+from fast.kernels import main, report, why_not_rows, why_not_xformers
 from loading.device import choose_dtype
 from tests.fake_cuda import LINUX, fake_cuda
 
@@ -35,27 +29,6 @@ def no_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         for name in [name for name in sys.modules if re.match(r"(xformers|nvidia)\b", name)]:
             del sys.modules[name]
         yield
-
-
-@pytest.mark.parametrize(
-    ("capability", "dtype", "head_dim", "options", "kernel"),
-    [
-        ((8, 0), HALF, 128, {"mask": True, "grouped": True}, "math"),
-        ((8, 0), HALF, 128, {"mask": False, "grouped": True}, "flash"),
-        ((7, 5), HALF, 128, {"mask": False, "grouped": True}, "math"),
-        ((8, 0), FLOAT, 128, {"mask": False}, "efficient"),
-        ((9, 0), FLOAT, 62, {"mask": False}, "math"),
-        ((9, 0), DOUBLE, 128, {"mask": False}, "math"),
-        ((9, 0), HALF, 60, {"mask": False}, "flash"),
-        ((9, 0), HALF, 264, {"mask": False}, "efficient"),
-        ((9, 0), HALF, 256, {"mask": True, "cudnn": True}, "cudnn"),
-        ((8, 9), HALF, 128, {"mask": True, "cudnn": True}, "efficient"),
-    ],
-)
-def test_what_pytorch_2_13_chose(
-    capability: tuple[int, int], dtype: torch.dtype, head_dim: int, options: dict, kernel: str
-) -> None:
-    assert sdpa_kernel(capability, dtype, head_dim, **options) == kernel
 
 
 @pytest.mark.parametrize(
@@ -128,13 +101,11 @@ def test_the_report_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "brings CUDA 12.8; no other" in said["PyTorch"] and said["driver"] == "NVIDIA 550.54.15"
     assert "compute capability 7.5, 16 GB" in said["cuda:1"] and said["dtype"] == "float16"
     assert said["auto"].startswith("measured when LLM starts")
-    assert said["sdpa"] == "yes: efficient"
     assert said["native"] == "no: it needs a CPU, and bfloat16 or float32; this is cuda, float16"
     assert "no: it needs compute capability 8.0" in said["rows"] and said["xformers"] == "yes"
     monkeypatch.setattr(kernels, "driver_version", lambda: None)
     with fake_cuda((9, 0)):
         new = report()
-    assert "yes: flash for whole prompts and one decode, efficient for chunks and" in new[5]
     assert new[1].startswith("cuda:0 ") and new[7].endswith(" yes")
 
 
