@@ -5,8 +5,6 @@
 The places in PyTorch's source (aten/src/ATen/native/transformers/) are those of version 2.13.0.
 """
 
-from fast.first import X86
-
 import ctypes
 import logging
 import re
@@ -116,10 +114,7 @@ def report() -> list[str]:
     if not seen:
         lines.append(f"GPU          no: {why_no_gpu()}")
     no_native = why_not_native(device, dtype)
-    known = X86 and torch.backends.cpu.get_cpu_capability() != "DEFAULT"  # backends.must_measure
-    measured = "measured when LLM starts: the fastest of those that run, without math"
-    takes = measured if seen or not known else "sdpa" if no_native else "native"
-    lines += [f"dtype        {str(dtype).removeprefix('torch.')}", f"auto         {takes}"]
+    lines.append(f"dtype        {str(dtype).removeprefix('torch.')}")
     lines += ["math         yes", "sdpa         yes"]
     nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
     for name, why in {

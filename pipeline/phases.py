@@ -117,18 +117,12 @@ class Intensity:
 
     seconds_of: a function: rows -> seconds of an iteration, over all stages together. It does not
     know the context: the paper measures a decode batch by its number of requests alone.
-    stages: S.
-    whole_model: count the running decode step with the time of all stages, as the artefact does. We
-    think that the paper means the time of one stage: a bubble is seconds of one stage.
+    stages: S. The artefact counts the running decode step with the time of all of them. We think
+    that the paper means the time of one stage: a bubble is seconds of one stage.
     """
 
-    def __init__(
-        self,
-        seconds_of: Callable[[int], float],
-        stages: int,
-        whole_model: bool = False,
-    ):
-        self.seconds_of, self.stages, self.whole_model = seconds_of, stages, whole_model
+    def __init__(self, seconds_of: Callable[[int], float], stages: int):
+        self.seconds_of, self.stages = seconds_of, stages
 
     def spatial(self, requests: int, peak: int) -> float:
         """How well a decode batch of this many requests uses the GPU: 1 for `peak` requests."""
@@ -144,7 +138,7 @@ class Intensity:
         """
         stages, times = self.stages, [self.seconds_of(tokens) for tokens in prompts]
         longest = max(times) / stages
-        decode = self.seconds_of(max(1, requests)) / (1 if self.whole_model else stages)
+        decode = self.seconds_of(max(1, requests)) / stages
         total = sum(times) / stages + (stages - 1) * longest
         return 1 - (stages - 1) * max(0.0, longest - decode) / total
 
@@ -159,7 +153,7 @@ class Rules:
     predict: output tokens of a request (pipeline/predictors.py).
     points: of the look-ahead, a name of POINTS or the decode steps. between: see `LookAhead`.
     limit: share of the memory that the look-ahead may fill (the artefact: 0.9).
-    stealing: see `share_out`. whole_model: see `Intensity`.
+    stealing: see `share_out`.
     peak_rows: the size of the decode batch whose spatial intensity is 1, in requests. None: the
         size that a prefill phase would give now. The artefact has 256. But if the memory holds
         fewer, no batch is that large, and the rule would switch far too often.
@@ -177,7 +171,6 @@ class Rules:
     between: bool = True
     limit: float = 1.0
     stealing: str = "window"
-    whole_model: bool = False
     peak_rows: int | None = None
     pack: int = 192
     drain: bool = False
@@ -186,7 +179,7 @@ class Rules:
 
     def __post_init__(self) -> None:
         lookup(dict.fromkeys(STEALING), self.stealing, "stealing")
-        for name in ("between", "whole_model", "drain"):
+        for name in ("between", "drain"):
             check_flag(name, getattr(self, name))
         check_whole("pack", self.pack)
         if self.peak_rows is not None:

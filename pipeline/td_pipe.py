@@ -56,7 +56,7 @@ class TDPipe(MicroBatches):
         super().__init__([self.ledger], stages)
         self.count = AHEAD * max(stages, self.groups)
         self.max_batch_size, self.rules = max_batch_size, rules or Rules()
-        self.intensity = Intensity(seconds_of, stages, self.rules.whole_model)
+        self.intensity = Intensity(seconds_of, stages)
         self.phase = "prefill"
         self.flying: dict[int, int | None] = {}  # in flight -> its group, or None if it prefills
         self.own: list[list[Request]] = [[] for _ in range(self.groups)]

@@ -49,15 +49,13 @@ def tensors(tree: object) -> list[Tensor]:
 class Watch(TorchDispatchMode):
     """What the operators inside would do to a GPU.
 
-    launches: kernels at least. written: bytes. crossings: names of operators between host and
-    device, or that the host waits for. names: of the launches.
+    launches: kernels at least. crossings: names of operators between host and device, or that the
+    host waits for.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.launches = self.written = 0
-        self.crossings: list[str] = []
-        self.names: list[str] = []
+        self.launches, self.crossings = 0, []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
@@ -72,9 +70,6 @@ class Watch(TorchDispatchMode):
         changed = made if func._schema.is_mutable else fresh  # a view does nothing on the device
         if changed and not name.startswith(IDLE) and any(t.is_cuda for t in changed):
             self.launches += 1
-            self.names.append(name)
-            what = args[2:3] if name == "index_put_" else changed  # it changes a part alone
-            self.written += sum(t.numel() * t.element_size() for t in tensors(what))
         return out
 
 

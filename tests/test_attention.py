@@ -10,7 +10,7 @@ from attention import PLAIN, Attention, chunk_mask
 from configs import ModelConfig
 from engine import LLM, SamplingParams
 from fast import backends, native
-from fast.backends import BACKENDS, candidates, fastest
+from fast.backends import BACKENDS, fastest
 from kvcache import KVCache
 
 
@@ -137,20 +137,3 @@ def test_an_unknown_cpu_is_measured(winner: str, monkeypatch: pytest.MonkeyPatch
     asked = "def open(", SamplingParams(max_tokens=8)
     plain = LLM("demo", fast=False, device="cpu", dtype="float32")
     assert llm.generate(*asked)[0].text == plain.generate(*asked)[0].text
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("backend", ["sdpa", "rows", "xformers"])
-@pytest.mark.parametrize("n_kv_head", [4, 2, 1])
-@pytest.mark.parametrize("case", CASES)
-def test_cuda_back_ends(case: str, n_kv_head: int, backend: str) -> None:
-    q, keys, values, *where = attention_case(case, n_kv_head, torch.bfloat16, "cuda")
-    arguments = q, keys, values, *where
-    cache = KVCache(ModelConfig("any", 1, 4, 64, 48, 97, 64), 1, 64, torch.bfloat16, "cuda")
-    if backend not in candidates(cache, "sdpa"):
-        pytest.skip(f"{backend} does not run here")
-    result = attend_spans(BACKENDS[backend], *arguments).cpu()
-    exact = attend_spans(BACKENDS["math"], *in_float64(arguments))
-    arguments = attention_case(case, n_kv_head, torch.bfloat16)
-    assert_within(result, exact, spans_bound(*arguments, scores=torch.bfloat16))

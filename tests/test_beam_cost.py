@@ -10,9 +10,8 @@ from beam.cost import (
     make_beams,
     moved_tokens,
     read_tokens,
-    simulate_beams,
 )
-from beam.request import CACHES, BeamRequest, rows_of
+from beam.request import CACHES, rows_of
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel, make_batch
 
@@ -121,23 +120,3 @@ def test_a_chunk_beside_beams_shares_the_weights(cost: BeamCostModel) -> None:
 
 
 # --------------------------------------------------------------------------------------- simulation
-
-
-def mix(cache: str = "segment") -> list[Request]:
-    """Eight requests, every second one a search, all there at the start."""
-    return [
-        BeamRequest(i, range(150 + 40 * i), 20, beam_width=4, cache=cache)
-        if i % 2
-        else Request(i, range(300 + 10 * i), 30)
-        for i in range(8)
-    ]
-
-
-def test_every_request_ends_and_segments_end_sooner() -> None:
-    """Also with little memory, which preempts."""
-    segment, standard = (simulate_beams(mix(cache), max_batch_size=4) for cache in CACHES)
-    assert len(segment.finished) == len(standard.finished) == 8
-    assert segment.seconds < standard.seconds
-    need = max(request.most_cached for request in mix())
-    trace = simulate_beams(mix(), cache_tokens=need + 400, max_batch_size=8)
-    assert trace.preempted and len(trace.finished) == 8

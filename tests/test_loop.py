@@ -1,7 +1,6 @@
 """What the loop takes in, and how long a prefill may take. Its tokens: test_oracle.py."""
 
 import math
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -98,28 +97,6 @@ def test_a_cancelled_request_has_no_useful_tokens() -> None:
     assert [part.useful_tokens for part in parts.values()] == [0, 11]
     assert parts["ann"].seconds == 5 and parts["ann"].policy == "orca"
     assert parts["ann"].finished == trace.finished and parts[""].cancelled == trace.cancelled
-
-
-def test_times_hold_what_the_policy_takes() -> None:
-    """0.25 s to schedule, 0.5 s to take the tokens in: on a wall clock, a user waits for both."""
-    executor = Placeholders()
-
-    class Slow(Sarathi):
-        def schedule(self, now: float) -> Batch | None:
-            executor.moment += 0.25
-            return super().schedule(now)
-
-        def update(self, batch: Batch, tokens: Sequence[int]) -> list[Request]:
-            executor.moment += 0.5
-            return super().update(batch, tokens)
-
-    loop = Loop(Slow(1, 8), executor)
-    loop.add(Request(0, range(8), 3))
-    trace = loop.run()
-    assert trace.lives[0].tokens == [1.75, 3.5, 5.25] == [each.end for each in trace.iterations]
-    assert [each.start for each in trace.iterations] == [0.25, 2.0, 3.75]
-    assert [each.seconds for each in trace.iterations] == [1.0] * 3
-    assert trace.finished == [(0, 5.25)] and trace.lives[0].scheduled == 0.25
 
 
 def guaranteed(policy: str, batch_size: int, chunk_size: int) -> float:

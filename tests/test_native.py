@@ -30,7 +30,6 @@ from attention import PLAIN, FlatBatch, Span, reference
 from command.checks import UserError
 from engine import LLM
 from fast import native
-from fast.backends import must_measure
 from kvcache import KVCache
 
 CPU = torch.device("cpu")
@@ -246,12 +245,6 @@ def test_extreme_gates() -> None:
     exact, bound = gated(torch.tensor([gates[:-1] * 2 + [1.0] * 14]))
     assert found[0, [7, 15]].isnan().all()
     assert_within(found[:, [*range(7), *range(8, 15)]], exact, bound)
-
-
-def test_where_auto_takes_it(small: str) -> None:
-    assert LLM("demo", device="cpu").attention == "native" or must_measure(CPU)
-    assert LLM("demo", device="cpu", dtype="float64").attention == "sdpa"
-    assert LLM(small, dtype="float32", device="cpu").attention == "sdpa"
 
 
 # ---------------------------------------------------------------------------- the compiled file

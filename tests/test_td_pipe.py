@@ -11,7 +11,6 @@ from pipeline import Hop, PipelineTrace, make_micro_batches, run_pipeline
 from pipeline.phases import STEALING, Intensity, LookAhead, Rules
 from pipeline.predictors import Classes, Constant, Predictor, oracle
 from pipeline.td_pipe import Ledger, TDPipe
-from scheduler import Memory
 
 Work = list[tuple[int, int]]  # prompt and output tokens of each request
 
@@ -178,9 +177,6 @@ def test_intensity_by_hand() -> None:
     # The decode before them takes 2 s there: every stage but one waits for 8 - 2 s.
     assert intensity.temporal([12, 28, 4], 4) == pytest.approx(1 - 3 * 6 / (14 + 24))
     assert intensity.temporal([12, 28, 4], 100) == 1  # it takes 26 s: no bubble, and none below 0
-    whole = Intensity(lambda n: 4.0 + n, stages=4, whole_model=True)
-    assert whole.temporal([12, 28, 4], 4) == 1  # 8 s against 8 s
-    assert whole.temporal([12, 28, 4], 1) == pytest.approx(1 - 3 * 3 / 38)
     assert Intensity(lambda n: 4.0 + n, stages=1).temporal([12], 1) == 1  # one stage never waits
 
 
@@ -221,17 +217,6 @@ def test_late_arrivals_do_not_wait_for_the_early_to_end(early: int) -> None:
     trace, _ = run(requests, 4, 64)
     end = dict(trace.finished)
     assert max(end[r.request_id] for r in requests[early:]) < end[0] / 2
-
-
-def test_who_fits_the_memory() -> None:
-    ahead = LookAhead([32])
-    for output, fits in ((11, True), (12, False)):  # 80 tokens, and 10 or 11 more
-        request = Request(0, range(80), output)
-        assert Rules(limit=0.9).admits(request, LookAhead([32]), Memory(100)) == fits
-    for taken, fits in ((49, True), (50, False)):
-        request = Request(0, range(80), 99)
-        assert Rules(occupied=0.5).admits(request, ahead, Memory(100, taken)) == fits
-    assert Rules().admits(Request(0, range(80), 99), ahead, Memory(None))
 
 
 @pytest.mark.parametrize("memory, of_all", [("split", 300), ("pool", 100)])
@@ -316,16 +301,6 @@ def test_wrong_predictions_preempt_and_everything_ends() -> None:
         trace, controller = run(requests, 3, 8, 400, rules=rules)
         assert len(trace.finished) == 24 and 380 < controller.most <= 400
         assert (sum(request.preemptions for request in requests) > 10) == preempts
-
-
-def test_the_newest_is_preempted() -> None:
-    """A cache of 12 tokens, two prompts of 4: when both contexts are 6 it is full, and B leaves."""
-    requests = requests_of([(4, 6), (4, 5)])
-    trace, _ = run(requests, 1, 2, 12, rules=Rules(predict=Constant(1), drain=True))
-    assert [request.preemptions for request in requests] == [0, 1]
-    together, alone, again = [(8, 8), (0, 2), (0, 2)], [(0, 1)] * 3, (7, 7)  # B's 4 + 3 tokens
-    found = [(step.num_prefill_tokens, step.num_tokens) for step in trace.steps]
-    assert found == [*together, *alone, again, (0, 1)]
 
 
 def test_a_switch_by_hand() -> None:
