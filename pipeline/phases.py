@@ -159,8 +159,6 @@ class Rules:
         fewer, no batch is that large, and the rule would switch far too often.
     pack: a prefill micro-batch takes prompts until it has this many tokens, padded to the longest
         prompt. With the artefact's 192, this is usually one prompt.
-    drain: begin a phase only when every batch of the other one has left the pipeline. False: begin
-        at once, as in the paper's formula for the bubble.
     occupied: instead of looking ahead, prefill until this share of the memory is taken (Fig 13).
     finished: instead of comparing intensities, decode until this share of the phase's first
         requests has ended (Fig 16).
@@ -173,14 +171,12 @@ class Rules:
     stealing: str = "window"
     peak_rows: int | None = None
     pack: int = 192
-    drain: bool = False
     occupied: float | None = None
     finished: float | None = None
 
     def __post_init__(self) -> None:
         lookup(dict.fromkeys(STEALING), self.stealing, "stealing")
-        for name in ("between", "drain"):
-            check_flag(name, getattr(self, name))
+        check_flag("between", self.between)
         check_whole("pack", self.pack)
         if self.peak_rows is not None:
             check_whole("peak_rows", self.peak_rows)

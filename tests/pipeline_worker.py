@@ -11,14 +11,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from pipeline.policies import PIPELINE_POLICIES
 from pipeline.stages import PipelineLLM
-from scheduler import POLICIES
+from scheduler import FOR_PIPELINES, POLICIES
 from tests.oracle import LONGEST, by_stages, crowd, draw
 
 PLAYS = 3  # of each policy
 OPTIONS = {"max_length": LONGEST + 1, "dtype": "float64", "device": "cpu"}
-NAMES = [*POLICIES, *PIPELINE_POLICIES]
+NAMES = [*POLICIES, *FOR_PIPELINES]
 
 
 def main(out: Path) -> None:

@@ -11,6 +11,7 @@ from pipeline import Hop, PipelineTrace, make_micro_batches, run_pipeline
 from pipeline.phases import STEALING, Intensity, LookAhead, Rules
 from pipeline.predictors import Classes, Constant, Predictor, oracle
 from pipeline.td_pipe import Ledger, TDPipe
+from scheduler import Memory
 
 Work = list[tuple[int, int]]  # prompt and output tokens of each request
 
@@ -41,8 +42,6 @@ class Watched(TDPipe):
             assert number not in self.batches and not (batch.chunks and batch.decodes)
             assert all(chunk.start == 0 and chunk.is_last for chunk in batch.chunks)
             assert len(batch.decodes) <= self.max_batch_size
-            if self.rules.drain:  # no batch of the other phase is in flight
-                assert all(bool(e.chunks) == bool(batch.chunks) for e in self.batches.values())
             self.batches[number] = batch
         self.check()
         return batch, shortage
@@ -219,6 +218,17 @@ def test_late_arrivals_do_not_wait_for_the_early_to_end(early: int) -> None:
     assert max(end[r.request_id] for r in requests[early:]) < end[0] / 2
 
 
+def test_who_fits_the_memory() -> None:
+    ahead = LookAhead([32])
+    for output, fits in ((11, True), (12, False)):  # 80 tokens, and 10 or 11 more
+        request = Request(0, range(80), output)
+        assert Rules(limit=0.9).admits(request, LookAhead([32]), Memory(100)) == fits
+    for taken, fits in ((49, True), (50, False)):
+        request = Request(0, range(80), 99)
+        assert Rules(occupied=0.5).admits(request, ahead, Memory(100, taken)) == fits
+    assert Rules().admits(Request(0, range(80), 99), ahead, Memory(None))
+
+
 @pytest.mark.parametrize("memory, of_all", [("split", 300), ("pool", 100)])
 def test_one_pool_has_the_cache_of_all(memory: str, of_all: int) -> None:
     filled = make_micro_batches("td_pipe", 3, 2, 4, 8, 100, memory=memory, seconds_of=rows)
@@ -251,7 +261,6 @@ PREDICTORS: dict[str, Predictor] = {
 RULES = st.fixed_dictionaries({
     "predict": st.sampled_from(sorted(PREDICTORS)).map(PREDICTORS.get),
     "stealing": st.sampled_from(STEALING),
-    "drain": st.booleans(),
     "points": st.sampled_from(["paper", "artefact", (1, 3, 10)]),
     "between": st.booleans(),
     "pack": st.sampled_from([1, 60, 192]),
@@ -303,16 +312,23 @@ def test_wrong_predictions_preempt_and_everything_ends() -> None:
         assert (sum(request.preemptions for request in requests) > 10) == preempts
 
 
+def test_the_newest_is_preempted() -> None:
+    """A cache of 12 tokens, two prompts of 4: when both contexts are 6 it is full, and B leaves."""
+    requests = requests_of([(4, 6), (4, 5)])
+    trace, _ = run(requests, 1, 2, 12, rules=Rules(predict=Constant(1)))
+    assert [request.preemptions for request in requests] == [0, 1]
+    together, alone, again = [(8, 8), (0, 2), (0, 2)], [(0, 1)] * 3, (7, 7)  # B's 4 + 3 tokens
+    found = [(step.num_prefill_tokens, step.num_tokens) for step in trace.steps]
+    assert found == [*together, *alone, again, (0, 1)]
+
+
 def test_a_switch_by_hand() -> None:
     """Two prompts of 9 and two stages: a prefill takes 1 s on a stage, a decode 1 s, too.
 
-    seconds  0   1   2   3   4   5   6
+    seconds  0   1   2   3   4   5
     stage 0  |A  |B  |A' |B' |
     stage 1      |A  |B  |A' |B' |
-
-    With `drain`, stage 0 does not begin A' before B has left stage 1, at 3 s.
     """
-    for drain, end, idle in ((False, 5.0, 0.0), (True, 6.0, 2.0)):
-        rules = Rules(drain=drain, pack=1)
-        trace, _ = run(requests_of([(9, 2)] * 2), 2, 1, rules=rules, costs=lambda batch: [1.0, 1.0])
-        assert trace.seconds == end and trace.idle["phase switch"] == idle
+    rules = Rules(pack=1)
+    trace, _ = run(requests_of([(9, 2)] * 2), 2, 1, rules=rules, costs=lambda batch: [1.0, 1.0])
+    assert trace.seconds == 5.0 and trace.idle["phase switch"] == 0.0
