@@ -9,16 +9,8 @@ A share says how much of its data sheet a kernel reaches. With p -> infinity, th
 max(compute, memory). A finite p rounds off its corner: computing and reading overlap, though not
 perfectly. On an A6000, the corner lies near 128 to 256 tokens, the usual size of SARATHI's batches.
 
-- Tiles: a product runs in blocks of 128 rows and columns (SARATHI, Fig 7), so 257 tokens compute as
-  much as 384. Waves: each SM runs one block at a time, and the last wave leaves some SMs idle.
-- Prefill attention computes QK^T and AV: 4 FLOPs for each query, key and channel. FlashAttention-2
-  skips the masked half of a prompt; the kernels of 2023 did not. A chunk's queries attend to all
-  earlier keys, and nothing is skipped there. Its blocks run in waves, too.
-- Decode attention reads its keys and values, and hardly computes.
-- A block of an attention kernel takes a few us, however little it has to do.
-- Norms, activations and the like move bytes, and start kernels.
-- The host prepares each iteration, before the GPU runs it or meanwhile: `host` (configs/hosts.py).
-  Little of it is published. So it is left out, unless a `Host` is given.
+Products run in tiles (SARATHI, Fig 7) and in waves over the SMs; prefill attention computes, decode
+attention reads. docs/what-a-gpu-charges.md explains each term.
 
 All times are in seconds, all sizes in bytes or tokens. With tensor parallelism every GPU holds 1/tp
 of each weight matrix and of the heads (Megatron-LM, Sec 3). All GPUs compute at once. Two

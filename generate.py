@@ -25,7 +25,7 @@ from command.checks import WHY_BROKEN, UserError
 from command.cli import MARK, progress, read_text, run_main, write_file
 from command.flags import LAYOUTS, TOKENS, Flag, Parser
 from configs import ModelConfig
-from engine import LLM, BeamSearchParams, RequestOutput, SamplingParams, StreamedToken
+from engine import LLM, BeamSearchParams, RequestOutput, SamplingParams
 from fast.backends import choose_backend
 from loading.device import check_memory, choose_dtype
 from loading.files import for_text
@@ -88,6 +88,7 @@ class Work:
     policy: str
     prompts: Sequence[str] | list[list[int]]
     params: SamplingParams | list[SamplingParams]
+    longest: int  # tokens that one of them takes at most
 
 
 def parse_args() -> argparse.Namespace:
@@ -163,38 +164,28 @@ def made_up(text: str, policy: str, config: ModelConfig) -> Work:
         for index, (prompt, _) in enumerate(pairs)
     ]
     params = [SamplingParams(max_tokens=output, ignore_eos=True) for _, output in pairs]
-    return Work(own or policy, prompts, params)
+    return Work(own or policy, prompts, params, most)
 
 
-def plan_work(args: argparse.Namespace) -> tuple[list[Work], int]:
-    """What is to run, and the tokens that a request takes at most, if the model allows so many.
-
-    Raises UserError if there is no such model, or if it needs a tokenizer and has none.
-    """
+def plan_work(args: argparse.Namespace, config: ModelConfig, directory: Path | None) -> list[Work]:
+    """What is to run. Raises UserError if there is text, and the model has no tokenizer."""
+    works = [made_up(text, args.policy, config) for text in args.lengths or ()]
+    if works and not (args.prompts or args.file):
+        return works
+    prompts = read_prompts(args.prompts, args.file)
     params = SamplingParams(
         args.max_tokens, args.temperature, args.top_k, args.top_p, ignore_eos=args.ignore_eos
     )
-    given = args.prompts or args.file or not args.lengths
-    prompts = read_prompts(args.prompts, args.file) if given else []
-    config, directory = find_model(args.model)
-    works = [made_up(text, args.policy, config) for text in args.lengths or ()]
-    sizes = [
-        len(prompt) + own.max_tokens - 1
-        for work in works
-        for prompt, own in zip(work.prompts, work.params, strict=True)
-    ]
-    if prompts:
-        works.append(Work(args.policy, prompts, params))
-        if directory is None:
-            raise UserError(
-                f"model {args.model!r} has random weights and no tokenizer: for text choose"
-                f" {for_text(args.model)}"
-            )
-        tokenizer = load_tokenizer(directory) or late_tokenizer(config, directory, 0)
-        texts = [text.encode(errors="replace").decode() for text in prompts]  # `LLM` refuses others
-        output = 0 if args.beams else args.max_tokens - 1  # the last one is not fed back
-        sizes += [len(tokenizer.encode(text)) + output for text in texts]
-    return works, max(1, min(max(sizes), config.longest))
+    if directory is None:
+        raise UserError(
+            f"model {args.model!r} has random weights and no tokenizer: for text choose"
+            f" {for_text(args.model)}"
+        )
+    tokenizer = load_tokenizer(directory) or late_tokenizer(config, directory, 0)
+    texts = [text.encode(errors="replace").decode() for text in prompts]  # `LLM` refuses others
+    longest = max(len(tokenizer.encode(text)) for text in texts)
+    longest += 0 if args.beams else args.max_tokens - 1  # the last one is not fed back
+    return [*works, Work(args.policy, prompts, params, longest)]
 
 
 def stream_one(llm: LLM, prompt: str, params: SamplingParams) -> list[str]:
@@ -210,21 +201,12 @@ def stream_one(llm: LLM, prompt: str, params: SamplingParams) -> list[str]:
     return [token.finish_reason]
 
 
-def ended(tokens: Iterator[StreamedToken], pieces: list[str], reasons: list[str]) -> Iterator[None]:
-    """Gather the text of all tokens in `pieces`. Yields after each request that ends."""
-    for token in tokens:
-        pieces[token.index] += token.text
-        if token.finish_reason:
-            reasons[token.index] = token.finish_reason
-            yield
-
-
 def run_batch(llm: LLM, prompts: list[str], params: SamplingParams) -> list[str]:
-    pieces, reasons = [""] * len(prompts), [""] * len(prompts)
-    tokens = llm.stream(prompts, params)
-    for _ in progress(ended(tokens, pieces, reasons), "requests", len(prompts)):
-        pass
-    print_texts(prompts, pieces)
+    texts, reasons = [""] * len(prompts), [""] * len(prompts)
+    for token in progress(llm.stream(prompts, params), "tokens"):
+        texts[token.index] += token.text
+        reasons[token.index] = token.finish_reason or ""
+    print_texts(prompts, texts)
     return reasons
 
 
@@ -304,9 +286,11 @@ def rate(count: int, seconds: float, what: str = "tokens") -> str:
     return f"{count} {what}, {count / seconds:.0f} {what}/s" if count else "none"
 
 
-def start(args: argparse.Namespace, works: Sequence[Work], options: dict) -> None:
+def start(
+    args: argparse.Namespace, works: Sequence[Work], config: ModelConfig, length: int
+) -> None:
     """Run this command once for each stage. First, find mistakes, and compile what is missing."""
-    (config, _), device = find_model(args.model), stage_device(args.device, 0, args.stages)
+    device = stage_device(args.device, 0, args.stages)
     even_layers(config.n_layer, args.stages)
     count, size = args.micro_batches or args.stages, args.max_batch_size
     for work in works:
@@ -315,7 +299,7 @@ def start(args: argparse.Namespace, works: Sequence[Work], options: dict) -> Non
     dtype = choose_dtype(args.dtype, device)
     choose_backend(args.attention, device, dtype, config)
     if device.type == "cpu":  # all stages share its memory
-        check_memory(config, count * size, options["max_length"], dtype, device)
+        check_memory(config, count * size, length, dtype, device)
     launch(args.stages, hide_gpus=device.type == "cpu")
 
 
@@ -358,14 +342,16 @@ def save(path: Path, llm: LLM) -> None:
 
 def main() -> None:
     args = parse_args()
-    beams, (works, length) = beam_params(args), plan_work(args)
-    names = ("policy", "chunk_size", "max_batch_size", "dtype", "device", "attention", "seed")
-    options = {name: getattr(args, name) for name in names} | {"check_weights": args.check}
-    options["max_length"] = length if args.max_length is None else args.max_length
-    place = Place.here()
+    beams, place, (config, directory) = beam_params(args), Place.here(), find_model(args.model)
+    works = plan_work(args, config, directory)
+    needed = max(1, min(max(work.longest for work in works), config.longest))
+    length = needed if args.max_length is None else args.max_length
     if place is None and args.stages > 1:
-        start(args, works, options)
+        start(args, works, config, length)
         return
+    names = ("policy", "chunk_size", "max_batch_size", "dtype", "device", "attention", "seed")
+    options = {name: getattr(args, name) for name in names}
+    options |= {"max_length": length, "check_weights": args.check}
     if place is not None:
         with joined(place, args.device) as device:
             options |= {"device": str(device), "micro_batches": args.micro_batches}

@@ -105,8 +105,15 @@ class Scheduler:
         raise NotImplementedError
 
     def configure(self, option: str) -> None:
-        """Take the option that follows the colon of a name, as in "dynamic:1024,512,256"."""
-        raise UserError(f"policy {self.name!r} takes no option, and {option!r} is given")
+        """Take the option that follows the colon of a name: `most_tokens`, where there is one."""
+        if not self.example:
+            raise UserError(f"policy {self.name!r} takes no option, and {option!r} is given")
+        if not SIZE.fullmatch(option) or int(option) < 1:
+            raise UserError(
+                f"policy '{self.name}:{option}': it needs a whole number of tokens, at least 1,"
+                f" such as {self.example}"
+            )
+        self.most_tokens = int(option)
 
     def cost(self, batch: Batch) -> float:
         """Seconds that a batch would take. `Loop` replaces this by the executor's own function."""
@@ -297,14 +304,6 @@ class VLLMv0(Scheduler):
 
     name, example = "vllm_v0", "vllm_v0:4096"
     most_tokens = float("inf")  # of a batch of prompts
-
-    def configure(self, option: str) -> None:
-        if not SIZE.fullmatch(option) or int(option) < 1:
-            raise UserError(
-                f"policy 'vllm_v0:{option}': it needs a whole number of prompt tokens, at least 1,"
-                f" such as {self.example}"
-            )
-        self.most_tokens = int(option)
 
     def schedule(self, now: float) -> Batch | None:
         chunks = self.admit_all(self.most_tokens)

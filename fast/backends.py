@@ -41,7 +41,7 @@ def check_backend(name: str, device: torch.device) -> None:
     """Raise a UserError for an unknown name, or a back end that this device cannot run."""
     lookup({"auto": None, **BACKENDS}, name, "attention")
     if name == "xformers" and (why := why_not_xformers(device)):
-        raise UserError(f"attention 'xformers' cannot run: {why}; {instead(device)}")
+        raise UserError(f"attention 'xformers' cannot run: {why}{native.OTHERWISE}")
 
 
 def check_fast(fast: bool, attention: str, graphs: str, device: torch.device) -> None:
@@ -58,14 +58,6 @@ def check_fast(fast: bool, attention: str, graphs: str, device: torch.device) ->
         )
 
 
-def instead(
-    device: torch.device, dtype: torch.dtype = torch.float32, head_dim: int = 64, groups: int = 1
-) -> str:
-    """What an error says of the back ends that run here. It compiles nothing."""
-    runs = native.compiler() and not native.misfit(device, dtype, head_dim, groups)
-    return f"choose auto, {'native, ' if runs else ''}sdpa or math"
-
-
 def choose_backend(
     name: str, device: torch.device, dtype: torch.dtype, config: ModelConfig, fast: bool = True
 ) -> str:
@@ -79,7 +71,7 @@ def choose_backend(
     if name == "native":
         native.check(device, dtype, *shape)
     if name == "rows" and (why := why_not_rows(device, dtype, config.head_dim)):
-        raise UserError(f"attention 'rows' cannot run: {why}; {instead(device, dtype, *shape)}")
+        raise UserError(f"attention 'rows' cannot run: {why}{native.OTHERWISE}")
     if name == "auto":
         return "native" if fast and native.usable(device, dtype, *shape) else "sdpa"
     return name

@@ -108,7 +108,7 @@ def guaranteed(policy: str, batch_size: int, chunk_size: int) -> float:
     if isinstance(scheduler, ChunkedOnly | PrefillFirst):
         return chunk_size  # no decodes beside it
     if isinstance(scheduler, VLLMv1):
-        return min(scheduler.threshold, room)
+        return min(scheduler.most_tokens, room)
     return room if isinstance(scheduler, Sarathi | SarathiServe) else math.inf  # whole prompts
 
 
