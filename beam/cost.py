@@ -19,11 +19,6 @@ from configs import GPU, ModelConfig
 from costmodel import CostModel
 
 
-def cache_token(model: ModelConfig, bytes_per_value: int = 2) -> int:
-    """Formula (1): bytes of K and V of one token. With GQA, H is the number of KV heads."""
-    return model.kv_bytes_per_token(bytes_per_value)
-
-
 def cache_bytes(
     model: ModelConfig,
     cache: str,
@@ -39,7 +34,7 @@ def cache_bytes(
     """
     check_cache(cache)
     tokens = batch_size * cached_tokens(cache, beam_width, prompt, response)
-    return tokens * cache_token(model, bytes_per_value)
+    return tokens * model.kv_bytes_per_token(bytes_per_value)  # formula (1)
 
 
 def check_cache(cache: str) -> None:

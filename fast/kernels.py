@@ -7,7 +7,6 @@ The places in PyTorch's source (aten/src/ATen/native/transformers/) are those of
 
 import ctypes
 import logging
-import re
 import warnings
 from contextlib import suppress
 from importlib.util import find_spec
@@ -84,16 +83,6 @@ def why_no_gpu() -> str:
     return why_unseen() or "none is here, or CUDA_VISIBLE_DEVICES hides it"
 
 
-def why_not_native(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why attention in C++ cannot run with these, or None. The first time, it compiles."""
-    try:
-        native.check(device, dtype, 128, 1)
-    except UserError as error:
-        why = str(error).removesuffix(native.OTHERWISE)
-        return re.sub("^attention 'native':? ", "it " if "' needs" in why else "", why)
-    return None
-
-
 def report() -> list[str]:
     """What this machine can run, line by line."""
     cuda = torch.version.cuda
@@ -113,7 +102,11 @@ def report() -> list[str]:
         lines.append(f"cuda:{number:<7} {about.name}, {capability}, {memory}")
     if not seen:
         lines.append(f"GPU          no: {why_no_gpu()}")
-    no_native = why_not_native(device, dtype)
+    no_native = None
+    if misfit := native.misfit(device, dtype, 128, 1):
+        no_native = f"it needs {misfit}"
+    elif isinstance(failure := native.outcome(), UserError):  # the first time, it compiles
+        no_native = str(failure).removesuffix(native.OTHERWISE)
     lines.append(f"dtype        {str(dtype).removeprefix('torch.')}")
     lines += ["math         yes", "sdpa         yes"]
     nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()

@@ -1,7 +1,7 @@
 """Linear operators with packed weights, on a CPU.
 
-On a CPU, the order of the weights in memory matters as much as the schedule. A plain weight lies
-row by row, and a core multiplies tiles. So `F.linear` sorts the weight into tiles in every call.
+A plain weight lies row by row, and a core multiplies tiles. So `F.linear` sorts the weight into
+tiles in every call.
 `pack_linears` sorts it once, into the layout that oneDNN chooses for this machine, and drops the
 plain weight. Small batches gain most: sorting is most of their work (docs/performance.md).
 

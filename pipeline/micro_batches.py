@@ -138,8 +138,6 @@ class MicroBatches:
 
     def take_preempted(self) -> list[Request]:
         """Requests that have been preempted since the last call: their slots can be freed."""
-        if not self._preempted:
-            return self._preempted
         preempted, self._preempted = self._preempted, []
         return preempted
 

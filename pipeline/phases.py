@@ -31,10 +31,9 @@ class LookAhead:
     """The memory at some future decode steps, in tokens, if all goes as predicted (Algorithm 1).
 
     points: decode steps from now. At point p, the paper counts (cached + p) for every request that
-    is predicted to last at least p steps more. So it does not see requests that end between two
-    points. With `between`, point p stands for all steps since the point before it. Every request
-    counts that lasts beyond that earlier point, with the most tokens that it has up to point p. A
-    last point stands for all later steps. Then nothing is missed.
+    is predicted to last at least p steps more. With `between`, point p stands for all steps since
+    the point before it: every request counts that lasts beyond that one, with the most tokens that
+    it has up to p. A last point stands for all later steps. Then nothing is missed.
     """
 
     def __init__(self, points: Sequence[int], between: bool = True):
@@ -155,10 +154,9 @@ class Rules:
     limit: share of the memory that the look-ahead may fill (the artefact: 0.9).
     stealing: see `share_out`.
     peak_rows: the size of the decode batch whose spatial intensity is 1, in requests. None: the
-        size that a prefill phase would give now. The artefact has 256. But if the memory holds
-        fewer, no batch is that large, and the rule would switch far too often.
+        size that a prefill phase would give now. The artefact has 256.
     pack: a prefill micro-batch takes prompts until it has this many tokens, padded to the longest
-        prompt. With the artefact's 192, this is usually one prompt.
+        prompt.
     occupied: instead of looking ahead, prefill until this share of the memory is taken (Fig 13).
     finished: instead of comparing intensities, decode until this share of the phase's first
         requests has ended (Fig 16).

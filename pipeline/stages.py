@@ -6,15 +6,11 @@ Process 0 is stage 0 and has the micro-batches, the same as in a simulation:
     stage 0      schedules, runs its layers         --- plan and activations (T, H) --->    stage 1
     last stage   runs its layers and the head, samples     --- tokens --->     stage 0
 
-A plan is what a stage needs to know of a batch: slots, positions, spans. A stage sends while it
-computes the next micro-batch. To receive, it has to wait: this wait is the bubble. Each stage keeps
-the times of its work. At the end, stage 0 collects them into an account, the same as the
-simulator's (pipeline/account.py).
+A stage sends while it computes the next micro-batch. To receive, it has to wait: this wait is the
+bubble. At the end, stage 0 makes the simulator's account of all times (pipeline/account.py).
 
-torch.distributed carries the messages: gloo on CPUs, NCCL between GPUs. Its `pipelining` package is
-for training, where all micro-batches are known beforehand. There is no tensor parallelism here: its
-`parallelize_module` cuts a weight's rows into contiguous blocks, and a block of our fused weights
-(q, k and v) would not hold whole heads.
+There is no tensor parallelism: PyTorch cuts a weight's rows into contiguous blocks, and a block of
+our fused weights (q, k and v) would not hold whole heads.
 """
 
 import math

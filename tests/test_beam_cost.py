@@ -6,7 +6,6 @@ from batch import Batch, Chunk, Request
 from beam.cost import (
     BeamCostModel,
     cache_bytes,
-    cache_token,
     make_beams,
     moved_tokens,
     read_tokens,
@@ -70,11 +69,12 @@ def test_operators_sum_to_seconds(cache: str, width: int, tp: int) -> None:
 def test_bytes_by_hand() -> None:
     """The paper's example, to the byte. A segment grows by 16 steps."""
     gptj = MODELS["gptj-6b"]
-    assert cache_token(gptj) == 2 * 32 * 32 * 128 * 2
+    assert gptj.kv_bytes_per_token() == 2 * 32 * 32 * 128 * 2
     assert cache_bytes(gptj, "standard", 32, 4, 1024, 1024) == 137_438_953_472
     assert cache_bytes(gptj, "segment", 32, 4, 1024, 1024) == 85_899_345_920
+    token = LLAMA.kv_bytes_per_token()
     for response, held in ((1, 164), (16, 164), (17, 228), (32, 228), (33, 292)):
-        assert cache_bytes(LLAMA, "segment", 1, 4, 100, response) == held * cache_token(LLAMA)
+        assert cache_bytes(LLAMA, "segment", 1, 4, 100, response) == held * token
 
 
 def test_what_attention_reads() -> None:
