@@ -32,12 +32,7 @@ WAITS = {
     "_local_scalar_dense", "item", "tolist", "equal", "is_nonzero", "nonzero", "unique", "_unique2",
     "masked_select",
 }  # fmt: skip
-IDLE = (
-    "empty",
-    "new_empty",
-    "lift_fresh",
-    "dropout",
-)  # launch nothing (dropout: when not training)
+IDLE = "empty", "new_empty", "lift_fresh", "dropout"  # launch nothing (dropout: in inference)
 
 
 def tensors(tree: object) -> list[Tensor]:
