@@ -67,13 +67,11 @@ class CostModel:
     """Seconds of a `Batch` for one model on one GPU.
 
     software: whose constants to take. If they come from another GPU, or if all-reduces were not
-    measured, the attribute `guess` says so; else it is "" (see `constants`). efficiency: your own
-    constants instead. If the GPU's bandwidth is a measured one, we count all of it, in every
-    kernel.
+    measured, the attribute `guess` says so; else it is "". efficiency: your own constants instead.
+    If the GPU's bandwidth is a measured one, we count all of it, in every kernel.
 
-    bytes_per_value: 2 for fp16 and bf16, as in the papers. All values have this size, and the peak
-    is that of fp16: other sizes change the bytes alone. Experts, and a model whose `weights` are
-    fp8, are another matter: configs/experts.py.
+    bytes_per_value: 2 for fp16 and bf16. Other sizes change the bytes alone, not the peak. Experts,
+    and a model whose `weights` are fp8: configs/experts.py.
 
     tp: GPUs that share each layer, joined by `link`; None: the GPU's own. If this software's
     all-reduces were measured over this link and number of GPUs, we take these. Else we assume that
@@ -295,9 +293,8 @@ class CostModel:
     def decode_attention(self, count: int, tokens: int) -> float:
         """Seconds, over all layers, of `count` decodes that attend to `tokens` keys together.
 
-        A decode does 2 FLOPs per cached value that it reads. So only the bandwidth counts. Keys and
-        values lie in the L2 cache only where one layer is measured again and again: else all other
-        layers push them out before the next decode.
+        Only the bandwidth counts. Keys and values lie in the L2 cache only where one layer is
+        measured again and again: else all other layers push them out before the next decode.
         """
         if not count:
             return 0.0
@@ -367,8 +364,7 @@ def requests_that_fit(model: ModelConfig, gpu: GPU, length: int, bytes_per_value
     """B = floor((M_G - M_S) / (L * m_kv)): how many requests of `length` tokens (SARATHI, 4.3.1).
 
     M_G is the GPU's memory and M_S that of the weights, both in bytes. L is in tokens, m_kv in
-    bytes per token. The formula leaves no room for activations. So real systems fit fewer.
-    0 means that not one request fits.
+    bytes per token. The formula leaves no room for activations: real systems fit fewer.
     """
     check_whole("length", length)
     check_number("bytes_per_value", bytes_per_value, 0.1, 1e3)

@@ -32,13 +32,9 @@ def cache_bytes(
 
     prompt, response: tokens of each beam. Raises UserError for another cache.
     """
-    check_cache(cache)
+    lookup(dict.fromkeys(CACHES), cache, "cache")
     tokens = batch_size * cached_tokens(cache, beam_width, prompt, response)
     return tokens * model.kv_bytes_per_token(bytes_per_value)  # formula (1)
-
-
-def check_cache(cache: str) -> None:
-    lookup(dict.fromkeys(CACHES), cache, "cache")
 
 
 def throughput(batch_size: int, response: int, seconds: float) -> float:

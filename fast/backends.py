@@ -136,9 +136,8 @@ def fastest(
 ) -> tuple[str, Attention]:
     """The name of the fastest back end, and the back end.
 
-    Each one is timed in a first layer and in a later one, with a decode of every slot but one, and
-    with a chunk. The contexts are half a slot. names: which to try. A back end that cannot run here
-    is left out. The first one must run.
+    Each one is timed with a decode of every slot but one, and with a chunk, at contexts of half a
+    slot. names: which to try. The first one must run; others that cannot are left out.
     """
     first, *others = names
     if not others:

@@ -53,8 +53,8 @@ class EventTimer(OperatorTimer):
     """A timer of operators that does not wait after each of them, but marks its end on the GPU.
 
     The GPU sleeps first, so that the host is ahead of it: launching takes no operator's time. A
-    mark behind a kernel takes time of its own, which is measured and left out. In a virtual machine
-    that is 30 us, give or take 10: there, small operators have no times to rely on.
+    mark takes time of its own, which is measured and left out. In a virtual machine that is 30 us,
+    give or take 10: there, small operators have no times to rely on.
     """
 
     def __init__(self, device: torch.device):
@@ -234,10 +234,10 @@ def rows(
 ) -> AttendLayer:
     """A back end: FlashAttention reads the slots in place, as one long row of keys.
 
-    A layer's slots lie side by side, so the keys of slot s begin at row s * length. FlashAttention
-    takes where each request's keys begin (cu_seqlens_k), and how many are real (seqused_k). With
-    seqused_k it reads no end from cu_seqlens_k (PyTorch's flash_attn/src/block_info.h). So requests
-    may come in any order, and idle slots cost nothing. longest: at least the largest context.
+    The keys of slot s begin at row s * length. FlashAttention takes where each request's keys begin
+    (cu_seqlens_k), and how many are real (seqused_k). With that it reads no end from cu_seqlens_k
+    (PyTorch's flash_attn/src/block_info.h). So requests may come in any order, and idle slots cost
+    nothing. longest: at least the largest context.
     """
     if numbers is None:
         numbers = numbers_of(batch).to(cache.k.device)

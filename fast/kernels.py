@@ -26,9 +26,8 @@ HALF = (torch.float16, torch.bfloat16)
 def load_cuda_12() -> None:
     """Load the runtime that xformers' library is linked with, if its package is installed.
 
-    PyTorch brings CUDA 13's. It loads this one, too, where it finds both in one folder: its pattern
-    for the runtime names no version, and it takes the first match (torch/__init__.py:292 to 362).
-    It finds only its own where the package lies in another folder.
+    PyTorch brings CUDA 13's. It loads this one, too, where it finds both in one folder
+    (torch/__init__.py:292 to 362), and only its own where the package lies in another.
     """
     with suppress(ImportError, OSError, ValueError):
         spec = find_spec("nvidia.cuda_runtime")
@@ -77,17 +76,11 @@ def why_not_rows(device: torch.device, dtype: torch.dtype, head_dim: int) -> str
     return None
 
 
-def why_no_gpu() -> str:
-    if torch.version.cuda is None:
-        return "this PyTorch is built for CPUs"
-    return why_unseen() or "none is here, or CUDA_VISIBLE_DEVICES hides it"
-
-
 def report() -> list[str]:
     """What this machine can run, line by line."""
     cuda = torch.version.cuda
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `why_no_gpu` is shorter
+        warnings.simplefilter("ignore")  # the report is shorter
         seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = torch.device("cuda" if seen else "cpu")
     dtype = choose_dtype("auto", device)
@@ -101,7 +94,8 @@ def report() -> list[str]:
         memory = f"{about.total_memory / 1e9:.0f} GB"
         lines.append(f"cuda:{number:<7} {about.name}, {capability}, {memory}")
     if not seen:
-        lines.append(f"GPU          no: {why_no_gpu()}")
+        why = why_unseen() if cuda else "this PyTorch is built for CPUs"
+        lines.append(f"GPU          no: {why or 'none is here, or CUDA_VISIBLE_DEVICES hides it'}")
     no_native = None
     if misfit := native.misfit(device, dtype, 128, 1):
         no_native = f"it needs {misfit}"
