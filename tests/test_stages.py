@@ -239,7 +239,8 @@ def test_command_line(broken: Path, tmp_path: Path, start: Start) -> None:
     process = start("generate.py", "def open(", "§ 1", *flags)
     printed, errors = process.communicate(timeout=PATIENCE)
     assert (process.returncode, errors) == (2, f"error: prompt 2 of 2: {WHY_BROKEN}\n")
-    assert re.search("policy +td_pipe, whole prompts, B = 8\n", printed)
+    policies = re.findall("policy +(.*), B = 8\n", printed)
+    assert policies == ["sarathi, C = 64", "td_pipe, whole prompts", "td_pipe, whole prompts"]
     assert re.search("stages +2, 2 micro-batches\nphases +1 of prefills, 1 of decodes\n", printed)
     idle, busy = (
         [float(share) for share in re.findall("([0-9.]+) %", line)]
