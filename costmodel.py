@@ -9,16 +9,8 @@ A share says how much of its data sheet a kernel reaches. With p -> infinity, th
 max(compute, memory). A finite p rounds off its corner: computing and reading overlap, though not
 perfectly. On an A6000, the corner lies near 128 to 256 tokens, the usual size of SARATHI's batches.
 
-- Tiles: a product runs in blocks of 128 rows and columns (SARATHI, Fig 7), so 257 tokens compute as
-  much as 384. Waves: each SM runs one block at a time, and the last wave leaves some SMs idle.
-- Prefill attention computes QK^T and AV: 4 FLOPs for each query, key and channel. FlashAttention-2
-  skips the masked half of a prompt; the kernels of 2023 did not. A chunk's queries attend to all
-  earlier keys, and nothing is skipped there. Its blocks run in waves, too.
-- Decode attention reads its keys and values, and hardly computes.
-- A block of an attention kernel takes a few us, however little it has to do.
-- Norms, activations and the like move bytes, and start kernels.
-- The host prepares each iteration, before the GPU runs it or meanwhile: `host` (configs/hosts.py).
-  Little of it is published. So it is left out, unless a `Host` is given.
+Products run in tiles (SARATHI, Fig 7) and in waves over the SMs; prefill attention computes, decode
+attention reads. docs/what-a-gpu-charges.md explains each term.
 
 All times are in seconds, all sizes in bytes or tokens. With tensor parallelism every GPU holds 1/tp
 of each weight matrix and of the heads (Megatron-LM, Sec 3). All GPUs compute at once. Two
@@ -75,13 +67,11 @@ class CostModel:
     """Seconds of a `Batch` for one model on one GPU.
 
     software: whose constants to take. If they come from another GPU, or if all-reduces were not
-    measured, the attribute `guess` says so; else it is "" (see `constants`). efficiency: your own
-    constants instead. If the GPU's bandwidth is a measured one, we count all of it, in every
-    kernel.
+    measured, the attribute `guess` says so; else it is "". efficiency: your own constants instead.
+    If the GPU's bandwidth is a measured one, we count all of it, in every kernel.
 
-    bytes_per_value: 2 for fp16 and bf16, as in the papers. All values have this size, and the peak
-    is that of fp16: other sizes change the bytes alone. Experts, and a model whose `weights` are
-    fp8, are another matter: configs/experts.py.
+    bytes_per_value: 2 for fp16 and bf16. Other sizes change the bytes alone, not the peak. Experts,
+    and a model whose `weights` are fp8: configs/experts.py.
 
     tp: GPUs that share each layer, joined by `link`; None: the GPU's own. If this software's
     all-reduces were measured over this link and number of GPUs, we take these. Else we assume that
@@ -303,9 +293,8 @@ class CostModel:
     def decode_attention(self, count: int, tokens: int) -> float:
         """Seconds, over all layers, of `count` decodes that attend to `tokens` keys together.
 
-        A decode does 2 FLOPs per cached value that it reads. So only the bandwidth counts. Keys and
-        values lie in the L2 cache only where one layer is measured again and again: else all other
-        layers push them out before the next decode.
+        Only the bandwidth counts. Keys and values lie in the L2 cache only where one layer is
+        measured again and again: else all other layers push them out before the next decode.
         """
         if not count:
             return 0.0
@@ -375,8 +364,7 @@ def requests_that_fit(model: ModelConfig, gpu: GPU, length: int, bytes_per_value
     """B = floor((M_G - M_S) / (L * m_kv)): how many requests of `length` tokens (SARATHI, 4.3.1).
 
     M_G is the GPU's memory and M_S that of the weights, both in bytes. L is in tokens, m_kv in
-    bytes per token. The formula leaves no room for activations. So real systems fit fewer.
-    0 means that not one request fits.
+    bytes per token. The formula leaves no room for activations: real systems fit fewer.
     """
     check_whole("length", length)
     check_number("bytes_per_value", bytes_per_value, 0.1, 1e3)

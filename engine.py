@@ -18,10 +18,10 @@ from batch import Batch, Request
 from beam.executor import enable_beams
 from beam.outputs import BeamSearchOutput, beam_requests, output_of
 from beam.request import BeamSearchParams
-from command.checks import MOST_SEED, UserError, check_flag, check_whole, lookup
+from command.checks import MOST_SEED, UserError, check_flag, check_whole
 from executor import ModelExecutor
-from fast.backends import check_backend, choose_backend, must_measure, speed_up
-from fast.graphs import WHEN, GraphExecutor, graphs_for
+from fast.backends import check_fast, choose_backend, must_measure, speed_up
+from fast.graphs import GraphExecutor, graphs_for
 from loading.device import check_memory, choose_device, choose_dtype, default_length
 from loading.load import choose_length, find_model, late_tokenizer, load_model
 from loading.prompts import make_requests
@@ -92,8 +92,6 @@ class LLM:
     that names the bad value.
     """
 
-    _own_layers = range  # number of layers -> those to load; a stage of a pipeline has some of them
-
     def __init__(
         self, model: str = "demo", *, policy: str = "sarathi", chunk_size: int = 256,
         max_batch_size: int = 8, max_length: int | None = None, cache_tokens: int | None = None,
@@ -103,56 +101,59 @@ class LLM:
         cost: Callable[[Batch], float] | None = None, fast: bool = True,
     ):  # fmt: skip
         self.policy, self.chunk_size, self.max_batch_size = policy, chunk_size, max_batch_size
-        self.cost, self.cache = cost, None
-        self.blocks = choose_blocks(cache, block_size, prefix_caching, attention)
         self.cache_tokens, self.time_operators, self.seed = cache_tokens, time_operators, seed
+        self.cost, self.cache, self.graphs = cost, None, None
+        self.blocks = choose_blocks(cache, block_size, prefix_caching, attention)
         self._scheduler()  # complains before the weights are loaded
         check_whole("seed", seed, 0, MOST_SEED)
-        flags = {"time_operators": time_operators, "check_weights": check_weights, "fast": fast}
-        for name, flag in flags.items():
-            check_flag(name, flag)
-        lookup(dict.fromkeys(WHEN), cuda_graphs, "cuda_graphs")
+        check_flag("time_operators", time_operators)
+        check_flag("check_weights", check_weights)
+        check_flag("fast", fast)
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device)
-        if fast:
-            check_backend(attention, self.device)
-        elif not isinstance(attention, str) or attention not in ("auto", *PLAIN):
-            raise UserError(f"attention is {attention!r}; choose auto, math, sdpa, or fast=True")
-        if cuda_graphs == "on" and not (fast and self.device.type == "cuda"):
-            what = "a CUDA device" if fast else "a CUDA device and fast=True"
-            here = f"needs {what}, and this is {self.device}"
-            raise UserError(f"cuda_graphs 'on' {here}; choose auto or off")
+        check_fast(fast, attention, cuda_graphs, self.device)
         self.config, self.directory = find_model(model)
-        whole = self._own_layers is range  # stages of a pipeline must agree, on the model's length
-        if max_length is None and whole and not (self.blocks and cache_tokens):
-            max_length = default_length(self.config, max_batch_size, self.dtype, self.device)
-        self.max_length = choose_length(self.config, max_length)
-        self.attention = "sdpa" if attention == "auto" else attention
-        if fast:
-            self.attention = choose_backend(attention, self.device, self.dtype, self.config)
-        own = self._own_layers(self.config.n_layer)
-        self.part = replace(self.config, n_layer=len(own))  # the layers that are here
-        self.model = load_model(
-            self.config, self.directory, self.dtype, self.device, own=own, slots=max_batch_size,
-            length=self.max_length, seed=seed, check_weights=check_weights,
-            blocks=real_memory(self.blocks, max_batch_size, self.max_length, cache_tokens),
-        )  # fmt: skip
-        here = self.directory
-        self.tokenizer = load_tokenizer(here) if here else None
-        self.stop_ids = load_stop_ids(here, self.tokenizer) if here else frozenset()
-        size = self.part, max_batch_size, self.max_length, self.dtype, self.device
-        self.cache, self.graphs = make_cache(*size, self.blocks, cache_tokens), None
+        self.max_length = self._choose_length(max_length)
+        self.attention = choose_backend(attention, self.device, self.dtype, self.config, fast)
+        self._load(check_weights)
+        self._make_cache()
+        self.attend, self.surroundings = PLAIN.get(self.attention), nullcontext
         if fast:
             measure = attention == "auto" and must_measure(self.device)
             made = speed_up(self.model, self.cache, self.attention, measure)
             self.attention, self.attend, self.surroundings = made
-            when = cuda_graphs if whole else "off"  # a stage has iterations of its own
-            self.graphs = graphs_for(self.model, self.cache, when, self.attention)
-        else:
-            self.attend, self.surroundings = PLAIN[self.attention], nullcontext
-        self.trace = Trace()
+            self._make_graphs(cuda_graphs)
+        self.trace, self._next_id = Trace(), 0
         self._loop: Loop | None = None  # of the requests that are running or ran last
-        self._next_id = 0
+
+    # ---- its parts; a stage of a pipeline has some of the layers, and no graphs
+
+    def _own_layers(self, n_layer: int) -> range:
+        return range(n_layer)
+
+    def _choose_length(self, max_length: int | None) -> int:
+        if max_length is None and not (self.blocks and self.cache_tokens):
+            max_length = default_length(self.config, self.max_batch_size, self.dtype, self.device)
+        return choose_length(self.config, max_length)
+
+    def _load(self, check_weights: bool) -> None:
+        own, here = self._own_layers(self.config.n_layer), self.directory
+        self.part = replace(self.config, n_layer=len(own))  # the layers that are here
+        slots, length = self.max_batch_size, self.max_length
+        self.model = load_model(
+            self.config, here, self.dtype, self.device, own=own, slots=slots, length=length,
+            seed=self.seed, check_weights=check_weights,
+            blocks=real_memory(self.blocks, slots, length, self.cache_tokens),
+        )  # fmt: skip
+        self.tokenizer = load_tokenizer(here) if here else None
+        self.stop_ids = load_stop_ids(here, self.tokenizer) if here else frozenset()
+
+    def _make_cache(self) -> None:
+        size = self.part, self.max_batch_size, self.max_length, self.dtype, self.device
+        self.cache = make_cache(*size, self.blocks, self.cache_tokens)
+
+    def _make_graphs(self, when: str) -> None:
+        self.graphs = graphs_for(self.model, self.cache, when, self.attention)
 
     # ---- calls
 
@@ -170,8 +171,8 @@ class LLM:
         return [self._output(request) for request in requests]
 
     def _output(self, request: Request) -> RequestOutput:
-        life, output = self.trace.lives[request.request_id], request.output
-        text, reason = self._text(output, request.finish_reason), request.finish_reason
+        life, reason = self.trace.lives[request.request_id], request.finish_reason
+        output, text = request.output, self._text(request.output, reason)
         output = output[:-1] if reason == "error" else output
         return RequestOutput(list(request.prompt), output, text, reason, life.ttft, life.latency)
 
@@ -213,9 +214,8 @@ class LLM:
         A search takes one slot, and `beam_width` rows of the token budget. cache: "segment" keeps a
         prompt once for all beams; "standard" copies it for each. Raises UserError as `generate`.
         """
-        requests = self._requests(
-            prompts, params, None, BeamSearchParams, cache=cache, slots=self.cache
-        )
+        own = {"cache": cache, "slots": self.cache}
+        requests = self._requests(prompts, params, None, BeamSearchParams, **own)
         ends = [len(request.prompt) + request.max_tokens for request in requests]
         self.model.reach(max(ends, default=0))  # a slot does not limit the response
         for _ in self._run(requests):
@@ -234,8 +234,8 @@ class LLM:
         self._loop = self.cache = self.graphs = None  # free the old cache first
         self.max_batch_size, self.max_length = max_batch_size, length
         self.model.make_rotary_tables(length)
-        self.cache = make_cache(*size, self.blocks, self.cache_tokens)
-        self.graphs = graphs_for(self.model, self.cache, graphs, self.attention)
+        self._make_cache()
+        self._make_graphs(graphs)
 
     # ---- the loop
 

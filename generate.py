@@ -2,28 +2,41 @@
 
     python generate.py "Return True if" --policy sarathi --chunk-size 64 --max-tokens 64
     python generate.py "Return True if" --beams 4 --max-tokens 32
+    python generate.py "def open(" "The list type" --stages 2
+    python generate.py --stages 2 --model laptop --lengths 512:16,300:8,700:12
 
 One prompt is streamed. Several prompts, or a file with one prompt on each line, run as a batch.
---beams prints the best sequences of a beam search, with their scores. A short table at the end says
-what the run did.
+--beams prints the best sequences of a beam search, with their scores. --stages spreads the model's
+layers over processes of this machine; torchrun starts them on many (docs/pipelines.md). --lengths
+512:16 makes up a prompt of 512 tokens, with 16 output tokens. A short table at the end says what
+the run did.
 """
 
 import command.enter  # noqa: F401
 
 import argparse
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from command.checks import WHY_BROKEN, UserError
-from command.cli import progress, read_text, run_main
-from command.flags import LAYOUTS, Flag, Parser
-from engine import LLM, BeamSearchParams, SamplingParams, StreamedToken
+from command.cli import MARK, progress, read_text, run_main, write_file
+from command.flags import LAYOUTS, TOKENS, Flag, Parser
+from configs import ModelConfig
+from engine import LLM, BeamSearchParams, RequestOutput, SamplingParams
+from fast.backends import choose_backend
+from loading.device import check_memory, choose_dtype
 from loading.files import for_text
 from loading.load import find_model, late_tokenizer
 from loading.policyfile import load_files, warn_if_crowded
 from loading.tokenizer import load_tokenizer
 from pictures import perfetto
-from pipeline.policies import policy_names
+from pipeline import BUBBLES, even_layers
+from pipeline.launch import Place, joined, launch, stage_device
+from pipeline.policies import is_for_pipelines, make_micro_batches, policy_names, unmeasured
+from pipeline.stages import PipelineLLM
 from scheduler import make_scheduler
 from serving.calibration import cost_here, this_machine
 from timeline import Trace
@@ -34,7 +47,7 @@ MOST_BYTES = 10**8  # of a file of prompts
 FLAGS = {
     "file": Flag("UTF-8 text file with one prompt on each line; empty lines are skipped"),
     "model": Flag("model: demo, a Hugging Face directory, or a hub id", "demo"),
-    "policy": Flag(f"policy, one of {policy_names()}", "sarathi"),
+    "policy": Flag(f"policy, one of {policy_names()}; with --stages, td_pipe", "sarathi"),
     "policy_file": Flag(repeated=True),
     "calibration": Flag("calibration of this machine, for policies that ask what a batch costs",
                         shown="results/calibration-MODEL.json"),
@@ -58,7 +71,24 @@ FLAGS = {
     **dict.fromkeys(("dtype", "device", "attention", "cuda_graphs"), Flag(default="auto")),
     "perfetto": Flag("write the run, operator by operator, for https://ui.perfetto.dev (JSON)"),
     "check": Flag(),
+    "stages": Flag("processes to start, unless torchrun starts them", 1),
+    "micro_batches": Flag("with --stages: micro-batches of --max-batch-size requests each",
+                          shown="one for each stage"),
+    "lengths": Flag(repeated=True),
+    "json": Flag("with --stages: write every run's times"),
 }  # fmt: skip
+OF_ONE = ("beams", "cache", "block_size", "prefix_caching", "cuda_graphs")  # no stage takes them
+OF_STAGES = ("micro_batches", "lengths", "json")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What runs at once, under one policy."""
+
+    policy: str
+    prompts: Sequence[str] | list[list[int]]
+    params: SamplingParams | list[SamplingParams]
+    longest: int  # tokens that one of them takes at most
 
 
 def parse_args() -> argparse.Namespace:
@@ -66,6 +96,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("prompts", nargs="*", help="one or more prompts")
     args = parser.parse_args()
     load_files(args.policy_file, args.policy)
+    staged = args.stages > 1 or Place.here() is not None
+    for name in OF_ONE if staged else OF_STAGES:
+        if getattr(args, name) not in (None, False, "auto"):
+            where = "for one process" if staged else "for several processes: give --stages, too"
+            raise UserError(f"--{name.replace('_', '-')} is {where}")
     return args
 
 
@@ -107,12 +142,40 @@ def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
     return prompts
 
 
-def longest(args: argparse.Namespace, prompts: Sequence[str]) -> int:
-    """Tokens that a request takes at most, if the model allows so many.
+def made_up(text: str, policy: str, config: ModelConfig) -> Work:
+    """Prompts of made-up tokens. text: "P:N,P:N" or "POLICY@P:N,P:N".
 
-    Raises UserError if there is no such model, or if it has no tokenizer.
+    P tokens and N output tokens each. Raises UserError.
     """
-    config, directory = find_model(args.model)
+    own, _, sizes = text.rpartition("@")
+    pairs = [tuple(map(TOKENS.read, pair.split(":"))) for pair in sizes.split(",")]
+    if any(len(pair) != 2 or not all(isinstance(size, int) for size in pair) for pair in pairs):
+        raise UserError(
+            f"--lengths {text!r} is not a list of prompt:output tokens, at least 1 each, such as"
+            " 512:16,300:8"
+        )
+    if (most := max(map(sum, pairs)) - 1) > config.longest:
+        raise UserError(
+            f"--lengths {text!r}: prompt and output take up to {most} tokens, and {config.name}"
+            f" allows {config.longest}"
+        )
+    prompts = [
+        [(31 * index + 7 * place) % config.vocab_size for place in range(prompt)]
+        for index, (prompt, _) in enumerate(pairs)
+    ]
+    params = [SamplingParams(max_tokens=output, ignore_eos=True) for _, output in pairs]
+    return Work(own or policy, prompts, params, most)
+
+
+def plan_work(args: argparse.Namespace, config: ModelConfig, directory: Path | None) -> list[Work]:
+    """What is to run. Raises UserError if there is text, and the model has no tokenizer."""
+    works = [made_up(text, args.policy, config) for text in args.lengths or ()]
+    if works and not (args.prompts or args.file):
+        return works
+    prompts = read_prompts(args.prompts, args.file)
+    params = SamplingParams(
+        args.max_tokens, args.temperature, args.top_k, args.top_p, ignore_eos=args.ignore_eos
+    )
     if directory is None:
         raise UserError(
             f"model {args.model!r} has random weights and no tokenizer: for text choose"
@@ -120,9 +183,9 @@ def longest(args: argparse.Namespace, prompts: Sequence[str]) -> int:
         )
     tokenizer = load_tokenizer(directory) or late_tokenizer(config, directory, 0)
     texts = [text.encode(errors="replace").decode() for text in prompts]  # `LLM` refuses others
-    output = 0 if args.beams else args.max_tokens - 1  # the last one is not fed back
-    most = max(len(tokenizer.encode(text)) for text in texts) + output
-    return max(1, min(most, config.longest))
+    longest = max(len(tokenizer.encode(text)) for text in texts)
+    longest += 0 if args.beams else args.max_tokens - 1  # the last one is not fed back
+    return [*works, Work(args.policy, prompts, params, longest)]
 
 
 def stream_one(llm: LLM, prompt: str, params: SamplingParams) -> list[str]:
@@ -138,23 +201,18 @@ def stream_one(llm: LLM, prompt: str, params: SamplingParams) -> list[str]:
     return [token.finish_reason]
 
 
-def ended(tokens: Iterator[StreamedToken], pieces: list[str], reasons: list[str]) -> Iterator[None]:
-    """Gather the text of all tokens in `pieces`. Yields after each request that ends."""
-    for token in tokens:
-        pieces[token.index] += token.text
-        if token.finish_reason:
-            reasons[token.index] = token.finish_reason
-            yield
-
-
 def run_batch(llm: LLM, prompts: list[str], params: SamplingParams) -> list[str]:
-    pieces, reasons = [""] * len(prompts), [""] * len(prompts)
-    tokens = llm.stream(prompts, params)
-    for _ in progress(ended(tokens, pieces, reasons), "requests", len(prompts)):
-        pass
-    for index, (prompt, text) in enumerate(zip(prompts, pieces, strict=True)):
-        print(f"--- {index + 1} of {len(prompts)}\n{prompt}{text}\n")
+    texts, reasons = [""] * len(prompts), [""] * len(prompts)
+    for token in progress(llm.stream(prompts, params), "tokens"):
+        texts[token.index] += token.text
+        reasons[token.index] = token.finish_reason or ""
+    print_texts(prompts, texts)
     return reasons
+
+
+def print_texts(prompts: Sequence[str], texts: Sequence[str]) -> None:
+    for index, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        print(f"--- {index + 1} of {len(prompts)}\n{prompt}{text}\n")
 
 
 def search_beams(llm: LLM, prompts: list[str], params: BeamSearchParams, cache: str) -> list[str]:
@@ -180,9 +238,11 @@ def table(llm: LLM, trace: Trace, beams: bool = False) -> str:
     decodes = "steps" if beams else "tokens"  # of all searches
     prefill = sum(i.seconds for i in trace.iterations if i.num_prefill_tokens)
     decode = sum(iteration.seconds for iteration in trace.iterations if iteration.num_decodes)
-    budget = make_scheduler(llm.policy, 1, llm.chunk_size).chunk_size  # the policy may have its own
+    budget, staged = budget_of(llm), isinstance(llm, PipelineLLM)
+    size = "whole prompts" if budget is None else f"C = {budget}"
+    most = llm.micro_batch_size if staged else llm.max_batch_size
     rows = [
-        ("policy", f"{llm.policy}, C = {budget}, B = {llm.max_batch_size}"),
+        ("policy", f"{llm.policy}, {size}, B = {most}"),
         ("prefill", rate(trace.num_prefill_tokens, prefill)),
         ("decode", rate(trace.num_decodes, decode, decodes)),
         ("throughput", trace.rates),
@@ -190,60 +250,138 @@ def table(llm: LLM, trace: Trace, beams: bool = False) -> str:
         ("iterations", f"{len(trace.iterations)} in {trace.seconds:.2f} s"),
         ("mean batch", f"{trace.mean_batch_size:.2f} requests"),
         ("model", f"{llm.config.name}, {llm.config.parameters / 1e6:.1f} M parameters"),
-        (
-            "device, dtype",
-            f"{llm.device}, {str(llm.dtype).removeprefix('torch.')}, attention by {llm.attention}",
-        ),
+        ("device, dtype", f"{llm.device}, {dtype_of(llm)}, attention by {llm.attention}"),
+        *(of_stages(llm) if staged else ()),
     ]
     return "\n".join(f"{name:<14}{value}" for name, value in rows)
+
+
+def of_stages(llm: PipelineLLM) -> Iterator[tuple[str, str]]:
+    """When the stages of a pipeline worked, and why they waited."""
+    trace, stage_seconds = llm.pipeline, llm.stages * llm.pipeline.seconds
+    yield "stages", f"{llm.stages}, {llm.micro_batches} micro-batches"
+    if trace.history:
+        phases = [phase for phase, _ in groupby(phase for *_, phase in trace.history)]
+        prefills, decodes = phases.count("prefill"), phases.count("decode")
+        yield "phases", f"{prefills} of prefills, {decodes} of decodes"
+    busy = [f"stage {i} {100 * work / trace.seconds:.0f} %" for i, work in enumerate(trace.busy)]
+    idle = [f"{name} {100 * s / stage_seconds:.1f} %" for name, s in trace.idle.items() if s > 0]
+    yield "busy", ", ".join(busy)
+    yield "idle", ", ".join(idle)
+    yield "bubbles", f"{100 * trace.bubble_share:.1f} % of all stages' time ({', '.join(BUBBLES)})"
+
+
+def budget_of(llm: LLM) -> int | None:
+    """C in tokens; a policy may have one of its own. None: it has whole prompts only."""
+    if is_for_pipelines(llm.policy):
+        return None
+    return make_scheduler(llm.policy, 1, llm.chunk_size).chunk_size
+
+
+def dtype_of(llm: LLM) -> str:
+    return str(llm.dtype).removeprefix("torch.")
 
 
 def rate(count: int, seconds: float, what: str = "tokens") -> str:
     return f"{count} {what}, {count / seconds:.0f} {what}/s" if count else "none"
 
 
+def start(
+    args: argparse.Namespace, works: Sequence[Work], config: ModelConfig, length: int
+) -> None:
+    """Run this command once for each stage. First, find mistakes, and compile what is missing."""
+    device = stage_device(args.device, 0, args.stages)
+    even_layers(config.n_layer, args.stages)
+    count, size = args.micro_batches or args.stages, args.max_batch_size
+    for work in works:
+        each = work.policy, count, args.stages, size, args.chunk_size
+        make_micro_batches(*each, seconds_of=unmeasured)
+    dtype = choose_dtype(args.dtype, device)
+    choose_backend(args.attention, device, dtype, config)
+    if device.type == "cpu":  # all stages share its memory
+        check_memory(config, count * size, length, dtype, device)
+    launch(args.stages, hide_gpus=device.type == "cpu")
+
+
+def run_stages(
+    llm: PipelineLLM, works: Sequence[Work], path: Path | None
+) -> tuple[list[RequestOutput], Sequence[str]]:
+    """Run all, in every stage. Stage 0 prints the results, and returns the last ones."""
+    found, outputs = [], []
+    for work in works:
+        llm.policy = work.policy
+        if llm.stage == 0 and not is_for_pipelines(work.policy):
+            warn_if_crowded(work.policy, llm.micro_batch_size, llm.chunk_size)
+        outputs = llm.generate(work.prompts, work.params)
+        if llm.stage > 0:
+            continue
+        names = ("seconds", "bubble_share", "busy", "idle")
+        numbers = {name: getattr(llm.pipeline, name) for name in names} | {"hop": llm.hop}
+        tokens = [output.token_ids for output in outputs]
+        found.append({"mark": MARK} | numbers | {"tokens": tokens})
+        if isinstance(work.prompts[0], str):
+            print_texts(work.prompts, [output.text for output in outputs])
+        print(table(llm, llm.trace))
+    if path and llm.stage == 0:
+        write_file(path, json.dumps(found, indent=1) + "\n")
+    return [output.finish_reason for output in outputs]
+
+
+def save(path: Path, llm: LLM) -> None:
+    """Write the run for ui.perfetto.dev."""
+    where, name = f"{this_machine(str(llm.device))}, {dtype_of(llm)}", llm.policy
+    if isinstance(llm, PipelineLLM):
+        where = f"{llm.stages} stages, {where}"
+    run = {name: perfetto.About("measured", llm.config.name, where, name, budget_of(llm))}
+    if isinstance(llm, PipelineLLM):
+        perfetto.save_stages(path, {name: llm.pipeline}, about=run)
+    else:
+        perfetto.save(path, {name: llm.trace}, about=run)
+    print(f"\nwrote {path}: open it on https://ui.perfetto.dev")
+
+
 def main() -> None:
     args = parse_args()
-    prompts = read_prompts(args.prompts, args.file)
-    params = SamplingParams(
-        args.max_tokens, args.temperature, args.top_k, args.top_p, ignore_eos=args.ignore_eos
-    )
-    beams = beam_params(args)
-    length = longest(args, prompts)  # complains before the weights are loaded
-    llm = LLM(
-        args.model,
-        policy=args.policy,
-        chunk_size=args.chunk_size,
-        max_batch_size=args.max_batch_size,
-        max_length=length if args.max_length is None else args.max_length,
-        cache="slots" if beams or args.cache is None else args.cache,
-        block_size=args.block_size,
-        prefix_caching=args.prefix_caching,
-        dtype=args.dtype,
-        device=args.device,
-        attention=args.attention,
-        time_operators=args.perfetto is not None,
-        seed=args.seed,  # each request adds its number: the same prompt twice draws two texts
-        check_weights=args.check,
-        cuda_graphs=args.cuda_graphs,
-    )
-    warn_if_crowded(llm.policy, llm.max_batch_size, llm.chunk_size)
-    llm.cost = cost_here(llm.config.name, str(llm.device), str(llm.dtype), args.calibration)
-    if beams:
-        reasons = search_beams(llm, prompts, beams, "segment" if args.cache is None else args.cache)
-    elif len(prompts) == 1:
-        reasons = stream_one(llm, prompts[0], params)
+    beams, place, (config, directory) = beam_params(args), Place.here(), find_model(args.model)
+    works = plan_work(args, config, directory)
+    needed = max(1, min(max(work.longest for work in works), config.longest))
+    length = needed if args.max_length is None else args.max_length
+    if place is None and args.stages > 1:
+        start(args, works, config, length)
+        return
+    names = ("policy", "chunk_size", "max_batch_size", "dtype", "device", "attention", "seed")
+    options = {name: getattr(args, name) for name in names}
+    options |= {"max_length": length, "check_weights": args.check}
+    if place is not None:
+        with joined(place, args.device) as device:
+            options |= {"device": str(device), "micro_batches": args.micro_batches}
+            llm = PipelineLLM(args.model, **options)
+            llm.cost = cost_here(llm.config.name, args.device, str(llm.dtype), args.calibration)
+            reasons = run_stages(llm, works, args.json)
+        if llm.stage > 0:
+            return
     else:
-        reasons = run_batch(llm, prompts, params)
-    print(table(llm, llm.trace, beams is not None))
+        [work] = works
+        llm = LLM(
+            args.model, **options, time_operators=args.perfetto is not None,
+            cache="slots" if beams or args.cache is None else args.cache,
+            block_size=args.block_size, prefix_caching=args.prefix_caching,
+            cuda_graphs=args.cuda_graphs,
+        )  # fmt: skip
+        warn_if_crowded(llm.policy, llm.max_batch_size, llm.chunk_size)
+        llm.cost = cost_here(llm.config.name, str(llm.device), str(llm.dtype), args.calibration)
+        if beams:
+            cache = "segment" if args.cache is None else args.cache
+            reasons = search_beams(llm, work.prompts, beams, cache)
+        elif len(work.prompts) == 1:
+            reasons = stream_one(llm, work.prompts[0], work.params)
+        else:
+            reasons = run_batch(llm, work.prompts, work.params)
+        print(table(llm, llm.trace, beams is not None))
     if args.perfetto:
-        where = f"{this_machine(str(llm.device))}, {str(llm.dtype).removeprefix('torch.')}"
-        budget = make_scheduler(llm.policy, 1, llm.chunk_size).chunk_size
-        run = perfetto.About("measured", llm.config.name, where, llm.policy, budget)
-        perfetto.save(args.perfetto, {llm.policy: llm.trace}, about={llm.policy: run})
-        print(f"\nwrote {args.perfetto}: open it on https://ui.perfetto.dev")
+        save(args.perfetto, llm)
     if broken := [str(number) for number, why in enumerate(reasons, 1) if why == "error"]:
-        raise UserError(f"prompt {', '.join(broken)} of {len(prompts)}: {WHY_BROKEN}")
+        raise UserError(f"prompt {', '.join(broken)} of {len(reasons)}: {WHY_BROKEN}")
 
 
 if __name__ == "__main__":

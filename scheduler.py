@@ -105,8 +105,15 @@ class Scheduler:
         raise NotImplementedError
 
     def configure(self, option: str) -> None:
-        """Take the option that follows the colon of a name, as in "dynamic:1024,512,256"."""
-        raise UserError(f"policy {self.name!r} takes no option, and {option!r} is given")
+        """Take the option that follows the colon of a name: `most_tokens`, where there is one."""
+        if not self.example:
+            raise UserError(f"policy {self.name!r} takes no option, and {option!r} is given")
+        if not SIZE.fullmatch(option) or int(option) < 1:
+            raise UserError(
+                f"policy '{self.name}:{option}': it needs a whole number of tokens, at least 1,"
+                f" such as {self.example}"
+            )
+        self.most_tokens = int(option)
 
     def cost(self, batch: Batch) -> float:
         """Seconds that a batch would take. `Loop` replaces this by the executor's own function."""
@@ -298,14 +305,6 @@ class VLLMv0(Scheduler):
     name, example = "vllm_v0", "vllm_v0:4096"
     most_tokens = float("inf")  # of a batch of prompts
 
-    def configure(self, option: str) -> None:
-        if not SIZE.fullmatch(option) or int(option) < 1:
-            raise UserError(
-                f"policy 'vllm_v0:{option}': it needs a whole number of prompt tokens, at least 1,"
-                f" such as {self.example}"
-            )
-        self.most_tokens = int(option)
-
     def schedule(self, now: float) -> Batch | None:
         chunks = self.admit_all(self.most_tokens)
         return Batch(chunks, []) if chunks else self.decode_only()
@@ -469,7 +468,7 @@ def make_scheduler(
     name, colon, option = name_of(policy).partition(":")
     if name in FOR_PIPELINES:
         raise UserError(
-            f"policy {name!r} decides for all stages of a pipeline: use distributed.py, or"
+            f"policy {name!r} decides for all stages of a pipeline: use generate.py --stages, or"
             " pipeline.simulate_pipeline"
         )
     policy = lookup(POLICIES, ALIASES.get(name, name), "policy")

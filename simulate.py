@@ -90,16 +90,12 @@ def simulate(
     cache, block_size, prefix_caching: see `engine.LLM`. Only prompts that say which tokens they
     share can share them, and `range(n)` says nothing: see paged/prompts.py.
 
-    done: is given each request's life when it has ended, and nothing is kept: so a million requests
-    need no more memory than those that wait or run. They may come from a generator, in order of
-    arrival. The trace has the number of iterations, `count`. But a prefix cache without an end
-    keeps the blocks of all requests: so with prefix_caching, give cache_tokens, too.
+    done: is given each request's life when it has ended, and nothing is kept. So a million requests
+    may come from a generator, in order of arrival. (With prefix_caching, give cache_tokens, too.)
 
-    What does not fit the GPU's memory is priced all the same: `guess` says if the weights, and
-    cache_tokens if they are given, do not. Without cache_tokens, B requests run at once, even if
-    their keys and values would not fit (`costmodel.requests_that_fit` says how many fit).
-    Raises UserError if a request is too long for the model or for `cache_tokens`. Of a trace,
-    `loading.requests.short_enough` leaves such requests out.
+    What does not fit the GPU's memory is priced all the same: `guess` says so. Without
+    cache_tokens, B requests run at once (`costmodel.requests_that_fit` says how many fit).
+    Raises UserError if a request is too long for the model or for `cache_tokens`.
     """
     cost_model = make_cost_model(model, gpu, tp, link, software, host)
     ready = checked(requests, cost_model.model, prefix_caching, done is not None)

@@ -10,24 +10,13 @@ The paper's baseline is `transformers`. It repeats each prompt before the prefil
 its prefill has BW times the rows, too. Here, both caches prefill a prompt once.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from batch import Batch, Chunk, Request
-from beam.request import CACHES, STEP, BeamMemory, BeamRequest, cached_tokens, size_of
+from beam.request import CACHES, STEP, BeamRequest, cached_tokens, size_of
 from command.checks import check_whole, lookup
-from configs import GPU, GPUS, LINKS, ModelConfig
+from configs import GPU, ModelConfig
 from costmodel import CostModel
-from loading.priced import priced_model
-from loading.requests import check_requests, listed
-from loop import Loop
-from scheduler import make_scheduler
-from simulate import CostExecutor, run_all
-from timeline import Trace
-
-
-def cache_token(model: ModelConfig, bytes_per_value: int = 2) -> int:
-    """Formula (1): bytes of K and V of one token. With GQA, H is the number of KV heads."""
-    return model.kv_bytes_per_token(bytes_per_value)
 
 
 def cache_bytes(
@@ -43,13 +32,9 @@ def cache_bytes(
 
     prompt, response: tokens of each beam. Raises UserError for another cache.
     """
-    check_cache(cache)
-    tokens = batch_size * cached_tokens(cache, beam_width, prompt, response)
-    return tokens * cache_token(model, bytes_per_value)
-
-
-def check_cache(cache: str) -> None:
     lookup(dict.fromkeys(CACHES), cache, "cache")
+    tokens = batch_size * cached_tokens(cache, beam_width, prompt, response)
+    return tokens * model.kv_bytes_per_token(bytes_per_value)  # formula (1)
 
 
 def throughput(batch_size: int, response: int, seconds: float) -> float:
@@ -181,46 +166,3 @@ def make_beams(
             request.output = [0] * response
         made.append(request)
     return made
-
-
-def simulate_beams(
-    requests: Iterable[Request],
-    model: str = "llama2-13b",
-    gpu: str = "max-1550-tile",
-    *,
-    policy: str = "sarathi",
-    chunk_size: int = 256,
-    max_batch_size: int = 18,
-    cache_tokens: int | None = None,
-    tp: int = 1,
-    link: str = "xe-tiles",
-    software: str = "sarathi",
-    expanded: bool = False,
-) -> Trace:
-    """`simulate.simulate`, where some of the requests may be beam searches.
-
-    A search takes one slot, and BW rows of the token budget for each decode. It ends at max_tokens.
-    The trace counts each of its decodes as one. Raises UserError as `simulate` does. Each beam may
-    be as long as the model allows, whatever the width is.
-    """
-    cost_model = BeamCostModel(
-        priced_model(model),
-        lookup(GPUS, gpu, "GPU"),
-        tp=tp,
-        link=lookup(LINKS, link, "link"),
-        software=software,
-        expanded=expanded,
-    )
-    requests = listed(requests)
-    for request in requests:
-        if isinstance(request, BeamRequest):
-            check_whole(f"request {request.request_id}: beam_width", request.beam_width)
-            check_cache(request.cache)
-    # one beam needs as many positions as a request without beams
-    single = [Request(r.request_id, r.prompt, r.max_tokens) for r in requests]
-    check_requests(single, cost_model.model.max_length, cost_model.model.name)
-    scheduler = make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)
-    scheduler.memory = BeamMemory(scheduler.memory)
-    trace = run_all(Loop(scheduler, CostExecutor(cost_model)), requests)
-    trace.guess = cost_model.doubts()
-    return trace

@@ -3,11 +3,10 @@
 Both begin when the prefill, whole or in chunks, has written the prompt's keys and values into a
 slot of `KVCache`.
 
-    SegmentMemory   keeps them there, once for all beams. Each decode writes one row of the response
-                    segment. When beams change places, only the table changes.
-    StandardMemory  copies them for each beam. Each decode makes a longer copy of everything. When
-                    beams change places, it makes one more copy, in the new order (as transformers'
-                    DynamicCache).
+    SegmentMemory   keeps them there, once for all beams. When beams change places, only the table
+                    changes.
+    StandardMemory  copies them for each beam. Each decode, and each change of places, copies
+                    everything (as transformers' DynamicCache).
 """
 
 from dataclasses import dataclass

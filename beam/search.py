@@ -4,7 +4,6 @@ The rules are those of transformers' `generate(num_beams=...)`, so that both fin
 
 1. A candidate is a beam and a next token. Its score is the sum of the log-probabilities so far.
 2. Of the best K = max(2, 1 + end tokens) * BW candidates, the best BW that do not end go on.
-   K is large enough: at least BW candidates go on.
 3. A candidate that ends is finished if it is among the best BW. Its score is then divided by
    tokens ** length_penalty. The best BW finished ones are kept.
 4. The search is over when no beam can improve on those (`early_stopping`), or at max_tokens.

@@ -12,7 +12,8 @@ from attention import PLAIN, AttendLayer, Attention, FlatBatch, Span
 from command.checks import UserError, lookup
 from configs import ModelConfig
 from executor import synchronized_clock
-from fast import cpu, cuda, native
+from fast import cuda, native
+from fast.graphs import WHEN
 from fast.kernels import why_not_rows, why_not_xformers
 from fast.packed import pack_linears
 from fast.process import end_threads, keep_freed_memory, threads, threads_for
@@ -24,7 +25,7 @@ from paged.cache import PagedCache
 def sdpa(batch: FlatBatch, cache: KVCache) -> AttendLayer:
     """PyTorch's fused attention, in the way that is fastest on this device."""
     padded = cache.k.is_cuda and not isinstance(cache, PagedCache)  # it reads slots in place
-    return (cuda.padded if padded else cpu.attention)(batch, cache)
+    return (cuda.padded if padded else PLAIN["sdpa"])(batch, cache)
 
 
 BACKENDS: dict[str, Attention] = {
@@ -38,33 +39,41 @@ BACKENDS: dict[str, Attention] = {
 
 def check_backend(name: str, device: torch.device) -> None:
     """Raise a UserError for an unknown name, or a back end that this device cannot run."""
-    lookup(dict.fromkeys(("auto", *BACKENDS)), name, "attention")
+    lookup({"auto": None, **BACKENDS}, name, "attention")
     if name == "xformers" and (why := why_not_xformers(device)):
-        raise UserError(f"attention 'xformers' cannot run: {why}; {instead(device)}")
+        raise UserError(f"attention 'xformers' cannot run: {why}{native.OTHERWISE}")
 
 
-def instead(
-    device: torch.device, dtype: torch.dtype = torch.float32, head_dim: int = 64, groups: int = 1
+def check_fast(fast: bool, attention: str, graphs: str, device: torch.device) -> None:
+    """Raise a UserError for what this device cannot run. fast: with the folder fast/."""
+    lookup(dict.fromkeys(WHEN), graphs, "cuda_graphs")
+    if fast:
+        check_backend(attention, device)
+    elif attention != "auto":
+        lookup(PLAIN, attention, "attention with fast=False")
+    if graphs == "on" and not (fast and device.type == "cuda"):
+        where = "" if fast else " and fast=True"
+        raise UserError(
+            f"cuda_graphs 'on' needs a CUDA device{where}, and this is {device}; choose auto or off"
+        )
+
+
+def choose_backend(
+    name: str, device: torch.device, dtype: torch.dtype, config: ModelConfig, fast: bool = True
 ) -> str:
-    """What an error says of the back ends that run here. It compiles nothing."""
-    runs = native.compiler() and not native.misfit(device, dtype, head_dim, groups)
-    return f"choose auto, {'native, ' if runs else ''}sdpa or math"
-
-
-def choose_backend(name: str, device: torch.device, dtype: torch.dtype, config: ModelConfig) -> str:
     """The name of the back end for queries of this dtype.
 
-    "auto" is `native` on a CPU where it can run. Else it is sdpa, which runs everywhere. (Where we
-    do not know which one is faster, `LLM` measures: see `must_measure`.)
+    "auto" is `native` on a CPU where it can run, and if it may be fast. Else it is sdpa, which runs
+    everywhere. (Where we do not know which one is faster, `LLM` measures: see `must_measure`.)
     """
     check_backend(name, device)
     shape = config.head_dim, config.n_head // config.n_kv_head
     if name == "native":
         native.check(device, dtype, *shape)
     if name == "rows" and (why := why_not_rows(device, dtype, config.head_dim)):
-        raise UserError(f"attention 'rows' cannot run: {why}; {instead(device, dtype, *shape)}")
+        raise UserError(f"attention 'rows' cannot run: {why}{native.OTHERWISE}")
     if name == "auto":
-        return "native" if native.usable(device, dtype, *shape) else "sdpa"
+        return "native" if fast and native.usable(device, dtype, *shape) else "sdpa"
     return name
 
 
@@ -127,9 +136,8 @@ def fastest(
 ) -> tuple[str, Attention]:
     """The name of the fastest back end, and the back end.
 
-    Each one is timed in a first layer and in a later one, with a decode of every slot but one, and
-    with a chunk. The contexts are half a slot. names: which to try. A back end that cannot run here
-    is left out. The first one must run.
+    Each one is timed with a decode of every slot but one, and with a chunk, at contexts of half a
+    slot. names: which to try. The first one must run; others that cannot are left out.
     """
     first, *others = names
     if not others:

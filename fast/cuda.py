@@ -53,8 +53,8 @@ class EventTimer(OperatorTimer):
     """A timer of operators that does not wait after each of them, but marks its end on the GPU.
 
     The GPU sleeps first, so that the host is ahead of it: launching takes no operator's time. A
-    mark behind a kernel takes time of its own, which is measured and left out. In a virtual machine
-    that is 30 us, give or take 10: there, small operators have no times to rely on.
+    mark takes time of its own, which is measured and left out. In a virtual machine that is 30 us,
+    give or take 10: there, small operators have no times to rely on.
     """
 
     def __init__(self, device: torch.device):
@@ -207,7 +207,7 @@ def in_copy(cache: KVCache, rows: int, slots: Tensor, contexts: Tensor, longest:
 
     Shorter requests are padded with their own last key. Later keys in the cache may be NaN, and a
     mask does not keep a NaN out of a sum. The heads of a group are rows of one product: with
-    `enable_gqa` and a mask, no fused kernel runs (fast/kernels.py).
+    `enable_gqa` and a mask, no fused kernel runs (PyTorch 2.13).
     """
     column = torch.arange(longest, device=slots.device)
     place = slots[:, None], torch.minimum(column, contexts[:, None] - 1)  # (n, 1), (n, longest)
@@ -234,10 +234,10 @@ def rows(
 ) -> AttendLayer:
     """A back end: FlashAttention reads the slots in place, as one long row of keys.
 
-    A layer's slots lie side by side, so the keys of slot s begin at row s * length. FlashAttention
-    takes where each request's keys begin (cu_seqlens_k), and how many are real (seqused_k). With
-    seqused_k it reads no end from cu_seqlens_k (PyTorch's flash_attn/src/block_info.h). So requests
-    may come in any order, and idle slots cost nothing. longest: at least the largest context.
+    The keys of slot s begin at row s * length. FlashAttention takes where each request's keys begin
+    (cu_seqlens_k), and how many are real (seqused_k). With that it reads no end from cu_seqlens_k
+    (PyTorch's flash_attn/src/block_info.h). So requests may come in any order, and idle slots cost
+    nothing. longest: at least the largest context.
     """
     if numbers is None:
         numbers = numbers_of(batch).to(cache.k.device)

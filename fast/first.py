@@ -13,14 +13,13 @@ if find_spec("torch") is None:
     raise ModuleNotFoundError(needed, name="torch")
 
 # A thread that waits for another one looks so many times ("spins") before it sleeps. libgomp's own
-# number, 300,000, takes milliseconds. If a busy program has the other thread's core, each of
-# thousands of waits takes that long. 2,000 spins last about as long as Python's work between two
-# operators. So on an idle machine, few threads fall asleep (docs/performance.md).
+# number, 300,000, takes milliseconds, where a busy program has the other thread's core. 2,000 spins
+# last about as long as Python's work between two operators (docs/performance.md).
 SPINS = "2000"
 
-# oneDNN keeps what it has prepared for each shape of a product, and PyTorch keeps it a second time.
-# Each keeps up to 1024. If no two batches are alike, these take several times the demo's memory.
-# 64 are enough for about ten batch sizes. A size that comes back later is prepared again.
+# oneDNN keeps what it has prepared for each shape of a product, and PyTorch keeps it a second time:
+# up to 1024 each. If no two batches are alike, these take several times the demo's memory. 64 are
+# enough for about ten batch sizes.
 KEPT = "64"
 
 # ATEN_CPU_CAPABILITY keeps PyTorch's own operators to the instructions of an older CPU. oneDNN, MKL

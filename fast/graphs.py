@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attention import Attention, FlatBatch, Span
-from batch import Batch
+from attention import FlatBatch, Span
 from command.checks import UserError
 from executor import ModelExecutor, synchronized_clock
 from fast.cuda import STEP, Recordable, gathered, longest_of, numbers_of, rows
@@ -175,18 +174,11 @@ class GraphExecutor(ModelExecutor):
     It gives the same tokens, up to rounding: attention may run another kernel.
     """
 
-    def __init__(
-        self,
-        model: Transformer,
-        cache: KVCache,
-        attention: Attention,
-        time_operators: bool,
-        cost: Callable[[Batch], float] | None,
-        graphs: Graphs,
-    ):
-        super().__init__(model, cache, attention, time_operators, cost)
-        assert graphs.cache is cache, "recordings read and write the cache that they were made on"
-        self.graphs = graphs
+    def __init__(self, *parts: object):
+        """parts: those of a `ModelExecutor`, and then the recordings."""
+        *own, self.graphs = parts
+        super().__init__(*own)
+        assert self.graphs.cache is self.cache, "recordings read and write their own cache"
 
     @torch.inference_mode()
     def forward(self, flat: FlatBatch, call: Callable) -> Tensor:

@@ -5,11 +5,8 @@
 The places in PyTorch's source (aten/src/ATen/native/transformers/) are those of version 2.13.0.
 """
 
-from fast.first import X86
-
 import ctypes
 import logging
-import re
 import warnings
 from contextlib import suppress
 from importlib.util import find_spec
@@ -24,15 +21,13 @@ from loading.device import choose_dtype, driver_version, why_unseen
 
 FLASH = torch.ops.aten._flash_attention_forward  # PyTorch 2.10 to 2.14 have it with seqused_k
 HALF = (torch.float16, torch.bfloat16)
-NEWEST = (12, 1)  # compute capability that PyTorch's fused kernels know
 
 
 def load_cuda_12() -> None:
     """Load the runtime that xformers' library is linked with, if its package is installed.
 
-    PyTorch brings CUDA 13's. It loads this one, too, where it finds both in one folder: its pattern
-    for the runtime names no version, and it takes the first match (torch/__init__.py:292 to 362).
-    It finds only its own where the package lies in another folder.
+    PyTorch brings CUDA 13's. It loads this one, too, where it finds both in one folder
+    (torch/__init__.py:292 to 362), and only its own where the package lies in another.
     """
     with suppress(ImportError, OSError, ValueError):
         spec = find_spec("nvidia.cuda_runtime")
@@ -81,61 +76,14 @@ def why_not_rows(device: torch.device, dtype: torch.dtype, head_dim: int) -> str
     return None
 
 
-def sdpa_kernel(
-    capability: tuple[int, int],
-    dtype: torch.dtype,
-    head_dim: int,
-    *,
-    mask: bool,
-    grouped: bool = False,
-    cudnn: bool = False,
-) -> str:
-    """What F.scaled_dot_product_attention runs: "flash", "efficient", "cudnn", or "math", unfused.
-
-    mask: an `attn_mask`; `is_causal` needs none, and is for as many rows as keys (cuda/
-    sdp_utils.cpp:558). grouped: `enable_gqa`. cudnn: it may be used; PyTorch then prefers it where
-    the major version is 9 or 10 (check_prefer_cudnn_attention there), and it plans for each shape.
-    """
-    major = capability[0]
-    ampere = (8, 0) <= capability <= NEWEST
-    half = dtype in HALF
-    planned = {9: 256, 10: 128}.get(major, 0)  # the largest head_dim
-    if cudnn and half and head_dim % 8 == 0 and head_dim <= planned:
-        return "cudnn"  # :653, :772; sdp_utils_cpp.h:91
-    if ampere and half and not mask and head_dim <= 256:
-        return "flash"  # :199, :443; sdp_utils_cpp.h:91, 262
-    # :285, minimum_gemm_alignment: 16 bytes for tensor cores, which take float32 from 8.0 on
-    aligned = 8 if half else 4 if major >= 8 else 1
-    known = dtype in ((torch.float32, *HALF) if major >= 8 else (torch.float32, torch.float16))
-    if known and capability <= NEWEST and head_dim % aligned == 0 and not grouped:
-        return "efficient"  # sdp_utils_cpp.h:91, 437
-    return "math"
-
-
-def why_no_gpu() -> str:
-    if torch.version.cuda is None:
-        return "this PyTorch is built for CPUs"
-    return why_unseen() or "none is here, or CUDA_VISIBLE_DEVICES hides it"
-
-
-def why_not_native(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why attention in C++ cannot run with these, or None. The first time, it compiles."""
-    try:
-        native.check(device, dtype, 128, 1)
-    except UserError as error:
-        why = str(error).removesuffix(native.OTHERWISE)
-        return re.sub("^attention 'native':? ", "it " if "' needs" in why else "", why)
-    return None
-
-
 def report() -> list[str]:
     """What this machine can run, line by line."""
     cuda = torch.version.cuda
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `why_no_gpu` is shorter
+        warnings.simplefilter("ignore")  # the report is shorter
         seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = torch.device("cuda" if seen else "cpu")
-    fused, dtype = "yes", choose_dtype("auto", device)
+    dtype = choose_dtype("auto", device)
     brings = f"brings CUDA {cuda}; no other CUDA toolkit is needed" if cuda else "without CUDA"
     lines = [f"PyTorch      {torch.__version__}, {brings}"]
     if driver := driver_version():
@@ -145,20 +93,16 @@ def report() -> list[str]:
         capability = f"compute capability {about.major}.{about.minor}"
         memory = f"{about.total_memory / 1e9:.0f} GB"
         lines.append(f"cuda:{number:<7} {about.name}, {capability}, {memory}")
-    if seen:
-        of = torch.cuda.get_device_capability(device), dtype, 128
-        plain, masked = sdpa_kernel(*of, mask=False), sdpa_kernel(*of, mask=True)
-        fused += f": {plain}"
-        if masked != plain:
-            fused += f" for whole prompts and one decode, {masked} for chunks and several decodes"
-    else:
-        lines.append(f"GPU          no: {why_no_gpu()}")
-    no_native = why_not_native(device, dtype)
-    known = X86 and torch.backends.cpu.get_cpu_capability() != "DEFAULT"  # backends.must_measure
-    measured = "measured when LLM starts: the fastest of those that run, without math"
-    takes = measured if seen or not known else "sdpa" if no_native else "native"
-    lines += [f"dtype        {str(dtype).removeprefix('torch.')}", f"auto         {takes}"]
-    lines += ["math         yes", f"sdpa         {fused}"]
+    if not seen:
+        why = why_unseen() if cuda else "this PyTorch is built for CPUs"
+        lines.append(f"GPU          no: {why or 'none is here, or CUDA_VISIBLE_DEVICES hides it'}")
+    no_native = None
+    if misfit := native.misfit(device, dtype, 128, 1):
+        no_native = f"it needs {misfit}"
+    elif isinstance(failure := native.outcome(), UserError):  # the first time, it compiles
+        no_native = str(failure).removesuffix(native.OTHERWISE)
+    lines.append(f"dtype        {str(dtype).removeprefix('torch.')}")
+    lines += ["math         yes", "sdpa         yes"]
     nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
     for name, why in {
         "native": no_native,

@@ -7,8 +7,8 @@ better on a CPU. So there is a C++ file. `attention` is the back end. `install` 
 operators into a model.
 
 On first use, this machine's compiler compiles native.cpp in some seconds, for this CPU's
-instructions. `~/.cache/nano-sarathi` keeps the result (fast/library.py). Without a compiler,
-fast/cpu.py and the plain operators do the same, more slowly.
+instructions. `~/.cache/nano-sarathi` keeps the result. Without a compiler, PyTorch's operators do
+the same, more slowly.
 """
 
 from fast.first import ARCHITECTURE
@@ -17,9 +17,11 @@ import ctypes
 import hashlib
 import os
 import platform
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from shutil import which
@@ -29,7 +31,6 @@ from torch import Tensor, nn
 
 from attention import AttendLayer, FlatBatch
 from command.checks import UserError
-from fast.library import cache_folder, load_kept, make, run_compiler
 from fast.packed import install_small
 from kvcache import KVCache
 from paged.cache import PagedCache
@@ -48,6 +49,7 @@ ARGUMENTS = {
     "gate": [POINTER] * 2 + [INTEGER] * 2,
 }
 DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+COMPILE_SECONDS = 120  # far more than a compiler needs, and an end to one that hangs
 OTHERWISE = ": choose auto, sdpa or math"  # at the end of each error message
 LANES, MAX_HEAD_DIM, MAX_GROUPS = 16, 256, 64  # as in native.cpp: the most that a CPU has
 
@@ -73,7 +75,7 @@ def compiler() -> str | None:
     """
     if name := os.environ.get("CXX"):
         if not which(name):
-            raise UserError(f"attention 'native': $CXX is {name!r}, which is no program{OTHERWISE}")
+            raise UserError(f"$CXX is {name!r}, which is no program")
         return which(name)
     return which("g++") if sys.platform == "linux" else None
 
@@ -130,45 +132,71 @@ def library() -> ctypes.CDLL:
 def outcome() -> ctypes.CDLL | UserError:
     """The library, or the reason why there is none. A failure is kept: there is one attempt."""
     try:
-        program = compiler()
-        if program is None:
+        if (program := compiler()) is None:
             return NoCompiler(
                 "attention 'native' needs a C++ compiler (g++ on Linux, or one that $CXX names)"
                 f"{OTHERWISE}"
             )
-        folder, stem = cache_folder(), stem_of(program)
-        functions = [f"{name}_{dtype}" for name in ARGUMENTS for dtype in DTYPES.values()]
-        return load_kept(folder, stem) or make(folder, stem, partial(build, program), functions)
+        kept = kept_at(program)
+        if kept.exists() and is_whole(kept):
+            return ctypes.CDLL(str(kept))
+        return compiled(program, kept)
     except UserError as error:
-        if str(error).endswith(OTHERWISE):
-            return error
         return UserError(f"attention 'native': {error}{OTHERWISE}")
     # no home; a disk that is full, is read-only, or does not allow programs to run
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         return UserError(
             f"attention 'native': {SOURCE.name} cannot be compiled, kept or loaded ({error})"
             f"{OTHERWISE}"
         )
 
 
-def stem_of(program: str) -> str:
-    """What the library's name begins with. It tells all that the library is made of.
+def kept_at(program: str) -> Path:
+    """Where the library is kept between runs. Its name tells all that it is made of.
 
     Machines with different CPUs may share a home: so that includes the CPU's instructions. A new
     compiler should compile again: so it includes the compiler's date of installation, too.
     """
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    folder = home / "nano-sarathi"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     installed = str(os.stat(program).st_mtime_ns)
     text = SOURCE.read_text(encoding="utf-8")
     made_of = [text, program, installed, *FLAGS, platform.machine(), instructions()]
-    return f"native-{hashlib.sha256(' '.join(made_of).encode()).hexdigest()[:16]}"
+    return folder / f"native-{hashlib.sha256(' '.join(made_of).encode()).hexdigest()[:16]}.so"
 
 
-def build(program: str, target: Path) -> None:
+def compiled(program: str, kept: Path) -> ctypes.CDLL:
+    """Compile native.cpp, load it, and keep it. Raises UserError where the compiler does."""
     print(f"compiling {SOURCE.name}, once on this machine ...", file=sys.stderr, flush=True)
-    status, said = run_compiler([program, *FLAGS, str(SOURCE), "-o", str(target)])
-    if status:
-        reason = next((line for line in said.splitlines() if "error" in line), "no message")
-        raise UserError(f"{program} cannot compile {SOURCE.name} ({reason.strip()[:200]})")
+    with tempfile.TemporaryDirectory(dir=kept.parent) as workplace:
+        made = Path(workplace) / kept.name
+        done = subprocess.run(
+            [program, *FLAGS, str(SOURCE), "-o", str(made)], capture_output=True, check=False,
+            env=os.environ | {"LC_ALL": "C"},  # messages in English, with the word "error"
+            timeout=COMPILE_SECONDS, text=True, errors="replace",
+        )  # fmt: skip
+        if done.returncode:
+            lines = done.stderr.splitlines()
+            reason = next((line for line in lines if "error" in line), "no message")
+            raise UserError(f"{program} cannot compile {SOURCE.name} ({reason.strip()[:200]})")
+        if not is_whole(made):
+            raise UserError("what was compiled is cut short")
+        library = ctypes.CDLL(str(made))  # only what can be loaded is kept
+        made.replace(kept)  # two processes may make it at once: the last one's stays
+    return library
+
+
+def is_whole(library: Path) -> bool:
+    """Whether a library of Linux has its end, a table. To load half a library ends the process."""
+    head = library.read_bytes()[:64]
+    if head[:6] != b"\x7fELF\2\1":  # of another system; or none, and the loader says so
+        return True
+    start, size, count = (
+        int.from_bytes(head[place : place + width], "little")
+        for place, width in ((0x28, 8), (0x3A, 2), (0x3C, 2))
+    )
+    return len(head) == 64 and library.stat().st_size >= start + size * count
 
 
 def instructions() -> str:

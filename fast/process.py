@@ -8,9 +8,7 @@ import torch
 
 from configs import ModelConfig
 
-SMALL_LAYER = (
-    4e6  # bytes of a layer's weights. In a smaller one, threads mostly wait for each other
-)
+SMALL_LAYER = 4e6  # bytes of weights. In a smaller one, threads mostly wait for each other
 
 OMP_PAUSE_HARD = 2  # from omp.h
 

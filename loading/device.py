@@ -130,14 +130,6 @@ def memory_of(device: torch.device) -> int | None:
     return None
 
 
-def free_memory() -> int | None:
-    """Bytes that can be taken before the machine swaps. None where there is no Linux to tell it."""
-    about = Path("/proc/meminfo")
-    lines = about.read_text(encoding="ascii").splitlines() if about.exists() else []
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0]) * 1024 if found else None
-
-
 def choose_device(name: str) -> torch.device:
     """cuda where there is one, else cpu; or the named one. It may be a torch.device, too.
 

@@ -104,7 +104,7 @@ def checked(
     """
     last = 0.0
     for group in map(listed, ([each] for each in requests) if one_by_one else [requests]):
-        refuse_beams(group, "price it with beam.cost.simulate_beams")
+        refuse_beams(group, "price its batches with beam.cost.BeamCostModel")
         instead = "; loading.requests.short_enough leaves such requests out"
         check_requests(group, model.max_length, model.name, instead=instead)
         for request in group if tokens else ():

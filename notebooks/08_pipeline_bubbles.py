@@ -341,10 +341,10 @@ print(f"with {paper['f12_bubble']:g} x the bubble time")
 #
 # ## Step 5: a real pipeline
 #
-# `distributed.py` starts a process for each stage. Each process has its own layers, and sends its
-# activations to the next one (`pipeline/stages.py`). The schedulers are the same, and so are the
-# tokens (a test checks this under every policy). Each stage writes down when it works. The rest of
-# its time is waiting.
+# `generate.py --stages 2` starts two processes, the stages. Each process has its own layers, and
+# sends its activations to the next one (`pipeline/stages.py`). The schedulers are the same, and so
+# are the tokens (a test checks this under every policy). Each stage writes down when it works. The
+# rest of its time is waiting.
 #
 # Here is a small model with random weights, in two processes on this machine. Eight requests have
 # long and short prompts, and 5 output tokens each.
@@ -357,8 +357,8 @@ print("two processes begin, and run it three times under each policy ...", flush
 with tempfile.TemporaryDirectory() as folder:
     out = Path(folder) / "runs.json"
     flags = "--stages 2 --model laptop --max-batch-size 2 --chunk-size 64 --max-length 512"
-    flags += f" --repeats 3 --lengths orca@{work} --lengths sarathi@{work} --json"
-    script = [sys.executable, str(ROOT / "distributed.py"), *flags.split(), str(out)]
+    flags += 3 * f" --lengths orca@{work} --lengths sarathi@{work}"
+    script = [sys.executable, str(ROOT / "generate.py"), *flags.split(), "--json", str(out)]
     done = subprocess.run(script, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rounds = json.loads(out.read_text())[2:]  # the first round warms up

@@ -11,12 +11,9 @@ Nothing is copied, and their tokens are not prefilled again. A *reference count*
 tables a block is in. A block with a key that nobody holds stays, until its room is needed: then
 the least recently used one is evicted.
 
-A block can be found as soon as a chunk that fills it is in the batch that is being made: as in
-vLLM, requests that come together share. For in each layer, all rows of a batch are written before
-any of them attends. A batch that fails has filled nothing, so its blocks are forgotten.
-
-`BlockMemory` takes the place of `scheduler.Memory`. A policy sees a hit as tokens that are
-prefilled already. Priced and real runs use the same object; paged/cache.py has the tensors.
+A block can be found as soon as a chunk that fills it is in the batch that is being made: in each
+layer, all rows of a batch are written before any of them attends. A batch that fails has filled
+nothing, so its blocks are forgotten.
 """
 
 from array import array

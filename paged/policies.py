@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from itertools import chain
 
 from batch import Batch, Request
-from command.checks import UserError, by_name
-from scheduler import POLICIES, SIZE, SarathiServe, Scheduler, held, next_chunk
+from command.checks import by_name
+from scheduler import POLICIES, SarathiServe, Scheduler, held, next_chunk
 
 
 class VLLMv1(Scheduler):
@@ -41,15 +41,7 @@ class VLLMv1(Scheduler):
     """
 
     name, example = "vllm_v1", "vllm_v1:512"
-    threshold = float("inf")  # tokens
-
-    def configure(self, option: str) -> None:
-        if not SIZE.fullmatch(option) or int(option) < 1:
-            raise UserError(
-                f"policy 'vllm_v1:{option}': it needs a whole number of tokens, at least 1, such as"
-                f" {self.example}"
-            )
-        self.threshold = int(option)
+    most_tokens = float("inf")  # of a request in a batch: the threshold
 
     def schedule(self, now: float) -> Batch | None:
         decodes = self.decodes()  # preempts from the back until the next tokens of the rest fit
@@ -57,7 +49,7 @@ class VLLMv1(Scheduler):
         single = self.memory.rows(decodes) == len(decodes)  # to ask each one takes 14 % longer
         for request in self.running_then_new():
             if request.in_prefill:
-                chunk = next_chunk(request, min(room, self.threshold))
+                chunk = next_chunk(request, min(room, self.most_tokens))
                 batch.chunks.append(chunk)
                 room -= chunk.length
             else:

@@ -1,5 +1,6 @@
 """Draw a run: lanes of labelled bars over time (a Gantt chart).
 
+    draw_runs(traces, ...)       runs below each other, a lane for each request
     draw_lanes(axes, lanes)      any lanes of bars, such as those of pictures/lanes.py
     draw_stages(trace, axes)     the stages of a pipeline: micro-batches, and the bubbles between
                                  them with their causes
@@ -15,9 +16,10 @@ from matplotlib.artist import Artist
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from pictures.lanes import Bar, stage_lanes
+from pictures.lanes import Bar, request_lanes, stage_lanes
 from pictures.looks import LOOKS, STAGE_LOOKS, Look
 from pipeline import PipelineTrace
+from timeline import Trace
 
 BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
 LABEL = {"ha": "center", "va": "center", "bbox": BOX, "zorder": 3, "clip_on": True}
@@ -27,7 +29,7 @@ MIDDLE = 0.55  # of a lane's bars: where labels stand
 def draw_runs(
     traces: Mapping[str, Trace], bound: float, names: Mapping[int, str], title: str
 ) -> plt.Figure:
-    """Runs below each other on one time axis. traces: by name. bound, names: see `lanes.request_lanes`."""
+    """Runs below each other on one time axis, by name. bound, names: see `request_lanes`."""
     lanes = {run: request_lanes(trace, bound, names) for run, trace in traces.items()}
     size = (12, 2.1 * len(traces) + 1)
     shape = {"figsize": size, "sharex": True, "squeeze": False, "layout": "constrained"}

@@ -60,9 +60,8 @@ def difference(one: Step, other: Step) -> str:
     """Why two micro-batches take different times: the paper's name (SARATHI, Sec 3.2).
 
     A hybrid batch counts as prefill. If two batches have the same number of rows T, only their
-    attention differs: PB3. (SARATHI's chunks shrink by the number of decodes. So their lengths
-    differ all the time, but T does not.) Two batches of decodes alone are PB3, too, even if one has
-    more decodes: the paper has no name for that.
+    attention differs: PB3. Two batches of decodes alone are PB3, too, even if one has more decodes:
+    the paper has no name for that.
     """
     if (one.num_prefill_tokens > 0) != (other.num_prefill_tokens > 0):
         return "PB2"

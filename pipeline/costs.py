@@ -33,15 +33,11 @@ class StageCosts:
         if len(self.shares) == 1:
             return [self.cost_model.seconds(batch)]
         whole, host = self.cost_model.kernels(batch), self.cost_model.host
-        tokens = sampled = len(batch.decodes)
-        for chunk in batch.chunks:
-            tokens += chunk.length
-            sampled += chunk.is_last
-        head = self._head.get((tokens, sampled))
-        if head is None:
-            head = self._head[tokens, sampled] = self.cost_model.others(
-                tokens, sampled
-            ) - self.cost_model.others(tokens, 0)
+        key = tokens, sampled = self.cost_model.rows(batch)
+        if key not in self._head:
+            others = self.cost_model.others
+            self._head[key] = others(tokens, sampled) - others(tokens, 0)
+        head = self._head[key]
         first, *seconds = [(whole - head) * share for share in self.shares]
         seconds[-1] += head
         first = host.around(first, len(batch.decodes) + len(batch.chunks))

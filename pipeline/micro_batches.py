@@ -34,11 +34,10 @@ class MicroBatches:
         (`Scheduler.__slots__` says what they do not). stages: of the pipeline.
     deal: "queue" (all share one queue; the first micro-batch with a free slot takes the next
         request) or "turns" (each request goes to the next micro-batch when it arrives).
-    memory: "split" (each scheduler has its own cache_tokens) or "pool" (all share the cache_tokens
-        of the first scheduler). With "turns" and "pool", a long prompt in one queue can wait as
-        long as short prompts come to the other queues.
+    memory: "split" (each scheduler has its own cache_tokens) or "pool" (all share those of the
+        first one).
     refill_every: with 8, a micro-batch admits new requests in every eighth of its iterations only
-        (or if it has no work). So all micro-batches take new requests at about the same time.
+        (or if it has no work).
     """
 
     def __init__(
@@ -138,8 +137,6 @@ class MicroBatches:
 
     def take_preempted(self) -> list[Request]:
         """Requests that have been preempted since the last call: their slots can be freed."""
-        if not self._preempted:
-            return self._preempted
         preempted, self._preempted = self._preempted, []
         return preempted
 

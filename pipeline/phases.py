@@ -31,10 +31,9 @@ class LookAhead:
     """The memory at some future decode steps, in tokens, if all goes as predicted (Algorithm 1).
 
     points: decode steps from now. At point p, the paper counts (cached + p) for every request that
-    is predicted to last at least p steps more. So it does not see requests that end between two
-    points. With `between`, point p stands for all steps since the point before it. Every request
-    counts that lasts beyond that earlier point, with the most tokens that it has up to point p. A
-    last point stands for all later steps. Then nothing is missed.
+    is predicted to last at least p steps more. With `between`, point p stands for all steps since
+    the point before it: every request counts that lasts beyond that one, with the most tokens that
+    it has up to p. A last point stands for all later steps. Then nothing is missed.
     """
 
     def __init__(self, points: Sequence[int], between: bool = True):
@@ -117,18 +116,12 @@ class Intensity:
 
     seconds_of: a function: rows -> seconds of an iteration, over all stages together. It does not
     know the context: the paper measures a decode batch by its number of requests alone.
-    stages: S.
-    whole_model: count the running decode step with the time of all stages, as the artefact does. We
-    think that the paper means the time of one stage: a bubble is seconds of one stage.
+    stages: S. The artefact counts the running decode step with the time of all of them. We think
+    that the paper means the time of one stage: a bubble is seconds of one stage.
     """
 
-    def __init__(
-        self,
-        seconds_of: Callable[[int], float],
-        stages: int,
-        whole_model: bool = False,
-    ):
-        self.seconds_of, self.stages, self.whole_model = seconds_of, stages, whole_model
+    def __init__(self, seconds_of: Callable[[int], float], stages: int):
+        self.seconds_of, self.stages = seconds_of, stages
 
     def spatial(self, requests: int, peak: int) -> float:
         """How well a decode batch of this many requests uses the GPU: 1 for `peak` requests."""
@@ -144,7 +137,7 @@ class Intensity:
         """
         stages, times = self.stages, [self.seconds_of(tokens) for tokens in prompts]
         longest = max(times) / stages
-        decode = self.seconds_of(max(1, requests)) / (1 if self.whole_model else stages)
+        decode = self.seconds_of(max(1, requests)) / stages
         total = sum(times) / stages + (stages - 1) * longest
         return 1 - (stages - 1) * max(0.0, longest - decode) / total
 
@@ -159,14 +152,11 @@ class Rules:
     predict: output tokens of a request (pipeline/predictors.py).
     points: of the look-ahead, a name of POINTS or the decode steps. between: see `LookAhead`.
     limit: share of the memory that the look-ahead may fill (the artefact: 0.9).
-    stealing: see `share_out`. whole_model: see `Intensity`.
+    stealing: see `share_out`.
     peak_rows: the size of the decode batch whose spatial intensity is 1, in requests. None: the
-        size that a prefill phase would give now. The artefact has 256. But if the memory holds
-        fewer, no batch is that large, and the rule would switch far too often.
+        size that a prefill phase would give now. The artefact has 256.
     pack: a prefill micro-batch takes prompts until it has this many tokens, padded to the longest
-        prompt. With the artefact's 192, this is usually one prompt.
-    drain: begin a phase only when every batch of the other one has left the pipeline. False: begin
-        at once, as in the paper's formula for the bubble.
+        prompt.
     occupied: instead of looking ahead, prefill until this share of the memory is taken (Fig 13).
     finished: instead of comparing intensities, decode until this share of the phase's first
         requests has ended (Fig 16).
@@ -177,17 +167,14 @@ class Rules:
     between: bool = True
     limit: float = 1.0
     stealing: str = "window"
-    whole_model: bool = False
     peak_rows: int | None = None
     pack: int = 192
-    drain: bool = False
     occupied: float | None = None
     finished: float | None = None
 
     def __post_init__(self) -> None:
         lookup(dict.fromkeys(STEALING), self.stealing, "stealing")
-        for name in ("between", "whole_model", "drain"):
-            check_flag(name, getattr(self, name))
+        check_flag("between", self.between)
         check_whole("pack", self.pack)
         if self.peak_rows is not None:
             check_whole("peak_rows", self.peak_rows)

@@ -1,7 +1,7 @@
 """Ways to fill the micro-batches of a pipeline, by name: every policy of scheduler.py, and TD-Pipe.
 
-A policy of scheduler.py decides for one micro-batch at a time. A policy of PIPELINE_POLICIES
-decides for all of them together. So commands that run one stage refuse its name.
+A policy of scheduler.py decides for one micro-batch at a time. TD-Pipe decides for all of them
+together. So commands that run one stage refuse its name.
 """
 
 from collections.abc import Callable
@@ -13,10 +13,7 @@ from pipeline.micro_batches import MEMORIES, MicroBatches
 from pipeline.phases import Rules
 from pipeline.predictors import named
 from pipeline.td_pipe import TDPipe
-from scheduler import ALIASES, MOST_CACHED, POLICIES, make_scheduler, name_of
-
-PIPELINE_POLICIES: dict[str, type[MicroBatches]] = {"td_pipe": TDPipe}
-
+from scheduler import ALIASES, FOR_PIPELINES, MOST_CACHED, POLICIES, make_scheduler, name_of
 
 MOST_MICRO_BATCHES = 4096  # far more than stages; each has a scheduler
 
@@ -27,7 +24,7 @@ def unmeasured(rows: int) -> float:
 
 
 def is_for_pipelines(policy: str) -> bool:
-    return policy.partition(":")[0] in PIPELINE_POLICIES
+    return policy.partition(":")[0] in FOR_PIPELINES
 
 
 def make_micro_batches(
@@ -54,11 +51,11 @@ def make_micro_batches(
     """
     check_whole("micro_batches", count, most=MOST_MICRO_BATCHES)
     name, colon, option = name_of(policy).partition(":")
-    lookup({**POLICIES, **PIPELINE_POLICIES, **ALIASES}, name, "policy")
+    lookup(dict.fromkeys([*POLICIES, *FOR_PIPELINES, *ALIASES]), name, "policy")
     lookup(dict.fromkeys(MEMORIES), memory, "memory")
-    if rules is not None and name not in PIPELINE_POLICIES:
+    if rules is not None and not is_for_pipelines(name):
         raise UserError(f"rules are given, but policy {name!r} takes none: only td_pipe does")
-    if name not in PIPELINE_POLICIES:
+    if not is_for_pipelines(name):
         each = [
             make_scheduler(policy, max_batch_size, chunk_size, cache_tokens) for _ in range(count)
         ]
@@ -78,7 +75,7 @@ def make_micro_batches(
     if memory == "split" and cache_tokens is not None:
         check_whole("cache_tokens", cache_tokens, most=MOST_CACHED)
         cache_tokens *= count
-    return PIPELINE_POLICIES[name](seconds_of, stages, max_batch_size, cache_tokens, count, rules)
+    return TDPipe(seconds_of, stages, max_batch_size, cache_tokens, count, rules)
 
 
 def policy_names() -> str:

@@ -6,21 +6,14 @@ Process 0 is stage 0 and has the micro-batches, the same as in a simulation:
     stage 0      schedules, runs its layers         --- plan and activations (T, H) --->    stage 1
     last stage   runs its layers and the head, samples     --- tokens --->     stage 0
 
-A plan is what a stage needs to know of a batch: slots, positions, spans. A stage sends while it
-computes the next micro-batch. To receive, it has to wait: this wait is the bubble. Each stage keeps
-the times of its work. At the end, stage 0 collects them into an account, the same as the
-simulator's (pipeline/account.py).
+A stage sends while it computes the next micro-batch. To receive, it has to wait: this wait is the
+bubble. At the end, stage 0 makes the simulator's account of all times (pipeline/account.py).
 
-torch.distributed carries the messages: gloo on CPUs, NCCL between GPUs. We use its `isend` and
-`recv`. Its `pipelining` package is for training, where all micro-batches are known beforehand.
-There is no tensor parallelism here. `parallelize_module` cuts a weight's rows into contiguous
-blocks. Our weights are fused (q, k and v in preproj, gate and up in ffn_ln1). So a block would not
-hold whole heads. Without fusing, a layer would need more products, and the checkpoint loader would
-need a second layout of the weights.
+There is no tensor parallelism: PyTorch cuts a weight's rows into contiguous blocks, and a block of
+our fused weights (q, k and v) would not hold whole heads.
 """
 
 import math
-import os
 import statistics
 import time
 from collections import deque
@@ -30,7 +23,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -39,17 +31,12 @@ from batch import Batch, Request
 from command.checks import UserError, check_whole, shown
 from engine import LLM, RequestOutput, SamplingParams, StreamedToken
 from executor import ModelExecutor, synchronized_clock
-from loading.device import memory_of
+from loading.load import choose_length
 from pipeline.account import PipelineTrace, Step
 from pipeline.costs import even_layers
 from pipeline.micro_batches import MicroBatches
-from pipeline.policies import (
-    MOST_MICRO_BATCHES,
-    is_for_pipelines,
-    make_micro_batches,
-    unmeasured,
-)
-from pipeline.wire import Wire, plan_of, read_plan, read_seconds, read_times, read_tokens
+from pipeline.policies import MOST_MICRO_BATCHES, is_for_pipelines, make_micro_batches, unmeasured
+from pipeline.wire import Wire, plan_of, read_plan
 from sampling import sample
 from scheduler import Scheduler, whole_prefill
 
@@ -57,17 +44,21 @@ MOST_ROWS = 512  # of an iteration whose seconds TD-Pipe measures
 Times = list[tuple[float, float]]  # start and end of a stage's work on each step
 
 
-@dataclass(slots=True)
+@dataclass
 class Flight:
     """A batch of a micro-batch on its way through the stages."""
 
     micro_batch: int
     batch: Batch
     shortage: str  # see `PipelineTrace.record`
-    tokens: list[int] | None  # of a pipeline with one stage; else None: the last stage sends them
+    tokens: list[int] | None = None  # of a pipeline with one stage; else the last stage sends them
     came: float = 0.0  # s: when its tokens were known
-    told: Batch | None = None  # for the account: as it was when it began, since requests change
     ended: list[Request] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """For the account, `told` is the batch as it was when it began: requests change."""
+        chunks = [replace(each, request=as_it_is(each.request)) for each in self.batch.chunks]
+        self.told = Batch(chunks, self.batch.decodes)
 
 
 class PipelineLLM(LLM):
@@ -97,30 +88,20 @@ class PipelineLLM(LLM):
         self.seconds_of: Callable[[int], float] = unmeasured
         slots = max_batch_size * self.micro_batches
         super().__init__(model, max_batch_size=slots, **options)
-        most_rows = self.cache.slots * self.cache.length
-        self.wire = Wire(self.config.hidden, self.dtype, self.device, most_rows, self.micro_batches)
-        self.offset = clock_offset(self.wire)
+        self.wire = Wire(self.config.hidden, self.dtype, self.device, self.micro_batches)
         self.pipeline: PipelineTrace | None = None
 
     def _own_layers(self, n_layer: int) -> range:
-        """Those of this stage. A UserError if all processes here need more memory than there is."""
         counts = even_layers(n_layer, self.stages)
         start = sum(counts[: self.stage])
-        own = range(start, start + counts[self.stage])
-        processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        memory = memory_of(torch.device("cpu"))
-        first, last = own.start == 0, own.stop == n_layer
-        tables = first + last - (first and last and self.config.tied)  # embedding and head
-        values = len(own) * self.config.layer_weights
-        values += tables * self.config.vocab_size * self.config.hidden
-        weights = values * self.dtype.itemsize  # norms and the like, under 1 %, are left out
-        if self.device.type == "cpu" and memory is not None and processes * weights > memory:
-            raise UserError(
-                f"each of {processes} processes on this machine needs {weights / 1e9:.1f} GB for"
-                f" its layers of {self.config.name}, but the machine has {memory / 1e9:.1f} GB of"
-                " memory for all: choose a smaller model, or fewer processes on each machine"
-            )
-        return own
+        return range(start, start + counts[self.stage])
+
+    def _choose_length(self, max_length: int | None) -> int:
+        """The model's, if none is given: all stages must have the same."""
+        return choose_length(self.config, max_length)
+
+    def _make_graphs(self, when: str) -> None:
+        """None: a stage has iterations of its own."""
 
     @property
     def is_last(self) -> bool:
@@ -167,40 +148,33 @@ class PipelineLLM(LLM):
         here = deque(range(micro_batches.count))  # the one that came back first is first
         flying: deque[Flight] = deque()  # in the order in which they will come back
         flights: list[Flight] = []  # all flights of this call
-        times: Times = []
         preempted: list[tuple[Request, float]] = []
-        own_times: list[float] = []  # s, of the policy
+        trace = self.pipeline = PipelineTrace(self.stages, micro_batches.count, keep=True)
+        self.times = []
         dist.barrier(group=self.wire.control)
-        origin = executor.origin = time.perf_counter()
+        executor.origin, origin = time.perf_counter(), time.time()
         while micro_batches.busy or flying:
             flight = None
             for number in list(here):
                 now = executor.now()
                 batch, shortage = micro_batches.next(number, now)
-                own_times.append(executor.now() - now)
+                trace.requests.asked(executor.now() - now)
                 for request in micro_batches.take_preempted():
                     preempted.append((as_it_is(request), now))
                     executor.release(request)
                 if batch is not None:
                     here.remove(number)
-                    flight = Flight(number, batch, shortage, None)
-                    chunks = [
-                        replace(each, request=as_it_is(each.request)) for each in batch.chunks
-                    ]
-                    flight.told = Batch(chunks, batch.decodes)
+                    flight = Flight(number, batch, shortage)
                     break
             if flight is not None:
                 flying.append(flight)
                 flights.append(flight)
-                self._start(flight, executor, times)
+                self._start(flight, executor)
             elif flying:
                 flight = flying.popleft()
                 tokens = flight.tokens
                 if tokens is None:
-                    last = self.stages - 1
-                    message, _ = self.wire.receive(last)
-                    count = len(flight.batch.sampled)
-                    tokens = read_tokens(message, count, self.config.vocab_size, last)
+                    tokens, _ = self.wire.receive(self.stages - 1)
                 flight.ended = micro_batches.done(flight.micro_batch, flight.batch, tokens)
                 flight.came = executor.now()
                 for request in flight.ended:
@@ -211,10 +185,10 @@ class PipelineLLM(LLM):
                 executor.wait_until(micro_batches.next_arrival)
             else:
                 raise micro_batches.stuck()
-        self._stop(times)
-        everyone = [[(s - origin, e - origin) for s, e in own] for own in self._collect(times)]
-        self._account(flights, everyone, preempted, own_times)
-        self.pipeline.history = micro_batches.history
+        times = [[(s - origin, e - origin) for s, e in own] for own in self._finish()]
+        self._account(flights, times, preempted)
+        trace.history, trace.requests.policy = micro_batches.history, self.policy
+        self.trace = trace.requests
 
     def _measure_rows(self, executor: ModelExecutor) -> Callable[[int], float]:
         """Measure a function: rows -> seconds of an iteration over all stages (for TD-Pipe).
@@ -238,12 +212,11 @@ class PipelineLLM(LLM):
         factor = self.config.n_layer / self.part.n_layer
         return lambda n: factor * max(1.0, n / rows[-1]) * float(np.interp(n, rows, times))
 
-    def _start(self, flight: Flight, executor: ModelExecutor, times: Times) -> None:
+    def _start(self, flight: Flight, executor: ModelExecutor) -> None:
         """Run stage 0's layers of a batch, and send it on."""
-        start = time.perf_counter()
-        flat, sampled = executor.flatten(flight.batch), flight.batch.sampled
-        result = self._compute(flat, None, [request.sampler for request in sampled])
-        times.append((start, time.perf_counter()))
+        start, sampled = time.time(), flight.batch.sampled
+        flat = executor.flatten(flight.batch)
+        result = self._compute(start, flat, None, [request.sampler for request in sampled])
         if self.is_last:
             flight.tokens = result
         else:
@@ -253,75 +226,57 @@ class PipelineLLM(LLM):
     def _follow(self, requests: list[Request]) -> None:
         """The other stages: receive, compute, send, until stage 0 says that it is over."""
         samplers = {request.request_id: request.sampler for request in requests}
-        times: Times = []
+        self.times = []
         dist.barrier(group=self.wire.control)
-        source = self.stage - 1
-        while (message := self.wire.receive(source))[0] is not None:
-            start = synchronized_clock(self.device)  # NCCL's recv returns before the rows arrive
-            plan, x = message
-            rows = 0 if x is None else len(x)
-            flat, ids = read_plan(plan, rows, self.cache, samplers, source)
-            result = self._compute(flat, x, [samplers[request_id] for request_id in ids])
-            times.append((start, time.perf_counter()))
+        while (message := self.wire.receive(self.stage - 1))[0] is not None:
+            synchronized_clock(self.device)  # NCCL's recv returns before the rows arrive
+            start, (plan, x) = time.time(), message
+            flat, ids = read_plan(plan, self.device)
+            result = self._compute(start, flat, x, [samplers[request_id] for request_id in ids])
             if self.is_last:
                 self.wire.send(0, result)
             else:
                 self.wire.send(self.stage + 1, plan, result)
-        self._stop(times)
-        self._collect(times)
+        self._finish()
 
-    def _compute(self, flat: FlatBatch, x: Tensor | None, samplers: list) -> Tensor | list[int]:
+    def _compute(
+        self, start: float, flat: FlatBatch, x: Tensor | None, samplers: list
+    ) -> Tensor | list[int]:
         """This stage's part of a batch: activations (T, H), or on the last stage the tokens."""
         result = self.model(flat, self.cache, self.attend, x=x)
         if self.is_last:
             result = sample(result, samplers)
         synchronized_clock(self.device)
+        self.times.append((start, time.time()))  # nodes share no other clock
         return result
 
-    def _stop(self, times: Times) -> None:
+    def _finish(self) -> list[Times]:
+        """The call is over: stage 0 learns when each stage worked. Elsewhere: none."""
         if not self.is_last:
             self.wire.send(self.stage + 1, None)
-        self.wire.flush()
-
-    def _collect(self, times: Times) -> list[Times]:
-        """On stage 0: the times of all stages, by the clock of stage 0. Elsewhere: none."""
-        mine = [(start - self.offset, end - self.offset) for start, end in times]
         if self.stage > 0:
-            self.wire.send(0, mine)
-            self.wire.flush()
+            self.wire.send(0, self.times)
+        self.wire.flush()
+        if self.stage > 0:
             return []
-        others = range(1, self.stages)
-        found = [read_times(self.wire.receive(each)[0], len(mine), each) for each in others]
-        return [mine, *found]
+        return [self.times, *[self.wire.receive(each)[0] for each in range(1, self.stages)]]
 
     def _account(
-        self,
-        flights: list[Flight],
-        times: list[Times],
-        preempted: list[tuple[Request, float]],
-        own_times: list[float],
+        self, flights: list[Flight], times: list[Times], preempted: list[tuple[Request, float]]
     ) -> None:
         """The simulator's account, from measured times."""
-        in_flight = max(flight.micro_batch for flight in flights) + 1 if flights else 1
-        trace = PipelineTrace(self.stages, in_flight, keep=True)
         steps = []
-        for index, flight in enumerate(flights):
-            starts, ends = zip(*[stage[index] for stage in times], strict=True)
-            seconds = [end - start for start, end in zip(starts, ends, strict=True)]
+        for flight, *own in zip(flights, *times, strict=True):
+            starts, seconds = [start for start, _ in own], [end - start for start, end in own]
             sizes = flight.batch.num_prefill_tokens, flight.batch.num_tokens
-            steps.append(Step(flight.micro_batch, *sizes, list(starts), seconds))
-        self.hop = measured_hop(steps)
+            steps.append(Step(flight.micro_batch, *sizes, starts, seconds))
+        self.hop, trace, left = measured_hop(steps), self.pipeline, deque(preempted)
         way = self.stages * self.hop if self.stages > 1 else 0.0
-        left = deque(preempted)
         for step, flight in zip(steps, flights, strict=True):
             while left and left[0][1] <= step.starts[0]:
                 trace.preempt(*left.popleft())
             trace.record(step, flight.told, flight.ended, flight.shortage, way, flight.came)
-        for seconds in own_times:
-            trace.requests.asked(seconds)
-        trace.requests.policy = self.policy
         trace.close()
-        self.pipeline, self.trace = trace, trace.requests
 
 
 def as_it_is(request: Request) -> Request:
@@ -343,29 +298,3 @@ def measured_hop(steps: Sequence[Step]) -> float:
             if before.starts[stage] + before.seconds[stage] < left:
                 gaps.append(step.starts[stage] - left)
     return max(0.0, statistics.median(gaps)) if gaps else 0.0
-
-
-def clock_offset(wire: Wire) -> float:
-    """Seconds by which this process's clock is ahead of stage 0's.
-
-    We send some messages back and forth, and take the quickest exchange. It tells the offset
-    within half of its time. If 0 is possible, we take 0: the clock of one machine is the same
-    for all, and a token must not seem to come after the step that it is needed for.
-    """
-    here, best, offset = dist.get_rank(), float("inf"), 0.0
-    for stage in range(1, dist.get_world_size()):
-        for _ in range(10):
-            if here == 0:
-                asked = time.perf_counter()
-                wire.send(stage, asked)
-                wire.receive(stage)
-                wire.send(stage, time.perf_counter())
-            elif here == stage:
-                asked = read_seconds(wire.receive(0)[0], 0)
-                now = time.perf_counter()
-                wire.send(0, None)
-                answered = read_seconds(wire.receive(0)[0], 0)
-                if answered - asked < best:
-                    best, offset = answered - asked, now - (asked + answered) / 2
-    wire.flush()  # stage 0 may end soon, because of a mistake
-    return offset if abs(offset) > best / 2 else 0.0

@@ -56,7 +56,7 @@ class TDPipe(MicroBatches):
         super().__init__([self.ledger], stages)
         self.count = AHEAD * max(stages, self.groups)
         self.max_batch_size, self.rules = max_batch_size, rules or Rules()
-        self.intensity = Intensity(seconds_of, stages, self.rules.whole_model)
+        self.intensity = Intensity(seconds_of, stages)
         self.phase = "prefill"
         self.flying: dict[int, int | None] = {}  # in flight -> its group, or None if it prefills
         self.own: list[list[Request]] = [[] for _ in range(self.groups)]
@@ -72,11 +72,11 @@ class TDPipe(MicroBatches):
         self._arrive(now)
         self._prefill_if_idle()
         batch = group = None
-        if self.phase == "prefill" and not self._must_drain():
+        if self.phase == "prefill":
             batch = self._prefill()
             if batch is None:
                 self._decode_phase()
-        if self.phase == "decode" and not self._must_drain():
+        if self.phase == "decode":
             batch, group = self._decode()
         self._preempted += self.ledger.take_preempted()
         if batch is None:
@@ -117,9 +117,6 @@ class TDPipe(MicroBatches):
         """Whether batches of the other phase are in flight."""
         prefills = sum(group is None for group in self.flying.values())
         return prefills > 0 if self.phase == "decode" else prefills < len(self.flying)
-
-    def _must_drain(self) -> bool:
-        return self.rules.drain and self._others_in_flight()
 
     def _prefill_if_idle(self) -> None:
         if self.phase == "decode" and self.ledger.waiting and not self.ledger.running:

@@ -1,6 +1,4 @@
-"""What depends on the CPU's instructions, under each set of them that this CPU has.
-
-    make cpus
+"""What depends on the CPU's instructions, under each set of them that this CPU has: `make cpus`.
 
 Linear operators, attention, beams, the exactness of chunks, and the demo's text. Each way is a run
 of pytest in a process of its own, because PyTorch reads these settings as it is loaded. The last
@@ -11,9 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from shutil import which
 
@@ -40,57 +36,46 @@ WAYS = {  # as the machine is: make test
 }  # fmt: skip
 
 
-def run(needs: str, settings: dict[str, str], cores: int = 0) -> str:
-    """What a way came to: "ok ...", "skipped: ..." or "FAILED ..."."""
+def run(name: str) -> bool:
+    """Whether a way is fine. It prints "ok ...", "skipped: ..." or "FAILED ..."."""
+    needs, settings = WAYS[name]
     if missing := [each for each in needs.split() if each not in instructions().split()]:
-        return f"skipped: this CPU has no {' '.join(missing)}"
+        print(f"{name:26}skipped: this CPU has no {' '.join(missing)}", flush=True)
+        return True
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *TESTS]
-    if cores:
-        if not hasattr(os, "sched_setaffinity"):
-            return "skipped: this system cannot bind a process to a core"
-        own = set(sorted(os.sched_getaffinity(0))[:cores])
-        bind = (
-            f"import os, sys; os.sched_setaffinity(0, {own}); os.execv(sys.argv[1], sys.argv[1:])"
-        )
-        command = [sys.executable, "-c", bind, *command]
-    return judged(command, os.environ | settings)
+    return is_fine(name, command, os.environ | settings)
 
 
-def judged(command: list[str], environment: dict[str, str] | None = None) -> str:
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, errors="replace", timeout=SECONDS, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return f"FAILED: not done after {SECONDS} s"
+def is_fine(name: str, command: list[str], environment: dict[str, str] | None = None) -> bool:
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, errors="replace", timeout=SECONDS, check=False,
+    )  # fmt: skip
     lines = done.stdout.strip().splitlines() or ["it said nothing"]
-    if done.returncode:
-        return "\n".join(["FAILED", *lines[-60:]])
-    return f"ok: {lines[-1].strip('= ')}"
+    said = "\n".join(["FAILED", *lines[-60:]]) if done.returncode else f"ok: {lines[-1]}"
+    print(f"{name:26}{said}", flush=True)
+    return done.returncode == 0
 
 
-def run_arm() -> str:
+def run_arm() -> bool:
     """native_check.cpp, cross-compiled, in an emulator: right or wrong, never how fast."""
-    compiler = which("aarch64-linux-gnu-g++")
+    name, compiler = "ARM, emulated", which("aarch64-linux-gnu-g++")
     emulator = which("qemu-aarch64") or which("qemu-aarch64-static")
     if not (compiler and emulator):
-        return "skipped: it needs Debian's packages g++-aarch64-linux-gnu and qemu-user"
+        print(f"{name:26}skipped: it needs g++-aarch64-linux-gnu and qemu-user", flush=True)
+        return True
     with tempfile.TemporaryDirectory() as folder:
         program = f"{folder}/check"
-        flags = ["-std=c++17", "-O3", "-static", "-fopenmp", "-w"]
-        made = judged([compiler, *flags, "tests/native_check.cpp", "-o", program, "-Wl,-w"])
-        return judged([emulator, program]) if Path(program).exists() else made
+        flags = ["-std=c++17", "-O3", "-static", "-fopenmp", "-w", "-o", program, "-Wl,-w"]
+        return is_fine(name, [compiler, "tests/native_check.cpp", *flags]) and is_fine(
+            name, [emulator, program]
+        )
 
 
 def main() -> None:
-    work: dict[str, Callable[[], str]] = {name: partial(run, *way) for name, way in WAYS.items()}
-    work |= {"one core": partial(run, "", {}, cores=1), "ARM, emulated": run_arm}
     with ThreadPoolExecutor(CORES) as pool:
-        names = {pool.submit(one): name for name, one in work.items()}
-        for done in as_completed(names):
-            print(f"{names[done]:26}{done.result()}", flush=True)
-    sys.exit(any(each.result().startswith("FAILED") for each in names))
+        found = [pool.submit(run_arm), *(pool.submit(run, name) for name in WAYS)]
+    sys.exit(not all(each.result() for each in found))
 
 
 if __name__ == "__main__":

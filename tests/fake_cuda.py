@@ -32,12 +32,7 @@ WAITS = {
     "_local_scalar_dense", "item", "tolist", "equal", "is_nonzero", "nonzero", "unique", "_unique2",
     "masked_select",
 }  # fmt: skip
-IDLE = (
-    "empty",
-    "new_empty",
-    "lift_fresh",
-    "dropout",
-)  # launch nothing (dropout: when not training)
+IDLE = "empty", "new_empty", "lift_fresh", "dropout"  # launch nothing (dropout: in inference)
 
 
 def tensors(tree: object) -> list[Tensor]:
@@ -49,15 +44,13 @@ def tensors(tree: object) -> list[Tensor]:
 class Watch(TorchDispatchMode):
     """What the operators inside would do to a GPU.
 
-    launches: kernels at least. written: bytes. crossings: names of operators between host and
-    device, or that the host waits for. names: of the launches.
+    launches: kernels at least. crossings: names of operators between host and device, or that the
+    host waits for.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.launches = self.written = 0
-        self.crossings: list[str] = []
-        self.names: list[str] = []
+        self.launches, self.crossings = 0, []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
@@ -72,9 +65,6 @@ class Watch(TorchDispatchMode):
         changed = made if func._schema.is_mutable else fresh  # a view does nothing on the device
         if changed and not name.startswith(IDLE) and any(t.is_cuda for t in changed):
             self.launches += 1
-            self.names.append(name)
-            what = args[2:3] if name == "index_put_" else changed  # it changes a part alone
-            self.written += sum(t.numel() * t.element_size() for t in tensors(what))
         return out
 
 
@@ -107,7 +97,7 @@ def fused(
 ) -> Tensor:  # fmt: skip
     """scaled_dot_product_attention as one launch, and what PyTorch does to a mask before it.
 
-    A build for CPUs cannot ask which kernel a GPU would run: see fast/kernels.py.
+    A build for CPUs cannot ask which kernel a GPU would run.
     """
     assert not enable_gqa, "with a mask, no fused kernel runs"
     if attn_mask is not None and attn_mask.dtype == torch.bool:  # convert_boolean_attn_mask

@@ -37,7 +37,7 @@ PROMISES = {
         "beam_native cpus cuda fake_cuda gpu_day graphs kernels linear native plain"
     ),
     "the other papers: pipelines, beams, halves apart": (
-        "apart beam beam_cost distributed pipeline pipeline_worker td_pipe"
+        "apart beam beam_cost pipeline pipeline_worker stages td_pipe"
     ),
     "the price of a batch by hand": "constants costmodel law shapes",
     "capacity is one: planner, traces, anchors": (

@@ -303,9 +303,8 @@ def draw(
     if policy and policy.startswith("td_pipe"):
         filling["memory"] = rng.choice(("split", "pool", "pool"))
         if policy == "td_pipe":
-            limit, drain = rng.choice((1.0, 0.7)), rng.random() < 0.5
-            stealing, pack = rng.choice(list(STEALING)), rng.choice((1, 30, 192))
-            filling["rules"] = Rules(stealing=stealing, limit=limit, drain=drain, pack=pack)
+            limit, pack = rng.choice((1.0, 0.7)), rng.choice((1, 30, 192))
+            filling["rules"] = Rules(stealing=rng.choice(STEALING), limit=limit, pack=pack)
     else:
         filling |= {"deal": rng.choice(("queue", "turns")), "refill_every": rng.choice((1, 1, 3))}
     play = Play(

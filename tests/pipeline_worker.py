@@ -1,10 +1,9 @@
-"""One process of tests/test_distributed.py: all policies on one stage's part of the demo model.
+"""One process of tests/test_stages.py: all policies on one stage's part of the demo model.
 Process 0 writes what came out.
 """
 
 import json
 import sys
-import time
 from datetime import timedelta
 from itertools import product
 from pathlib import Path
@@ -12,30 +11,20 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from pipeline.policies import PIPELINE_POLICIES
 from pipeline.stages import PipelineLLM
-from scheduler import POLICIES
+from scheduler import FOR_PIPELINES, POLICIES
 from tests.oracle import LONGEST, by_stages, crowd, draw
 
 PLAYS = 3  # of each policy
-AHEAD = 1000.0  # s, of stage 1's clock
 OPTIONS = {"max_length": LONGEST + 1, "dtype": "float64", "device": "cpu"}
-NAMES = [*POLICIES, *PIPELINE_POLICIES]
+NAMES = [*POLICIES, *FOR_PIPELINES]
 
 
 def main(out: Path) -> None:
     """Random plays, and a crowd with little memory and with enough: every policy, in one start."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
-    if dist.get_rank() == 1:  # another node, whose clock began at another time
-        clock = time.perf_counter
-        time.perf_counter = lambda: clock() + AHEAD
-    begun = time.perf_counter()
-    llm = PipelineLLM("demo", max_batch_size=2, micro_batches=3, **OPTIONS)
-    error = [llm.offset - AHEAD, time.perf_counter() - begun]
-    correction = torch.tensor(error, dtype=torch.float64)
-    dist.broadcast(correction, src=1)  # the error of its correction, and at most its time
-    found = {"clock": correction.tolist()}
+    llm, found = PipelineLLM("demo", max_batch_size=2, micro_batches=3, **OPTIONS), {}
     for seed, policy in product(range(PLAYS), NAMES):
         found[f"play {seed} {policy}"] = by_stages(llm, draw(seed, policy, "demo"))
     for tight, policy in product((True, False), NAMES):

@@ -9,8 +9,8 @@ from conftest import assert_within, attend_spans, spans_bound
 from attention import PLAIN, Attention, chunk_mask
 from configs import ModelConfig
 from engine import LLM, SamplingParams
-from fast import backends, cpu, native
-from fast.backends import BACKENDS, candidates, fastest
+from fast import backends, native
+from fast.backends import BACKENDS, fastest
 from kvcache import KVCache
 
 
@@ -72,26 +72,6 @@ def test_bfloat16_stays_close_to_float64(case: str) -> None:
     arguments = (16 * q, *rest)
     exact = attend_spans(BACKENDS["math"], *in_float64(arguments))
     assert_within(attend_spans(BACKENDS["math"], *arguments), exact, spans_bound(*arguments))
-
-
-@pytest.mark.parametrize("piece", [3, 256])
-@pytest.mark.parametrize("n_kv_head", [4, 2, 1])
-@pytest.mark.parametrize("case", ["whole prompt", "later chunk"])
-def test_chunk_in_products_is_exact(
-    case: str, n_kv_head: int, piece: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What bfloat16 chunks run on a CPU is `math` in other words, whatever the pieces: in float64
-    both are exact to rounding.
-    """
-    monkeypatch.setattr(cpu, "PIECE", piece)
-    arguments = attention_case(case, n_kv_head, torch.float64)
-    expected = attend_spans(BACKENDS["math"], *arguments)[0]
-    rounding = 2 * spans_bound(*arguments)[0]
-    q, keys, values, (slot,), (context,) = arguments
-    # somebody's before: a few of them are read along
-    keys[:, slot, context:], values[:, slot, context:] = float("nan"), float("inf")
-    y = cpu.chunk_in_products(q[0], keys[:, slot], values[:, slot], context)
-    assert_within(y, expected, rounding)
 
 
 def test_only_the_context_counts() -> None:
@@ -157,20 +137,3 @@ def test_an_unknown_cpu_is_measured(winner: str, monkeypatch: pytest.MonkeyPatch
     asked = "def open(", SamplingParams(max_tokens=8)
     plain = LLM("demo", fast=False, device="cpu", dtype="float32")
     assert llm.generate(*asked)[0].text == plain.generate(*asked)[0].text
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("backend", ["sdpa", "rows", "xformers"])
-@pytest.mark.parametrize("n_kv_head", [4, 2, 1])
-@pytest.mark.parametrize("case", CASES)
-def test_cuda_back_ends(case: str, n_kv_head: int, backend: str) -> None:
-    q, keys, values, *where = attention_case(case, n_kv_head, torch.bfloat16, "cuda")
-    arguments = q, keys, values, *where
-    cache = KVCache(ModelConfig("any", 1, 4, 64, 48, 97, 64), 1, 64, torch.bfloat16, "cuda")
-    if backend not in candidates(cache, "sdpa"):
-        pytest.skip(f"{backend} does not run here")
-    result = attend_spans(BACKENDS[backend], *arguments).cpu()
-    exact = attend_spans(BACKENDS["math"], *in_float64(arguments))
-    arguments = attention_case(case, n_kv_head, torch.bfloat16)
-    assert_within(result, exact, spans_bound(*arguments, scores=torch.bfloat16))

@@ -1,6 +1,5 @@
 """Beam search in the engine: two caches, growth, the table, memory, cancellation, errors."""
 
-import gc
 import random
 from collections.abc import Sequence
 
@@ -10,7 +9,7 @@ from conftest import one_at_a_time, tiny_model
 
 from attention import PLAIN
 from batch import Request
-from beam.executor import BeamExecutor, enable_beams
+from beam.executor import enable_beams
 from beam.memory import SegmentMemory
 from beam.outputs import beam_requests
 from beam.request import CACHES, BeamRequest, BeamSearchParams, cached_tokens, rows_of
@@ -185,16 +184,6 @@ def test_the_rows_of_beams_count_for_the_token_budget() -> None:
     assert max(total for _, total in rows) == 12
 
 
-def test_each_prompt_may_have_parameters_of_its_own(llm: LLM) -> None:
-    each = [BeamSearchParams(2, 5), BeamSearchParams(6, 9, n=2)]
-    found = llm.beam_search([PROMPT, PROMPT], each)
-    alone = [llm.beam_search(PROMPT, params)[0] for params in each]
-    assert [output.sequences for output in found] == [output.sequences for output in alone]
-    best, second = found[1].sequences
-    assert best.score > second.score == pytest.approx(second.cum_logprob / 9)
-    assert len(llm.beam_search([9])[0].sequences) == BeamSearchParams().beam_width
-
-
 @pytest.mark.parametrize("cache", ["segment", "standard"])
 def test_broken_logits_end_their_search_alone(llm: LLM, cache: str) -> None:
     """At its prompt, or later. Searches and other requests beside it go on."""
@@ -214,24 +203,3 @@ def test_broken_logits_end_their_search_alone(llm: LLM, cache: str) -> None:
     tokens += [each.token_id for each in stream]
     assert not llm._loop.executor.memories
     assert tokens == llm.generate(PROMPT, SamplingParams(20))[0].token_ids
-
-
-def test_an_interrupted_search_leaves_an_llm_that_works(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    [expected] = llm.beam_search(PROMPT, BeamSearchParams(3, 9))
-    choose, steps = BeamExecutor.choose, []
-
-    def interrupted(self: BeamExecutor, batch: object, logits: object) -> list[int]:
-        steps.append(1)
-        if len(steps) == 5:
-            raise KeyboardInterrupt
-        return choose(self, batch, logits)
-
-    monkeypatch.setattr(BeamExecutor, "choose", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        llm.beam_search([PROMPT, PROMPT], BeamSearchParams(3, 9))
-    monkeypatch.undo()
-    gc.collect()
-    assert not any(type(each) is SegmentMemory for each in gc.get_objects())
-    assert llm.beam_search(PROMPT, BeamSearchParams(3, 9))[0].sequences == expected.sequences

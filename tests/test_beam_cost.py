@@ -6,13 +6,11 @@ from batch import Batch, Chunk, Request
 from beam.cost import (
     BeamCostModel,
     cache_bytes,
-    cache_token,
     make_beams,
     moved_tokens,
     read_tokens,
-    simulate_beams,
 )
-from beam.request import CACHES, BeamRequest, rows_of
+from beam.request import CACHES, rows_of
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel, make_batch
 
@@ -71,11 +69,12 @@ def test_operators_sum_to_seconds(cache: str, width: int, tp: int) -> None:
 def test_bytes_by_hand() -> None:
     """The paper's example, to the byte. A segment grows by 16 steps."""
     gptj = MODELS["gptj-6b"]
-    assert cache_token(gptj) == 2 * 32 * 32 * 128 * 2
+    assert gptj.kv_bytes_per_token() == 2 * 32 * 32 * 128 * 2
     assert cache_bytes(gptj, "standard", 32, 4, 1024, 1024) == 137_438_953_472
     assert cache_bytes(gptj, "segment", 32, 4, 1024, 1024) == 85_899_345_920
+    token = LLAMA.kv_bytes_per_token()
     for response, held in ((1, 164), (16, 164), (17, 228), (32, 228), (33, 292)):
-        assert cache_bytes(LLAMA, "segment", 1, 4, 100, response) == held * cache_token(LLAMA)
+        assert cache_bytes(LLAMA, "segment", 1, 4, 100, response) == held * token
 
 
 def test_what_attention_reads() -> None:
@@ -121,23 +120,3 @@ def test_a_chunk_beside_beams_shares_the_weights(cost: BeamCostModel) -> None:
 
 
 # --------------------------------------------------------------------------------------- simulation
-
-
-def mix(cache: str = "segment") -> list[Request]:
-    """Eight requests, every second one a search, all there at the start."""
-    return [
-        BeamRequest(i, range(150 + 40 * i), 20, beam_width=4, cache=cache)
-        if i % 2
-        else Request(i, range(300 + 10 * i), 30)
-        for i in range(8)
-    ]
-
-
-def test_every_request_ends_and_segments_end_sooner() -> None:
-    """Also with little memory, which preempts."""
-    segment, standard = (simulate_beams(mix(cache), max_batch_size=4) for cache in CACHES)
-    assert len(segment.finished) == len(standard.finished) == 8
-    assert segment.seconds < standard.seconds
-    need = max(request.most_cached for request in mix())
-    trace = simulate_beams(mix(), cache_tokens=need + 400, max_batch_size=8)
-    assert trace.preempted and len(trace.finished) == 8

@@ -9,7 +9,6 @@ from attention import reference, split_heads
 from beam import native as beam_native
 from beam.attention import plain
 from beam.memory import BeamSpan, SegmentMemory, StandardMemory
-from command.checks import UserError
 from configs import ModelConfig
 from fast import native
 from kvcache import KVCache
@@ -237,10 +236,3 @@ def copies_of(memory: SegmentMemory, cache: KVCache) -> StandardMemory:
         for layer in range(2):
             copy.append(layer, memory.keys[layer, step, places], memory.values[layer, step, places])
     return copy
-
-
-def test_what_does_not_fit_is_refused_by_name() -> None:
-    for head_dim, groups in ((48, 1), (32, 65)):
-        case = Case([(2, 5, 1)], torch.float32, 1, groups, head_dim)
-        with pytest.raises(UserError, match=f"{head_dim} and {groups}"):
-            attend(case.spans, case)

@@ -8,7 +8,6 @@ import pytest
 
 from apart.simulate import simulate_fleet
 from batch import Request
-from beam.cost import simulate_beams
 from configs import GPUS, MODELS
 from configs.constants import BORROWED
 from costmodel import EFFICIENCY, SOFTWARE, CostModel, constants
@@ -32,7 +31,7 @@ def test_a_gpu_without_constants_borrows_them_and_says_so() -> None:
     assert own.guess == "", "whoever gives constants vouches for them"
 
 
-@pytest.mark.parametrize("run", [simulate, simulate_pipeline, simulate_beams])
+@pytest.mark.parametrize("run", [simulate, simulate_pipeline])
 def test_a_trace_says_whose_constants_it_borrowed(run) -> None:
     hop = {"hop": "pcie4"} if run is simulate_pipeline else {}
     for gpu, guess in (("a6000", ""), ("h100", constants("h100", "sarathi")[1])):
@@ -48,7 +47,6 @@ def test_a_trace_says_that_its_memory_is_too_small() -> None:
 
     small = "138 GB of weights do not fit the 128 GB of 8 x t4"
     assert said(simulate).endswith(small) and said(simulate_fleet).endswith(small)
-    assert said(simulate_beams, link="pcie3").endswith(small)
     assert "GB" not in said(simulate_pipeline, stages=2, hop="pcie4", cache_tokens=10_000)
     assert "GB" not in said(simulate, "a100-80gb", cache_tokens=10**6)
     small = "weights and cache do not fit the 640 GB of 8 x a100-80gb"

@@ -18,7 +18,6 @@ from loading.device import (
     check_memory,
     choose_device,
     default_length,
-    free_memory,
     why_unseen,
 )
 from loading.load import load_model
@@ -125,7 +124,6 @@ QWEN = ModelConfig(  # 3-0.6B: 1.2 GB of weights in bfloat16, and 0.11 MB of cac
 
 def test_a_batch_of_wider_numbers_takes_more() -> None:
     assert batch_bytes(QWEN, 8, 8192, 4) > 1.8 * batch_bytes(QWEN, 8, 8192, 2)
-    assert (free_memory() or 2**40) > 2**27, "in bytes"
 
 
 def test_a_stage_asks_for_its_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:

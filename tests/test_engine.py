@@ -19,18 +19,16 @@ from hypothesis import strategies as st
 from attention import FlatBatch, Span
 from batch import BROKEN, Batch, Request
 from command.checks import UserError
-from configs import GPUS, MODELS, OPERATORS
-from costmodel import CostModel
+from configs import MODELS, OPERATORS
 from engine import LLM, SamplingParams, StreamedToken
 from executor import ModelExecutor
 from fast.backends import BACKENDS
 from fast.process import threads, threads_for
 from kvcache import KVCache
-from loading.device import check_memory
 from model import Transformer
 from sampling import Sampler, draw, sample
 from scheduler import POLICIES, make_scheduler
-from simulate import CostExecutor, simulate
+from simulate import simulate
 
 CPU = torch.device("cpu")
 PROMPTS = [
@@ -295,14 +293,6 @@ def test_an_error_ends_the_streams_that_it_meets(
     assert [out.token_ids for out in llm.generate(PROMPTS, params)] == expected
 
 
-def test_virtual_clock_waits_for_arrivals() -> None:
-    executor = CostExecutor(CostModel(MODELS["llama-13b"], GPUS["a6000"]))
-    requests = [Request(0, range(100), 1, arrival=5.0), Request(1, range(100), 1, arrival=1.0)]
-    trace = run_loop(make_scheduler("baseline", 4, 256), executor, requests).trace
-    assert [iteration.start for iteration in trace.iterations] == [1.0, 5.0]
-    assert [i for i, _ in trace.finished] == [1, 0]
-
-
 def test_the_wall_clock_waits_for_arrivals(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     executor, slept = llm.make_executor(), []
     monkeypatch.setattr(time, "sleep", slept.append)
@@ -457,10 +447,3 @@ def test_rotary_tables_are_as_long_as_the_longest_sequence(
     llm.resize_cache(2, 64)
     one, other = (each.generate([[*range(50)]], SamplingParams(15))[0] for each in (llm, long))
     assert one.token_ids == other.token_ids
-    monkeypatch.setattr("loading.device.memory_of", lambda _: 10**9)
-    size = torch.float32.itemsize
-    each = many.kv_bytes_per_token(size) + many.head_dim * size  # of one position
-    most = (10**9 - many.parameters * size) // each
-    check_memory(many, 1, most, torch.float32, CPU)
-    with pytest.raises(UserError, match="small needs"):
-        check_memory(many, 1, most + 1, torch.float32, CPU)

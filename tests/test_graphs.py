@@ -82,22 +82,6 @@ def test_same_tokens_under_every_policy(name: str, attend: str, replays: Callabl
     assert replays() >= 100
 
 
-def test_shapes(replays: Callable) -> None:
-    """A recording serves all batches of its shape, and no others: requests, rows, and contexts up
-    to the same multiple of STEP.
-    """
-    model = tiny_model("llama")
-    recorded = recordings(model)
-    generate_replaying(model, recorded, "sarathi")
-    for (spans, rows, longest), recording in recorded.recordings.items():
-        tokens = sum(requests * each for requests, each in spans)
-        assert len(recording.kept[0]) == tokens <= CHUNK_SIZE
-        assert recording.logits.shape == (rows, model.config.vocab_size)
-        assert longest % 16 == 0 and longest <= 64
-    sizes = [sum(requests * each for requests, each in spans) for spans, *_ in recorded.recordings]
-    assert CHUNK_SIZE in sizes, "C rows, by construction"
-
-
 def test_no_more_than_the_memory_is_meant_for(
     monkeypatch: pytest.MonkeyPatch, replays: Callable
 ) -> None:

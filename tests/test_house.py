@@ -38,7 +38,7 @@ ORDER = [
     ["apart"],  # several engines as one
     ["pictures", "serving"],  # pictures draw pipelines, too
     ["web"],  # the loop behind a server
-    ["generate", "distributed", "serve", "demo"],
+    ["generate", "serve", "demo"],
     ["experiments"],
     ["plan"],  # a command that has the tables, colours and data sets of experiments/lib
     ["course"],

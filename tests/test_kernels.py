@@ -10,17 +10,8 @@ import pytest
 import torch
 
 from command.checks import UserError
-from configs import ModelConfig
-from fast import backends, kernels, native
-from fast.backends import choose_backend, must_measure
-from fast.kernels import (
-    main,
-    report,
-    sdpa_kernel,
-    why_not_rows,
-    why_not_xformers,
-)  # fmt: skip
-from loading.device import choose_dtype
+from fast import kernels
+from fast.kernels import main, report, why_not_rows, why_not_xformers
 from tests.fake_cuda import LINUX, fake_cuda
 
 ROOT = Path(__file__).parent.parent
@@ -35,27 +26,6 @@ def no_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         for name in [name for name in sys.modules if re.match(r"(xformers|nvidia)\b", name)]:
             del sys.modules[name]
         yield
-
-
-@pytest.mark.parametrize(
-    ("capability", "dtype", "head_dim", "options", "kernel"),
-    [
-        ((8, 0), HALF, 128, {"mask": True, "grouped": True}, "math"),
-        ((8, 0), HALF, 128, {"mask": False, "grouped": True}, "flash"),
-        ((7, 5), HALF, 128, {"mask": False, "grouped": True}, "math"),
-        ((8, 0), FLOAT, 128, {"mask": False}, "efficient"),
-        ((9, 0), FLOAT, 62, {"mask": False}, "math"),
-        ((9, 0), DOUBLE, 128, {"mask": False}, "math"),
-        ((9, 0), HALF, 60, {"mask": False}, "flash"),
-        ((9, 0), HALF, 264, {"mask": False}, "efficient"),
-        ((9, 0), HALF, 256, {"mask": True, "cudnn": True}, "cudnn"),
-        ((8, 9), HALF, 128, {"mask": True, "cudnn": True}, "efficient"),
-    ],
-)
-def test_what_pytorch_2_13_chose(
-    capability: tuple[int, int], dtype: torch.dtype, head_dim: int, options: dict, kernel: str
-) -> None:
-    assert sdpa_kernel(capability, dtype, head_dim, **options) == kernel
 
 
 @pytest.mark.parametrize(
@@ -121,39 +91,18 @@ def test_the_report_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         old = report()
         names = [line.split("  ")[0] for line in old]
     assert names == [
-        "PyTorch", "driver", "cuda:0", "cuda:1", "dtype", "auto", "math", "sdpa", "native",
+        "PyTorch", "driver", "cuda:0", "cuda:1", "dtype", "math", "sdpa", "native",
         "rows", "xformers", "CUDA graphs", "NCCL",
     ]  # fmt: skip
     said = dict(zip(names, (line[13:] for line in old), strict=True))
     assert "brings CUDA 12.8; no other" in said["PyTorch"] and said["driver"] == "NVIDIA 550.54.15"
     assert "compute capability 7.5, 16 GB" in said["cuda:1"] and said["dtype"] == "float16"
-    assert said["auto"].startswith("measured when LLM starts")
-    assert said["sdpa"] == "yes: efficient"
     assert said["native"] == "no: it needs a CPU, and bfloat16 or float32; this is cuda, float16"
     assert "no: it needs compute capability 8.0" in said["rows"] and said["xformers"] == "yes"
     monkeypatch.setattr(kernels, "driver_version", lambda: None)
     with fake_cuda((9, 0)):
         new = report()
-    assert "yes: flash for whole prompts and one decode, efficient for chunks and" in new[5]
-    assert new[1].startswith("cuda:0 ") and new[7].endswith(" yes")
-
-
-@pytest.mark.parametrize("failed", [False, True])
-@pytest.mark.parametrize("x86", [False, True])
-def test_what_auto_takes_on_a_cpu(x86: bool, failed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As fast/backends.py decides, for the model that the report asks about."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    for module in (kernels, backends):
-        monkeypatch.setattr(module, "X86", x86)
-    failure = UserError("attention 'native': native.cpp cannot be kept: choose auto, sdpa or math")
-    if failed or not native.compiler():
-        monkeypatch.setattr(native, "outcome", lambda: failure)
-    said = {line[:13].strip(): line[13:] for line in report()}
-    shape = ModelConfig("any", 1, 4, 512, 512, 97, 64, head_dim=128)
-    takes = choose_backend("auto", CPU, choose_dtype("auto", CPU), shape)
-    assert said["auto"].split()[0] == ("measured" if must_measure(CPU) else takes)
-    assert said["native"] == ("yes" if takes == "native" else "no: native.cpp cannot be kept")
+    assert new[1].startswith("cuda:0 ") and new[6].endswith(" yes")
 
 
 def test_the_report_says_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

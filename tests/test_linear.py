@@ -67,34 +67,12 @@ def test_a_packed_model(flavour: str, dtype: torch.dtype) -> None:
 def test_bfloat16_that_is_emulated(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """The copy is float32, and gives what the float32 product rounds to. Where there is no memory
-    for it, or no packing, a line says so, and the plain operators stay.
-    """
-    if not can_pack(CPU, torch.float32):
-        pytest.skip("no packed linears on this machine")
+    """The plain operators stay, and a line says what that costs."""
     monkeypatch.setattr(packed, "cpu_multiplies_bfloat16", lambda: False)
     model = tiny_model("llama", torch.bfloat16)
-    wide = copy.deepcopy(model).float()
-    pack_linears(wide)
-    more = 2 * sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
-    for setting, value, why in (
-        ("free_memory", lambda: more - 1, "float32 weights need 0.0 GB more"),
-        ("can_pack", lambda device, dtype: False, "its weights cannot be"),
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(packed, setting, value)
-            pack_linears(model)
-        said = capsys.readouterr().err
-        assert isinstance(model.head, nn.Linear) and f"emulates bfloat16, and {why}" in said
-    monkeypatch.setattr(packed, "free_memory", lambda: more)
     pack_linears(model)
-    x, residual = torch.randn(2, 33, 32).bfloat16()
-    ours, theirs = model.layers[0].postproj, wide.layers[0].postproj
-    with torch.inference_mode():
-        assert torch.equal(ours(x), theirs(x.float()).bfloat16())
-        expected = theirs(x.float(), residual.float()).bfloat16()
-        assert torch.equal(ours(x, residual), expected)
-    assert capsys.readouterr().err == ""
+    assert isinstance(model.head, nn.Linear)
+    assert capsys.readouterr().err.startswith("this CPU emulates bfloat16")
 
 
 def test_exact_models_stay_plain() -> None:

@@ -1,23 +1,12 @@
-"""What the loop takes in, and how long a prefill may take. Its tokens: test_oracle.py."""
-
-import math
-from collections.abc import Sequence
+"""What the loop takes in, and what a trace tells of it. Its tokens: test_oracle.py."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from batch import Batch, Request
 from command.checks import UserError
 from loop import Loop, Result
-from paged.policies import PrefillFirst, VLLMv1
 from scheduler import (
     POLICIES,
-    ChunkedOnly,
-    Dynamic,
-    RequestLevel,
-    Sarathi,
-    SarathiServe,
     make_scheduler,
 )
 
@@ -96,94 +85,6 @@ def test_a_cancelled_request_has_no_useful_tokens() -> None:
     assert [part.useful_tokens for part in parts.values()] == [0, 11]
     assert parts["ann"].seconds == 5 and parts["ann"].policy == "orca"
     assert parts["ann"].finished == trace.finished and parts[""].cancelled == trace.cancelled
-
-
-def test_times_hold_what_the_policy_takes() -> None:
-    """0.25 s to schedule, 0.5 s to take the tokens in: on a wall clock, a user waits for both."""
-    executor = Placeholders()
-
-    class Slow(Sarathi):
-        def schedule(self, now: float) -> Batch | None:
-            executor.moment += 0.25
-            return super().schedule(now)
-
-        def update(self, batch: Batch, tokens: Sequence[int]) -> list[Request]:
-            executor.moment += 0.5
-            return super().update(batch, tokens)
-
-    loop = Loop(Slow(1, 8), executor)
-    loop.add(Request(0, range(8), 3))
-    trace = loop.run()
-    assert trace.lives[0].tokens == [1.75, 3.5, 5.25] == [each.end for each in trace.iterations]
-    assert [each.start for each in trace.iterations] == [0.25, 2.0, 3.75]
-    assert [each.seconds for each in trace.iterations] == [1.0] * 3
-    assert trace.finished == [(0, 5.25)] and trace.lives[0].scheduled == 0.25
-
-
-def guaranteed(policy: str, batch_size: int, chunk_size: int) -> float:
-    """g: tokens that the first prefill which has started gets at least in a batch with chunks."""
-    room = chunk_size - (batch_size - 1)  # beside decodes in all other slots
-    scheduler = make_scheduler(policy, batch_size, chunk_size)
-    if isinstance(scheduler, Dynamic):
-        return min(max(1, scheduler.sizes[-1] // 4), room)
-    if isinstance(scheduler, ChunkedOnly | PrefillFirst):
-        return chunk_size  # no decodes beside it
-    if isinstance(scheduler, VLLMv1):
-        return min(scheduler.threshold, room)
-    return room if isinstance(scheduler, Sarathi | SarathiServe) else math.inf  # whole prompts
-
-
-@settings(max_examples=250, deadline=None)
-@given(
-    policy=st.sampled_from([*POLICIES, "dynamic:40,30,16", "vllm_v1:7"]),
-    batch_size=st.integers(2, 24),
-    spare=st.integers(0, 60),
-    endless=st.integers(0, 23),
-    work=st.lists(
-        st.tuples(st.integers(1, 250), st.integers(1, 6), st.integers(0, 40)),
-        min_size=1,
-        max_size=8,
-    ),
-)
-def test_an_admitted_prefill_ends_within_a_bound(
-    policy: str, batch_size: int, spare: int, endless: int, work: list[tuple[int, int, int]]
-) -> None:
-    """Nobody starves, however long the others decode. With B < C and no limit of memory, a prefill
-    has ended at most 2 * sum of ceil(P / g) iterations after its admission. The sum is over itself
-    and the prefills that were admitted before it and have not ended, P tokens each; g: guaranteed.
-    The factor 2 is for chunked_only, which has a batch of decodes after each batch of chunks.
-    """
-    endless = min(endless, batch_size - 1)  # a slot is left for those who come and go
-    chunk_size = 40 if ":" in policy else batch_size + 1 + spare
-    scheduler = make_scheduler(policy, batch_size, chunk_size)
-    loop, size = Loop(scheduler, Placeholders()), guaranteed(policy, batch_size, chunk_size)
-    requests = [Request(i, range(2), 10**6) for i in range(endless)]
-    for i, (prompt, output, arrival) in enumerate(work, start=endless):
-        requests.append(Request(i, range(prompt), output, arrival=float(arrival)))
-    for request in requests:
-        loop.add(request)
-    due: dict[int, int] = {}  # by request id: iterations by which its prefill must have ended
-    admit = scheduler.admit
-
-    def admit_and_promise() -> Request | None:
-        if (request := admit()) is not None:
-            prefills = [each for each in scheduler.running if each.in_prefill]  # itself, too
-            bound = 2 * sum(max(1, math.ceil(len(each.prompt) / size)) for each in prefills)
-            due[request.request_id] = len(loop.trace.iterations) + bound
-        return request
-
-    scheduler.admit = admit_and_promise
-    # Request-level scheduling admits nobody beside requests that never end: who is not admitted has
-    # no bound.
-    stuck = isinstance(scheduler, RequestLevel) and endless > 0
-    for _ in range(100 if stuck else 10_000):
-        loop.step()
-        for request in requests:
-            if request.in_prefill and request.request_id in due:
-                assert len(loop.trace.iterations) < due[request.request_id]
-        if not any(request.in_prefill for request in requests):
-            break
-    assert stuck or (len(due) == len(requests) and not any(r.in_prefill for r in requests))
 
 
 def test_what_a_loop_takes_in() -> None:

@@ -299,21 +299,3 @@ def test_a_batch_that_fails_has_filled_nothing(
     assert memory.hits - hits == (24 if good else 16), "of a failed batch, nothing is a hit"
     check_blocks(None, memory, [])
     assert len(memory.references) <= memory.most == 16 and not memory.unsure
-
-
-def test_a_refused_cache_leaves_the_old_one(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    params, cache = SamplingParams(max_tokens=2), llm.cache
-    expected = [each.token_ids for each in llm.generate(PROMPTS, params)]
-    room = llm.part.parameters * 8 + 3 * 64 * llm.part.kv_bytes_per_token(8)
-    monkeypatch.setattr("loading.device.memory_of", lambda _: room)
-    for cache_tokens in (3, None, 10**9):
-        llm.cache_tokens = cache_tokens
-        with pytest.raises(UserError, match=r"cache_tokens is|\(\d+ blocks of 4 tokens\)"):
-            llm.resize_cache(4)
-        assert llm.cache is cache
-    with pytest.raises(UserError, match="cache_tokens is 1000000000, and the cache has 16 blocks"):
-        llm.generate(PROMPTS, params)
-    llm.cache_tokens = 64
-    assert [each.token_ids for each in llm.generate(PROMPTS, params)] == expected
-    llm.resize_cache(4)
-    assert llm.cache.memory.most == 16, "four slots would need too much, and 16 blocks do not"

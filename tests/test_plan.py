@@ -21,7 +21,6 @@ from conftest import call
 
 import plan
 from batch import Request
-from beam.cost import simulate_beams
 from command.checks import UserError
 from configs import GPUS, MODELS
 from configs.hosts import HOSTS
@@ -292,7 +291,7 @@ def test_a_config_of_ones_own_is_priced_everywhere(llama: Path) -> None:
     assert MODELS["mixtral-8x7b"].chosen == 2
     assert MODELS["llama3.1-8b"].rope_scaling == (8, 1, 4, 8192)
     names = str(llama), "llama3.1-8b"
-    for way in (simulate, simulate_beams, partial(simulate_pipeline, stages=2)):
+    for way in (simulate, partial(simulate_pipeline, stages=2)):
         own, other = (way([Request(0, range(99), 9)], name, "h100").seconds for name in names)
         assert own == other
     assert len({Deployment(name).cache_tokens for name in names}) == 1

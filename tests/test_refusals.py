@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,6 @@ from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 from served import Served, served
 
-from attention import FlatBatch, Span
 from batch import Request
 from command.checks import UserError
 from configs import MODELS
@@ -33,7 +32,6 @@ from engine import LLM, SamplingParams
 from experiments.lib.clients import parse, raw, request
 from loading.checkpoint import save
 from loading.files import DEMO
-from pipeline.wire import plan_of
 from simulate import simulate
 from web.chat import Chat
 from web.real import RealEngine
@@ -153,20 +151,6 @@ def with_gpus(count: int, do: Callable[[], object]) -> object:
     seen = {"is_available": lambda: count > 0, "device_count": lambda: count}
     changes = {f"torch.cuda.{name}": value for name, value in seen.items()}
     return given(changes | {"loading.device.why_unseen": lambda: ""}, do)
-
-
-def plan(places: Sequence[int] = (), value: object = None) -> list:
-    """What stage 0 sends of a chunk and two decodes, with another value at one place."""
-    spans = [Span(slice(0, 3), (1,), (5,)), Span(slice(3, 5), (0, 2), (8, 1))]
-    numbers = [[1, 1, 1, 0, 2], [2, 3, 4, 7, 0], [2, 3, 4]]
-    slots, positions, logit_rows = map(torch.tensor, numbers)
-    flat = FlatBatch(slots, slots, positions, spans, logit_rows)
-    where = found = json.loads(json.dumps(plan_of(flat, [7, 5, 6])))
-    for place in places[:-1]:
-        where = where[place]
-    if places:
-        where[places[-1]] = value
-    return found
 
 
 class Files:
@@ -309,8 +293,8 @@ def names(files: Files, small_model: None, llm: LLM, server: Served) -> dict[str
 def test_refusal(
     group: str, said: str, line: str, files: Files, names: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr("distributed.launch", lambda *_, **__: pytest.fail("it starts processes"))
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr("generate.launch", lambda *_, **__: pytest.fail("it starts processes"))
     monkeypatch.chdir(files.folder)
     whole = group.replace("{}", said) if "{}" in group else said
     for each in whole.split(" and also "):

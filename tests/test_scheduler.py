@@ -5,8 +5,6 @@ rule is told.
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from batch import Batch, Chunk, Request
 from command.checks import UserError
@@ -68,28 +66,6 @@ def test_orca_runs_whole_prompts_beside_decodes() -> None:
         make_scheduler("orca", 3, 2), requests_of((5, 2), (9, 4), (4, 2), (6, 2), (7, 1))
     )
     assert shapes(batches) == [([5, 9, 4], 0), ([], 3), ([6, 7], 1), ([], 2)]
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    prompt=st.integers(1, 40),
-    batch_size=st.integers(1, 6),
-    longer=st.integers(0, 10),
-    count=st.integers(1, 24),
-)
-def test_orca_at_its_best_is_sarathi_with_long_chunks(
-    prompt: int, batch_size: int, longer: int, count: int
-) -> None:
-    """Requests that start one after the other: the same batches as SARATHI whose C holds the
-    longest prompt and the decodes.
-    """
-    work, arrive_at = [(prompt, batch_size + longer)] * count, list(range(count))
-    orca = drive(make_scheduler("orca", batch_size, 1), requests_of(*work), arrive_at)
-    sarathi = drive(
-        make_scheduler("sarathi", batch_size, prompt + batch_size), requests_of(*work), arrive_at
-    )
-    assert shapes(orca) == shapes(sarathi)
-    assert all(len(batch.chunks) <= 1 for batch in orca)
 
 
 def test_decodes_that_fill_the_budget_hold_prompts_back() -> None:

@@ -42,8 +42,6 @@ class Watched(TDPipe):
             assert number not in self.batches and not (batch.chunks and batch.decodes)
             assert all(chunk.start == 0 and chunk.is_last for chunk in batch.chunks)
             assert len(batch.decodes) <= self.max_batch_size
-            if self.rules.drain:  # no batch of the other phase is in flight
-                assert all(bool(e.chunks) == bool(batch.chunks) for e in self.batches.values())
             self.batches[number] = batch
         self.check()
         return batch, shortage
@@ -178,9 +176,6 @@ def test_intensity_by_hand() -> None:
     # The decode before them takes 2 s there: every stage but one waits for 8 - 2 s.
     assert intensity.temporal([12, 28, 4], 4) == pytest.approx(1 - 3 * 6 / (14 + 24))
     assert intensity.temporal([12, 28, 4], 100) == 1  # it takes 26 s: no bubble, and none below 0
-    whole = Intensity(lambda n: 4.0 + n, stages=4, whole_model=True)
-    assert whole.temporal([12, 28, 4], 4) == 1  # 8 s against 8 s
-    assert whole.temporal([12, 28, 4], 1) == pytest.approx(1 - 3 * 3 / 38)
     assert Intensity(lambda n: 4.0 + n, stages=1).temporal([12], 1) == 1  # one stage never waits
 
 
@@ -266,7 +261,6 @@ PREDICTORS: dict[str, Predictor] = {
 RULES = st.fixed_dictionaries({
     "predict": st.sampled_from(sorted(PREDICTORS)).map(PREDICTORS.get),
     "stealing": st.sampled_from(STEALING),
-    "drain": st.booleans(),
     "points": st.sampled_from(["paper", "artefact", (1, 3, 10)]),
     "between": st.booleans(),
     "pack": st.sampled_from([1, 60, 192]),
@@ -321,7 +315,7 @@ def test_wrong_predictions_preempt_and_everything_ends() -> None:
 def test_the_newest_is_preempted() -> None:
     """A cache of 12 tokens, two prompts of 4: when both contexts are 6 it is full, and B leaves."""
     requests = requests_of([(4, 6), (4, 5)])
-    trace, _ = run(requests, 1, 2, 12, rules=Rules(predict=Constant(1), drain=True))
+    trace, _ = run(requests, 1, 2, 12, rules=Rules(predict=Constant(1)))
     assert [request.preemptions for request in requests] == [0, 1]
     together, alone, again = [(8, 8), (0, 2), (0, 2)], [(0, 1)] * 3, (7, 7)  # B's 4 + 3 tokens
     found = [(step.num_prefill_tokens, step.num_tokens) for step in trace.steps]
@@ -331,13 +325,10 @@ def test_the_newest_is_preempted() -> None:
 def test_a_switch_by_hand() -> None:
     """Two prompts of 9 and two stages: a prefill takes 1 s on a stage, a decode 1 s, too.
 
-    seconds  0   1   2   3   4   5   6
+    seconds  0   1   2   3   4   5
     stage 0  |A  |B  |A' |B' |
     stage 1      |A  |B  |A' |B' |
-
-    With `drain`, stage 0 does not begin A' before B has left stage 1, at 3 s.
     """
-    for drain, end, idle in ((False, 5.0, 0.0), (True, 6.0, 2.0)):
-        rules = Rules(drain=drain, pack=1)
-        trace, _ = run(requests_of([(9, 2)] * 2), 2, 1, rules=rules, costs=lambda batch: [1.0, 1.0])
-        assert trace.seconds == end and trace.idle["phase switch"] == idle
+    rules = Rules(pack=1)
+    trace, _ = run(requests_of([(9, 2)] * 2), 2, 1, rules=rules, costs=lambda batch: [1.0, 1.0])
+    assert trace.seconds == 5.0 and trace.idle["phase switch"] == 0.0

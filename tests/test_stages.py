@@ -18,25 +18,25 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import call
 from pipeline_worker import NAMES, PLAYS
 from test_perfetto import events_of, groups_of
 from test_perfetto import named as lanes_of
 from watch import PATIENCE, alive, children_of, threads_of, wait_for
 
-import distributed
-from command.checks import WHY_BROKEN, UserError
-from configs import MODELS
+import generate
+from command.checks import WHY_BROKEN
 from engine import LLM, SamplingParams
-from pipeline import Step, stages
-from pipeline.launch import Place, meet, read_place, stage_device
-from pipeline.stages import PipelineLLM, measured_hop
+from pipeline import Step, launch
+from pipeline.launch import Place, meet, stage_device
+from pipeline.stages import measured_hop
 from pipeline.wire import Wire
 from tests import spawn
 from tests.oracle import Found, check, crowd, draw
 
 CPU = torch.device("cpu")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3")
-ENDLESS = ("--lengths", "30:900", "--repeats", "10000", "--dtype", "float32", "--device", "cpu")
+ENDLESS = ("--stages", "2", "--device", "cpu", *("--lengths", "30:900") * 500)
 Start = Callable[..., spawn.Command]
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this PyTorch has no gloo")
 
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this PyTor
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Starts Python with arguments; whatever a test makes of it, it is ended afterwards."""
-    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
     processes = []
 
     def begin(*arguments: str, **options: object) -> spawn.Command:
@@ -66,7 +66,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 @pytest.mark.slow
 def test_same_tokens_as_one_process_under_every_policy(tmp_path: Path, start: Start) -> None:
     """The fifth driver of the oracle, under torchrun: stages of two, one and one layers, three
-    micro-batches, clocks that differ. And with a crowd, with and without a limit of the memory,
+    micro-batches. And with a crowd, with and without a limit of the memory,
     stages work side by side.
     """
     process = start(*TORCHRUN, "tests/pipeline_worker.py", str(out := tmp_path / "found.json"))
@@ -79,16 +79,12 @@ def test_same_tokens_as_one_process_under_every_policy(tmp_path: Path, start: St
 
     for seed, policy in product(range(PLAYS), NAMES):
         check(draw(seed, policy, "demo"), numbered(found[f"play {seed} {policy}"]))
-    # The quickest exchange tells the clocks' difference within half of its time. Of ten in a row,
-    # the last nine lie within the time that stage 1 took. No step arrives before it has left.
-    error, took = found["clock"]
-    assert abs(error) <= took / 9 / 2
     for tight in (True, False):
         runs = {name: found[f"crowd {tight} {name}"] for name in NAMES}
         for name, run in runs.items():
             check(crowd(name, tight), numbered(run["tokens"]))
             assert run["accounted"] == pytest.approx(run["seconds"]) and run["overlap"], name
-            assert -1e-6 < min(run["hops"]) + error < max(run["hops"]) + error < PATIENCE, name
+            assert -1e-6 < min(run["hops"]) < max(run["hops"]) < PATIENCE, name
             phased = name == "td_pipe"  # and in each of its phases all batches are alike
             assert run["phases"] == (run["kinds"] if phased else []), name
             assert not phased or set(run["kinds"]) == {"prefill", "decode"}
@@ -110,18 +106,15 @@ def stages_of(process: spawn.Command) -> list[int]:
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 def test_a_stage_that_dies_ends_the_run(start: Start) -> None:
     """With a line that says who, and with no process left. The run itself would take hours."""
-    process = start("distributed.py", *ENDLESS)
+    process = start("generate.py", *ENDLESS)
     children = stages_of(process)
     wait_for(lambda: connected(children))
     time.sleep(0.5)  # for the weights
     os.kill(children[1], signal.SIGKILL)
-    printed, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 2 and printed == "" and "Traceback" not in errors
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2 and "Traceback" not in errors
     assert not any(alive(child) for child in children)
     assert errors.endswith("error: stage 1 was ended by SIGKILL; the others are stopped\n")
-
-
-GROUP = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
 @pytest.fixture
@@ -166,29 +159,27 @@ def test_what_the_stages_are_told(
         told.append(env)
         return SimpleNamespace(poll=lambda: 0, kill=lambda: None, wait=lambda: None)
 
-    for name in ("RANK", "GLOO_SOCKET_IFNAME"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "mine")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    monkeypatch.setattr(sys, "argv", ["distributed.py", "hello"])
     monkeypatch.setattr(subprocess, "Popen", started)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    distributed.main()
+    said = call(generate, "hello", "--stages", 2).stderr
     (loopback,) = {name for _, name in socket.if_nameindex() if name in ("lo", "lo0")}
     for stage, environment in enumerate(told):
-        place = read_place(environment)
-        assert (place.stage, place.launcher) == (stage, os.getpid())
-        names = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES"
-        assert [environment[name] for name in names] == [loopback, "mine", ""]
-    assert len(told) == 2
-    assert capsys.readouterr().err.startswith("the device is the CPU: 2 stages on this machine")
+        names = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES", launch.LAUNCHER
+        found = [environment[name] for name in names]
+        assert found == [loopback, "mine", "", str(os.getpid())]
+        monkeypatch.setattr(os, "environ", environment)
+        assert Place.here() == Place(stage, 2, stage, 2)
+    assert len(told) == 2 and said.startswith("the device is the CPU: 2 stages on this machine")
 
 
 def test_gpus_meet_by_nccl_each_with_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     met = []
     monkeypatch.setattr(dist, "init_process_group", lambda by, **kw: met.append((by, kw)))
     for device in (CPU, torch.device("cuda:1")):
-        meet(Place(1, 2, 1, 2, "127.0.0.1", 29500, None), device)
+        meet(Place(1, 2, 1, 2), device)
     assert [by for by, _ in met] == ["gloo", "nccl"]
     assert [kw["device_id"] for _, kw in met] == [None, torch.device("cuda:1")]
 
@@ -201,45 +192,24 @@ def test_a_send_by_nccl_holds_up_no_receive(monkeypatch: pytest.MonkeyPatch) -> 
     moved, left = [], []
     work = SimpleNamespace(wait=lambda: left.append(1))
     monkeypatch.setattr(dist, "isend", lambda x, to, group: moved.append((to, group)) or work)
-    wire = Wire(4, torch.float32, torch.device("cuda:1"), 8, in_flight=2)
+    wire = Wire(4, torch.float32, torch.device("cuda:1"), in_flight=2)
     for sent in range(5):
         assert len(left) == 2 * max(0, sent - 2), "only what has come is let go"
         wire.send(0, [])
     wire.send(2, [], torch.zeros(1, 4))
     assert moved[-1] == (2, [1, 2])
     assert wire.way(0, 1) == [0, 1]
-    assert Wire(4, torch.float32, CPU, 8).way(0, 1) is None  # gloo: the default group, as before
+    assert Wire(4, torch.float32, CPU).way(0, 1) is None  # gloo: the default group, as before
 
 
 def test_what_one_stage_alone_finds_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as a GPU that its node does not have: nobody else would say it."""
-
-    def no_gpu(*_: object) -> None:
-        raise UserError("device 'cuda:1' is not here")
-
-    for name, value in GROUP.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(distributed, "GRACE", 0.0)
-    monkeypatch.setattr(distributed, "stage_device", no_gpu)
-    monkeypatch.setattr(sys, "argv", ["distributed.py", "hello"])
-    with pytest.raises(UserError, match="stage 1: device 'cuda:1' is not here"):
-        distributed.main()
-
-
-def test_broken_logits_end_their_prompt_alone(broken: Path, start: Start) -> None:
-    words = ("def open(", "§ 1", "--max-tokens", "8", "--model", str(broken))
-    process = start("distributed.py", *words, "--dtype", "float64", "--device", "cpu")
-    printed, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, errors
-    llm = LLM(str(broken), dtype="float64", device="cpu")
-    [alone] = llm.generate("def open(", SamplingParams(max_tokens=8))
-    assert printed.startswith(f"def open({alone.text}\n---\n§ 1\n{WHY_BROKEN}\n---\n")
-
-
-def test_the_last_token_needs_no_place() -> None:
-    distributed.check_sizes("60:5", 64)
-    with pytest.raises(UserError, match="exceed the 64 tokens"):
-        distributed.check_sizes("60:6", 64)
+    numbers = {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}
+    for name, value in numbers.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(launch, "GRACE", 0.0)
+    done = call(generate, "hello", "--device", "cuda:99")
+    assert done.returncode == 2 and done.stderr.startswith("error: stage 1: device 'cuda:99' is")
 
 
 def test_measured_hop() -> None:
@@ -255,44 +225,38 @@ def test_measured_hop() -> None:
     assert measured_hop(steps[:1]) == 0.0
 
 
-def test_more_weights_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """26 GB of weights in four parts fit into 32 GB, and two copies of them do not."""
-    monkeypatch.setattr(stages, "memory_of", lambda device: 32e9)
-    common = {"config": MODELS["llama-13b"], "dtype": torch.bfloat16, "device": CPU}
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    last = SimpleNamespace(stage=3, stages=4, **common)
-    assert PipelineLLM._own_layers(last, 40) == range(30, 40)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    said = r"each of 2 processes on this machine needs 26\.\d GB .*has 32\.0 GB of memory"
-    with pytest.raises(UserError, match=said):
-        PipelineLLM._own_layers(SimpleNamespace(stage=0, stages=1, **common), 40)
-
-
 @pytest.mark.slow
-def test_command_line(tmp_path: Path, start: Start) -> None:
-    """Two stages of two layers: the tokens of one process; the phases of TD-Pipe, which are
-    printed, and drawn above the stages.
+def test_command_line(broken: Path, tmp_path: Path, start: Start) -> None:
+    """Two stages of two layers: the tokens of one process, and a prompt with broken logits ends
+    alone. The phases of TD-Pipe are printed, and drawn above the stages.
     """
-    numbers, perfetto = tmp_path / "runs.json", tmp_path / "trace.json"
-    lengths = ("--lengths", "20:3,9:4,30:2", "--lengths", "td_pipe@20:8,30:6")
-    files = ("--json", str(numbers), "--perfetto", str(perfetto), "--max-length", "64")
-    process = start("distributed.py", *lengths, *files, "--dtype", "float32", "--device", "cpu")
+    numbers, perfetto, model = tmp_path / "runs.json", tmp_path / "trace.json", str(broken)
+    lengths = "sarathi@20:3,9:4,30:2", "20:8,30:6"
+    flags = [word for text in lengths for word in ("--lengths", text)]
+    flags += ["--stages", "2", "--policy", "td_pipe", "--max-tokens", "8"]
+    flags += ["--json", str(numbers), "--perfetto", str(perfetto)]
+    flags += ["--model", model, "--dtype", "float64", "--device", "cpu"]
+    process = start("generate.py", "def open(", "§ 1", *flags)
     printed, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, errors
-    assert "policy    td_pipe, whole prompts, B = 4, 2 micro-batches, 2 stages\n" in printed
-    assert "phases    1 of prefills, 1 of decodes\n" in printed and "bubbles" in printed
+    assert (process.returncode, errors) == (2, f"error: prompt 2 of 2: {WHY_BROKEN}\n")
+    policies = re.findall("policy +(.*), B = 8\n", printed)
+    assert policies == ["sarathi, C = 64", "td_pipe, whole prompts", "td_pipe, whole prompts"]
+    assert re.search("stages +2, 2 micro-batches\nphases +1 of prefills, 1 of decodes\n", printed)
     idle, busy = (
         [float(share) for share in re.findall("([0-9.]+) %", line)]
         for word in ("idle ", "busy ")
         for line in [next(each for each in printed.splitlines() if each.startswith(word))]
     )
     assert sum(idle) + sum(busy) / 2 == pytest.approx(100, abs=3)
+    llm = LLM(model, dtype="float64", device="cpu")
     runs = json.loads(numbers.read_text(encoding="utf-8"))
-    llm = LLM("demo", dtype="float32", device="cpu")
-    for run, sizes in zip(runs, lengths[1::2], strict=True):
-        work = distributed.make_work(sizes, "sarathi", llm)
+    for run, text in zip(runs, lengths, strict=False):
+        work = generate.made_up(text, "td_pipe", llm.config)
         alone = [output.token_ids for output in llm.generate(work.prompts, work.params)]
-        assert run["tokens"] == alone, sizes
+        assert run["tokens"] == alone, text
+    [alone] = llm.generate("def open(", SamplingParams(max_tokens=8))
+    assert f"--- 1 of 2\ndef open({alone.text}\n\n--- 2 of 2\n§ 1\n\n" in printed
+    assert [run["tokens"] for run in runs[2:]] == [[alone.token_ids, []]]
     events = events_of(perfetto)
     assert groups_of(events) == ["td_pipe: stages", "td_pipe: requests"]
     lanes = lanes_of(events, "thread_name")
