@@ -27,7 +27,6 @@ from beam.outputs import beam_requests
 from beam.request import CACHES, BeamMemory, BeamRequest, BeamSearchParams, rows_of
 from beam.search import BeamSearch, best_candidates
 from configs import MODELS
-from course.check.e13 import Prefixes
 from engine import LLM
 from executor import ModelExecutor
 from fast.backends import choose_backend, speed_up
@@ -430,14 +429,15 @@ def check_blocks(
     assert set(memory.idle) <= set(memory.key_of) and not set(memory.free) & set(memory.key_of)
 
 
-class Shared(Prefixes):
-    """A plain model of a `BlockMemory`: prefixes, the least recently used first.
+class Shared:
+    """A plain model of a `BlockMemory`: whole prefixes and no hash, the least recently used first.
 
     A block is an object. It has one chance to become known: when it is full.
+    known: each prefix of full blocks -> its last block.
     """
 
     def __init__(self, memory: BlockMemory):
-        super().__init__(memory.block_size)
+        self.size, self.known = memory.block_size, {}
         self.most, self.sharing = memory.most, memory.prefix_caching
         self.of: dict[Request, list[object]] = {}
         self.seen: Counter[Request] = Counter()  # full blocks
@@ -448,20 +448,25 @@ class Shared(Prefixes):
     def enter(self) -> None:
         for request, own in self.of.items() if self.sharing else ():
             filled = max(request.context, request.planned)  # also by the batch that is being made
-            tokens = [*request.prompt, *request.output][:filled]
-            self.store(tokens, own, self.seen[request])
+            tokens = (*request.prompt, *request.output)
+            for place in range(self.seen[request], filled // self.size):
+                self.known.setdefault(tokens[: self.size * (place + 1)], own[place])
             self.seen[request] = filled // self.size
 
     def hit(self, newcomer: Request) -> list[object]:
+        """The blocks of the longest chain of known prefixes, without the last token."""
         self.enter()
-        return self.hits([*newcomer.prompt, *newcomer.output])
+        tokens, found = (*newcomer.prompt, *newcomer.output), []
+        while (end := self.size * (len(found) + 1)) < len(tokens) and tokens[:end] in self.known:
+            found.append(self.known[tokens[:end]])
+        return found
 
     def cover(self, request: Request, tokens: int) -> None:
         while len(self.of[request]) * self.size < tokens:
             held = self.held()
             idle = [block for block in self.known.values() if block not in held]
             if self.most is not None and len(held) + len(idle) == self.most:
-                self.forget(idle[:1])
+                self.known = {prefix: b for prefix, b in self.known.items() if b not in idle[:1]}
             self.of[request].append(object())
 
     def give(self, request: Request) -> None:
