@@ -276,24 +276,27 @@ def find_capacity(
     seed: int | None = None,
     start: float = 0.0,
     least: float = 0.0,
+    runs: dict[tuple[int, float, int], Load | None] | None = None,
 ) -> Found:
     """The largest rate that meets the SLO, within a factor of `precision`; 0 if none does.
 
     seed: of the sample, see `Traffic.sample`. start: a rate that is near, if one is known. least:
     a smaller capacity is of no use to the caller. It is not searched: the rate that is returned is
-    then below `least`, and says no more.
+    then below `least`, and says no more. runs: of searches that differ in their SLO, or budget
+    (budget, rate, requests -> load; None: overloaded). They are not run again.
     """
 
     sample = cache(lambda count: traffic.sample(count, seed))
+    runs = {} if runs is None else runs
 
     def met_at(rate: float, count: int) -> Load | None:
         """The load of a run, if it meets the SLO."""
-        requests = at_rate(sample(count), rate)
-        trace = replica.serve(requests, policy, budget, over=overload_of(requests))
-        if len(trace.finished) < count:  # it was left
-            return None
-        load = Load.steady(trace)
-        return load if load.meets(slo) else None
+        if (run := (budget, rate, count)) not in runs:
+            requests = at_rate(sample(count), rate)
+            trace = replica.serve(requests, policy, budget, over=overload_of(requests))
+            runs[run] = Load.steady(trace) if len(trace.finished) == count else None
+        load = runs[run]
+        return load if load and load.meets(slo) else None
 
     def search(
         start: float, precision: float, factor: float, margin: float = 1.0

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import cycle
 from pathlib import Path
 
@@ -194,14 +194,16 @@ def capacity_rows(
     size = engine.orca_batch_size if policy == "orca" else engine.max_batch_size
     hop, traffic = LINKS[engine.hop], Traffic.of(policy, requests)
     replica = Replica(engine.cost_model, size, engine.cache_tokens, engine.stages, hop)
+    search = partial(find_capacity, replica, traffic, runs={})
     rows = []
     for slo, (bound, budget) in slos.items():
         sizes = [NO_BUDGET] if policy in RIVALS else dict.fromkeys([budget, *budgets])
-        found = [
-            find_capacity(replica, traffic, Slo.of(bound), policy, each, precision)
-            for each in sizes
-        ]
-        best = max(found, key=lambda each: each.rate)
+        first, *others = sizes
+        best = search(Slo.of(bound), policy, first, precision)
+        for each in others:  # one that does not serve a little more is not better
+            start, least = best.rate, best.rate * precision
+            found = search(Slo.of(bound), policy, each, precision, start=start, least=least)
+            best = found if found.rate >= least else best
         row = {"slo": slo, "capacity": best.rate}
         if best.requests > len(requests):
             row["repeated to"] = best.requests
