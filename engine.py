@@ -294,7 +294,7 @@ class LLM:
 
     def make_executor(self) -> ModelExecutor:
         parts = (self.model, self.cache, self.attend, self.time_operators, self.cost)
-        return GraphExecutor(*parts, self.graphs) if self.graphs else ModelExecutor(*parts)
+        return GraphExecutor(*parts, graphs=self.graphs) if self.graphs else ModelExecutor(*parts)
 
     # ---- prompts and text
 

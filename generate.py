@@ -294,8 +294,8 @@ def start(
     even_layers(config.n_layer, args.stages)
     count, size = args.micro_batches or args.stages, args.max_batch_size
     for work in works:
-        each = work.policy, count, args.stages, size, args.chunk_size
-        make_micro_batches(*each, seconds_of=unmeasured)
+        sizes = count, args.stages, size, args.chunk_size
+        make_micro_batches(work.policy, *sizes, seconds_of=unmeasured)
     dtype = choose_dtype(args.dtype, device)
     choose_backend(args.attention, device, dtype, config)
     if device.type == "cpu":  # all stages share its memory
@@ -327,6 +327,34 @@ def run_stages(
     return [output.finish_reason for output in outputs]
 
 
+def run_one(
+    args: argparse.Namespace, work: Work, beams: BeamSearchParams | None, options: dict
+) -> tuple[LLM, list[str]]:
+    """Run it in this process. options: of `LLM`. Returns why each output ended, too."""
+    llm = LLM(
+        args.model, **options, time_operators=args.perfetto is not None,
+        cache="slots" if beams or args.cache is None else args.cache,
+        block_size=args.block_size, prefix_caching=args.prefix_caching,
+        cuda_graphs=args.cuda_graphs,
+    )  # fmt: skip
+    warn_if_crowded(llm.policy, llm.max_batch_size, llm.chunk_size)
+    take_prices(llm, args.calibration)
+    if beams:
+        cache = "segment" if args.cache is None else args.cache
+        reasons = search_beams(llm, work.prompts, beams, cache)
+    elif len(work.prompts) == 1:
+        reasons = stream_one(llm, work.prompts[0], work.params)
+    else:
+        reasons = run_batch(llm, work.prompts, work.params)
+    print(table(llm, llm.trace, beams is not None))
+    return llm, reasons
+
+
+def take_prices(llm: LLM, calibration: Path | None) -> None:
+    """Of batches, for policies that ask: from a calibration of the device that `llm` runs on."""
+    llm.cost = cost_here(llm.config.name, str(llm.device), str(llm.dtype), calibration)
+
+
 def save(path: Path, llm: LLM) -> None:
     """Write the run for ui.perfetto.dev."""
     where, name = f"{this_machine(str(llm.device))}, {dtype_of(llm)}", llm.policy
@@ -356,28 +384,13 @@ def main() -> None:
         with joined(place, args.device) as device:
             options |= {"device": str(device), "micro_batches": args.micro_batches}
             llm = PipelineLLM(args.model, **options)
-            llm.cost = cost_here(llm.config.name, args.device, str(llm.dtype), args.calibration)
+            take_prices(llm, args.calibration)
             reasons = run_stages(llm, works, args.json)
         if llm.stage > 0:
             return
     else:
-        [work] = works
-        llm = LLM(
-            args.model, **options, time_operators=args.perfetto is not None,
-            cache="slots" if beams or args.cache is None else args.cache,
-            block_size=args.block_size, prefix_caching=args.prefix_caching,
-            cuda_graphs=args.cuda_graphs,
-        )  # fmt: skip
-        warn_if_crowded(llm.policy, llm.max_batch_size, llm.chunk_size)
-        llm.cost = cost_here(llm.config.name, str(llm.device), str(llm.dtype), args.calibration)
-        if beams:
-            cache = "segment" if args.cache is None else args.cache
-            reasons = search_beams(llm, work.prompts, beams, cache)
-        elif len(work.prompts) == 1:
-            reasons = stream_one(llm, work.prompts[0], work.params)
-        else:
-            reasons = run_batch(llm, work.prompts, work.params)
-        print(table(llm, llm.trace, beams is not None))
+        [work] = works  # several only by --lengths, which is for stages
+        llm, reasons = run_one(args, work, beams, options)
     if args.perfetto:
         save(args.perfetto, llm)
     if broken := [str(number) for number, why in enumerate(reasons, 1) if why == "error"]:

@@ -267,7 +267,7 @@ def run_all(
             jobs = {pool.submit(run_script, name, flags): name for name in longest_first}
             done = common.progress(as_completed(jobs), "running", total=len(jobs))
             results = {jobs[job]: job.result() for job in done}
-        except BaseException:  # Ctrl-C ends those that run, too
+        except BaseException:  # a terminal sends Ctrl-C to those that run, too
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     # last: it reads what others wrote

@@ -10,7 +10,8 @@
 
 A LLaMA of 0.2 B parameters (`laptop`) with random weights, saved as a checkpoint that all engines
 load. W: 16 requests of 512 prompt tokens and 32 output tokens. V: 24 requests of 64-1024 and 8-64.
-P: 16 requests of 640 and 16, whose first 512 tokens are the same. At most 8 run at once; greedy,
+P: 16 requests of 640 and 16, whose first 512 tokens are the same. The others are small: 4x512+16 is
+4 requests of 512 and 16. At most 8 run at once; greedy,
 end-of-text ignored. Engines run in alternation and medians are compared, because a machine drifts.
 The floor is what this machine needs for the linears, and for reading weights, K and V.
 
@@ -23,6 +24,7 @@ import enter  # noqa: F401
 import fast.first  # before torch  # noqa: F401
 
 import argparse
+import math
 import random
 import re
 import statistics
@@ -83,11 +85,14 @@ def shapes_of(name: str, dice: random.Random) -> list[tuple[int, int]]:
 
 
 def make_workload(name: str, vocabulary: int, quick: bool = False) -> Work:
-    """[(prompt token ids, output tokens), ...]: the same on every machine. quick: a 16th of all."""
+    """[(prompt token ids, output tokens), ...]: the same on every machine.
+
+    quick: six requests, with a 16th of their tokens.
+    """
     dice = random.Random(0)
     shapes = shapes_of(name, dice)
     if quick:
-        shapes = [(prompt // 16, -(-outputs // 16)) for prompt, outputs in shapes[:6]]
+        shapes = [(prompt // 16, math.ceil(outputs / 16)) for prompt, outputs in shapes[:6]]
     same = round(SHARED * shapes[0][0]) if name == "P" else 0
     first = [dice.randrange(vocabulary) for _ in range(same)]
     return [

@@ -174,10 +174,10 @@ class GraphExecutor(ModelExecutor):
     It gives the same tokens, up to rounding: attention may run another kernel.
     """
 
-    def __init__(self, *parts: object):
-        """parts: those of a `ModelExecutor`, and then the recordings."""
-        *own, self.graphs = parts
+    def __init__(self, *own: object, graphs: Graphs):
+        """own: what a `ModelExecutor` takes. graphs: the recordings."""
         super().__init__(*own)
+        self.graphs = graphs
         assert self.graphs.cache is self.cache, "recordings read and write their own cache"
 
     @torch.inference_mode()

@@ -152,7 +152,8 @@ class PipelineLLM(LLM):
         trace = self.pipeline = PipelineTrace(self.stages, micro_batches.count, keep=True)
         self.times = []
         dist.barrier(group=self.wire.control)
-        executor.origin, origin = time.perf_counter(), time.time()
+        executor.origin = time.perf_counter()  # of what stage 0 decides
+        origin = time.time()  # of the stages' work: nodes share no other clock
         while micro_batches.busy or flying:
             flight = None
             for number in list(here):
@@ -228,26 +229,31 @@ class PipelineLLM(LLM):
         samplers = {request.request_id: request.sampler for request in requests}
         self.times = []
         dist.barrier(group=self.wire.control)
-        while (message := self.wire.receive(self.stage - 1))[0] is not None:
+        plan, x = self.wire.receive(self.stage - 1)
+        while plan is not None:
             synchronized_clock(self.device)  # NCCL's recv returns before the rows arrive
-            start, (plan, x) = time.time(), message
+            start = time.time()
             flat, ids = read_plan(plan, self.device)
             result = self._compute(start, flat, x, [samplers[request_id] for request_id in ids])
             if self.is_last:
                 self.wire.send(0, result)
             else:
                 self.wire.send(self.stage + 1, plan, result)
+            plan, x = self.wire.receive(self.stage - 1)
         self._finish()
 
     def _compute(
         self, start: float, flat: FlatBatch, x: Tensor | None, samplers: list
     ) -> Tensor | list[int]:
-        """This stage's part of a batch: activations (T, H), or on the last stage the tokens."""
+        """This stage's part of a batch: activations (T, H), or on the last stage the tokens.
+
+        It keeps from when (start) until when, in seconds of `time.time`.
+        """
         result = self.model(flat, self.cache, self.attend, x=x)
         if self.is_last:
             result = sample(result, samplers)
         synchronized_clock(self.device)
-        self.times.append((start, time.time()))  # nodes share no other clock
+        self.times.append((start, time.time()))
         return result
 
     def _finish(self) -> list[Times]:

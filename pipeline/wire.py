@@ -1,7 +1,8 @@
 """Messages between stages: plain numbers, as JSON, and rows of activations with them.
 
-Anyone who can reach the group's port can join it and send any bytes. JSON becomes plain values
-only. (Bytes of pickle could become any object, and run code.)
+JSON becomes plain values only: a message runs no code by itself, as pickle's bytes could. Nothing
+else of it is checked, and native.cpp writes where a plan says. So only those whom you trust may
+reach the group's port.
 """
 
 import json

@@ -245,11 +245,10 @@ def detailed(entry: Entry) -> list[tuple[int, int]]:
 
 def read_load(path: Path) -> Run:
     """The load of a benchmark file. Raises UserError."""
+    text = read_text(path, MOST_JSON)
     try:
-        found = json.loads(read_text(path, MOST_JSON))
+        found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(f"{path}: not a JSON file of one load ({error})") from None
     if not isinstance(found, dict) or "completed" not in found:
         raise UserError(

@@ -311,7 +311,7 @@ def test_a_capture_copies_nothing_from_the_host(attend: Callable, name: str) -> 
     with fake_cuda(captures=watch):
         model = new_model(SHAPES[name], torch.bfloat16, GPU)
         for before, batch in batches():
-            made = lambda m, c, a: GraphExecutor(m, c, a, False, None, Graphs(c, attend))
+            made = lambda m, c, a: GraphExecutor(m, c, a, False, graphs=Graphs(c, attend))
             runs = prepared(model, before, "sdpa", made)
             flat = runs.flatten(batch)
             for _ in range(3):

@@ -37,7 +37,7 @@ def recordings(model: Transformer, attend: Callable = cuda.gathered) -> Graphs:
 
 def generate_replaying(model: Transformer, recorded: Graphs, policy: str) -> dict[int, list[int]]:
     recorded.cache.reset()
-    executor = GraphExecutor(model, recorded.cache, PLAIN["sdpa"], False, None, recorded)
+    executor = GraphExecutor(model, recorded.cache, PLAIN["sdpa"], False, graphs=recorded)
     requests = [Request(i, prompt, COUNT) for i, prompt in enumerate(PROMPTS)]
     run_loop(make_scheduler(policy, BATCH_SIZE, CHUNK_SIZE), executor, requests)
     return {request.request_id: request.output for request in requests}

@@ -178,6 +178,11 @@ class Answer:
             return {"message": {"role": "assistant", "content": text, "refusal": None}}
         return {"text": text}
 
+    def piece(self, text: str) -> dict:
+        if self.is_chat:
+            return {"delta": {"content": text} if text else {}}
+        return {"text": text}
+
     def shown(self, choice: Choice, said: dict, reason: str | None) -> dict:
         return {"index": choice.index, **said, "logprobs": None, "finish_reason": reason}
 
@@ -194,11 +199,12 @@ class Answer:
             async for choice in self.changes():
                 # with its first token, as in vLLM: load generators take it for that
                 if self.is_chat and choice not in begun:
-                    yield self.event(choice, {"role": "assistant", "content": ""}, None)
+                    first = {"delta": {"role": "assistant", "content": ""}}
+                    yield self.event(choice, first, None)
                 begun.add(choice)
                 text, choice.text = "".join(choice.text), []
                 if text or choice.reason in ("stop", "length"):
-                    yield self.event(choice, {"content": text} if text else {}, choice.reason)
+                    yield self.event(choice, self.piece(text), choice.reason)
             if failure := self.failure():
                 yield line_of(failure.json())
             elif self.body.with_usage:
@@ -209,8 +215,7 @@ class Answer:
     def part(self) -> str:
         return "chat.completion.chunk" if self.is_chat else "text_completion"
 
-    def event(self, choice: Choice, delta: dict, reason: str | None) -> bytes:
-        said = {"delta": delta} if self.is_chat else {"text": delta.get("content", "")}
+    def event(self, choice: Choice, said: dict, reason: str | None) -> bytes:
         event = self.head(self.part, [self.shown(choice, said, reason)])
         if self.body.usage_each_time:
             event["usage"] = self.usage
@@ -277,12 +282,9 @@ class Api:
         for index, each in enumerate(requests):
             words = Words(self.decode, body.stops)
             answer.choices.append(Choice(answer, index, each, words))
-        self.submit(answer, requests)
-        return Events(answer) if body.stream else await answer.whole(request.receive)
-
-    def submit(self, answer: Answer, requests: list[batch.Request]) -> None:
         self.runner.submit(requests, answer.choices)
-        self.metrics.prompt.inc(sum(len(request.prompt) for request in requests))
+        self.metrics.prompt.inc(answer.prompt_tokens * body.n)
+        return Events(answer) if body.stream else await answer.whole(request.receive)
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:
@@ -429,7 +431,7 @@ def router(api: Api) -> APIRouter:
     """The endpoints."""
     routes = APIRouter()
 
-    async def asked(request: Request, kind: type[Body]) -> Response:
+    async def answered(request: Request, kind: type[Body]) -> Response:
         body = read(kind, read_json(await request.body()), api.lenient)
         if body._ignored:
             told = one_line(", ".join(body._ignored))[:LONGEST_HEADER].strip()
@@ -439,11 +441,11 @@ def router(api: Api) -> APIRouter:
 
     @routes.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        return await asked(request, Completion)
+        return await answered(request, Completion)
 
     @routes.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await asked(request, ChatBody)
+        return await answered(request, ChatBody)
 
     @routes.get("/v1/models")
     async def models() -> Response:
