@@ -89,15 +89,16 @@ def test_completions_are_those_of_generate(client: object, llm: LLM) -> None:
 
 @pytest.mark.parametrize("options", [{"top_p": 0.8}, {"top_k": 5, "temperature": 1.7}])
 def test_seeded_samples_are_those_of_generate(client: object, llm: LLM, options: dict) -> None:
-    """Choice k of n draws with the seed + k. Streamed or whole, the text is the same."""
+    """Choice k of n draws with the seed + k, of each prompt. Streamed or whole, the text is one."""
     own = {"temperature": 1.0} | options
     params = [SamplingParams(20, **own, seed=7 + k) for k in range(3)]
-    expected = [each.text for each in llm.generate([PROMPTS[0]] * 3, params)]
-    assert len(set(expected)) == 3
-    ask = {"model": "demo", "prompt": PROMPTS[0], "max_tokens": 20, "seed": 7, "n": 3}
+    prompts = [prompt for prompt in PROMPTS[:2] for _ in params]
+    expected = [each.text for each in llm.generate(prompts, params * 2)]
+    assert len(set(expected)) == 6
+    ask = {"model": "demo", "prompt": PROMPTS[:2], "max_tokens": 20, "seed": 7, "n": 3}
     answer = client.completions.create(**ask, extra_body=options)
     assert [choice.text for choice in answer.choices] == expected
-    texts = ["", "", ""]
+    texts = [""] * 6
     for event in client.completions.create(**ask, stream=True, extra_body=options):
         for choice in event.choices:
             texts[choice.index] += choice.text
