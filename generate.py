@@ -25,7 +25,7 @@ from command.checks import WHY_BROKEN, UserError
 from command.cli import MARK, progress, read_text, run_main, write_file
 from command.flags import LAYOUTS, TOKENS, Flag, Parser
 from configs import ModelConfig
-from engine import LLM, BeamSearchParams, RequestOutput, SamplingParams
+from engine import LLM, BeamSearchParams, SamplingParams
 from fast.backends import choose_backend
 from loading.device import check_memory, choose_dtype
 from loading.files import for_text
@@ -138,7 +138,10 @@ def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
         # splitlines() would also split at odd characters
         prompts += [line for line in text.split("\n") if line.strip()]
     if not prompts:
-        raise UserError("no prompt: give one on the command line, or a file with --file")
+        raise UserError(
+            "no prompt: give one on the command line, or a file with --file; with --stages,"
+            " --lengths 512:16 makes one up"
+        )
     return prompts
 
 
@@ -303,16 +306,15 @@ def start(
     launch(args.stages, hide_gpus=device.type == "cpu")
 
 
-def run_stages(
-    llm: PipelineLLM, works: Sequence[Work], path: Path | None
-) -> tuple[list[RequestOutput], Sequence[str]]:
-    """Run all, in every stage. Stage 0 prints the results, and returns the last ones."""
-    found, outputs = [], []
+def run_stages(llm: PipelineLLM, works: Sequence[Work], path: Path | None) -> list[str]:
+    """Run all, in every stage. Stage 0 prints the results. Returns why each output ended."""
+    found, reasons = [], []
     for work in works:
         llm.policy = work.policy
         if llm.stage == 0 and not is_for_pipelines(work.policy):
             warn_if_crowded(work.policy, llm.micro_batch_size, llm.chunk_size)
         outputs = llm.generate(work.prompts, work.params)
+        reasons += [output.finish_reason for output in outputs]
         if llm.stage > 0:
             continue
         names = ("seconds", "bubble_share", "busy", "idle")
@@ -324,7 +326,7 @@ def run_stages(
         print(table(llm, llm.trace))
     if path and llm.stage == 0:
         write_file(path, json.dumps(found, indent=1) + "\n")
-    return [output.finish_reason for output in outputs]
+    return reasons
 
 
 def run_one(

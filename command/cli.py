@@ -168,6 +168,9 @@ def run_main(main: Callable[[], None]) -> None:
         if isinstance(stream, io.TextIOWrapper) and (narrow or stream.errors == "strict"):
             stream.reconfigure(errors="backslashreplace")  # shows a letter that the encoding lacks
     try:
+        for flag, _, value in (word.partition("=") for word in sys.argv[1:]):
+            if value == "--" and flag.startswith("--"):  # argparse of Python 3.11 falls over it
+                raise UserError(f"argument {flag}: '--' is not a value")
         main()
         sys.stdout.flush()  # here, where its errors can still be caught
     except KeyboardInterrupt:

@@ -186,7 +186,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         ),
         "file": Kind("FILE", "UTF-8 text file with one prompt on each line", Path),
         "lengths": Kind(
-            "P:N,...", "instead of prompts: P made-up tokens and N output tokens each",
+            "P:N,...", "one more run: prompts of P made-up tokens, with N output tokens each",
             repeated=True,
         ),
         "workload": Kind(

@@ -12,7 +12,6 @@ from command.checks import lookup, shown
 from configs import GPUS
 
 ENDS = 128  # to start a block of a product and to write its result costs as much as 128 inputs more
-# Of constants that cannot be left out
 
 
 def overlapped(compute: float, memory: float, p: float) -> float:

@@ -162,6 +162,9 @@ def submissions(place: Path) -> tuple[list[Submission], list[str]]:
     """
     groups: dict[tuple[str, str], list[tuple[str, Found]]] = {}
     left, late = [], set()
+    for each in place.iterdir() if place.is_dir() else ():  # also one with nothing in it
+        if each.is_dir() and not each.is_symlink() and not each.name.startswith("."):
+            groups["folder", each.name] = []
     for file in files_of(place):
         top = file.parts[0]
         canvas, moodle = CANVAS.fullmatch(top), MOODLE.match(top)

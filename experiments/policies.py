@@ -42,6 +42,7 @@ WHOLE = ("request_level", "vllm_v0", "orca", "hybrid_only")
 TODAY = ("vllm_v1", "prefill_first", "no_evict")  # below both columns
 # of ours; the table has all
 PICTURED = ("request_level", "vllm_v0", "orca", "sarathi", "sarathi_serve", "prefill_first")
+NOT_PICTURED = {*POLICIES}.difference(PICTURED)
 STALL = 5  # decode-only iterations
 SECONDS = (
     "TTFT of C",
@@ -221,8 +222,7 @@ def draw(found: Comparison) -> plt.Figure:
 
 def pictured(found: Comparison) -> plt.Figure:
     """Of PICTURED, and of a user's own."""
-    left_out = POLICIES.keys() - set(PICTURED)
-    traces = {name: trace for name, trace in found.traces.items() if name not in left_out}
+    traces = {name: run for name, run in found.traces.items() if name not in NOT_PICTURED}
     return draw(replace(found, traces=traces))
 
 

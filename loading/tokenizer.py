@@ -6,7 +6,6 @@ They are `tokenizers`, and `tiktoken` for GPT-2 and the demo.
 import base64
 import binascii
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +21,6 @@ from loading.special import EOS, named_tokens, read_special, text_of
 # BPE never merges across these pieces
 GPT2_SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
-# GPT-2's spelling of bytes: letters that can be seen are themselves, in front of all others.
-SEEN = [*range(33, 127), *range(161, 173), *range(174, 256)]
-LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
-BYTES = dict(zip(LETTERS, SEEN + [i for i in range(256) if i not in SEEN], strict=True))
 # OpenAI's size, and nanoGPT's, which is rounded up. They tell GPT-2 from others of that shape
 GPT2_VOCABULARIES = (50257, 50304)
 
@@ -36,8 +31,7 @@ class Tokenizer:
 
     eos_id: the token that ends a text; None if the directory does not name one. `decode` gives text
     that follows other text. So a token for " world" always keeps its space. encode_chat: of a text
-    that a chat template made. It spells out its special tokens, and gets no others. bytes_of: those
-    of one token, which may be a piece of a character.
+    that a chat template made. It spells out its special tokens, and gets no others.
 
     All raise UserError where the library gives up: some texts are too much for some
     expressions.
@@ -47,7 +41,6 @@ class Tokenizer:
     decode: Callable[[Sequence[int]], str]
     eos_id: int | None
     encode_chat: Callable[[str], list[int]]
-    bytes_of: Callable[[int], bytes]
 
 
 def load_tokenizer(directory: str | Path) -> Tokenizer | None:
@@ -99,7 +92,7 @@ def _from_characters(path: Path) -> Tokenizer:
     def decode(tokens: Sequence[int]) -> str:
         return "".join(letters[token] for token in tokens if token < len(letters))
 
-    return Tokenizer(encode, decode, None, encode, lambda token: decode([token]).encode())
+    return Tokenizer(encode, decode, None, encode)
 
 
 def gpt2_tokenizer() -> Tokenizer:
@@ -140,7 +133,6 @@ def _from_tiktoken(library: tiktoken.Encoding, eos_id: int) -> Tokenizer:
         _guarded(lambda ids: library.decode([token for token in ids if token < library.n_vocab])),
         eos_id,
         _guarded(lambda text: library.encode(text, allowed_special="all")),
-        lambda token: library.decode_bytes([token] if token < library.n_vocab else []),
     )
 
 
@@ -202,18 +194,7 @@ def _from_library(library: Library, eos_id: int | None) -> Tokenizer:
     def after(ids: Sequence[int]) -> str:
         return decode([*anchor, *ids])[skip:]
 
-    def bytes_of(token: int) -> bytes:
-        if "\ufffd" not in (text := after([token])):  # a mark in place of half a character
-            return text.encode()
-        name = library.id_to_token(token)
-        if byte := re.fullmatch("<0x([0-9A-F]{2})>", name):
-            return bytes.fromhex(byte[1])
-        known = all(letter in BYTES for letter in name)
-        return bytes(BYTES[letter] for letter in name) if known else text.encode()
-
-    return Tokenizer(
-        _guarded(lambda text: library.encode(text).ids), after, eos_id, encode_chat, bytes_of
-    )
+    return Tokenizer(_guarded(lambda text: library.encode(text).ids), after, eos_id, encode_chat)
 
 
 def _add_tokens(library: Library, directory: Path) -> int | None:

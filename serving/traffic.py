@@ -133,9 +133,6 @@ class Uniform:
         return generator.integers(self.low, self.high + 1, count)
 
 
-ZIPF_BY = ("rank", "value")
-
-
 @dataclass(frozen=True)
 class Zipf:
     """Whole numbers from low to high by Zipf's law: many are short, few are long.

@@ -15,11 +15,14 @@ from inspect import signature
 from io import BytesIO
 from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import matplotlib.pyplot as plt
 import pytest
+import torch
 
+from batch import Batch
 from command.checks import UserError
 from course import __main__ as commands
 from course import doctor, drive, exercises, page
@@ -34,7 +37,12 @@ from course.picture import picture
 from course.plants import named, plants, right, unwritten
 from course.reference import solution
 from course.sketch import Bar, Mark, Panel, alike, svg
+from executor import ModelExecutor
+from kvcache import KVCache
+from pipeline.account import BUBBLES, PipelineTrace, Step
+from pipeline.phases import share_out
 from tests import spawn
+from timeline import Life, Trace
 
 ROOT = Path(__file__).parent.parent
 COURSE = ROOT / "course"
@@ -504,3 +512,56 @@ def test_the_stubs_hold_no_solution() -> None:
             docstring, end = function.body
             assert ast.get_docstring(function) and ast.unparse(end).endswith("Error"), name
             assert isinstance(docstring, ast.Expr)
+
+
+# ------------------------------------------------------- the reference does what the project does
+
+
+def flatten(batch: Batch, slot_of: dict[int, int], used: list[int]) -> SimpleNamespace:
+    """`ModelExecutor.flatten`, with a cache that has no tensors."""
+    executor = ModelExecutor.__new__(ModelExecutor)
+    executor.cache = KVCache.__new__(KVCache)
+    executor.cache.used, executor.cache.slots, executor.cache.length = used, len(used), 10**6
+    executor.slot_of, executor.model = slot_of, SimpleNamespace(device=torch.device("cpu"))
+    flat = executor.flatten(batch)
+    return SimpleNamespace(**{name: getattr(flat, name).tolist() for name in drive.FIELDS})
+
+
+def life(times: SimpleNamespace) -> Life:
+    return Life(0, times.arrival, 1, times.scheduled, times.tokens)
+
+
+def idle(seconds: list[list[float]], starts: list[list[float]]) -> dict[str, float]:
+    trace = PipelineTrace(len(seconds[0]), 1)
+    for work, began in zip(seconds, starts, strict=True):
+        trace.record(Step(0, 0, 1, [*began], [*work]), Batch([], []), [])
+    trace.close()
+    waits = sum(trace.idle[cause] for cause in (*BUBBLES, "starved"))
+    return {name: trace.idle[name] for name in ("start-up", "drain")} | {"bubble": waits}
+
+
+OWN = {
+    "5": {"flatten": flatten},
+    "9": {
+        "ttft": lambda times: life(times).ttft,
+        "tbts": lambda times: life(times).tbt,
+        "stalls": lambda times, bound: [
+            stall[1:] for stall in Trace(lives={0: life(times)}).stalls(bound)
+        ],
+    },
+    "10": {"idle": idle},
+    "11": {
+        "share_out": lambda own, withheld, total, groups, most: share_out(
+            "window", own, withheld, total, groups, 0, most
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("key", OWN)
+def test_the_projects_own_code_passes(key: str) -> None:
+    exercise = EXERCISES[key]
+    ours = SimpleNamespace(**vars(solution(exercise.file)) | OWN[key])
+    for case in exercise.check.cases(random.Random(0)):
+        answer = getattr(drive, exercise.file)(ours, case)
+        assert exercise.check.judge(case, answer) is None

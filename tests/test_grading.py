@@ -141,7 +141,9 @@ def test_what_counts_in_a_whole_clone_and_what_is_named(tmp_path: Path) -> None:
     for name, text in (("submission", "1"), ("submission (1)", "2"), ("submission-2", "3")):
         pack(doe / f"{name}.zip", {"e07.py": text})
     (doe / "submission-3.zip").write_bytes(b"PK")
-    [found] = submissions(tmp_path)[0]
+    (tmp_path / "empty").mkdir()
+    found, empty = submissions(tmp_path)[0]
+    assert (empty.name, empty.files) == ("empty", {})
     assert found.files == {"e06": "mine", "e07": "3", "e08": "high", "e09": "later"}
     notes = "\n".join(found.notes)
     assert "e07 came more than once: submission-2.zip/e07.py counts" in notes

@@ -43,6 +43,15 @@ def test_who_waits_and_who_stalls(predicted: policies.Comparison) -> None:
             assert 4 <= sum(token < predicted.arrival for token in life.tokens) < len(life.tokens)
 
 
+def test_ones_own_policy_is_in_the_picture(
+    predicted: policies.Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(POLICIES, "mine", POLICIES["sarathi"])
+    traces = predicted.traces | {"mine": predicted.traces["sarathi"]}
+    figure = policies.pictured(replace(predicted, traces=traces))
+    assert {"mine", *policies.PICTURED} == {axes.get_title("left") for axes in figure.axes} - {""}
+
+
 @pytest.mark.slow
 def test_files_and_measured_rows(small: str, tmp_path: Path) -> None:
     trace = tmp_path / "run.json"

@@ -88,24 +88,6 @@ def test_end_of_text_is_a_token_of_the_model_but_not_of_prompts():
     assert DEMO_TOKENIZER.decode([DEMO_TOKENIZER.eos_id]) == "<|endoftext|>"
 
 
-def test_a_token_has_bytes_also_where_it_is_a_piece_of_a_character(tmp_path):
-    """In tiktoken's form, in GPT-2's letters, and in LLaMA's tokens of a byte each."""
-    library_bpe().save(str(tmp_path / "tokenizer.json"))
-    library = load_tokenizer(tmp_path)
-    for token, data in enumerate(demo_tokens()):
-        assert DEMO_TOKENIZER.bytes_of(token) == library.bytes_of(token) == data
-    assert DEMO_TOKENIZER.bytes_of(10**6) == library.bytes_of(10**6) == b""
-    words = ["<unk>", "a", "\ufffd", *(f"<0x{byte:02X}>" for byte in range(256))]
-    llama = tokenizers.Tokenizer(
-        tokenizers.models.BPE({word: own for own, word in enumerate(words)}, [], byte_fallback=True)
-    )
-    steps = [tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
-    llama.decoder = tokenizers.decoders.Sequence(steps)
-    llama.save(str(tmp_path / "tokenizer.json"))
-    found = [load_tokenizer(tmp_path).bytes_of(own) for own in range(1, len(words))]
-    assert found == [b"a", "\ufffd".encode(), *(bytes([byte]) for byte in range(256))]
-
-
 def test_tokenizer_json_with_special_tokens(tmp_path):
     library = library_bpe()
     library.add_special_tokens(["<s>", "</s>"])

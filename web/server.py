@@ -261,9 +261,9 @@ class Server(uvicorn.Server):
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens, or a UserError that says why none can. port: 0 takes a free one."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    family, both = (socket.AF_INET6 if ":" in host else socket.AF_INET), host == "::"
     try:
-        return socket.create_server((host, port), family=family)
+        return socket.create_server((host, port), family=family, dualstack_ipv6=both)
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(
