@@ -228,7 +228,7 @@ def test_measured_hop() -> None:
 @pytest.mark.slow
 def test_command_line(broken: Path, tmp_path: Path, start: Start) -> None:
     """Two stages of two layers: the tokens of one process, and a prompt with broken logits ends
-    alone. The phases of TD-Pipe are printed, and drawn above the stages.
+    alone; so does a made-up one. The phases of TD-Pipe are printed, and drawn above the stages.
     """
     numbers, perfetto, model = tmp_path / "runs.json", tmp_path / "trace.json", str(broken)
     lengths = "sarathi@20:3,9:4,30:2", "20:8,30:6"
@@ -238,7 +238,7 @@ def test_command_line(broken: Path, tmp_path: Path, start: Start) -> None:
     flags += ["--model", model, "--dtype", "float64", "--device", "cpu"]
     process = start("generate.py", "def open(", "§ 1", *flags)
     printed, errors = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, errors) == (2, f"error: prompt 2 of 2: {WHY_BROKEN}\n")
+    assert (process.returncode, errors) == (2, f"error: prompt 3, 7 of 7: {WHY_BROKEN}\n")
     policies = re.findall("policy +(.*), B = 8\n", printed)
     assert policies == ["sarathi, C = 64", "td_pipe, whole prompts", "td_pipe, whole prompts"]
     assert re.search("stages +2, 2 micro-batches\nphases +1 of prefills, 1 of decodes\n", printed)
