@@ -1,6 +1,6 @@
-"""The solutions: the project's own code, under the names that the stubs have. For checkers alone.
+"""The solutions, under the names that the stubs have. For checkers alone.
 
-Where a stub has another form than the project, it stands here as a student may write it.
+They are the project's own code, or do what it does in the form of the stub: tests/test_course.py.
 `course.plants.right` puts all of them into the stubs.
 """
 
