@@ -2,7 +2,7 @@
 
     python experiments/serve_pipelines.py
         predicted for Falcon-180B on two nodes of four A100s, as TP4-PP2 and as TP8, and for
-        LLaMA2-70B on eight A40s as TP4-PP2: eight minutes of CPU time
+        LLaMA2-70B on eight A40s as TP4-PP2: ten minutes of CPU time
 
 serving/capacity.py defines capacity, SLO and served rate. Each search has 1024 requests. It repeats
 them until a rate that is too high shows it (`serving.planner.find_capacity`). Machines, batch sizes
