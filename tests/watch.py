@@ -24,14 +24,6 @@ def descendants_of(parent: int) -> list[int]:
     return children + [pid for child in children for pid in descendants_of(child)]
 
 
-def threads_of(pid: int) -> list[str]:
-    """Their names."""
-    return [
-        name.read_text(encoding="utf-8").strip()
-        for name in Path(f"/proc/{pid}/task").glob("*/comm")
-    ]
-
-
 def alive(pid: int) -> bool:
     """Whether a process runs. One that has ended may wait for its parent to ask."""
     try:
