@@ -148,7 +148,7 @@ def test_nobody_is_told_when_no_page_is_open(
         await second.aclose()
 
     for _ in range(2):
-        asyncio.run(opened())
+        asyncio.run(asyncio.wait_for(opened(), 60))
         assert len(runner.listeners) == before and not feed.events
     put = mock.Mock()
     monkeypatch.setattr(live.Feed, "put", put)
