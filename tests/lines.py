@@ -13,8 +13,8 @@ TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 OTHERS = ("toml", "js", "html", "css", "cpp", "sh")  # what is written by hand
 MOST = {
-    "lines of .py": 62_800,
-    "bytes of .py": 2_760_000,
+    "lines of .py": 62_770,
+    "bytes of .py": 2_759_000,
     "marks of .py for the formatter": 344,
     f"lines of .{', .'.join(OTHERS)}": 7_943,
 }
