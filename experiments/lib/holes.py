@@ -28,13 +28,11 @@ def sources(rows: Rows) -> dict[str, Mapping[str, float]]:
     """What a text may quote of one file of results/. The head of docs/holes.toml explains each."""
     numbers = rows.newest().numbers()
     paper, predicted, measured = (by_names(numbers, source) for source in SOURCES)
-    both = paper.keys() & predicted.keys()
     return {
         "paper": paper,
         "predicted": predicted,
         "measured": measured,
         "ms": Numbers({name: 1e3 * seconds for name, seconds in measured.items()}),
-        "error": Numbers({name: 100 * (predicted[name] / paper[name] - 1) for name in both}),
         "off": errors(numbers, measured),
         "least": Ranges(predicted, min),
         "most": Ranges(predicted, max),
