@@ -145,10 +145,10 @@ format: .venv/dev.stamp
 	$(PIP) -q -e '.[site]'
 	touch $@
 
-# Pyodide, the editor and its bundler, as web/package-lock.json pins them. Pages do without them.
-.venv/npm.stamp: web/package.json web/package-lock.json .venv/figures.stamp
+# Pyodide, the editor and its bundler, as more/web/package-lock.json pins them. Pages do without them.
+.venv/npm.stamp: more/web/package.json more/web/package-lock.json .venv/figures.stamp
 	mkdir -p build/npm
-	cp web/package.json web/package-lock.json build/npm
+	cp more/web/package.json more/web/package-lock.json build/npm
 	npm ci --prefix build/npm --no-audit --no-fund --ignore-scripts && touch $@ \
 		|| echo "npm failed: the pages do without its packages; the next make tries again"
 

@@ -17,7 +17,7 @@ chunk, or one row of each decode. Two functions here attend a span, with these a
     sdpa        PyTorch's fused attention
 
 With grouped-query attention (n_kv_head < n_head) query head h reads key head
-h // (n_head / n_kv_head). Faster versions are in fast/; all give the same result.
+h // (n_head / n_kv_head). Faster versions are in more/fast/; all give the same result.
 """
 
 from collections.abc import Callable, Sequence

@@ -7,7 +7,7 @@
 `LLM(fast=False)` runs the files of the book and nothing else: step through that in a debugger.
 """
 
-import fast.first  # before torch  # noqa: F401
+import more.fast.first  # before torch  # noqa: F401
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -15,21 +15,21 @@ from dataclasses import dataclass, replace
 
 from attention import PLAIN
 from batch import Batch, Request
-from beam.executor import enable_beams
-from beam.outputs import BeamSearchOutput, beam_requests, output_of
-from beam.request import BeamSearchParams
 from command.checks import MOST_SEED, UserError, check_flag, check_whole
 from executor import ModelExecutor
-from fast.backends import check_fast, choose_backend, must_measure, speed_up
-from fast.graphs import GraphExecutor, graphs_for
-from loading.device import check_memory, choose_device, choose_dtype, default_length
-from loading.load import choose_length, find_model, late_tokenizer, load_model
-from loading.prompts import make_requests
-from loading.requests import check_requests
-from loading.tokenizer import load_stop_ids, load_tokenizer
 from loop import Loop
-from paged.blocks import choose_blocks, real_memory
-from paged.cache import make_cache, manage
+from more.beam.executor import enable_beams
+from more.beam.outputs import BeamSearchOutput, beam_requests, output_of
+from more.beam.request import BeamSearchParams
+from more.fast.backends import check_fast, choose_backend, must_measure, speed_up
+from more.fast.graphs import GraphExecutor, graphs_for
+from more.loading.device import check_memory, choose_device, choose_dtype, default_length
+from more.loading.load import choose_length, find_model, late_tokenizer, load_model
+from more.loading.prompts import make_requests
+from more.loading.requests import check_requests
+from more.loading.tokenizer import load_stop_ids, load_tokenizer
+from more.paged.blocks import choose_blocks, real_memory
+from more.paged.cache import make_cache, manage
 from sampling import SamplingParams
 from scheduler import Scheduler, make_scheduler
 from simulate import simulate  # for users alone: the LLM never prices
@@ -75,18 +75,20 @@ class LLM:
         scheduler.py. Change them only while no request runs.
     max_batch_size (B): requests that run at once. You may lower it later.
     max_length: tokens of one request, prompt + output - 1 (of a beam search: the prompt). The cache
-        is allocated at once, for B requests of that length. None: `loading.requests.usual_length`.
+        is allocated at once, for B requests of that length. None:
+        `more.loading.requests.usual_length`.
     cache: "slots", or "paged": blocks of `block_size` tokens (16), for `cache_tokens` in all. With
-        prefix_caching, requests that begin alike share them (paged/).
+        prefix_caching, requests that begin alike share them (more/paged/).
     device: "auto" is cuda, else cpu. dtype: "auto" is bfloat16; without it, float16 or float32.
     attention: "math", "sdpa", "native", "rows" or "xformers". "auto": on x86 with AVX2, native
         (without a compiler, sdpa); elsewhere, what is measured to be fastest. `llm.attention` tells
         which.
     check_weights: look for NaN and infinity in a checkpoint.
-    cuda_graphs: replay iterations of a shape that comes again (fast/graphs.py): "on" or "off".
+    cuda_graphs: replay iterations of a shape that comes again (more/fast/graphs.py): "on" or "off".
         "auto": on CUDA, if launching kernels takes longer than reading the weights.
     cost: a function: batch -> seconds, for a policy that asks (`Scheduler.cost`).
-    fast: False runs without the folder fast/. All modules are plain, and their hooks are called.
+    fast: False runs without the folder more/fast/. All modules are plain, and their hooks are
+    called.
 
     After a call, `trace` tells what its iterations did. Raises command.checks.UserError, one line
     that names the bad value.
@@ -209,7 +211,7 @@ class LLM:
     def beam_search(
         self, prompts: Prompts, params: Params = None, cache: str = "segment"
     ) -> list[BeamSearchOutput]:
-        """The best sequences of each prompt, in order (beam/). Beams cannot be streamed.
+        """The best sequences of each prompt, in order (more/beam/). Beams cannot be streamed.
 
         A search takes one slot, and `beam_width` rows of the token budget. cache: "segment" keeps a
         prompt once for all beams; "standard" copies it for each. Raises UserError as `generate`.

@@ -40,7 +40,7 @@ class OperatorTimer:
         return result
 
 
-TIMERS = {"cpu": OperatorTimer}  # by kind of device: fast/cuda.py has one for GPUs
+TIMERS = {"cpu": OperatorTimer}  # by kind of device: more/fast/cuda.py has one for GPUs
 
 
 class ModelExecutor:

@@ -26,19 +26,19 @@ from command.cli import MARK, progress, read_text, run_main, write_file
 from command.flags import LAYOUTS, TOKENS, Flag, Parser
 from configs import ModelConfig
 from engine import LLM, BeamSearchParams, SamplingParams
-from fast.backends import choose_backend
-from loading.device import check_memory, choose_dtype
-from loading.files import for_text
-from loading.load import find_model, late_tokenizer
-from loading.policyfile import load_files, warn_if_crowded
-from loading.tokenizer import load_tokenizer
-from pictures import perfetto
-from pipeline import BUBBLES, even_layers
-from pipeline.launch import Place, joined, launch, stage_device
-from pipeline.policies import is_for_pipelines, make_micro_batches, policy_names, unmeasured
-from pipeline.stages import PipelineLLM
+from more.fast.backends import choose_backend
+from more.loading.device import check_memory, choose_dtype
+from more.loading.files import for_text
+from more.loading.load import find_model, late_tokenizer
+from more.loading.policyfile import load_files, warn_if_crowded
+from more.loading.tokenizer import load_tokenizer
+from more.pictures import perfetto
+from more.pipeline import BUBBLES, even_layers
+from more.pipeline.launch import Place, joined, launch, stage_device
+from more.pipeline.policies import is_for_pipelines, make_micro_batches, policy_names, unmeasured
+from more.pipeline.stages import PipelineLLM
+from more.serving.calibration import cost_here, this_machine
 from scheduler import make_scheduler
-from serving.calibration import cost_here, this_machine
 from timeline import Trace
 
 MOST_BYTES = 10**8  # of a file of prompts

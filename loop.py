@@ -59,7 +59,7 @@ class Loop:
         scheduler.cost = executor.cost or scheduler.cost
         self.trace = Trace(policy=scheduler.name)
         self.batch: Batch | None = None
-        self.patient = False  # True: `step` returns None where nothing can run yet (apart/)
+        self.patient = False  # True: `step` returns None where nothing can run yet (more/apart/)
         self.arriving: deque[Request] = deque()  # in order of arrival
         self._stepping, self._leaving = False, []  # _leaving: requests cancelled during a step
 

@@ -38,10 +38,10 @@ def untimed(name: str, operator: Callable, *args: Any) -> Any:
 class ResidualLinear(nn.Linear):
     """The last operator of a residual branch. It also adds the residual, the branch's input.
 
-    With packed weights, oneDNN adds it inside the product: that saves a pass (fast/packed.py).
+    With packed weights, oneDNN adds it inside the product: that saves a pass (more/fast/packed.py).
     """
 
-    dropout = 0.0  # of the branch, in training: see demo/train.py
+    dropout = 0.0  # of the branch, in training: see more/demo/train.py
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         y = F.dropout(super().forward(x), self.dropout, self.training and self.dropout > 0)
@@ -62,7 +62,7 @@ class Layer(nn.Module):
             linear = ResidualLinear if name in ("postproj", "ffn_ln2") else nn.Linear
             bias = gpt2 or (config.qkv_bias and name == "preproj")
             setattr(self, name, linear(inputs, outputs, bias=bias))
-        self.rotate: Callable = rotate  # fast/native.py replaces this, and swiglu
+        self.rotate: Callable = rotate  # more/fast/native.py replaces this, and swiglu
         self.activate: Callable = partial(F.gelu, approximate=config.gelu) if gpt2 else swiglu
         if config.qk_norm:
             self.norm_q = nn.RMSNorm(config.head_dim, eps=config.norm_eps)

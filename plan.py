@@ -8,7 +8,7 @@
         scaled to your own server: bench.json is of `vllm bench serve --save-result`
 
 Each part of the answer is printed as soon as it is known, and Ctrl-C keeps what is there.
-serving/planner.py says how it searches; docs/planner.md what the answer is worth.
+more/serving/planner.py says how it searches; docs/planner.md what the answer is worth.
 """
 
 import command.enter  # noqa: F401
@@ -51,9 +51,9 @@ from experiments.lib.plan_report import (
     rows_of,
 )
 from experiments.lib.study import finish
-from loading.priced import priced_model
-from serving.anchor import anchor_of, scaled
-from serving.comparison import (
+from more.loading.priced import priced_model
+from more.serving.anchor import anchor_of, scaled
+from more.serving.comparison import (
     Job,
     Question,
     bench,
@@ -62,11 +62,11 @@ from serving.comparison import (
     policies_of,
     search,
 )
-from serving.planner import Found, Replica, Traffic
+from more.serving.planner import Found, Replica, Traffic
 
 REQUESTS = 2048  # that are drawn, where no file has them
 TP, PP = (1, 2, 4, 8), (2, 4)
-# of a GPU's memory: vLLM's default for years; today's is 0.92 (serving/engines.py)
+# of a GPU's memory: vLLM's default for years; today's is 0.92 (more/serving/engines.py)
 UTILIZATION = 0.9
 ASYNC = "vllm-async"  # the host of today's vLLM
 FLAGS = {

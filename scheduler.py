@@ -31,7 +31,8 @@ NOTHING_SCHEDULED = "it schedules nothing, while requests wait or run and no mor
 class Memory:
     """The KV cache as a number of tokens. Micro-batches may share one.
 
-    A decode takes a row of a batch and a token of cache. paged/ counts in blocks, beam/ in beams.
+    A decode takes a row of a batch and a token of cache. more/paged/ counts in blocks, more/beam/
+    in beams.
     """
 
     capacity: int | None  # None: as much as B requests ever need
@@ -449,7 +450,7 @@ class HybridOnly(IterationLevel):
 POLICIES: dict[str, type[Scheduler]] = by_name(
     [RequestLevel, Orca, VLLMv0, Sarathi, SarathiServe, Dynamic, ChunkedOnly, HybridOnly]
 )
-FOR_PIPELINES = ("td_pipe",)  # of pipeline/policies.py
+FOR_PIPELINES = ("td_pipe",)  # of more/pipeline/policies.py
 ALIASES = {"baseline": "request_level"}  # SARATHI's word
 
 

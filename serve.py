@@ -20,18 +20,18 @@ from command.checks import UserError
 from command.cli import run_main
 from command.flags import Flag, Parser
 from configs import GPUS
-from loading.files import find
-from loading.policyfile import load_files, warn_if_crowded
-from pipeline.policies import policy_names
-from serving.calibration import cost_here
-from web import explore_routes, live
-from web.api import Api
-from web.api import router as api_routes
-from web.chat import Chat, read_template
-from web.priced import PricedEngine
-from web.runner import Engine, Runner
-from web.server import Limits, Server, hash_of, listen
-from web.trial import try_policy
+from more.loading.files import find
+from more.loading.policyfile import load_files, warn_if_crowded
+from more.pipeline.policies import policy_names
+from more.serving.calibration import cost_here
+from more.web import explore_routes, live
+from more.web.api import Api
+from more.web.api import router as api_routes
+from more.web.chat import Chat, read_template
+from more.web.priced import PricedEngine
+from more.web.runner import Engine, Runner
+from more.web.server import Limits, Server, hash_of, listen
+from more.web.trial import try_policy
 
 KEY = "NANO_SARATHI_API_KEY"  # of the environment; a flag is seen by all who may list processes
 REAL = {"dtype": "auto", "device": "auto", "attention": "auto", "cuda_graphs": "auto",
@@ -85,7 +85,7 @@ def make_engine(args: argparse.Namespace) -> Engine:
     if args.tp != 1:
         raise UserError("--tp is for a priced model: give --gpu, too")
     from engine import LLM  # here: it needs torch, and a priced engine does not
-    from web.real import RealEngine
+    from more.web.real import RealEngine
 
     options = {name: getattr(args, name) for name in REAL}
     options["check_weights"], calibration = options.pop("check"), options.pop("calibration")

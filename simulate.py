@@ -6,16 +6,16 @@ differs: it asks the cost model for the seconds of a batch, and moves a virtual 
 
 from collections.abc import Callable, Iterable
 
-import paged.policies  # three more policies  # noqa: F401
+import more.paged.policies  # three more policies  # noqa: F401
 from batch import Batch, Request
 from command.checks import lookup
 from configs import GPUS, LINKS, ModelConfig
 from configs.hosts import HOSTS
 from costmodel import CostModel
-from loading.priced import priced_model
-from loading.requests import OneByOne, checked
 from loop import Loop, Result
-from paged.blocks import choose_blocks
+from more.loading.priced import priced_model
+from more.loading.requests import OneByOne, checked
+from more.paged.blocks import choose_blocks
 from scheduler import make_scheduler
 from timeline import Fleeting, Life, Trace
 
@@ -88,7 +88,7 @@ def simulate(
     trace's `guess` says whose constants are taken.
     host: a name of configs.hosts.HOSTS: the CPU's time for each iteration.
     cache, block_size, prefix_caching: see `engine.LLM`. Only prompts that say which tokens they
-    share can share them, and `range(n)` says nothing: see paged/prompts.py.
+    share can share them, and `range(n)` says nothing: see more/paged/prompts.py.
 
     done: is given each request's life when it has ended, and nothing is kept. So a million requests
     may come from a generator, in order of arrival. (With prefix_caching, give cache_tokens, too.)

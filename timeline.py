@@ -19,11 +19,12 @@ the engine's clock.
     throughput           useful tokens per second, from the first arrival to the last token.
     recomputed tokens    those that a preemption lost, and that ran again. They are not useful.
     processed            tokens per second that iterations ran, recomputed ones too. SARATHI's
-                         gains are ratios of it in a steady state (serving/steady.py).
+                         gains are ratios of it in a steady state (more/serving/steady.py).
     policy's own time    seconds in `schedule`, on this machine's clock. In a real run, they are
                          part of TTFT and latency. The virtual clock of a priced run has none.
     SLO                  an upper bound that must hold, such as one on the P99 of all TBTs.
-    capacity             the largest request rate that still meets the SLO (serving/capacity.py).
+    capacity             the largest request rate that still meets the SLO
+                         (more/serving/capacity.py).
 """
 
 import csv
@@ -93,7 +94,7 @@ class Life:
     tokens: list[float] = field(default_factory=list)  # when each output token came
     finished: float | None = None
     preemptions: int = 0
-    cached: int = 0  # prompt tokens that were in the cache when it was scheduled (paged/)
+    cached: int = 0  # prompt tokens that were in the cache when it was scheduled (more/paged/)
     tags: dict[str, str] = field(default_factory=dict)  # the request's
     recomputed: int = 0  # tokens that ran again
     reached: float = 0  # tokens of its prefill that are in the cache; infinity: it decodes

@@ -27,7 +27,22 @@ def shown(value: object, as_text: Callable[[object], str] = repr) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
-MOVED: dict[str, str] = {}  # what a file of an older version imports: where it is now
+# What a file of an older version imports: where it is now.
+MOVED = {
+    name: f"more.{name}"
+    for name in [
+        "apart",
+        "beam",
+        "demo",
+        "fast",
+        "loading",
+        "paged",
+        "pipeline",
+        "pictures",
+        "serving",
+        "web",
+    ]
+}
 
 
 def moved(error: BaseException) -> str:

@@ -35,7 +35,7 @@ class ModelConfig:
     rope_scaling: tuple[float, ...] | None = None  # LLaMA 3.1: factor, low, high, length
     qkv_bias: bool = False  # Qwen2: a bias on q, k and v (GPT-2 has one on every linear operator)
     qk_norm: bool = False  # Qwen3: an RMSNorm on each head of q and k
-    variant: str = ""  # "olmo2", "gemma3": what loading/variants.py makes of the layers
+    variant: str = ""  # "olmo2", "gemma3": what more/loading/variants.py makes of the layers
     window: int = 0  # tokens that a token sees, itself included; 0: all
     narrow: tuple[bool, ...] = ()  # which layers have that window; (): longer texts are refused
     norm_eps: float = 1e-5

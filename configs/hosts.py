@@ -15,7 +15,7 @@ class Host:
     overlapped: the host works while the GPU runs the iteration before; else the GPU waits. We
     compare with the kernels of this iteration, as if the one before took as long. gap: for each
     iteration, seconds that the GPU waits even then. A beam search is one request. factor: on all
-    of it, where a server was measured (serving/anchor.py).
+    of it, where a server was measured (more/serving/anchor.py).
     """
 
     iteration: float = 0.0

@@ -297,7 +297,8 @@ class Unusable(Exception):
 
 
 class StudentMemory(Memory):
-    """The student's blocks as a scheduler's memory, in blocks (the project's: paged/blocks.py).
+    """The student's blocks as a scheduler's memory, in blocks (the project's:
+    more/paged/blocks.py).
 
     It feeds as a `FakeModel` does. said: what was asked, and what ran.
     """

@@ -1,7 +1,7 @@
 """The exercises as a folder that any web server can give: `python -m course page`.
 
-Python runs in the reader's browser (web/bundle.py), the editor is CodeMirror. Where npm has not
-installed CodeMirror and esbuild (web/package.json), the editor is a plain text field.
+Python runs in the reader's browser (more/web/bundle.py), the editor is CodeMirror. Where npm has
+not installed CodeMirror and esbuild (more/web/package.json), the editor is a plain text field.
 """
 
 import os
@@ -13,7 +13,7 @@ from command.checks import UserError
 from command.cli import ROOT
 from course.exercises import EXERCISES, HERE, STUBS, hints
 from course.lessons import LESSONS
-from web import bundle
+from more.web import bundle
 
 STATIC = HERE / "static"
 NPM = ROOT / "build" / "npm" / "node_modules"

@@ -17,8 +17,8 @@ from costmodel import padded as padded_rows
 from course.stubs import e13
 from course.stubs.e05 import Rows
 from course.stubs.e07 import ATTENTION, COMPUTE, MEMORY, roofline
+from more.serving.search import percentile
 from scheduler import Sarathi, SarathiServe  # noqa: F401  (solutions of E6 and E8)
-from serving.search import percentile
 
 if TYPE_CHECKING:  # torch is heavy; where these methods run, the stub of E2 has imported both
     from torch import Tensor
@@ -122,7 +122,7 @@ def p99(requests: list[SimpleNamespace]) -> float:
 
 
 def starts(seconds: list[list[float]], micro_batches: int) -> list[list[float]]:
-    """A clock for the rule of `pipeline.simulate.run_pipeline`, without its queue."""
+    """A clock for the rule of `more.pipeline.simulate.run_pipeline`, without its queue."""
     free, found = [0.0] * len(seconds[0]), []
     for number, work in enumerate(seconds):
         back = number - micro_batches

@@ -26,7 +26,7 @@ from course.reference import solution
 from experiments import fig3, fig4, fig6, fig7, fig9, policies
 from experiments.lib import look
 from experiments.lib.rows import Rows
-from pictures.gantt import draw_runs
+from more.pictures.gantt import draw_runs
 
 SIZE, DPI = (12.0, 6.75), 160  # inches; 1920 x 1080 pixels: letters of 15 pt have 33 pixels
 DECK = "lecture.pptx"

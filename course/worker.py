@@ -32,7 +32,7 @@ STANDARD = (
     "__future__", "cmath", "copy", "dataclasses", "enum", "heapq", "itertools", "logging", "pprint",
     "queue", "random", "statistics", "string", "typing",
 )  # fmt: skip
-OPEN = ("batch", "configs", "costmodel", "loop", "scheduler", "serving.search", "simulate")
+OPEN = ("batch", "configs", "costmodel", "loop", "scheduler", "more.serving.search", "simulate")
 WITH_TORCH = ("torch", "kvcache", "attention")
 LONGEST_ANSWER = 4 << 20  # bytes
 GLANCE = 0.1  # s between two looks at the processor's clock

@@ -23,7 +23,7 @@ extensions = ["myst_nb"]
 root_doc = "README"
 include_patterns = [
     "README.md", "CONTRIBUTING.md", "docs/*.md", "notebooks/*.ipynb", "course/*.md",
-    "course/instructor/*.md", "examples/README.md", "demo/README.md", "results/fidelity.md",
+    "course/instructor/*.md", "examples/README.md", "more/demo/README.md", "results/fidelity.md",
 ]  # fmt: skip
 exclude_patterns = [".*", "build"]
 nb_execution_mode = "off"  # lessons as they were run
@@ -38,7 +38,7 @@ html_theme = "furo"
 html_theme_options = {"source_repository": about.get("urls", {}).get("Repository", "")}
 html_copy_source = html_use_index = False
 html_show_sphinx = False
-html_favicon = "../web/static/icon.svg"
+html_favicon = "../more/web/static/icon.svg"
 html_static_path = ["theme/static"]
 html_css_files = ["site.css"]
 html_js_files = [("site.js", {"defer": "defer"})]

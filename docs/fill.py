@@ -111,7 +111,7 @@ def quoted(name: str) -> dict[str, Mapping]:
 @cache
 def derived() -> dict[str, float]:
     """Numbers of the code, and of other files than those of results/."""
-    demo = json.loads((ROOT / "demo" / "metrics.json").read_text(encoding="utf-8"))
+    demo = json.loads((ROOT / "more" / "demo" / "metrics.json").read_text(encoding="utf-8"))
     td_pipe = EFFICIENCY["l20", "td_pipe"].source
     lines = beside_benchmarks.benchmarks()
     return {

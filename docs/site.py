@@ -21,7 +21,7 @@ from command.flags import Parser
 from course import page as exercises
 from docs import whatif
 from experiments import all as gallery
-from web import bundle
+from more.web import bundle
 
 OUT = ROOT / "build" / "site"
 PYODIDE = ROOT / "build" / "npm" / "node_modules" / "pyodide"

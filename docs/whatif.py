@@ -23,9 +23,9 @@ from command.checks import UserError
 from course.sketch import INK, Bar, Line, Panel, svg
 from experiments.lib.colours import COLOURS, OPERATOR_LOOKS, SERIES
 from experiments.lib.colours import LOOKS as POLICY_LOOKS
-from pictures.lanes import request_lanes
-from pictures.looks import LOOKS
-from serving.search import percentile
+from more.pictures.lanes import request_lanes
+from more.pictures.looks import LOOKS
+from more.serving.search import percentile
 from timeline import Trace
 
 DRAWN = ("lesson", "matplotlib", "numpy")  # modules that this file stands in for
@@ -287,7 +287,7 @@ def run(lesson: str, chosen: Mapping[str, float]) -> dict:
 
 
 def in_browser(question: str, tell: object = None) -> str:
-    """What the page's worker asks (web/static/python_worker.js), and its answer, as JSON.
+    """What the page's worker asks (more/web/static/python_worker.js), and its answer, as JSON.
 
     {"lesson": an excerpt} gives its controls; with "chosen", what `run` gives. A user's mistake
     gives {"error": one sentence}.

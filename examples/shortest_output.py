@@ -1,7 +1,8 @@
 """Shortest output first: of the waiting requests, the one with the fewest predicted tokens is next.
 
 What is predicted is the tag `predicted_tokens`. It comes from a file, from a client, or from
-serving/lengths.py, which also says how large the error is. Requests without such a number are last.
+more/serving/lengths.py, which also says how large the error is. Requests without such a number are
+last.
 """
 
 import math

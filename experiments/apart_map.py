@@ -24,7 +24,6 @@ from itertools import cycle
 
 import matplotlib.pyplot as plt
 
-from apart.simulate import simulate_fleet
 from batch import Request
 from command.flags import Flag
 from configs import GPUS, MODELS
@@ -35,10 +34,11 @@ from experiments.lib.engines import Sweep, cases
 from experiments.lib.papers import LOOKS
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
-from pipeline import simulate_pipeline
-from serving.capacity import START_SHARE, tpot
-from serving.search import largest_rate
-from serving.traffic import poisson
+from more.apart.simulate import simulate_fleet
+from more.pipeline import simulate_pipeline
+from more.serving.capacity import START_SHARE, tpot
+from more.serving.search import largest_rate
+from more.serving.traffic import poisson
 from simulate import make_cost_model
 from timeline import Life
 

@@ -5,8 +5,8 @@ r"""Routing by prefix, by load, or in turns: where do requests that begin alike 
 
 Requests ask about documents: each prompt begins with one of them, and ends with a question of its
 own. Each engine keeps blocks, and its cache holds a part of the documents. `by_prefix` sends a
-request where its document is, unless loads are far apart (apart/routers.py). First the load grows,
-then the number of documents, then the document's part of each prompt.
+request where its document is, unless loads are far apart (more/apart/routers.py). First the load
+grows, then the number of documents, then the document's part of each prompt.
 """
 
 import enter  # noqa: F401
@@ -16,8 +16,6 @@ from functools import partial
 
 import numpy as np
 
-from apart.routers import ROUTERS
-from apart.simulate import simulate_fleet
 from batch import Request
 from command.flags import Flag
 from experiments.apart_map import FOUR, Gpus
@@ -25,9 +23,11 @@ from experiments.lib.claims import Claim, rises
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
-from paged.prompts import Parts
-from serving.search import percentile
-from serving.traffic import poisson
+from more.apart.routers import ROUTERS
+from more.apart.simulate import simulate_fleet
+from more.paged.prompts import Parts
+from more.serving.search import percentile
+from more.serving.traffic import poisson
 from timeline import Life
 
 EIGHT = replace(FOUR, count=8)

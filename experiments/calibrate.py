@@ -14,7 +14,7 @@ out too slow there.
 """
 
 import enter  # noqa: F401
-import fast.first  # before torch  # noqa: F401
+import more.fast.first  # before torch  # noqa: F401
 
 import os
 import statistics
@@ -39,7 +39,14 @@ from experiments.lib.flags import MEASURE, ScriptParser
 from experiments.lib.measuring import batch_runner, device_for, hardware_of
 from experiments.lib.rows import make_directory
 from loop import Result
-from serving.calibration import BATCH_SIZE, LENGTH, LINEARS, CalibratedModel, Calibration, Curve
+from more.serving.calibration import (
+    BATCH_SIZE,
+    LENGTH,
+    LINEARS,
+    CalibratedModel,
+    Calibration,
+    Curve,
+)
 
 # prompts from token 0
 TOKENS = (

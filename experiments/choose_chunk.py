@@ -29,9 +29,9 @@ from experiments.lib.flags import model_flag, start
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.steady import Workload, run_priced, split, tokens_per_second
 from experiments.lib.study import Panel, draw_panels, finish
-from loading.priced import priced_model
-from serving.calibration import BATCH_SIZE, CalibratedModel, Calibration
-from serving.engines import engine_flags
+from more.loading.priced import priced_model
+from more.serving.calibration import BATCH_SIZE, CalibratedModel, Calibration
+from more.serving.engines import engine_flags
 from simulate import CostExecutor
 
 MOST_REQUESTS = 256  # B above which the sweep would take longer than anybody waits

@@ -23,7 +23,6 @@ from itertools import combinations
 
 import numpy as np
 
-import pipeline
 from batch import Batch, Request
 from command.checks import UserError
 from command.flags import Flag
@@ -35,7 +34,8 @@ from experiments.lib.papers import LOOKS
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.steady import split
 from experiments.lib.study import Panel, Study
-from serving.traffic import Zipf
+from more import pipeline
+from more.serving.traffic import Zipf
 
 MODEL, GPU, TP, STAGES = "gpt3-175b", "a100-80gb", 8, 8
 SHORTEST, LONGEST, EXPONENT, RATIO = 1024, 4096, 0.4, 10  # L in tokens, theta, P:D (Sec 5.3)

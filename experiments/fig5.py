@@ -5,7 +5,7 @@ The picture shows the bubbles of Orca's schedule, and what SARATHI leaves of the
     python experiments/fig5.py      predicted for LLaMA-13B on two A6000s; seconds, no GPU needed
 
 Two micro-batches are in flight, of two requests each. The program finds out by itself which stage
-waits for which, and why (PB1, PB2, PB3; see pipeline/). results/fig5.json holds both runs for
+waits for which, and why (PB1, PB2, PB3; see more/pipeline/). results/fig5.json holds both runs for
 https://ui.perfetto.dev, where single steps can be clicked.
 """
 
@@ -22,10 +22,10 @@ from experiments.lib.engines import Priced, Sweep, cases
 from experiments.lib.look import panels
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Study
-from pictures import perfetto
-from pictures.gantt import STAGE_LOOKS, draw_stages, legend_handles
-from pictures.lanes import stage_lanes
-from pipeline import BUBBLES, IDLE, PipelineTrace, simulate_pipeline
+from more.pictures import perfetto
+from more.pictures.gantt import STAGE_LOOKS, draw_stages, legend_handles
+from more.pictures.lanes import stage_lanes
+from more.pipeline import BUBBLES, IDLE, PipelineTrace, simulate_pipeline
 
 MODEL, GPU, STAGES, BATCH_SIZE, CHUNK_SIZE = "llama-13b", "a6000", 2, 2, 256
 POLICIES = ("orca", "sarathi")

@@ -6,7 +6,7 @@
         --measure                              with the real engine, too, on this machine: minutes
 
 What it asks: from which requests does SARATHI gain most? All are alike: P prompt tokens and D
-decodes, P + D = L. B of them run at a time, and there are always more (serving/steady.py).
+decodes, P + D = L. B of them run at a time, and there are always more (more/serving/steady.py).
 
 What it compares: two policies on the same requests. The baseline runs B whole prompts, then all
 their decodes. SARATHI cuts a prompt into chunks, and the decodes of the other B - 1 requests ride

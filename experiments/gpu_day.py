@@ -10,7 +10,7 @@ next step begins. Predictions are the cost model's, with vLLM's constants.
 """
 
 import enter  # noqa: F401
-import fast.first  # before torch  # noqa: F401
+import more.fast.first  # before torch  # noqa: F401
 
 import gc
 import json
@@ -47,9 +47,9 @@ from experiments.lib.flags import ScriptParser
 from experiments.lib.measuring import batch_runner, hardware_of, time_batches
 from experiments.lib.rows import Rows, print_rows
 from experiments.lib.study import Panel, draw_panels, finish
-from fast import cuda
-from fast.graphs import copy_rate
-from fast.kernels import report
+from more.fast import cuda
+from more.fast.graphs import copy_rate
+from more.fast.kernels import report
 
 MODEL_FOR = {56e9: "llama-13b", 22e9: "llama3.1-8b", 0: "llama3.2-3b"}  # from so many bytes on
 WAY = "back", "small", "graphs", "start", "riders"  # small: whose small operators

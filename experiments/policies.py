@@ -29,9 +29,9 @@ from experiments.lib.flags import MEASURE, file_name, start
 from experiments.lib.rows import Row, Rows, print_rows, with_kept
 from experiments.lib.steady import simulate_operators
 from experiments.lib.study import finish
-from pictures import perfetto
-from pictures.gantt import draw_lanes, legend_handles
-from pictures.lanes import request_lanes
+from more.pictures import perfetto
+from more.pictures.gantt import draw_lanes, legend_handles
+from more.pictures.lanes import request_lanes
 from scheduler import POLICIES
 from timeline import Trace
 

@@ -3,11 +3,11 @@ r"""Prefix caching: what it gains over the shared part of a prompt, and over the
     python experiments/prefix_caching.py
         predicted for Mistral-7B on an A100: half a minute
 
-A cache in blocks (paged/) lets requests that begin alike share their blocks. First, all requests
-share a part of a prompt of 1,024 tokens, such as a system prompt. Then the cache grows, so that it
-holds more and more of 64 documents, about which the requests ask. Last, the memory that slots and
-blocks need for conversations (a sample of Azure's trace of 2023, at 6 requests/s): nothing is
-shared there.
+A cache in blocks (more/paged/) lets requests that begin alike share their blocks. First, all
+requests share a part of a prompt of 1,024 tokens, such as a system prompt. Then the cache grows, so
+that it holds more and more of 64 documents, about which the requests ask. Last, the memory that
+slots and blocks need for conversations (a sample of Azure's trace of 2023, at 6 requests/s):
+nothing is shared there.
 
 "slots" and "blocks" do the same work. "shared" is blocks with prefix caching.
 """
@@ -28,11 +28,11 @@ from experiments.lib.engines import Sweep, cases
 from experiments.lib.papers import MISTRAL
 from experiments.lib.study import Panel, Study
 from loop import Loop
-from paged.blocks import BlockMemory
-from paged.prompts import Parts, shared
+from more.paged.blocks import BlockMemory
+from more.paged.prompts import Parts, shared
+from more.serving.capacity import MAX_BATCH_SIZE, Deployment, median_ttft
+from more.serving.traffic import at_rate, poisson, read_trace
 from scheduler import make_scheduler
-from serving.capacity import MAX_BATCH_SIZE, Deployment, median_ttft
-from serving.traffic import at_rate, poisson, read_trace
 from simulate import CostExecutor, simulate
 from timeline import Trace
 

@@ -11,14 +11,14 @@ import enter  # noqa: F401
 
 from types import SimpleNamespace
 
-from beam.cost import cache_bytes
-from beam.request import CACHES
 from configs import MODELS
 from experiments.lib.claims import Claim, bounded
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Row
 from experiments.lib.segment import COLOURS, TILE, TILES, WIDTH
 from experiments.lib.study import Panel, Study
+from more.beam.cost import cache_bytes
+from more.beam.request import CACHES
 
 LENGTH = 1024  # tokens of the prompt, and of the response
 STATED = "gptj-6b", 32  # the paper states numbers of this model at this BS

@@ -17,7 +17,6 @@ import enter  # noqa: F401
 
 from collections.abc import Sequence
 
-from beam.cost import throughput
 from command.flags import Flag
 from experiments.lib.beam_engines import RealBeams, real_beams
 from experiments.lib.claims import Claim, bounded
@@ -34,6 +33,7 @@ from experiments.lib.segment import (
     PricedBeams,
 )
 from experiments.lib.study import Panel, Study
+from more.beam.cost import throughput
 
 PROMPT, RESPONSE = 1024, 128  # predicted
 GAIN = "segment over transformers"

@@ -24,7 +24,7 @@ from experiments.lib.engines import Sweep
 from experiments.lib.papers import ARXIV, CHAT, YI
 from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Panel, Study
-from serving.capacity import Deployment, median_ttft, p99_tbt
+from more.serving.capacity import Deployment, median_ttft, p99_tbt
 
 REQUESTS, BUDGET = 1024, 1024
 DATASETS = {"chat": (CHAT, 1.0), "arxiv": (ARXIV, 0.5)}  # and requests/s

@@ -4,9 +4,9 @@
 
 A small budget keeps each iteration short, and so the time between tokens. But it reads the weights
 more often for the same prompts, and at some load the queue grows. Take the largest multiple of the
-tile whose worst iteration stays within the SLO: `token_budget` of serving/capacity.py finds it from
-one profile, without running a request. The curves check it on 512 chat requests at 2.5 per second.
-plan.py finds the best budget for your traffic.
+tile whose worst iteration stays within the SLO: `token_budget` of more/serving/capacity.py finds it
+from one profile, without running a request. The curves check it on 512 chat requests at 2.5 per
+second. plan.py finds the best budget for your traffic.
 """
 
 import enter  # noqa: F401
@@ -19,8 +19,8 @@ from experiments.lib.engines import Sweep, cases
 from experiments.lib.papers import CHAT, MISTRAL, OURS, YI
 from experiments.lib.rows import Rows
 from experiments.lib.study import Panel, Study
-from serving import capacity
-from serving.capacity import Deployment, token_budget, worst_iteration
+from more.serving import capacity
+from more.serving.capacity import Deployment, token_budget, worst_iteration
 
 REQUESTS, RATE = 512, 2.5
 BUDGETS = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)

@@ -3,17 +3,17 @@
     python experiments/serve_capacity.py
         predicted for Mistral-7B on an A100 and Yi-34B on two: a minute and a half of CPU time
     python experiments/serve_capacity.py --requests-file FILE
-        on the requests of a file (see serving/traffic.py), its arrival times scaled
+        on the requests of a file (see more/serving/traffic.py), its arrival times scaled
     python experiments/serve_capacity.py --policy dynamic --policy chunked_only
         these policies of scheduler.POLICIES, too (all: every one). Each policy has its own best
         token budget, of those in BUDGETS_TRIED. --policy-file adds one of your own
 
-serving/capacity.py defines capacity, SLO and served rate. Each search has 1024 requests, repeated
-until a rate that is too high shows it (`serving.planner.find_capacity`). The lengths of `chat` and
-`arxiv` are log-normal through published percentiles. The strict SLO is 5 decode iterations of
-our cost model, the relaxed 25; "0.1 s" and the like are the paper's own values. Batch sizes and
-memory are the paper's (its artefact, osdi-experiments/figure-5-6): 128 requests, but 16 for Orca;
-token budgets 512 (strict) and 2048 (relaxed), but the best of several with --policy.
+more/serving/capacity.py defines capacity, SLO and served rate. Each search has 1024 requests,
+repeated until a rate that is too high shows it (`more.serving.planner.find_capacity`). The lengths
+of `chat` and `arxiv` are log-normal through published percentiles. The strict SLO is 5 decode
+iterations of our cost model, the relaxed 25; "0.1 s" and the like are the paper's own values. Batch
+sizes and memory are the paper's (its artefact, osdi-experiments/figure-5-6): 128 requests, but 16
+for Orca; token budgets 512 (strict) and 2048 (relaxed), but the best of several with --policy.
 """
 
 import enter  # noqa: F401
@@ -35,8 +35,8 @@ from experiments.lib.flags import SERVED, WRITES, ScriptParser
 from experiments.lib.papers import ARXIV, CHAT, MISTRAL, OURS, POLICIES, YI
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
-from serving.capacity import BUDGETS, RELAXED, STRICT, Deployment
-from serving.planner import EXACT
+from more.serving.capacity import BUDGETS, RELAXED, STRICT, Deployment
+from more.serving.planner import EXACT
 
 DEPLOYMENTS, DATASETS = (MISTRAL, YI), (CHAT, ARXIV)
 REQUESTS = 1024

@@ -20,7 +20,7 @@ from experiments.lib.papers import MISTRAL
 from experiments.lib.rows import Rows
 from experiments.lib.study import Panel, Study
 from experiments.serve_phases import NODE
-from serving.capacity import Deployment
+from more.serving.capacity import Deployment
 
 CHUNKS, PROMPTS = (512, 1024, 2048), (2048, 4096, 8192, 16384)
 # Fig 9

@@ -45,9 +45,9 @@ from experiments.lib.papers import (
 )
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
-from serving.capacity import STRICT, Deployment, median_ttft, p99_tbt
-from serving.lengths import length_error
-from serving.traffic import FASTEST, LogNormal, make_requests, poisson
+from more.serving.capacity import STRICT, Deployment, median_ttft, p99_tbt
+from more.serving.lengths import length_error
+from more.serving.traffic import FASTEST, LogNormal, make_requests, poisson
 from timeline import Trace
 
 REQUESTS = 512
@@ -67,7 +67,7 @@ FLAGS = {
     "by": Flag(),
     "predicted_lengths": Flag(
         "what the tag predicted_tokens says: oracle, classes=A (right with probability A) or"
-        " constant=N (serving/lengths.py)"
+        " constant=N (more/serving/lengths.py)"
     ),
 } | SERVED
 

@@ -24,7 +24,7 @@ from experiments.lib.engines import Sweep, cases
 from experiments.lib.papers import MISTRAL
 from experiments.lib.rows import Rows, print_rows
 from experiments.lib.study import Panel, Study
-from serving.capacity import Deployment
+from more.serving.capacity import Deployment
 
 # the artefact's machine
 NODE = Deployment("yi-34b", tp=2, gpu="a100-80gb-pcie")

@@ -4,11 +4,12 @@
         predicted for Falcon-180B on two nodes of four A100s, as TP4-PP2 and as TP8, and for
         LLaMA2-70B on eight A40s as TP4-PP2: ten minutes of CPU time
 
-serving/capacity.py defines capacity, SLO and served rate. Each search has 1024 requests. It repeats
-them until a rate that is too high shows it (`serving.planner.find_capacity`). Machines, batch sizes
-and budgets are the paper's (its artefact, osdi-experiments/figure-5-6 and figure-8). GPUs are
-joined by NVLink in pairs, so that a ring of four crosses PCIe. 100 Gb Ethernet joins the two nodes,
-for the hop of the pipeline and for TP8 (configs/gpus.py has the rates and their source).
+more/serving/capacity.py defines capacity, SLO and served rate. Each search has 1024 requests. It
+repeats them until a rate that is too high shows it (`more.serving.planner.find_capacity`).
+Machines, batch sizes and budgets are the paper's (its artefact, osdi-experiments/figure-5-6 and
+figure-8). GPUs are joined by NVLink in pairs, so that a ring of four crosses PCIe. 100 Gb Ethernet
+joins the two nodes, for the hop of the pipeline and for TP8 (configs/gpus.py has the rates and
+their source).
 
 All policies have 128 requests, but Orca 8; the micro-batches, as many as stages, share them evenly.
 The budget is 512 tokens under the strict SLO and 2048 under the relaxed one (1536 for LLaMA2-70B).
@@ -35,8 +36,8 @@ from experiments.lib.engines import Sweep, cases
 from experiments.lib.papers import ARXIV, CHAT, OURS, POLICIES, RIVALS
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
-from serving.capacity import DECODES, RELAXED, STRICT, Deployment
-from serving.planner import EXACT
+from more.serving.capacity import DECODES, RELAXED, STRICT, Deployment
+from more.serving.planner import EXACT
 
 NUMBERS = paper_numbers()
 A100, A40 = "a100-80gb-pcie", "a40"

@@ -32,9 +32,9 @@ from experiments.lib.flags import WRITES, ScriptParser
 from experiments.lib.papers import ARXIV, OURS, POLICIES, YI
 from experiments.lib.rows import Row
 from experiments.lib.study import Panel, Study
-from pictures import perfetto
-from serving.capacity import Deployment, p99_tbt, token_times
-from serving.traffic import Uniform, copy_of, make_requests
+from more.pictures import perfetto
+from more.serving.capacity import Deployment, p99_tbt, token_times
+from more.serving.traffic import Uniform, copy_of, make_requests
 from timeline import Trace
 
 COMPARED = (*POLICIES, "prefill_first")

@@ -5,7 +5,7 @@
 One request's length is hard to predict, but the look-ahead needs the total of many, and errors
 cancel. First: how far the predicted total of n requests is off, at the median over random groups.
 Then: TD-Pipe's throughput with each predictor, and how often the memory ran out, with two
-look-aheads (pipeline/phases.py): ours counts all steps, the paper's only every 32nd.
+look-aheads (more/pipeline/phases.py): ours counts all steps, the paper's only every 32nd.
 
     oracle            the true length
     classes 0.52      the true class of five with this probability, else another one, drawn by
@@ -35,8 +35,8 @@ from experiments.lib.claims import Claim, falls
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
-from pipeline.phases import Rules
-from pipeline.predictors import Classes, Constant, Predictor, PromptLength, oracle
+from more.pipeline.phases import Rules
+from more.pipeline.predictors import Classes, Constant, Predictor, PromptLength, oracle
 
 TRAINED = 0.6  # share of the requests that train
 ACCURACIES = (0.52, 0.55, 0.58)

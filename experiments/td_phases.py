@@ -6,7 +6,7 @@ Three ways to fill the micro-batches run the same requests (lib/td.py): prefills
 separate batches (PP+SB), in hybrid batches of chunks and decodes (PP+HB), and in phases (TD-Pipe).
 The picture shows windows of their schedules, TD-Pipe's around one switch from decode to prefill and
 back, and the account of each run: which share of the stages' time was work, and why the rest was
-not (pipeline/account.py). Prefills that are done again after a preemption count as work.
+not (more/pipeline/account.py). Prefills that are done again after a preemption count as work.
 
 The paper draws both figures and states no number for them.
 """
@@ -23,9 +23,9 @@ from experiments.lib.claims import Claim, rises
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
-from pictures.gantt import STAGE_LOOKS, draw_stages, legend_handles
-from pictures.lanes import stage_lanes
-from pipeline import BUBBLES, IDLE, PipelineTrace
+from more.pictures.gantt import STAGE_LOOKS, draw_stages, legend_handles
+from more.pictures.lanes import stage_lanes
+from more.pipeline import BUBBLES, IDLE, PipelineTrace
 
 DRAWN = td.NODES["L20 + 13B"]  # the node of the windows
 SYSTEMS = ("PP+SB", "PP+HB", td.OURS)

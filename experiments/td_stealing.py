@@ -3,8 +3,8 @@
     python experiments/td_stealing.py      predicted for the paper's four nodes; most of a minute
 
 While requests end, the decode micro-batches that follow each other through the stages become
-unequal, and stages wait for the largest. Stealing evens them out (pipeline/phases.py): `window` is
-the paper's way, `pool` its artefact's, `off` leaves each micro-batch its own requests.
+unequal, and stages wait for the largest. Stealing evens them out (more/pipeline/phases.py):
+`window` is the paper's way, `pool` its artefact's, `off` leaves each micro-batch its own requests.
 
 Sizes do drift apart without stealing. But a decode step reads the weights, however many requests it
 has: the seconds drift apart far less. New requests even out the sizes, too, at every prefill phase.
@@ -21,8 +21,8 @@ from experiments.lib.claims import Claim, bounded, falls
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
-from pipeline import PipelineTrace
-from pipeline.phases import STEALING, Rules
+from more.pipeline import PipelineTrace
+from more.pipeline.phases import STEALING, Rules
 
 FINISHED = {"short": None, "long": 0.9}  # `finished` of `Rules`, by length of the decode phases
 QUICK = (td.NODES["L20 + 32B"], td.NODES["A100 + 70B"])  # of which there are published numbers

@@ -17,7 +17,7 @@ from experiments.lib.claims import Claim, bounded, falls
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
-from pipeline.phases import Rules
+from more.pipeline.phases import Rules
 
 RULE, ARTEFACT = "rule", "peak of 256"  # 256: requests of a decode batch (the artefact)
 THRESHOLDS = {  # what is fixed: option of `Rules`, its values in %

@@ -31,7 +31,7 @@ from experiments.lib.engines import Sweep
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
 from experiments.lib.td import BASELINES, NODES, OURS, SYSTEMS
-from pipeline import BUBBLES
+from more.pipeline import BUBBLES
 
 CEILING = "ceiling"
 COUNTS = (1, 2, 4)  # GPUs

@@ -38,8 +38,8 @@ from experiments.lib.rows import SOURCES, Row, Rows, make_directory, print_rows,
 from experiments.lib.steady import run_priced
 from experiments.lib.study import finish
 from experiments.lib.validation import draw_agreement, error_summary, errors, newest, pairs
+from more.serving.calibration import RESULTS, CalibratedModel, Calibration
 from scheduler import POLICIES
-from serving.calibration import RESULTS, CalibratedModel, Calibration
 from simulate import CostExecutor
 
 NAME = "validate"

@@ -31,7 +31,7 @@
 
 # %%
 import enter  # this clone's files come first  # noqa: F401
-import fast.first  # before torch  # noqa: F401
+import more.fast.first  # before torch  # noqa: F401
 
 from dataclasses import replace
 

@@ -31,7 +31,7 @@
 
 # %%
 import enter  # this clone's files come first  # noqa: F401
-import fast.first  # before torch  # noqa: F401
+import more.fast.first  # before torch  # noqa: F401
 
 from dataclasses import replace
 
@@ -58,7 +58,7 @@ from lesson import (
     this_machine,
     working,
 )
-from loading.files import DEMO
+from more.loading.files import DEMO
 from scheduler import make_scheduler
 
 # %% [markdown]
@@ -172,9 +172,9 @@ while scheduler.has_work:
 # ## Step 4: the same logits, live
 #
 # The masks are the same. Are the logits the same, too? We run the trained demo model in 64-bit
-# floating point, chunk after chunk. `fast=False` leaves out the folder `fast/`: only the plain code
-# runs. We compare with `forward_full`, which runs the whole prompt in one piece, without cache or
-# chunks.
+# floating point, chunk after chunk. `fast=False` leaves out the folder `more/fast/`: only the plain
+# code runs. We compare with `forward_full`, which runs the whole prompt in one piece, without cache
+# or chunks.
 #
 # **Predict first.** Will the difference be exactly 0? If not, how large is it? Does it grow with
 # the number of chunks?
@@ -220,9 +220,9 @@ print_table(["C", "chunks", "largest difference of a logit", "same greedy token"
 # order. On a computer, "mathematically equivalent" means: equal, apart from rounding. So the tests
 # demand a difference below 1e-10, and not 0.
 #
-# Two libraries were near. `tiktoken` made the token ids of `prompt` (`loading/tokenizer.py`), and
-# needs no GPU. `xformers` holds the paper's attention kernels (`fast/cuda.py`): without an NVIDIA
-# GPU, `--attention xformers` answers with a line that says so, and `sdpa` computes the same.
+# Two libraries were near. `tiktoken` made the token ids of `prompt` (`more/loading/tokenizer.py`),
+# and needs no GPU. `xformers` holds the paper's attention kernels (`more/fast/cuda.py`): without an
+# NVIDIA GPU, `--attention xformers` answers with a line that says so, and `sdpa` computes the same.
 #
 # What if the mask is wrong? The attention below forgets the blue part: each chunk sees only itself.
 # The model reads a text that was not in its training. We compute its *perplexity*: how much each

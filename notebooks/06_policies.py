@@ -260,7 +260,7 @@ gantts({policy: traces[policy] for policy in chunked}, BOUND, NAMES, title)
 #
 # ### What engines do today
 #
-# `paged/policies.py` has the defaults of three engines. `vllm_v1` (vLLM) and `no_evict`
+# `more/paged/policies.py` has the defaults of three engines. `vllm_v1` (vLLM) and `no_evict`
 # (TensorRT-LLM) run these four requests in the same batches as `sarathi_serve`. `vllm_v1` differs
 # only with its option, a limit for each request; `no_evict` only where memory is short.
 # `prefill_first` (SGLang) cuts prompts, too. But its batch has chunks *or* decodes, and chunks come
@@ -432,7 +432,7 @@ for policy, trace in real.items():
 # `considerate` looks worse than predicted. To see this, divide its time to C's first token by that
 # of `sarathi_serve`, here and in the prediction. How small chunks may be depends on the machine.
 #
-# To look at single iterations, call `perfetto.save("run.json", real)` (`from pictures import
+# To look at single iterations, call `perfetto.save("run.json", real)` (`from more.pictures import
 # perfetto`) and open the file at [ui.perfetto.dev](https://ui.perfetto.dev). On the command line,
 # `generate.py` and `experiments/policies.py` take `--perfetto run.json`.
 #
@@ -518,8 +518,8 @@ gantts({"mine": mine}, BOUND, NAMES, title)
 # E8 is `SarathiServe.prefills` and `preempt`. In the hunt, you write the check: a property that
 # must find schedulers with one thing wrong. E13 is what engines have today in place of slots:
 # blocks, which requests share if they begin alike. After your own attempt, read the project's, in
-# `paged/blocks.py` ([about it](../docs/paged.md)). On the site: **Exercises**, in the menu. In a
-# terminal, in the project's folder ([how](../course/README.md)):
+# `more/paged/blocks.py` ([about it](../docs/paged.md)). On the site: **Exercises**, in the menu. In
+# a terminal, in the project's folder ([how](../course/README.md)):
 #
 #     python -m course start
 #     python -m course check 8

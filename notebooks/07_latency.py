@@ -47,8 +47,8 @@ from engine import LLM, SamplingParams
 from experiments.lib.papers import ARXIV, CHAT, MISTRAL, YI
 from experiments.serve_stalls import waiting
 from lesson import COLOURS, POLICY_LOOKS, paper, plain_ticks, print_table, sliders, this_machine
-from serving import capacity
-from serving.capacity import p99_tbt, token_times
+from more.serving import capacity
+from more.serving.capacity import p99_tbt, token_times
 
 # %% [markdown]
 # ## Step 1: two numbers for a user
@@ -237,8 +237,8 @@ for policy in ("vllm_v0", "orca"):
 # %% [markdown]
 # **Explain.** Read the lines with "no". The SLO stops `vllm_v0` and `orca`: their P99 is too long.
 # The GPU stops `sarathi_serve`: its gaps are short, but the requests wait in the queue. (This
-# search is `largest_rate` in `serving/search.py`. `experiments/serve_capacity.py` runs it with more
-# requests, and for Yi-34B, long prompts and a relaxed SLO, too.)
+# search is `largest_rate` in `more/serving/search.py`. `experiments/serve_capacity.py` runs it with
+# more requests, and for Yi-34B, long prompts and a relaxed SLO, too.)
 #
 # ## Step 4: the token budget
 #
@@ -351,7 +351,7 @@ plt.show()
 # - ... chunks shrank as a prompt goes on (`dynamic`)? What happens to the P99?
 
 # %%
-from serving.traffic import gamma, make_requests
+from more.serving.traffic import gamma, make_requests
 
 
 def what_if(data=CHAT, rate=2.0, cv=3.0, budget=512):

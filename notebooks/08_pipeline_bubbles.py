@@ -45,9 +45,15 @@ import matplotlib.pyplot as plt
 from batch import Request
 from experiments.lib.common import ROOT
 from lesson import COLOURS, POLICY_LOOKS, paper, print_table, sliders, this_machine
-from pictures.gantt import STAGE_LOOKS, draw_stages, legend_handles
-from pictures.lanes import stage_lanes
-from pipeline import BUBBLES, PipelineTrace, make_micro_batches, run_pipeline, simulate_pipeline
+from more.pictures.gantt import STAGE_LOOKS, draw_stages, legend_handles
+from more.pictures.lanes import stage_lanes
+from more.pipeline import (
+    BUBBLES,
+    PipelineTrace,
+    make_micro_batches,
+    run_pipeline,
+    simulate_pipeline,
+)
 
 
 # %%
@@ -115,9 +121,10 @@ print(f"1, 3, 2: {uneven.bubble:.0f} s of bubbles; {', '.join(found)}")
 # until B's prompt has left stage 1. *Start-up* and *drain* (grey) do not count as bubbles, because
 # each comes only once in a run.
 #
-# `pipeline/simulate.py` computes both pictures, and `pipeline/account.py` names the causes. A stage
-# has just run a batch X. It must wait for a batch Y, which is still on another stage. (In our
-# example, Y is first B's prompt and then C's prompt.) The cause is the difference between X and Y:
+# `more/pipeline/simulate.py` computes both pictures, and `more/pipeline/account.py` names the
+# causes. A stage has just run a batch X. It must wait for a batch Y, which is still on another
+# stage. (In our example, Y is first B's prompt and then C's prompt.) The cause is the difference
+# between X and Y:
 #
 # | name | X and Y | |
 # |---|---|---|
@@ -222,7 +229,7 @@ bubble_table(traces)
 # %%
 from configs import LINKS
 from experiments.fig12 import LONGEST, Setup, in_step, make_requests, simulate
-from pipeline import Hop, StageCosts, even_layers
+from more.pipeline import Hop, StageCosts, even_layers
 
 setup = Setup()
 print_table(["what the paper leaves open", "our answer"], list(asdict(setup).items()))
@@ -342,9 +349,9 @@ print(f"with {paper['f12_bubble']:g} x the bubble time")
 # ## Step 5: a real pipeline
 #
 # `generate.py --stages 2` starts two processes, the stages. Each process has its own layers, and
-# sends its activations to the next one (`pipeline/stages.py`). The schedulers are the same, and so
-# are the tokens (a test checks this under every policy). Each stage writes down when it works. The
-# rest of its time is waiting.
+# sends its activations to the next one (`more/pipeline/stages.py`). The schedulers are the same,
+# and so are the tokens (a test checks this under every policy). Each stage writes down when it
+# works. The rest of its time is waiting.
 #
 # Here is a small model with random weights, in two processes on this machine. Eight requests have
 # long and short prompts, and 5 output tokens each.

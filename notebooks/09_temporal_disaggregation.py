@@ -39,9 +39,9 @@ import matplotlib.pyplot as plt
 from batch import Request
 from experiments.lib.td import LOOKS, NODES, azure, run
 from lesson import COLOURS, paper, print_table, sliders, working
-from pictures.gantt import STAGE_LOOKS, draw_stages, legend_handles
-from pictures.lanes import stage_lanes
-from pipeline import BUBBLES, IDLE, PipelineTrace, make_micro_batches, run_pipeline
+from more.pictures.gantt import STAGE_LOOKS, draw_stages, legend_handles
+from more.pictures.lanes import stage_lanes
+from more.pipeline import BUBBLES, IDLE, PipelineTrace, make_micro_batches, run_pipeline
 
 
 # %%
@@ -112,7 +112,7 @@ assert max(BUBBLES, key=separate.idle.get) == "PB2"
 # begin? Which one waits when the next prefill phase begins?
 
 # %%
-from pipeline.phases import Rules
+from more.pipeline.phases import Rules
 
 PROMPTS, OUTPUTS = [4, 6, 3, 5] * 3, [5, 8, 4, 6] * 3  # tokens
 names = dict(enumerate("ABCDEFGHIJKL"))
@@ -150,17 +150,17 @@ assert phases.bubble < separate.bubble and sum(phases.busy) > sum(separate.busy)
 #
 # ## Step 3: the controller, by hand
 #
-# One controller decides for the whole pipeline (`pipeline/td_pipe.py`). `next(number, now)` returns
-# the batch that micro-batch `number` runs now. `done(number, batch, tokens)` says that this batch
-# has left the last stage. Here our own code makes these calls, for two stages, four micro-batches
-# and a memory of 22 tokens. (A prefill needs no tokens to come back. So more micro-batches than
-# stages may be in flight.)
+# One controller decides for the whole pipeline (`more/pipeline/td_pipe.py`). `next(number, now)`
+# returns the batch that micro-batch `number` runs now. `done(number, batch, tokens)` says that this
+# batch has left the last stage. Here our own code makes these calls, for two stages, four
+# micro-batches and a memory of 22 tokens. (A prefill needs no tokens to come back. So more
+# micro-batches than stages may be in flight.)
 #
 # **Predict first.** A, B, C and D have prompts of 4, 6, 3 and 5 tokens. Each has 3 output tokens,
 # and its prefill yields the first. How many requests are admitted before the first decode?
 
 # %%
-from pipeline.td_pipe import TDPipe
+from more.pipeline.td_pipe import TDPipe
 
 options = {"stages": 2, "max_batch_size": 2, "cache_tokens": 22, "rules": Rules(pack=1)}
 controller = TDPipe(lambda rows: 2.0 * rows, **options)
@@ -213,7 +213,7 @@ assert [row[1] for row in log[:4]] == ["A", "B", "C", "-"] and log[3][-1] == "de
 # to go. C holds 20 tokens and has 14 steps to go. At which step do they hold most tokens in total?
 
 # %%
-from pipeline.phases import LookAhead
+from more.pipeline.phases import LookAhead
 
 REQUESTS, POINTS = {"A": (30, 6), "B": (10, 30), "C": (20, 14)}, (4, 8, 16, 24, 32)
 curve = [sum(now + i for now, end in REQUESTS.values() if end >= i) for i in range(36)]
@@ -243,7 +243,7 @@ assert ahead.peak() < max(curve) <= bound.peak()
 # **Predict first.** Which prediction costs more: half of the true mean, or twice the true mean?
 
 # %%
-from pipeline.predictors import Constant
+from more.pipeline.predictors import Constant
 
 
 def lengths_of(prompt, output, count, seed=0):
@@ -277,7 +277,7 @@ assert guessed["mean x 2"].throughput < guessed["mean x 0.5"].throughput
 # turns are all batches equal?
 
 # %%
-from pipeline.phases import share_out
+from more.pipeline.phases import share_out
 
 own = [[f"request {i} of batch {group}" for i in range(128)] for group in range(4)]
 withheld, total, rows = [], 512, []
@@ -569,8 +569,9 @@ sliders(what_if, machine=list(NODES), requests=(100, 1000, 100), **means)
 #
 # </details>
 #
-# **Read next.** `pipeline/phases.py` and `pipeline/td_pipe.py`. And the other way to disaggregate:
-# some GPUs only prefill, others only decode ([DistServe](https://arxiv.org/abs/2401.09670)).
+# **Read next.** `more/pipeline/phases.py` and `more/pipeline/td_pipe.py`. And the other way to
+# disaggregate: some GPUs only prefill, others only decode
+# ([DistServe](https://arxiv.org/abs/2401.09670)).
 
 # %% [markdown]
 # ## Exercise

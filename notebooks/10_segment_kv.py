@@ -30,7 +30,7 @@
 
 # %%
 import enter  # this clone's files come first  # noqa: F401
-import fast.first  # before torch  # noqa: F401
+import more.fast.first  # before torch
 
 import math
 from dataclasses import replace
@@ -40,10 +40,6 @@ import matplotlib.pyplot as plt
 import torch
 
 from batch import Request
-from beam.executor import BeamExecutor, enable_beams
-from beam.outputs import beam_requests
-from beam.request import BeamMemory, BeamSearchParams, cached_tokens, size_of
-from beam.search import unwound
 from configs import MODELS
 from engine import LLM, SamplingParams
 from executor import ModelExecutor
@@ -59,11 +55,15 @@ from lesson import (
     working,
 )
 from loop import Loop
+from more.beam.executor import BeamExecutor, enable_beams
+from more.beam.outputs import beam_requests
+from more.beam.request import BeamMemory, BeamSearchParams, cached_tokens, size_of
+from more.beam.search import unwound
 from scheduler import make_scheduler
 
 # %% [markdown]
-# The demo model runs in float64 and without `fast/`, so that we can compare exactly. `drive` is the
-# loop of lesson 4, with an executor that knows beams.
+# The demo model runs in float64 and without `more/fast/`, so that we can compare exactly. `drive`
+# is the loop of lesson 4, with an executor that knows beams.
 
 # %%
 llm = LLM("demo", dtype="float64", max_batch_size=3, max_length=256, device="cpu", fast=False)
@@ -236,7 +236,7 @@ assert sequences[0] == sequences[1]
 # **Predict first.** Take paper. At step 2, from which place does beam 1 read step 0? And beam 0?
 
 # %%
-from beam.memory import SegmentMemory
+from more.beam.memory import SegmentMemory
 
 PARENTS = [[1, 1, 0], [2, 0, 2]]
 histories = [[0], [1], [2]]  # of each beam: the place of each step, carried along by hand
@@ -368,7 +368,7 @@ assert math.isclose(both[2] / both[1], whole[2] / whole[1])
 # **Explain.** Each softmax divides by the sum of its own segment, but the answer must divide by the
 # sum over all keys. So keep three numbers for each segment: the columns of the table. Scale one
 # part, add both, and divide at the end. This is the *running maximum and sum* of FlashAttention.
-# `beam/attention.py` does it for all beams and heads at once.
+# `more/beam/attention.py` does it for all beams and heads at once.
 #
 # ## Step 6: beams and chunks
 #
@@ -593,7 +593,7 @@ sliders(what_if, beams=(2, 16), prompt=(1, 2048), most=(16, 1024, 16))
 #
 # </details>
 #
-# **Read next.** `beam/memory.py`, `beam/attention.py` and `beam/search.py`.
+# **Read next.** `more/beam/memory.py`, `more/beam/attention.py` and `more/beam/search.py`.
 
 # %% [markdown]
 # ## Exercise

@@ -385,4 +385,4 @@ sliders(what_if, policy=["sarathi_serve", "vllm_v0", "orca"], budget=(64, 4096, 
 #
 # </details>
 #
-# **Read next.** `web/runner.py`: one thread steps the loop, all others send it requests.
+# **Read next.** `more/web/runner.py`: one thread steps the loop, all others send it requests.

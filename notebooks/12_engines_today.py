@@ -40,18 +40,18 @@ from random import Random
 import matplotlib.pyplot as plt
 import numpy as np
 
-from apart.fleet import Way
-from apart.simulate import simulate_fleet
 from batch import Request
 from configs import LINKS
 from configs.hosts import HOSTS
 from costmodel import make_batch
 from engine import LLM, SamplingParams
 from lesson import COLOURS, print_table, sliders, this_machine
-from paged.blocks import BlockMemory
-from paged.prompts import shared
-from pictures.gantt import STAGE_LOOKS, Look, draw_lanes, legend_handles
-from pictures.lanes import Bar, engine_lanes
+from more.apart.fleet import Way
+from more.apart.simulate import simulate_fleet
+from more.paged.blocks import BlockMemory
+from more.paged.prompts import shared
+from more.pictures.gantt import STAGE_LOOKS, Look, draw_lanes, legend_handles
+from more.pictures.lanes import Bar, engine_lanes
 from scheduler import make_scheduler
 from simulate import make_cost_model, simulate
 
@@ -591,4 +591,5 @@ sliders(what_if, layout=["1", "2", "1p1d", "3", "2p1d", "1p2d"], **ranges)
 #     python -m course start
 #     python -m course check 13
 #
-# **Read next.** `paged/blocks.py`, and then `apart/fleet.py`: many loops on one line of events.
+# **Read next.** `more/paged/blocks.py`, and then `more/apart/fleet.py`: many loops on one line of
+# events.

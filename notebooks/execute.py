@@ -26,7 +26,7 @@ from command.checks import UserError
 from command.cli import run_main, write_file
 from command.flags import Flag, Parser
 from course.lessons import LESSONS
-from fast import native
+from more.fast import native
 
 HERE = Path(__file__).resolve().parent
 LIMIT = 600  # s, per cell: far above what any needs
@@ -115,7 +115,7 @@ def main() -> None:
         # operators take longer so. A refresh, which shows times, is for an idle machine.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if not options.text:
-        # Compiles fast/native.cpp, if it must: what that says belongs into no notebook.
+        # Compiles more/fast/native.cpp, if it must: what that says belongs into no notebook.
         native.usable(torch.device("cpu"), torch.float32, 64, 1)
     failed = False
     for source in options.lessons or LESSONS:

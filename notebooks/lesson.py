@@ -18,7 +18,7 @@ from experiments.lib.common import paper_numbers, print_table
 from experiments.lib.look import COLOURS, GREY, OPERATOR_LOOKS, SERIES, star, use_style
 from experiments.lib.measuring import this_machine
 from experiments.lib.papers import LOOKS, looks_of
-from pictures.gantt import draw_runs
+from more.pictures.gantt import draw_runs
 from scheduler import POLICIES
 from timeline import Trace
 

@@ -33,14 +33,14 @@ from batch import Request
 from command.cli import MARK, run_main
 from configs import MODELS, ModelConfig
 from experiments.lib import look
-from fast import native
 from kvcache import KVCache
-from loading import policyfile
-from loading.files import DEMO
-from loading.load import new_model, random_weights
-from loading.tokenizer import load_tokenizer
 from loop import Executor, Loop
 from model import Transformer
+from more.fast import native
+from more.loading import policyfile
+from more.loading.files import DEMO
+from more.loading.load import new_model, random_weights
+from more.loading.tokenizer import load_tokenizer
 from scheduler import POLICIES, Scheduler
 from simulate import run_all
 

@@ -22,22 +22,24 @@ import torch
 
 from attention import PLAIN
 from batch import Batch, Request
-from beam.executor import BeamExecutor
-from beam.outputs import beam_requests
-from beam.request import CACHES, BeamMemory, BeamRequest, BeamSearchParams, rows_of
-from beam.search import BeamSearch, best_candidates
 from configs import MODELS
 from engine import LLM
 from executor import ModelExecutor
-from fast.backends import choose_backend, speed_up
 from kvcache import KVCache
 from loop import Loop, Result
 from model import Transformer
-from paged.blocks import BlockMemory, Blocks
-from paged.cache import make_cache, manage
-from paged.policies import PrefillFirst
-from pipeline import Rules, make_micro_batches
-from pipeline.phases import STEALING
+from more.beam.executor import BeamExecutor
+from more.beam.outputs import beam_requests
+from more.beam.request import CACHES, BeamMemory, BeamRequest, BeamSearchParams, rows_of
+from more.beam.search import BeamSearch, best_candidates
+from more.fast.backends import choose_backend, speed_up
+from more.paged.blocks import BlockMemory, Blocks
+from more.paged.cache import make_cache, manage
+from more.paged.policies import PrefillFirst
+from more.pipeline import Rules, make_micro_batches
+from more.pipeline.phases import STEALING
+from more.web.real import RealEngine
+from more.web.runner import Delta, Runner
 from sampling import Sampler, SamplingParams, sample
 from scheduler import (
     POLICIES,
@@ -53,8 +55,6 @@ from scheduler import (
     make_scheduler,
 )
 from tests.conftest import TINY, tiny_model
-from web.real import RealEngine
-from web.runner import Delta, Runner
 
 LONGEST = 40  # tokens of prompt and output: fewer than the tiny models have positions
 OUTPUT = 14  # tokens, at most
@@ -624,7 +624,7 @@ def outcome(request: Request) -> tuple[list, str | None]:
 
 @cache
 def llm_of(fast: bool) -> LLM:
-    """An LLM with the weights of SERVED, and with or without the folder fast/."""
+    """An LLM with the weights of SERVED, and with or without the folder more/fast/."""
     size = {"max_batch_size": 6, "max_length": LONGEST + 1}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MODELS, "small", replace(TINY[SERVED], name="small"))

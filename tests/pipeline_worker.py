@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from pipeline.stages import PipelineLLM
+from more.pipeline.stages import PipelineLLM
 from scheduler import FOR_PIPELINES, POLICIES
 from tests.oracle import LONGEST, by_stages, crowd, draw
 

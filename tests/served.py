@@ -10,13 +10,13 @@ from typing import Any
 from watch import wait_for
 
 from experiments.lib.clients import parse, raw, request
-from web import explore_routes, live
-from web.api import Api
-from web.api import router as api_routes
-from web.chat import Chat
-from web.priced import Clock
-from web.runner import Engine, Runner
-from web.server import Limits, Server, listen
+from more.web import explore_routes, live
+from more.web.api import Api
+from more.web.api import router as api_routes
+from more.web.chat import Chat
+from more.web.priced import Clock
+from more.web.runner import Engine, Runner
+from more.web.server import Limits, Server, listen
 
 
 class Hurried(Clock):

@@ -12,11 +12,11 @@ from configs import GPUS, MODELS
 from configs.hosts import HOSTS
 from costmodel import CostModel, make_batch
 from experiments.lib.plan_report import print_anchor
-from pipeline import StageCosts
-from serving.anchor import QUANTITIES, Run, anchor_of, measure_of, read_load, replay, scaled
-from serving.comparison import OURS
-from serving.engines import vllm_defaults
-from serving.planner import Replica
+from more.pipeline import StageCosts
+from more.serving.anchor import QUANTITIES, Run, anchor_of, measure_of, read_load, replay, scaled
+from more.serving.comparison import OURS
+from more.serving.engines import vllm_defaults
+from more.serving.planner import Replica
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "vllm_bench.json"

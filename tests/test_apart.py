@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from apart.fleet import Engine, Fleet, Way
-from apart.halves import HalfBlocks, HalfSlots
-from apart.routers import FAR, ROUTERS, make_router
-from apart.simulate import FleetTrace, simulate_fleet
 from batch import Request
 from command.checks import UserError
 from configs import LINKS
 from costmodel import make_batch
-from loading.policyfile import load_policies
 from loop import Loop
-from paged import blocks
-from paged.prompts import shared
+from more.apart.fleet import Engine, Fleet, Way
+from more.apart.halves import HalfBlocks, HalfSlots
+from more.apart.routers import FAR, ROUTERS, make_router
+from more.apart.simulate import FleetTrace, simulate_fleet
+from more.loading.policyfile import load_policies
+from more.paged import blocks
+from more.paged.prompts import shared
 from scheduler import POLICIES, Scheduler, make_scheduler
 from simulate import CostExecutor, make_cost_model, simulate
 

@@ -9,9 +9,9 @@ from conftest import assert_within, attend_spans, spans_bound
 from attention import PLAIN, Attention, chunk_mask
 from configs import ModelConfig
 from engine import LLM, SamplingParams
-from fast import backends, native
-from fast.backends import BACKENDS, fastest
 from kvcache import KVCache
+from more.fast import backends, native
+from more.fast.backends import BACKENDS, fastest
 
 
 def test_stacked_chunk_masks_are_the_lower_triangle() -> None:

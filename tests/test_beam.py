@@ -9,16 +9,16 @@ from conftest import one_at_a_time, tiny_model
 
 from attention import PLAIN
 from batch import Request
-from beam.executor import enable_beams
-from beam.memory import SegmentMemory
-from beam.outputs import beam_requests
-from beam.request import CACHES, BeamRequest, BeamSearchParams, cached_tokens, rows_of
-from beam.search import BeamSearch, Candidate, best_candidates
 from engine import LLM, SamplingParams
 from executor import ModelExecutor
 from kvcache import KVCache
 from loop import Loop
 from model import Transformer
+from more.beam.executor import enable_beams
+from more.beam.memory import SegmentMemory
+from more.beam.outputs import beam_requests
+from more.beam.request import CACHES, BeamRequest, BeamSearchParams, cached_tokens, rows_of
+from more.beam.search import BeamSearch, Candidate, best_candidates
 from scheduler import make_scheduler
 
 Case = tuple[list[int], BeamSearchParams]

@@ -1,4 +1,4 @@
-"""beam/native.py beside what it stands for: `two_segments`, written out in torch."""
+"""more/beam/native.py beside what it stands for: `two_segments`, written out in torch."""
 
 import pytest
 import torch
@@ -6,12 +6,12 @@ from conftest import SEVERAL, THREADS, assert_within, attention_bound
 from torch import Tensor
 
 from attention import reference, split_heads
-from beam import native as beam_native
-from beam.attention import plain
-from beam.memory import BeamSpan, SegmentMemory, StandardMemory
 from configs import ModelConfig
-from fast import native
 from kvcache import KVCache
+from more.beam import native as beam_native
+from more.beam.attention import plain
+from more.beam.memory import BeamSpan, SegmentMemory, StandardMemory
+from more.fast import native
 
 DTYPES = [torch.float32, torch.bfloat16]
 NAN = float("nan")

@@ -20,8 +20,8 @@ import uvicorn
 from fastapi import FastAPI
 from test_explorer import close
 
+from more.web import bundle, explore_routes, explorer
 from tests.conftest import Opened
-from web import bundle, explore_routes, explorer
 
 playwright = pytest.importorskip("playwright.sync_api")
 ROOT = Path(__file__).parent.parent
@@ -280,7 +280,7 @@ def test_without_a_network_one_sentence_says_what_to_do(sites: str, opened: Open
     page.wait_for_selector("#problem:not([hidden])")
     said = page.inner_text("#problem")
     assert "cannot be loaded from https://cdn.jsdelivr.net/npm/pyodide@" in said
-    assert "python -m web.bundle --pyodide FOLDER" in said and "\n" not in said
+    assert "python -m more.web.bundle --pyodide FOLDER" in said and "\n" not in said
     assert page.inner_text("#side-0 .says").startswith("Longest stall"), "the default is there"
     assert page.asked and all(url.startswith(bundle.CDN) for url in page.asked)
 

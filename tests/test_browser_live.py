@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from batch import Request
+from more.web.lanes import Lanes
 from simulate import simulate
 from tests.conftest import Opened
-from web.lanes import Lanes
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.browser

@@ -16,8 +16,8 @@ from experiments import calibrate, validate
 from experiments.calibrate import make_plan
 from experiments.lib.rows import read_rows
 from loop import Result
+from more.serving.calibration import CalibratedModel, Calibration
 from scheduler import POLICIES, make_scheduler
-from serving.calibration import CalibratedModel, Calibration
 from simulate import CostExecutor
 
 pytestmark = pytest.mark.usefixtures("sketches")

@@ -13,11 +13,11 @@ from test_families import GPT2, ROTARY, assert_same_logits, oracle, ours
 
 from command.checks import UserError
 from engine import LLM
-from loading.checkpoint import load_config, load_weights, save, weights_of
-from loading.config_json import ALIASES, FIELDS
-from loading.load import new_model, random_weights
-from loading.priced import priced_model
 from model import Transformer
+from more.loading.checkpoint import load_config, load_weights, save, weights_of
+from more.loading.config_json import ALIASES, FIELDS
+from more.loading.load import new_model, random_weights
+from more.loading.priced import priced_model
 from tests.conftest import TINY, tiny_model
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from apart.simulate import simulate_fleet
 from batch import Request
 from configs import GPUS, MODELS
 from configs.constants import BORROWED
@@ -14,7 +13,8 @@ from costmodel import EFFICIENCY, SOFTWARE, CostModel, constants
 from experiments import fit
 from experiments.lib.engines import Priced, Sweep
 from experiments.lib.study import guesses
-from pipeline import simulate_pipeline
+from more.apart.simulate import simulate_fleet
+from more.pipeline import simulate_pipeline
 from simulate import make_cost_model, simulate
 
 L20 = EFFICIENCY["l20", "td_pipe"]

@@ -15,7 +15,7 @@ from configs.hosts import HOSTS, Host
 from costmodel import EFFICIENCY, CostModel, padded
 from experiments import fit, serve_phases
 from experiments.lib.common import paper_numbers
-from pipeline import StageCosts
+from more.pipeline import StageCosts
 from simulate import simulate
 
 NUMBERS = paper_numbers()

@@ -39,8 +39,8 @@ from course.reference import solution
 from course.sketch import Bar, Mark, Panel, alike, svg
 from executor import ModelExecutor
 from kvcache import KVCache
-from pipeline.account import BUBBLES, PipelineTrace, Step
-from pipeline.phases import share_out
+from more.pipeline.account import BUBBLES, PipelineTrace, Step
+from more.pipeline.phases import share_out
 from tests import spawn
 from timeline import Life, Trace
 

@@ -17,23 +17,23 @@ from conftest import TINY
 from fake_cuda import LINUX, Watch, fake_cuda
 from torch import Tensor
 
-import beam.executor
 import executor
+import more.beam.executor
 from attention import PLAIN, Attention, FlatBatch, Span, split_heads
 from batch import Batch, Chunk, Request
-from beam.search import BeamSearch
 from command.checks import UserError
 from configs import ModelConfig
 from engine import LLM, BeamSearchParams, SamplingParams
 from executor import ModelExecutor
-from fast import cuda, graphs
-from fast.backends import BACKENDS, candidates
-from fast.graphs import GraphExecutor, Graphs
 from kvcache import KVCache
-from loading.load import new_model
 from model import ResidualLinear, rotate, swiglu, untimed
-from paged.blocks import BlockMemory
-from paged.cache import PagedCache
+from more.beam.search import BeamSearch
+from more.fast import cuda, graphs
+from more.fast.backends import BACKENDS, candidates
+from more.fast.graphs import GraphExecutor, Graphs
+from more.loading.load import new_model
+from more.paged.blocks import BlockMemory
+from more.paged.cache import PagedCache
 
 GPU = torch.device("cuda")
 BLOCK = 256  # tokens
@@ -329,9 +329,9 @@ def test_llm_and_beams(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
         rows = [[(-i, i % len(s.scores), i) for i in range(s.num_candidates)] for s in searches]
         return [s.needed(row) for s, row in zip(searches, rows, strict=True)]
 
-    for module in (executor, beam.executor):
+    for module in (executor, more.beam.executor):
         monkeypatch.setattr(module, "sample", lambda logits, samplers: [1] * len(logits))
-    monkeypatch.setattr(beam.executor, "best_candidates", best)
+    monkeypatch.setattr(more.beam.executor, "best_candidates", best)
     for when in ("on", "off"):
         with fake_cuda((7, 5)):
             llm = LLM(small, attention="sdpa", cuda_graphs=when)

@@ -22,10 +22,10 @@ from command.checks import UserError
 from configs import MODELS, OPERATORS
 from engine import LLM, SamplingParams, StreamedToken
 from executor import ModelExecutor
-from fast.backends import BACKENDS
-from fast.process import threads, threads_for
 from kvcache import KVCache
 from model import Transformer
+from more.fast.backends import BACKENDS
+from more.fast.process import threads, threads_for
 from sampling import Sampler, draw, sample
 from scheduler import POLICIES, make_scheduler
 from simulate import simulate

@@ -18,15 +18,15 @@ from batch import Request
 from command.checks import UserError
 from costmodel import make_batch
 from experiments.lib.steady import Workload, balance, predicted_throughput, split
-from pictures.gantt import LOOKS
+from more.pictures.gantt import LOOKS
+from more.web import bundle, explore_routes, explore_side, explore_state, explorer
+from more.web.explore_state import State, read_state
+from more.web.explorer import answer, gain_point, gain_points, schedule
+from more.web.server import Limits, application
 from scheduler import POLICIES
 from simulate import make_cost_model, simulate
 from tests import spawn
 from timeline import Trace
-from web import bundle, explore_routes, explore_side, explore_state, explorer
-from web.explore_state import State, read_state
-from web.explorer import answer, gain_point, gain_points, schedule
-from web.server import Limits, application
 
 ROOT = Path(__file__).parent.parent
 # States of all kinds: each model's shape, tensor parallelism, arrivals, options, one slot.
@@ -367,7 +367,7 @@ def test_the_folder_has_the_repositorys_files_byte_for_byte(site: Path) -> None:
 def test_the_folder_runs_without_any_package(site: Path, tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(site / 'book')!r})\n"
-        "from web import explorer\n"
+        "from more.web import explorer\n"
         'print(explorer.answer(\'{"call": "schedule"}\'))'
     )
     done = spawn.run("-I", "-S", "-B", "-c", code, cwd=tmp_path)

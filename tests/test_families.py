@@ -17,11 +17,11 @@ from command.checks import UserError
 from configs import GPUS, MODELS
 from costmodel import CostModel
 from engine import LLM, SamplingParams
-from loading import config_json
-from loading.checkpoint import load_config, load_weights, save
-from loading.config_json import ARCHITECTURE
-from loading.load import new_model
 from model import Transformer
+from more.loading import config_json
+from more.loading.checkpoint import load_config, load_weights, save
+from more.loading.config_json import ARCHITECTURE
+from more.loading.load import new_model
 from scheduler import POLICIES
 
 VOCABULARY, LENGTH = 61, 120
@@ -173,7 +173,7 @@ def assert_same_tokens(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", [case for case in LATER if case != "gemma3"] + ["gemma3-tied"])
 def test_native_operators_and_bfloat16(case: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Sizes that fast/native.py takes: its norms, gates and rotation, and packed products."""
+    """Sizes that more/fast/native.py takes: its norms, gates and rotation, and packed products."""
     sizes = {"hidden_size": 96, "intermediate_size": 64, "head_dim": 32}
     reference = oracle(case, **sizes)
     reference.save_pretrained(tmp_path)

@@ -17,8 +17,8 @@ from experiments.lib.steady import (
     steady_window,
     tokens_per_second,
 )
-from loading import checkpoint
-from loading.load import new_model, random_weights
+from more.loading import checkpoint
+from more.loading.load import new_model, random_weights
 from simulate import simulate
 from timeline import Iteration, Trace
 

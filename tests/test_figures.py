@@ -22,9 +22,9 @@ from experiments.lib.panels import Panel
 from experiments.lib.rows import Rows, name_of, read_rows
 from experiments.lib.steady import Workload
 from experiments.lib.study import Study
-from loading import checkpoint
-from loading.load import new_model, random_weights
 from loop import Result
+from more.loading import checkpoint
+from more.loading.load import new_model, random_weights
 
 gallery = importlib.import_module("experiments.all")
 STUDIES = studies()

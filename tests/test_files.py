@@ -8,8 +8,8 @@ from huggingface_hub import constants, errors, utils
 
 from command.checks import UserError
 from engine import LLM
-from loading import files
-from loading.files import DEMO, HUB_FILES, find
+from more.loading import files
+from more.loading.files import DEMO, HUB_FILES, find
 
 ID = "somebody/some-model-0.5B"
 

@@ -77,7 +77,7 @@ def test_what_cannot_be_filled_is_one_line(
 def test_all_documents_are_written_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    for name in ("demo/metrics.json", "README.md", "docs/beams.md"):
+    for name in ("more/demo/metrics.json", "README.md", "docs/beams.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     readme, beams = tmp_path / "README.md", tmp_path / "docs" / "beams.md"

@@ -14,22 +14,22 @@ import pytest
 from test_readme import DOCUMENTS
 from watch import PATIENCE
 
-from beam.request import CACHES
 from command import flags
 from command.checks import UserError
 from command.flags import KINDS, Parser
 from experiments.bench import SHAPES
 from experiments.lib import common
-from fast.backends import BACKENDS
-from fast.graphs import WHEN
-from loading.device import DTYPES, choose_device
+from more.beam.request import CACHES
+from more.fast.backends import BACKENDS
+from more.fast.graphs import WHEN
+from more.loading.device import DTYPES, choose_device
 from scheduler import ALIASES, POLICIES, Scheduler, make_scheduler
 from tests import spawn
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = [
     *("generate.py", "plan.py", "serve.py"),
-    *("web/bundle.py", "demo/train.py", "notebooks/execute.py"),
+    *("more/web/bundle.py", "more/demo/train.py", "notebooks/execute.py"),
     *sorted(
         f"experiments/{path.name}"
         for path in (ROOT / "experiments").glob("*.py")
@@ -117,7 +117,9 @@ def test_help_names_every_policy() -> None:
         assert policy.example or policy.configure is Scheduler.configure, policy
 
 
-COMMAND = re.compile(r"(?:python3? |torchrun .*?)((?:experiments/|demo/|notebooks/)?\w+\.py)(.*)")
+COMMAND = re.compile(
+    r"(?:python3? |torchrun .*?)((?:experiments/|more/demo/|notebooks/)?\w+\.py)(.*)"
+)
 
 
 def documented() -> Iterator[tuple[str, str, str]]:

@@ -6,10 +6,10 @@ import matplotlib.pyplot as plt
 import pytest
 from matplotlib.colors import to_hex
 
-from apart.simulate import simulate_fleet
 from batch import Request
-from pictures.gantt import LOOKS, Bar, draw_lanes, legend_handles
-from pictures.lanes import engine_lanes, request_lanes
+from more.apart.simulate import simulate_fleet
+from more.pictures.gantt import LOOKS, Bar, draw_lanes, legend_handles
+from more.pictures.lanes import engine_lanes, request_lanes
 from simulate import simulate
 
 

@@ -11,7 +11,7 @@ import generate
 from batch import Request
 from engine import LLM, SamplingParams, StreamedToken
 from generate import read_prompts
-from loading.prompts import make_requests
+from more.loading.prompts import make_requests
 from simulate import simulate
 from tests import spawn
 

@@ -84,7 +84,7 @@ def test_all_steps_on_a_gpu_that_is_not_there(
     for name in ("llama-13b", "llama3.1-8b", "llama-33b"):
         monkeypatch.setitem(MODELS, name, replace(MODELS[name], n_layer=1))
     monkeypatch.setattr(executor, "sample", lambda logits, samplers: [1] * len(logits))
-    for place in ("executor", "fast.graphs"):
+    for place in ("executor", "more.fast.graphs"):
         monkeypatch.setattr(f"{place}.synchronized_clock", now)
     event = SimpleNamespace(record=lambda: None, elapsed_time=lambda other: 1e3 * now())
     monkeypatch.setattr(torch.cuda, "Event", lambda **_: event)

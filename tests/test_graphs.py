@@ -18,10 +18,10 @@ from attention import PLAIN
 from batch import Request
 from command.checks import UserError
 from engine import LLM, BeamSearchParams, SamplingParams
-from fast import cuda, graphs
-from fast.graphs import GraphExecutor, Graphs, graphs_for
 from kvcache import KVCache
 from model import Transformer
+from more.fast import cuda, graphs
+from more.fast.graphs import GraphExecutor, Graphs, graphs_for
 from scheduler import POLICIES, make_scheduler
 
 COUNT, BATCH_SIZE, CHUNK_SIZE = 9, 3, 8

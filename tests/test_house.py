@@ -31,7 +31,7 @@ ORDER = [
     ["loading"],
     ["executor"],
     ["fast"],
-    ["simulate"],  # it makes the policies of paged/ known
+    ["simulate"],  # it makes the policies of more/paged/ known
     ["beam"],  # `LLM.beam_search` needs it; the loop and the policies do not
     ["engine"],
     ["pipeline"],
@@ -48,28 +48,28 @@ ORDER = [
 ]
 # Folders whose files find each other without the folder's name.
 BY_THEMSELVES = ("notebooks", "tests")
-# `import fast.first` sets what PyTorch reads as it is loaded: it comes before all else, and imports
-# nothing itself.
-BEFORE_ALL = "fast.first"
+# `import more.fast.first` sets what PyTorch reads as it is loaded: it comes before all else, and
+# imports nothing itself.
+BEFORE_ALL = "more.fast.first"
 
-# Scripts that measure, and nothing else, import `fast.first`. All others predict.
+# Scripts that measure, and nothing else, import `more.fast.first`. All others predict.
 SCRIPTS = sorted(
     path.stem for path in (ROOT / "experiments").glob("*.py")
-    if path.stem != "__init__" and "import fast.first" not in path.read_text("utf-8")
+    if path.stem != "__init__" and "import more.fast.first" not in path.read_text("utf-8")
 )  # fmt: skip
 
 WITHOUT_TORCH = [
     *(f"import experiments.{name}" for name in SCRIPTS),
-    "import simulate, loading.policyfile, loading.requests, plan",
-    "import pipeline",
-    "import paged.blocks, paged.prompts, apart.simulate",
-    "import beam.request",
-    "import web.runner, web.priced",
+    "import simulate, more.loading.policyfile, more.loading.requests, plan",
+    "from more import pipeline",
+    "import more.paged.blocks, more.paged.prompts, more.apart.simulate",
+    "import more.beam.request",
+    "import more.web.runner, more.web.priced",
     "import course.__main__, course.grade, course.picture",
     "import scheduler, loop, batch, costmodel, timeline, configs",
 ]
 # What the browser runs. It has no package at all.
-WITHOUT_NUMPY = ["import web.explorer", "import course.browser"]
+WITHOUT_NUMPY = ["import more.web.explorer", "import course.browser"]
 
 
 @pytest.mark.parametrize(("package", "lines"), [("torch", WITHOUT_TORCH), ("numpy", WITHOUT_NUMPY)])
@@ -94,7 +94,7 @@ def tracked() -> list[Path]:
 
 
 def dotted(path: Path) -> str:
-    """pipeline/costs.py -> pipeline.costs; pipeline/__init__.py -> pipeline."""
+    """more/pipeline/costs.py -> more.pipeline.costs; more/pipeline/__init__.py -> pipeline."""
     parts = path.with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -122,7 +122,7 @@ def arrows() -> dict[str, set[str]]:
 
 
 def room(module: str) -> str:
-    return module.partition(".")[0]
+    return module.removeprefix("more.").partition(".")[0]
 
 
 def test_the_book_is_short() -> None:
@@ -167,7 +167,7 @@ def test_no_arrow_leads_back_up() -> None:
 
 def test_what_comes_before_torch_imports_nothing() -> None:
     assert arrows()[BEFORE_ALL] == arrows()["fast"] == set()
-    assert "import torch" not in (ROOT / "fast/first.py").read_text(encoding="utf-8")
+    assert "import torch" not in (ROOT / "more/fast/first.py").read_text(encoding="utf-8")
 
 
 # Calls that write a file where it stands: an interrupt would leave half of it. The last line:

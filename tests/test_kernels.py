@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from command.checks import UserError
-from fast import kernels
-from fast.kernels import main, report, why_not_rows, why_not_xformers
+from more.fast import kernels
+from more.fast.kernels import main, report, why_not_rows, why_not_xformers
 from tests.fake_cuda import LINUX, fake_cuda
 
 ROOT = Path(__file__).parent.parent

@@ -9,8 +9,8 @@ import torch
 from conftest import assert_within, noise_bound, sum_bound, tiny_model
 from torch import nn
 
-from fast import packed
-from fast.packed import PackedLinear, can_pack, pack_linears
+from more.fast import packed
+from more.fast.packed import PackedLinear, can_pack, pack_linears
 
 CPU = torch.device("cpu")
 

@@ -13,12 +13,12 @@ import pytest
 from served import Hurried
 
 from batch import Request
+from more.serving import capacity
+from more.web import explorer, live
+from more.web.priced import PricedEngine
+from more.web.runner import Runner
+from more.web.server import Limits, application
 from scheduler import POLICIES
-from serving import capacity
-from web import explorer, live
-from web.priced import PricedEngine
-from web.runner import Runner
-from web.server import Limits, application
 
 PATIENCE = 30  # s until a test gives up
 LONG = 400  # tokens of a prompt

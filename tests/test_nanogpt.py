@@ -10,7 +10,7 @@ from test_families import GPT2, LENGTH, assert_same_logits, oracle
 
 import generate
 from engine import LLM, SamplingParams
-from loading.nanogpt import LINEARS
+from more.loading.nanogpt import LINEARS
 from scheduler import POLICIES
 
 CHARACTERS = sorted("\n !$&',-.3:;?" + "".join(chr(65 + n) + chr(97 + n) for n in range(26)))

@@ -29,8 +29,8 @@ import model
 from attention import PLAIN, FlatBatch, Span, reference
 from command.checks import UserError
 from engine import LLM
-from fast import native
 from kvcache import KVCache
+from more.fast import native
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from beam.request import BeamRequest
+from more.beam.request import BeamRequest
 from scheduler import POLICIES, Scheduler
 from tests.oracle import DRIVERS, perform
 

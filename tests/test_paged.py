@@ -18,12 +18,12 @@ from command.checks import UserError
 from configs import MODELS
 from engine import LLM
 from executor import ModelExecutor
-from fast import native
 from kvcache import KVCache
-from paged import blocks
-from paged.blocks import BlockMemory
-from paged.cache import PagedCache
-from paged.prompts import Parts, shared
+from more.fast import native
+from more.paged import blocks
+from more.paged.blocks import BlockMemory
+from more.paged.cache import PagedCache
+from more.paged.prompts import Parts, shared
 from sampling import SamplingParams
 from scheduler import POLICIES, SarathiServe, Scheduler, make_scheduler, next_chunk
 from simulate import simulate

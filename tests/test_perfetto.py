@@ -14,7 +14,7 @@ import generate
 from batch import Request
 from command.cli import is_ours
 from experiments.lib.steady import simulate_operators
-from pictures import perfetto
+from more.pictures import perfetto
 from simulate import simulate
 
 WITH_DIGITS = {"ffn_ln1", "ffn_ln2", "PB1", "PB2", "PB3"}  # names of one kind each

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from batch import Batch, Request
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel, make_batch
-from pipeline import (
+from more.pipeline import (
     BUBBLES,
     Hop,
     MicroBatches,

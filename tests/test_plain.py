@@ -10,9 +10,9 @@ from attention import PLAIN
 from batch import Batch, Chunk, Request
 from engine import LLM, SamplingParams
 from executor import ModelExecutor
-from loading.checkpoint import load_config, weights_of
-from loading.files import DEMO
 from model import ResidualLinear
+from more.loading.checkpoint import load_config, weights_of
+from more.loading.files import DEMO
 
 PROMPTS = ["The with statement", "def open(", "class Thread(", "The list type is " * 6, "import os"]
 ROUNDING = {"float32": 2**-24, "bfloat16": 2**-8}  # relative, of one operation

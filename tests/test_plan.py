@@ -33,9 +33,9 @@ from experiments.lib.plan_report import (
     who_holds,
 )
 from experiments.lib.rows import read_rows
-from pipeline import simulate_pipeline
-from serving import comparison
-from serving.capacity import (
+from more.pipeline import simulate_pipeline
+from more.serving import comparison
+from more.serving.capacity import (
     MAX_DELAY,
     PER_REQUEST,
     PERCENTS,
@@ -46,8 +46,8 @@ from serving.capacity import (
     overload_of,
     worst_iteration,
 )
-from serving.comparison import Demand, Plan, Question, bench, fits, too_strict
-from serving.planner import (
+from more.serving.comparison import Demand, Plan, Question, bench, fits, too_strict
+from more.serving.planner import (
     BUDGETS,
     EXACT,
     Found,
@@ -60,8 +60,8 @@ from serving.planner import (
     enough,
     find_capacity,
 )
-from serving.search import largest_rate
-from serving.traffic import Fixed, at_rate, make_requests, poisson, read_trace
+from more.serving.search import largest_rate
+from more.serving.traffic import Fixed, at_rate, make_requests, poisson, read_trace
 from simulate import simulate
 
 ROOT = Path(__file__).parent.parent
@@ -169,7 +169,7 @@ def test_the_climb_ends_at_the_best(rates: dict[int, float]) -> None:
     def find(*asked: object, **_: float) -> Found:
         return Found(rates[asked[4]], asked[4])
 
-    with mock.patch("serving.planner.find_capacity", find):
+    with mock.patch("more.serving.planner.find_capacity", find):
         for first in rates:
             assert best_budget(*[None] * 4, list(rates), 1.05, first).budget == 512
 

@@ -13,12 +13,12 @@ from costmodel import make_batch
 from engine import LLM, SamplingParams
 from experiments import policies, serve_latency
 from experiments.lib.rows import read_rows
-from loading.policyfile import load_files, load_policies, warn_if_crowded
-from pipeline import simulate_pipeline
+from more.loading.policyfile import load_files, load_policies, warn_if_crowded
+from more.pipeline import simulate_pipeline
+from more.serving.calibration import cost_here
+from more.serving.capacity import p99_tbt
+from more.serving.traffic import Fixed, at_rate, make_requests, poisson
 from scheduler import POLICIES, make_scheduler
-from serving.calibration import cost_here
-from serving.capacity import p99_tbt
-from serving.traffic import Fixed, at_rate, make_requests, poisson
 from simulate import simulate
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -197,7 +197,7 @@ def test_the_calibration_must_fit(tmp_path: Path) -> None:
     assert cost_here("laptop", "cpu", "torch.float16") is None, "another dtype"
     with pytest.raises(UserError, match="is of laptop on .*; this is demo on .* run experiments"):
         cost_here("demo", "cpu", "torch.float16", laptop)
-    with mock.patch("serving.calibration.this_machine", lambda device: "a machine"):
+    with mock.patch("more.serving.calibration.this_machine", lambda device: "a machine"):
         text = laptop.read_text(encoding="utf-8")
         name = text.partition('"gpu": {')[2].partition('"name": "')[2].partition('"')[0]
         mine = tmp_path / "mine.json"

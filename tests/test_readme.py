@@ -73,7 +73,7 @@ def test_the_ninth_policy_runs_on_a_pipeline() -> None:
     """
     code = BLOCKS[1][: BLOCKS[1].index("for policy in")]
     code += """
-from pipeline import simulate_pipeline
+from more.pipeline import simulate_pipeline
 requests = [Request(i, prompt=range(100 + 50 * (i % 5)), max_tokens=20) for i in range(20)]
 options = {"policy": "shortest_first", "stages": 2, "max_batch_size": 3, "keep": True}
 trace = simulate_pipeline(requests, "llama-13b", **options)

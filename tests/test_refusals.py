@@ -30,11 +30,11 @@ from command.checks import UserError
 from configs import MODELS
 from engine import LLM, SamplingParams
 from experiments.lib.clients import parse, raw, request
-from loading.checkpoint import save
-from loading.files import DEMO
+from more.loading.checkpoint import save
+from more.loading.files import DEMO
+from more.web.chat import Chat
+from more.web.real import RealEngine
 from simulate import simulate
-from web.chat import Chat
-from web.real import RealEngine
 
 TABLE = tomllib.loads(Path(__file__).with_name("refusals.toml").read_text(encoding="utf-8"))
 NAMES = {
@@ -150,7 +150,7 @@ def with_gpus(count: int, do: Callable[[], object]) -> object:
     """`do()`, where PyTorch sees so many GPUs."""
     seen = {"is_available": lambda: count > 0, "device_count": lambda: count}
     changes = {f"torch.cuda.{name}": value for name, value in seen.items()}
-    return given(changes | {"loading.device.why_unseen": lambda: ""}, do)
+    return given(changes | {"more.loading.device.why_unseen": lambda: ""}, do)
 
 
 class Files:

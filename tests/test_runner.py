@@ -18,12 +18,12 @@ from configs import GPUS, MODELS
 from costmodel import requests_that_fit
 from engine import LLM, SamplingParams
 from loop import Loop
+from more.web.priced import Clock, PricedEngine
+from more.web.real import RealEngine
+from more.web.runner import Delta, Full, Runner, Stopping, take_over
 from scheduler import POLICIES, SarathiServe, make_scheduler
 from simulate import CostExecutor, make_cost_model, simulate
 from tests.oracle import check_runner
-from web.priced import Clock, PricedEngine
-from web.real import RealEngine
-from web.runner import Delta, Full, Runner, Stopping, take_over
 
 NAMES = ["sarathi", "orca", "hybrid_only", "dynamic:12,6", "vllm_v0:40"]
 PATIENCE = 60.0  # s until a test gives up

@@ -9,7 +9,7 @@ import pytest
 from batch import Batch, Chunk, Request
 from command.checks import UserError
 from loop import check_batch
-from pipeline import simulate_pipeline
+from more.pipeline import simulate_pipeline
 from scheduler import POLICIES, SarathiServe, Scheduler, make_scheduler, whole_prefill
 from simulate import simulate
 

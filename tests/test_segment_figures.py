@@ -7,13 +7,13 @@ from contextlib import contextmanager
 import pytest
 from conftest import ran
 
-from beam.cost import cache_bytes
 from command.checks import UserError
 from configs import MODELS, ModelConfig
 from experiments import segment_prompts
 from experiments.lib import beam_engines, peers, segment
 from experiments.lib.beam_engines import ENGINES, Engines, Search, largest_fit, started
 from experiments.lib.rows import Rows, read_rows
+from more.beam.cost import cache_bytes
 
 NAMES = ("segment_prompts", "segment_widths", "segment_throughput")
 

@@ -29,14 +29,14 @@ from watch import wait_for
 from command.checks import WHY_BROKEN, UserError
 from engine import LLM, SamplingParams
 from experiments.lib.clients import events, parse, raw, request, streamed
-from loading.files import DEMO
+from more.loading.files import DEMO
+from more.web import live
+from more.web.chat import Chat, Unfit, read_template
+from more.web.priced import Clock, PricedEngine
+from more.web.real import RealEngine
+from more.web.server import hash_of
+from more.web.text import Pieces, Stops, Words, dumps
 from tests import spawn
-from web import live
-from web.chat import Chat, Unfit, read_template
-from web.priced import Clock, PricedEngine
-from web.real import RealEngine
-from web.server import hash_of
-from web.text import Pieces, Stops, Words, dumps
 
 ROOT = Path(__file__).parent.parent
 PROMPTS = ["The with statement", "def open(", "Return True if", "The list type is " * 9, "class "]

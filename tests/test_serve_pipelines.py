@@ -10,7 +10,7 @@ from costmodel import CostModel, make_batch
 from experiments import fidelity, serve_chunking, serve_phases, serve_pipelines
 from experiments.lib.papers import CHAT, MISTRAL
 from experiments.serve_pipelines import ETHERNETS, FALCON, FALCON_TP8, LLAMA, SOFTWARE, slos
-from serving.capacity import Deployment
+from more.serving.capacity import Deployment
 
 
 def test_parts_are_the_whole() -> None:

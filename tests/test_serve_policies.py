@@ -19,14 +19,14 @@ from watch import wait_for
 from command.checks import UserError
 from engine import LLM, SamplingParams
 from experiments.lib.clients import streamed
-from loading.files import DEMO
-from loading.policyfile import load_policies
+from more.loading.files import DEMO
+from more.loading.policyfile import load_policies
+from more.web import live, trial
+from more.web.priced import PricedEngine
+from more.web.real import RealEngine
+from more.web.runner import budget_of
+from more.web.trial import try_policy
 from scheduler import POLICIES, SarathiServe
-from web import live, trial
-from web.priced import PricedEngine
-from web.real import RealEngine
-from web.runner import budget_of
-from web.trial import try_policy
 
 HEAD = "from scheduler import SarathiServe\nclass Mine(SarathiServe):\n    name = {!r}\n"
 SCHEDULE = "    def schedule(self, now):\n        {}\n        return super().schedule(now)\n"

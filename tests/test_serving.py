@@ -21,8 +21,7 @@ from experiments.lib.papers import (
     looks_of,
 )
 from experiments.lib.rows import read_rows
-from scheduler import POLICIES, SarathiServe, whole_prefill
-from serving.capacity import (
+from more.serving.capacity import (
     Deployment,
     Load,
     p99_tbt,
@@ -30,9 +29,10 @@ from serving.capacity import (
     token_times,
     worst_iteration,
 )
-from serving.search import percentile
-from serving.steady import balance
-from serving.traffic import Uniform, make_requests, poisson
+from more.serving.search import percentile
+from more.serving.steady import balance
+from more.serving.traffic import Uniform, make_requests, poisson
+from scheduler import POLICIES, SarathiServe, whole_prefill
 from timeline import Life, Trace
 
 pytestmark = pytest.mark.usefixtures("sketches")

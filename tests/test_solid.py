@@ -15,8 +15,8 @@ import generate
 from command import cli
 from command.checks import UserError
 from engine import LLM, SamplingParams
-from loading.files import DEMO
-from loading.tokenizer import load_tokenizer
+from more.loading.files import DEMO
+from more.loading.tokenizer import load_tokenizer
 
 FEW = SamplingParams(max_tokens=2)
 

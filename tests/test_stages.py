@@ -26,10 +26,10 @@ from watch import PATIENCE, alive, children_of
 import generate
 from command.checks import WHY_BROKEN
 from engine import LLM, SamplingParams
-from pipeline import Step, launch
-from pipeline.launch import Place, meet, stage_device
-from pipeline.stages import measured_hop
-from pipeline.wire import Wire
+from more.pipeline import Step, launch
+from more.pipeline.launch import Place, meet, stage_device
+from more.pipeline.stages import measured_hop
+from more.pipeline.wire import Wire
 from tests import spawn
 from tests.oracle import Found, check, crowd, draw
 
@@ -111,7 +111,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     def see(count: int) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-        monkeypatch.setattr("loading.device.why_unseen", lambda: "")  # a GPU may be here
+        monkeypatch.setattr("more.loading.device.why_unseen", lambda: "")  # a GPU may be here
 
     return see
 

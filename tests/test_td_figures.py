@@ -14,10 +14,10 @@ from costmodel import make_batch
 from experiments import fig5, fig12, td_lengths, td_stealing, td_throughput
 from experiments.lib import td
 from experiments.lib.common import run_jobs
-from pictures.gantt import STAGE_LOOKS
-from pictures.lanes import MOST_NAMED, stage_lanes
-from pipeline import MicroBatches
-from pipeline.phases import Rules
+from more.pictures.gantt import STAGE_LOOKS
+from more.pictures.lanes import MOST_NAMED, stage_lanes
+from more.pipeline import MicroBatches
+from more.pipeline.phases import Rules
 
 NODE = td.NODES["L20 + 32B"]
 SHORT = [(100 + i % 50, 1 + i % 30) for i in range(20)]  # prompt and output tokens

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batch import Batch, Request
-from pipeline import Hop, PipelineTrace, make_micro_batches, run_pipeline
-from pipeline.phases import STEALING, Intensity, LookAhead, Rules
-from pipeline.predictors import Classes, Constant, Predictor, oracle
-from pipeline.td_pipe import Ledger, TDPipe
+from more.pipeline import Hop, PipelineTrace, make_micro_batches, run_pipeline
+from more.pipeline.phases import STEALING, Intensity, LookAhead, Rules
+from more.pipeline.predictors import Classes, Constant, Predictor, oracle
+from more.pipeline.td_pipe import Ledger, TDPipe
 from scheduler import Memory
 
 Work = list[tuple[int, int]]  # prompt and output tokens of each request

@@ -11,18 +11,17 @@ import pytest
 from conftest import ran
 
 import plan
-from apart.simulate import simulate_fleet
 from batch import Request
 from command.checks import UserError
 from configs import MODELS
 from experiments import serve_latency
 from experiments.lib.papers import MISTRAL, Recorded
 from experiments.lib.rows import Rows, read_rows
-from loading.policyfile import load_policies
-from scheduler import make_scheduler
-from serving.capacity import Deployment, median_ttft
-from serving.lengths import TAG, length_error, tag_lengths
-from serving.traffic import (
+from more.apart.simulate import simulate_fleet
+from more.loading.policyfile import load_policies
+from more.serving.capacity import Deployment, median_ttft
+from more.serving.lengths import TAG, length_error, tag_lengths
+from more.serving.traffic import (
     Uniform,
     at_rate,
     gamma,
@@ -30,6 +29,7 @@ from serving.traffic import (
     poisson,
     read_trace,
 )
+from scheduler import make_scheduler
 from simulate import simulate
 from timeline import COLUMNS, Life, Trace
 
@@ -152,7 +152,7 @@ def test_what_is_too_long_for_an_engine_is_left_out(
     """A figure and a plan follow one rule; `simulate` names it."""
     path, small = tmp_path / "trace.csv", Deployment("llama-13b")
     path.write_text("arrival,prompt_tokens,output_tokens\n0,9,9\n1,4000,97\n2,4000,98\n")
-    with pytest.raises(UserError, match="request 2: .*; loading.requests.short_enough leaves"):
+    with pytest.raises(UserError, match="request 2: .*; more.loading.requests.short_enough leaves"):
         simulate(read_trace(path), small.model)
     left = f"left out: 1 of 3 requests, which are longer than {MODELS[small.model].max_length}"
     for engines in ((small,), (MISTRAL, small)):

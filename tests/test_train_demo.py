@@ -10,9 +10,9 @@ from test_families import ours
 from test_tokenizer import DEMO_TOKENIZER, HELD_OUT, demo_tokens
 
 from configs import MODELS
-from demo import train as train_demo
-from loading.checkpoint import load_config
-from loading.files import DEMO
+from more.demo import train as train_demo
+from more.loading.checkpoint import load_config
+from more.loading.files import DEMO
 
 
 def test_demo_is_the_model_that_configs_describes():

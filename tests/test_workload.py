@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.traffic import (
+from more.serving.traffic import (
     Fixed,
     LogNormal,
     Uniform,

@@ -9,7 +9,7 @@ from course.check.rounds import SENTENCES, Replay, judge_record, workloads
 from course.drive import serve
 from course.exercises import AnswerError, Ask
 from course.reference import Final
-from serving.search import AlwaysServed, largest_rate, percentile
+from more.serving.search import AlwaysServed, largest_rate, percentile
 
 PROPERTIES = {name: SENTENCES[name] for name in ("K0", "K6", "K7", "K8", "K10")}
 PRICED = {"model": "mistral-7b", "gpu": "a100-80gb", "B": 12, "C": 512, "cache": None}

@@ -6,7 +6,7 @@ times.tokens (when each output token came). All are seconds; there is at least o
 
 from types import SimpleNamespace
 
-from serving.search import percentile
+from more.serving.search import percentile
 
 
 def ttft(times: SimpleNamespace) -> float:

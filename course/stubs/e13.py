@@ -13,7 +13,7 @@ prefixes. A block that is partly full has none: it still changes.
 A *reference count* says how many requests hold a block. What nobody holds is in a queue, `free`. It
 keeps its content and its hash, and can be shared again, until it is taken for something else. vLLM
 does the same: https://docs.vllm.ai/en/latest/design/prefix_caching. After your own attempt, read
-the project's: paged/blocks.py.
+the project's: more/paged/blocks.py.
 
 An example, with 4 blocks of 2 tokens:
 

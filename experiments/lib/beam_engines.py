@@ -13,13 +13,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from beam.cost import cache_bytes
 from command.checks import UserError, lookup
 from configs import ModelConfig
 from experiments.lib.common import progress
 from experiments.lib.engines import Real
 from experiments.lib.peers import Peer, saved_model
 from experiments.lib.segment import WAYS, Latency
+from more.beam.cost import cache_bytes
 
 if TYPE_CHECKING:  # predicting needs no torch
     from engine import LLM

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from command.cli import as_cell, interrupts_held, is_ours, progress, write_file
 from experiments.lib.published import paper_numbers  # noqa: F401  (as all scripts know it)
-from loading.policyfile import LOADED, load_policies
+from more.loading.policyfile import LOADED, load_policies
 
 ROOT = Path(__file__).resolve().parents[2]
 Job, Outcome = TypeVar("Job"), TypeVar("Outcome")  # a script's own, see `run_jobs`

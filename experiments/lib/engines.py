@@ -6,7 +6,7 @@ Both have the same methods, and a study's function cannot tell them apart.
     engine.operators(batch)                      the same, by operator
     engine.trace(requests, policy, C, B)         a run; with `operators`, their times are in it
     engine.steady(work, policy, C)               a run of a workload in its steady state
-    engine.serve(requests, policy, budget)       a run of a Deployment (serving/capacity.py)
+    engine.serve(requests, policy, budget)       a run of a Deployment (more/serving/capacity.py)
 """
 
 import gc
@@ -28,7 +28,7 @@ from experiments.lib import measuring, steady
 from experiments.lib.common import progress, run_jobs
 from experiments.lib.rows import SPREAD, Row
 from experiments.lib.steady import BATCH_SIZES, Workload
-from loading.priced import priced_model
+from more.loading.priced import priced_model
 from simulate import CostExecutor
 from timeline import Trace
 

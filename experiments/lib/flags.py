@@ -14,7 +14,7 @@ from configs import GPUS, MODELS
 from experiments.lib import common
 from experiments.lib.common import ROOT
 from experiments.lib.rows import make_directory
-from loading.policyfile import load_policies
+from more.loading.policyfile import load_policies
 from scheduler import make_scheduler
 
 MEASURE = {
@@ -43,7 +43,7 @@ WRITES = {
 
 
 def model_flag(default: str | None = None, shown: str = "") -> Flag:
-    """Of what is priced, not run: `loading.priced.priced_model` reads it."""
+    """Of what is priced, not run: `more.loading.priced.priced_model` reads it."""
     words = f"one of {', '.join(MODELS)}; or a folder with a config.json, or a hub id on this disk"
     return Flag(f"model: {words}", default, shown=shown)
 

@@ -22,7 +22,7 @@ from costmodel import make_batch
 from experiments.lib.common import print_table, progress
 from experiments.lib.steady import Workload, balance, first_period, split
 from loop import Result
-from serving.calibration import cost_here, this_machine
+from more.serving.calibration import cost_here, this_machine
 from timeline import Trace
 
 if TYPE_CHECKING:  # see above
@@ -54,12 +54,12 @@ def load_llm(options: argparse.Namespace, batch_size: int, length: int) -> "LLM"
 
 
 def device_for(model: str, dtype: str, device: str) -> "torch.device":
-    """Where a model is measured, as `loading.device.choose_device` says.
+    """Where a model is measured, as `more.loading.device.choose_device` says.
 
     If that is a CPU, and the model is large, one line says so before the weights are made.
     """
-    from loading.device import choose_device, choose_dtype
-    from loading.load import find_model
+    from more.loading.device import choose_device, choose_dtype
+    from more.loading.load import find_model
 
     chosen, config = choose_device(device), find_model(model)[0]
     size = config.parameters * choose_dtype(dtype, chosen).itemsize
@@ -80,8 +80,8 @@ def most_that_fit(
 
     0: none does, or the device is no GPU. From then on, `options.device` is a torch.device.
     """
-    from loading.device import check_memory, choose_device, choose_dtype
-    from loading.load import find_model
+    from more.loading.device import check_memory, choose_device, choose_dtype
+    from more.loading.load import find_model
 
     options.device = device = choose_device(options.device)
     config, dtype = find_model(model)[0], choose_dtype(options.dtype, device)

@@ -13,12 +13,12 @@ from experiments.lib.colours import LOOKS
 from experiments.lib.common import paper_numbers
 from experiments.lib.flags import word_of
 from experiments.lib.rows import Row, Rows, print_rows
-from loading.priced import priced_model
-from loading.requests import short_enough
-from serving.capacity import Deployment, Slo
-from serving.lengths import tag_lengths
-from serving.planner import EXACT, Replica, Traffic, find_capacity
-from serving.traffic import (
+from more.loading.priced import priced_model
+from more.loading.requests import short_enough
+from more.serving.capacity import Deployment, Slo
+from more.serving.lengths import tag_lengths
+from more.serving.planner import EXACT, Replica, Traffic, find_capacity
+from more.serving.traffic import (
     FASTEST,
     HASHES,
     Lengths,
@@ -102,8 +102,8 @@ def read_once(path: Path, engines: tuple[Deployment, ...]) -> list[Request]:
 class Recorded:
     """The requests of a user's file, in the place of a `Dataset`.
 
-    lengths: see serving/lengths.py. engines: that serve them; what is too long for one of them is
-    left out for all.
+    lengths: see more/serving/lengths.py. engines: that serve them; what is too long for one of them
+    is left out for all.
     """
 
     path: Path

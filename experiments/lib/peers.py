@@ -247,8 +247,8 @@ def saved_model(config: "ModelConfig", dtype: "torch.dtype") -> Iterator[str]:
     """A folder with a checkpoint of random weights, until the block ends."""
     import torch
 
-    from loading import checkpoint
-    from loading.load import new_model, random_weights
+    from more.loading import checkpoint
+    from more.loading.load import new_model, random_weights
 
     with tempfile.TemporaryDirectory() as directory:
         model = random_weights(new_model(config, dtype, torch.device("cpu")))

@@ -13,12 +13,12 @@ from command.checks import LONGEST_WORD, UserError, did_you_mean, lookup
 from command.flags import ABOVE_ZERO, Flag
 from configs import GPU, GPUS
 from experiments.lib.papers import ARXIV, CHAT, read_whole
-from loading.requests import short_enough
-from serving.anchor import read_load
-from serving.capacity import STRICT, Bound, Slo
-from serving.comparison import Demand
-from serving.planner import BUDGETS, Replica
-from serving.traffic import Fixed, busy_times, make_requests, poisson
+from more.loading.requests import short_enough
+from more.serving.anchor import read_load
+from more.serving.capacity import STRICT, Bound, Slo
+from more.serving.comparison import Demand
+from more.serving.planner import BUDGETS, Replica
+from more.serving.traffic import Fixed, busy_times, make_requests, poisson
 
 DATASETS = {data.name: data for data in (CHAT, ARXIV)}
 PAIR = re.compile(r"([1-9][0-9]{0,6}):([1-9][0-9]{0,6})")

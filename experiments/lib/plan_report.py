@@ -17,11 +17,11 @@ from experiments.lib.look import COLOURS, labelled_bars, panels
 from experiments.lib.papers import LOOKS, looks_of
 from experiments.lib.plan_names import budgets_tried, gpu_of
 from experiments.lib.rows import Rows, read_rows
-from serving.capacity import MAX_DELAY, Slo
-from serving.comparison import OURS, Anchor, Demand, Plan
-from serving.engines import engine_flags
-from serving.planner import Replica, Traffic
-from serving.search import percentile
+from more.serving.capacity import MAX_DELAY, Slo
+from more.serving.comparison import OURS, Anchor, Demand, Plan
+from more.serving.engines import engine_flags
+from more.serving.planner import Replica, Traffic
+from more.serving.search import percentile
 
 NAME = "plan"
 FEW = 100  # requests of a trace; fewer give an interval that says little

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from batch import Batch, Chunk
-from beam.cost import BeamCostModel, cache_bytes, make_beams
-from beam.request import STEP, segment_length
 from configs import GPUS, LINKS, MODELS, ModelConfig
 from experiments.lib import look
 from experiments.lib.rows import Row, Rows, print_rows
+from more.beam.cost import BeamCostModel, cache_bytes, make_beams
+from more.beam.request import STEP, segment_length
 
 TILE = GPUS["max-1550-tile"]
 TILES = {"gptj-6b": 1, "llama2-13b": 1, "opt-30b": 2, "bloom-176b": 8}  # Sec 4; tensor parallel
@@ -118,7 +118,7 @@ def temporary_bytes(
     """Bytes of a batch that are in memory twice, at worst, while caches are copied.
 
     transformers (4.31): all. The old cache of every layer lives until the new one is complete. Ours
-    copy one search at a time, whatever the batch (beam/memory.py). standard: one layer's keys.
+    copy one search at a time, whatever the batch (more/beam/memory.py). standard: one layer's keys.
     segment: the keys of all layers, then the values. That is half of the response, without its
     newest steps.
     """

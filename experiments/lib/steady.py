@@ -1,4 +1,4 @@
-"""What the experiments run: batches of a chosen shape, and workloads of serving/steady.py.
+"""What the experiments run: batches of a chosen shape, and workloads of more/serving/steady.py.
 
 It also holds what the cost model says of them.
 """
@@ -9,14 +9,14 @@ from batch import Batch, Request
 from configs import GPUS, MODELS
 from costmodel import CostModel
 from loop import Loop, Result
-from scheduler import make_scheduler
-from serving.steady import (  # noqa: F401
+from more.serving.steady import (  # noqa: F401
     Workload,
     balance,
     split,
     steady_window,
     tokens_per_second,
 )
+from scheduler import make_scheduler
 from simulate import CostExecutor, run_all, simulate
 from timeline import Trace
 

@@ -33,7 +33,7 @@ from experiments.lib.colours import COLOURS, GREY
 from experiments.lib.common import ROOT
 from experiments.lib.rows import Rows
 from loop import Loop
-from pipeline import (
+from more.pipeline import (
     Hop,
     MicroBatches,
     PipelineTrace,
@@ -43,7 +43,7 @@ from pipeline import (
     run_pipeline,
     seconds_of_rows,
 )
-from pipeline.phases import Rules
+from more.pipeline.phases import Rules
 from scheduler import make_scheduler
 from simulate import CostExecutor, make_cost_model, run_all
 

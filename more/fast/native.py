@@ -1,0 +1,306 @@
+"""The operators between two linear operators, in C++, called through ctypes.
+
+PyTorch's operators are slow for both parts of a hybrid batch. A bfloat16 chunk writes its scores to
+memory and reads them back. A decode copies K and V to float32 before it reads them. The small
+operators around them read the same rows several times. We found no operators of PyTorch that do
+better on a CPU. So there is a C++ file. `attention` is the back end. `install` puts the small
+operators into a model.
+
+On first use, this machine's compiler compiles native.cpp in some seconds, for this CPU's
+instructions. `~/.cache/nano-sarathi` keeps the result. Without a compiler, PyTorch's operators do
+the same, more slowly.
+"""
+
+from more.fast.first import ARCHITECTURE
+
+import ctypes
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from shutil import which
+
+import torch
+from torch import Tensor, nn
+
+from attention import AttendLayer, FlatBatch
+from command.checks import UserError
+from kvcache import KVCache
+from more.fast.packed import install_small
+from more.paged.cache import PagedCache
+
+SOURCE = Path(__file__).with_name("native.cpp")
+# -mtune=generic: GCC 12 thinks that recent AMD processors are older ones. Code for the older ones
+# loads values a second time, although they are in registers.
+FLAGS = ["-std=c++17", "-O3", f"-march={ARCHITECTURE}", "-mtune=generic"]
+FLAGS += ["-fopenmp", "-shared", "-fPIC"]
+POINTER, INTEGER = ctypes.c_void_p, ctypes.c_int64
+ARGUMENTS = {
+    "attend": [POINTER] * 8,
+    "attend_beams": [POINTER] * 8,
+    "normalize": [POINTER] * 3 + [INTEGER] * 2 + [ctypes.c_float],
+    "rotate": [POINTER] * 3 + [INTEGER] * 4,
+    "gate": [POINTER] * 2 + [INTEGER] * 2,
+}
+DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+COMPILE_SECONDS = 120  # far more than a compiler needs, and an end to one that hangs
+OTHERWISE = ": choose auto, sdpa or math"  # at the end of each error message
+LANES, MAX_HEAD_DIM, MAX_GROUPS = 16, 256, 64  # as in native.cpp: the most that a CPU has
+
+
+class NoCompiler(UserError):
+    """No compiler. With "auto" this is normal, so we say nothing."""
+
+
+class Sizes(ctypes.Structure):
+    """As in native.cpp."""
+
+    _fields_ = [
+        (name, INTEGER)
+        for name in ("n", "n_head", "n_kv_head", "head_dim", "stride", "kv_head", "kv_slot")
+    ]
+
+
+def compiler() -> str | None:
+    """The C++ compiler: $CXX, a program without options, or else g++ on Linux.
+
+    On a Mac, g++ lacks OpenMP. On Windows, it misaligns vectors on the stack.
+    Raises UserError if $CXX is no program.
+    """
+    if name := os.environ.get("CXX"):
+        if not which(name):
+            raise UserError(f"$CXX is {name!r}, which is no program")
+        return which(name)
+    return which("g++") if sys.platform == "linux" else None
+
+
+def misfit(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int) -> str | None:
+    """What `attention` would need instead of this device, dtype or size. None: it can run."""
+    if device.type != "cpu" or dtype not in DTYPES:
+        return (
+            f"a CPU, and bfloat16 or float32; this is {device}, {str(dtype).removeprefix('torch.')}"
+        )
+    if head_dim % (2 * LANES) or head_dim > MAX_HEAD_DIM or groups > MAX_GROUPS:
+        return (
+            f"a head_dim that is a multiple of {2 * LANES} up to {MAX_HEAD_DIM}, and up to"
+            f" {MAX_GROUPS} heads to a key head; here they are {head_dim} and {groups}"
+        )
+    return None
+
+
+def check(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int) -> None:
+    """Raises UserError if `attention` cannot run with these on this machine."""
+    if reason := misfit(device, dtype, head_dim, groups):
+        raise UserError(f"attention 'native' needs {reason}: choose auto, sdpa or math")
+    library()
+
+
+def usable(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int) -> bool:
+    """Whether `attention` can run with these. If the compiler failed, a message says so, once."""
+    if misfit(device, dtype, head_dim, groups):
+        return False
+    if isinstance(failure := outcome(), UserError):
+        if not isinstance(failure, NoCompiler):
+            tell(str(failure))
+        return False
+    return True
+
+
+@cache
+def tell(failure: str) -> None:
+    print(
+        f"{failure.removesuffix(OTHERWISE)}; PyTorch's operators do the same, more slowly",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def library() -> ctypes.CDLL:
+    """native.cpp, compiled now or earlier. Raises UserError if it cannot be compiled."""
+    if isinstance(found := outcome(), UserError):
+        raise found
+    return found
+
+
+@cache
+def outcome() -> ctypes.CDLL | UserError:
+    """The library, or the reason why there is none. A failure is kept: there is one attempt."""
+    try:
+        if (program := compiler()) is None:
+            return NoCompiler(
+                "attention 'native' needs a C++ compiler (g++ on Linux, or one that $CXX names)"
+                f"{OTHERWISE}"
+            )
+        kept = kept_at(program)
+        if kept.exists() and is_whole(kept):
+            return ctypes.CDLL(str(kept))
+        return compiled(program, kept)
+    except UserError as error:
+        return UserError(f"attention 'native': {error}{OTHERWISE}")
+    # no home; a disk that is full, is read-only, or does not allow programs to run
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        return UserError(
+            f"attention 'native': {SOURCE.name} cannot be compiled, kept or loaded ({error})"
+            f"{OTHERWISE}"
+        )
+
+
+def kept_at(program: str) -> Path:
+    """Where the library is kept between runs. Its name tells all that it is made of.
+
+    Machines with different CPUs may share a home: so that includes the CPU's instructions. A new
+    compiler should compile again: so it includes the compiler's date of installation, too.
+    """
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    folder = home / "nano-sarathi"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    installed = str(os.stat(program).st_mtime_ns)
+    text = SOURCE.read_text(encoding="utf-8")
+    made_of = [text, program, installed, *FLAGS, platform.machine(), instructions()]
+    return folder / f"native-{hashlib.sha256(' '.join(made_of).encode()).hexdigest()[:16]}.so"
+
+
+def compiled(program: str, kept: Path) -> ctypes.CDLL:
+    """Compile native.cpp, load it, and keep it. Raises UserError where the compiler does."""
+    print(f"compiling {SOURCE.name}, once on this machine ...", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent) as workplace:
+        made = Path(workplace) / kept.name
+        done = subprocess.run(
+            [program, *FLAGS, str(SOURCE), "-o", str(made)], capture_output=True, check=False,
+            env=os.environ | {"LC_ALL": "C"},  # messages in English, with the word "error"
+            timeout=COMPILE_SECONDS, text=True, errors="replace",
+        )  # fmt: skip
+        if done.returncode:
+            lines = done.stderr.splitlines()
+            reason = next((line for line in lines if "error" in line), "no message")
+            raise UserError(f"{program} cannot compile {SOURCE.name} ({reason.strip()[:200]})")
+        if not is_whole(made):
+            raise UserError("what was compiled is cut short")
+        library = ctypes.CDLL(str(made))  # only what can be loaded is kept
+        made.replace(kept)  # two processes may make it at once: the last one's stays
+    return library
+
+
+def is_whole(library: Path) -> bool:
+    """Whether a library of Linux has its end, a table. To load half a library ends the process."""
+    head = library.read_bytes()[:64]
+    if head[:6] != b"\x7fELF\2\1":  # of another system; or none, and the loader says so
+        return True
+    start, size, count = (
+        int.from_bytes(head[place : place + width], "little")
+        for place, width in ((0x28, 8), (0x3A, 2), (0x3C, 2))
+    )
+    return len(head) == 64 and library.stat().st_size >= start + size * count
+
+
+def instructions() -> str:
+    """What this CPU can do, as Linux lists it; elsewhere its name."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    return next(
+        (line for line in lines if line.startswith(("flags", "Features"))), platform.processor()
+    )
+
+
+@cache
+def function(name: str, dtype: torch.dtype) -> Callable[..., None]:
+    """A function of native.cpp for this dtype. Give it `data_ptr()` for each tensor."""
+    found = getattr(library(), f"{name}_{DTYPES[dtype]}")
+    found.argtypes, found.restype = ARGUMENTS[name], None
+    return found
+
+
+def attention(batch: FlatBatch, cache: KVCache) -> AttendLayer:
+    """A back end (attention.py), for what `check` lets through.
+
+    One call per layer writes the cache and attends in all spans. The cores share this work.
+    """
+    requests = []
+    for span in batch.spans:
+        rows = (span.rows.stop - span.rows.start) // len(span.slots)
+        first = range(span.rows.start, span.rows.stop, rows)
+        requests += zip(first, [rows] * len(first), span.slots, span.contexts, strict=True)
+    if isinstance(cache, PagedCache):
+        assert cache.table.dtype == torch.int64 and cache.table.stride(1) == 1
+        size, at, row = cache.memory.block_size, cache.table.data_ptr(), 8 * cache.table.stride(0)
+        requests = [(*request, size, at + request[2] * row) for request in requests]
+    numbers, run = table(requests), function("attend", cache.k.dtype)
+    (n_kv_head, _, _, head_dim), strides = cache.k.shape[1:], cache.k.stride()[1:]
+    assert cache.v.stride()[1:] == strides and strides[2:] == (head_dim, 1)
+
+    def attend_layer(layer: int, qkv: Tensor) -> Tensor:
+        assert qkv.is_contiguous() and qkv.dtype == cache.k.dtype and qkv.shape[2] == head_dim
+        rows, heads, _ = qkv.shape
+        n_head = heads - 2 * n_kv_head
+        y = torch.empty(rows, n_head * head_dim, dtype=qkv.dtype)
+        sizes = Sizes(len(requests), n_head, n_kv_head, head_dim, heads * head_dim, *strides[:2])
+        keys, values = cache.layers[layer]
+        q, size = qkv.data_ptr(), head_dim * qkv.element_size()  # bytes of one head
+        k, v = q + n_head * size, q + (n_head + n_kv_head) * size
+        run(q, k, v, keys.data_ptr(), values.data_ptr(), y.data_ptr(), numbers, ctypes.byref(sizes))
+        return y
+
+    return attend_layer
+
+
+def table(requests: Sequence[tuple[int, ...]]) -> ctypes.Array:
+    """native.cpp's requests: (first row, rows, slot, context) of each.
+
+    In a cache of blocks, also the tokens of a block, and the address of its row of the table.
+    """
+    numbers = [(*request, 0, 0)[:6] for request in requests]
+    return (INTEGER * (6 * len(numbers)))(*chain.from_iterable(numbers))
+
+
+class RMSNorm:
+    """x (..., size), as the `nn.RMSNorm` that it is made from. For inference only."""
+
+    def __init__(self, norm: nn.RMSNorm):
+        self.weight, self.size, self.eps = norm.weight.detach(), len(norm.weight), norm.eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        assert x.dtype == self.weight.dtype and x.shape[-1] == self.size
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        rows = x.numel() // self.size
+        function("normalize", x.dtype)(
+            x.data_ptr(), self.weight.data_ptr(), out.data_ptr(), rows, self.size, self.eps
+        )
+        return out
+
+
+def rotate(x: Tensor, heads: int, cos: Tensor, sin: Tensor) -> None:
+    """As `model.rotate`."""
+    assert (
+        x.is_contiguous()
+        and cos.is_contiguous()
+        and sin.is_contiguous()
+        and x.dtype == cos.dtype == sin.dtype
+    )
+    rows, more, head_dim = x.shape
+    function("rotate", x.dtype)(
+        x.data_ptr(), cos.data_ptr(), sin.data_ptr(), rows, heads, head_dim, more * head_dim
+    )
+
+
+def swiglu(inner: Tensor) -> Tensor:
+    """As `model.swiglu`."""
+    inner = inner.contiguous()
+    rows, size = inner.shape[0], inner.shape[1] // 2
+    out = torch.empty(rows, size, dtype=inner.dtype)
+    function("gate", inner.dtype)(inner.data_ptr(), out.data_ptr(), rows, size)
+    return out
+
+
+def install(model: nn.Module) -> None:
+    """Put the small operators into a `model.Transformer` that passed `check`, if sizes allow."""
+    config = model.config
+    if config.flavour != "llama" or config.hidden % LANES or config.linears["ffn_ln2"][0] % LANES:
+        return
+    install_small(model, RMSNorm, rotate, swiglu)

@@ -1,0 +1,59 @@
+"""A model that is priced, not run: its shape alone. Nothing is downloaded. No torch."""
+
+import os
+import re
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from command.checks import UserError, did_you_mean, shown
+from configs import MODELS, ModelConfig
+from more.loading.config_json import load_config
+from more.loading.files import HUB_IDS
+
+
+def priced_model(model: str | ModelConfig, weights: str | None = None) -> ModelConfig:
+    """A name of `configs.MODELS`; else a folder with a config.json; else a hub id: on this disk, or
+    of `configs.MODELS`. Capitals of a name do not count.
+
+    A shape is itself. weights: their format, if it is not the model's own. Raises UserError if
+    there is no such model, or if its config.json is of a kind that we would price wrongly.
+    """
+    if weights is not None:
+        own = priced_model(model)
+        name = own.name if weights == own.weights else f"{own.name}-{weights}"
+        return replace(own, weights=weights, name=name)
+    if isinstance(model, ModelConfig):
+        return model
+    if isinstance(model, str) and model in MODELS:
+        return MODELS[model]
+    places = (model, HUB_IDS.get(model.lower(), model)) if isinstance(model, str) else ()
+    if folder := next(filter(None, map(folder_of, places)), None):
+        return load_config(folder, Path(model).name, priced=True)
+    # a shape that we left as it is
+    own = re.compile(r"([\w.-]+/[\w.-]+), Hugging Face config(:.*)?")
+    shapes = [(own.fullmatch(config.source), config) for config in MODELS.values()]
+    known = {found[1].lower(): config for found, config in shapes if found}
+    known |= {name.lower(): config for name, config in MODELS.items()}
+    if (name := str(places[-1:] and places[-1]).lower()) in known:
+        return known[name]
+    near = did_you_mean(model, MODELS) or f". Names: {', '.join(MODELS)}"
+    raise UserError(
+        f"unknown model {shown(model)}: give a folder with a config.json, a hub id that is on this"
+        f" disk, or a name of configs/models.py{near}"
+    )
+
+
+def folder_of(model: str) -> Path | None:
+    """The folder that is named so; or where the hub's client keeps the newest files of this id."""
+    with suppress(OSError, RuntimeError, ValueError):  # no name of a file, or of a user
+        if (folder := Path(model).expanduser()).is_dir():
+            return folder
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model):
+        return None
+    # os.path's: a user without a home has no such file, and is no error
+    home = os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
+    cache = Path(os.environ.get("HF_HUB_CACHE", Path(home) / "hub"))
+    found = cache.glob(f"models--{model.replace('/', '--')}/snapshots/*/config.json")
+    newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
+    return None if newest is None else newest.parent

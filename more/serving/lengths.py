@@ -1,0 +1,52 @@
+"""Output lengths, predicted with a stated error, for policies that want them. No torch.
+
+`tag_lengths` writes what a predictor says into each request's tag `predicted_tokens`. So a policy
+reads it like any other tag, and it may as well come from a file, or from a client.
+
+    oracle          the true length: no error
+    classes=0.55    the right one of five classes of length with this probability (more/pipeline/
+                    predictors.py: TD-Pipe's BERT reaches 0.52 to 0.58). It knows the answer, and
+                    errs as often
+    constant=200    the same number for all: no prediction
+"""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from batch import Request
+from command.checks import MOST, UserError
+from more.pipeline.predictors import Classes, Constant, Predictor, oracle, predicted
+
+TAG = "predicted_tokens"
+
+
+def predictor_of(text: str, outputs: Sequence[int], seed: int = 0) -> Predictor:
+    """A predictor by its name. outputs: tokens of those requests that it learns classes from."""
+    name, _, number = text.partition("=")
+    try:
+        if text == "oracle":
+            return oracle
+        if name == "classes":
+            return Classes(outputs, float(number), seed)
+        if name == "constant" and 1 <= int(number) <= MOST:
+            return Constant(int(number))
+    except ValueError:  # no number
+        pass
+    raise UserError(
+        f"predicted lengths {text!r}: give oracle, classes=A with A from 0 to 1, or constant=N with"
+        f" N from 1 to {MOST}"
+    )
+
+
+def tag_lengths(requests: Sequence[Request], predictor: str, seed: int = 0) -> list[Request]:
+    """Give each request its tag. Returns the same requests."""
+    predict = predictor_of(predictor, [request.max_tokens for request in requests], seed)
+    for request in requests:
+        request.tags = {**request.tags, TAG: str(predicted(predict, request))}
+    return list(requests)
+
+
+def length_error(requests: Sequence[Request]) -> float:
+    """Mean of |predicted - true| over the mean true length, of requests that have the tag."""
+    missed = [abs(int(request.tags[TAG]) - request.max_tokens) for request in requests]
+    return fmean(missed) / fmean(request.max_tokens for request in requests)

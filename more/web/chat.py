@@ -1,0 +1,113 @@
+"""Messages to a prompt, by the chat template that a checkpoint brings along.
+
+A template is a program in Jinja's language, written by whoever made the checkpoint. So it runs in
+Jinja's sandbox. It has no limit of time or memory: whoever chose the checkpoint has chosen it, too.
+"""
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from command.checks import UserError
+from command.cli import one_line, read_text
+from more.loading.files import read_json
+from more.loading.special import NAMES, named_tokens, read_special
+
+LONGEST_TEMPLATE = 10**6  # bytes
+RESERVED = ("messages", "add_generation_prompt", "tools", "documents", *NAMES)
+
+
+class Unfit(Exception):
+    """The template refuses the messages, or cannot make a prompt of them. The text says why."""
+
+
+def read_template(directory: Path | None) -> tuple[str, dict[str, str]] | None:
+    """A checkpoint's chat template, and its special tokens. None: it has no template.
+
+    It reads chat_template.jinja, or else "chat_template" of tokenizer_config.json. Of several
+    templates, it takes the one named "default". Raises UserError for a file that is damaged.
+    """
+    if directory is None:
+        return None
+    path = directory / "tokenizer_config.json"
+    config = read_json(path) if path.is_file() else {}
+    template = config.get("chat_template")
+    if (jinja := directory / "chat_template.jinja").is_file():
+        template = read_text(jinja, LONGEST_TEMPLATE)
+    if isinstance(template, list):  # several, each with a name
+        named = [each for each in template if isinstance(each, dict)]
+        template = next(
+            (each.get("template") for each in named if each.get("name") == "default"), None
+        )
+    if template is None:
+        return None
+    if not isinstance(template, str):
+        raise UserError(f"{path}: chat_template must be a text")
+    return template, named_tokens(read_special(directory))
+
+
+class Chat:
+    """Fills in a template. tokens: the checkpoint's special ones, by name."""
+
+    def __init__(self, template: str, tokens: dict[str, str]):
+        self.tokens = tokens
+        try:
+            self.template, self.broken = compiled(template), ""
+        except Exception as error:  # noqa: BLE001 (a template that is no template)
+            self.broken = f"the chat template is broken: {one_line(error)}"
+
+    def prompt(self, messages: list[dict], options: dict | None = None) -> str:
+        """The text of the prompt. Raises Unfit."""
+        for name in options or {}:
+            if name in RESERVED or not name.isidentifier():
+                raise Unfit(f"chat_template_kwargs may not hold {name!r}")
+        if self.broken:
+            raise Unfit(self.broken)
+        known = {"tools": None, "documents": None, "add_generation_prompt": True}
+        given = {**self.tokens, **(options or {}), **known, "messages": messages}
+        try:
+            return self.template.render(given)
+        except Exception as error:  # noqa: BLE001 (whatever a template may raise)
+            told = f"the chat template refuses these messages: {one_line(error)}"
+            raise Unfit(told) from None
+
+
+class Generation(Extension):
+    """{% generation %} marks what an assistant says, for training. Here it means nothing."""
+
+    tags = frozenset(["generation"])
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def compiled(text: str) -> Template:
+    """As `transformers` compiles it."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    def tojson(
+        value: object, ensure_ascii: bool = False, indent: int | str | None = None,
+        separators: tuple[str, str] | None = None, sort_keys: bool = False,
+    ) -> str:  # fmt: skip
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
+            sort_keys=sort_keys,
+        )  # fmt: skip
+
+    environment.filters["tojson"] = tojson
+    environment.globals |= {
+        "raise_exception": raise_exception,
+        "strftime_now": lambda form: datetime.now().strftime(form),
+    }
+    return environment.from_string(text)

@@ -1,0 +1,271 @@
+"""What every answer needs, whatever it says: limits, keys, ids, a log, and a clean shutdown.
+
+Gate        around the endpoints: who may come in, and how large a request may be
+Server      uvicorn's, which lets all accepted requests end before it does
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import logging
+import os
+import re
+import socket
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from command.checks import UserError, shown
+from command.cli import one_line
+from more.web.api import Api, turned_away
+from more.web.runner import Full, Stopping
+from more.web.schemas import Refused
+
+ID = re.compile(r"[\x21-\x7e]{1,128}")  # a client's own x-request-id
+GUARDED = ("/v1/", "/live/", "/explore/run")  # what asks for the key
+SAFE = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+]
+FAULT = "a fault of the server: its log says more"
+GONE = "gone"  # in the log: the client went away before its answer was complete
+
+log = logging.getLogger("nano-sarathi")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the server accepts, and from whom.
+
+    keys: hashes of the API keys; empty: no key is needed. body: bytes at most. connections: at
+    once. drain: s that running requests get when the server ends.
+    """
+
+    keys: tuple[bytes, ...] = ()
+    body: int = 10**6
+    connections: int = 1000
+    drain: float = 30.0
+
+
+def hash_of(key: str) -> bytes:
+    """A hash has the same length for all keys, so comparing two of them reveals neither."""
+    return hashlib.sha256(key.encode()).digest()
+
+
+# ------------------------------------------------------------------------------------ the gate
+
+
+class Gate:
+    """Lets requests in, or refuses them in OpenAI's format. It logs one line for each."""
+
+    def __init__(self, app: ASGIApp, limits: Limits):
+        self.app, self.limits = app, limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers, begin = dict(scope["headers"]), time.perf_counter()
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        scope["id"] = given if ID.fullmatch(given) else uuid.uuid4().hex
+        scope["log"] = {"status": GONE}
+        try:
+            await self.let_in(scope, headers, receive, self.sender(scope, send))
+        except Exception:  # the application has answered
+            log.exception("a fault of the server, in request %s", scope["id"])
+        finally:
+            self.write_log(scope, time.perf_counter() - begin)
+
+    async def let_in(
+        self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send
+    ) -> None:
+        try:
+            self.check_key(scope, headers)
+            body = await self.read_body(receive)
+            if body is None:
+                return
+            if scope["method"] == "POST":
+                kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+                if kind != b"application/json":
+                    what = shown(kind.decode("latin-1"))
+                    raise Refused(415, f"the content type is {what}; it must be application/json")
+        except Refused as refused:
+            await refusal(refused)(scope, receive, send)
+        else:
+            await self.app(scope, replay(body, receive), send)
+
+    def check_key(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        asks = scope["path"].startswith(GUARDED)
+        if not self.limits.keys or not asks:
+            return
+        scheme, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        own = hash_of(key.strip())
+        right = [hmac.compare_digest(own, each) for each in self.limits.keys]
+        if scheme.lower() != "bearer" or not any(right):
+            what = "is not the server's" if key else "is missing"
+            raise Refused(
+                401, f"the API key {what}: send it as 'Authorization: Bearer KEY'",
+                code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"},
+            )  # fmt: skip
+
+    async def read_body(self, receive: Receive) -> bytes | None:
+        """The whole body. Refused if it is too long. None: the client has gone."""
+        most, parts, length, more = self.limits.body, [], 0, True
+        while more and length <= 20 * most:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            part, more = message.get("body", b""), message.get("more_body", False)
+            length += len(part)
+            # we read on and drop it: otherwise the client would not read our refusal
+            parts.append(part) if length <= most else parts.clear()
+        if length > most:
+            raise Refused(413, f"the body is longer than {most} bytes", code="body_too_long",
+                          headers={"Connection": "close"})  # fmt: skip
+        return b"".join(parts)
+
+    def sender(self, scope: Scope, send: Send) -> Send:
+        """A `send` that adds the headers of all answers."""
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                scope["log"]["status"] = message["status"]
+                own = message.setdefault("headers", [])
+                names = {name.lower() for name, _ in own}
+                own.append((b"x-request-id", scope["id"].encode()))
+                extra = [*SAFE, *scope["log"].get("headers", ())]
+                own.extend(pair for pair in extra if pair[0] not in names)
+            await send(message)
+
+        return sending
+
+    def write_log(self, scope: Scope, seconds: float) -> None:
+        told = scope["log"]
+        status = GONE if told.get("gone") else told["status"]
+        tokens = "{} + {} tokens, ".format(*told["tokens"]) if "tokens" in told else ""
+        path, client = one_line(scope["path"])[:100], (scope.get("client") or ("-",))[0]
+        log.info(
+            "%s %s %s %s %s %.0f ms, %sid %s", time.strftime("%H:%M:%S"), client,
+            scope["method"][:20], path, status, 1e3 * seconds, tokens, scope["id"],
+        )  # fmt: skip
+
+
+def replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body again, and then waits until the client goes away."""
+    first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receiving() -> Message:
+        return first.pop() if first else await receive()
+
+    return receiving
+
+
+# ------------------------------------------------------------------------------ the application
+
+
+def refusal(error: Refused) -> JSONResponse:
+    return JSONResponse(error.json(), error.status, error.headers)
+
+
+def application(api: Api, limits: Limits, routers: Sequence) -> Gate:
+    """All endpoints behind the gate."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI):
+        api.loop = asyncio.get_running_loop()
+        yield
+
+    app = FastAPI(
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        lifespan=lifespan,
+        redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
+    for router in routers:
+        app.include_router(router)
+
+    async def refused(request: Request, error: Refused) -> JSONResponse:
+        return refusal(error)
+
+    async def mistaken(request: Request, error: UserError) -> JSONResponse:
+        return refusal(Refused(400, str(error)))
+
+    async def turned(request: Request, error: Full | Stopping) -> JSONResponse:
+        return refusal(turned_away(error))
+
+    async def unknown(request: Request, error: HTTPException) -> JSONResponse:
+        """Errors that the framework raises: 404 and 405."""
+        what = shown(request.scope["path"])
+        sentence = {
+            404: f"there is no {what} here: see /v1/completions, /v1/chat/completions, /v1/models",
+            405: f"{what} takes no {shown(request.method, str)}",
+        }.get(error.status_code, str(error.detail))
+        return refusal(Refused(error.status_code, sentence, headers=error.headers))
+
+    async def faulty(request: Request, error: Exception) -> JSONResponse:
+        return refusal(Refused(500, FAULT, kind="server_error"))
+
+    for kind, handler in (
+        (Exception, faulty), (Refused, refused), (UserError, mistaken),
+        (Full, turned), (Stopping, turned), (HTTPException, unknown),
+    ):  # fmt: skip
+        app.add_exception_handler(kind, handler)
+    return Gate(app, limits)
+
+
+# ------------------------------------------------------------------------------------ the server
+
+
+class Server(uvicorn.Server):
+    """Shuts down cleanly: after the first signal, it takes no more requests, and finishes those
+    that it has. After the second signal, it ends at once.
+    """
+
+    def __init__(self, api: Api, limits: Limits, routers: Sequence):
+        self.api, self.limits, self.cut = api, limits, False  # cut: some requests were aborted
+        config = uvicorn.Config(
+            application(api, limits, routers), http="h11", ws="none",
+            lifespan="on", log_config=None, access_log=False, server_header=False,
+            proxy_headers=False, timeout_graceful_shutdown=1,
+            limit_concurrency=limits.connections + 1,
+        )  # fmt: skip
+        super().__init__(config)
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # the gate writes the log
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        if self.should_exit:
+            os._exit(130)
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Meanwhile others are told that we end. Live pages, which have no end, go last."""
+        runner = self.api.runner
+        if left := runner.drop_unread():
+            log.warning(
+                "stopping: %d requests run to their end, for %g s at most; Ctrl-C ends at once",
+                left, self.limits.drain,
+            )  # fmt: skip
+        self.cut = not await asyncio.to_thread(runner.drain, self.limits.drain)
+        await super().shutdown(sockets)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens, or a UserError that says why none can. port: 0 takes a free one."""
+    family, both = (socket.AF_INET6 if ":" in host else socket.AF_INET), host == "::"
+    try:
+        return socket.create_server((host, port), family=family, dualstack_ipv6=both)
+    except (OSError, OverflowError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"cannot listen on {host}, port {port}: {reason}; --port 0 takes a free port"
+        ) from None
