@@ -7,7 +7,7 @@
 `LLM(fast=False)` runs the files of the book and nothing else: step through that in a debugger.
 """
 
-import more.fast.first  # before torch  # noqa: F401
+import command.first  # before torch  # noqa: F401
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -75,8 +75,7 @@ class LLM:
         scheduler.py. Change them only while no request runs.
     max_batch_size (B): requests that run at once. You may lower it later.
     max_length: tokens of one request, prompt + output - 1 (of a beam search: the prompt). The cache
-        is allocated at once, for B requests of that length. None:
-        `more.loading.requests.usual_length`.
+        is allocated at once, for B requests of that length. None: see more/loading/requests.py.
     cache: "slots", or "paged": blocks of `block_size` tokens (16), for `cache_tokens` in all. With
         prefix_caching, requests that begin alike share them (more/paged/).
     device: "auto" is cuda, else cpu. dtype: "auto" is bfloat16; without it, float16 or float32.
@@ -87,8 +86,7 @@ class LLM:
     cuda_graphs: replay iterations of a shape that comes again (more/fast/graphs.py): "on" or "off".
         "auto": on CUDA, if launching kernels takes longer than reading the weights.
     cost: a function: batch -> seconds, for a policy that asks (`Scheduler.cost`).
-    fast: False runs without the folder more/fast/. All modules are plain, and their hooks are
-    called.
+    fast: False runs without more/fast/. All modules are plain, and their hooks are called.
 
     After a call, `trace` tells what its iterations did. Raises command.checks.UserError, one line
     that names the bad value.

@@ -31,8 +31,7 @@ NOTHING_SCHEDULED = "it schedules nothing, while requests wait or run and no mor
 class Memory:
     """The KV cache as a number of tokens. Micro-batches may share one.
 
-    A decode takes a row of a batch and a token of cache. more/paged/ counts in blocks, more/beam/
-    in beams.
+    A decode takes a row of a batch and a token of cache. more/paged/ counts in blocks.
     """
 
     capacity: int | None  # None: as much as B requests ever need

@@ -1,6 +1,7 @@
 """What every file needs of a user's values: one error, tables by name, ranges of numbers."""
 
 import difflib
+import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -27,28 +28,14 @@ def shown(value: object, as_text: Callable[[object], str] = repr) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
-# What a file of an older version imports: where it is now.
-MOVED = {
-    name: f"more.{name}"
-    for name in [
-        "apart",
-        "beam",
-        "demo",
-        "fast",
-        "loading",
-        "paged",
-        "pipeline",
-        "pictures",
-        "serving",
-        "web",
-    ]
-}
+# Folders that a file of an older version imports. They are in `more/` now.
+MOVED = re.compile("apart|beam|demo|fast|loading|paged|pipeline|pictures|serving|web")
 
 
 def moved(error: BaseException) -> str:
     """The end of an error: where a module is now that is not found. "" for all else."""
     name = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
-    return f"; {name} is {MOVED[name]} now" if name in MOVED else ""
+    return f"; {name} is more.{name} now" if name and MOVED.fullmatch(name) else ""
 
 
 def by_name(entries: Iterable) -> dict:

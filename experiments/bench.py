@@ -20,8 +20,8 @@ The floor is what this machine needs for the linears, and for reading weights, K
     equal    first tokens, to ours in slots. Two that are nearly as likely may change places
 """
 
+import command.first  # before torch  # noqa: F401
 import enter  # noqa: F401
-import more.fast.first  # before torch  # noqa: F401
 
 import argparse
 import math

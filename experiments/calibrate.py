@@ -13,8 +13,8 @@ by how much. On a GPU, operators are timed one by one, with a wait after each: s
 out too slow there.
 """
 
+import command.first  # before torch  # noqa: F401
 import enter  # noqa: F401
-import more.fast.first  # before torch  # noqa: F401
 
 import os
 import statistics

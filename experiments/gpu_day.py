@@ -9,8 +9,8 @@ or breaks the device, the next one goes on. Each result is on the disk, and in t
 next step begins. Predictions are the cost model's, with vLLM's constants.
 """
 
+import command.first  # before torch  # noqa: F401
 import enter  # noqa: F401
-import more.fast.first  # before torch  # noqa: F401
 
 import gc
 import json
@@ -129,9 +129,9 @@ def ceilings(day: Day) -> None:
     """What this machine is, and gives at most: bytes/s of a copy, FLOP/s of a product."""
     packages = sorted(f"{d.name}=={d.version}" for d in distributions())
     day.note(what="report", lines=report(), cpus=os.cpu_count(), packages=packages)
-    for command in ("nvidia-smi", "git log -1 --format=%H"):
-        found = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
-        day.note(what=command, said=found.stdout[-4000:])
+    for asked in ("nvidia-smi", "git log -1 --format=%H"):
+        found = subprocess.run(["sh", "-c", asked], capture_output=True, text=True, check=False)
+        day.note(what=asked, said=found.stdout[-4000:])
     size, n = (2**32, 8192) if day.cuda else (2**24, 512)
     x, y = (torch.randn(n, n, device=day.device).bfloat16() for _ in range(2))
     product = Timer("x @ y", globals={"x": x, "y": y})

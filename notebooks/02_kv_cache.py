@@ -30,8 +30,8 @@
 # **measured** (this machine). "Sec" and "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
 
 # %%
+import command.first  # before torch  # noqa: F401
 import enter  # this clone's files come first  # noqa: F401
-import more.fast.first  # before torch  # noqa: F401
 
 from dataclasses import replace
 

@@ -30,7 +30,6 @@
 
 # %%
 import enter  # this clone's files come first  # noqa: F401
-import more.fast.first  # before torch
 
 import math
 from dataclasses import replace

@@ -25,7 +25,7 @@ SECONDS = 600  # far more than a way needs, and an end to one that hangs
 CORES = os.cpu_count() or 1
 
 # Instructions that it needs, as Linux lists them; environment variables. The first of these limits
-# PyTorch, oneDNN, MKL and native.cpp alike (more/fast/first.py).
+# PyTorch, oneDNN, MKL and native.cpp alike (command/first.py).
 WAYS = {  # as the machine is: make test
     "x86 without AVX": ("sse4_2 ssse3 cx16 popcnt", {"ATEN_CPU_CAPABILITY": "default"}),
     "AVX2": ("avx2 fma f16c bmi2 movbe", {"ATEN_CPU_CAPABILITY": "avx2"}),

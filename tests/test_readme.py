@@ -16,7 +16,7 @@ from scheduler import POLICIES
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-    for folder in (".", "docs", "course", "demo", "examples", "results")
+    for folder in (".", "docs", "course", "examples", "more", "results")
     for path in sorted((ROOT / folder).glob("*.md" if folder == "." else "**/*.md"))
 }
 DOCUMENTS |= {  # the words of the lessons, and the comments of their code
@@ -91,7 +91,7 @@ def test_the_example_in_docs_runs(document: str, said: str) -> None:
 def test_named_files_exist() -> None:
     kinds, missing = "py|cpp|csv|md|json|txt|html|png|toml|yml|ipynb|cff", []
     for document, text in DOCUMENTS.items():
-        folders = ("", "experiments", "fast", "results", "course", Path(document).parent)
+        folders = ("", "experiments", "more/fast", "results", "course", Path(document).parent)
         for name in re.findall(rf"`([\w/.-]+(?:\.(?:{kinds})|/))`", text):
             there = any((ROOT / folder / name).exists() for folder in folders)
             missing += [(document, name)] * (not there and not MADE.fullmatch(name))

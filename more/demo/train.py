@@ -4,8 +4,8 @@ python more/demo/train.py                # 25 minutes on a laptop's CPU, writes 
 python more/demo/train.py --minutes 2 --out /tmp/demo
 """
 
+import command.first  # before torch  # noqa: F401
 import enter  # noqa: F401
-import more.fast.first  # before torch  # noqa: F401
 
 import base64
 import json

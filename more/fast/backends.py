@@ -1,6 +1,6 @@
 """The back ends of attention by name, and which of them "auto" means on this machine."""
 
-from more.fast.first import X86
+from command.first import X86
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress

@@ -37,7 +37,7 @@ Recordable = Callable[[FlatBatch, KVCache, Tensor, int], AttendLayer]
 
 @remember
 def small_operators(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
-    """more/fast/fused.py, where Triton runs: it comes with PyTorch for CUDA, and wants a C compiler."""
+    """fused.py, where Triton runs: it comes with PyTorch for CUDA, and wants a C compiler."""
     if device.type != "cuda" or dtype not in HALF:
         return None
     try:

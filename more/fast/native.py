@@ -11,7 +11,7 @@ instructions. `~/.cache/nano-sarathi` keeps the result. Without a compiler, PyTo
 the same, more slowly.
 """
 
-from more.fast.first import ARCHITECTURE
+from command.first import ARCHITECTURE
 
 import ctypes
 import hashlib

@@ -10,7 +10,7 @@ documented API. If they do not exist, or do not fit (CUDA, other dtypes, other m
 operators stay.
 """
 
-from more.fast.first import X86
+from command.first import X86
 
 import sys
 from collections.abc import Callable

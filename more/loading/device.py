@@ -1,6 +1,6 @@
 """The device, the dtype and the memory for a model."""
 
-from more.fast.first import LIMIT
+from command.first import LIMIT
 
 import os
 import re
@@ -237,6 +237,6 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def cpu_multiplies_bfloat16() -> bool:
-    """Whether this CPU has instructions for it, and may use them (more/fast/first.py)."""
+    """Whether this CPU has instructions for it, and may use them (command/first.py)."""
     checks = "_is_amx_tile_supported", "_is_avx512_bf16_supported"
     return LIMIT is None and any(getattr(torch.cpu, check, bool)() for check in checks)
