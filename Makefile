@@ -32,8 +32,8 @@ serve: .venv/run.stamp
 	$(BIN)/python serve.py
 
 # The same page for a class, on a GPU that you do not have: it shows who stalls under which policy.
-live: .venv/run.stamp
-	$(BIN)/python serve.py --gpu a6000 $(ARGS)
+live: .venv/live.stamp
+	$(BIN)/python serve.py --gpu a6000 --open $(ARGS)
 
 measure: .venv/run.stamp
 	$(BIN)/python experiments/fig9.py --measure
@@ -122,6 +122,10 @@ format: .venv/dev.stamp
 	@echo 'installing what the figures need into .venv; it takes a minute'
 	$(if $(call recent,$(BIN)/python),test -e $(BIN)/pip || $(BIN)/python -m ensurepip,$(NEW) -m venv --clear .venv)
 	$(PIP) -q -e .
+	touch $@
+
+.venv/live.stamp: .venv/figures.stamp
+	$(PIP) -q -e '.[live]'
 	touch $@
 
 .venv/run.stamp: requirements.txt .venv/figures.stamp

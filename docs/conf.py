@@ -75,7 +75,7 @@ course/instructor/*
 docs/*
 results/fidelity
 examples/README
-demo/README
+more/demo/README
 CONTRIBUTING
 ```
 """

@@ -114,7 +114,9 @@ def derived() -> dict[str, float]:
     demo = json.loads((ROOT / "more" / "demo" / "metrics.json").read_text(encoding="utf-8"))
     td_pipe = EFFICIENCY["l20", "td_pipe"].source
     lines = beside_benchmarks.benchmarks()
+    core = re.findall(r"^\| `(\w+\.py)` \|", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
     return {
+        "lines of the core": sum(len((ROOT / name).read_bytes().splitlines()) for name in core[:9]),
         "held-out loss": demo["held_out_nats_per_token"],
         "unigram loss": demo["unigram_nats_per_token"],
         "fit of the L20, %": float(re.search(r"median error there (\S+) %", td_pipe)[1]),

@@ -1,7 +1,7 @@
 """Trains the demo model on the documentation that ships inside Python (more/demo/README.md).
 
 python more/demo/train.py                # 25 minutes on a laptop's CPU, writes more/demo/
-python more/demo/train.py --minutes 2 --out /tmp/demo
+python more/demo/train.py --seconds 120 --out /tmp/demo
 """
 
 import command.first  # before torch  # noqa: F401
@@ -79,7 +79,7 @@ def train_step(
 
 
 FLAGS = {
-    "minutes": Flag(default=25),
+    "seconds": Flag("how long to train, in s", 1500),
     "seed": Flag(default=0),
     "out": Flag("folder of the model", DEMO, shown="more/demo/"),
 }
@@ -130,9 +130,9 @@ def main() -> None:
             group["lr"] = rate
         context = [length for begin, length in PHASES if share >= begin][-1]
         loss = train_step(model, optimizer, train, context, autocast)
-        steps, share = steps + 1, (time.perf_counter() - start) / (60 * args.minutes)
+        steps, share = steps + 1, (time.perf_counter() - start) / args.seconds
         if steps % 20 == 0:
-            print(f"{share:.0%} of {args.minutes:g} minutes, context {context}, loss {loss:.3f}")
+            print(f"{share:.0%} of {args.seconds} s, context {context}, loss {loss:.3f}")
     model.eval()
     seconds = time.perf_counter() - start
 
