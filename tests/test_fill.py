@@ -5,6 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import lines
 import pytest
 
 from command.checks import UserError
@@ -77,8 +78,9 @@ def test_what_cannot_be_filled_is_one_line(
 def test_all_documents_are_written_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    for name in ("more/demo/metrics.json", "README.md", "docs/beams.md"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    book = [f"{name}.py" for name in lines.BOOK]
+    for name in ("more/demo/metrics.json", "README.md", "docs/beams.md", *book):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     readme, beams = tmp_path / "README.md", tmp_path / "docs" / "beams.md"
     readme.write_text(wrong := spoiled("README.md", LOSS), encoding="utf-8")
