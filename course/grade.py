@@ -256,6 +256,9 @@ def grade(
     for each in grades:
         results = [f"{each.results[key]:>7}" for key in points]
         print(f"{harmless(each.name):{wide}}", *results, f"{each.points(points):7g}")
+    for each in grades:
+        for note in each.handed.notes:
+            print(harmless(f"{each.name}: {note}"))
     for name in left:
         print(f"left alone, because it is no submission: {harmless(name)}")
     print(f"wrote {out}\nwrote {feedback}{os.sep}")

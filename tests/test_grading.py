@@ -470,7 +470,7 @@ def test_the_first_line_says_what_is_not_protected() -> None:
 
 
 @pytest.mark.slow
-def test_a_class_gets_what_it_must(tmp_path: Path) -> None:
+def test_a_class_gets_what_it_must(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """All ways to hand in, right and wrong answers, and what cannot be read, together."""
     files = {f"e{number:02}.py": right(f"e{number:02}") for number in (1, 2, 9)}
     wanted = dict.fromkeys(("1", "2", "9"), "passed")
@@ -480,7 +480,7 @@ def test_a_class_gets_what_it_must(tmp_path: Path) -> None:
     files["e10.py"], wanted["10"] = (STUBS / "e10.py").read_text("utf-8"), "stub"
     wanted["11"] = "-"
     folder = tmp_path / "class"
-    write(folder / "anna", files)
+    write(folder / "anna", files | {"six.py": files["e06.py"]})
     (folder / "Zoë Student_3_assignsubmission_file_").mkdir()
     pack(folder / "Zoë Student_3_assignsubmission_file_" / "submission (1).zip", files)
     pack(folder / "ben.zip", files, zipfile.ZIP_DEFLATED)
@@ -496,6 +496,7 @@ def test_a_class_gets_what_it_must(tmp_path: Path) -> None:
     (folder / "big.zip").write_bytes(bytes((1 << 20) + 1))
     (folder / "e01.py").write_text(right("e01"))  # whose?
     grades = grade.grade(folder, tmp_path / "grades.csv", 5)
+    assert "\nanna: Not read: six.py. No exercise has this name.\n" in capsys.readouterr().out
     found = {each.name: each.results for each in grades}
     expected = {name: wanted for name in names}
     expected |= {name: {"1": "refused"} for name in ("long", "bomb.zip", "no.zip", "big.zip")}

@@ -90,6 +90,9 @@ class Calibration:
     hybrid: float  # seconds of a hybrid batch over the sum of its parts
 
     def __post_init__(self) -> None:
+        names = (self.load, self.device, self.dtype, self.torch, self.model.name, self.gpu.name)
+        if not all(isinstance(name, str) for name in names):
+            raise UserError(f"a name is no text: {names}")
         if not 0 <= self.attention < math.inf or not 0 <= self.hybrid < math.inf:
             raise UserError(
                 f"attention {self.attention}, hybrid {self.hybrid}: they must be finite"
