@@ -278,8 +278,7 @@ plt.show()
 #
 # Batching raises the intensity of the *linear* operators, because all requests share the weights.
 # It changes nothing for decode attention: the blue bar stays at 1. In LLaMA-13B, without prefix
-# caching, no two requests share keys and values. (Other models have grouped heads: g query heads
-# share one KV head. Their decode attention has an intensity of g, at every batch size.)
+# caching, no two requests share keys and values.
 #
 # **Now break it.** Forget the weights: let `linear_intensity` divide by `2 * tokens * (inputs +
 # outputs)`. Run it and the cells below it. All four cases now have the same bars: a decode looks as

@@ -209,10 +209,6 @@ print_table(["C", "chunks", "largest difference of a logit", "same greedy token"
 # order. On a computer, "mathematically equivalent" means: equal, apart from rounding. So the tests
 # demand a difference below 1e-10, and not 0.
 #
-# Two libraries were near. `tiktoken` made the token ids of `prompt` (`more/loading/tokenizer.py`),
-# and needs no GPU. `xformers` holds the paper's attention kernels (`more/fast/cuda.py`): without an
-# NVIDIA GPU, `--attention xformers` answers with a line that says so, and `sdpa` computes the same.
-#
 # **Now break it.** The attention below forgets the blue part: each chunk sees only itself.
 # The model reads a text that was not in its training. We compute its *perplexity*: how much each
 # next token surprises the model. A perplexity of 1 means no surprise at all.

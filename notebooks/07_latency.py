@@ -144,9 +144,8 @@ plt.show()
 # %% [markdown]
 # **Explain.** A flat piece is a stall: *no* request gets a token. Our `vllm_v0` has no limit on the
 # prompts of one batch. So its first batch holds all prompts that fit the memory, and no token comes
-# for 56 s. (vLLM had a limit; `vllm_v0:4096` prefills at most 4096 tokens at a time.) From then on
-# the line is a staircase. The line of `sarathi_serve` is smooth from the start. It ends a little
-# earlier, because chunks carry the decodes along (lesson 4).
+# for 56 s. From then on the line is a staircase. The line of `sarathi_serve` is smooth from the
+# start. It ends a little earlier, because chunks carry the decodes along (lesson 4).
 #
 # ## Step 3: how much load?
 #

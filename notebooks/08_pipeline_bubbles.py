@@ -326,9 +326,8 @@ print(f"with {paper['f12_bubble']:g} x the bubble time")
 # %% [markdown]
 # **Explain.** Orca is far better with the same round: its pipeline waits less often. SARATHI is
 # still faster, because Orca still waits for whole prompts. This answer moves both ratios towards
-# the paper's. Other answers do so, too. A fixed cost for each operator (`overhead`) moves the ratio
-# of times. A chunk that does not shrink to make room for decodes moves both ratios. From the ratios
-# alone, we cannot know which of these the paper's simulator had.
+# the paper's. Other answers do so, too. From the ratios alone, we cannot know which of these the
+# paper's simulator had.
 #
 # We can explain the paper's reduction of bubbles only in part. Ours is much larger than 6.29 x, and
 # no answer alone brings it near this number. Slower attention, iterations whose times scatter, and

@@ -381,8 +381,7 @@ plt.show()
 # times as long as with replicas.
 #
 # The replicas share all work. In 1p1d, each kind of work has half of the GPUs, whether it needs
-# them or not. At 4 requests per second, the prefill engine is busy for 18 % of the time. An engine
-# is "busy" while any batch runs, also one of a single decode. So 98 % need not mean full. A service
+# them or not. At 4 requests per second, the prefill engine is busy for 18 % of the time. A service
 # chooses how many of each it has, such as 3p1d, and changes that with its load.
 #
 # **The price.** Keys and values of a prompt of 2000 tokens go over the link. How long does that
