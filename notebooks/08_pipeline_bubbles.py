@@ -20,7 +20,7 @@
 # or **measured** (this machine). "Sec" and "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
 
 # %% tags=["hide-input"]
-import enter  # this clone's files come first  # noqa: F401
+import enter  # this clone's files first; below: show, bubble_table  # noqa: F401
 
 import json
 import statistics

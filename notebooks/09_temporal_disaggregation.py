@@ -18,7 +18,7 @@
 # the time between two tokens does not matter.
 
 # %% tags=["hide-input"]
-import enter  # this clone's files come first  # noqa: F401
+import enter  # this clone's files first; below: finish, show, account  # noqa: F401
 
 import random
 from collections import deque

@@ -20,7 +20,7 @@
 # [Sarathi-Serve](https://arxiv.org/abs/2403.02310).
 
 # %% tags=["hide-input"]
-import enter  # this clone's files come first  # noqa: F401
+import enter  # this clone's files first; below: start  # noqa: F401
 
 import asyncio
 import atexit
