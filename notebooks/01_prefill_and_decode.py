@@ -173,8 +173,9 @@ plt.show()
 # right, the cost per token falls steeply before the bend. After it, the cost changes much less.
 #
 # The two curves have the same shape, because a linear operator treats a decode and a prompt token
-# alike. So a decode is not expensive in itself. It is expensive because its iteration has so few
-# tokens.
+# alike. With many requests, the curve of the decodes is higher, because each decode also attends to
+# 64 tokens of its own request. So a decode is not expensive in itself. It is expensive because its
+# iteration has so few tokens.
 #
 # Why is the first part flat? Our guess: each iteration reads all weights from memory, even if it
 # has a single token. Let us check this. How long does the machine take to read that many bytes?

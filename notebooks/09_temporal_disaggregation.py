@@ -83,9 +83,7 @@ assert max(BUBBLES, key=separate.idle.get) == "PB2"
 # %% [markdown]
 # **Explain.** The largest is PB2. A prefill takes much longer than a decode step, and each
 # micro-batch changes between the two at its own time. So others wait behind a prefill, again and
-# again. The other columns are those of lesson 8. *Uneven stages*: one stage takes longer for the
-# same micro-batch, here the last one, which also has the head. *Start-up* and *drain*: at the
-# beginning and at the end, there is not enough work for all stages.
+# again. The other columns are those of lesson 8.
 #
 # ## Step 2: phases on paper
 #
