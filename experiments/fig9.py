@@ -15,7 +15,7 @@ on each: C tokens together. The gain is SARATHI's throughput over the baseline's
 What it draws: the gain against P:D. Each model and each L has a panel, each C a line, and the
 paper's points are stars. A line peaks where the chunks carry all decodes and none is left over. A
 prompt makes P / (C - (B-1)) chunks, and each carries B - 1 decodes: all D of them at P:D =
-C/(B-1) - 1. The paper counts P/C chunks, and has C/(B-1): the dotted lines. Left of a peak, decodes
+C/(B-1) - 1, the dotted lines. The paper counts P/C chunks, and has C/(B-1). Left of a peak, decodes
 run out of chunks; right of it, chunks run out of decodes.
 """
 
@@ -128,12 +128,12 @@ def report(rows: Rows) -> None:
 
 # ---- What it draws
 def draw_rule(axes: plt.Axes, rows: Rows) -> None:
-    """Where the paper's rule puts the peak of each chunk size."""
+    """Where each chunk size peaks: its chunks carry all decodes."""
     lines = {line.get_label(): line.get_color() for line in axes.get_lines()}
     for C in rows.where(policy=None).by("C"):
-        place, colour = C / (rows[0]["B"] - 1), lines[f"C = {C}"]
+        place, colour = balance(C, rows[0]["B"]), lines[f"C = {C}"]
         axes.axvline(place, color=colour, linestyle=":", linewidth=1.8)
-    axes.plot([], [], ":", color="black", label="P:D = C/(B-1)")
+    axes.plot([], [], ":", color="black", label="P:D = C/(B-1) - 1")
 
 
 PANEL = Panel("PD", "gain", ("policy", "C"), facet=("model", "L", "B"), rule=1, log="x",

@@ -1,13 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     formats: ipynb,py:percent
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # Lesson 1: prefill and decode
 #
@@ -28,8 +18,9 @@
 #
 # Every number says what it is: **paper** (published), **predicted** (cost model, for a named GPU)
 # or **measured** (this machine). "Sec" and "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
+# Code that only imports or draws is folded in all lessons: click to see it.
 
-# %%
+# %% tags=["hide-input"]
 import enter  # this clone's files come first  # noqa: F401
 
 from dataclasses import replace
@@ -96,7 +87,7 @@ def prefill(tokens):
 # %%
 first = prefill(256)  # always slow: libraries warm up
 
-# %%
+# %% tags=["predict"]
 scheduler = make_scheduler("request_level", max_batch_size=1, chunk_size=256)
 request = Request(0, prompt=range(1, 257), max_tokens=6)
 scheduler.add(request)
@@ -153,13 +144,13 @@ for count in working((1, 2, 4, 8, 16, 32), "measuring decodes"):
     decode_ms[count] = 1e3 * fastest(lambda batch=batch: executor.execute(batch).seconds)
 for request in requests:
     executor.release(request)
+
+# %% tags=["hide-input", "predict"]
 rows = [
     [tokens, *(f"{ms[tokens]:.1f}" if tokens in ms else "" for ms in (prefill_ms, decode_ms))]
     for tokens in sizes
 ]
 print_table(["tokens", "one prompt, ms (measured)", "decodes, ms (measured)"], rows)
-
-# %%
 figure, (left, right) = plt.subplots(1, 2)
 curves = {"prefill: one prompt": prefill_ms, "decode: many requests": decode_ms}
 for (name, times), (colour, marker) in zip(curves.items(), SERIES, strict=False):
@@ -178,8 +169,7 @@ plt.show()
 
 # %% [markdown]
 # **Explain.** On the left, both curves start almost flat: twice the tokens take far less than twice
-# the time. (Some points may even lie lower than the point to their left. That depends on the
-# machine.) Then the curves bend. After the bend, twice the tokens take about twice the time. On the
+# the time. Then the curves bend. After the bend, twice the tokens take about twice the time. On the
 # right, the cost per token falls steeply before the bend. After it, the cost changes much less.
 #
 # The two curves have the same shape, because a linear operator treats a decode and a prompt token
@@ -208,9 +198,7 @@ print(f"{peak * reading / work:5.1f} tokens are computed while the weights are r
 # %% [markdown]
 # **Explain.** Compare the first two lines: reading the weights takes a large part of an iteration
 # of 1 token. How large it is depends on the machine. The last line says how many tokens can be
-# computed in that time. Find this number in the picture: the curves bend around it. (The two last
-# lines give the same number wherever a weight has 2 bytes, because a token does 2 FLOPs with each
-# weight.)
+# computed in that time. Find this number in the picture: the curves bend around it.
 #
 # ## Step 3: arithmetic intensity
 #
@@ -257,12 +245,12 @@ intensity = {
     | {"attn": attention_intensity(rows, context=1024)}
     for case, (tokens, rows) in cases.items()
 }
+
+# %% tags=["hide-input", "predict"]
 names = [*llama.linears]
 names.insert(1, "attn")
 rows = [[case, *(f"{values[name]:.1f}" for name in names)] for case, values in intensity.items()]
 print_table(["FLOPs per byte", *names], rows)
-
-# %%
 ridges = {
     "A6000, tensor cores (data sheet)": (GPUS["a6000"].peak / GPUS["a6000"].bandwidth, "-"),
     "A6000 (paper, Sec 5.1.2)": (paper["s511_ratio_a6000"], "--"),
@@ -286,13 +274,16 @@ plt.show()
 # **Explain.** The lines show the ratio of the A6000. An operator above a line is compute-bound; one
 # below it is memory-bound. There are two lines. The paper gives 53 as the ratio, and we do not know
 # how it was computed. The data sheet's FLOP/s of the tensor cores give 202. Prefill lies above both
-# lines. Decode at B = 18 lies below both. At B = 256, its linear operators lie
-# above both. But so many requests do not fit: the A6000's memory holds at most 18 (paper).
+# lines. Decode at B = 18 lies below both. At B = 256, its linear operators lie above both. But so
+# many requests do not fit: the A6000's memory holds at most 18 (paper).
 #
 # Batching raises the intensity of the *linear* operators, because all requests share the weights.
 # It changes nothing for decode attention: the blue bar stays at 1. In LLaMA-13B, without prefix
-# caching, no two requests share keys and values. (Other models have grouped heads: g query heads
-# share one KV head. Their decode attention has an intensity of g, at every batch size.)
+# caching, no two requests share keys and values.
+#
+# **Now break it.** Forget the weights: let `linear_intensity` divide by `2 * tokens * (inputs +
+# outputs)`. Run it and the cells below it. All four cases now have the same bars: a decode looks as
+# good as a prefill. So the whole difference is one read of the weights, for few tokens or for many.
 
 # %% [markdown]
 # ## Step 4: the paper's GPU
@@ -329,7 +320,7 @@ prompt = Request(0, range(1024), max_tokens=1)
 prefill_cost = per_token(Batch([Chunk(prompt, 0, 1024)], []))
 decode_cost = {count: per_token(Batch([], decodes(count))) for count in (1, 2, 4, 8, 18)}
 
-# %%
+# %% tags=["hide-input", "predict"]
 figure, (left, right) = plt.subplots(1, 2, width_ratios=(2.2, 1))
 places = ["prefill", *(f"decode\nB = {count}" for count in decode_cost)]
 bars(left, places, [prefill_cost, *decode_cost.values()])
@@ -363,8 +354,6 @@ print_table(
 # **Explain.** At batch size 1, the linear operators take nearly all the time: a single token pays
 # for reading all weights. At 18, the requests share that cost. They do not share attention (blue),
 # so it is now the largest part. A larger batch would help more, but the memory is full: lesson 2.
-# (`experiments/fig3.py` prints slightly different numbers. It leaves out the logits, the thin grey
-# part of a bar. And it compares with a prefill of B prompts, not of one.)
 #
 # Your CPU shows the same shape with smaller numbers. Step 2 printed how many FLOPs it does while it
 # reads one byte. A GPU does more, so its gap is larger. The more FLOPs a machine does per byte, the

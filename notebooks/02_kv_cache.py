@@ -1,13 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     formats: ipynb,py:percent
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # Lesson 2: the KV cache
 #
@@ -29,8 +19,7 @@
 # Every number says what it is: **paper** (published), **predicted** (computed for a named GPU) or
 # **measured** (this machine). "Sec" and "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
 
-# %%
-import command.first  # before torch  # noqa: F401
+# %% tags=["hide-input"]
 import enter  # this clone's files come first  # noqa: F401
 
 from dataclasses import replace
@@ -88,6 +77,7 @@ def without_cache():
 
 
 # %%
+llm.cache.reset()  # all slots are free
 executor = ModelExecutor(llm.model, llm.cache, llm.attend)
 
 
@@ -108,6 +98,8 @@ def with_cache():
 
 # %%
 runs = [(with_cache(), without_cache()) for _ in working(range(7), "measuring")]
+
+# %% tags=["hide-input", "predict"]
 (output, *_), (same, *_) = runs[0]
 print(f"{len(output)} tokens, the same with and without a cache: {output == same}")
 print("they begin:", repr(llm.tokenizer.decode(output)[:60]))
@@ -116,8 +108,6 @@ for name, found in zip(("with", "without"), zip(*runs, strict=True), strict=True
     computed[name] = rows = found[0][1]
     times[name] = [min(ms) for ms in zip(*(run[2] for run in found), strict=True)]  # the shortest
     print(f"rows {name} a cache: first token {rows[0]}, last {rows[-1]}, in all {sum(rows)}")
-
-# %%
 figure, panels = plt.subplots(1, 2)
 titles = ("Rows that are computed", "Time, demo model (measured)")
 both = (computed, "rows"), (times, "ms")
@@ -130,13 +120,16 @@ plt.show()
 
 # %% [markdown]
 # **Explain.** For the first token, both ways compute the whole prompt: it is a prefill in either
-# case. (Its two times may differ, because the two ways run different code.) From then on, a decode
-# with the cache computes a single row. Without the cache, each token needs a prefill of everything
-# so far: one row more each time.
+# case. From then on, a decode with the cache computes a single row. Without the cache, each token
+# needs a prefill of everything so far: one row more each time.
 #
 # More rows take more time, but not in proportion: part of the time is the same for any number of
 # rows. A decode also reads a context that grows with each token, but that adds little here. The
 # price of the cache is memory: 2 vectors (K and V) per token, layer and key head.
+#
+# **Now break it.** In `with_cache`, leave out `executor.release(request)`. Run that cell and the
+# next. The fifth run fails: each run keeps its slot, and there are four. A server with this mistake
+# works for a while, and then refuses everybody. (The first line of the cell frees all slots.)
 
 # %% [markdown]
 # ## Step 2: slots, in place
@@ -147,7 +140,7 @@ plt.show()
 # **Predict first.** We make a cache of 3 slots of 8 tokens. How many bytes does it take when it is
 # empty? How many when it is full?
 
-# %%
+# %% tags=["predict"]
 small = KVCache(MODELS["demo"], slots=3, length=8)
 print("K:", tuple(small.k.shape), "= layers, key heads, slots, tokens, head size")
 print(f"{small.bytes} bytes for K and V together; used: {small.used}")
@@ -205,17 +198,9 @@ for name, use in wrong.items():
         print(f"{name}: CacheError: {error}")
 
 # %% [markdown]
-# **Explain.** A `CacheError` means a bug in the engine, never a mistake of the user. The user's
-# mistakes are found earlier. For a prompt that is too long, the message says what the user can
-# change:
-
-# %%
-try:
-    llm.generate([[1] * 500])
-except ValueError as error:
-    print(f"{type(error).__name__}: {error}")
-
-# %% [markdown]
+# **Explain.** A `CacheError` means a bug in the engine, never a mistake of the user. Those, such as
+# a prompt that is too long, are found earlier.
+#
 # ## Step 4: a real run
 #
 # **The paper's claim (Sec 4.3.1).** Every request in the batch keeps its cache from the first piece
@@ -244,7 +229,7 @@ while loop.step():
     history.append({slot: (name, llm.cache.used[slot]) for name, slot in executor.slot_of.items()})
 print(f"{len(history)} iterations; the cache moved: {llm.cache.k.data_ptr() != before}")
 
-# %%
+# %% tags=["hide-input", "predict"]
 figure, panels = plt.subplots(4, 1, figsize=(11, 6.5), sharex=True, sharey=True)
 colours = [colour for colour, _ in SERIES if colour != COLOURS["black"]]  # the numbers are black
 for slot, axes in enumerate(panels):
@@ -292,7 +277,7 @@ print(f"on average {100 * used / reserved:.0f} % of the reserved places were in 
 # **Predict first.** LLaMA-13B has 40 layers. In each, it keeps K and V of a token: 5120 numbers
 # each, 2 bytes per number. Is that some bytes, kilobytes or megabytes per token?
 
-# %%
+# %% tags=["predict"]
 llama, a6000 = MODELS["llama-13b"], GPUS["a6000"]
 m_kv = llama.kv_bytes_per_token()  # 2 (K and V) * layers * hidden * 2 bytes
 weights = llama.parameters * 2
@@ -303,7 +288,7 @@ print(f"B = {free // (1024 * m_kv):.0f} (predicted by the formula)")
 print(f"B = {paper['s31_max_batch_1k']:.0f} (paper)")
 print(f"B = {paper['f4_decode_sat']:.0f} decodes saturate a layer of this model (paper, Fig 4a)")
 
-# %%
+# %% tags=["hide-input"]
 served = 18 * 1024 * m_kv
 figure, (left, right) = plt.subplots(1, 2, width_ratios=(1, 1.6))
 low, sizes = 0, {"weights": weights, "18 requests": served, "left over": free - served}

@@ -1,13 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     formats: ipynb,py:percent
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # Lesson 4: decode-maximal batching
 #
@@ -29,8 +19,7 @@
 # **fitted** (cost model, but its constants come from this same number) or **measured** (this
 # machine). "Sec" and "Table" mean [SARATHI](https://arxiv.org/abs/2308.16369).
 
-# %%
-import command.first  # before torch  # noqa: F401
+# %% tags=["hide-input"]
 import enter  # this clone's files come first  # noqa: F401
 
 from dataclasses import replace
@@ -68,7 +57,7 @@ print(f"machine: {this_machine()}, {llm.dtype}")
 # **Predict first.** There are four requests and four slots, and C = 64. Iteration 1 can only be a
 # chunk. When is the first hybrid batch? How many decodes can a batch carry at most?
 
-# %%
+# %% tags=["predict"]
 llm.cache.reset()  # all slots are free
 prompts = [60, 100, 150, 200]
 scheduler = make_scheduler("sarathi", max_batch_size=4, chunk_size=64)
@@ -114,7 +103,7 @@ for span in flat.spans:
     print(f"attend together: rows {span.rows.start} to {span.rows.stop - 1}", end=", ")
     print(f"slots {span.slots}, contexts {span.contexts}")
 
-# %%
+# %% tags=["hide-input"]
 total = len(flat.tokens)
 slot_colours = [COLOURS[name] for name in ("orange", "sky", "green", "purple")]
 figure, (top, bottom) = plt.subplots(2, 1, figsize=(11, 4), sharex=True, height_ratios=(1, 2))
@@ -171,7 +160,7 @@ def watched_attention(q, keys, values, slots, contexts):
     return sdpa(q, keys, values, slots, contexts)
 
 
-# %%
+# %% tags=["predict"]
 layer = llm.model.layers[0]
 hooks = [getattr(layer, name).register_forward_hook(watch(name)) for name in config.linears]
 logits = llm.model(flat, llm.cache, span_by_span(watched_attention))
@@ -181,7 +170,7 @@ calls = calls[:6]  # layer 0; the attention of the other layers was watched as w
 print_table(["operator", "of", "rows"], calls)
 print(f"logits: {tuple(logits.shape)}")
 
-# %%
+# %% tags=["hide-input"]
 figure, axes = plt.subplots(figsize=(11, 4))
 chunk_rows = kept.num_prefill_tokens
 for place, (_, who, _) in enumerate(calls):
@@ -263,7 +252,7 @@ for what, names in (("linear", config.linears), ("all", times["4 decodes"])):
 print("ms per decode (measured)")
 print_table(["operators", "decode-only", "riding", "middle half of the turns"], rows)
 
-# %%
+# %% tags=["hide-input", "predict"]
 figure, axes = plt.subplots()
 bars(axes, [*times, "one after the other\n(baseline)"], [*times.values(), {}])
 low = 0
@@ -288,8 +277,7 @@ plt.show()
 # "Middle half" is the range of this cost over the turns, without the lowest and the highest
 # quarter. On this page, the range is wide. So it does not tell the exact cost. But look at its
 # upper end. If this is smaller than the decode-only cost, riding was cheaper in most turns. If it
-# is larger, close other programs and run the cells again. We expect that a CPU saves less than a
-# GPU. The reason is in lesson 1: a CPU does fewer FLOPs while it reads a byte.
+# is larger, close other programs and run the cells again.
 #
 # ## Step 5: Table 2 and the cost model
 #
@@ -326,7 +314,7 @@ table2 = {
     "hybrid": Batch(one_prompt(1021), decodes_at(3, 1024)),
 }
 
-# %%
+# %% tags=["predict"]
 rows, fitted = [], {}
 for name, batch in table2.items():
     operators = cost.operators(batch)
@@ -365,12 +353,14 @@ print(f"everything {paper['t4_13b_1k_total']} x (paper)")
 # **Explain.** 1021 + 3 rows are 1024 rows. To the linear operators, the hybrid batch *is* the
 # prefill. Only attention is added, because three decodes read 1024 keys and values each. So the
 # attention of the hybrid batch takes nearly as long as that of the two other batches together. The
-# linear part of a riding decode is free, and its attention costs at least as much as before. (In
-# the paper, both kinds of attention in one batch take a little longer than one after the other. The
-# fifth constant stands for this. We do not know the reason.)
+# linear part of a riding decode is free, and its attention costs at least as much as before.
 #
 # Look at the last error. Each row of the large table is within a few per cent, but the riding
 # decode is far off. The reason is the same as in step 4: a small difference of two large numbers.
+#
+# **Now break it.** Let the chunk not shrink: write `one_prompt(1024)` for the hybrid batch of
+# `table2`, and run the three cells. Riding now costs nearly as much as decoding alone. The 3 rows
+# beyond 1024 need a new row of the GPU's tiles, each of 128 rows: lesson 5.
 #
 # ## What if ...
 #

@@ -1,13 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     formats: ipynb,py:percent
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # Lesson 5: the chunk size
 #
@@ -28,7 +18,7 @@
 # **fitted** (cost model, but its constants come from that number) or **measured** (this machine).
 # "Sec" and "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
 
-# %%
+# %% tags=["hide-input"]
 import enter  # this clone's files come first  # noqa: F401
 
 from collections import Counter
@@ -71,7 +61,7 @@ from simulate import simulate
 # **Predict first.** Which P:D balances B = 18 and C = 256? If P:D is larger, what is missing in
 # some batches?
 
-# %%
+# %% tags=["predict"]
 rows = []
 for requests, chunk_size in ((18, 256), (18, 512), (6, 256), (5, 256), (3, 256)):
     rule = chunk_size / (requests - 1)
@@ -105,7 +95,7 @@ for ratio in ratios:
     alone.append(100 * kinds["decode"] / kinds.total())
     riding.append(sum(iteration.num_decodes for iteration in hybrid) / len(hybrid))
 
-# %%
+# %% tags=["hide-input"]
 figure, (left, right) = plt.subplots(1, 2)
 left.plot(ratios, alone, color=COLOURS["orange"], marker="^")
 left.set(ylim=(0, 100), ylabel="% of iterations", title="Decode-only iterations")
@@ -156,7 +146,7 @@ def prompt_ms(tokens):
     )
 
 
-# %%
+# %% tags=["hide-input", "predict"]
 tokens = range(1, 641)
 figure, axes = plt.subplots()
 axes.plot(
@@ -227,7 +217,7 @@ here = [
     for count in working(counts, "measuring")
 ]
 
-# %%
+# %% tags=["hide-input"]
 figure, axes = plt.subplots()
 axes.plot(counts, here, color=COLOURS["green"], marker="s")
 axes.set(xlabel="prompt (tokens)", ylabel="ms", xlim=(0, 340), ylim=0, xticks=range(0, 321, 64))
@@ -238,9 +228,8 @@ for start in (128, 256):
 
 # %% [markdown]
 # **Explain.** The machine that made the numbers of this page has no stairs like those of the A6000.
-# Its time grows nearly in proportion to the tokens, and neither step comes near 32 %. (A small step
-# may even be negative: the two times are so close that noise can swap them.) Your machine may
-# differ: *measure before you choose*.
+# Its time grows nearly in proportion to the tokens, and neither step comes near 32 %. Your machine
+# may differ: *measure before you choose*.
 #
 # ## Step 3: the gain against P:D
 #
@@ -269,7 +258,7 @@ gains = {
     chunk_size: [gain(ratio, chunk_size) for ratio in ratios] for chunk_size in (128, 256, 512)
 }
 
-# %%
+# %% tags=["hide-input", "predict"]
 figure, axes = plt.subplots(figsize=(11, 5.2))
 for (chunk_size, curve), (colour, marker) in zip(gains.items(), SERIES, strict=False):
     axes.plot(ratios, curve, color=colour, marker=marker, label=f"C = {chunk_size} (predicted)")
@@ -282,14 +271,12 @@ axes.set_title("LLaMA-13B, A6000, L = 1024, B = 18")
 plain_ticks(axes.xaxis, [1, 2, 5, 10, 20, 50, 100, 200])
 axes.legend(loc="lower left")
 plt.show()
-
-# %%
 rows = []
 for chunk_size, curve in gains.items():
     best = max(curve)
     published = paper.get(f"f9_c{chunk_size}")
     error = f"{100 * (best / published - 1):+.1f} %" if published else "-"
-    ten = [ratio for ratio, each in zip(ratios, curve, strict=True) if each >= 1.1]
+    ten = [ratio for ratio, each in zip(ratios, curve, strict=True) if each >= 1.1] or ["-"]
     balance, peak = f"{chunk_size / 17 - 1:.1f}", ratios[curve.index(best)]
     known = f"{published:.2f}" if published else "-"
     rows.append([chunk_size, balance, peak, known, f"{best:.2f}", error, f"{ten[0]} to {ten[-1]}"])
@@ -301,6 +288,9 @@ print_table(columns, rows)
 # because some decodes run alone, as in the baseline. Right of a peak there are few decodes. So
 # riding saves little, while the price of chunking (lesson 3) stays. In the end each curve falls
 # below 1. The curve of the smallest C falls first.
+#
+# **Now break it.** In `gains`, write 257 in place of 256, and run it and the next cell. One token
+# more, and nearly all of the gain is lost: each iteration computes a row of tiles for it (step 2).
 #
 # ## Step 4: choose
 #
@@ -324,10 +314,9 @@ for chunk_size in (128, 256, 384, 512):
 print_table(["C", "gain (predicted)", "longest TBT, ms (predicted)"], rows)
 
 # %% [markdown]
-# `experiments/choose_chunk.py` is this loop as a command. It also prints the flags that set the
-# same chunk size in vLLM and SGLang. (By default, SGLang runs prompts or decodes, not both: it
-# needs one flag more.) In this file, `candidates` lists chunk sizes, `steady` runs one of them, and
-# `choose` takes the one with the largest throughput.
+# `experiments/choose_chunk.py` is this loop as a command. It also prints the flags of vLLM and
+# SGLang. In this file, `candidates` lists chunk sizes, `steady` runs one of them, and `choose`
+# takes the one with the largest throughput.
 #
 # **Predict first.** A chat service has P:D = 5, and a service that summarises texts has 60. Which
 # of them needs the larger chunks?
@@ -342,7 +331,7 @@ for ratio in (5, 14, 60):
     sizes = candidates(1024, 18, ratio)
     sweeps[ratio] = steady(cost, work, 0), [steady(cost, work, size) for size in sizes]
 
-# %%
+# %% tags=["hide-input", "predict"]
 figure, axes = plt.subplots()
 for (ratio, (baseline, choices)), (colour, marker) in zip(sweeps.items(), SERIES, strict=False):
     curve = {choice.chunk_size: choice.throughput / baseline.throughput for choice in choices}

@@ -1,13 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     formats: ipynb,py:percent
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # Lesson 6: policies side by side
 #
@@ -31,7 +21,7 @@
 # [Sarathi-Serve](https://arxiv.org/abs/2403.02310), the second paper. "SARATHI" is [the first
 # one](https://arxiv.org/abs/2308.16369).
 
-# %%
+# %% tags=["hide-input"]
 import enter  # this clone's files come first  # noqa: F401
 
 import matplotlib.pyplot as plt
@@ -85,7 +75,7 @@ print(f"a gap between two tokens is a stall if it exceeds five of these: {1e3 * 
 # **Predict first.** Under `request_level`: which requests must end before C may start? Under
 # `vllm_v0`: what do A and B do while C and D prefill?
 
-# %%
+# %% tags=["predict"]
 title = "llama-13b on a6000 (predicted)"
 gantts({policy: priced(policy) for policy in ("request_level", "vllm_v0")}, BOUND, NAMES, title)
 
@@ -105,7 +95,7 @@ gantts({policy: priced(policy) for policy in ("request_level", "vllm_v0")}, BOUN
 # **Predict first.** Draw the tokens of B against time. Where B flows, the line is straight. What
 # does it do under `orca` while C and D prefill?
 
-# %%
+# %% tags=["hide-input", "predict"]
 shown = ("request_level", "vllm_v0", "orca", "hybrid_only", "sarathi_serve")
 figure, axes = plt.subplots(figsize=(11, 5))
 for policy in shown:
@@ -165,7 +155,7 @@ print(f"tokens:  {batch.num_tokens}; the paper's budget: {paper['ss_budget_examp
 # fit.
 
 
-# %%
+# %% tags=["hide-input"]
 def tokens_by_owner(trace):
     """Tokens of each iteration: {"A": [...], "B": [...], ..., "decodes": [...]}."""
     rows = {name: [0] * len(trace.iterations) for name in (*NAMES.values(), "decodes")}
@@ -176,7 +166,6 @@ def tokens_by_owner(trace):
     return rows
 
 
-# %%
 figure, panels = plt.subplots(1, 2, figsize=(13, 4.6), sharey=True)
 colours = [COLOURS["sky"], COLOURS["green"], COLOURS["orange"], COLOURS["purple"], "black"]
 for axes, policy in zip(panels, ("sarathi", "sarathi_serve"), strict=True):
@@ -216,7 +205,7 @@ for policy, trace in traces.items():
     gap = max(trace.lives[0].tbt + trace.lives[1].tbt)
     rows.append([policy, trace.lives[2].ttft, trace.lives[3].ttft, gap, trace.seconds])
 
-# %%
+# %% tags=["hide-input"]
 figure, axes = plt.subplots(figsize=(11, 5.6))
 for policy, first, _, gap, _ in rows:
     colour, marker = POLICY_LOOKS[policy]
@@ -233,8 +222,6 @@ axes.set(
 )
 axes.set_title("Late first tokens, long gaps (predicted); above the dashed line: stalls")
 plt.show()
-
-# %%
 columns = ["policy", "TTFT of C (s)", "TTFT of D (s)", "longest gap of A, B (s)", "total (s)"]
 print_table(
     columns, [[policy, *[f"{seconds:.2f}" for seconds in times]] for policy, *times in rows]
@@ -277,7 +264,7 @@ gantts({policy: traces[policy] for policy in chunked}, BOUND, NAMES, title)
 # have more tokens. `vllm_v0` has no budget. Under which of the three does B wait longest between
 # two tokens?
 
-# %%
+# %% tags=["predict"]
 three = {policy: priced(policy) for policy in ("sarathi_serve", "vllm_v0", "prefill_first")}
 gantts(three, BOUND, NAMES, title)
 for policy, trace in three.items():
@@ -317,7 +304,7 @@ POLICIES[Considerate.name] = Considerate  # the registry: from here on it is a p
 # **Predict first.** Compared with `sarathi_serve`: what happens to the longest gap of A and B? To
 # C's first token? To the total time?
 
-# %%
+# %% tags=["predict"]
 compared = ("sarathi_serve", "considerate")
 gantts({policy: priced(policy) for policy in compared}, BOUND, NAMES, title)
 for policy in compared:
@@ -349,9 +336,7 @@ for prompt, one, other in zip(prompts, *outputs.values(), strict=True):
 
 
 # %% [markdown]
-# No, and it must not. A policy decides *when* a token is computed, never *which* token. (The tests
-# check this for every policy, in float64. In bfloat16, rounding may swap two tokens that are about
-# equally likely.)
+# No, and it must not. A policy decides *when* a token is computed, never *which* token.
 #
 # Now the clock. The budget is 48, and the prompts are made up: 24 tokens for A and B, 120 for C and
 # D. C and D arrive between A's tokens 5 and 6. Your machine does other things, too, and what
@@ -361,7 +346,8 @@ for prompt, one, other in zip(prompts, *outputs.values(), strict=True):
 # **Predict first.** The real engine has costs that the cost model leaves out. The largest is a
 # fixed time for each iteration. Will `considerate` look better or worse than predicted?
 
-# %%
+# %% tags=["hide-input"]
+# An executor whose clock counts only the shortest time of each batch
 import time
 
 from executor import ModelExecutor
@@ -432,10 +418,6 @@ for policy, trace in real.items():
 # `considerate` looks worse than predicted. To see this, divide its time to C's first token by that
 # of `sarathi_serve`, here and in the prediction. How small chunks may be depends on the machine.
 #
-# To look at single iterations, call `perfetto.save("run.json", real)` (`from more.pictures import
-# perfetto`) and open the file at [ui.perfetto.dev](https://ui.perfetto.dev). On the command line,
-# `generate.py` and `experiments/policies.py` take `--perfetto run.json`.
-#
 # ## What if ...
 #
 # In Jupyter, the next cell has sliders. On the site, the button below it has them. Elsewhere,
@@ -456,10 +438,12 @@ sliders(what_if, policy=list(POLICIES), budget=(32, 2048, 32))
 #   them one request gets. Some ideas: one prompt gets all of `room`, the next prompt gets half of
 #   it. Or a request gets more than `room` while many others wait (`len(self.waiting)`).
 # - Let the shortest prompt go first: the README has that policy.
-# - Break a rule: write a `schedule` that returns `Batch([], [])`, or every decode twice. Which
-#   error do you get, and when?
 # - Give it too little memory: `cache_tokens=1815` as another argument of `simulate`. A black cross
 #   in the picture means that a request was preempted.
+#
+# **Now break it.** Let `share` return 1. No gaps are shorter, but C's first token takes a minute:
+# each iteration reads all weights for a few tokens. Then return 0. The engine stops with one line:
+# a chunk without tokens would let its request wait for ever.
 
 
 # %%

@@ -1,13 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     formats: ipynb,py:percent
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # Lesson 7: latency
 #
@@ -33,7 +23,7 @@
 # [Sarathi-Serve](https://arxiv.org/abs/2403.02310). We know some of its numbers only from other
 # sources. They are marked "second hand", and `results/fidelity.md` lists them.
 
-# %%
+# %% tags=["hide-input"]
 import enter  # this clone's files come first  # noqa: F401
 
 from dataclasses import replace
@@ -79,7 +69,7 @@ def serve(policy, rate, budget=512, count=300):
 
 traces = {policy: serve(policy, rate=2.0) for policy in ("vllm_v0", "orca", "sarathi_serve")}
 
-# %%
+# %% tags=["hide-input", "predict"]
 rows = []
 for policy, trace in traces.items():
     gaps = 1e3 * np.array(trace.tbts)
@@ -88,8 +78,6 @@ for policy, trace in traces.items():
 print("Mistral-7B on an A100, chat, 2 requests per second (predicted)")
 print_table(["policy", "median TTFT, s", "mean TBT, ms", "median", "P99", "longest"], rows)
 print(f"most requests at once: {capacity.MAX_BATCH_SIZE}; orca: {capacity.ORCA_BATCH_SIZE}")
-
-# %%
 figure, axes = plt.subplots()
 for policy, trace in traces.items():
     gaps = np.sort(trace.tbts)
@@ -137,7 +125,7 @@ for policy in ("vllm_v0", "sarathi_serve"):
     times = token_times(stalls[policy])
     print(f"first token after {times[0]:.0f} s, last after {times[-1]:.0f} s (predicted)")
 
-# %%
+# %% tags=["hide-input"]
 figure, (left, right) = plt.subplots(1, 2)
 for policy, trace in stalls.items():
     moments, style = token_times(trace), {"color": POLICY_LOOKS[policy][0], "label": policy}
@@ -156,9 +144,8 @@ plt.show()
 # %% [markdown]
 # **Explain.** A flat piece is a stall: *no* request gets a token. Our `vllm_v0` has no limit on the
 # prompts of one batch. So its first batch holds all prompts that fit the memory, and no token comes
-# for 56 s. (vLLM had a limit; `vllm_v0:4096` prefills at most 4096 tokens at a time.) From then on
-# the line is a staircase. The line of `sarathi_serve` is smooth from the start. It ends a little
-# earlier, because chunks carry the decodes along (lesson 4).
+# for 56 s. From then on the line is a staircase. The line of `sarathi_serve` is smooth from the
+# start. It ends a little earlier, because chunks carry the decodes along (lesson 4).
 #
 # ## Step 3: how much load?
 #
@@ -182,12 +169,14 @@ print(f"{1e3 * published:.0f} ms (paper, second hand)")
 
 # %%
 rates = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]
+tails = {policy: [1e3 * p99_tbt(serve(policy, rate)) for rate in rates] for policy in traces}
+
+# %% tags=["hide-input", "predict"]
 figure, axes = plt.subplots()
-for policy in traces:
+for policy, curve in tails.items():
     colour, marker = POLICY_LOOKS[policy]
-    tails = [1e3 * p99_tbt(serve(policy, rate)) for rate in rates]
-    axes.plot(rates, tails, color=colour, marker=marker, label=policy)
-    print(f"{policy}: P99 TBT", *(f"{tail:.0f}" for tail in tails), "ms (predicted)")
+    axes.plot(rates, curve, color=colour, marker=marker, label=policy)
+    print(f"{policy}: P99 TBT", *(f"{tail:.0f}" for tail in curve), "ms (predicted)")
 axes.axhline(1e3 * slo, color="black", linestyle=":", label="strict SLO")
 axes.set(yscale="log", xlabel="requests per second", ylabel="P99 TBT (ms)")
 axes.set_title("Mistral-7B on an A100, chat (predicted)")
@@ -236,9 +225,11 @@ for policy in ("vllm_v0", "orca"):
 
 # %% [markdown]
 # **Explain.** Read the lines with "no". The SLO stops `vllm_v0` and `orca`: their P99 is too long.
-# The GPU stops `sarathi_serve`: its gaps are short, but the requests wait in the queue. (This
-# search is `largest_rate` in `more/serving/search.py`. `experiments/serve_capacity.py` runs it with
-# more requests, and for Yi-34B, long prompts and a relaxed SLO, too.)
+# The GPU stops `sarathi_serve`: its gaps are short, but the requests wait in the queue.
+#
+# **Now break it.** Promise the mean, not the P99: in `search`, write `tail = np.mean(trace.tbts)`.
+# Run that cell and the next. `vllm_v0` now looks better than `sarathi_serve`: thousands of short
+# gaps hide the stalls, which nobody forbids any more.
 #
 # ## Step 4: the token budget
 #
@@ -259,6 +250,8 @@ profile = [1e3 * capacity.worst_iteration(MISTRAL.cost_model, budget) for budget
 longest = [1e3 * max(run.tbts) for run in runs.values()]
 firsts = [np.median(run.ttfts) for run in runs.values()]
 choice = max(budget for budget, ms in zip(budgets, profile, strict=True) if ms <= 1e3 * slo)
+
+# %% tags=["hide-input", "predict"]
 found = zip(budgets, profile, longest, firsts, strict=True)
 columns = ["budget", "worst iteration, ms", "longest TBT, ms", "median TTFT, s (all predicted)"]
 print_table(
@@ -267,8 +260,6 @@ print_table(
 )
 print(f"largest budget whose worst iteration keeps {1e3 * slo:.0f} ms: {choice} tokens (predicted)")
 print(f"the paper's: {paper['ss_budget_strict']:.0f} tokens (paper, second hand)")
-
-# %%
 figure, (left, right) = plt.subplots(1, 2)
 left.plot(budgets, profile, color=COLOURS["vermilion"], marker="D", label="profile")
 left.plot(budgets, longest, color=COLOURS["blue"], marker="o", label="run: longest TBT")
@@ -301,7 +292,7 @@ plt.show()
 #
 # **Predict first.** Which policy has the longest gap? Which one gives earlier first tokens?
 
-# %%
+# %% tags=["predict"]
 MODELS["small"] = replace(MODELS["laptop"], n_layer=4)
 llm = LLM("small", max_batch_size=8, max_length=512)
 lengths = (96, 448, 128, 448, 96, 384, 160, 448, 96, 384, 128, 320)
@@ -320,7 +311,7 @@ for policy in ("vllm_v0", "sarathi_serve"):
     print(f"TBT: median {np.median(gaps):.0f}, P99 {np.percentile(gaps, 99):.0f}", end=", ")
     print(f"longest {gaps.max():.0f} ms (measured)")
 
-# %%
+# %% tags=["hide-input"]
 figure, panels = plt.subplots(1, 2, sharex=True, sharey=True)
 for axes, (policy, trace) in zip(panels, real.items(), strict=True):
     for life in trace.lives.values():

@@ -1,13 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     formats: ipynb,py:percent
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # Lesson 8: pipeline bubbles
 #
@@ -29,8 +19,8 @@
 # Every number says what it is: **paper** (published), **predicted** (cost model, for a named GPU)
 # or **measured** (this machine). "Sec" and "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
 
-# %%
-import enter  # this clone's files come first  # noqa: F401
+# %% tags=["hide-input"]
+import enter  # this clone's files first; below: show, bubble_table  # noqa: F401
 
 import json
 import statistics
@@ -56,7 +46,6 @@ from more.pipeline import (
 )
 
 
-# %%
 def show(traces, title, names=None):
     """Pipelines below each other on one time axis. traces: by name."""
     end = max(trace.end for trace in traces.values())
@@ -72,6 +61,22 @@ def show(traces, title, names=None):
     lanes = [stage_lanes(trace) for trace in traces.values()]
     figure.legend(handles=legend_handles(lanes, STAGE_LOOKS), loc="outside lower center", ncols=3)
     plt.show()
+
+
+def bubble_table(traces):
+    causes = [
+        cause for cause in BUBBLES if any(trace.idle[cause] > 0.0005 for trace in traces.values())
+    ]
+    rows = [
+        [
+            name,
+            f"{1e3 * trace.seconds:.0f}",
+            *[f"{1e3 * trace.idle[cause]:.0f}" for cause in causes],
+        ]
+        + [f"{100 * trace.bubble_share:.1f} %"]
+        for name, trace in traces.items()
+    ]
+    print_table(["predicted, ms", "total time", *causes, "bubbles"], rows)
 
 
 # %% [markdown]
@@ -102,7 +107,7 @@ def on_paper(prompts, stages=2, output=2):
     return run_pipeline(micro_batches, lambda batch: [float(batch.num_tokens)] * stages, trace)
 
 
-# %%
+# %% tags=["predict"]
 names = dict(enumerate("ABCDEFGH"))
 uneven = on_paper([1, 3, 2])
 show(
@@ -160,23 +165,6 @@ def run(policy, prompts=PROMPTS, chunk_size=256, output=9, batch_size=2, stages=
     )
 
 
-# %%
-def bubble_table(traces):
-    causes = [
-        cause for cause in BUBBLES if any(trace.idle[cause] > 0.0005 for trace in traces.values())
-    ]
-    rows = [
-        [
-            name,
-            f"{1e3 * trace.seconds:.0f}",
-            *[f"{1e3 * trace.idle[cause]:.0f}" for cause in causes],
-        ]
-        + [f"{100 * trace.bubble_share:.1f} %"]
-        for name, trace in traces.items()
-    ]
-    print_table(["predicted, ms", "total time", *causes, "bubbles"], rows)
-
-
 orca = run("orca")
 show({"orca": orca}, "LLaMA-13B on 2 x A6000 (predicted)", names)
 bubble_table({"orca": orca})
@@ -194,7 +182,7 @@ bubble_table({"orca": orca})
 #
 # **Predict first.** Does SARATHI remove all bubbles? If not, where do they remain?
 
-# %%
+# %% tags=["predict"]
 sarathi = run("sarathi")
 show({"orca": orca, "sarathi, C = 256": sarathi}, "LLaMA-13B on 2 x A6000 (predicted)", names)
 bubble_table({"orca": orca, "sarathi": sarathi})
@@ -203,8 +191,11 @@ bubble_table({"orca": orca, "sarathi": sarathi})
 # **Explain.** While both micro-batches have a chunk, every step takes almost the same time. Most
 # bubbles come when few prompt tokens are left. The last chunk of a prompt is shorter (PB1), or one
 # micro-batch has only decodes while the other still has chunks (PB2). If more requests were
-# waiting, there would be more chunks. (The program gives each wait the name of its largest cause.
-# In Orca's run, uneven stages are never the largest cause.)
+# waiting, there would be more chunks.
+#
+# **Now break it.** Let a chunk hold a whole prompt: `run("sarathi", chunk_size=4096)`. Most of
+# Orca's bubbles are back, because batches are unequal again. Decodes beside a prompt do not help:
+# it is the equal sizes that do.
 #
 # **Your schedule.** Change the prompts, the decodes, the chunk size. Can you make a workload in
 # which SARATHI has *more* bubbles than Orca? (Hint: what if one micro-batch gets all the long
@@ -261,7 +252,7 @@ for policy in ("orca", "sarathi"):
     shares[policy] = [100 * gpt3(policy, stages).bubble_share for stages in counts]
     print(f"{policy}: bubbles", *(f"{share:.0f}" for share in shares[policy]), "% (predicted)")
 
-# %%
+# %% tags=["hide-input"]
 figure, axes = plt.subplots()
 for policy, curve in shares.items():
     colour, marker = POLICY_LOOKS[policy]
@@ -300,7 +291,7 @@ large = {
     for name, (policy, setup) in runs.items()
 }
 
-# %%
+# %% tags=["hide-input", "predict"]
 figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.6))
 for (name, trace), line in zip(large.items(), ("-", "--", "-"), strict=True):
     style = {"color": POLICY_LOOKS[runs[name][0]][0], "linestyle": line, "label": name}
@@ -312,8 +303,6 @@ right.set(xlabel="time (s)", ylabel="requests done", ylim=0, xlim=0)
 figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
 figure.suptitle("GPT-3 on 64 A100s, 8 stages of 8, 1,000 requests (predicted)")
 plt.show()
-
-# %%
 medians = {name: statistics.median(trace.bubble_of.values()) for name, trace in large.items()}
 rows = [
     [
@@ -337,9 +326,8 @@ print(f"with {paper['f12_bubble']:g} x the bubble time")
 # %% [markdown]
 # **Explain.** Orca is far better with the same round: its pipeline waits less often. SARATHI is
 # still faster, because Orca still waits for whole prompts. This answer moves both ratios towards
-# the paper's. Other answers do so, too. A fixed cost for each operator (`overhead`) moves the ratio
-# of times. A chunk that does not shrink to make room for decodes moves both ratios. From the ratios
-# alone, we cannot know which of these the paper's simulator had.
+# the paper's. Other answers do so, too. From the ratios alone, we cannot know which of these the
+# paper's simulator had.
 #
 # We can explain the paper's reduction of bubbles only in part. Ours is much larger than 6.29 x, and
 # no answer alone brings it near this number. Slower attention, iterations whose times scatter, and
@@ -372,7 +360,7 @@ with tempfile.TemporaryDirectory() as folder:
 # of orca and of sarathi, the faster of the other two rounds
 measured = [min(rounds[number::2], key=lambda each: each["seconds"]) for number in (0, 1)]
 
-# %%
+# %% tags=["hide-input", "predict"]
 kinds = ("PB1", "PB2", "PB3", "uneven stages", "start-up", "drain", "starved")
 shades = {"busy": COLOURS["blue"]} | {kind: STAGE_LOOKS[kind].colour for kind in kinds}
 shades["link"] = COLOURS["orange"]
@@ -382,8 +370,6 @@ for kind in shades:
     shares[kind] = [
         100 * part / 2 / run["seconds"] for part, run in zip(seconds, measured, strict=True)
     ]
-
-# %%
 figure, axes = plt.subplots(figsize=(11, 3.6))
 left = [0.0, 0.0]
 for kind, pair in shares.items():
@@ -407,10 +393,7 @@ for number, policy in enumerate(("orca", "sarathi")):
 # **Explain.** The causes are the same, now in real seconds. SARATHI's iterations are many and
 # short, and each reads all weights. So its stages work longer, but wait less. On this page, the two
 # nearly cancel out. Which policy ends first depends on the machine. Where small chunks are cheap,
-# it is SARATHI. *Link*, the way from stage to stage, takes very little time here. To see
-# every step, add `--perfetto run.json` to the command line and open the file at
-# [ui.perfetto.dev](https://ui.perfetto.dev). `docs/pipelines.md` compares the
-# simulator with such runs.
+# it is SARATHI. *Link*, the way from stage to stage, takes very little time here.
 #
 # SARATHI has an advantage only while both micro-batches have chunks. Try `work =
 # "384:6,16:12,32:12,256:6"`, with two long prompts. There, one micro-batch still runs chunks of its

@@ -1,13 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     formats: ipynb,py:percent
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # Lesson 9: phases instead of chunks
 #
@@ -27,8 +17,8 @@
 # GPU). "Sec" and "Fig" mean TD-Pipe. The goal is throughput. All requests wait from the start, and
 # the time between two tokens does not matter.
 
-# %%
-import enter  # this clone's files come first  # noqa: F401
+# %% tags=["hide-input"]
+import enter  # this clone's files first; below: finish, show, account  # noqa: F401
 
 import random
 from collections import deque
@@ -44,7 +34,6 @@ from more.pictures.lanes import stage_lanes
 from more.pipeline import BUBBLES, IDLE, PipelineTrace, make_micro_batches, run_pipeline
 
 
-# %%
 def finish(figure, title, handles=None):
     """Put the title above the picture, the legend below it, and show it."""
     figure.suptitle(title, fontsize=15)
@@ -64,7 +53,6 @@ def show(traces, title, names=None, start=0.0, end=None):
     finish(figure, title, legend_handles(map(stage_lanes, traces.values()), STAGE_LOOKS))
 
 
-# %%
 def account(traces):
     """Where the time of all stages went: work, and idle time by its cause. traces: by name."""
     causes = [each for each in IDLE if any(trace.idle[each] > 0.05 for trace in traces.values())]
@@ -84,7 +72,7 @@ def account(traces):
 #
 # **Predict first.** Lesson 8 had two stages. Which bubble is the largest here: PB1, PB2 or PB3?
 
-# %%
+# %% tags=["predict"]
 node = NODES["L20 + 13B"]
 lengths = azure(600)  # (prompt tokens, output tokens) of each request
 separate = run(node, "PP+SB", lengths, keep=True).trace
@@ -95,9 +83,7 @@ assert max(BUBBLES, key=separate.idle.get) == "PB2"
 # %% [markdown]
 # **Explain.** The largest is PB2. A prefill takes much longer than a decode step, and each
 # micro-batch changes between the two at its own time. So others wait behind a prefill, again and
-# again. The other columns are those of lesson 8. *Uneven stages*: one stage takes longer for the
-# same micro-batch, here the last one, which also has the head. *Start-up* and *drain*: at the
-# beginning and at the end, there is not enough work for all stages.
+# again. The other columns are those of lesson 8.
 #
 # ## Step 2: phases on paper
 #
@@ -169,6 +155,7 @@ for i, prompt in enumerate([4, 6, 3, 5]):
 flying, log = deque(), []  # (number, batch) in flight, in order; rows of the table
 
 
+# %% tags=["hide-input"]
 def note(call, batch=None):
     """Write down a call, its batch, and the controller's state after it."""
     chunks, decodes = (batch.chunks, batch.decodes) if batch else ([], [])
@@ -178,7 +165,7 @@ def note(call, batch=None):
     log.append([call, *letters, ledger.memory.taken, controller.phase])
 
 
-# %%
+# %% tags=["predict"]
 idle = deque(range(controller.count))
 while idle or flying:
     if not idle:
@@ -221,6 +208,8 @@ ahead, bound = LookAhead(POINTS, between=False), LookAhead(POINTS)
 for cached, steps in REQUESTS.values():
     ahead.add(cached, steps)
     bound.add(cached, steps)
+
+# %% tags=["hide-input", "predict"]
 figure, axes = plt.subplots(figsize=(11, 4))
 axes.step(range(36), curve, where="mid", color=COLOURS["blue"], label="predicted")
 axes.plot(POINTS, ahead.usage(), "o", color=COLOURS["vermilion"], label="sum at a point")
@@ -303,6 +292,10 @@ assert window.trace.idle["PB3"] < off.trace.idle["PB3"]
 # part of PB3, but the total time hardly changes. We do not find the paper's gain. Perhaps because
 # stealing counts requests, not tokens, and because new requests also make micro-batches equal.
 #
+# **Now break it.** Lose what is withheld: write `own[group], _ = share_out(...`, and run the first
+# of the two cells. Batch 0 ends with 80 requests, all others with 114. The other 34 are in no list:
+# they would never end, and only the `assert` tells.
+#
 # ## Step 6: third rule, compare intensities
 #
 # **The paper's claim (Sec 3.5, Fig 10).** As requests end, decode batches shrink, but a step costs
@@ -332,7 +325,7 @@ class Watched(Rules):
 seen = []
 phases = run(node, "TD-Pipe", lengths, rules=Watched()).phases
 
-# %%
+# %% tags=["hide-input"]
 spatial, temporal, pays = zip(*seen, strict=True)
 switches = [i for i, each in enumerate(pays) if each]
 figure, axes = plt.subplots(figsize=(12, 4))
@@ -405,7 +398,7 @@ for output in (32, 512):
 #
 # **Predict first.** Where does TD-Pipe win most against TP+HB? Where against PP+HB?
 
-# %%
+# %% tags=["hide-input"]
 rivals = {"TP+HB": "TP", "PP+HB, C = 512": "PP+HB, C = 512", "PP+HB, its best C": "PP"}
 figure, axes = plt.subplots(figsize=(12, 5))
 for shift, marker, (title, start) in zip((-0.1, 0, 0.1), "os^", rivals.items(), strict=True):
@@ -432,9 +425,6 @@ print(f"paper, at most: {paper['td_vs_tp_hb']:g} over TP+HB, {paper['td_vs_pp_hb
 # Against PP+HB with C = 512, phases win where outputs are long. But with the best C for each
 # workload, PP+HB wins all six in our cost model. A smaller chunk has a shorter bubble, and more
 # decodes run beside the more numerous chunks.
-#
-# The paper measured a far larger gain over PP+HB. But this is another PP+HB: it has one pool of
-# memory, its best C, and a host that takes no time. Step 8 compares with what the paper had.
 #
 # **Links and memory.** Now the workload stays the same, and the machine changes.
 #
@@ -478,7 +468,7 @@ for name, machine in machines.items():
 # **Predict first.** Outputs get longer, and no host counts. Does TD-Pipe's lead over TP+HB rise or
 # fall? And its lead over PP+HB? Then the baselines get a host: does one of them still win?
 
-# %%
+# %% tags=["predict"]
 from configs.hosts import HOSTS, Host
 from experiments.lib.td import stretched
 

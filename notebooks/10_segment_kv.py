@@ -1,13 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     formats: ipynb,py:percent
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # Lesson 10: beam search and the segment KV cache
 #
@@ -28,7 +18,7 @@
 # **measured** (this machine). "Sec" means Intel's paper. BS is the number of searches, BW the *beam
 # width*: the number of beams of each.
 
-# %%
+# %% tags=["hide-input"]
 import enter  # this clone's files come first  # noqa: F401
 
 import math
@@ -102,6 +92,7 @@ def log_probs(tokens):
     return own.gather(1, torch.tensor(tokens)[:, None])[:, 0]
 
 
+# %% tags=["predict"]
 [out] = llm.generate([prompt], SamplingParams(max_tokens=TOKENS, ignore_eos=True))
 [found] = llm.beam_search([prompt], params)
 greedy, best = out.token_ids, found.sequences[0].token_ids
@@ -121,7 +112,7 @@ for _, search in drive(prompt, params):
 alive = [any(path == greedy[: len(path)] for path, _, _ in beams) for beams in tree]
 print(f"a beam holds the first {alive.index(False)} tokens of greedy, and no beam holds more")
 
-# %%
+# %% tags=["hide-input"]
 figure, axes = plt.subplots(figsize=(13, 5))
 look = {"ha": "center", "va": "center", "zorder": 5}
 for step, beams in enumerate(tree[:9]):
@@ -168,7 +159,7 @@ for cache in ("standard", "segment"):
 share = each / (cached_tokens("standard", 4, 1024, 1024) * one)
 print(f"segment holds {100 * share:.1f} % of standard (predicted)")
 
-# %%
+# %% tags=["hide-input"]
 figure, panels = plt.subplots(1, 3, figsize=(13, 4.6))
 colours = "blue", "sky", "green", "orange"
 for axes, (length, response) in zip(panels, ((1024, 1024), (256, 49), (24, 17)), strict=True):
@@ -234,7 +225,7 @@ assert sequences[0] == sequences[1]
 #
 # **Predict first.** Take paper. At step 2, from which place does beam 1 read step 0? And beam 0?
 
-# %%
+# %% tags=["predict"]
 from more.beam.memory import SegmentMemory
 
 PARENTS = [[1, 1, 0], [2, 0, 2]]
@@ -257,9 +248,9 @@ assert memory.table[:, :3].tolist() == histories
 # its parent's *whole* row of the table. `extend` appends the beam's own number. So only a few
 # integers move.
 #
-# **The usual mistake.** Each beam remembers only its last parent, and reads all of its past at that
-# parent's place. At step 2 this is wrong. Beam 0's last parent was beam 2, but beam 2 read the key
-# of step 0 at place 0.
+# **Now break it.** A usual mistake: each beam remembers only its last parent, and reads all of its
+# past at that parent's place. At step 2 this is wrong. Beam 0's last parent was beam 2, but beam 2
+# read the key of step 0 at place 0.
 #
 # **Predict first.** How would you notice? Does the search crash? Does the text look broken?
 
@@ -300,7 +291,7 @@ for name, kind in (("whole history", SegmentMemory), ("last parent only", LastPa
     print("   ", repr(llm.tokenizer.decode(claimed.token_ids)))
 assert max(errors[0]) < 1e-10 and max(errors[1]) > 0.1
 
-# %%
+# %% tags=["hide-input"]
 figure, panels = plt.subplots(1, 3, figsize=(14, 4.2), width_ratios=(1, 1, 1.2))
 for axes, (name, table) in zip(panels, tables.items(), strict=False):
     axes.imshow(table, cmap="viridis", aspect="auto", vmin=0, vmax=WIDTH - 1)
@@ -350,7 +341,7 @@ def merge(one, other):
     return most, a * one[1] + b * other[1], a * one[2] + b * other[2]
 
 
-# %%
+# %% tags=["predict"]
 first, second = part([2, 0], [1, 3]), part([3], [10])
 both, whole = merge(first, second), part([2, 0, 3], [1, 3, 10])
 parts = {"prompt": first, "response": second, "merged": both, "all at once": whole}
@@ -377,7 +368,7 @@ assert math.isclose(both[2] / both[1], whole[2] / whole[1])
 # **Predict first.** Let C be 16. A search of four beams decodes, and so does one ordinary request.
 # The prompt of a third request is cut into chunks. How long is a chunk?
 
-# %%
+# %% tags=["predict"]
 tokens = llm.tokenizer.encode("A list is a sequence of objects, and a tuple is one, too. ") * 3
 plain = Request(1, tokens[:40], 14)
 [search] = beam_requests([plain], replace(params, max_tokens=14), "segment", llm.config, llm.cache)
@@ -449,7 +440,7 @@ print(f"4 layers of 'laptop', {small.dtype}, attention {small.attention}, {this_
 # standard cache also moves its keys and values, by *concatenate* and *index_select*. Each reads and
 # writes the whole cache.
 
-# %%
+# %% tags=["hide-input"]
 from experiments.segment_prompts import ENGINE, PROMPTS, RESPONSE
 
 figure, panels = plt.subplots(1, 2, figsize=(13, 5))
@@ -480,7 +471,7 @@ plt.show()
 #
 # **Predict first.** At BW = 1 there is nothing to share. What can the cache still gain there?
 
-# %%
+# %% tags=["hide-input"]
 from experiments import segment_prompts, segment_throughput, segment_widths
 from experiments.lib.rows import name_of
 from experiments.lib.segment import PricedBeams, scores_seconds
@@ -523,14 +514,12 @@ print(f"the next token with segments: BW = 4 takes {four / one:.2f} times BW = 1
 # - *The next token.* The cache reads the prompt's keys once, and moves nothing. This gain is far
 #   below the paper's. We think that the rest comes from fused kernels: the paper says that a layer
 #   has hundreds of operators in `transformers`, and nine in its own engine.
-# - *BW = 1.* We predict only the time that *concatenate* takes. The paper, too, says that its gain
-#   here comes from fused kernels.
+# - *BW = 1.* We predict only the time that *concatenate* takes.
 # - *The first token.* The cache gains nothing: our standard way also prefills a prompt once.
 #   `transformers` prefills BW times as many rows. It also writes all scores of attention to memory.
 # - *Throughput.* Most of this gain comes from the cache (the second line from the end of the
 #   output). A search needs less memory, so more searches share each read of the weights. The
-#   paper's largest gain is still far above ours. Its baseline also pays for many operators, and for
-#   fragmented memory.
+#   paper's largest gain is still far above ours.
 #
 # ## What if ...
 #

@@ -1,13 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     formats: ipynb,py:percent
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # Lesson 11: serve, load, watch
 #
@@ -29,8 +19,8 @@
 # waits for as long as the cost model says). "Sec" means
 # [Sarathi-Serve](https://arxiv.org/abs/2403.02310).
 
-# %%
-import enter  # this clone's files come first  # noqa: F401
+# %% tags=["hide-input"]
+import enter  # this clone's files first; below: start  # noqa: F401
 
 import asyncio
 import atexit
@@ -53,7 +43,6 @@ from lesson import COLOURS, POLICY_LOOKS, plain_ticks, print_table, sliders, thi
 from simulate import simulate
 
 
-# %%
 def start(*flags):
     """serve.py in a process of its own, on a free port. Returns the process and its address."""
     command = [sys.executable, str(ROOT / "serve.py"), "--port", "0", *flags]
@@ -90,7 +79,7 @@ with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=30) as
             texts.append(json.loads(line.removeprefix("data: "))["choices"][0]["text"])
 print(repr("".join(texts)))
 
-# %%
+# %% tags=["predict"]
 server.terminate()
 llm = LLM("demo", chunk_size=64)
 [output] = llm.generate([body["prompt"]], SamplingParams(max_tokens=48, temperature=0))
@@ -104,9 +93,7 @@ print(f"machine: {this_machine()}")
 # %% [markdown]
 # **Explain.** A gap over HTTP is an iteration, and the time to pack, send and read a message. If
 # other programs run, each step of this way may wait for them. This model is small. With a large
-# one, an iteration takes far longer, and a message costs as much as here. Any client of OpenAI's
-# API can talk to this server. Its own numbers stand in `/metrics`, in the form of
-# [Prometheus](https://prometheus.io).
+# one, an iteration takes far longer, and a message costs as much as here.
 #
 # ## Step 2: watch
 #
@@ -122,7 +109,7 @@ print(f"machine: {this_machine()}")
 # of the A6000: a guess, and the same for both policies.
 
 
-# %%
+# %% tags=["hide-input"]
 async def ask(client, begin, arrival, prompt, tokens):
     """One request, `arrival` seconds after `begin`. Returns the seconds when its tokens came."""
     await asyncio.sleep(begin + arrival - time.perf_counter())
@@ -170,7 +157,7 @@ def load(requests, policy):
 # **Predict first.** Two requests decode. Then two prompts of 4000 tokens come. How long is the
 # longest gap of the first two, under each policy?
 
-# %%
+# %% tags=["predict"]
 H100 = ["--gpu", "h100", "--model", "mistral-7b", "--max-batch-size", "32"]
 server, address = start(*H100)
 four = [(0.0, 200, 60), (0.0, 200, 60), (0.15, 4000, 20), (0.15, 4000, 20)]
@@ -182,7 +169,7 @@ for policy, (moments, _) in runs.items():
     print(f"{policy}: longest gap of the first two {1e3 * longest:.0f} ms,", end=" ")
     print(f"first tokens of the others after {1e3 * max(firsts):.0f} ms (emulated)")
 
-# %%
+# %% tags=["hide-input"]
 figure, panels = plt.subplots(2, 1, figsize=(11, 6), sharex=True)
 for axes, (policy, (_, events)) in zip(panels, runs.items(), strict=True):
     zero = events[0]["t"]
@@ -196,8 +183,6 @@ for axes, (policy, (_, events)) in zip(panels, runs.items(), strict=True):
 panels[1].set_xlabel("time (s)")
 figure.suptitle("Batches (emulated). Orange: with prompts. Blue: decodes alone, drawn too high")
 plt.show()
-
-# %%
 figure, axes = plt.subplots()
 for policy, (moments, _) in runs.items():
     colour = POLICY_LOOKS[policy][0]
@@ -215,6 +200,10 @@ plt.show()
 # Meanwhile, the lines of both clients are flat. Under `sarathi_serve`, no batch has more than 512
 # rows. The lines only become less steep, and the long prompts take longer. This is lesson 6, seen
 # from outside.
+#
+# **Now break it.** In `drive`, write `8192` in place of `512`, and run the cells from there on. The
+# longest gap under `sarathi_serve` is now several times as long: a budget that holds a whole prompt
+# limits nothing.
 #
 # ## Step 3: capacity by experiment
 #
@@ -277,7 +266,7 @@ def capacity(measure, policy):
     return (middle if met(middle) else low), tried
 
 
-# %%
+# %% tags=["predict"]
 rows, found = [], {}
 for policy in ("vllm_v0", "sarathi_serve"):
     found[policy] = [capacity(simulated, policy), capacity(over_http, policy)]
@@ -288,7 +277,7 @@ for policy in ("vllm_v0", "sarathi_serve"):
     rows.append([policy, *(f"{rate:.1f}" if rate else f"below {LOWEST:.1f}" for rate in best)])
 print_table(["capacity, requests/s", "predicted", "emulated"], rows)
 
-# %%
+# %% tags=["hide-input"]
 rates = [2, 3, 4, 6, 8, 12, 16, 24, 32]
 figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.8))
 for policy, (_, (_, tried)) in found.items():
@@ -320,8 +309,6 @@ server.terminate()
 # emulated points lie above the curves by what HTTP, the client and other programs on this machine
 # take. These few milliseconds may decide whether a gap holds one prompt or two. Then a point lies
 # far above its curve. Three seconds of load are short: other random moments give another capacity.
-# For a number to rely on, load the server for minutes. `experiments/serve_capacity.py` does so in
-# the simulation.
 #
 # ## What if ...
 #

@@ -1,13 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     formats: ipynb,py:percent
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # Lesson 12: what engines do today
 #
@@ -30,7 +20,7 @@
 # Every number says what it is: **predicted** (cost model, for a named GPU) or **measured** (this
 # machine).
 
-# %%
+# %% tags=["hide-input"]
 import enter  # this clone's files come first  # noqa: F401
 
 import time
@@ -90,6 +80,8 @@ words = sorted(set(" ".join(texts.values()).split()))  # a word's place is its t
 OUTPUT = len(words)  # all output tokens are alike here
 
 
+# %% tags=["hide-input"]
+# A line about each iteration
 def begin():
     """A scheduler, its memory of six blocks, and what these hold: block -> its words."""
     scheduler = make_scheduler("sarathi_serve", max_batch_size=4, chunk_size=64)
@@ -120,14 +112,14 @@ def step(newcomer="", outputs=3):
             held[block] = own[4 * place : 4 * place + 4]
 
 
-# %%
+# %% tags=["predict"]
 scheduler, memory, held = begin()
 step("A")
 step("B", outputs=4)
 both_run = scheduler, memory, held
 
 
-# %%
+# %% tags=["hide-input"]
 def draw_cache(title):
     """The six blocks, their words, and how many tables each is in."""
     axes = plt.figure(figsize=(12, 2.2)).gca()
@@ -162,7 +154,7 @@ draw_cache("The cache when A and B run: in how many tables is each block?")
 # its output. Then D comes: "You are a kind helper . Answer in one word : why". Does D still find
 # its first two blocks?
 
-# %%
+# %% tags=["predict"]
 scheduler, memory, held = deepcopy(both_run)  # as it is now, however often this cell runs
 for _ in range(3):  # until A and B have ended
     step()
@@ -183,6 +175,10 @@ print(f"hits: {memory.hits} of {memory.asked} prompt tokens")
 # took block 2, the first one in the list: A's own words are lost. The words that all share stay,
 # and D has its hit.
 #
+# **Now break it.** Put one word before all others of D: `f"Now {START} one word : why"`. Run all
+# cells of this step. D finds no block: 13 tokens run, and A's first words are lost. Each word is in
+# another place, so no block of D begins as one of A does.
+#
 # ## Step 2: prefix caching
 #
 # **The idea (vLLM, SGLang).** Many prompts begin alike: with the same instructions, the same
@@ -193,7 +189,7 @@ print(f"hits: {memory.hits} of {memory.asked} prompt tokens")
 # **Predict first.** Does sharing change the text? How much earlier is the first token of the second
 # question: by a tenth, by half, or by more?
 
-# %%
+# %% tags=["predict"]
 manual = "The following is a page of the library reference. " * 24
 questions = ["The list type", "The with statement", "def open(", "class Thread(", "import os"]
 questions += ["Return True if", "A tuple is", "The str method"]
@@ -290,10 +286,7 @@ def fleet(requests, layout, **options):
     return simulate_fleet(requests, "llama3.1-8b", "h100", **options)
 
 
-five = [(0.0, 12), (0.01, 12), (0.06, 10), (0.1, 8), (0.12, 8)]  # arrival, output tokens
-names = dict(enumerate("ABCDE"))
-
-
+# %% tags=["hide-input"]
 def engines(traces):
     """One picture of several fleets, with a lane for each engine."""
     figure, panels = plt.subplots(
@@ -311,6 +304,8 @@ def engines(traces):
 
 
 # %%
+five = [(0.0, 12), (0.01, 12), (0.06, 10), (0.1, 8), (0.12, 8)]  # arrival, output tokens
+names = dict(enumerate("ABCDE"))
 traces = {
     layout: fleet([Request(i, range(2000), n, arrival=t) for i, (t, n) in enumerate(five)], layout)
     for layout in ("2", "1p1d")
@@ -354,6 +349,8 @@ def look(trace):
 # %%
 rates, layouts = [4, 8, 12, 16, 20, 24], ("2", "1p1d")
 seen = {layout: [look(fleet(arriving(rate), layout)) for rate in rates] for layout in layouts}
+
+# %% tags=["hide-input"]
 rows = [
     [rate, layout, *(f"{t:.0f}" for t in times[:2]), *(f"{t:.1f}" for t in times[2:])]
     + [" and ".join(f"{share:.0f} %" for share in busy)]
@@ -363,8 +360,6 @@ rows = [
 ]
 print("TTFT and TBT in ms: median, P99 (predicted)")
 print_table(["rate", "layout", "TTFT", "P99", "TBT", "P99", "engines busy"], rows)
-
-# %%
 figure, panels = plt.subplots(1, 2, figsize=(12, 4.4))
 for layout, colour in zip(layouts, (COLOURS["blue"], COLOURS["vermilion"]), strict=True):
     for axes, first in zip(panels, (0, 2), strict=True):
@@ -386,8 +381,7 @@ plt.show()
 # times as long as with replicas.
 #
 # The replicas share all work. In 1p1d, each kind of work has half of the GPUs, whether it needs
-# them or not. At 4 requests per second, the prefill engine is busy for 18 % of the time. An engine
-# is "busy" while any batch runs, also one of a single decode. So 98 % need not mean full. A service
+# them or not. At 4 requests per second, the prefill engine is busy for 18 % of the time. A service
 # chooses how many of each it has, such as 3p1d, and changes that with its load.
 #
 # **The price.** Keys and values of a prompt of 2000 tokens go over the link. How long does that
@@ -409,8 +403,7 @@ print(f"over Ethernet, the gap before the second token: {1e3 * np.median(gaps):.
 # %% [markdown]
 # **Explain.** Over NVLink nobody sees the way. Over Ethernet, it takes longer than the prefill
 # itself. The wire carries 12.5 GB per second. With NCCL over TCP, users measured 4 to 6, and we
-# take 4.6. The reader has the first token by then, and waits for the second. Splitwise sends each
-# layer as soon as it is computed, which hides a part of the way.
+# take 4.6. The reader has the first token by then, and waits for the second.
 #
 # ## Step 4: the host
 #
@@ -428,6 +421,8 @@ kernels = cost_model.kernels(make_batch(decodes=256, context=1024))
 work = 256 * HOSTS["vllm-v1"].request
 print(f"256 decodes: {1e3 * kernels:.1f} ms on the GPU, {1e3 * work:.1f} ms on the CPU (predicted)")
 print("the CPU's time is from", HOSTS["vllm-v1"].source.split(" (")[0])
+
+# %% tags=["hide-input"]
 LOOKS = {
     "host": Look("the host works on this iteration", "#F5C45E", edge="#8A6100", hatch="///"),
     "kernels": Look("the GPU runs it", "#0072B2"),
@@ -472,7 +467,7 @@ plt.show()
 # **Predict first.** Where does hiding gain most: for 1 request or for 256? On an H100, or on an
 # A100, which is slower?
 
-# %%
+# %% tags=["predict"]
 rows = []
 for gpu in ("h100", "a100-80gb"):
     model = make_cost_model("llama3.1-8b", gpu, 1, None, "vllm")
@@ -490,9 +485,6 @@ print_table(columns, rows)
 # loss: 0.98. For 256 requests, the H100 waits for 20.6 % of an iteration, and hiding makes it 1.25
 # times as fast. The A100 is slower, so the same work of the CPU is a smaller part. The faster the
 # GPU, the more its host matters.
-#
-# **The price.** The scheduler decides one iteration ahead. So a new request waits up to one
-# iteration longer, and each request that stops has one row too many.
 #
 # ## Step 5: where to find it
 #

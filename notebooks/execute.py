@@ -35,12 +35,16 @@ LIMIT = 600  # s, per cell: far above what any needs
 def convert(source: Path) -> nbformat.NotebookNode:
     """The notebook of a percent script, without outputs.
 
-    Cell ids are numbers, so that a refresh changes no more than it must.
+    Cell ids are numbers, so that a refresh changes no more than it must. The site folds a cell by
+    its tag `hide-input`, and Jupyter by `source_hidden`. On the site, a reader answers first where
+    a cell has the tag `predict`.
     """
     notebook = jupytext.read(source)
     for number, cell in enumerate(notebook.cells):
-        cell.id = f"cell-{number}"
-        cell.metadata.clear()
+        cell.id, tags = f"cell-{number}", cell.metadata.get("tags")
+        cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
+        if "hide-input" in cell.metadata.get("tags", []):
+            cell.metadata.jupyter = {"source_hidden": True}
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     notebook.metadata = nbformat.from_dict(
         {"jupytext": {"formats": "ipynb,py:percent"}, "kernelspec": kernel}

@@ -152,6 +152,13 @@ def test_outside_the_environment_one_line_says_how_to_enter(script: str, tmp_pat
     assert "run 'make install' once" in done.stderr
 
 
+def test_a_wrong_kernel_is_told_in_one_line_which_one_is_right() -> None:
+    code = "try:\n    import enter\nexcept ImportError as error:\n    "
+    code += "print(*error._render_traceback_(), sep='\\n')"  # what Jupyter shows
+    done = spawn.run("-S", "-E", "-c", code, cwd=ROOT / "notebooks")
+    assert done.stdout.count("\n") == 1 and "'.venv/bin/jupyter lab notebooks'" in done.stdout
+
+
 @pytest.mark.parametrize("script", ["generate.py", "experiments/fig9.py"])
 def test_a_python_that_is_too_old_says_so_in_one_line(script: str, tmp_path: Path) -> None:
     """It reads nothing that it does not understand before."""

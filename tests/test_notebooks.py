@@ -42,8 +42,8 @@ def code_of(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 @each_lesson
 def test_a_notebook_is_in_step_with_its_source_and_fit_to_be_read(path: Path) -> None:
     notebook, cells = committed(path), execute.convert(path).cells
-    assert [(each.cell_type, each.source) for each in cells] == [
-        (each.cell_type, each.source) for each in notebook.cells
+    assert [(each.cell_type, each.source, each.metadata) for each in cells] == [
+        (each.cell_type, each.source, each.metadata) for each in notebook.cells
     ], "run `make notebooks-refresh`; after new words alone, `python notebooks/execute.py --text`"
     nbformat.validate(notebook)
     assert execute.complaints(notebook) == []
@@ -51,6 +51,10 @@ def test_a_notebook_is_in_step_with_its_source_and_fit_to_be_read(path: Path) ->
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), (
         "executed once, from top to bottom"
     )
+    tags = [cell.metadata.get("tags", []) for cell in code]
+    assert code[0].source.startswith("import enter") and tags[0] == ["hide-input"]
+    assert code[0].metadata.jupyter == {"source_hidden": True}
+    assert 2 <= sum("predict" in each for each in tags) <= 4
     assert sum("image/png" in each.get("data", {}) for cell in code for each in cell.outputs) >= 3
     assert set(notebook.metadata) == {"jupytext", "kernelspec"}, (
         "no versions or paths of the machine that ran it"
