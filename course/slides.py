@@ -124,7 +124,7 @@ def notes() -> list[str]:
         text = " ".join(text.split())
         row = re.search(rf"^\| ({slide.minute}-\d+) \| (.*?) \| (.*?) \|$", plain, re.MULTILINE)
         if slide.minute != before:
-            text = f"Minutes {row[1]}. Show: {row[2]}\nAsk first: {row[3]}\n\n{text}"
+            text = f"Minutes {row[1]}. Ask first: {row[2]}\nThen show: {row[3]}\n\n{text}"
         found.append(text)
         before = slide.minute
     return found
