@@ -92,11 +92,11 @@ DOORS = """Here, in your browser and without an install:
 
 
 def add_contents(app: Sphinx, name: str, text: list[str]) -> None:
-    """Give README.md doors and a list of pages. A class reads them: the quiz has no answers."""
+    """Give README.md doors and a list of pages. A class reads them: no answers."""
     if name == root_doc:
         text[0] = text[0].replace("```sh\n", f"{DOORS}```sh\n", 1) + CONTENTS
-    if name == "course/instructor/quiz":
-        text[0], _ = text[0].split("\n## Answers\n")
+    if name.startswith("course/instructor/"):
+        text[0] = text[0].partition("\n## Answers\n")[0]
 
 
 def describe_pictures(app: Sphinx, tree: nodes.document) -> None:

@@ -86,6 +86,7 @@ def test_a_mistake_is_planted_where_nobody_has_written(
         commands.plant(name)
         assert (mine / file).read_text("utf-8") == named(name).source, name
     capsys.readouterr()
+    assert not commands.check(find("5"), 1) and str(mine / "e05.py") in capsys.readouterr().out
     assert not commands.check(find("12"), 1) and "X2 fails" in capsys.readouterr().out
     (mine / "e12.py").write_text("my work")
     with pytest.raises(UserError, match="e12.py is not as we wrote it"):
@@ -93,12 +94,18 @@ def test_a_mistake_is_planted_where_nobody_has_written(
     assert (mine / "e12.py").read_text() == "my work"
 
 
-def test_an_exercise_has_many_names() -> None:
+def test_alone_it_lists_its_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["course"])
+    with pytest.raises(SystemExit):
+        commands.main()
+    assert "python -m course check 6 " in capsys.readouterr().out
+
+
+def test_an_exercise_has_many_names_and_three_hints() -> None:
     assert {find(key).key for key in ("6", "06", "E6", "e06", " e6 ")} == {"6"}
     assert find("Hunt").file == "hunt"
-
-
-def test_an_exercise_has_three_hints() -> None:
     assert {len(hints(exercise)) for exercise in EXERCISES.values()} == {3}
 
 
@@ -437,7 +444,8 @@ def test_the_deck_has_each_picture_with_the_lectures_words(
     pages = list(Presentation(tmp_path / slides.DECK).slides)
     assert [page.shapes.title.text for page in pages] == [slide.caption for slide in drawn]
     assert all(len(page.shapes) == 2 for page in pages), "a title and a picture"
-    asked = ["Ask first" in page.notes_slide.notes_text_frame.text for page in pages]
+    said = [page.notes_slide.notes_text_frame.text for page in pages]
+    asked = [bool(re.match(r"Minutes \d+-\d+\. Ask first: ", text)) for text in said]
     minutes = [slide.minute for slide in drawn]
     assert asked == [minute not in minutes[:i] for i, minute in enumerate(minutes)]
     head = (tmp_path / f"{drawn[0].name}.png").read_bytes()[:24]
@@ -493,6 +501,12 @@ def test_the_readme_and_the_lessons_list_all_exercises() -> None:
         lesson = LESSONS[exercise.lesson - 1].read_text("utf-8")
         tail = lesson.rpartition("# %% [markdown]")[2]
         assert f"python -m course check {exercise.key}" in tail, exercise.name
+
+
+def test_the_answers_of_the_labs_name_what_catches_a_mistake() -> None:
+    text = (COURSE / "instructor" / "lab.md").read_text("utf-8")
+    told = re.findall(r"\(mistake (\w+),\s(\w+)\)", text)
+    assert len(told) > 7 and all(named(name).caught_by == prop for name, prop in told)
 
 
 def test_the_worked_example_of_a_block_table_is_what_the_solution_does() -> None:
