@@ -33,7 +33,7 @@ from course.exercises import BASE, EXERCISES, MINE, STUBS, UNWRITTEN, Exercise, 
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str):
-        raise UserError(f"{message}; see 'python -m course --help'")
+        raise UserError(f"{message}; see 'python -m course'")
 
 
 def start() -> None:
@@ -89,10 +89,7 @@ def draw(exercise: Exercise, force: bool) -> None:
 
 def submit() -> None:
     """One zip with the exercises, and no other file. An older one is replaced."""
-    found = {}
-    for name in handed.NAMES:
-        if (MINE / name).is_file():
-            found[name] = (MINE / name).read_bytes()
+    found = {name: (MINE / name).read_bytes() for name in handed.NAMES if (MINE / name).is_file()}
     if not found:
         raise UserError(f"{MINE} has no exercises: run 'python -m course start' once")
     path = MINE / "submission.zip"

@@ -94,16 +94,11 @@ def test_a_mistake_is_planted_where_nobody_has_written(
     assert (mine / "e12.py").read_text() == "my work"
 
 
-def test_alone_it_lists_its_commands(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["course"])
-    with pytest.raises(SystemExit):
-        commands.main()
-    assert "python -m course check 6 " in capsys.readouterr().out
+def test_alone_it_lists_its_commands() -> None:
+    assert "python -m course check 6 " in spawn.run("-m", "course").stdout
 
 
-def test_an_exercise_has_many_names_and_three_hints() -> None:
+def test_an_exercise_has_many_names() -> None:
     assert {find(key).key for key in ("6", "06", "E6", "e06", " e6 ")} == {"6"}
     assert find("Hunt").file == "hunt"
     assert {len(hints(exercise)) for exercise in EXERCISES.values()} == {3}
@@ -158,9 +153,6 @@ def test_a_planted_mistake_changes_one_place() -> None:
     misfit = replace(named("27a"), change=[["times.tokens", "times.token"]])
     with pytest.raises(UserError, match="p27a: 'times.tokens' stands there 4 times, and must once"):
         misfit.load()
-
-
-# ------------------------------------------------------------------------------------ the checks
 
 
 @pytest.mark.parametrize(
@@ -444,8 +436,7 @@ def test_the_deck_has_each_picture_with_the_lectures_words(
     pages = list(Presentation(tmp_path / slides.DECK).slides)
     assert [page.shapes.title.text for page in pages] == [slide.caption for slide in drawn]
     assert all(len(page.shapes) == 2 for page in pages), "a title and a picture"
-    said = [page.notes_slide.notes_text_frame.text for page in pages]
-    asked = [bool(re.match(r"Minutes \d+-\d+\. Ask first: ", text)) for text in said]
+    asked = [". Ask first: " in page.notes_slide.notes_text_frame.text for page in pages]
     minutes = [slide.minute for slide in drawn]
     assert asked == [minute not in minutes[:i] for i, minute in enumerate(minutes)]
     head = (tmp_path / f"{drawn[0].name}.png").read_bytes()[:24]
@@ -454,9 +445,6 @@ def test_the_deck_has_each_picture_with_the_lectures_words(
         path.unlink()
     with pytest.raises(UserError, match="lecture.pptx"):  # a lecturer may have changed it
         slides.slides(tmp_path, force=False)
-
-
-# ------------------------------------------------------------------------------------ the doctor
 
 
 def test_the_doctor_runs_on_an_old_python_without_packages(
@@ -503,7 +491,7 @@ def test_the_readme_and_the_lessons_list_all_exercises() -> None:
         assert f"python -m course check {exercise.key}" in tail, exercise.name
 
 
-def test_the_answers_of_the_labs_name_what_catches_a_mistake() -> None:
+def test_the_labs_answers_name_what_catches_a_mistake() -> None:
     text = (COURSE / "instructor" / "lab.md").read_text("utf-8")
     told = re.findall(r"\(mistake (\w+),\s(\w+)\)", text)
     assert len(told) > 7 and all(named(name).caught_by == prop for name, prop in told)
