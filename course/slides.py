@@ -1,7 +1,7 @@
 """The lecture's pictures at a projector's size, 16:9, and a deck of them.
 
-The pictures are those of the experiments and of `course picture`, one panel or two on each slide.
-The deck is a .pptx, which the lecturer may change. Its notes are instructor/lecture90.md.
+The pictures are those of the experiments and of `course picture`. The deck is a .pptx,
+which the lecturer may change. Its notes are instructor/lecture90.md.
 """
 
 import re
@@ -27,10 +27,10 @@ from experiments.lib import look
 from experiments.lib.rows import Rows
 from more.pictures.gantt import draw_runs
 
-SIZE, DPI = (12.0, 6.75), 160  # inches; 1920 x 1080 pixels: letters of 15 pt have 33 pixels
+SIZE, DPI = (12.0, 6.75), 160  # inches; 1920 x 1080 pixels
 DECK = "lecture.pptx"
 LECTURE = Path(__file__).with_name("instructor") / "lecture90.md"
-PAPER = [(40, 4), (90, 3), (20, 6), (30, 2)]  # lecture90.md: prompt and output tokens
+PAPER = [(40, 4), (90, 3), (20, 6), (30, 2)]  # prompt and output tokens
 
 
 def cost_of_a_token() -> plt.Figure:
@@ -84,7 +84,7 @@ def who_waits(*names: str) -> Callable[[], plt.Figure]:
 
 @dataclass(frozen=True)
 class Slide:
-    """minute: of instructor/lecture90.md."""
+    """minute: of lecture90.md."""
 
     name: str
     minute: int
