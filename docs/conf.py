@@ -81,7 +81,7 @@ CONTRIBUTING
 """
 
 
-# A README begins with what to install; here, nobody needs that.
+# A README begins with what to install; here nobody needs that.
 DOORS = """Here, in your browser and without an install:
 [lesson 1](notebooks/01_prefill_and_decode.ipynb),
 <a href="exercises/index.html">the exercises</a>,
