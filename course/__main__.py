@@ -28,12 +28,12 @@ from pathlib import Path
 from command.checks import UserError
 from command.cli import claim, run_main, write_file
 from course import handed
-from course.exercises import BASE, EXERCISES, MINE, STUBS, Exercise, find, hints
+from course.exercises import BASE, EXERCISES, MINE, STUBS, UNWRITTEN, Exercise, find, hints
 
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str):
-        raise UserError(f"{message}; see 'python -m course --help'")
+        raise UserError(f"{message}; see 'python -m course'")
 
 
 def start() -> None:
@@ -70,7 +70,8 @@ def check(exercise: Exercise, seed: int) -> bool:
     from course.local import asker, mine_of
 
     verdict = examine(exercise, asker(exercise, mine_of(exercise)), seed)
-    print("\n".join(lines(exercise, verdict)))
+    told = "\n".join(lines(exercise, verdict))
+    print(told.replace(UNWRITTEN, f"{UNWRITTEN}: {MINE / exercise.file}.py"))
     return verdict.failure is None
 
 
@@ -88,10 +89,7 @@ def draw(exercise: Exercise, force: bool) -> None:
 
 def submit() -> None:
     """One zip with the exercises, and no other file. An older one is replaced."""
-    found = {}
-    for name in handed.NAMES:
-        if (MINE / name).is_file():
-            found[name] = (MINE / name).read_bytes()
+    found = {name: (MINE / name).read_bytes() for name in handed.NAMES if (MINE / name).is_file()}
     if not found:
         raise UserError(f"{MINE} has no exercises: run 'python -m course start' once")
     path = MINE / "submission.zip"
@@ -125,7 +123,7 @@ def parsed() -> argparse.Namespace:
     for name in ("picture", "grade", "page", "slides"):
         subs[name].add_argument("--force", action="store_true", help="replace a file of your own")
     subs["page"].add_argument("--pyodide", type=Path, help="node_modules/pyodide: it is copied")
-    return parser.parse_args()
+    return parser.parse_args(sys.argv[1:] or ["--help"])
 
 
 def main() -> None:

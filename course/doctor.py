@@ -65,8 +65,7 @@ def figures() -> Found:
 
 
 def torch() -> Found:
-    found = lacking("requirements.txt")
-    if found:
+    if found := lacking("requirements.txt"):
         needs = "E2 to E4 and running a model need them (Intel Macs: no torch is made for them)"
         return NOTE, f"no {found}: {PIP} -r requirements.txt. {needs}"
     return GOOD, "torch, and all that a model needs"
@@ -96,8 +95,6 @@ def doctor() -> bool:
     for state, said in found:
         print(f"{state:8}{said}")
     missing = sum(state == MISSING for state, _ in found)
-    ready = "\nready: python -m course start"
-    print(
-        f"\n{missing} missing: do what these lines say, then run this again" if missing else ready
-    )
+    lacks = f"\n{missing} missing: do what these lines say, then run this again"
+    print(lacks if missing else "\nready: python -m course start")
     return not missing

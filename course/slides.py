@@ -1,8 +1,7 @@
 """The lecture's pictures at a projector's size, 16:9, and a deck of them.
 
-The pictures are those of the experiments and of `course picture`, one panel or two on each slide.
-The deck is a .pptx: PowerPoint, LibreOffice, Keynote and Google Slides open it, show its notes to
-the lecturer alone, and let the lecturer change it. Its notes are instructor/lecture90.md.
+The pictures are those of the experiments and of `course picture`. The deck is a .pptx,
+which the lecturer may change. Its notes are instructor/lecture90.md.
 """
 
 import re
@@ -28,10 +27,10 @@ from experiments.lib import look
 from experiments.lib.rows import Rows
 from more.pictures.gantt import draw_runs
 
-SIZE, DPI = (12.0, 6.75), 160  # inches; 1920 x 1080 pixels: letters of 15 pt have 33 pixels
+SIZE, DPI = (12.0, 6.75), 160  # inches; 1920 x 1080 pixels
 DECK = "lecture.pptx"
 LECTURE = Path(__file__).with_name("instructor") / "lecture90.md"
-PAPER = [(40, 4), (90, 3), (20, 6), (30, 2)]  # instructor/lecture90.md: prompt and output tokens
+PAPER = [(40, 4), (90, 3), (20, 6), (30, 2)]  # prompt and output tokens
 
 
 def cost_of_a_token() -> plt.Figure:
@@ -85,7 +84,7 @@ def who_waits(*names: str) -> Callable[[], plt.Figure]:
 
 @dataclass(frozen=True)
 class Slide:
-    """minute: of instructor/lecture90.md."""
+    """minute: of lecture90.md."""
 
     name: str
     minute: int
@@ -94,15 +93,13 @@ class Slide:
 
 
 SLIDES = (
-    Slide("01_cost_of_a_token", 0, "One decode alone pays for all weights.",
-          cost_of_a_token),
+    Slide("01_cost_of_a_token", 0, "One decode alone pays for all weights.", cost_of_a_token),
     Slide("02_intensity", 8, "Batching helps all operators but attention.", intensity),
     Slide("03_slots", 20, "A slot is taken, filled in place, and given back.", slots),
     Slide("04_masks", 28, "Each chunk sees all earlier keys.", lambda: fig6.draw(Rows())),
     Slide("05_mistake_12", 28, "A prompt of one chunk hides this mistake.",
           lambda: mistake("12")),
-    Slide("06_mistake_14", 28, "Chunks of one token hide this mistake.",
-          lambda: mistake("14")),
+    Slide("06_mistake_14", 28, "Chunks of one token hide this mistake.", lambda: mistake("14")),
     Slide("07_four_requests", 42, "Decodes ride on the chunks of others.", four_requests),
     Slide("08_gain", 57, "The gain is largest where chunks and decodes match.", gain),
     Slide("09_tiles", 57, "One row more opens a tile.",
@@ -124,7 +121,7 @@ def notes() -> list[str]:
         text = " ".join(text.split())
         row = re.search(rf"^\| ({slide.minute}-\d+) \| (.*?) \| (.*?) \|$", plain, re.MULTILINE)
         if slide.minute != before:
-            text = f"Minutes {row[1]}. Show: {row[2]}\nAsk first: {row[3]}\n\n{text}"
+            text = f"Minutes {row[1]}. Ask first: {row[2]}\nThen show: {row[3]}\n\n{text}"
         found.append(text)
         before = slide.minute
     return found

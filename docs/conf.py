@@ -52,7 +52,7 @@ html_sidebars = {
     ]
 }  # fmt: skip
 
-# What stands in the sidebar. On GitHub, README.md needs no such list.
+# What stands in the sidebar.
 CONTENTS = """
 ```{toctree}
 :hidden:
@@ -81,7 +81,7 @@ CONTRIBUTING
 """
 
 
-# On GitHub, a README begins with what to install; here, nobody needs that.
+# A README begins with what to install; here nobody needs that.
 DOORS = """Here, in your browser and without an install:
 [lesson 1](notebooks/01_prefill_and_decode.ipynb),
 <a href="exercises/index.html">the exercises</a>,
@@ -92,11 +92,11 @@ DOORS = """Here, in your browser and without an install:
 
 
 def add_contents(app: Sphinx, name: str, text: list[str]) -> None:
-    """Give README.md doors and a list of pages. A class reads them: the quiz has no answers."""
+    """Give README.md doors and a list of pages. A class reads them: no answers."""
     if name == root_doc:
         text[0] = text[0].replace("```sh\n", f"{DOORS}```sh\n", 1) + CONTENTS
-    if name == "course/instructor/quiz":
-        text[0], _ = text[0].split("\n## Answers\n")
+    if name.startswith("course/instructor/"):
+        text[0] = text[0].partition("\n## Answers\n")[0]
 
 
 def describe_pictures(app: Sphinx, tree: nodes.document) -> None:

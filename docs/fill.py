@@ -25,7 +25,6 @@ from string import Formatter
 from command.checks import UserError, lookup
 from command.cli import run_main, write_file
 from command.flags import Parser, markdown
-from configs.constants import BORROWED, EFFICIENCY
 from course.lessons import syllabus
 from experiments import (
     bench,
@@ -112,15 +111,12 @@ def quoted(name: str) -> dict[str, Mapping]:
 def derived() -> dict[str, float]:
     """Numbers of the code, and of other files than those of results/."""
     demo = json.loads((ROOT / "more" / "demo" / "metrics.json").read_text(encoding="utf-8"))
-    td_pipe = EFFICIENCY["l20", "td_pipe"].source
     lines = beside_benchmarks.benchmarks()
     core = re.findall(r"^\| `(\w+\.py)` \|", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
     return {
         "lines of the core": sum(len((ROOT / name).read_bytes().splitlines()) for name in core[:9]),
         "held-out loss": demo["held_out_nats_per_token"],
         "unigram loss": demo["unigram_nats_per_token"],
-        "fit of the L20, %": float(re.search(r"median error there (\S+) %", td_pipe)[1]),
-        "L20 with vLLM's constants, %": BORROWED["vllm"],
         "numbers of benchmarks.csv": sum(not each.said_before for each in lines),
         "C of the plan": results("plan").where("capacity", "layout").one("C"),
     }
@@ -190,8 +186,8 @@ def summary(_: str) -> str:
 
 
 def plan_printed(words: str) -> str:
-    """NAME, TITLE: as plan.py printed it into docs/NAME.txt (plan.txt), without where it wrote its
-    files; with a title, that part alone.
+    """NAME, TITLE: what planner.md's command printed with `> docs/NAME.txt` (plan: and with `--out
+    results`), without where it wrote its files; with a title, that part alone.
     """
     name, _, title = words.partition(", ")
     text = (common.ROOT / "docs" / f"{name or 'plan'}.txt").read_text(encoding="utf-8")

@@ -89,6 +89,8 @@ def test_each_link_leads_to_a_page_and_to_a_place_in_it() -> None:
     inside = [(page, link) for page, link in found if not re.match(r"[a-z]+:", link)]
     assert len(inside) > 1000
     assert [each for each in inside if not leads(*each)] == []
+    taught = [links(SITE / page).places for page in PAGES if "/instructor/" in page]
+    assert taught and not any("answers" in places for places in taught)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)

@@ -86,6 +86,7 @@ def test_a_mistake_is_planted_where_nobody_has_written(
         commands.plant(name)
         assert (mine / file).read_text("utf-8") == named(name).source, name
     capsys.readouterr()
+    assert not commands.check(find("5"), 1) and str(mine / "e05.py") in capsys.readouterr().out
     assert not commands.check(find("12"), 1) and "X2 fails" in capsys.readouterr().out
     (mine / "e12.py").write_text("my work")
     with pytest.raises(UserError, match="e12.py is not as we wrote it"):
@@ -93,12 +94,13 @@ def test_a_mistake_is_planted_where_nobody_has_written(
     assert (mine / "e12.py").read_text() == "my work"
 
 
+def test_alone_it_lists_its_commands() -> None:
+    assert "python -m course check 6 " in spawn.run("-m", "course").stdout
+
+
 def test_an_exercise_has_many_names() -> None:
     assert {find(key).key for key in ("6", "06", "E6", "e06", " e6 ")} == {"6"}
     assert find("Hunt").file == "hunt"
-
-
-def test_an_exercise_has_three_hints() -> None:
     assert {len(hints(exercise)) for exercise in EXERCISES.values()} == {3}
 
 
@@ -151,9 +153,6 @@ def test_a_planted_mistake_changes_one_place() -> None:
     misfit = replace(named("27a"), change=[["times.tokens", "times.token"]])
     with pytest.raises(UserError, match="p27a: 'times.tokens' stands there 4 times, and must once"):
         misfit.load()
-
-
-# ------------------------------------------------------------------------------------ the checks
 
 
 @pytest.mark.parametrize(
@@ -437,7 +436,7 @@ def test_the_deck_has_each_picture_with_the_lectures_words(
     pages = list(Presentation(tmp_path / slides.DECK).slides)
     assert [page.shapes.title.text for page in pages] == [slide.caption for slide in drawn]
     assert all(len(page.shapes) == 2 for page in pages), "a title and a picture"
-    asked = ["Ask first" in page.notes_slide.notes_text_frame.text for page in pages]
+    asked = [". Ask first: " in page.notes_slide.notes_text_frame.text for page in pages]
     minutes = [slide.minute for slide in drawn]
     assert asked == [minute not in minutes[:i] for i, minute in enumerate(minutes)]
     head = (tmp_path / f"{drawn[0].name}.png").read_bytes()[:24]
@@ -446,9 +445,6 @@ def test_the_deck_has_each_picture_with_the_lectures_words(
         path.unlink()
     with pytest.raises(UserError, match="lecture.pptx"):  # a lecturer may have changed it
         slides.slides(tmp_path, force=False)
-
-
-# ------------------------------------------------------------------------------------ the doctor
 
 
 def test_the_doctor_runs_on_an_old_python_without_packages(
@@ -493,6 +489,12 @@ def test_the_readme_and_the_lessons_list_all_exercises() -> None:
         lesson = LESSONS[exercise.lesson - 1].read_text("utf-8")
         tail = lesson.rpartition("# %% [markdown]")[2]
         assert f"python -m course check {exercise.key}" in tail, exercise.name
+
+
+def test_the_labs_answers_name_what_catches_a_mistake() -> None:
+    text = (COURSE / "instructor" / "lab.md").read_text("utf-8")
+    told = re.findall(r"\(mistake (\w+),\s(\w+)\)", text)
+    assert len(told) > 7 and all(named(name).caught_by == prop for name, prop in told)
 
 
 def test_the_worked_example_of_a_block_table_is_what_the_solution_does() -> None:
