@@ -38,6 +38,8 @@ OPERATOR_LOOKS = {
     "ffn_ln2": (COLOURS["purple"], "\\\\"),
     "others": (GREY, "xx"),
 }
+# Of bars, by their colour: so they differ on a pale projector, too.
+HATCHES = dict(OPERATOR_LOOKS.values()) | {COLOURS["sky"]: "--"}
 
 # How a policy looks in every picture that compares policies: colour and marker.
 LOOKS = {
