@@ -12,11 +12,11 @@ What it compares: two policies on the same requests. The baseline runs B whole p
 their decodes. SARATHI cuts a prompt into chunks, and the decodes of the other B - 1 requests ride
 on each: C tokens together. The gain is SARATHI's throughput over the baseline's.
 
-What it draws: the gain against P:D. Each model and each L has a panel, each C a line, and the
-paper's points are stars. A line peaks where the chunks carry all decodes and none is left over. A
-prompt makes P / (C - (B-1)) chunks, and each carries B - 1 decodes: all D of them at P:D =
-C/(B-1) - 1. The paper counts P/C chunks, and has C/(B-1): the dotted lines. Left of a peak, decodes
-run out of chunks; right of it, chunks run out of decodes.
+What it draws: the gain against P:D. Each model has a panel for its shortest and its longest L, each
+C has a line, and the paper's points are stars. A line peaks where the chunks carry all decodes and
+none is left over. A prompt makes P / (C - (B-1)) chunks, and each carries B - 1 decodes: all D of
+them at P:D = C/(B-1) - 1. The paper counts P/C chunks, and has C/(B-1): the dotted lines. Left of a
+peak, decodes run out of chunks; right of it, chunks run out of decodes.
 """
 
 import enter  # noqa: F401
@@ -136,12 +136,14 @@ def draw_rule(axes: plt.Axes, rows: Rows) -> None:
     axes.plot([], [], ":", color="black", label="P:D = C/(B-1)")
 
 
-PANEL = Panel("PD", "gain", ("policy", "C"), facet=("model", "L", "B"), rule=1, log="x",
-              star="at P:D", colours=look.CHUNKS, also=draw_rule)  # fmt: skip
+PANELS = [Panel("PD", "gain", ("policy", "C"), facet=("model", "L", "B"), where=where, rule=1,
+                log="x", star="at P:D", colours=look.CHUNKS, also=draw_rule)
+          for where in ({"source": ("predicted", "paper"), "L": (1024, 3072)},
+                        {"source": "measured"})]  # fmt: skip
 STUDY = Study(
     "fig9", __doc__, sweeps, title="SARATHI Fig 9: throughput over the baseline's",
     units={"gain": "x", "at P:D": "prompt tokens per decode", "median gain": "%"},
-    panels=[PANEL], columns=3, derive=peaks, shown=None, report=report, measure=True, repeats=3,
+    panels=PANELS, columns=2, derive=peaks, shown=None, report=report, measure=True, repeats=3,
     paper={name: ("gain", on | {"L": L, "C": C, "which": "peak", "policy": None}, {"at P:D": PD})
            for name, (on, L, C, PD) in PAPER.items()}
     | {"f9_broad": ("median gain", LLAMA_13B)},
