@@ -246,11 +246,13 @@ def test_parts_of_a_stack_stand_on_each_other() -> None:
 
 def test_bars_have_their_numbers_and_only_a_line_upon_another_is_dashed() -> None:
     """A count has no decimals, and a bar of 0 says so."""
-    place, lines = {"source": "predicted", "model": "m", "hardware": "h"}, {"a": 0, "b": 1, "c": 0}
-    rows = [place | {"B": x + n, "of": k, "y": 9 * x} for k, n in lines.items() for x in (0, 1)]
+    place = {"source": "predicted", "model": "m", "hardware": "h"}
+    lines = {"orca": 0, "sarathi_serve": 1, "vllm_v0": 0}
+    rows = [place | {"B": x + n, "policy": k, "y": 9 * x} for k, n in lines.items() for x in (0, 1)]
     left, right = plt.figure().subplots(1, 2)
-    Panel("B", "y", "of").draw(left, Rows(rows, {"y": "ms"}), Rows(), "")
-    assert [line.get_linestyle() for line in left.lines] == ["-", "-", "--"]
+    Panel("B", "y", "policy").draw(left, Rows(rows, {"y": "ms"}), Rows(), "")
+    looks = [(line.get_marker(), line.get_linestyle()) for line in left.lines]
+    assert looks == [("s", "-"), ("o", "-"), ("^", "--")]
     Panel("B", "y", kind="bars").draw(right, Rows(rows[:2], {"y": "prompts"}), Rows(), "")
     assert [text.get_text() for text in right.texts] == ["0", "9"]
     plt.close(left.figure)

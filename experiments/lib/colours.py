@@ -56,3 +56,4 @@ LOOKS = {
     "no_evict": ("#332288", "p"),
     "td_pipe": (COLOURS["green"], "H"),  # as in TD-Pipe's own figures, where orca is not
 }
+MARKERS = dict(LOOKS.values()) | dict(SERIES)  # of lines, by their colour

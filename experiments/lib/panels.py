@@ -9,6 +9,7 @@ import numpy as np
 
 from command.checks import UserError
 from experiments.lib import look
+from experiments.lib.colours import MARKERS
 from experiments.lib.common import longest_word, three_digits, wrap
 from experiments.lib.papers import looks_of
 from experiments.lib.rows import WHERE, Row, Rows, cell
@@ -129,7 +130,7 @@ class Panel:
             alike = colours[:number].count(colours[number]) + drawn.count((at, heights))
             drawn.append((at, heights))  # the dashes of a line upon another show both
             dash = DASHES[alike % len(DASHES)]
-            marker = look.SERIES[number % len(look.SERIES)][1] if len(own) < MANY else ""
+            marker = MARKERS.get(colours[number], "o") if len(own) < MANY else ""
             axes.plot(at, heights, linestyle=dash, marker=marker, **styles[name])
             look.shade_rows(axes, own, self.x, name[0], colours[number])
         places = sorted({row[self.x] for own in series.values() for row in own})
