@@ -9,9 +9,8 @@ r"""Prefill apart from decode, chunks, or phases: which of them serves most, of 
 
 A cell of a map has one length of prompts, one of outputs, and Poisson arrivals. Its number is the
 goodput: the largest rate at which 90 % of the requests have their first token within 0.5 s, and a
-mean time per output token (TPOT) within a bound. Rates that are tried are 9 % apart. Below the maps
-stands DistServe's comparison with vLLM as it was before chunked prefills, as near as we can: see
-docs/apart.md.
+mean time per output token (TPOT) within a bound. Rates that are tried are 9 % apart. A table has
+DistServe's comparison with vLLM before chunked prefills, as near as we can: see docs/apart.md.
 """
 
 import enter  # noqa: F401
@@ -33,7 +32,7 @@ from experiments.lib.claims import Claim, bounded
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.papers import LOOKS
 from experiments.lib.rows import Row, Rows, print_rows
-from experiments.lib.study import Panel, Study
+from experiments.lib.study import Study
 from more.apart.simulate import simulate_fleet
 from more.pipeline import simulate_pipeline
 from more.serving.capacity import START_SHARE, tpot
@@ -285,44 +284,27 @@ def draw_map(axes: plt.Axes, rows: Rows) -> None:
     axes.set(xlim=(-0.5, len(outputs) - 0.5), ylim=(-0.5, len(prompts) - 0.5))
     axes.set_xticks(range(len(outputs)), map(str, outputs))
     axes.set_yticks(range(len(prompts)), map(str, prompts))
-    axes.set(xlabel="output tokens", ylabel="prompt tokens", title=", ".join(where_of(rows[0])))
+    axes.set(
+        xlabel="output tokens", ylabel="prompt tokens", title="{slo}, {link}".format(**rows[0])
+    )
     axes.grid(visible=False)
-
-
-def where_of(row: Row) -> tuple[str, str]:
-    return row["slo"], row["link"]
 
 
 def draw(rows: Rows) -> plt.Figure:
     maps = rows.where("lead").by("slo", "link")
-    count, wide = len(TPOTS), len(LINKS)
-    figure, grid = look.panels(count + 1, wide, 6.5, 5.2)
-    for line, slo in zip(grid, TPOTS, strict=False):
+    figure, grid = look.panels(len(TPOTS), len(LINKS), 6.5, 5.2)
+    for line, slo in zip(grid, TPOTS, strict=True):
         for axes, link in zip(line, LINKS, strict=True):
             if (slo, link) in maps:
                 draw_map(axes, maps[slo, link])
-    predicted, stars = rows.where(source="predicted"), rows.where(source="paper")
-    if GAIN.rows(predicted):
-        GAIN.draw(grid[count][0], predicted, stars, "predicted")
-        grid[count][0].set_title(GAIN.title)
-    for axes in figure.axes:
-        if not axes.get_title():
-            axes.remove()
+            else:
+                axes.remove()
     figure.suptitle(STUDY.title)
     return figure
 
 
 def report(rows: Rows) -> None:
     print_rows(rows.where("lead"), (*MAP, "winner", "lead"), "who serves most, and its lead")
-
-
-SHADES = dict(
-    zip(GAINS, (COLOURS["apart"], look.COLOURS["sky"], COLOURS["sarathi_serve"]), strict=True)
-)
-GAIN = Panel(
-    "host", GAINS, kind="bars", title="over vllm_v0, LLaMA-13B, A100s", rule=1, colours=SHADES,
-    show={"xlabel": "host of vllm_v0", "ylabel": "gain in goodput (x)"},
-)  # fmt: skip
 
 
 def sweeps(quick: bool, seed: int = 0) -> list[Sweep]:

@@ -100,7 +100,7 @@ STUDY = Study(
     sweeps,
     units=QUANTITIES,
     title=f"Eight engines, {MEMORY:,} tokens of cache each, prompts of {PROMPT:,} tokens",
-    panels=[panel(x, y) for y in QUANTITIES for x in AXES],
+    panels=[panel(x, y) for y in ("P90 TTFT", "hit share") for x in AXES],
     columns=3,
     flags={
         "seed": Flag("seed of arrivals, and of the documents that are asked about", 0),

@@ -334,8 +334,8 @@ def draw(rows: Rows) -> plt.Figure:
         axes.set_yticks(range(len(lanes)), lanes)
         axes.set(xlim=(1 / far, far), ylim=(len(lanes) - 0.5, -0.5), title=kind)
         log_axis(axes, "x", (0.25, 0.5, 0.7, 1, 1.4, 2, 4))
-        axes.set_xlabel("ours over theirs; right of 1: too hopeful")
-    figure.suptitle("Predicted over published: servers that others measured (band: 40 %)")
+        axes.set_xlabel("throughput: ours over theirs; times: theirs over ours")
+    figure.suptitle("Predicted beside published servers; right of 1: too hopeful (band: 40 %)")
     return figure
 
 

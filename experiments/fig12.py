@@ -4,9 +4,9 @@
 
 Three deployments serve the same requests, all there from the start: eight stages of eight GPUs each
 (TP8, PP8) under best-case Orca; the same under SARATHI; and eight replicas of eight GPUs (TP8
-alone), each with an eighth of the requests. What the paper leaves open is a field of `Setup`, with
-our reason. Our predictions come in the paper's order, but not at its ratios: a table shows what
-some answers change alone and together (docs/pipelines.md).
+alone), each with an eighth of the requests. What the paper leaves open is a constant, or a field of
+`Setup`, with our reason. Our predictions come in the paper's order, but not at its ratios: a table
+shows what some answers change alone and together (docs/pipelines.md).
 
 A request's bubble time is what stages waited for its micro-batch, over all its iterations and all
 stages, start-up and drain apart (Sec 5.3).
@@ -40,6 +40,12 @@ from more.serving.traffic import Zipf
 MODEL, GPU, TP, STAGES = "gpt3-175b", "a100-80gb", 8, 8
 SHORTEST, LONGEST, EXPONENT, RATIO = 1024, 4096, 0.4, 10  # L in tokens, theta, P:D (Sec 5.3)
 PAPER_REQUESTS = 10000
+BATCH_SIZE, TP_BATCH_SIZE = 27, 11  # of a micro-batch, and of a TP-only replica (the paper's)
+# What the paper leaves open, and we answer. Rows of a chunk's iteration: a multiple of the tile, so
+# that the chunk shrinks by the decodes (Sec 4.4).
+CHUNK_SIZE = 256
+LENGTHS = Zipf(SHORTEST, LONGEST, EXPONENT)  # of the rank, as in the authors' simulator, Vidur
+LINK, HOP = "nvlink-a100", "infiniband-hdr"  # data sheet; one InfiniBand port for each GPU
 RATIOS = (
     "median bubble reduction",
     "sarathi over orca",
@@ -67,41 +73,24 @@ COLOURS = {each: LOOKS.get(each.split()[0], ("black",))[0] for each in SYSTEMS}
 
 @dataclass(frozen=True)
 class Setup:
-    """All that the paper leaves open."""
+    """What the paper leaves open, and CAUSES change."""
 
-    batch_size: int = 27  # of one micro-batch (the paper's)
-    tp_batch_size: int = 11  # of one TP-only replica (the paper's)
-    chunk_size: int = 256  # of all rows, a multiple of the tile: the chunk shrinks (Sec 4.4)
-    # one whole prompt beside the decodes: best-case Orca is SARATHI with chunks as long as the
-    # longest prompt (Sec 5.2); or "any" number of them
-    prefills: str = "one"
     refill_every: int = 1  # iterations: a request comes in as soon as a slot is free (Sec 4.1)
-    deal: str = "queue"  # one for all micro-batches: no slot stays free while anybody waits
-    micro_batches: int = STAGES  # 8 x 27 requests are what the memory holds
-    # the k-th of the lengths 1K, 1K + 1, ... has a probability ~ 1 / k^0.4, as in the authors'
-    # simulator, Vidur (arXiv 2405.05465); by "value", ~ 1 / L^0.4, fewer of them are short
-    lengths: str = "rank"
-    tp_policy: str = "orca"  # Sec 5.3 credits SARATHI with the pipeline alone
-    link: str = "nvlink-a100"  # data sheet; between servers, one InfiniBand port for each GPU
-    hop: str = "infiniband-hdr"
-    software: str = "sarathi"  # fitted to the paper's own measurements
-    overhead: int = 0  # us more for each linear operator: none fits the paper's A6000
     # of peak, in prefills; None: the software's, 0.706 on the A6000. FlashAttention reached 0.25 to
     # 0.40 (arXiv 2307.08691, abstract), but then Table 4's gains are farther from the paper
     attention_share: float | None = None
     noise: float = 0.0  # relative standard deviation of a batch's seconds: one draw for all stages
     host_time: str = "none"  # on stage 0 (configs/hosts.py): nobody has published it
-    seed: int = 0  # of the lengths, and of the noise
+    seed: int = 0  # of the noise
     model = MODEL
     hardware = GPU
 
     @property
     def cost_model(self) -> CostModel:
-        """Of one stage's eight GPUs, with the setup's own constants."""
-        found, guess = constants(GPU, self.software)
-        share, overhead = self.attention_share or found.attention, 1e-6 * self.overhead
-        efficiency = replace(found, attention=share, overhead=found.overhead + overhead)
-        link, host = LINKS[self.link], HOSTS[self.host_time]
+        """Of one stage's eight GPUs: constants that are fitted to the paper's measurements."""
+        found, guess = constants(GPU, "sarathi")
+        efficiency = replace(found, attention=self.attention_share or found.attention)
+        link, host = LINKS[LINK], HOSTS[self.host_time]
         cost = CostModel(MODELS[MODEL], GPUS[GPU], efficiency, tp=TP, link=link, host=host)
         cost.guess = guess
         return cost
@@ -111,62 +100,55 @@ class Setup:
 
 
 @cache
-def draw_lengths(count: int, lengths: str, seed: int = 0) -> list[tuple[int, int]]:
+def draw_lengths(count: int) -> list[tuple[int, int]]:
     """P and D of each request: L from Zipf's law, split 10:1."""
-    drawn = Zipf(SHORTEST, LONGEST, EXPONENT, lengths).draw(count, np.random.default_rng(seed))
+    drawn = LENGTHS.draw(count, np.random.default_rng(0))
     return [split(length, RATIO) for length in drawn.tolist()]
 
 
-def make_requests(
-    count: int, lengths: str, every: int = 1, first: int = 0, seed: int = 0
-) -> list[Request]:
+def make_requests(count: int, every: int = 1, first: int = 0) -> list[Request]:
     """The prefill yields the first token, so that D decodes make D + 1 output tokens.
 
     every, first: only some of them.
     """
-    drawn = draw_lengths(count, lengths, seed)
+    drawn = draw_lengths(count)
     return [Request(i, range(drawn[i][0]), drawn[i][1] + 1) for i in range(first, count, every)]
 
 
 @cache
 def run_stages(count: int, setup: Setup, policy: str) -> pipeline.PipelineTrace:
-    """TP8 x PP8."""
-    requests = make_requests(count, setup.lengths, seed=setup.seed)
-    return simulate(requests, setup, policy, STAGES, setup.micro_batches, setup.batch_size)
+    """TP8 x PP8, with as many micro-batches as stages: what the memory holds."""
+    return simulate(make_requests(count), setup, policy, STAGES, BATCH_SIZE)
 
 
 @cache
 def run_replica(count: int, setup: Setup, number: int) -> pipeline.PipelineTrace:
-    """One of the TP8 replicas, with every eighth request."""
-    requests = make_requests(count, setup.lengths, STAGES, number, setup.seed)
-    own = replace(setup, seed=setup.seed + number)  # noise of its own
-    return simulate(requests, own, setup.tp_policy, 1, 1, setup.tp_batch_size)
+    """One of the TP8 replicas, with every eighth request, under Orca: Sec 5.3 credits SARATHI with
+    the pipeline alone.
+    """
+    own = replace(setup, seed=number)  # noise of its own
+    return simulate(make_requests(count, STAGES, number), own, "orca", 1, TP_BATCH_SIZE)
 
 
 def simulate(
-    requests: list[Request],
-    setup: Setup,
-    policy: str,
-    stages: int,
-    micro_batches: int,
-    batch_size: int,
+    requests: list[Request], setup: Setup, policy: str, stages: int, batch_size: int
 ) -> pipeline.PipelineTrace:
-    chunk_size, refill_every = setup.chunk_size, 1
+    """One queue for all micro-batches: no slot stays free while anybody waits."""
+    chunk_size, refill_every = CHUNK_SIZE, 1
+    # one whole prompt beside the decodes: best-case Orca is SARATHI with chunks as long as the
+    # longest prompt (Sec 5.2)
     if policy == "orca":
-        refill_every = setup.refill_every if stages > 1 else 1
-        if setup.prefills == "one":
-            policy, chunk_size = "sarathi", LONGEST + batch_size
+        chunk_size, refill_every = LONGEST + batch_size, setup.refill_every if stages > 1 else 1
     cost_model = setup.cost_model
-    rules = {"deal": setup.deal, "refill_every": refill_every}
     filled = pipeline.make_micro_batches(
-        policy, micro_batches, stages, batch_size, chunk_size, **rules
+        "sarathi", stages, stages, batch_size, chunk_size, refill_every=refill_every
     )
     for request in requests:
         filled.add(request)
     costs = pipeline.StageCosts(cost_model, pipeline.even_layers(cost_model.model.n_layer, stages))
     costs = scattered(costs, setup.noise, setup.seed)
-    hop = None if setup.hop == "none" else pipeline.Hop.over(LINKS[setup.hop], cost_model)
-    return pipeline.run_pipeline(filled, costs, pipeline.PipelineTrace(stages, micro_batches), hop)
+    hop = pipeline.Hop.over(LINKS[HOP], cost_model)
+    return pipeline.run_pipeline(filled, costs, pipeline.PipelineTrace(stages, stages), hop)
 
 
 def scattered(costs: Costs, noise: float, seed: int) -> Costs:
@@ -214,15 +196,15 @@ def outcome_of(setup: Setup, count: int) -> Outcome:
     )
 
 
-def in_step(setup: Setup) -> int:
+def in_step() -> int:
     """Iterations after which a micro-batch has lost one request, on average: D / B."""
-    drawn = draw_lengths(PAPER_REQUESTS, setup.lengths, setup.seed)
-    return max(1, round(statistics.mean(decodes for _, decodes in drawn) / setup.batch_size))
+    drawn = draw_lengths(PAPER_REQUESTS)
+    return max(1, round(statistics.mean(decodes for _, decodes in drawn) / BATCH_SIZE))
 
 
 def variations() -> dict[str, Setup]:
     """The defaults; each cause alone; then several TOGETHER."""
-    changes: dict[str, dict] = {NONE: {}, IN_STEP: {"refill_every": in_step(Setup())}, **CAUSES}
+    changes: dict[str, dict] = {NONE: {}, IN_STEP: {"refill_every": in_step()}, **CAUSES}
     for name, several in TOGETHER.items():
         changes[name] = {key: own for each in several for key, own in changes[each].items()}
     return {name: Setup(**change) for name, change in changes.items()}
@@ -234,7 +216,7 @@ def variations() -> dict[str, Setup]:
 def ratios(setup: Setup, option: str, run: str, requests: int) -> Row:
     """run: of one option with "all" requests, or of several "together"."""
     row = outcome_of(variations()[option], requests).row
-    return row | {BATCH_RATIO: setup.batch_size / setup.tp_batch_size}
+    return row | {BATCH_RATIO: BATCH_SIZE / TP_BATCH_SIZE}
 
 
 def waits(setup: Setup, system: str, requests: int) -> list[Row]:

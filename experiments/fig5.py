@@ -24,7 +24,6 @@ from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Study
 from more.pictures import perfetto
 from more.pictures.gantt import STAGE_LOOKS, draw_stages, legend_handles
-from more.pictures.lanes import stage_lanes
 from more.pipeline import BUBBLES, IDLE, PipelineTrace, simulate_pipeline
 
 MODEL, GPU, STAGES, BATCH_SIZE, CHUNK_SIZE = "llama-13b", "a6000", 2, 2, 256
@@ -63,22 +62,22 @@ def draw(rows: Rows) -> plt.Figure:
     """Both schedules on one time axis, and Orca's decodes again, larger."""
     figure, grid = panels(3, 1, 18, 11 / 3)
     (first,), (middle,), (last,) = grid
-    orca, sarathi = map(run, POLICIES)
+    (orca, sarathi), seen = map(run, POLICIES), []
     end = max(rows.column("makespan"))
     for axes, trace, name in (
         (first, orca, "(a) Orca: whole prompts"),
         (last, sarathi, f"(c) SARATHI, C = {CHUNK_SIZE}"),
     ):
-        draw_stages(trace, axes, names=NAMES, end=end)
+        seen.append(draw_stages(trace, axes, names=NAMES, end=end))
         share = f"bubbles {100 * trace.bubble_share:.0f} % of both stages' time"
         axes.set_title(f"{name}: {trace.seconds:.2f} s, {share}", loc="left")
     # those that no longer wait for a prompt
     begins = [step.starts[0] for step in orca.steps if step.kind == "decode"][2:6]
     part = {"start": begins[0], "end": begins[-1]}
-    draw_stages(orca, middle, names=NAMES, **part)
+    seen.append(draw_stages(orca, middle, names=NAMES, **part))
     middle.set_title("(b) a part of (a), larger: decodes alone", loc="left")
-    handles = legend_handles([stage_lanes(trace) for trace in (orca, sarathi)], STAGE_LOOKS)
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=11)
+    handles = legend_handles(seen, STAGE_LOOKS)
+    figure.legend(handles=handles, loc="outside lower center", ncols=4)
     figure.suptitle(STUDY.title)
     return figure
 

@@ -39,7 +39,6 @@ MODEL, GPU, CHUNK_SIZE = "llama-13b", "a6000", 512
 NAMES = dict(enumerate("ABCD"))
 # the left column: policies that never cut a prompt
 WHOLE = ("request_level", "vllm_v0", "orca", "hybrid_only")
-TODAY = ("vllm_v1", "prefill_first", "no_evict")  # below both columns
 # of ours; the table has all
 PICTURED = ("request_level", "vllm_v0", "orca", "sarathi", "sarathi_serve", "prefill_first")
 NOT_PICTURED = {*POLICIES}.difference(PICTURED)
@@ -188,10 +187,7 @@ def print_comparison(found: Comparison) -> None:
 
 def draw(found: Comparison) -> plt.Figure:
     """One panel for each policy, on one time axis: whole prompts left, chunks right."""
-    before = [name for name in found.traces if name not in TODAY]
-    columns = [[name for name in before if (name in WHOLE) == whole] for whole in (1, 0)]
-    for name in (name for name in found.traces if name in TODAY):
-        min(columns, key=len).append(name)
+    columns = [[name for name in found.traces if (name in WHOLE) == whole] for whole in (1, 0)]
     rows = max(len(column) for column in columns)
     figure, grid = look.panels(rows, 2, 9.5, 2.65 + 1.2 / rows, sharex=True, sharey=True)
     last = [trace.iterations[-1] for trace in found.traces.values()]
@@ -200,8 +196,8 @@ def draw(found: Comparison) -> plt.Figure:
     for column, names in zip(zip(*grid, strict=True), columns, strict=True):
         for axes, name in zip(column, names, strict=False):
             trace = found.traces[name]
-            drawn.append(request_lanes(trace, found.bound, NAMES))
-            draw_lanes(axes, drawn[-1], end=end)
+            lanes = request_lanes(trace, found.bound, NAMES)
+            drawn.append(draw_lanes(axes, lanes, end=end))
             axes.axvline(found.arrival, color="black", linestyle=":", linewidth=1.5, zorder=1)
             axes.tick_params(axis="y", labelleft=True)
             axes.set_title(name, loc="left", fontweight="bold")

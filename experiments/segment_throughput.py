@@ -107,7 +107,6 @@ STUDY = Study(
             Panel("model", name, "way", "bars", colours=COLOURS)
             for name in ("throughput", "largest batch")
         ),
-        Panel("model", "gain", kind="bars", where={"which": None}, title=GAIN),
         Panel(("model", "which"), "gain", kind="bars", title=GAIN),
     ],
     paper={

@@ -206,6 +206,7 @@ def compared(strict: str, way: str) -> dict[str, Row]:
 
 PAPER_DECODE = NUMBERS["ss_falcon_decode"]
 IN_ITERATIONS, IN_SECONDS = compared("strict", "in iterations"), compared("1 s", "in seconds")
+WHERE = ("model", "layout", "data")
 STUDY = Study(
     "serve_pipelines",
     __doc__,
@@ -223,17 +224,9 @@ STUDY = Study(
         " (LLaMA2-70B, A40s)"
     ),
     panels=[
+        Panel(WHERE, "capacity", "policy", "bars", where={"slo": "strict"}, title="strict SLO"),
         Panel(
-            ("model", "layout", "data"),
-            "capacity",
-            "policy",
-            "bars",
-            facet="slo",
-            where={"slo": tuple(SLOS)},
-            title="SLO",
-        ),
-        Panel(
-            ("model", "layout", "data"),
+            WHERE,
             "gain",
             "policy",
             "bars",
@@ -243,14 +236,13 @@ STUDY = Study(
             rule=1,
         ),
         Panel(
-            ("model", "layout"),
+            ("model", "SLOs"),
             "gain",
             "policy",
             "bars",
-            facet="SLOs",
-            where={"which": "largest"},
-            title="largest gain, SLOs",
             rule=1,
+            where={"which": "largest", "layout": FALCON.layout},
+            title="largest gain of sarathi_serve, TP4-PP2",
         ),
         *[
             Panel(("link", "host"), gain, kind="bars", title="vllm_v0, chat, 1 s", rule=1)

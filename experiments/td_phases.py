@@ -24,13 +24,14 @@ from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
 from more.pictures.gantt import STAGE_LOOKS, draw_stages, legend_handles
-from more.pictures.lanes import stage_lanes
+from more.pictures.lanes import Bar
 from more.pipeline import BUBBLES, IDLE, PipelineTrace
 
 DRAWN = td.NODES["L20 + 13B"]  # the node of the windows
 SYSTEMS = ("PP+SB", "PP+HB", td.OURS)
 WINDOW = 1.8  # s
 CAUSES = {"busy": "#FFFFFF"} | {cause: STAGE_LOOKS[cause].colour for cause in IDLE}  # of bars
+HATCHES = {look.colour: look.hatch for look in STAGE_LOOKS.values()}
 
 
 @cache
@@ -77,17 +78,18 @@ def draw(rows: Rows) -> plt.Figure:
         trace = run(DRAWN, row["system"], count).trace
         start = (switch(trace) if row["system"] == td.OURS else trace.end / 2) - 0.1 * WINDOW
         with plt.rc_context({"font.size": 12}):  # labels that fit the bars
-            draw_stages(trace, axes, start=start, end=start + WINDOW)
+            lanes.append(draw_stages(trace, axes, start=start, end=start + WINDOW))
         axes.set_title(f"{row['system']}: {WINDOW:g} s. Stages work {row['busy']:.0f} % of it all")
-        lanes.append(stage_lanes(trace))
+    seen = tuple(cause for cause in CAUSES if max(rows.column(cause)) > 0.2)
+    lanes.append({"below": [Bar(0, 1, cause) for cause in seen]})
     top.legend(handles=legend_handles(lanes, STAGE_LOOKS), loc="outside lower center", ncols=4)
-    seen = tuple(cause for cause in CAUSES if max(rows.column(cause)) > 0.05)
-    show = {
-        "ylim": (50, 115),
-        "title": "all nodes, from 50 % on: below that all is work",
-    }
-    panel = Panel(("node", "system"), seen, kind="stacks", colours=CAUSES, show=show)
+    title = "all nodes, from 50 % on. White: work; the rest as above"
+    show = {"ylim": (50, 100), "ylabel": "all stages' time (%)", "title": title}
+    panel = Panel(
+        ("node", "system"), seen, kind="stacks", colours=CAUSES, hatches=HATCHES, show=show
+    )
     panel.draw(below, rows, Rows(), "")
+    below.get_legend().remove()
     figure.suptitle(f"{STUDY.title}: {count} requests on four stages (predicted)")
     return figure
 

@@ -79,6 +79,7 @@ STUDY = Study(
             "relative",
             "switch",
             facet="node",
+            where={"requests": (1000, 1500)},
             rule="relative",
             show={
                 "xlabel": "threshold (%)",

@@ -214,16 +214,16 @@ bubble_table(traces)
 # ## Step 4: more stages, and GPT-3 on 64 GPUs
 #
 # A micro-batch with a long prompt is slow on *every* stage, and all others queue behind it. For
-# GPT-3, the paper leaves many details open. `Setup` holds our answers. (`experiments/fig12.py`
-# gives the reasons.)
+# GPT-3, the paper leaves many details open. `experiments/fig12.py` holds our answers, with reasons.
 
 # %%
 from configs import LINKS
-from experiments.fig12 import LONGEST, Setup, in_step, make_requests, simulate
+from experiments import fig12
 from more.pipeline import Hop, StageCosts, even_layers
 
-setup = Setup()
-print_table(["what the paper leaves open", "our answer"], list(asdict(setup).items()))
+setup = fig12.Setup()
+answers = {"chunk_size": fig12.CHUNK_SIZE, "hop": fig12.HOP} | asdict(setup)
+print_table(["what the paper leaves open", "our answer"], list(answers.items()))
 
 # %% [markdown]
 # The simulation has the parts of step 1: micro-batches, the time of a batch on each stage, a trace.
@@ -237,13 +237,13 @@ print_table(["what the paper leaves open", "our answer"], list(asdict(setup).ite
 # %%
 def gpt3(policy, stages):
     """GPT-3 on stages of eight A100s: as many micro-batches as stages, 100 requests for each."""
-    chunk_size = LONGEST + setup.batch_size if policy == "orca" else setup.chunk_size
-    filled = make_micro_batches("sarathi", stages, stages, setup.batch_size, chunk_size)
-    for request in make_requests(100 * stages, setup.lengths):  # 1K to 4K tokens, P:D = 10
+    chunk_size = fig12.LONGEST + fig12.BATCH_SIZE if policy == "orca" else fig12.CHUNK_SIZE
+    filled = make_micro_batches("sarathi", stages, stages, fig12.BATCH_SIZE, chunk_size)
+    for request in fig12.make_requests(100 * stages):  # 1K to 4K tokens, P:D = 10
         filled.add(request)
     cost = setup.cost_model  # of eight A100s
     costs = StageCosts(cost, even_layers(cost.model.n_layer, stages))
-    hop = Hop.over(LINKS[setup.hop], cost)
+    hop = Hop.over(LINKS[fig12.HOP], cost)
     return run_pipeline(filled, costs, PipelineTrace(stages, stages), hop)
 
 
@@ -282,12 +282,12 @@ plt.show()
 
 # %%
 runs = {
-    "orca, as soon as a slot is free": ("orca", Setup()),
-    "orca, all in the same round": ("orca", Setup(refill_every=in_step(Setup()))),
-    "sarathi": ("sarathi", Setup()),
+    "orca, as soon as a slot is free": ("orca", fig12.Setup()),
+    "orca, all in the same round": ("orca", fig12.Setup(refill_every=fig12.in_step())),
+    "sarathi": ("sarathi", fig12.Setup()),
 }
 large = {
-    name: simulate(make_requests(1000, setup.lengths), setup, policy, 8, 8, setup.batch_size)
+    name: fig12.simulate(fig12.make_requests(1000), setup, policy, 8, fig12.BATCH_SIZE)
     for name, (policy, setup) in runs.items()
 }
 

@@ -127,6 +127,10 @@ def test_committed_rows_follow_from_each_other(name: str) -> None:
         found = claim.found(predicted)
         assert found, f"nothing says whether {claim.says}"
         assert all(all(each.comparisons) for each in found), (claim.says, found)
+    if name != "td_phases":  # it has four panels, and its runs take long
+        figure = study.picture(kept)
+        plt.close(figure)
+        assert len(figure.axes) <= 6, "more than anybody looks at"
 
 
 # ----------------------------------------------------------------------------------------- fidelity
@@ -227,7 +231,7 @@ def test_what_is_measured_on_the_papers_model_is_drawn_once() -> None:
 
 
 def test_parts_of_a_stack_stand_on_each_other() -> None:
-    """One panel for each place of a facet, with its rows alone; a key may be 0."""
+    """One panel for each place of a facet, with its rows alone; a key may be 0. Hatches differ."""
     place = {"source": "predicted", "model": "m", "hardware": "h"}
     rows = [place | {"B": 8, "L": n, "kind": k, "a": 1.0, "b": 2.0} for n in (0, 1) for k in "xy"]
     rows = Rows(rows, {"a": "ms", "b": "ms"})
@@ -236,5 +240,19 @@ def test_parts_of_a_stack_stand_on_each_other() -> None:
     assert first.title == "L = 0" and {row["kind"] for row in first.rows(rows)} == {"x"}
     axes = plt.figure().subplots()
     first.draw(axes, rows, Rows(), "")
-    assert [bar.get_y() for bar in axes.patches] == [0, 1]
+    assert [(bar.get_y(), bar.get_hatch()) for bar in axes.patches] == [(0, ""), (1, "//")]
     plt.close(axes.figure)
+
+
+def test_bars_have_their_numbers_and_only_a_line_upon_another_is_dashed() -> None:
+    """A count has no decimals, and a bar of 0 says so."""
+    place = {"source": "predicted", "model": "m", "hardware": "h"}
+    lines = {"orca": 0, "sarathi_serve": 1, "vllm_v0": 0}
+    rows = [place | {"B": x + n, "policy": k, "y": 9 * x} for k, n in lines.items() for x in (0, 1)]
+    left, right = plt.figure().subplots(1, 2)
+    Panel("B", "y", "policy").draw(left, Rows(rows, {"y": "ms"}), Rows(), "")
+    looks = [(line.get_marker(), line.get_linestyle()) for line in left.lines]
+    assert looks == [("s", "-"), ("o", "-"), ("^", "--")]
+    Panel("B", "y", kind="bars").draw(right, Rows(rows[:2], {"y": "prompts"}), Rows(), "")
+    assert [text.get_text() for text in right.texts] == ["0", "9"]
+    plt.close(left.figure)

@@ -51,10 +51,11 @@ def test_priced_run() -> None:
 
 
 def test_labels_only_where_there_is_room() -> None:
-    """And bars that cross the edge of a window are there."""
+    """And bars that cross the edge of a window are there. A sliver is not in the legend."""
     _, axes = plt.subplots(figsize=(8, 2))
-    bars = [Bar(0, 5, "prefill", "512"), Bar(5, 5.01, "prefill", "7")]
-    draw_lanes(axes, {"a": bars, "b": []}, start=1, end=10)
+    bars = [Bar(0, 5, "prefill", "512"), Bar(5, 5.01, "prefill", "7"), Bar(6, 6.01, "decode")]
+    (legend,) = legend_handles([draw_lanes(axes, {"a": bars, "b": []}, start=1, end=10)])
+    assert legend.get_label() == LOOKS["prefill"].meaning
     assert [text.get_text() for text in axes.texts] == ["512"]
     assert boxes(axes, "prefill") == [(0, 0, 5), (0, 5, pytest.approx(5.01))]
 

@@ -167,13 +167,10 @@ def test_noise_is_one_draw_for_each_batch() -> None:
     assert again(make_batch(decodes=1)) == drawn[0].tolist()
 
 
-def test_slow_attention_is_of_prefills_and_overhead_of_each_linear_operator() -> None:
-    """100 us for four of them in each layer, and for the head."""
+def test_slow_attention_is_of_prefills() -> None:
     batch, plain = make_batch([(0, 512, 512)], decodes=4), fig12.Setup().cost_model
     slow = fig12.Setup(attention_share=0.25).cost_model
     was, now = plain.operators(batch), slow.operators(batch)
     assert {name for name in was if now[name] != was[name]} == {"attn"}
     assert now["attn"] > 1.5 * was["attn"]
     assert slow.seconds(make_batch(decodes=4)) == plain.seconds(make_batch(decodes=4))
-    more = fig12.Setup(overhead=100).cost_model.seconds(batch) - plain.seconds(batch)
-    assert more == pytest.approx((4 * plain.model.n_layer + 1) * 100e-6)

@@ -38,6 +38,8 @@ OPERATOR_LOOKS = {
     "ffn_ln2": (COLOURS["purple"], "\\\\"),
     "others": (GREY, "xx"),
 }
+# Of bars, by their colour: so they differ on a pale projector, too.
+HATCHES = dict(OPERATOR_LOOKS.values()) | {COLOURS["sky"]: "--"}
 
 # How a policy looks in every picture that compares policies: colour and marker.
 LOOKS = {
@@ -54,3 +56,4 @@ LOOKS = {
     "no_evict": ("#332288", "p"),
     "td_pipe": (COLOURS["green"], "H"),  # as in TD-Pipe's own figures, where orca is not
 }
+MARKERS = dict(LOOKS.values()) | dict(SERIES)  # of lines, by their colour

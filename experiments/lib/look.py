@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from command.cli import MARK, write_file
-from experiments.lib.colours import CHUNKS, COLOURS, GREY, OPERATOR_LOOKS, SERIES  # noqa: F401
+from experiments.lib.colours import CHUNKS, COLOURS, GREY, HATCHES, OPERATOR_LOOKS, SERIES  # noqa: F401
 from experiments.lib.rows import spread
 
 matplotlib.use("Agg")  # pictures go to files: no window, no display needed
@@ -82,24 +82,6 @@ def star(
 ) -> None:
     """A number that the paper states."""
     axes.plot([x], [y], **STAR | {"color": colour, "label": label})
-
-
-def labelled_bars(
-    axes: plt.Axes,
-    heights: Mapping[float, float],
-    width: float,
-    fmt: str = "%.2f",
-    fontsize: int = 11,
-    **style: object,
-) -> None:
-    """A bar at each place, with its height above it.
-
-    heights: by place. fmt, fontsize: of the numbers. style: what matplotlib's `bar` takes.
-    """
-    options = {"edgecolor": "black"} | style
-    drawn = axes.bar(list(heights), list(heights.values()), width, **options)
-    axes.bar_label(drawn, fmt=fmt, fontsize=fontsize, padding=2)
-    axes.grid(axis="x", visible=False)
 
 
 def log_axis(axes: plt.Axes, name: str, places: Sequence[float] = ()) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from command.checks import UserError
 from experiments.lib import look
+from experiments.lib.colours import MARKERS
 from experiments.lib.common import longest_word, three_digits, wrap
 from experiments.lib.papers import looks_of
 from experiments.lib.rows import WHERE, Row, Rows, cell
@@ -23,7 +24,7 @@ AXES = {  # key: its label
 }
 MANY = 50  # points of a line that has no markers
 NUMBERED = 12  # bars that have room for their numbers
-HATCHES, DASHES = ("", "//", "..", "", "\\\\", "xx"), ("-", "--", ":", "-.")
+HATCHES, DASHES = ("", "//", "..", "\\\\", "xx", "--"), ("-", "--", ":", "-.")
 Names = str | tuple[str, ...]  # one or several
 Series = dict[tuple[str, ...], Rows]  # by quantity, and what the rows say of Panel.line
 
@@ -34,7 +35,8 @@ class Panel:
 
     kind: "lines"; or with a place for each value of x, "bars" side by side or "stacks" of bars.
     facet: each of its values has a panel of its own. where: of which rows. Policies and operators
-    have their colours; so has a quantity or a value that `colours` names. log: "x", "y" or "xy".
+    have their colours; so has a quantity or a value that `colours` names. hatches: of bars, by
+    colour; those of one colour have different ones. log: "x", "y" or "xy".
     rule: a horizontal line: at a number, or at that quantity of the rows that have no x. show: what
     `axes.set` takes. also(axes, rows drawn): draws more. Published numbers of the same columns are
     stars (star: what their x is called, if not x); without x, they are horizontal lines.
@@ -51,6 +53,7 @@ class Panel:
     log: str = ""
     star: str = ""
     colours: Mapping[str, str] = field(default_factory=dict)
+    hatches: Mapping[str, str] = field(default_factory=lambda: look.HATCHES)
     show: Mapping[str, object] = field(default_factory=dict)
     also: Callable[[plt.Axes, Rows], None] = lambda axes, rows: None
 
@@ -124,10 +127,10 @@ class Panel:
                     f"rows of several models or GPUs have the same {self.x}: name in Panel's `line`"
                     " what tells them apart, such as model"
                 )
-            alike = colours[:number].count(colours[number]) + drawn.count(heights)  # seen below
-            drawn.append(heights)
+            alike = colours[:number].count(colours[number]) + drawn.count((at, heights))
+            drawn.append((at, heights))  # the dashes of a line upon another show both
             dash = DASHES[alike % len(DASHES)]
-            marker = look.SERIES[number % len(look.SERIES)][1] if len(own) < MANY else ""
+            marker = MARKERS.get(colours[number], "o") if len(own) < MANY else ""
             axes.plot(at, heights, linestyle=dash, marker=marker, **styles[name])
             look.shade_rows(axes, own, self.x, name[0], colours[number])
         places = sorted({row[self.x] for own in series.values() for row in own})
@@ -150,19 +153,23 @@ class Panel:
         for number, parts in enumerate(bars):
             at = np.arange(len(places)) + width * (number - (len(bars) - 1) / 2)
             tops, stated = np.zeros(len(places)), np.zeros(len(places))
+            empty = np.ones(len(places), bool)
             for name in parts:
                 heights = self.heights(series[name], name[0], places)
                 there, style = ~np.isnan(heights), styles[name] | {"edgecolor": "black"}
-                alike = len(colours) if len(bars) == 1 else colours.count(style["color"])
-                style["hatch"] = HATCHES[alike % len(HATCHES)]
+                hatch = self.hatches.get(style["color"], "")
+                others = [each for each in HATCHES if each != hatch]
+                style["hatch"] = [hatch, *others][colours.count(style["color"]) % len(HATCHES)]
                 axes.bar(at[there], heights[there], width, tops[there], **style)
                 colours.append(style["color"])
                 tops += np.nan_to_num(heights)
+                empty &= ~there
                 stated += self.heights(published.get(name, ()), name[0], places)
             axes.plot(at, stated, **look.STAR)
             same = len(parts) > 1 and np.allclose(tops, tops[0], rtol=0.01)  # all parts, in %
             if len(bars) * len(places) <= NUMBERED and not same:
                 size = 11 if len(bars) < 3 else 9
+                tops[empty] = np.nan
                 write_heights(axes, at, tops, below=bool(published), size=size)
         room = int(12 * axes.bbox.width / axes.figure.dpi / len(places)) - 1  # letters
         if max(map(longest_word, places)) <= room:
@@ -191,20 +198,23 @@ class Panel:
         """Horizontal lines by their labels."""
         where = {key: (*several(value), None) for key, value in self.where.items()}
         found = {"": self.rule} if isinstance(self.rule, int | float) else {}
-        for before, each, quantity in (("paper:", stars, self.y), (self.rule, rows, self.rule)):
+        name = "" if self.rule == self.y else self.rule
+        for before, each, quantity in (("paper:", stars, self.y), (name, rows, self.rule)):
             for row in each.where(quantity, **where) if isinstance(quantity, str) else ():
                 if all(key not in row for key in several(self.star or self.x)):
                     keys = tuple(key for key in rows.case(row) if key not in self.where)
                     said = before, *words(row, keys), three_digits(row[quantity])
-                    found[" ".join(said)] = row[quantity]
+                    found[" ".join(said).lstrip()] = row[quantity]
         return found
 
 
 def write_heights(axes: plt.Axes, at: np.ndarray, tops: np.ndarray, below: bool, size: int) -> None:
     """Above each bar; below: at its foot, where no star hides it."""
     style = {"ha": "center", "fontsize": size}
-    for x, y in zip(at, tops, strict=True):
-        text = three_digits(y) if y else ""
+    known = ~np.isnan(tops)
+    whole = (tops[known] == tops[known].round()).all()  # counts
+    for x, y in zip(at[known], tops[known], strict=True):
+        text = f"{y:.0f}" if whole else three_digits(y)
         if below:
             box = {"color": "white", "alpha": 0.7, "pad": 1}
             foot = axes.get_xaxis_transform()

@@ -13,7 +13,7 @@ from configs import MODELS
 from configs.hosts import HOSTS
 from costmodel import constants
 from experiments.lib.common import ROOT, print_table, three_digits
-from experiments.lib.look import COLOURS, labelled_bars, panels
+from experiments.lib.look import COLOURS, log_axis, panels
 from experiments.lib.papers import LOOKS, looks_of
 from experiments.lib.plan_names import budgets_tried, gpu_of
 from experiments.lib.rows import Rows, read_rows
@@ -27,6 +27,8 @@ NAME = "plan"
 FEW = 100  # requests of a trace; fewer give an interval that says little
 ROUGHLY = "capacity on short runs"
 ABOUT = "searched to 5 % on short runs"
+# of ours, where there are many; the table has all
+PICTURED = (OURS, "vllm_v0", "vllm_v1", "chunked_only", "prefill_first")
 USUAL = (("tbt", 99), ("ttft", 90))  # latencies that every answer states
 LATER = (("ttft", 50), ("ttft", 90), ("tbt", 50), ("tbt", 99))  # at each load
 UNITS = dict.fromkeys(("capacity", ROUGHLY, "mean rate", "busiest minute"), "requests/s")
@@ -280,8 +282,10 @@ def print_engines(options: Namespace, plan: Plan) -> None:
 def draw(plan: Plan) -> plt.Figure:
     figure, [[cliff, gpus, latency]] = panels(1, 3, 8, 6.5)
     looks = looks_of(list(plan.curves))
-    for name, curve in plan.curves.items():
-        colour, marker = looks[name]
+    if len(looks) > len(PICTURED):
+        looks = {name: own for name, own in looks.items() if name in PICTURED or name not in LOOKS}
+    for name, (colour, marker) in looks.items():
+        curve = plan.curves[name]
         if 0 in curve:
             style = {"color": colour, "linestyle": "--", "linewidth": 1.5}
             cliff.axhline(curve[0].rate, label=f"{name} (no budget)", **style)
@@ -296,13 +300,13 @@ def draw(plan: Plan) -> plt.Figure:
     cliff.set_xticks(budgets, list(map(str, budgets)), rotation=60)
     cliff.set(xlabel="token budget C", ylabel="requests per second", ylim=(0, 1.5 * best.rate),
               title="capacity over the token budget")  # fmt: skip
-    cliff.legend(fontsize=10, ncols=2, loc="upper left")
-    bars = {}
-    for number, (place, replica) in enumerate(plan.question.replicas.items()):
-        bars[number] = plan.layouts[place].rate / replica.gpus
-    labelled_bars(gpus, bars, 0.7, color=LOOKS[OURS][0])
-    names = [replica.layout for replica in plan.question.replicas.values()]
-    gpus.set_xticks(range(len(names)), names)
+    cliff.legend(ncols=2, loc="upper left")
+    replicas = plan.question.replicas
+    rates = [plan.layouts[place].rate / replica.gpus for place, replica in replicas.items()]
+    names, style = [each.layout for each in replicas.values()], {"edgecolor": "black"}
+    bars = gpus.bar(names, rates, 0.7, color=LOOKS[OURS][0], **style)
+    gpus.bar_label(bars, fmt="%.2f", fontsize=11, padding=2)
+    gpus.grid(axis="x", visible=False)
     gpus.set(ylabel="requests per second and GPU", title="capacity per GPU, by layout")
     slo, rates = plan.question.slo, [rate for _, rate, *_ in plan.loads]
     bounds = {each.name: each.seconds for each in slo.bounds}
@@ -315,7 +319,7 @@ def draw(plan: Plan) -> plt.Figure:
             latency.axhline(1e3 * bounds[name], label=f"SLO of the {name}", **style)
     style = {"color": "black", "linestyle": "--", "linewidth": 1.2}
     latency.axvline(best.rate, label=f"capacity: {rounded(best.rate)}", **style)
-    latency.set_yscale("log")
+    log_axis(latency, "y")
     latency.set(xlabel="requests per second", ylabel="ms", title="latency below the capacity")
     latency.legend()
     cost = plan.replica.cost

@@ -24,6 +24,7 @@ from timeline import Trace
 BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
 LABEL = {"ha": "center", "va": "center", "bbox": BOX, "zorder": 3, "clip_on": True}
 MIDDLE = 0.55  # of a lane's bars: where labels stand
+SEEN = 1.5  # points: who is narrower cannot be told from a line
 
 
 def draw_runs(
@@ -51,13 +52,13 @@ def draw_stages(
     names: Mapping[int, str] | None = None,
     start: float = 0.0,
     end: float | None = None,
-) -> None:
-    """The stages of a pipeline over time, from `start` to `end` seconds.
+) -> dict[str, list[Bar]]:
+    """The stages of a pipeline over time, from `start` to `end` seconds. Returns what is seen.
 
     names: see `lanes.stage_lanes`.
     """
-    draw_lanes(axes, stage_lanes(trace, names), STAGE_LOOKS, end, start)
     axes.set(xlabel="time (s)")
+    return draw_lanes(axes, stage_lanes(trace, names), STAGE_LOOKS, end, start)
 
 
 def draw_lanes(
@@ -66,8 +67,8 @@ def draw_lanes(
     looks: Mapping[str, Look] = LOOKS,
     end: float | None = None,
     start: float = 0.0,
-) -> None:
-    """Lanes from top to bottom, each a list of bars.
+) -> dict[str, list[Bar]]:
+    """Lanes from top to bottom, each a list of bars. Returns those that are seen, for the legend.
 
     The time axis goes from `start` to `end` (None: to the end of the last bar).
     """
@@ -107,6 +108,12 @@ def draw_lanes(
                 if bar.label and points * (right - left) > 0.62 * size * len(bar.label) + 5:
                     place = ((left + right) / 2, lane + 1 - MIDDLE)
                     axes.text(*place, bar.label, fontsize=size, **LABEL)
+    return {
+        name: [
+            bar for bar in bars if looks[bar.kind].marker or SEEN < points * (bar.end - bar.start)
+        ]
+        for name, bars in lanes.items()
+    }
 
 
 def legend_handles(

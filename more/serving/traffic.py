@@ -137,22 +137,17 @@ class Uniform:
 class Zipf:
     """Whole numbers from low to high by Zipf's law: many are short, few are long.
 
-    by: "rank": the k-th of low, low + 1, ..., high has a probability proportional to
-        1 / k^exponent. This is Zipf's law, and Vidur's generator of request lengths uses it
-        (arXiv 2405.05465). "value": a length L has a probability proportional to 1 / L^exponent.
-        If low is 1, both are the same. If low is large, "value" is nearly even.
+    The k-th of low, low + 1, ..., high has a probability proportional to 1 / k^exponent, as in
+    Vidur's generator of request lengths (arXiv 2405.05465).
     """
 
     low: int
     high: int
     exponent: float = 1.0
-    by: str = "rank"
 
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
         lengths = np.arange(self.low, self.high + 1)
-        first = 1 if self.by == "rank" else self.low
-        places = np.arange(len(lengths)) + first  # ranks or lengths, (high - low + 1,)
-        weights = (places / first) ** -float(self.exponent)
+        weights = (np.arange(len(lengths)) + 1.0) ** -self.exponent
         return generator.choice(lengths, count, p=weights / weights.sum())
 
 
