@@ -1,6 +1,6 @@
 """The exercises in a browser: Chromium, and no network but this machine's own.
 
-    make browser                                        installs Playwright, Pyodide, CodeMirror
+    make browser
 
 Skipped where Playwright, Chromium or npm's packages are missing.
 """
@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from test_browser_explorer import ASK, AXE, PYODIDE, SERIOUS, hosted
+from test_browser_explorer import ASK, AXE, PYODIDE, SERIOUS, SIZES, hosted
 
 from course import handed, page
 from course.check.frame import ANSWER, examine, lines
@@ -27,7 +27,6 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(not (PYODIDE.is_dir() and AXE.is_file()), reason="make browser"),
 ]
-PHONE = (390, 844)
 HERE = [each for each in EXERCISES.values() if not each.torch]  # what the page checks
 RIGHT = "from course.reference import *\nMine = Final\n"
 
@@ -220,7 +219,7 @@ def test_two_tabs_keep_one_text(site: str, opened: Opened) -> None:
     assert not one.wrong
 
 
-@pytest.mark.parametrize(("size", "scheme"), [((1280, 800), "dark"), (PHONE, "light")])
+@pytest.mark.parametrize(("size", "scheme"), [(SIZES[0], "dark"), (SIZES[1], "light")])
 def test_everybody_can_use_it(
     site: str, opened: Opened, size: tuple[int, int], scheme: str
 ) -> None:
@@ -235,8 +234,8 @@ def test_everybody_can_use_it(
     shown.click("#hint")
     for summary in shown.locator("summary").all():
         summary.click()
-    width, inner = shown.evaluate("() => [document.documentElement.scrollWidth, innerWidth]")
-    assert width <= inner == size[0]
+    fits = "each => each.scrollWidth <= each.clientWidth"
+    assert shown.evaluate(f"[...document.querySelectorAll('html, .cm-scroller')].every({fits})")
     shown.evaluate(AXE.read_text("utf-8"))
     assert shown.evaluate(SERIOUS, {}) == []
     shown.locator("#editor [contenteditable]").focus()

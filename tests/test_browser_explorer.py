@@ -1,7 +1,6 @@
 """The explorer in a browser: Chromium, and no network but this machine's own.
 
-    npm install --prefix build/npm pyodide@314.0.7
-    python -m pytest tests/test_browser_explorer.py
+    make browser
 
 Skipped where Playwright, Chromium or Pyodide is missing.
 """
@@ -33,9 +32,7 @@ SERIOUS = """async (rules) => (await axe.run({ resultTypes: ["violations"], ...r
     .map(({ id, nodes }) => `${id}: ${nodes.slice(0, 3).map(({ html }) => html.slice(0, 200))}`)"""
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(
-        not PYODIDE.is_dir(), reason=f"npm install --prefix build/npm pyodide@{bundle.VERSION}"
-    ),
+    pytest.mark.skipif(not PYODIDE.is_dir(), reason="make browser"),
 ]
 
 SIZES = [(1280, 800), (390, 844)]

@@ -104,7 +104,7 @@ def test_each_page_fits_and_says_no_error(
         assert (page.asked, page.wrong) == ([], []), name
         assert page.evaluate(SCHEME) == scheme, name
         page.evaluate(AXE.read_text("utf-8"))
-        if scheme == "dark":  # once is enough for what has no colour
+        if scheme == "dark":  # once for what has no colour
             found[name] = page.evaluate(SERIOUS, {"rules": {CONTRAST: {"enabled": False}}})
         if name in FIRST:
             found[scheme, name] = page.evaluate(SERIOUS, {"runOnly": [CONTRAST]})
@@ -112,7 +112,7 @@ def test_each_page_fits_and_says_no_error(
 
 
 def test_a_reader_predicts_before_the_output_is_shown(opened: Opened, address: str) -> None:
-    """By the keyboard. What was written is still there another day."""
+    """By the keyboard. What was written is kept."""
     lesson = f"notebooks/{LESSONS[2]}.html"
     text = (SITE / lesson).read_text("utf-8").replace('class="cell ', 'class="cell tag_predict ')
     page = opened(address, SIZES[1])

@@ -345,13 +345,12 @@ function* columns(seen, thin) {
 
 // The legend, drawn as the pictures are.
 export function legend(list) {
-  const pictures = new Pictures();
+  const pictures = Object.assign(new Pictures(), { paper: "#FFFFFF", ink: getComputedStyle(document.body).color });
+  list.replaceChildren();
   for (const [kind, meaning] of Object.entries(MEANINGS)) {
     const scale = 2, canvas = make("canvas", { className: "key", width: 34 * scale, height: 22 * scale });
     const pen = (pictures.pen = canvas.getContext("2d"));
     pen.scale(scale, scale);
-    pictures.paper = "#FFFFFF";
-    pictures.ink = getComputedStyle(document.body).color;
     if (kind === "cross") {
       pictures.drawCross(17, 11);
     } else if (kind === "bound") {

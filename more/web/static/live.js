@@ -405,6 +405,7 @@ $("slo-note").textContent = "A stall is a gap between two tokens above the SLO. 
   `the SLO is ${FACTOR} times the median of the first ${ENOUGH} gaps, ${seconds(LEAST)} at least.`;
 zoom(0);
 legend($("legend"));
+window.matchMedia("(prefers-color-scheme: dark)").onchange = () => legend($("legend"));
 watch();
 showFromLink();
 requestAnimationFrame(frame);
