@@ -86,6 +86,7 @@ def main() -> None:
     for page in ("explorer/explore.html", "exercises/index.html", "gallery/index.html"):
         text = (OUT / page).read_text("utf-8")  # of their own, without the site's menu: a way back
         back = '<a href="../index.html#twelve-lessons">To the lessons</a>'
+        back += '<script src="../_static/site.js"></script>'  # light or dark
         write_file(OUT / page, re.sub(r"<h1>.*?</h1>", rf"\g<0>\n{back}", text, count=1).encode())
     if there:
         write_sliders()

@@ -167,11 +167,6 @@ def picture(out: Path, name: str, alt: str) -> str:
     return f'<a href="{name}.png">{image}</a>'
 
 
-def command_of(name: str) -> str:
-    """The script that writes results/NAME.csv, and its flags."""
-    return f"{name}.py"
-
-
 def section(name: str, out: Path, rows: list[fidelity.Row]) -> str:
     """One figure of the gallery. rows: its published numbers beside ours."""
     caption, results = captions()[name], read_rows(out / f"{name}.csv")
@@ -193,7 +188,7 @@ def section(name: str, out: Path, rows: list[fidelity.Row]) -> str:
     claim = "We ask" if caption.group in ("measured", "cost") else "The paper claims"
     return f"""<section id="{name}"><h3>{fill(name, caption.finding, results)}</h3>
 <p class="where">{title_of(name)} &middot; {html.escape(caption.where)} &middot;
-<code>experiments/{command_of(name)}</code> &middot; <a href="{name}.csv">all numbers</a></p>
+<code>experiments/{name}.py</code> &middot; <a href="{name}.csv">all numbers</a></p>
 <figure>{picture(out, name, alt)}{measured}<figcaption>{sources_of(results)}</figcaption></figure>
 <dl>
 <dt>{claim}</dt><dd>{fill(name, caption.claim, results)}</dd>

@@ -1,7 +1,6 @@
 """The explorer in a browser: Chromium, and no network but this machine's own.
 
-    npm install --prefix build/npm pyodide@314.0.7
-    python -m pytest tests/test_browser_explorer.py
+    make browser
 
 Skipped where Playwright, Chromium or Pyodide is missing.
 """
@@ -11,6 +10,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,11 +26,13 @@ from tests.conftest import Opened
 playwright = pytest.importorskip("playwright.sync_api")
 ROOT = Path(__file__).parent.parent
 PYODIDE = ROOT / "build" / "npm" / "node_modules" / "pyodide"
+AXE = PYODIDE.parent / "axe-core" / "axe.min.js"
+SERIOUS = """async (rules) => (await axe.run({ resultTypes: ["violations"], ...rules })).violations
+    .filter(({ impact }) => ["serious", "critical"].includes(impact))
+    .map(({ id, nodes }) => `${id}: ${nodes.slice(0, 3).map(({ html }) => html.slice(0, 200))}`)"""
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(
-        not PYODIDE.is_dir(), reason=f"npm install --prefix build/npm pyodide@{bundle.VERSION}"
-    ),
+    pytest.mark.skipif(not PYODIDE.is_dir(), reason="make browser"),
 ]
 
 SIZES = [(1280, 800), (390, 844)]
@@ -43,19 +45,12 @@ LINKS = [
     "left=dynamic:512,256&right=chunked_only&C=300&n=20&B=7&spread=90",
     "C=no&gpu=a100",
 ]
-# What a page may ask for in its own worker: the answer as the page gets it.
+# A question to Python as a page asks it, in a worker of the test's own.
 ASK = """async (question) => {
+  const { Python } = await import(new URL("python.js", location.href));
   const manifest = await (await fetch("manifest.json")).json();
-  const worker = self.testWorker ??= new Worker("python_worker.js", { type: "module" });
-  self.testReady ??= new Promise((resolve) => {
-    worker.addEventListener("message", ({ data }) => data.ready && resolve(data.ready));
-    worker.postMessage({ manifest, base: location.href });
-  });
-  await self.testReady;
-  return new Promise((resolve) => {
-    worker.addEventListener("message", ({ data }) => resolve(data.answer), { once: true });
-    worker.postMessage({ id: 1, question });
-  });
+  self.tested ??= new Python(manifest, location.href, { limit: 300000 });
+  return self.tested.ask(question);
 }"""
 
 
@@ -71,16 +66,23 @@ class Quiet(SimpleHTTPRequestHandler):
         pass
 
 
+@contextmanager
+def hosted(root: Path) -> Iterator[str]:
+    """The address of a web server that gives a folder."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=root))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where static pages are: /with has Pyodide beside the page, /without has not."""
     root = tmp_path_factory.mktemp("sites")
     for name, pyodide in (("with", PYODIDE), ("without", None)):
         bundle.write(bundle.EXPLORER, bundle.of_explorer(), root / name, pyodide)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=root))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
+    with hosted(root) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +133,7 @@ def test_the_first_screen_shows_who_waits(sites: str, opened: Opened) -> None:
     page = opened(f"{sites}/with/explore.html")
     page.wait_for_selector("#side-0 dd")
     assert number(page, "drawn") is None, "it is there before Python is"
+    assert page.inner_text("#source") == "predicted"
     assert page.inner_text("#side-0 .says").startswith("Longest stall")
     assert page.inner_text("#side-1 .says").startswith("No stall")
     for side in (0, 1):  # all of both pictures
@@ -143,6 +146,9 @@ def test_the_first_screen_shows_who_waits(sites: str, opened: Opened) -> None:
     page.wait_for_selector("body[data-gain]:not([data-gain=''])")
     assert page.locator("#gain-rows tr").count() == int(number(page, "gain")) > 15
     says_what_simulate_says(page)
+    light = page.evaluate(picture := "document.querySelector('canvas').toDataURL()")
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function(f"light => {picture} !== light", arg=light)
     assert not page.asked and not page.wrong
 
 
@@ -229,8 +235,9 @@ def test_all_words_can_be_read_on_a_projector(
     page.wait_for_selector("body[data-gain]:not([data-gain=''])")
     for summary in page.locator("summary").all():
         summary.click()
-    width, inner = page.evaluate("() => [document.documentElement.scrollWidth, innerWidth]")
-    assert width <= inner == size[0]
+    assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+    page.evaluate(AXE.read_text("utf-8"))
+    assert page.evaluate(SERIOUS, {}) == []
     sizes = page.evaluate(
         "() => [...document.querySelectorAll('body *')]"
         ".filter((each) => each.innerText || each.value)"

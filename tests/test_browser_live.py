@@ -252,8 +252,12 @@ def test_the_page_fits_and_can_be_read(
     opened: Opened, address: str, size: tuple[int, int], colours: str
 ) -> None:
     page = opened(address, size)
+    light = page.evaluate(
+        key := "document.querySelector('#legend li:last-child canvas').toDataURL()"
+    )
     page.emulate_media(color_scheme=colours, reduced_motion="reduce")
     Reader(page).connected()
+    assert (page.evaluate(key) == light) == (colours == "light")
     assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
     small = page.evaluate(
         """(least) => [...document.querySelectorAll("body *")].filter((each) => each.innerText

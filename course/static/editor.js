@@ -21,7 +21,7 @@ export function makeEditor(parent, label, changed, run) {
   const own = [{ key: "Mod-Enter", run: () => { run(); return true; } }, indentWithTab];
   const extensions = [
     lineNumbers(), history(), drawSelection(), indentOnInput(), bracketMatching(), closeBrackets(),
-    highlightActiveLine(), indentUnit.of("    "), python(), syntaxHighlighting(LOOKS),
+    highlightActiveLine(), EditorView.lineWrapping, indentUnit.of("    "), python(), syntaxHighlighting(LOOKS),
     keymap.of([...own, ...closeBracketsKeymap, ...defaultKeymap, ...historyKeymap]),
     EditorView.contentAttributes.of({ "aria-label": label }),
     EditorView.updateListener.of((update) => {

@@ -2,7 +2,7 @@
 // rest. Everything stays in this browser.
 
 import { get, make } from "./dom.js";
-import { Problem, Python } from "./python.js";
+import { Problem, Python, readManifest } from "./python.js";
 
 const LIMIT = 20000; // ms without a sign of Python: then its worker is ended
 const ENDED = "Your code ran for a long time without an end, so it was stopped. Does a loop never end?";
@@ -85,6 +85,8 @@ function show() {
   showHints();
   showResult();
   progress();
+  const list = get("list"); // on a phone, it scrolls
+  list.scrollLeft = list.querySelector("[aria-current]").offsetLeft - list.clientWidth / 4;
 }
 
 function needsTorch() {
@@ -203,9 +205,7 @@ function verdict({ lines, failure, score }) {
   if (header) {
     const row = (cells, kind) => make("tr", {}, ...cells.map((cell) => make(kind, { textContent: plain(cell) })));
     const table = make("table", {}, make("thead", {}, row(header, "th")), make("tbody", {}, ...rows.map((cells) => row(cells, "td"))));
-    const scroll = make("div", { className: "scroll", tabIndex: 0, ariaLabel: "The case as a table" }, table);
-    scroll.setAttribute("role", "region");
-    found.push(scroll);
+    found.push(make("div", { className: "scroll", role: "region", tabIndex: 0, ariaLabel: "The case as a table" }, table));
   }
   found.push(list(["Expected", failure.expected], ["Got", failure.got]));
   if (failure.teaches) found.push(make("p", { className: "teaches", textContent: failure.teaches }));
@@ -271,8 +271,7 @@ async function filing(work) {
 // ------------------------------------------------------------------------------------------- start
 
 async function plainField(parent, label, changed, run) {
-  const field = make("textarea", { rows: 24, spellcheck: false, autocapitalize: "off" });
-  field.setAttribute("aria-label", label);
+  const field = make("textarea", { rows: 24, spellcheck: false, autocapitalize: "off", ariaLabel: label });
   field.oninput = () => changed(field.value);
   field.onkeydown = (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) run();
@@ -282,22 +281,15 @@ async function plainField(parent, label, changed, run) {
 }
 
 async function start() {
-  try {
-    const response = await fetch("manifest.json");
-    if (!response.ok) throw new Error();
-    manifest = await response.json();
-  } catch {
-    get("status").className = "bad";
-    get("status").textContent = "manifest.json is missing beside this page: python -m course page writes both.";
-    return;
-  }
+  manifest = await readManifest("python -m course page");
+  if (!manifest) return;
   exercises = manifest.exercises;
   python = new Python(manifest, location.href, { limit: LIMIT, endless: () => ENDED });
   python.ready.then(() => { document.body.dataset.python = "ready"; }, (error) => !running && say(error.message));
   const { makeEditor } = manifest.editor ? await import("./editor.js") : { makeEditor: plainField };
   editor = await makeEditor(get("editor"), "Your Python", (text) => catchUp() || write(current, text), check);
   get("list").append(...exercises.map(({ key, name, title }) => make("li", {},
-    make("a", { href: `#${key}`, title }, name, make("span")))));
+    make("a", { href: `#${key}` }, `${name} ${title}`, make("span")))));
   get("check").onclick = check;
   get("stop").onclick = () => python.stop("Stopped.");
   get("hint").onclick = () => {

@@ -39,7 +39,7 @@ MOST_CHAT_PROMPT, MOST_CHAT_OUTPUT = 128, 512  # tokens
 LONGEST_NAME = 100  # letters of a policy with its option, such as dynamic:512,256
 NUMBERS = ("waiting", "running", "held", "capacity", "budget")  # of the runner's state
 SENTENCE = "The with statement is used to wrap the execution of a block. "  # for a real model
-FILES = ("live.js", "schedule.js", "draw.js", "looks.js", "live.css", "icon.svg")
+FILES = ("live.js", "schedule.js", "draw.js", "looks.js", "dom.js", "live.css", "icon.svg")
 KINDS = {
     ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".mjs": "text/javascript",
     ".json": "application/json", ".py": "text/x-python", ".wasm": "application/wasm",

@@ -9,8 +9,7 @@ const LIMIT = 60000; // ms of one answer: hundreds of requests on a phone
 const BASE = new URL("../whatif/manifest.json", import.meta.url);
 const name = location.pathname.split("/").at(-1).replace(/\.html$/, "");
 const cell = [...document.querySelectorAll("div.cell")].find((each) => each.textContent.includes("sliders(what_if"));
-const place = make("section", { className: "what-if" });
-place.setAttribute("aria-label", "Change the numbers");
+const place = make("section", { className: "what-if", ariaLabel: "Change the numbers" });
 const button = make("button", { type: "button", textContent: "Change the numbers: this page runs the book's own code" });
 place.append(button);
 cell.after(place);
@@ -25,8 +24,7 @@ async function start() {
     const python = new Python(manifest, BASE, { limit: LIMIT });
     const { controls, error } = await python.ask({ lesson });
     if (error) throw new Problem(error);
-    const text = make("pre", {});
-    text.setAttribute("aria-live", "polite");
+    const text = make("pre", { ariaLive: "polite" });
     const pictures = make("div", { tabIndex: 0 });
     const chosen = Object.fromEntries(controls.map(({ name, value }) => [name, value]));
     let busy = false, again = false;

@@ -1,5 +1,6 @@
 // Draws a Schedule on three canvases with one axis of time.
 
+import { make } from "./dom.js";
 import { drawQueue, hatched, label, line, LOOKS, prepare, round } from "./looks.js";
 import { promptTokens, seconds, whole } from "./schedule.js";
 
@@ -32,10 +33,6 @@ export class Pictures {
     this.perSecond = (width - LEFT - RIGHT) / (to - from);
     from = Math.round(from * this.perSecond) / this.perSecond;
     to = from + (width - LEFT - RIGHT) / this.perSecond;
-    const style = getComputedStyle(document.documentElement);
-    this.ink = style.getPropertyValue("--ink").trim();
-    this.paper = style.getPropertyValue("--paper").trim();
-    this.grid = style.getPropertyValue("--grid").trim();
     Object.assign(this, { schedule, from, to, now });
     const seen = schedule.iterations.filter((each) => each.end >= from && each.t <= to);
     const { current, state: { budget } } = schedule; // the batch that runs, as far as it has come
@@ -55,8 +52,8 @@ export class Pictures {
 
   // Clear a canvas, and draw its axis of time. low: px below it; seconds are written if they fit.
   begin(name, low = BOTTOM) {
-    const { pen, width, height } = prepare(this.canvases[name], FONT);
-    Object.assign(this, { pen, width, bottom: height - low });
+    const { height, ...prepared } = prepare(this.canvases[name], FONT), { pen, width } = prepared;
+    Object.assign(this, prepared, { bottom: height - low });
     const step = round(80 / this.perSecond), digits = Math.max(0, -Math.floor(Math.log10(step)));
     pen.fillStyle = this.ink;
     pen.strokeStyle = this.grid;
@@ -348,17 +345,12 @@ function* columns(seen, thin) {
 
 // The legend, drawn as the pictures are.
 export function legend(list) {
-  const pictures = new Pictures();
+  const pictures = Object.assign(new Pictures(), { paper: "#FFFFFF", ink: getComputedStyle(document.body).color });
+  list.replaceChildren();
   for (const [kind, meaning] of Object.entries(MEANINGS)) {
-    const item = document.createElement("li"), canvas = document.createElement("canvas");
-    const scale = 2;
-    canvas.width = 34 * scale;
-    canvas.height = 22 * scale;
-    canvas.className = "key";
+    const scale = 2, canvas = make("canvas", { className: "key", width: 34 * scale, height: 22 * scale });
     const pen = (pictures.pen = canvas.getContext("2d"));
     pen.scale(scale, scale);
-    pictures.paper = "#FFFFFF";
-    pictures.ink = getComputedStyle(document.documentElement).getPropertyValue("--ink");
     if (kind === "cross") {
       pictures.drawCross(17, 11);
     } else if (kind === "bound") {
@@ -373,7 +365,6 @@ export function legend(list) {
       pictures.bar(kind, 1, 33, (1 - look.high) * 22, (look.high - look.low) * 22);
       if (kind === "stall") pictures.sign(17, 9, 8);
     }
-    item.append(canvas, meaning);
-    list.append(item);
+    list.append(make("li", {}, canvas, meaning));
   }
 }

@@ -5,7 +5,7 @@
 
 import { get, make } from "./dom.js";
 import { drawGain, drawSchedule, stepAt } from "./explore_draw.js";
-import { LIMIT, Problem, Python } from "./python.js";
+import { LIMIT, Problem, Python, readManifest } from "./python.js";
 
 const KEY = "nano-sarathi-key"; // as in live.js: given once, it opens both pages
 const COPIED = 3000; // ms for which "Copied" is shown
@@ -323,9 +323,8 @@ function addChoice({ name, label, choices }) {
 
 function addRange({ name, label, unit, least, most, whole, stops }) {
   const box = make("input", { id: `c-${name}`, name, type: "number", min: least, max: most, step: whole ? 1 : "any" });
-  const slider = make("input", { type: "range", min: 0, max: stops.length - 1, step: 1 });
-  slider.setAttribute("aria-label", label);
-  const note = (value) => slider.setAttribute("aria-valuetext", `${value} ${unit}`);
+  const slider = make("input", { type: "range", min: 0, max: stops.length - 1, step: 1, ariaLabel: label });
+  const note = (value) => { slider.ariaValueText = `${value} ${unit}`; };
   slider.oninput = () => {
     box.value = stops[slider.value];
     note(box.value);
@@ -359,8 +358,7 @@ function setPolicies(names) {
 
 function addSides() {
   for (const number of [0, 1]) {
-    const canvas = make("canvas", { tabIndex: 0 });
-    canvas.setAttribute("role", "img");
+    const canvas = make("canvas", { tabIndex: 0, role: "img" });
     canvas.onpointermove = (event) => choose(number, stepAt(canvas, shown.sides[number], { end: ends() }, event.offsetX));
     canvas.onpointerleave = () => choose(number, null);
     canvas.onblur = () => choose(number, null);
@@ -370,8 +368,7 @@ function addSides() {
       event.preventDefault();
       choose(number, steps[number] === null ? (by > 0 ? 0 : -1) + (Math.abs(by) > 10 ? by : 0) : steps[number] + by);
     };
-    const step = make("p", { className: "step" });
-    step.setAttribute("aria-live", "polite");
+    const step = make("p", { className: "step", ariaLive: "polite" });
     get(`side-${number}`).append(make("h2"), make("p", { className: "says" }), canvas, step, make("dl"));
   }
 }
@@ -391,7 +388,7 @@ function addRest() {
   };
   get("controls").onsubmit = (event) => event.preventDefault();
   window.onhashchange = fromLink;
-  window.onresize = () => {
+  window.onresize = matchMedia("(prefers-color-scheme: dark)").onchange = () => {
     if (shown) draw();
     get("gain-canvas").redraw?.();
   };
@@ -451,15 +448,8 @@ async function start() {
   const status = get("status");
   status.className = "";
   status.textContent = "Python is loading; the sliders work in a moment.";
-  try {
-    const response = await fetch("manifest.json");
-    if (!response.ok) throw new Error();
-    manifest = await response.json();
-  } catch {
-    status.className = "bad";
-    status.textContent = "manifest.json is missing beside this page: python -m more.web.bundle writes both.";
-    return;
-  }
+  manifest = await readManifest("python -m more.web.bundle");
+  if (!manifest) return;
   addControls();
   addSides();
   addRest();

@@ -2,7 +2,7 @@
 
 import { drawQueue, hatched, label, line, LOOKS, prepare, round } from "./looks.js";
 
-const INK = "#222222", SOFT = "#555555", GRID = "#E3E3E3", FONT = "14px system-ui, sans-serif";
+const FONT = "14px system-ui, sans-serif";
 
 // Ticks at 1, 2 or 5 times a power of ten; at most `most` of them up to `end`.
 function ticks(end, most) {
@@ -25,8 +25,8 @@ export function frame(width, height, slots, end) {
 
 // One schedule. view: {end, long}; step: the iteration that the keyboard or the pointer has chosen.
 export function drawSchedule(canvas, side, view, step = null) {
-  const { pen, width, height } = prepare(canvas, FONT);
-  const place = frame(width, height, side.slots, view.end);
+  const { pen, width, height, ...colours } = prepare(canvas, FONT);
+  const place = { ...frame(width, height, side.slots, view.end), ...colours };
   drawTime(pen, place, view.end, height);
   drawLanes(pen, place, side.slots);
   drawWaiting(pen, place, side.queue, view);
@@ -69,7 +69,7 @@ export function drawSchedule(canvas, side, view, step = null) {
   }
   if (step !== null) {
     const { t, seconds } = side.iterations[step];
-    pen.strokeStyle = "#000000";
+    pen.strokeStyle = place.ink;
     pen.lineWidth = 2;
     const x = place.x(t);
     pen.strokeRect(x, place.top, Math.max(2, place.x(t + seconds) - x), place.bottom - place.top);
@@ -77,9 +77,9 @@ export function drawSchedule(canvas, side, view, step = null) {
 }
 
 function drawTime(pen, place, end, height) {
-  pen.strokeStyle = GRID;
+  pen.strokeStyle = place.grid;
   pen.lineWidth = 1;
-  pen.fillStyle = SOFT;
+  pen.fillStyle = place.ink;
   pen.textAlign = "center";
   for (const [moment, text] of ticks(end, (place.right - place.left) / 60)) {
     const x = Math.round(place.x(moment)) + 0.5;
@@ -90,7 +90,7 @@ function drawTime(pen, place, end, height) {
 }
 
 function drawLanes(pen, place, slots) {
-  pen.fillStyle = SOFT;
+  pen.fillStyle = place.ink;
   pen.textAlign = "right";
   const every = [1, 2, 5, 10, 20, 50].find((each) => each * place.lane >= 15);
   for (let slot = 0; slot < slots; slot += every) {
@@ -101,13 +101,13 @@ function drawLanes(pen, place, slots) {
 // How many requests wait, as steps above the lanes, and where the long prompt arrives.
 function drawWaiting(pen, place, queue, { end, long }) {
   const base = place.top - 4, tall = 18;
-  pen.fillStyle = SOFT;
+  pen.fillStyle = place.ink;
   pen.textAlign = "right";
   pen.fillText("queue", place.left - 5, base - tall / 2);
-  drawQueue(pen, queue, end, place.x, base, tall, SOFT);
+  drawQueue(pen, queue, end, place.x, base, tall, place.ink);
   if (long !== null) {
     const x = place.x(long);
-    pen.fillStyle = "#000000";
+    pen.fillStyle = place.ink;
     pen.beginPath();
     pen.moveTo(x - 6, base - 14);
     pen.lineTo(x + 6, base - 14);
@@ -127,7 +127,7 @@ export function stepAt(canvas, side, view, x) {
 
 // The gain over P:D. now: this state's P:D; balance: C/(B-1) - 1, or null.
 export function drawGain(canvas, points, all, now, balance) {
-  const { pen, width, height } = prepare(canvas, FONT);
+  const { pen, width, height, ink, paper, grid } = prepare(canvas, FONT);
   const left = 58, right = width - 14, top = 24, bottom = height - 42;
   const low = Math.min(all[0], now) / 1.1, high = Math.max(all.at(-1), now) * 1.1;
   const gains = points.map((point) => point.gain);
@@ -140,8 +140,8 @@ export function drawGain(canvas, points, all, now, balance) {
     for (const factor of [1, 2, 5]) {
       const ratio = factor * 10 ** power;
       if (ratio < low || ratio > high) continue;
-      rule(pen, GRID, [], x(ratio), top, x(ratio), bottom);
-      pen.fillStyle = SOFT;
+      rule(pen, grid, [], x(ratio), top, x(ratio), bottom);
+      pen.fillStyle = ink;
       pen.textAlign = "center";
       pen.fillText(String(Number(ratio.toPrecision(1))), x(ratio), bottom + 13);
     }
@@ -149,8 +149,8 @@ export function drawGain(canvas, points, all, now, balance) {
   pen.fillText("P:D, prompt tokens per decode", (left + right) / 2, height - 12);
   const step = most - least > 1.5 ? 0.5 : most - least > 0.7 ? 0.2 : 0.1;
   for (let i = Math.ceil(least / step); i * step <= most; i++) {
-    rule(pen, GRID, [], left, y(i * step), right, y(i * step));
-    pen.fillStyle = SOFT;
+    rule(pen, grid, [], left, y(i * step), right, y(i * step));
+    pen.fillStyle = ink;
     pen.textAlign = "right";
     pen.fillText((i * step).toFixed(1), left - 6, y(i * step));
   }
@@ -160,10 +160,10 @@ export function drawGain(canvas, points, all, now, balance) {
   pen.textAlign = "center";
   pen.fillText("throughput, right / left", 0, 0);
   pen.restore();
-  rule(pen, INK, [], left, y(1), right, y(1));
+  rule(pen, ink, [], left, y(1), right, y(1));
   if (balance !== null && balance > low && balance < high) {
-    rule(pen, INK, [2, 4], x(balance), top, x(balance), bottom);
-    pen.fillStyle = INK;
+    rule(pen, ink, [2, 4], x(balance), top, x(balance), bottom);
+    pen.fillStyle = ink;
     pen.textAlign = x(balance) > width / 2 ? "right" : "left";
     pen.fillText(`C/(B-1) - 1 = ${balance.toFixed(1)}`, x(balance) + (x(balance) > width / 2 ? -5 : 5), top - 10);
   }
@@ -177,7 +177,7 @@ export function drawGain(canvas, points, all, now, balance) {
     const here = Math.abs(point.x / now - 1) < 1e-9;
     pen.beginPath();
     pen.arc(x(point.x), y(point.gain), here ? 7 : 3.5, 0, 7);
-    pen.fillStyle = here ? "#FFFFFF" : LOOKS.decode.colour;
+    pen.fillStyle = here ? paper : LOOKS.decode.colour;
     pen.fill();
     if (here) pen.stroke();
   }

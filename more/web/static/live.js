@@ -1,9 +1,9 @@
 // The page: it reads /live/events into a Schedule, has it drawn, and sends what the buttons say.
 
+import { get as $, make } from "./dom.js";
 import { legend, Pictures } from "./draw.js";
 import { ENOUGH, FACTOR, KEPT, LEAST, Schedule, seconds, whole } from "./schedule.js";
 
-const $ = (id) => document.getElementById(id);
 const FRAME = 1 / 30, CALM = 1; // s between two drawings; for those who want no motion
 const WINDOWS = [0.2, 0.5, 1, 2, 5, 10, 20, KEPT]; // s: what the pictures may show
 const SPOKEN = 3; // s between two sentences that are read aloud
@@ -196,16 +196,9 @@ function showNumbers() {
 }
 
 function tableRow([policy, ...cells]) {
-  const row = document.createElement("tr"), head = document.createElement("th");
-  head.scope = "row";
-  head.textContent = policy;
-  row.dataset.policy = policy;
-  row.dataset.stalls = cells[2];
-  row.append(head, ...cells.map((text) => {
-    const cell = document.createElement("td");
-    cell.textContent = text;
-    return cell;
-  }));
+  const head = make("th", { scope: "row", textContent: policy });
+  const row = make("tr", {}, head, ...cells.map((textContent) => make("td", { textContent })));
+  Object.assign(row.dataset, { policy, stalls: cells[2] });
   return row;
 }
 
@@ -412,6 +405,7 @@ $("slo-note").textContent = "A stall is a gap between two tokens above the SLO. 
   `the SLO is ${FACTOR} times the median of the first ${ENOUGH} gaps, ${seconds(LEAST)} at least.`;
 zoom(0);
 legend($("legend"));
+window.matchMedia("(prefers-color-scheme: dark)").onchange = () => legend($("legend"));
 watch();
 showFromLink();
 requestAnimationFrame(frame);

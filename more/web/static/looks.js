@@ -8,7 +8,7 @@ export const LOOKS = { // low, high: bottom and top in a lane from 0 to 1
   stall: { colour: "#D55E00", low: 0.05, high: 0.16 },
 };
 
-// A canvas in CSS pixels, empty, and sharp on every screen: its pen, width and height.
+// A canvas in CSS pixels, empty, and sharp on every screen: its pen and size, and its style's colours.
 export function prepare(canvas, font) {
   const scale = window.devicePixelRatio || 1;
   const { width, height } = canvas.getBoundingClientRect();
@@ -21,7 +21,8 @@ export function prepare(canvas, font) {
   pen.clearRect(0, 0, width, height);
   pen.font = font;
   pen.textBaseline = "middle";
-  return { pen, width, height };
+  const { color: ink, backgroundColor: paper, borderTopColor: grid } = getComputedStyle(canvas);
+  return { pen, width, height, ink, paper, grid };
 }
 
 export function line(pen, x0, y0, x1, y1) {

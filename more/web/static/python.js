@@ -5,9 +5,19 @@
 //
 // An answer that takes too long ends the worker, and a new one starts. `stop` does so at once.
 
+import { get } from "./dom.js";
+
 export const LIMIT = 10000; // ms of one answer, or between two things that it tells
 
 export class Problem extends Error {} // one sentence for the reader
+
+// The page's manifest, or nothing: then its status says what writes it.
+export async function readManifest(command) {
+  const found = await fetch("manifest.json").then((response) => response.ok && response.json()).catch(() => null);
+  const textContent = `manifest.json is missing beside this page: ${command} writes both.`;
+  if (!found) Object.assign(get("status"), { className: "bad", textContent });
+  return found;
+}
 
 export class Python {
   // limit: ms. endless: what is said when they are over.
