@@ -20,9 +20,15 @@ for (const box of document.querySelectorAll("article pre, .table-wrapper")) {
 }
 for (const caption of document.querySelectorAll(".caption[role=heading]")) caption.ariaLevel = "2";
 
-// A cell tagged `predict`: its reader says what comes, and then sees the output below it.
+// A cell tagged `predict`: its reader says what comes, and then sees the output below it, with those
+// of the cells that follow without a text between.
 document.querySelectorAll(".tag_predict > .cell_output").forEach((output, i) => {
   const name = `nano-sarathi-prediction/${location.pathname.split("/").at(-1)} ${i}`;
+  const outputs = [output];
+  let cell = output.parentElement;
+  while ((cell = cell.nextElementSibling)?.matches(".cell:not(.tag_predict)")) {
+    outputs.push(...cell.querySelectorAll(":scope > .cell_output"));
+  }
   const place = document.createElement("div");
   place.className = "prediction";
   place.innerHTML = `<label>Your prediction <textarea rows="2"></textarea></label><button type="button"></button>`;
@@ -30,9 +36,10 @@ document.querySelectorAll(".tag_predict > .cell_output").forEach((output, i) => 
   field.value = kept(name) ?? "";
   field.oninput = () => kept(name, field.value);
   button.onclick = () => {
-    button.ariaExpanded = output.hidden;
-    button.textContent = `${output.hidden ? "Hide" : "Show"} the output`;
-    output.hidden = !output.hidden;
+    const hidden = !output.hidden;
+    button.ariaExpanded = !hidden;
+    button.textContent = `${hidden ? "Show" : "Hide"} the output`;
+    for (const each of outputs) each.hidden = hidden;
   };
   button.onclick();
   output.before(place);
