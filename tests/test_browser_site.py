@@ -119,15 +119,15 @@ def test_a_reader_predicts_before_the_output_is_shown(opened: Opened, address: s
     page = opened(address, SIZES[1])
     for before in ("", "a triangle"):
         page.goto(address + lesson)
-        field, output, picture = (
+        field, *shown = (
             page.locator(f".tag_predict {each}").first
-            for each in ("textarea", ".cell_output", "+ .cell > .cell_output")
+            for each in ("textarea", ".cell_output", "+ .cell > .cell_output", "+ .cell + p")
         )
-        assert field.input_value() == before and output.is_hidden() and picture.is_hidden()
+        assert field.input_value() == before and not any(each.is_visible() for each in shown)
         field.fill("a triangle")
         for key in ("Tab", "Enter"):
             page.keyboard.press(key)
-        assert output.is_visible() and picture.is_visible()
+        assert all(each.is_visible() for each in shown)
         assert field.input_value() == "a triangle"
     page.get_by_label("Your prediction").nth(1).press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Show the output"

@@ -21,7 +21,7 @@ for (const box of document.querySelectorAll("article pre, .table-wrapper")) {
 for (const caption of document.querySelectorAll(".caption[role=heading]")) caption.ariaLevel = "2";
 
 // A cell tagged `predict`: its reader says what comes, and then sees the output below it, with those
-// of the cells that follow without a text between.
+// of the cells that follow without a text between, and the first words that explain it.
 document.querySelectorAll(".tag_predict > .cell_output").forEach((output, i) => {
   const name = `nano-sarathi-prediction/${location.pathname.split("/").at(-1)} ${i}`;
   const outputs = [output];
@@ -29,6 +29,7 @@ document.querySelectorAll(".tag_predict > .cell_output").forEach((output, i) => 
   while ((cell = cell.nextElementSibling)?.matches(".cell:not(.tag_predict)")) {
     outputs.push(...cell.querySelectorAll(":scope > .cell_output"));
   }
+  if (cell?.textContent.startsWith("Explain")) outputs.push(cell);
   const place = document.createElement("div");
   place.className = "prediction";
   place.innerHTML = `<label>Your prediction <textarea rows="2"></textarea></label><button type="button"></button>`;
