@@ -12,6 +12,7 @@ model and the cost model. The policies, below `Scheduler`:
     dynamic         the same, but a request's chunks shrink as its prefill goes on
     chunked_only    half of sarathi_serve: chunks, but never beside decodes
     hybrid_only     the other half: prompts beside decodes, but never cut into chunks
+    vllm_v1, prefill_first, no_evict of today's engines are in more/paged/policies.py
 """
 
 import re

@@ -137,16 +137,16 @@ def serve(args: argparse.Namespace) -> bool:
     if engine.priced and (doubts := engine.cost_model.doubts(engine.cache_tokens)):
         print(f"note       {doubts}")
     print(f"policy     {engine.policy}, C = {engine.chunk_size}, B = {engine.max_batch_size}")
+    page = f"{address}/#show" if engine.priced else f"{address}/"
+    if engine.priced:
+        print(f"stalls     {page}  shows vllm_v0, then sarathi_serve: open this")
     print(f"API        {address}/v1, model {name!r}, {'with' if limits.keys else 'without'} a key")
     print(f"page       {address}/")
-    stalls = f"{address}/#show" if engine.priced else ""
-    if stalls:
-        print(f"stalls     {stalls}  shows vllm_v0, then sarathi_serve")
+    if args.open and not (has_browser() and webbrowser.open(page)):  # it waits for the server
+        print("browser    none was found: open the link yourself")
     print(
         "Ctrl-C     ends it: running requests end first; a second one ends it at once", flush=True
     )
-    if args.open and has_browser():
-        webbrowser.open(stalls or address)  # its request waits until the server runs
     try:
         server.run(sockets=[listener])
     finally:

@@ -227,7 +227,7 @@ def constants(gpu: str, software: str, generation: str = "") -> tuple[Efficiency
     if is_newer(generation):
         guess += f"; generation {shown(generation)} is taken as newer than {', '.join(KNOWN)}"
     if software in BORROWED:
-        guess += f"; such a guess made the L20 {BORROWED[software]:.0f} % too slow"
+        guess += f"; for the L20, such a guess was {BORROWED[software]:.0f} % too slow"
     return EFFICIENCY[owner, software], guess
 
 

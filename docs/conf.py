@@ -23,7 +23,8 @@ extensions = ["myst_nb"]
 root_doc = "README"
 include_patterns = [
     "README.md", "CONTRIBUTING.md", "docs/*.md", "notebooks/*.ipynb", "course/*.md",
-    "course/instructor/*.md", "examples/README.md", "more/demo/README.md", "results/fidelity.md",
+    "course/instructor/*.md", "examples/README.md", "more/README.md", "more/demo/README.md",
+    "results/fidelity.md",
 ]  # fmt: skip
 exclude_patterns = [".*", "build"]
 nb_execution_mode = "off"  # lessons as they were run
@@ -75,6 +76,7 @@ course/instructor/*
 docs/*
 results/fidelity
 examples/README
+more/README
 more/demo/README
 CONTRIBUTING
 ```

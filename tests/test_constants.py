@@ -22,7 +22,7 @@ L20 = EFFICIENCY["l20", "td_pipe"]
 
 def test_a_gpu_without_constants_borrows_them_and_says_so() -> None:
     guess = "sarathi was not measured on the h100, which borrows the a6000's constants"
-    guess += f"; such a guess made the L20 {BORROWED['sarathi']:.0f} % too slow"
+    guess += f"; for the L20, such a guess was {BORROWED['sarathi']:.0f} % too slow"
     assert constants("h100", "sarathi") == (EFFICIENCY["a6000", "sarathi"], guess)
     cost = make_cost_model("llama-13b", "h100", 1, "nvlink-h100", "sarathi")
     assert cost.guess == guess and cost.efficiency == EFFICIENCY["a6000", "sarathi"]
