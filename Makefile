@@ -2,7 +2,8 @@
 # run. No GPU needed. fig9 and figures need no torch: they install little, and draw in seconds.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check
+# Python compiles what it imports, if it may keep that: pip need not compile all.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile)
 # A command, if it is Python 3.11 or newer.
 recent = $(if $(shell $(1) -c 'import sys; print("yes" * (sys.version_info >= (3, 11)))' 2>/dev/null),$(1))
 OTHERS = $(foreach each,python3.13 python3.12 python3.11 python3.14,$(call recent,$(each)))
@@ -137,13 +138,13 @@ format: .venv/dev.stamp
 	$(PIP) -e '.[room]'
 	touch $@
 
-.venv/dev.stamp: .venv/room.stamp
-	$(PIP) -e '.[dev]'
-	touch $@
+.venv/dev.stamp: .venv/run.stamp
+	$(PIP) -e '.[dev,room]'
+	touch .venv/room.stamp $@
 
 .venv/browser.stamp: .venv/dev.stamp .venv/npm.stamp
-	$(PIP) -e '.[browser]'
-	touch $@
+	$(PIP) -e '.[browser,site]'
+	touch .venv/site.stamp $@
 
 .venv/site.stamp: .venv/figures.stamp
 	$(PIP) -q -e '.[site]'

@@ -15,7 +15,7 @@ from more.pipeline.stages import PipelineLLM
 from scheduler import FOR_PIPELINES, POLICIES
 from tests.oracle import LONGEST, by_stages, crowd, draw
 
-PLAYS = 3  # of each policy
+PLAYS = 1  # of each policy
 OPTIONS = {"max_length": LONGEST + 1, "dtype": "float64", "device": "cpu"}
 NAMES = [*POLICIES, *FOR_PIPELINES]
 

@@ -77,6 +77,14 @@ QUICK = {
     r"\bfastest\(": "(lambda measure, **_: measure())(",
     r"working\(range\(\d+\)": "working(range(2)",
     r"= arriving\(rate\)": "= arriving(rate, 0.5)",
+    r"\bhigh < 100\b": "high < 4",
+}
+# In the first of two runs, in which the second one must find nothing of its own.
+FIRST = {
+    r"\brates = \[0.5, .*\]": "rates = [0.5, 3.5]",
+    r"> 1.05 \* low": "> 2 * low",
+    r"working\(workloads,": "working([*workloads][:1],",
+    r"in machines.items\(\)": "in [*machines.items()][:1]",
 }
 
 
@@ -91,14 +99,16 @@ def test_each_cell_may_run_again(path: Path) -> None:
                 cell.source = re.sub(usual, quick, cell.source)
             again = nbformat.v4.new_code_cell(cell.source, id=f"{cell.id}-again")
             notebook.cells.insert(place, again)
+            for usual, quick in FIRST.items():
+                cell.source = re.sub(usual, quick, cell.source)
     execute.execute(notebook)
     assert execute.complaints(notebook) == []
     code = code_of(notebook)
-    for once, again in zip(code[::2], code[1::2], strict=True):
-        assert timed(once) or once.outputs == again.outputs, once.source
-    for once, old in zip(code[::2], code_of(committed(path)), strict=True):
-        if not timed(once) and "(predicted)" in said(old):
-            assert said(once) == said(old), "run `make notebooks-refresh`"
+    for once, again, old in zip(code[::2], code[1::2], code_of(committed(path)), strict=True):
+        same = timed(once) or once.source != again.source or once.outputs == again.outputs
+        assert same, again.source
+        if not timed(again) and "(predicted)" in said(old):
+            assert said(again) == said(old), "run `make notebooks-refresh`"
 
 
 @pytest.mark.parametrize(
