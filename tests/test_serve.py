@@ -203,7 +203,7 @@ def test_a_template_makes_json_as_transformers_does() -> None:
     for given, expected in (
         ("", '{"b": "é", "a": [1]}'),
         ("separators=(',', ':'), sort_keys=True", '{"a":[1],"b":"é"}'),
-        ("True, 1, (',', ':'), True", '{\n "a":[\n  1\n ],\n "b":"\\u00e9"\n}'),
+        ("ensure_ascii=True, indent=1", '{\n "b": "\\u00e9",\n "a": [\n  1\n ]\n}'),
     ):
         template = "{{ {'b': 'é', 'a': [1]}|tojson(" + given + ") }}"
         assert Chat(template, {}).prompt([]) == expected
