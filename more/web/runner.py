@@ -13,7 +13,7 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -85,7 +85,7 @@ class Engine(Protocol):
     def executor(self) -> Executor:
         """A new executor on an empty cache."""
 
-    def check(self, requests: Iterable[Request]) -> None:
+    def check(self, requests: Sequence[Request]) -> None:
         """A UserError for a request that can never run."""
 
     def surroundings(self) -> AbstractContextManager:
