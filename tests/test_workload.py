@@ -189,7 +189,6 @@ def test_columns_in_any_order_and_others_ignored(
     ]
     said = "sorted by arrival; 1 of 2 lines came before the one above"
     assert capsys.readouterr().out == f"{path}: {said}\n"
-    assert [each.max_tokens for each in read_trace(path, count=1)] == [4], "the first to arrive"
 
 
 def test_burstgpts_failed_requests(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
