@@ -12,10 +12,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from numbers import Real
 
 from batch import Request
-from command.checks import UserError, check_flag, check_whole, lookup, shown
+from command.checks import UserError, check_flag, check_whole, lookup, range_of, shown
 from more.pipeline.predictors import Predictor, oracle, predicted
 from scheduler import Memory, Scheduler
 
@@ -185,10 +184,8 @@ class Rules:
             )
         for name in ("limit", "occupied", "finished"):
             share = getattr(self, name)
-            if share is None and name != "limit":
-                continue
-            if not isinstance(share, Real) or not 0 < share <= 1:
-                raise UserError(f"{name} is {shown(share)}; it must be above 0, and at most 1")
+            if share is not None or name == "limit":
+                range_of(0, 1, whole=False, above=True).check(name, share)
         if isinstance(self.points, str):
             object.__setattr__(self, "points", lookup(POINTS, self.points, "points"))
         points = list(self.points) if isinstance(self.points, Sequence) else []
