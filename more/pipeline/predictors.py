@@ -16,10 +16,11 @@ from collections.abc import Callable, Sequence
 from numbers import Real
 
 from batch import Request
-from command.checks import MOST, UserError, check_number, check_whole, shown
+from command.checks import MOST, Range, UserError, check_number, check_whole, range_of, shown
 
 Predictor = Callable[[Request], float]
 
+SHARE = Range(0, 1, whole=False)
 PERCENTILES = (25, 50, 75, 99)  # between the five classes (TD-Pipe, Sec 3.3 and Fig 8)
 
 
@@ -115,14 +116,16 @@ class PromptLength:
         return self.means[bisect_right(self.edges, len(request.prompt))]
 
 
-def named(text: str) -> Predictor:
-    """A predictor by the text after the colon of "td_pipe:": oracle, or constant=N."""
+def named(text: str, lengths: Sequence[int] = (), seed: int = 0) -> Predictor:
+    """A predictor by its name: oracle, constant=N; with `lengths` to learn from, also classes=A."""
     name, _, number = text.partition("=")
     if text == "oracle":
         return oracle
-    if name == "constant" and number.isdecimal() and 1 <= int(number[:9]) and len(number) < 10:
-        return Constant(int(number))
+    if name == "constant" and (tokens := range_of(1, MOST).read(number)) != number:
+        return Constant(tokens)
+    if name == "classes" and lengths and (share := SHARE.read(number)) != number:
+        return Classes(lengths, share, seed)
+    more = ", or classes=A with A from 0 to 1" if lengths else ""
     raise UserError(
-        f"policy 'td_pipe:{text}': the predictor must be oracle or constant=N with N at least 1,"
-        " such as td_pipe:constant=200"
+        f"predictor {text!r}: it must be oracle, or constant=N with N from 1 to {MOST}{more}"
     )
