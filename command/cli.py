@@ -148,12 +148,6 @@ def as_cell(text: str) -> str:
     return f"'{text}" if FORMULA.match(text) else text
 
 
-def of_cell(text: str) -> str:
-    """The text of which `as_cell` has made this, without its '."""
-    bare = text.removeprefix("'")
-    return bare if as_cell(bare) == text else text
-
-
 def run_main(main: Callable[[], None]) -> None:
     """Run a script's main. Turn mistakes and outside trouble into an exit status, not a traceback.
 

@@ -19,7 +19,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TypeVar
 
-from command.cli import as_cell, interrupts_held, is_ours, progress, write_file
+from command.cli import interrupts_held, is_ours, progress, write_file
 from experiments.lib.published import paper_numbers  # noqa: F401  (as all scripts know it)
 from more.loading.policyfile import LOADED, load_policies
 
@@ -27,17 +27,14 @@ ROOT = Path(__file__).resolve().parents[2]
 Job, Outcome = TypeVar("Job"), TypeVar("Outcome")  # a script's own, see `run_jobs`
 
 
-def write_table(
-    path: Path, columns: Sequence[str], rows: Iterable[Sequence], head: str = ""
-) -> None:
-    """A CSV file, numbers rounded to 6 significant digits. head: lines above it."""
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence]) -> None:
+    """A CSV file, numbers rounded to 6 significant digits."""
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        cells = [f"{value:.6g}" if isinstance(value, float) else value for value in row]
-        writer.writerow([as_cell(cell) if isinstance(cell, str) else cell for cell in cells])
-    write_file(path, head + text.getvalue())
+        writer.writerow(f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row)
+    write_file(path, text.getvalue())
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
