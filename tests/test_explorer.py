@@ -4,7 +4,6 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -249,15 +248,6 @@ def test_a_bad_value_gives_one_sentence_and_the_default(
     assert len(notes) == 1 and said in notes[0] and "\n" not in notes[0] and len(notes[0]) < 400
     assert notes[0] in schedule({name: value})["notes"]
     assert len(read_state([name])[1]) == 1, "no state at all"
-
-
-def test_every_stop_of_every_slider_is_allowed() -> None:
-    controls = explore_state.page()["controls"]
-    for control in controls:
-        values = control.get("stops") or control["choices"]
-        assert len(values) >= 2 and len(set(values)) == len(values)
-        assert not any(read_state({control["name"]: value})[1] for value in values)
-    assert {control["name"] for control in controls} == set(asdict(State()))
 
 
 def test_another_ratio_keeps_the_length() -> None:

@@ -31,15 +31,6 @@ def gaps(arrivals: list[float]) -> np.ndarray:
     return np.diff([0.0, *arrivals])
 
 
-def test_poisson_gaps_are_exponential() -> None:
-    found = 4.0 * gaps(poisson(COUNT, 4.0, seed=5))
-    for moment in (0.1, 0.7, 2.0, 4.0):  # the whole distribution: the share of gaps that are longer
-        share = math.exp(-moment)
-        assert (found > moment).mean() == pytest.approx(
-            share, abs=5 * math.sqrt(share * (1 - share) / COUNT)
-        )
-
-
 @pytest.mark.parametrize("cv", [0.25, 1.0, 3.0])
 def test_gamma_is_as_bursty_as_asked(cv: float) -> None:
     found = gaps(gamma(COUNT, 2.0, cv, seed=2))
