@@ -31,7 +31,7 @@ from more.web.api import router as api_routes
 from more.web.chat import Chat, read_template
 from more.web.priced import PricedEngine
 from more.web.runner import Engine, Runner
-from more.web.server import Limits, Server, hash_of, listen
+from more.web.server import Server, hash_of, listen
 from more.web.trial import try_policy
 
 KEY = "NANO_SARATHI_API_KEY"  # of the environment; a flag is seen by all who may list processes
@@ -117,7 +117,7 @@ def has_browser() -> bool:
 def serve(args: argparse.Namespace) -> bool:
     """Serve until a signal ends it. Returns whether all requests were run to their end."""
     listener = listen(args.host, args.port)
-    limits = Limits(keys=read_keys(args), drain=args.drain)
+    keys = read_keys(args)
     engine = make_engine(args)
     asyncio.run(try_policy(engine, engine.policy, engine.chunk_size))
     warn_if_crowded(engine.policy, engine.max_batch_size, engine.chunk_size)
@@ -127,9 +127,8 @@ def serve(args: argparse.Namespace) -> bool:
     api = Api(engine, name, Chat(*template) if template else None, args.lenient)
     runner = Runner(engine, queue=args.queue, deliver=api.deliver)
     api.attach(runner)
-    server = Server(
-        api, limits, [api_routes(api), live.router(runner), explore_routes.router(args.pyodide)]
-    )
+    routers = [api_routes(api), live.router(runner), explore_routes.router(args.pyodide)]
+    server = Server(api, routers, keys, args.drain)
     runner.start()
     host, port = listener.getsockname()[:2]
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -137,7 +136,7 @@ def serve(args: argparse.Namespace) -> bool:
     if engine.priced and (doubts := engine.cost_model.doubts(engine.cache_tokens)):
         print(f"note       {doubts}")
     print(f"policy     {engine.policy}, C = {engine.chunk_size}, B = {engine.max_batch_size}")
-    print(f"API        {address}/v1, model {name!r}, {'with' if limits.keys else 'without'} a key")
+    print(f"API        {address}/v1, model {name!r}, {'with' if keys else 'without'} a key")
     print(f"page       {address}/")
     stalls = f"{address}/#show" if engine.priced else ""
     if stalls:

@@ -21,7 +21,7 @@ from more.pictures.gantt import LOOKS
 from more.web import bundle, explore_routes, explore_side, explore_state, explorer
 from more.web.explore_state import State, read_state
 from more.web.explorer import answer, gain_point, gain_points, schedule
-from more.web.server import Limits, application
+from more.web.server import application
 from scheduler import POLICIES
 from simulate import make_cost_model, simulate
 from tests import spawn
@@ -402,7 +402,7 @@ def test_a_folder_of_others_is_left_alone(
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
     """A client of the explorer alone, behind the server's gate."""
-    app = application(SimpleNamespace(), Limits(), [explore_routes.router()])
+    app = application(SimpleNamespace(), [explore_routes.router()])
     with TestClient(app, base_url="http://127.0.0.1") as client:
         yield client
 

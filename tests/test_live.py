@@ -17,7 +17,7 @@ from more.serving import capacity
 from more.web import explorer, live
 from more.web.priced import PricedEngine
 from more.web.runner import Runner
-from more.web.server import Limits, application
+from more.web.server import application
 from scheduler import POLICIES
 
 PATIENCE = 30  # s until a test gives up
@@ -35,7 +35,7 @@ def runner() -> Iterator[Runner]:
 
 def ask(runner: Runner, method: str, path: str, **more: object) -> httpx.Response:
     """The answer of the live page alone, behind the server's gate."""
-    app = application(SimpleNamespace(), Limits(), [live.router(runner)])
+    app = application(SimpleNamespace(), [live.router(runner)])
     with TestClient(app, base_url="http://127.0.0.1") as client:
         return client.request(method, path, **more)
 
