@@ -92,10 +92,6 @@ def check_together(options: Namespace) -> None:
         if getattr(options, name) and getattr(options, other):
             flag, other = (f"--{each.replace('_', '-')}" for each in (name, other))
             raise UserError(f"{flag} and {other} exclude each other: leave one out")
-    own = [(options.out / f"plan{end}").resolve() for end in (".csv", ".png")]
-    for flag, path in (("--anchor", options.anchor), ("--requests-file", options.requests_file)):
-        if path and path.resolve() in own:
-            raise UserError(f"{flag} {path}: the plan would write there; give --out another name")
 
 
 def budgets_tried(options: Namespace) -> list[int]:
