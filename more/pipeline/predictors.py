@@ -21,6 +21,7 @@ from command.checks import MOST, Range, UserError, check_number, check_whole, ra
 Predictor = Callable[[Request], float]
 
 SHARE = Range(0, 1, whole=False)
+BINS = 20  # of `PromptLength`
 PERCENTILES = (25, 50, 75, 99)  # between the five classes (TD-Pipe, Sec 3.3 and Fig 8)
 
 
@@ -97,17 +98,16 @@ class PromptLength:
     """The mean output of the requests whose prompts were about as long.
 
     pairs: (prompt tokens, output tokens) to learn from. They are sorted by prompt length and cut
-    into `bins` equal parts.
+    into BINS equal parts.
     """
 
-    def __init__(self, pairs: Sequence[tuple[int, int]], bins: int = 20):
+    def __init__(self, pairs: Sequence[tuple[int, int]]):
         if not pairs:
             raise UserError("pairs are empty; a predictor needs at least one to learn from")
-        check_whole("bins", bins, 1, 10**6)
         for size in (size for pair in pairs for size in pair):
             check_whole("a length to learn from", size)
         ordered = sorted(pairs)
-        cuts = sorted({len(ordered) * i // bins for i in range(bins)})
+        cuts = sorted({len(ordered) * i // BINS for i in range(BINS)})
         parts = [ordered[a:b] for a, b in zip(cuts, [*cuts[1:], len(ordered)], strict=True)]
         self.edges = [part[0][0] for part in parts[1:]]
         self.means = [sum(output for _, output in part) / len(part) for part in parts]
