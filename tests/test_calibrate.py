@@ -2,7 +2,6 @@
 say where in one line.
 """
 
-import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -100,14 +99,6 @@ def test_turns_go_on_until_the_time_is_over(monkeypatch):
         assert len(runs) == (1 + turns) * count and runs[:count] == plan.batches
         last = [1 + place + turn * count for turn in range(1, 1 + turns) for place in (0,)]
         assert means[0].seconds == pytest.approx(sum(last) / turns)
-
-
-def test_round_trip(found, tmp_path):
-    found.save(tmp_path / "c.json")
-    again = Calibration.read(tmp_path / "c.json")
-    assert again == dataclasses.replace(found, starts=list(found.starts), chunks=list(found.chunks))
-    batch = make_batch([(300, 100, 900)], decodes=6, context=70)
-    assert CalibratedModel(again).seconds(batch) == CalibratedModel(found).seconds(batch)
 
 
 def test_calibrate_then_validate_for_real(tmp_path, monkeypatch):

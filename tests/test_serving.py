@@ -24,9 +24,7 @@ from experiments.lib.rows import read_rows
 from more.serving.capacity import (
     Deployment,
     Load,
-    p99_tbt,
     token_budget,
-    token_times,
     worst_iteration,
 )
 from more.serving.search import percentile
@@ -36,17 +34,6 @@ from scheduler import POLICIES, SarathiServe, whole_prefill
 from timeline import Life, Trace
 
 pytestmark = pytest.mark.usefixtures("sketches")
-
-
-# ------------------------------------------------------------------------------------------ metrics
-
-
-def test_metrics_by_hand() -> None:
-    """Two requests: gaps of 1, 2 and 3 s, and one of 9; scheduling delays of 1 and 3 s."""
-    first = Life(0, 0.0, 5, 1.0, tokens=[2.0, 3.0, 5.0, 8.0])
-    trace = Trace(lives={0: first, 1: Life(1, 1.0, 5, 4.0, tokens=[6.0, 15.0])})
-    assert p99_tbt(trace) == pytest.approx(np.percentile([1, 2, 3, 9], 99))
-    assert token_times(trace) == [2.0, 3.0, 5.0, 6.0, 8.0, 15.0]
 
 
 @given(st.lists(st.floats(-1e9, 1e9), max_size=40), st.floats(0, 100))
