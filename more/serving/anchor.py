@@ -22,11 +22,10 @@ from pathlib import Path
 from batch import Request
 from command.checks import MOST, UserError, range_of, shown
 from command.cli import read_text
-from more.serving.comparison import OURS, Anchor, mean_tbts
+from more.serving.comparison import OURS, Anchor, measure_of
 from more.serving.engines import vllm_defaults
 from more.serving.planner import MOST as MOST_REPLAYED
 from more.serving.planner import Replica
-from more.serving.search import percentile
 from more.serving.traffic import FASTEST, MOST_JSON, MOST_REQUESTS, MOST_TOKENS, gamma
 from timeline import Trace
 
@@ -41,23 +40,6 @@ STEPS, MOST_OUTPUT = 60_000, 2 * 10**7  # of a replay: iterations, about, and ou
 SAME = "are --model, --gpu and --tp those of the server?"
 BUSY = 0.75  # of the clients, on average: then they limit the load, and not the rate
 LATENCY = 10.0**9  # ms
-
-
-def measure_of(quantity: str, trace: Trace) -> float:
-    """A number of a benchmark: requests or tokens ("output", "all tokens") per s, times in ms."""
-    lives, what = trace.lives.values(), quantity.partition(" ")[2]
-    outputs = sum(len(life.tokens) for life in lives)
-    if quantity in ("requests", "output", "all tokens"):
-        prompts = sum(life.prompt_tokens for life in lives)
-        counts = {"requests": len(trace.finished), "output": outputs}
-        return counts.get(quantity, prompts + outputs) / trace.seconds
-    times = {
-        "TTFT": lambda: trace.ttfts, "TPOT": lambda: mean_tbts(trace), "ITL": lambda: trace.tbts,
-        "latency": lambda: [life.latency for life in lives],
-    }[what]()  # fmt: skip
-    if quantity.startswith("mean"):
-        return 1e3 * statistics.fmean(times) if times else 0.0
-    return 1e3 * percentile(times, 50 if quantity.startswith("median") else 99)
 
 
 @dataclass(frozen=True)
