@@ -11,7 +11,7 @@ from conftest import ran
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batch import Batch, Request
+from batch import Request
 from costmodel import TILE
 from experiments import serve_capacity, serve_stalls
 from experiments.lib.papers import (
@@ -30,7 +30,7 @@ from more.serving.capacity import (
 from more.serving.search import percentile
 from more.serving.steady import balance
 from more.serving.traffic import Uniform, make_requests, poisson
-from scheduler import POLICIES, SarathiServe, whole_prefill
+from scheduler import POLICIES, SarathiServe
 from timeline import Life, Trace
 
 pytestmark = pytest.mark.usefixtures("sketches")
@@ -101,11 +101,8 @@ class Picky(SarathiServe):
 
     name = "picky"
 
-    def schedule(self, now: float) -> Batch | None:
-        if self.chunk_size == 1024:
-            return super().schedule(now)
-        chunks = [] if self.running else [whole_prefill(r) for r in [self.admit()] if r]
-        return Batch(chunks, []) if chunks else self.decode_only()  # one request at a time
+    def __init__(self, size: int, chunk_size: int, cache_tokens: int | None = None):
+        super().__init__(size if chunk_size == 1024 else 1, chunk_size, cache_tokens)
 
 
 def test_a_policy_of_ones_own_is_compared_with_a_budget_and_a_colour_of_its_own(
