@@ -14,19 +14,9 @@ from hypothesis import strategies as st
 from batch import Request
 from costmodel import TILE
 from experiments import serve_capacity, serve_stalls
-from experiments.lib.papers import (
-    LOOKS,
-    MISTRAL,
-    YI,
-    looks_of,
-)
+from experiments.lib.papers import LOOKS, MISTRAL, YI, looks_of
 from experiments.lib.rows import read_rows
-from more.serving.capacity import (
-    Deployment,
-    Load,
-    token_budget,
-    worst_iteration,
-)
+from more.serving.capacity import Deployment, Load, token_budget, worst_iteration
 from more.serving.search import percentile
 from more.serving.steady import balance
 from more.serving.traffic import Uniform, make_requests, poisson

@@ -21,14 +21,7 @@ from more.apart.simulate import simulate_fleet
 from more.loading.policyfile import load_policies
 from more.serving.capacity import Deployment, median_ttft
 from more.serving.lengths import TAG, length_error, tag_lengths
-from more.serving.traffic import (
-    Uniform,
-    at_rate,
-    gamma,
-    make_requests,
-    poisson,
-    read_trace,
-)
+from more.serving.traffic import Uniform, at_rate, gamma, make_requests, poisson, read_trace
 from scheduler import make_scheduler
 from simulate import simulate
 from timeline import COLUMNS, Life, Trace
