@@ -34,7 +34,7 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence]) ->
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        writer.writerow(f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row)
+        writer.writerow(f"{value:.6g}" if isinstance(value, float) else value for value in row)
     write_file(path, text.getvalue())
 
 
