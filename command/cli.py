@@ -6,8 +6,6 @@ import re
 import signal
 import stat
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -204,7 +202,8 @@ def begin() -> None:
     script = getattr(sys.modules["__main__"], "__file__", None)
     if script and Path(script).resolve().parent in SCRIPTS:
         sys.excepthook = say_what_is_missing
-        die_quietly()
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def say_what_is_missing(
@@ -226,11 +225,6 @@ def say_what_is_missing(
     raise SystemExit(2)
 
 
-def die_quietly() -> None:
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @contextmanager
 def interrupts_held() -> Iterator[None]:
     """Processes that start meanwhile ignore Ctrl-C for good: the one that started them ends them.
@@ -245,20 +239,6 @@ def interrupts_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def end_with(parent: int) -> None:
-    """From now on, end this process as soon as the one that started it is gone, even if killed.
-
-    parent: the process id that it has told us. It may end before we could ask for its id.
-    """
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 begin()
