@@ -183,7 +183,7 @@ def on_all_cores(
     answer: Callable[[Job], Found], jobs: Sequence[Job], what: str
 ) -> dict[Job, Found]:
     processes = min(os.cpu_count() or 1, len(jobs))
-    return run_jobs(answer, jobs, processes, what, initializer=gc.disable)
+    return run_jobs(answer, jobs, processes, what)
 
 
 def main() -> None:

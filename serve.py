@@ -15,6 +15,7 @@ import asyncio
 import logging
 import os
 import sys
+import threading
 import webbrowser
 
 from command.checks import UserError
@@ -31,10 +32,11 @@ from more.web.api import router as api_routes
 from more.web.chat import Chat, read_template
 from more.web.priced import PricedEngine
 from more.web.runner import Engine, Runner
-from more.web.server import Limits, Server, hash_of, listen
+from more.web.server import Server, hash_of, listen
 from more.web.trial import try_policy
 
 KEY = "NANO_SARATHI_API_KEY"  # of the environment; a flag is seen by all who may list processes
+OF_TERMINALS = "www-browser", "links", "elinks", "lynx", "w3m"
 REAL = {"dtype": "auto", "device": "auto", "attention": "auto", "cuda_graphs": "auto",
         "check": False, "cache": "slots", "block_size": None, "prefix_caching": False,
         "calibration": None}  # fmt: skip
@@ -106,18 +108,21 @@ def read_keys(args: argparse.Namespace) -> tuple[bytes, ...]:
     return tuple(hash_of(key.strip()) for key in keys)
 
 
-def has_browser() -> bool:
-    """Not one that takes over the terminal, as lynx would."""
+def find_browser() -> webbrowser.BaseBrowser | None:
+    """One with a window, on this screen."""
+    if sys.platform == "darwin" and "SSH_CONNECTION" in os.environ:
+        return None  # it would open on the Mac's own screen
     try:
-        return type(webbrowser.get()) is not webbrowser.GenericBrowser
+        found = webbrowser.get()
     except webbrowser.Error:
-        return False
+        return None
+    return None if os.path.basename(getattr(found, "name", "")) in OF_TERMINALS else found
 
 
 def serve(args: argparse.Namespace) -> bool:
     """Serve until a signal ends it. Returns whether all requests were run to their end."""
     listener = listen(args.host, args.port)
-    limits = Limits(keys=read_keys(args), drain=args.drain)
+    keys = read_keys(args)
     engine = make_engine(args)
     asyncio.run(try_policy(engine, engine.policy, engine.chunk_size))
     warn_if_crowded(engine.policy, engine.max_batch_size, engine.chunk_size)
@@ -127,9 +132,8 @@ def serve(args: argparse.Namespace) -> bool:
     api = Api(engine, name, Chat(*template) if template else None, args.lenient)
     runner = Runner(engine, queue=args.queue, deliver=api.deliver)
     api.attach(runner)
-    server = Server(
-        api, limits, [api_routes(api), live.router(runner), explore_routes.router(args.pyodide)]
-    )
+    routers = [api_routes(api), live.router(runner), explore_routes.router(args.pyodide)]
+    server = Server(api, routers, keys, args.drain)
     runner.start()
     host, port = listener.getsockname()[:2]
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -140,9 +144,12 @@ def serve(args: argparse.Namespace) -> bool:
     page = f"{address}/#show" if engine.priced else f"{address}/"
     if engine.priced:
         print(f"stalls     {page}  shows vllm_v0, then sarathi_serve: open this")
-    print(f"API        {address}/v1, model {name!r}, {'with' if limits.keys else 'without'} a key")
+    print(f"API        {address}/v1, model {name!r}, {'with' if keys else 'without'} a key")
     print(f"page       {address}/")
-    if args.open and not (has_browser() and webbrowser.open(page)):  # it waits for the server
+    browser = find_browser() if args.open else None
+    if browser:  # in a thread: some return when their window is closed
+        threading.Thread(target=browser.open, args=[page], daemon=True).start()
+    elif args.open:
         print("browser    none was found: open the link yourself")
     print(
         "Ctrl-C     ends it: running requests end first; a second one ends it at once", flush=True

@@ -33,9 +33,9 @@ MOVED = re.compile("apart|beam|demo|fast|loading|paged|pipeline|pictures|serving
 
 
 def moved(error: BaseException) -> str:
-    """The end of an error: where a module is now that is not found. "" for all else."""
-    name = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
-    return f"; {name} is more.{name} now" if name and MOVED.fullmatch(name) else ""
+    """The end of an error: where a folder is now that is not found. "" for all else."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    return f"; {name} is more.{name} now" if MOVED.fullmatch(name) else ""
 
 
 def by_name(entries: Iterable) -> dict:

@@ -6,8 +6,6 @@ import re
 import signal
 import stat
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -148,12 +146,6 @@ def as_cell(text: str) -> str:
     return f"'{text}" if FORMULA.match(text) else text
 
 
-def of_cell(text: str) -> str:
-    """The text of which `as_cell` has made this, without its '."""
-    bare = text.removeprefix("'")
-    return bare if as_cell(bare) == text else text
-
-
 def run_main(main: Callable[[], None]) -> None:
     """Run a script's main. Turn mistakes and outside trouble into an exit status, not a traceback.
 
@@ -210,7 +202,8 @@ def begin() -> None:
     script = getattr(sys.modules["__main__"], "__file__", None)
     if script and Path(script).resolve().parent in SCRIPTS:
         sys.excepthook = say_what_is_missing
-        die_quietly()
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def say_what_is_missing(
@@ -223,18 +216,14 @@ def say_what_is_missing(
         sys.__excepthook__(kind, error, trace)
         return
     script = Path(sys.modules["__main__"].__file__).resolve().relative_to(ROOT)
+    target = "live" if script.name == "serve.py" and "--gpu" in sys.argv else "install"
     print(
-        f"error: this Python has no {package}: run 'make install' once, then .venv/bin/python"
+        f"error: this Python has no {package}: run 'make {target}' once, then .venv/bin/python"
         f" {script}; without make: python3 -m venv .venv, activate it, and 'pip install -r"
         " requirements.txt'",
         file=sys.stderr,
     )
     raise SystemExit(2)
-
-
-def die_quietly() -> None:
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager
@@ -251,20 +240,6 @@ def interrupts_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def end_with(parent: int) -> None:
-    """From now on, end this process as soon as the one that started it is gone, even if killed.
-
-    parent: the process id that it has told us. It may end before we could ask for its id.
-    """
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 begin()

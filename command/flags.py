@@ -29,13 +29,12 @@ from command.cli import ROOT, claim, one_line
 
 def three_numbers(text: str) -> tuple[float, ...]:
     """Those of --gpu-spec, with commas between them."""
-    read = Range(0, 10**6, whole=False, above=True)
-    try:
-        first, second, third = map(read, text.split(","))
-    except (argparse.ArgumentTypeError, ValueError):
+    allowed = Range(0, 10**6, whole=False, above=True)
+    numbers = tuple(map(allowed.read, text.split(",")))
+    if len(numbers) != 3 or not all(map(allowed.__contains__, numbers)):
         said = "is not 3 numbers with commas between them, each above 0, at most 1e+06"
-        raise argparse.ArgumentTypeError(f"{text[:LONGEST_WORD]!r} {said}") from None
-    return first, second, third
+        raise argparse.ArgumentTypeError(f"{text[:LONGEST_WORD]!r} {said}")
+    return numbers
 
 
 @dataclass(frozen=True)

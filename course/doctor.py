@@ -68,7 +68,7 @@ def torch() -> Found:
     if found := lacking("requirements.txt"):
         needs = "E2 to E4 and running a model need them (Intel Macs: no torch is made for them)"
         return NOTE, f"no {found}: {PIP} -r requirements.txt. {needs}"
-    return GOOD, "torch, and all that a model needs"
+    return GOOD, "torch, and all that E2 to E4 need"
 
 
 def browser() -> Found:

@@ -83,7 +83,7 @@ CONTRIBUTING
 """
 
 
-# A README begins with what to install; here nobody needs that.
+# Before the README's first commands.
 DOORS = """Here, in your browser and without an install:
 [lesson 1](notebooks/01_prefill_and_decode.ipynb),
 <a href="exercises/index.html">the exercises</a>,
@@ -95,6 +95,7 @@ DOORS = """Here, in your browser and without an install:
 
 def add_contents(app: Sphinx, name: str, text: list[str]) -> None:
     """Give README.md doors and a list of pages. A class reads them: no answers."""
+    text[0] = re.sub(r"\[(`\w+/`)\]\(\w+\)", r"\1", text[0])  # a folder is no page here
     if name == root_doc:
         text[0] = text[0].replace("```sh\n", f"{DOORS}```sh\n", 1) + CONTENTS
     if name.startswith("course/instructor/"):

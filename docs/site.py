@@ -11,6 +11,7 @@ are sliders, and the explorer needs no network.
 import json
 import os
 import re
+import shutil
 import sys
 from functools import cache
 from pathlib import Path
@@ -78,6 +79,7 @@ def main() -> None:
     if status := sphinx(
         [*strict, "-c", str(Path(__file__).parent), "-d", str(cache), str(ROOT), str(OUT)]
     ):
+        shutil.rmtree(cache)  # else the next run says no warning
         sys.exit(status)
     write_file(OUT / "index.html", (OUT / "README.html").read_bytes())
     there = PYODIDE if PYODIDE.is_dir() else None

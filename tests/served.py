@@ -16,7 +16,7 @@ from more.web.api import router as api_routes
 from more.web.chat import Chat
 from more.web.priced import Clock
 from more.web.runner import Engine, Runner
-from more.web.server import Limits, Server, listen
+from more.web.server import Server, listen
 
 
 class Hurried(Clock):
@@ -53,7 +53,7 @@ class Served:
 @contextlib.contextmanager
 def served(
     engine: Engine, chat: Chat | None = None, queue: int = 256, lenient: bool = False,
-    **limits: object
+    **options: object
 ) -> Iterator[Served]:  # fmt: skip
     """All that serve.py serves."""
     listener = listen("127.0.0.1", 0)
@@ -61,7 +61,7 @@ def served(
     runner = Runner(engine, queue=queue, deliver=api.deliver)
     api.attach(runner)
     routers = [api_routes(api), live.router(runner), explore_routes.router()]
-    server = Server(api, Limits(**limits), routers)
+    server = Server(api, routers, **options)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     runner.start()
     thread.start()

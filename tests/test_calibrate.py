@@ -2,12 +2,11 @@
 say where in one line.
 """
 
-import dataclasses
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ran, run_loop
+from conftest import ran
 
 from batch import Batch
 from configs import MODELS, ModelConfig
@@ -17,8 +16,7 @@ from experiments.calibrate import make_plan
 from experiments.lib.rows import read_rows
 from loop import Result
 from more.serving.calibration import CalibratedModel, Calibration
-from scheduler import POLICIES, make_scheduler
-from simulate import CostExecutor
+from scheduler import POLICIES
 
 pytestmark = pytest.mark.usefixtures("sketches")
 
@@ -101,25 +99,6 @@ def test_turns_go_on_until_the_time_is_over(monkeypatch):
         assert len(runs) == (1 + turns) * count and runs[:count] == plan.batches
         last = [1 + place + turn * count for turn in range(1, 1 + turns) for place in (0,)]
         assert means[0].seconds == pytest.approx(sum(last) / turns)
-
-
-def test_round_trip(found, tmp_path):
-    found.save(tmp_path / "c.json")
-    again = Calibration.read(tmp_path / "c.json")
-    assert again == dataclasses.replace(found, starts=list(found.starts), chunks=list(found.chunks))
-    batch = make_batch([(300, 100, 900)], decodes=6, context=70)
-    assert CalibratedModel(again).seconds(batch) == CalibratedModel(found).seconds(batch)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_runs_on_a_calibration(found, policy):
-    work = validate.Draw(policy, 3, 64, ((200, 5), (40, 9), (90, 1), (300, 4)))
-    trace = validate.calibrated(CalibratedModel(found)).trace(work.requests(), policy, 64, 3)
-    assert sorted(number for number, _ in trace.finished) == [0, 1, 2, 3]
-    assert trace.num_prefill_tokens == 630 and trace.num_decodes == 4 + 8 + 0 + 3
-    executor = CostExecutor(CalibratedModel(found))
-    again = run_loop(make_scheduler(policy, 3, 64), executor, work.requests()).trace
-    assert again.seconds == trace.seconds > 0
 
 
 def test_calibrate_then_validate_for_real(tmp_path, monkeypatch):

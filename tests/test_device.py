@@ -13,13 +13,7 @@ from command.checks import UserError
 from configs import MODELS, ModelConfig
 from executor import synchronized_clock
 from more.loading import device as devices
-from more.loading.device import (
-    batch_bytes,
-    check_memory,
-    choose_device,
-    default_length,
-    why_unseen,
-)
+from more.loading.device import batch_bytes, check_memory, choose_device, default_length, why_unseen
 from more.loading.load import load_model
 from more.loading.requests import usual_length
 from tests.fake_cuda import LINUX, fake_cuda

@@ -197,6 +197,8 @@ def test_transformers_reads_what_save_writes(case: str, tmp_path: Path) -> None:
     save(model, tmp_path / "ours", dtype=torch.float32, eos_id=7)
     again = ours(tmp_path / "ours").state_dict()
     assert all(torch.equal(again[name], each) for name, each in model.state_dict().items())
+    found = load_config(tmp_path / "ours", model.config.name)
+    assert replace(found, source=model.config.source) == model.config
     from transformers import AutoModelForCausalLM
 
     reference, report = AutoModelForCausalLM.from_pretrained(

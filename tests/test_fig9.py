@@ -10,13 +10,7 @@ from experiments.lib import measuring
 from experiments.lib.engines import LLAMA_33B, Priced, setups
 from experiments.lib.measuring import ChunkProfile, best_and_neighbour
 from experiments.lib.rows import read_rows, with_paper
-from experiments.lib.steady import (
-    Workload,
-    balance,
-    first_period,
-    steady_window,
-    tokens_per_second,
-)
+from experiments.lib.steady import Workload, balance, first_period, steady_window, tokens_per_second
 from more.loading import checkpoint
 from more.loading.load import new_model, random_weights
 from simulate import simulate
@@ -88,7 +82,7 @@ def test_the_profile_names_the_best_and_the_better_neighbour():
 
 def test_the_gain_of_a_profile_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of L = 64 and B = 2, P:D = 15: 60 prompt tokens and 4 decodes, chunks of 15."""
-    monkeypatch.setattr(measuring, "time_batches", lambda *_: [32.0, 3.0, 5.0, 4.0, 6.0])
+    monkeypatch.setattr(measuring, "time_batches", lambda *_, **__: [32.0, 3.0, 5.0, 4.0, 6.0])
     first, _ = measuring.profile_chunk_sizes(None, 64, 2)
     assert (first.chunk_size, first.prefill) == (16, 32 * 60 / 64)
     assert first.gain == pytest.approx((30 + 4 * 3) / (2 * 60 / 15 * 5))

@@ -64,6 +64,7 @@ WITHOUT_TORCH = [
     "import more.beam.request",
     "import more.web.runner, more.web.priced",
     "import course.__main__, course.grade, course.picture",
+    "import serve",
     "import scheduler, loop, batch, costmodel, timeline, configs",
 ]
 # What the browser runs. It has no package at all.

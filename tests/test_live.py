@@ -3,21 +3,21 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from types import SimpleNamespace
 from unittest import mock
 
 import httpx
 import pytest
 from served import Hurried
+from starlette.testclient import TestClient
 
 from batch import Request
 from more.serving import capacity
 from more.web import explorer, live
 from more.web.priced import PricedEngine
 from more.web.runner import Runner
-from more.web.server import Limits, application
+from more.web.server import application
 from scheduler import POLICIES
 
 PATIENCE = 30  # s until a test gives up
@@ -33,21 +33,11 @@ def runner() -> Iterator[Runner]:
     found.close()
 
 
-@asynccontextmanager
-async def client_of(runner: Runner) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the live page alone, behind the server's gate."""
-    app = application(SimpleNamespace(), Limits(), [live.router(runner)])
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-        yield client
-
-
 def ask(runner: Runner, method: str, path: str, **more: object) -> httpx.Response:
-    async def asked() -> httpx.Response:
-        async with asyncio.timeout(PATIENCE), client_of(runner) as client:
-            return await client.request(method, path, **more)
-
-    return asyncio.run(asked())
+    """The answer of the live page alone, behind the server's gate."""
+    app = application(SimpleNamespace(), [live.router(runner)])
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        return client.request(method, path, **more)
 
 
 class Page:

@@ -26,12 +26,7 @@ from configs import GPUS, MODELS
 from configs.hosts import HOSTS
 from costmodel import CostModel, make_batch, tokens_that_fit
 from experiments.lib.plan_names import slo_of
-from experiments.lib.plan_report import (
-    ROUGHLY,
-    print_layouts,
-    rounded,
-    who_holds,
-)
+from experiments.lib.plan_report import ROUGHLY, print_layouts, rounded, who_holds
 from experiments.lib.rows import read_rows
 from more.pipeline import simulate_pipeline
 from more.serving import comparison

@@ -11,42 +11,19 @@ from conftest import ran
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batch import Batch, Request
+from batch import Request
 from costmodel import TILE
 from experiments import serve_capacity, serve_stalls
-from experiments.lib.papers import (
-    LOOKS,
-    MISTRAL,
-    YI,
-    looks_of,
-)
+from experiments.lib.papers import LOOKS, MISTRAL, YI, looks_of
 from experiments.lib.rows import read_rows
-from more.serving.capacity import (
-    Deployment,
-    Load,
-    p99_tbt,
-    token_budget,
-    token_times,
-    worst_iteration,
-)
+from more.serving.capacity import Deployment, Load, token_budget, worst_iteration
 from more.serving.search import percentile
 from more.serving.steady import balance
 from more.serving.traffic import Uniform, make_requests, poisson
-from scheduler import POLICIES, SarathiServe, whole_prefill
+from scheduler import POLICIES, SarathiServe
 from timeline import Life, Trace
 
 pytestmark = pytest.mark.usefixtures("sketches")
-
-
-# ------------------------------------------------------------------------------------------ metrics
-
-
-def test_metrics_by_hand() -> None:
-    """Two requests: gaps of 1, 2 and 3 s, and one of 9; scheduling delays of 1 and 3 s."""
-    first = Life(0, 0.0, 5, 1.0, tokens=[2.0, 3.0, 5.0, 8.0])
-    trace = Trace(lives={0: first, 1: Life(1, 1.0, 5, 4.0, tokens=[6.0, 15.0])})
-    assert p99_tbt(trace) == pytest.approx(np.percentile([1, 2, 3, 9], 99))
-    assert token_times(trace) == [2.0, 3.0, 5.0, 6.0, 8.0, 15.0]
 
 
 @given(st.lists(st.floats(-1e9, 1e9), max_size=40), st.floats(0, 100))
@@ -114,11 +91,8 @@ class Picky(SarathiServe):
 
     name = "picky"
 
-    def schedule(self, now: float) -> Batch | None:
-        if self.chunk_size == 1024:
-            return super().schedule(now)
-        chunks = [] if self.running else [whole_prefill(r) for r in [self.admit()] if r]
-        return Batch(chunks, []) if chunks else self.decode_only()  # one request at a time
+    def __init__(self, size: int, chunk_size: int, cache_tokens: int | None = None):
+        super().__init__(size if chunk_size == 1024 else 1, chunk_size, cache_tokens)
 
 
 def test_a_policy_of_ones_own_is_compared_with_a_budget_and_a_colour_of_its_own(

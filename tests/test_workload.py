@@ -31,15 +31,6 @@ def gaps(arrivals: list[float]) -> np.ndarray:
     return np.diff([0.0, *arrivals])
 
 
-def test_poisson_gaps_are_exponential() -> None:
-    found = 4.0 * gaps(poisson(COUNT, 4.0, seed=5))
-    for moment in (0.1, 0.7, 2.0, 4.0):  # the whole distribution: the share of gaps that are longer
-        share = math.exp(-moment)
-        assert (found > moment).mean() == pytest.approx(
-            share, abs=5 * math.sqrt(share * (1 - share) / COUNT)
-        )
-
-
 @pytest.mark.parametrize("cv", [0.25, 1.0, 3.0])
 def test_gamma_is_as_bursty_as_asked(cv: float) -> None:
     found = gaps(gamma(COUNT, 2.0, cv, seed=2))
@@ -188,7 +179,6 @@ def test_columns_in_any_order_and_others_ignored(
     ]
     said = "sorted by arrival; 1 of 2 lines came before the one above"
     assert capsys.readouterr().out == f"{path}: {said}\n"
-    assert [each.max_tokens for each in read_trace(path, count=1)] == [4], "the first to arrive"
 
 
 def test_burstgpts_failed_requests(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -9,7 +9,6 @@ Both have the same methods, and a study's function cannot tell them apart.
     engine.serve(requests, policy, budget)       a run of a Deployment (more/serving/capacity.py)
 """
 
-import gc
 import math
 import os
 import statistics
@@ -314,9 +313,8 @@ class Sweep:
         cases = self.cases if not quick or self.quick is None else self.quick
         jobs = [(engine, case) for engine in self.on for case in cases]
         if self.processes and not quick:
-            # A run leaves many small objects and no cycles: looking for them takes a fifth of it.
             processes, numbers = min(os.cpu_count() or 1, len(jobs)), range(len(jobs))
-            numbered = run_jobs(self.perform, numbers, processes, "predicting", gc.disable)
+            numbered = run_jobs(self.perform, numbers, processes, "predicting")
             answers = list(numbered.values())
         else:
             answers = [self.run(engine, **case) for engine, case in progress(jobs, "predicting")]

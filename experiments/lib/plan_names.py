@@ -92,10 +92,6 @@ def check_together(options: Namespace) -> None:
         if getattr(options, name) and getattr(options, other):
             flag, other = (f"--{each.replace('_', '-')}" for each in (name, other))
             raise UserError(f"{flag} and {other} exclude each other: leave one out")
-    own = [(options.out / f"plan{end}").resolve() for end in (".csv", ".png")]
-    for flag, path in (("--anchor", options.anchor), ("--requests-file", options.requests_file)):
-        if path and path.resolve() in own:
-            raise UserError(f"{flag} {path}: the plan would write there; give --out another name")
 
 
 def budgets_tried(options: Namespace) -> list[int]:
@@ -121,11 +117,8 @@ BOUND = re.compile(r"(tbt|ttft|tpot|e2e):p(50|90|95|99):([^:]+)")
 def bound_of(text: str) -> tuple[str, int, float]:
     """The name, the percent and the milliseconds of a --slo."""
     found = BOUND.fullmatch(text)
-    try:
-        milliseconds = ABOVE_ZERO(found[3]) if found else None
-    except ArgumentTypeError:
-        milliseconds = None
-    if milliseconds is None:
+    milliseconds = ABOVE_ZERO.read(found[3] if found else "")
+    if isinstance(milliseconds, str):
         raise ArgumentTypeError(
             f"{text[:LONGEST_WORD]!r} is not NAME:pP:MS, such as tpot:p95:30. It takes"
             " tbt, tpot, ttft or e2e; p50, p90, p95 or p99; and a number above 0"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from command.checks import UserError
-from command.cli import claim, of_cell
+from command.cli import claim
 from experiments.lib import common
 from experiments.lib.common import foreign, print_table, three_digits
 
@@ -196,7 +196,7 @@ def value_of(text: str) -> object:
             continue
         if math.isfinite(value) and cell(value) == text:
             return value
-    return of_cell(text)
+    return text
 
 
 def read_rows(path: Path) -> Rows:

@@ -79,7 +79,7 @@ def train_step(
 
 
 FLAGS = {
-    "seconds": Flag("how long to train, in s", 1500),
+    "seconds": Flag("how long to train, in s; 1500 are 25 minutes", 1500),
     "seed": Flag(default=0),
     "out": Flag("folder of the model", DEMO, shown="more/demo/"),
 }

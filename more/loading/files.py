@@ -89,25 +89,20 @@ def _download(model: str) -> Path:
             f"{start} without the huggingface_hub package: pip install huggingface_hub, or give a"
             " directory"
         ) from None
+    known = {
+        errors.LocalEntryNotFoundError: "the hub cannot be reached, and the files are not in its"
+        f" local cache; go online once, or run 'hf download {model} --local-dir DIR' where there is"
+        " a network and give DIR",
+        errors.GatedRepoError: "its owner asks you to accept a licence on"
+        f" https://huggingface.co/{model}, then 'hf auth login'",
+        errors.RepositoryNotFoundError: "the hub has no such model (or a private one: 'hf auth"
+        " login')",
+    }
     try:
         return Path(snapshot_download(model, allow_patterns=HUB_FILES))
-    except errors.LocalEntryNotFoundError:
-        raise UserError(
-            f"{start}: the hub cannot be reached, and the files are not in its local cache; go"
-            f" online once, or run 'hf download {model} --local-dir DIR' where there is a network"
-            " and give DIR"
-        ) from None
-    except errors.GatedRepoError:
-        raise UserError(
-            f"{start}: its owner asks you to accept a licence on https://huggingface.co/{model},"
-            " then 'hf auth login'"
-        ) from None
-    except errors.RepositoryNotFoundError:
-        raise UserError(
-            f"{start}: the hub has no such model (or a private one: 'hf auth login')"
-        ) from None
     except Exception as error:  # noqa: BLE001 (a network has many ways to fail, and the client passes them all on)
-        raise UserError(f"{start}: {first_line(error)}") from None
+        why = next((why for kind, why in known.items() if isinstance(error, kind)), "")
+        raise UserError(f"{start}: {why or first_line(error)}") from None
 
 
 def existing(directory: str | Path, name: str) -> Path:

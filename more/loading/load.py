@@ -105,7 +105,8 @@ def random_weights(model: Transformer, seed: int = 0) -> Transformer:
 class NoRandomNumbers(TorchFunctionMode):
     """Skips the random numbers that PyTorch's layers start with.
 
-    For a large model, drawing them takes longer than loading it.
+    For a large model, drawing them takes longer than loading it. The meta device would skip them,
+    too, but its first use imports 800 modules: seconds.
     """
 
     def __torch_function__(

@@ -31,12 +31,6 @@ def read_table(path: Path | str, most: int) -> tuple[list[str], list[tuple[str, 
         raise UserError(f"{path}: not a CSV file in UTF-8 ({error})") from None
 
 
-def check_cells(where: str, cells: int, header: int) -> None:
-    """Raise a UserError if a line has not a cell for each name of the header."""
-    if cells != header:
-        raise UserError(f"{where}: {cells} cells, and the header has {header}")
-
-
 def objects(path: Path | str, text: str) -> tuple[list[str], list[tuple[str, list[str]]]]:
     if str(path).lower().endswith("l"):
         lines = [(f"line {n}", line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]

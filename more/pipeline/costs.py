@@ -27,17 +27,14 @@ class StageCosts:
         self.cost_model = cost_model
         self.layers = list(layers)
         self.shares = [count / cost_model.model.n_layer for count in layers]
-        self._head: dict[tuple[int, int], float] = {}
+        others = cost_model.others
+        self._head = cache(lambda tokens, sampled: others(tokens, sampled) - others(tokens, 0))
 
     def __call__(self, batch: Batch) -> list[float]:
         if len(self.shares) == 1:
             return [self.cost_model.seconds(batch)]
         whole, host = self.cost_model.kernels(batch), self.cost_model.host
-        key = tokens, sampled = self.cost_model.rows(batch)
-        if key not in self._head:
-            others = self.cost_model.others
-            self._head[key] = others(tokens, sampled) - others(tokens, 0)
-        head = self._head[key]
+        head = self._head(*self.cost_model.rows(batch))
         first, *seconds = [(whole - head) * share for share in self.shares]
         seconds[-1] += head
         first = host.around(first, len(batch.decodes) + len(batch.chunks))

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from command.checks import UserError
-from command.cli import end_with, interrupts_held
+from command.cli import interrupts_held
 from more.loading.device import choose_device
 from more.loading.files import first_line
 
@@ -130,6 +131,16 @@ def stage_device(name: str, local: int, local_stages: int) -> torch.device:
     return torch.device("cpu")
 
 
+def end_with(parent: int) -> None:
+    """End this process as soon as its launcher is gone, even if killed. For a thread.
+
+    parent: the launcher's process id, as it has told us: it may end before we could ask.
+    """
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
 @contextmanager
 def joined(place: Place, name: str) -> Iterator[torch.device]:
     """The group of all stages, while this process is one of them. Yields its device.
@@ -138,7 +149,8 @@ def joined(place: Place, name: str) -> Iterator[torch.device]:
     the stages cannot meet, or if another one has ended.
     """
     if LAUNCHER in os.environ:
-        end_with(int(os.environ[LAUNCHER]))
+        parent = [int(os.environ[LAUNCHER])]
+        threading.Thread(target=end_with, args=parent, daemon=True).start()
     try:
         device = stage_device(name, place.local, place.local_stages)
         if device.type == "cuda":

@@ -12,10 +12,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from numbers import Real
 
 from batch import Request
-from command.checks import UserError, check_flag, check_whole, lookup, shown
+from command.checks import UserError, check_flag, check_whole, lookup, range_of, shown
 from more.pipeline.predictors import Predictor, oracle, predicted
 from scheduler import Memory, Scheduler
 
@@ -150,7 +149,7 @@ class Rules:
     ours.
 
     predict: output tokens of a request (more/pipeline/predictors.py).
-    points: of the look-ahead, a name of POINTS or the decode steps. between: see `LookAhead`.
+    points: of the look-ahead, a name of POINTS. between: see `LookAhead`.
     limit: share of the memory that the look-ahead may fill (the artefact: 0.9).
     stealing: see `share_out`.
     peak_rows: the size of the decode batch whose spatial intensity is 1, in requests. None: the
@@ -163,7 +162,7 @@ class Rules:
     """
 
     predict: Predictor = oracle
-    points: str | Sequence[int] = "paper"
+    points: str = "paper"
     between: bool = True
     limit: float = 1.0
     stealing: str = "window"
@@ -174,6 +173,7 @@ class Rules:
 
     def __post_init__(self) -> None:
         lookup(dict.fromkeys(STEALING), self.stealing, "stealing")
+        lookup(POINTS, self.points, "points")
         check_flag("between", self.between)
         check_whole("pack", self.pack)
         if self.peak_rows is not None:
@@ -185,19 +185,8 @@ class Rules:
             )
         for name in ("limit", "occupied", "finished"):
             share = getattr(self, name)
-            if share is None and name != "limit":
-                continue
-            if not isinstance(share, Real) or not 0 < share <= 1:
-                raise UserError(f"{name} is {shown(share)}; it must be above 0, and at most 1")
-        if isinstance(self.points, str):
-            object.__setattr__(self, "points", lookup(POINTS, self.points, "points"))
-        points = list(self.points) if isinstance(self.points, Sequence) else []
-        are_whole = all(isinstance(point, int) for point in points)
-        if not points or not are_whole or sorted(set(points)) != points or points[0] < 1:
-            raise UserError(
-                f"points are {shown(self.points)}; they must be whole numbers of decode steps, at"
-                " least 1, each larger than the one before"
-            )
+            if share is not None or name == "limit":
+                range_of(0, 1, whole=False, above=True).check(name, share)
 
     def future(self, request: Request) -> tuple[int, int]:
         """Tokens in memory when the request decodes next, and its decode steps from there.
@@ -253,7 +242,7 @@ class Rules:
 
     def look_ahead(self, requests: Iterable[Request]) -> LookAhead:
         """A look-ahead over requests in memory."""
-        ahead = LookAhead(self.points, self.between)
+        ahead = LookAhead(POINTS[self.points], self.between)
         for request in requests:
             ahead.add(*self.future(request))
         return ahead

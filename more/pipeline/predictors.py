@@ -16,10 +16,12 @@ from collections.abc import Callable, Sequence
 from numbers import Real
 
 from batch import Request
-from command.checks import MOST, UserError, check_number, check_whole, shown
+from command.checks import MOST, Range, UserError, check_number, check_whole, range_of, shown
 
 Predictor = Callable[[Request], float]
 
+SHARE = Range(0, 1, whole=False)
+BINS = 20  # of `PromptLength`
 PERCENTILES = (25, 50, 75, 99)  # between the five classes (TD-Pipe, Sec 3.3 and Fig 8)
 
 
@@ -96,17 +98,16 @@ class PromptLength:
     """The mean output of the requests whose prompts were about as long.
 
     pairs: (prompt tokens, output tokens) to learn from. They are sorted by prompt length and cut
-    into `bins` equal parts.
+    into BINS equal parts.
     """
 
-    def __init__(self, pairs: Sequence[tuple[int, int]], bins: int = 20):
+    def __init__(self, pairs: Sequence[tuple[int, int]]):
         if not pairs:
             raise UserError("pairs are empty; a predictor needs at least one to learn from")
-        check_whole("bins", bins, 1, 10**6)
         for size in (size for pair in pairs for size in pair):
             check_whole("a length to learn from", size)
         ordered = sorted(pairs)
-        cuts = sorted({len(ordered) * i // bins for i in range(bins)})
+        cuts = sorted({len(ordered) * i // BINS for i in range(BINS)})
         parts = [ordered[a:b] for a, b in zip(cuts, [*cuts[1:], len(ordered)], strict=True)]
         self.edges = [part[0][0] for part in parts[1:]]
         self.means = [sum(output for _, output in part) / len(part) for part in parts]
@@ -115,14 +116,16 @@ class PromptLength:
         return self.means[bisect_right(self.edges, len(request.prompt))]
 
 
-def named(text: str) -> Predictor:
-    """A predictor by the text after the colon of "td_pipe:": oracle, or constant=N."""
+def named(text: str, lengths: Sequence[int] = (), seed: int = 0) -> Predictor:
+    """A predictor by its name: oracle, constant=N; with `lengths` to learn from, also classes=A."""
     name, _, number = text.partition("=")
     if text == "oracle":
         return oracle
-    if name == "constant" and number.isdecimal() and 1 <= int(number[:9]) and len(number) < 10:
-        return Constant(int(number))
+    if name == "constant" and (tokens := range_of(1, MOST).read(number)) != number:
+        return Constant(tokens)
+    if name == "classes" and lengths and (share := SHARE.read(number)) != number:
+        return Classes(lengths, share, seed)
+    more = ", or classes=A with A from 0 to 1" if lengths else ""
     raise UserError(
-        f"policy 'td_pipe:{text}': the predictor must be oracle or constant=N with N at least 1,"
-        " such as td_pipe:constant=200"
+        f"predictor {text!r}: it must be oracle, or constant=N with N from 1 to {MOST}{more}"
     )

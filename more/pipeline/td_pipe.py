@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from batch import Batch, Request
-from command.checks import check_whole
 from loop import check_batch
 from more.pipeline.micro_batches import MicroBatches
 from more.pipeline.phases import Intensity, Rules, share_out
@@ -50,8 +49,6 @@ class TDPipe(MicroBatches):
         rules: Rules | None = None,
     ):
         self.groups = stages if groups is None else groups
-        check_whole("micro_batches", self.groups)
-        check_whole("max_batch_size", max_batch_size)
         self.ledger = Ledger(max_batch_size * self.groups, cache_tokens=cache_tokens)
         super().__init__([self.ledger], stages)
         self.count = AHEAD * max(stages, self.groups)

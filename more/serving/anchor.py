@@ -15,17 +15,17 @@ import statistics
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 from batch import Request
 from command.checks import MOST, UserError, range_of, shown
 from command.cli import read_text
-from more.serving.comparison import OURS, Anchor, mean_tbts
+from more.serving.comparison import OURS, Anchor, measure_of
 from more.serving.engines import vllm_defaults
 from more.serving.planner import MOST as MOST_REPLAYED
 from more.serving.planner import Replica
-from more.serving.search import percentile
 from more.serving.traffic import FASTEST, MOST_JSON, MOST_REQUESTS, MOST_TOKENS, gamma
 from timeline import Trace
 
@@ -40,23 +40,6 @@ STEPS, MOST_OUTPUT = 60_000, 2 * 10**7  # of a replay: iterations, about, and ou
 SAME = "are --model, --gpu and --tp those of the server?"
 BUSY = 0.75  # of the clients, on average: then they limit the load, and not the rate
 LATENCY = 10.0**9  # ms
-
-
-def measure_of(quantity: str, trace: Trace) -> float:
-    """A number of a benchmark: requests or tokens ("output", "all tokens") per s, times in ms."""
-    lives, what = trace.lives.values(), quantity.partition(" ")[2]
-    outputs = sum(len(life.tokens) for life in lives)
-    if quantity in ("requests", "output", "all tokens"):
-        prompts = sum(life.prompt_tokens for life in lives)
-        counts = {"requests": len(trace.finished), "output": outputs}
-        return counts.get(quantity, prompts + outputs) / trace.seconds
-    times = {
-        "TTFT": lambda: trace.ttfts, "TPOT": lambda: mean_tbts(trace), "ITL": lambda: trace.tbts,
-        "latency": lambda: [life.latency for life in lives],
-    }[what]()  # fmt: skip
-    if quantity.startswith("mean"):
-        return 1e3 * statistics.fmean(times) if times else 0.0
-    return 1e3 * percentile(times, 50 if quantity.startswith("median") else 99)
 
 
 @dataclass(frozen=True)
@@ -142,30 +125,20 @@ class Run:
 # --------------------------------------------------------------------------------------- the files
 
 
-@dataclass(frozen=True)
-class Entry:
-    """The object of the file. where: what an error calls it."""
+def number_of(
+    where: str, entry: Mapping[str, object], key: str, least: float, most: float = MOST,
+    whole: bool = False, needed: bool = True,
+) -> float | None:  # fmt: skip
+    """The number of a key; None: it is not there, or null. Raises UserError for all else.
 
-    where: str
-    values: Mapping[str, object]
-
-    def get(self, key: str) -> object:
-        """None: it is not there, or null."""
-        return self.values.get(key)
-
-    def number(
-        self, key: str, least: float, most: float, whole: bool = False, needed: bool = True
-    ) -> float | None:
-        """The number of a key; None: it is not there. Raises UserError for all else."""
-        value = self.get(key)
-        if isinstance(value, str) and value.isdecimal() and len(value) < 10:  # of --metadata
-            value = int(value)
-        if value is not None or needed:
-            range_of(least, most, whole=whole).check(f"{self.where}: {key}", value)
-        return value
-
-    def whole(self, key: str, least: int, most: int = MOST, needed: bool = True) -> int | None:
-        return self.number(key, least, most, True, needed)
+    where: what an error calls the object.
+    """
+    value = entry.get(key)
+    if isinstance(value, str) and value.isdecimal() and len(value) < 10:  # of --metadata
+        value = int(value)
+    if value is not None or needed:
+        range_of(least, most, whole=whole).check(f"{where}: {key}", value)
+    return value
 
 
 def even(count: int, prompts: int, outputs: int) -> list[tuple[int, int]]:
@@ -175,71 +148,71 @@ def even(count: int, prompts: int, outputs: int) -> list[tuple[int, int]]:
     return [(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(ends)]
 
 
-def of_vllm(entry: Entry) -> Run:
+def of_vllm(where: str, entry: Mapping[str, object]) -> Run:
     """An object of `vllm bench serve`."""
+    number = partial(number_of, where, entry)
+    whole, maybe = partial(number, whole=True), partial(number, whole=True, needed=False)
     if ramp := entry.get("ramp_up_strategy"):
-        raise UserError(
-            f"{entry.where}: ramp_up_strategy is {shown(ramp)}; a steady load is needed"
-        )
-    asked = entry.whole("num_prompts", 1, MOST_REQUESTS, needed=False) or 0
-    done = entry.whole("completed", 1, MOST_REQUESTS)
+        raise UserError(f"{where}: ramp_up_strategy is {shown(ramp)}; a steady load is needed")
+    asked = maybe("num_prompts", 1, MOST_REQUESTS) or 0
+    done = whole("completed", 1, MOST_REQUESTS)
     if (failed := max(0, asked - done)) > FAILED * asked:
         raise UserError(
-            f"{entry.where}: {failed} of {asked} requests failed; at most {100 * FAILED:g} % may"
+            f"{where}: {failed} of {asked} requests failed; at most {100 * FAILED:g} % may"
         )
-    prompts = entry.whole("total_input_tokens", done, MOST_TOKENS * done)
-    outputs = entry.whole("total_output_tokens", done, MOST_TOKENS * done)
-    own = detailed(entry)
+    prompts = whole("total_input_tokens", done, MOST_TOKENS * done)
+    outputs = whole("total_output_tokens", done, MOST_TOKENS * done)
+    own = detailed(where, entry)
     lengths = own or even(done, prompts, outputs)
     times = {
-        name: entry.number(f"{name.lower().replace(' ', '_')}_ms", 0, LATENCY, needed=False)
+        name: number(f"{name.lower().replace(' ', '_')}_ms", 0, LATENCY, needed=False)
         for name in QUANTITIES[2:]
     }
     measured = {
-        "requests": entry.number("request_throughput", 1 / FASTEST, FASTEST),
-        "output": entry.number("output_throughput", 1 / FASTEST, FASTEST),
+        "requests": number("request_throughput", 1 / FASTEST, FASTEST),
+        "output": number("output_throughput", 1 / FASTEST, FASTEST),
     } | {name: value for name, value in times.items() if value}  # 0: no request had one
-    clients = entry.whole("max_concurrency", 1, needed=False)
+    clients = maybe("max_concurrency", 1)
     rate, shape = entry.get("request_rate"), entry.get("burstiness")
     if not clients and rate is None:
         raise UserError(
-            f"{entry.where}: neither request_rate nor max_concurrency; give one, request_rate as"
+            f"{where}: neither request_rate nor max_concurrency; give one, request_rate as"
             ' "inf" for all at once'
         )
-    rate = None if rate in (None, "inf", math.inf) else entry.number("request_rate", 1e-6, FASTEST)
+    rate = None if rate in (None, "inf", math.inf) else number("request_rate", 1e-6, FASTEST)
     if clients and rate:  # Little's law: how many ran at once
         each = measured.get("mean TTFT", 0) + measured.get("mean TPOT", 0) * outputs / done
         busy = measured["requests"] * each / 1e3 >= BUSY * clients
         clients, rate = (clients, None) if busy else (None, rate)
     if shape not in (None, math.inf):
-        shape = entry.number("burstiness", 1e-6, FASTEST)
+        shape = number("burstiness", 1e-6, FASTEST)
     model = entry.get("model_id")
     return Run(
-        entry.where, lengths, measured, clients, rate, 1.0 if shape is None else shape**-0.5,
+        where, lengths, measured, clients, rate, 1.0 if shape is None else shape**-0.5,
         model if isinstance(model, str) else "",
-        entry.whole("max_num_batched_tokens", 1, needed=False),
-        entry.whole("max_num_seqs", 1, needed=False), failed, bool(own),
+        maybe("max_num_batched_tokens", 1),
+        maybe("max_num_seqs", 1), failed, bool(own),
     )  # fmt: skip
 
 
-def detailed(entry: Entry) -> list[tuple[int, int]]:
+def detailed(where: str, entry: Mapping[str, object]) -> list[tuple[int, int]]:
     """Each request's own lengths, of --save-detailed; those that failed have no output."""
     sides = [entry.get(f"{side}_lens") for side in ("input", "output")]
     if sides == [None, None]:
         return []
     for side, values in zip(("input", "output"), sides, strict=True):
         if not isinstance(values, list) or not 0 < len(values) <= MOST_REQUESTS:
-            raise UserError(f"{entry.where}: {side}_lens is {shown(values)}; a list is needed")
+            raise UserError(f"{where}: {side}_lens is {shown(values)}; a list is needed")
         for place, value in enumerate(values):
-            range_of(0, MOST_TOKENS).check(f"{entry.where}: {side}_lens[{place}]", value)
+            range_of(0, MOST_TOKENS).check(f"{where}: {side}_lens[{place}]", value)
     if len(sides[0]) != len(sides[1]):
         raise UserError(
-            f"{entry.where}: {len(sides[0])} input_lens and {len(sides[1])} output_lens; there"
+            f"{where}: {len(sides[0])} input_lens and {len(sides[1])} output_lens; there"
             " must be one of each for a request"
         )
     found = [(prompt, output) for prompt, output in zip(*sides, strict=True) if prompt and output]
     if not found:
-        raise UserError(f"{entry.where}: no request has both a prompt and an output")
+        raise UserError(f"{where}: no request has both a prompt and an output")
     return found
 
 
@@ -255,7 +228,7 @@ def read_load(path: Path) -> Run:
             f"{path}: {shown(found)} is no object with a key completed, as `vllm bench serve"
             " --save-result` writes it of one load"
         )
-    return of_vllm(Entry(str(path), found))
+    return of_vllm(str(path), found)
 
 
 # -------------------------------------------------------------------------------------- the factor

@@ -105,16 +105,9 @@ class Deployment:
         """
         return self.passage(make_batch(decodes=DECODES, context=CONTEXT))
 
-    def serve(
-        self,
-        requests: Iterable[Request],
-        policy: str,
-        budget: int,
-        done: Callable[[Life], None] | None = None,
-    ) -> Trace:
+    def serve(self, requests: Iterable[Request], policy: str, budget: int) -> Trace:
         """The requests under a policy, with the batch sizes and the memory of the paper.
 
-        done: see `simulate`; a pipeline keeps all lives, and takes none.
         A pipeline has as many micro-batches as stages. They share the batch size evenly. They also
         share one pool of memory: the paper's software has one block manager for all batches.
         """
@@ -124,11 +117,7 @@ class Deployment:
             "tp": self.tp, "link": self.link, "software": "sarathi_serve", "host": self.host,
         }  # fmt: skip
         if self.stages == 1:
-            return simulate(
-                requests, self.model, self.gpu, max_batch_size=size, done=done, **options
-            )
-        if done is not None:
-            raise UserError("`done` needs a single stage: a pipeline keeps the lives of all")
+            return simulate(requests, self.model, self.gpu, max_batch_size=size, **options)
         pipeline = simulate_pipeline(
             requests, self.model, self.gpu, max_batch_size=size // self.stages,
             stages=self.stages, memory="pool", hop=self.hop, keep=True, **options,
@@ -140,12 +129,8 @@ class Deployment:
 
 
 def p99_tbt(trace: Trace) -> float:
-    """P99 of `trace.tbts`, the times between tokens of all requests.
-
-    It uses numpy, because a search calls it often. Requests of one token have no such time.
-    """
-    every = np.concatenate([np.diff(life.tokens) for life in trace.lives.values()])
-    return float(np.percentile(every, 99)) if len(every) else 0.0
+    """P99 of the times between tokens of all requests."""
+    return percentile(trace.tbts, 99)
 
 
 def median_ttft(trace: Trace) -> float:

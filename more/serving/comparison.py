@@ -6,11 +6,10 @@ question; experiments/lib/plan_report.py prints and draws the answer.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-
-import numpy as np
 
 from batch import LATEST
 from command.checks import UserError
@@ -28,6 +27,7 @@ from more.serving.planner import (
     budgets_of,
     find_capacity,
 )
+from more.serving.search import percentile
 from more.serving.traffic import FASTEST, at_rate, copy_of
 from scheduler import POLICIES
 from timeline import Trace
@@ -251,9 +251,22 @@ def latencies(plan: Plan) -> list[tuple[float, float, Load, float]]:
     return found
 
 
-def mean_tbts(trace: Trace) -> list[float]:
-    """TPOT of each request that has several tokens."""
-    return [each for life in trace.lives.values() if not math.isnan(each := tpot(life))]
+def measure_of(quantity: str, trace: Trace) -> float:
+    """A number of a benchmark: requests or tokens ("output", "all tokens") per s, times in ms."""
+    lives, what = trace.lives.values(), quantity.partition(" ")[2]
+    outputs = sum(len(life.tokens) for life in lives)
+    if quantity in ("requests", "output", "all tokens"):
+        prompts = sum(life.prompt_tokens for life in lives)
+        counts = {"requests": len(trace.finished), "output": outputs}
+        return counts.get(quantity, prompts + outputs) / trace.seconds
+    times = {
+        "TTFT": lambda: trace.ttfts, "ITL": lambda: trace.tbts,
+        "TPOT": lambda: [each for life in lives if not math.isnan(each := tpot(life))],
+        "latency": lambda: [life.latency for life in lives],
+    }[what]()  # fmt: skip
+    if quantity.startswith("mean"):
+        return 1e3 * statistics.fmean(times) if times else 0.0
+    return 1e3 * percentile(times, 50 if quantity.startswith("median") else 99)
 
 
 def bench(replica: Replica, traffic: Traffic, budget: int, clients: int) -> dict:
@@ -263,14 +276,12 @@ def bench(replica: Replica, traffic: Traffic, budget: int, clients: int) -> dict
     """
     count = max(clients, min(max(ROUNDS * clients, FEWEST), MOST))
     trace = replica.serve(at_rate(traffic.sample(count), FASTEST), OURS, budget, clients)
-    waits = mean_tbts(trace)
-    outputs = sum(len(life.tokens) for life in trace.lives.values())
     return {
         "load": f"{clients} clients",
         "C": budget,
         "Successful requests": len(trace.finished),
-        "Request throughput (req/s)": len(trace.finished) / trace.seconds,
-        "Output token throughput (tok/s)": outputs / trace.seconds,
-        "Mean TTFT (ms)": 1e3 * float(np.mean(trace.ttfts)),
-        "Mean TPOT (ms)": 1e3 * float(np.mean(waits)) if waits else 0.0,
+        "Request throughput (req/s)": measure_of("requests", trace),
+        "Output token throughput (tok/s)": measure_of("output", trace),
+        "Mean TTFT (ms)": measure_of("mean TTFT", trace),
+        "Mean TPOT (ms)": measure_of("mean TPOT", trace),
     }

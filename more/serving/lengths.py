@@ -14,33 +14,14 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from batch import Request
-from command.checks import MOST, UserError
-from more.pipeline.predictors import Classes, Constant, Predictor, oracle, predicted
+from more.pipeline.predictors import named, predicted
 
 TAG = "predicted_tokens"
 
 
-def predictor_of(text: str, outputs: Sequence[int], seed: int = 0) -> Predictor:
-    """A predictor by its name. outputs: tokens of those requests that it learns classes from."""
-    name, _, number = text.partition("=")
-    try:
-        if text == "oracle":
-            return oracle
-        if name == "classes":
-            return Classes(outputs, float(number), seed)
-        if name == "constant" and 1 <= int(number) <= MOST:
-            return Constant(int(number))
-    except ValueError:  # no number
-        pass
-    raise UserError(
-        f"predicted lengths {text!r}: give oracle, classes=A with A from 0 to 1, or constant=N with"
-        f" N from 1 to {MOST}"
-    )
-
-
 def tag_lengths(requests: Sequence[Request], predictor: str, seed: int = 0) -> list[Request]:
     """Give each request its tag. Returns the same requests."""
-    predict = predictor_of(predictor, [request.max_tokens for request in requests], seed)
+    predict = named(predictor, [request.max_tokens for request in requests], seed)
     for request in requests:
         request.tags = {**request.tags, TAG: str(predicted(predict, request))}
     return list(requests)

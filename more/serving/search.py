@@ -9,7 +9,6 @@ FASTEST = 1e9  # requests per second: as good as all at once
 # The search ends when a rate that is served and a rate that is not differ by less than this factor
 # (2.5 %, as in the artefact of Sarathi-Serve).
 PRECISION = 1.025
-FINEST, COARSEST = 1.0001, 1e3  # factors that a search may use
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -43,8 +42,6 @@ def largest_rate(
     Returns 0 if not even 1/1000 of `start` is served. Raises UserError if every rate is served.
     """
     check_number("start", start, 1 / FASTEST, FASTEST, "number of requests per second")
-    for name, value in (("precision", precision), ("factor", factor)):
-        check_number(name, value, FINEST, COARSEST)
     # steps from a rate to its double: halved again and again, they are those of a bisection
     octave = 2 ** math.ceil(math.log2(max(1.0, math.log(2) / math.log(precision))))
     first, far = round(octave * math.log2(start)), 10 * octave

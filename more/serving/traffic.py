@@ -21,7 +21,7 @@ import numpy as np
 from batch import LATEST, Request
 from command.checks import MOST_SEED, UserError, check_number, check_whole
 from more.loading.requests import listed
-from more.loading.tables import check_cells, is_json, read_table
+from more.loading.tables import is_json, read_table
 from more.paged.prompts import HASHED, hashed
 from more.serving.search import FASTEST
 
@@ -214,26 +214,26 @@ HASHES = "hash_ids"
 ARRIVES = re.compile("arriv.*|timestamps?|created|sent|date")
 
 
-def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
+def read_trace(path: Path | str) -> list[Request]:
     """The requests of a CSV, JSON or JSONL file, in order of arrival. The first arrives at 0 s.
 
-    It sorts the lines of a file that has another order, and says so in a line.
-    count: read only so many, the first ones; None: all. The header (in NAME.json and NAME.jsonl:
-    the objects' names) has three columns, see HEADERS. All other columns are the request's tags:
-    their names and texts, for a policy that reads them. If objects have no times, all requests come
-    at once; but a name such as `sent_at` may be an arrival: it is refused. Arrivals are seconds, or
-    all of them are dates and times (ISO 8601). A file with an `input_length` is one of Mooncake's:
-    there they are milliseconds, and prompts whose `hash_ids` begin alike share these blocks of 512
-    tokens. No other prompts share anything. Lengths are whole numbers of tokens, at least 1. Lines
-    of BurstGPT without tokens are requests that failed: they are left out, and a line says how
-    many. For a wrong cell, the UserError names file, line (in JSON: row) and column.
+    It sorts the lines of a file that has another order, and says so in a line. The header (in
+    NAME.json and NAME.jsonl: the objects' names) has three columns, see HEADERS. All other columns
+    are the request's tags: their names and texts, for a policy that reads them. If objects have no
+    times, all requests come at once; but a name such as `sent_at` may be an arrival: it is refused.
+    Arrivals are seconds, or all of them are dates and times (ISO 8601). A file with an
+    `input_length` is one of Mooncake's: there they are milliseconds, and prompts whose `hash_ids`
+    begin alike share these blocks of 512 tokens. No other prompts share anything. Lengths are whole
+    numbers of tokens, at least 1. Lines of BurstGPT without tokens are requests that failed: they
+    are left out, and a line says how many. For a wrong cell, the UserError names file, line (in
+    JSON: row) and column.
     """
-    if count is not None:
-        check_whole("count", count, 1)
     header, lines = read_table(path, MOST_JSON if is_json(path) else MOST_BYTES)
     columns = find_columns(path, header)
     for place, cells in lines:
-        check_cells(f"{path}, {place}", len(cells), len(header))
+        if len(cells) != len(header):
+            said = f"{len(cells)} cells, and the header has {len(header)}"
+            raise UserError(f"{path}, {place}: {said}")
     if columns["arrival"][0] == len(header):
         print(f"{path}: no {' or '.join(HEADERS['arrival'])}: all requests come at once")
         lines = [(place, [*cells, "0"]) for place, cells in lines]
@@ -254,7 +254,7 @@ def read_trace(path: Path | str, count: int | None = None) -> list[Request]:
     early = sum(after[0] < before[0] for before, after in pairwise(rows))
     if early:
         print(f"{path}: sorted by arrival; {early} of {len(rows)} lines came before the one above")
-    order = sorted(range(len(rows)), key=lambda line: rows[line][0])[:count]
+    order = sorted(range(len(rows)), key=lambda line: rows[line][0])
     first = rows[order[0]][0]
     return [
         Request(i, prompts[line], output, arrival=arrival - first, tags=tags[line])

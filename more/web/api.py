@@ -20,7 +20,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 import batch
-from command.checks import MOST_SEED, WHY_BROKEN, UserError, did_you_mean, shown
+from command.checks import MOST_SEED, WHY_BROKEN, UserError, shown
 from command.cli import one_line
 from more.web.chat import Chat, Unfit
 from more.web.metrics import CONTENT_TYPE, Metrics, Stopwatch
@@ -30,7 +30,6 @@ from more.web.schemas import Chat as ChatBody
 from more.web.text import Words, dumps
 
 DEFAULT_TOKENS = 16  # of a completion without max_tokens, as OpenAI has it; a chat may go on
-LETTERS = 256  # of a token, at most: a prompt that must be too long is not even tokenized
 EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store",
           "X-Accel-Buffering": "no"}  # fmt: skip
 END, JSON = b"data: [DONE]\n\n", "application/json"
@@ -288,8 +287,7 @@ class Api:
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:
-            near = did_you_mean(name, [self.name])
-            raise Refused(404, f"no model {shown(name)} is served here: use {self.name!r}{near}",
+            raise Refused(404, f"no model {shown(name)} is served here: use {self.name!r}",
                           "model", "model_not_found")  # fmt: skip
 
     def check_number(self, body: Body) -> None:
@@ -335,23 +333,12 @@ class Api:
             return [await self.chat_tokens(body)]
         found = []
         for number, prompt in enumerate(body.prompts):
-            if isinstance(prompt, str):
-                ids = await self.tokens(prompt, "encode")
-            else:
-                ids = self.known(prompt, number)
+            ids = await self.tokens(prompt, "encode") if isinstance(prompt, str) else prompt
             if not ids:
                 raise Refused(400, f"prompt {number} is empty; it needs at least one token",
                               "prompt")  # fmt: skip
             found.append(ids)
         return found
-
-    def known(self, ids: list[int], number: int) -> list[int]:
-        size = self.engine.vocab_size
-        wrong = next((token for token in ids if not 0 <= token < size), None)
-        if wrong is not None:
-            told = f"prompt {number}: token id {shown(wrong)} is not in 0 .. {size - 1}"
-            raise Refused(400, told, "prompt")
-        return ids
 
     async def chat_tokens(self, body: ChatBody) -> list[int]:
         messages = [message.as_template_wants() for message in body.messages]
@@ -373,13 +360,7 @@ class Api:
         """Token ids of a text. way: the method of the tokenizer."""
         if self.tokenizer is None:
             raise Refused(400, f"{self.name} has no tokenizer: give token ids", "prompt")
-        most, encode = self.engine.max_length, getattr(self.tokenizer, way)
-        if len(text) > LETTERS * most:
-            raise Refused(
-                400, f"the prompt has {len(text)} letters: more than {most} tokens can be",
-                "prompt", "context_length_exceeded",
-            )  # fmt: skip
-        return await asyncio.to_thread(encode, text)
+        return await asyncio.to_thread(getattr(self.tokenizer, way), text)
 
     def special(self, stops: Sequence[str]) -> list[int]:
         """Of stop strings, those that are a special token: no text has them, for `decode` leaves

@@ -6,6 +6,7 @@ Jinja's sandbox. It has no limit of time or memory: whoever chose the checkpoint
 
 import json
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from jinja2 import Template, TemplateError, nodes
@@ -96,16 +97,7 @@ def compiled(text: str) -> Template:
     def raise_exception(message: str) -> None:
         raise TemplateError(message)
 
-    def tojson(
-        value: object, ensure_ascii: bool = False, indent: int | str | None = None,
-        separators: tuple[str, str] | None = None, sort_keys: bool = False,
-    ) -> str:  # fmt: skip
-        return json.dumps(
-            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
-            sort_keys=sort_keys,
-        )  # fmt: skip
-
-    environment.filters["tojson"] = tojson
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals |= {
         "raise_exception": raise_exception,
         "strftime_now": lambda form: datetime.now().strftime(form),

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from command.checks import UserError, check_whole
 from configs.constants import SINCE
 from costmodel import CostModel, requests_that_fit
 from loop import Result
-from more.loading.requests import USUAL_LENGTH, check_requests, refuse_beams
+from more.loading.requests import USUAL_LENGTH, check_requests
 from scheduler import Scheduler, make_scheduler
 from simulate import CostExecutor, make_cost_model
 
@@ -111,7 +111,7 @@ class PricedEngine:
                     " tokens: give more tp, a smaller max_length, or a max_batch_size, which asks"
                     " for no memory"
                 )
-        self.name, self.vocab_size = config.name, config.vocab_size
+        self.name = config.name
         self.policy, self.chunk_size = policy, chunk_size
         self.max_batch_size, self.cache_tokens = max_batch_size, cache_tokens
         self.description = f"{config.name} on {where}, predicted by the cost model"
@@ -129,10 +129,8 @@ class PricedEngine:
     def executor(self) -> RealTimeExecutor:
         return RealTimeExecutor(self.cost_model, self.clock)
 
-    def check(self, requests: Iterable[Request]) -> None:
+    def check(self, requests: Sequence[Request]) -> None:
         """A UserError for a request that is too long."""
-        requests = list(requests)
-        refuse_beams(requests, "the server runs none")
         check_requests(requests, self.max_length, "max_length")
 
     def sampler(self, seed: int, **params: float) -> None:

@@ -1,15 +1,15 @@
 """A real model as an engine that serves."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from batch import Batch, Request
-from command.checks import UserError
+from command.checks import UserError, shown
 from command.cli import one_line
 from engine import LLM
 from executor import ModelExecutor
-from more.loading.requests import check_requests, refuse_beams
+from more.loading.requests import check_requests
 from more.paged.cache import manage
 from sampling import Sampler, SamplingParams
 from scheduler import Scheduler, make_scheduler
@@ -46,15 +46,13 @@ class RealEngine:
         executor.origin = self.origin  # one clock for all executors
         return executor
 
-    def check(self, requests: Iterable[Request]) -> None:
+    def check(self, requests: Sequence[Request]) -> None:
         """A UserError for a request that is too long, or wants what there is not."""
-        requests = list(requests)
-        refuse_beams(requests, "the server runs none")
         check_requests(requests, self.max_length, "max_length")
         for request in requests:
             for token in (min(request.prompt), max(request.prompt)):
                 if not 0 <= token < self.vocab_size:
-                    raise UserError(f"token id {token} is not in 0 .. {self.vocab_size - 1}")
+                    raise UserError(f"token id {shown(token)} is not in 0 .. {self.vocab_size - 1}")
 
     def sampler(self, seed: int, **params: float) -> Sampler | None:
         """What draws the tokens of one request, as SamplingParams(**params) say; None: greedy."""

@@ -13,7 +13,7 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -85,7 +85,7 @@ class Engine(Protocol):
     def executor(self) -> Executor:
         """A new executor on an empty cache."""
 
-    def check(self, requests: Iterable[Request]) -> None:
+    def check(self, requests: Sequence[Request]) -> None:
         """A UserError for a request that can never run."""
 
     def surroundings(self) -> AbstractContextManager:
@@ -93,19 +93,6 @@ class Engine(Protocol):
 
     def stop(self) -> None:
         """Interrupt the current step, if possible."""
-
-
-class RecentTrace(Trace):
-    """The last iterations, and the lives of those requests that have not ended."""
-
-    def __init__(self) -> None:
-        iterations, finished, cancelled = [deque(maxlen=KEPT) for _ in range(3)]
-        super().__init__(iterations, finished=finished, cancelled=cancelled)
-
-    def take_preempted(self) -> list[tuple[int, float]]:
-        """(request id, time) of the preemptions since the last call."""
-        preempted, self.preempted = self.preempted, []
-        return preempted
 
 
 class Runner:
@@ -313,7 +300,8 @@ class Runner:
         return execute(batch)
 
     def _tell_preempted(self) -> None:
-        for own, moment in self.loop.trace.take_preempted():
+        preempted, self.loop.trace.preempted = self.loop.trace.preempted, []
+        for own, moment in preempted:
             self.preemptions += 1
             self.lanes.leave(own)
             self._tell("preempted", id=own, t=moment)
@@ -428,7 +416,8 @@ class Runner:
         executor = self.engine.executor()
         executor.execute = partial(self._execute, executor.execute)
         self.loop = Loop(scheduler, executor)
-        self.loop.trace = RecentTrace()
+        iterations, finished, cancelled = [deque(maxlen=KEPT) for _ in range(3)]
+        self.loop.trace = Trace(iterations, finished=finished, cancelled=cancelled)
         self.lanes = Lanes()
 
 

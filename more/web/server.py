@@ -15,7 +15,6 @@ import socket
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -35,24 +34,10 @@ SAFE = [
     (b"x-content-type-options", b"nosniff"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 ]
-FAULT = "a fault of the server: its log says more"
+MOST_BODY, CONNECTIONS = 10**6, 1000  # bytes of a body; at once
 GONE = "gone"  # in the log: the client went away before its answer was complete
 
 log = logging.getLogger("nano-sarathi")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the server accepts, and from whom.
-
-    keys: hashes of the API keys; empty: no key is needed. body: bytes at most. connections: at
-    once. drain: s that running requests get when the server ends.
-    """
-
-    keys: tuple[bytes, ...] = ()
-    body: int = 10**6
-    connections: int = 1000
-    drain: float = 30.0
 
 
 def hash_of(key: str) -> bytes:
@@ -64,10 +49,13 @@ def hash_of(key: str) -> bytes:
 
 
 class Gate:
-    """Lets requests in, or refuses them in OpenAI's format. It logs one line for each."""
+    """Lets requests in, or refuses them in OpenAI's format. It logs one line for each.
 
-    def __init__(self, app: ASGIApp, limits: Limits):
-        self.app, self.limits = app, limits
+    keys: hashes of the API keys; empty: no key is needed.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[bytes]):
+        self.app, self.keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -104,11 +92,11 @@ class Gate:
 
     def check_key(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         asks = scope["path"].startswith(GUARDED)
-        if not self.limits.keys or not asks:
+        if not self.keys or not asks:
             return
         scheme, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         own = hash_of(key.strip())
-        right = [hmac.compare_digest(own, each) for each in self.limits.keys]
+        right = [hmac.compare_digest(own, each) for each in self.keys]
         if scheme.lower() != "bearer" or not any(right):
             what = "is not the server's" if key else "is missing"
             raise Refused(
@@ -118,7 +106,7 @@ class Gate:
 
     async def read_body(self, receive: Receive) -> bytes | None:
         """The whole body. Refused if it is too long. None: the client has gone."""
-        most, parts, length, more = self.limits.body, [], 0, True
+        most, parts, length, more = MOST_BODY, [], 0, True
         while more and length <= 20 * most:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -175,8 +163,8 @@ def refusal(error: Refused) -> JSONResponse:
     return JSONResponse(error.json(), error.status, error.headers)
 
 
-def application(api: Api, limits: Limits, routers: Sequence) -> Gate:
-    """All endpoints behind the gate."""
+def application(api: Api, routers: Sequence, keys: Sequence[bytes] = ()) -> Gate:
+    """All endpoints behind the gate. keys: see `Gate`."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI):
@@ -194,33 +182,32 @@ def application(api: Api, limits: Limits, routers: Sequence) -> Gate:
     for router in routers:
         app.include_router(router)
 
-    async def refused(request: Request, error: Refused) -> JSONResponse:
-        return refusal(error)
+    async def told(request: Request, error: Exception) -> JSONResponse:
+        return refusal(refused(request, error))
 
-    async def mistaken(request: Request, error: UserError) -> JSONResponse:
-        return refusal(Refused(400, str(error)))
+    for kind in (Exception, Refused, UserError, Full, Stopping, HTTPException):
+        app.add_exception_handler(kind, told)
+    return Gate(app, keys)
 
-    async def turned(request: Request, error: Full | Stopping) -> JSONResponse:
-        return refusal(turned_away(error))
 
-    async def unknown(request: Request, error: HTTPException) -> JSONResponse:
-        """Errors that the framework raises: 404 and 405."""
-        what = shown(request.scope["path"])
-        sentence = {
-            404: f"there is no {what} here: see /v1/completions, /v1/chat/completions, /v1/models",
-            405: f"{what} takes no {shown(request.method, str)}",
-        }.get(error.status_code, str(error.detail))
-        return refusal(Refused(error.status_code, sentence, headers=error.headers))
-
-    async def faulty(request: Request, error: Exception) -> JSONResponse:
-        return refusal(Refused(500, FAULT, kind="server_error"))
-
-    for kind, handler in (
-        (Exception, faulty), (Refused, refused), (UserError, mistaken),
-        (Full, turned), (Stopping, turned), (HTTPException, unknown),
-    ):  # fmt: skip
-        app.add_exception_handler(kind, handler)
-    return Gate(app, limits)
+def refused(request: Request, error: Exception) -> Refused:
+    """What a client hears of an error."""
+    match error:
+        case Refused():
+            return error
+        case UserError():
+            return Refused(400, str(error))
+        case Full() | Stopping():
+            return turned_away(error)
+        case HTTPException(status_code=status):  # the framework's: 404 and 405
+            what = shown(request.scope["path"])
+            sentence = {
+                404: f"there is no {what} here: see /v1/completions, /v1/chat/completions,"
+                " /v1/models",
+                405: f"{what} takes no {shown(request.method, str)}",
+            }.get(status, str(error.detail))
+            return Refused(status, sentence, headers=error.headers)
+    return Refused(500, "a fault of the server: its log says more", kind="server_error")
 
 
 # ------------------------------------------------------------------------------------ the server
@@ -228,16 +215,18 @@ def application(api: Api, limits: Limits, routers: Sequence) -> Gate:
 
 class Server(uvicorn.Server):
     """Shuts down cleanly: after the first signal, it takes no more requests, and finishes those
-    that it has. After the second signal, it ends at once.
+    that it has, for `drain` seconds at most. After the second signal, it ends at once.
     """
 
-    def __init__(self, api: Api, limits: Limits, routers: Sequence):
-        self.api, self.limits, self.cut = api, limits, False  # cut: some requests were aborted
+    def __init__(
+        self, api: Api, routers: Sequence, keys: Sequence[bytes] = (), drain: float = 30.0
+    ):
+        self.api, self.drain, self.cut = api, drain, False  # cut: some requests were aborted
         config = uvicorn.Config(
-            application(api, limits, routers), http="h11", ws="none",
+            application(api, routers, keys), http="h11", ws="none",
             lifespan="on", log_config=None, access_log=False, server_header=False,
             proxy_headers=False, timeout_graceful_shutdown=1,
-            limit_concurrency=limits.connections + 1,
+            limit_concurrency=CONNECTIONS + 1,
         )  # fmt: skip
         super().__init__(config)
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # the gate writes the log
@@ -253,9 +242,9 @@ class Server(uvicorn.Server):
         if left := runner.drop_unread():
             log.warning(
                 "stopping: %d requests run to their end, for %g s at most; Ctrl-C ends at once",
-                left, self.limits.drain,
+                left, self.drain,
             )  # fmt: skip
-        self.cut = not await asyncio.to_thread(runner.drain, self.limits.drain)
+        self.cut = not await asyncio.to_thread(runner.drain, self.drain)
         await super().shutdown(sockets)
 
 

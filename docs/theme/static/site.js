@@ -22,8 +22,9 @@ for (const caption of document.querySelectorAll(".caption[role=heading]")) capti
 
 // A cell tagged `predict`: its reader says what comes, and then sees the output below it, with those
 // of the cells that follow without a text between, and the first words that explain it.
-document.querySelectorAll(".tag_predict > .cell_output").forEach((output, i) => {
-  const name = `nano-sarathi-prediction/${location.pathname.split("/").at(-1)} ${i}`;
+document.querySelectorAll(".tag_predict > .cell_output").forEach((output) => {
+  const code = output.previousElementSibling.textContent.trim();
+  const name = `nano-sarathi-prediction/${location.pathname.split("/").at(-1)} ${code.slice(-80)}`;
   const outputs = [output];
   let cell = output.parentElement;
   while ((cell = cell.nextElementSibling)?.matches(".cell:not(.tag_predict)")) {
