@@ -13,6 +13,7 @@ import random
 import shutil
 import signal
 import socket
+import webbrowser
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from tokenizers import decoders
 from tokenizers.models import BPE
 from watch import wait_for
 
+import serve
 from command.checks import WHY_BROKEN, UserError
 from engine import LLM, SamplingParams
 from experiments.lib.clients import events, parse, raw, request, streamed
@@ -548,6 +550,22 @@ def started(*words: str, **environment: str) -> Iterator[tuple[spawn.Command, tu
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
+@pytest.mark.parametrize(
+    ("found", "opens"),
+    [
+        (webbrowser.BackgroundBrowser("xdg-open"), True),
+        (webbrowser.GenericBrowser("/bin/code-helper.sh"), True),  # $BROWSER, of an editor over ssh
+        (webbrowser.GenericBrowser("/usr/bin/lynx"), False),
+        (webbrowser.Elinks("elinks"), False),
+    ],
+)
+def test_a_browser_of_the_terminal_is_left_alone(
+    found: webbrowser.BaseBrowser, opens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webbrowser, "get", lambda: found)
+    assert serve.find_browser() is (found if opens else None)
+
+
 def test_a_signal_lets_accepted_streams_end() -> None:
     body, key = {"prompt": "x " * 50, "max_tokens": 40}, {"authorization": "Bearer secret"}
     with started(NANO_SARATHI_API_KEY="secret") as (process, place):
