@@ -70,7 +70,7 @@ print(f"linear operators: {weight_bytes / 1e6:.0f} MB of weights in {config.n_la
 # produces one token per iteration, because each token needs the one before it. Both run the same
 # operators with the same weights, but a decode has a single row of input per request.
 #
-# **Predict first.** The prompt below has 256 tokens. How long does *one* decode take: about 1/256
+# **Predict first.** The prompt below has 256 tokens. How long does *one* decode take here: 1/256
 # of the prefill's time, a tenth of it, or as long as the prefill?
 
 
@@ -105,9 +105,10 @@ executor.release(request)
 print_table(["iteration", "tokens", "ms (measured)", "ms per token (measured)"], rows)
 
 # %% [markdown]
-# **Explain.** Look at the last column. A decode is shorter than the prefill, but far from 256 times
-# shorter. So one token of decode costs many times as much as one token of prefill. (The first
-# decode may be slower than the others: libraries warm up for its shape, too.)
+# **Explain.** A decode takes about a tenth of the prefill's time, or less. It is far from 256 times
+# shorter, as the last column shows. (On the paper's GPU, it takes more than half of such a
+# prefill's time.) So one token of decode costs many times as much as one token of prefill. (The
+# first decode may be slower than the others: libraries warm up for its shape, too.)
 #
 # The three calls `schedule`, `execute` and `update` are the whole engine. `Loop.step` in `loop.py`
 # makes the same calls. The request has 6 output tokens but only *five* decodes, because the prefill
@@ -171,6 +172,7 @@ plt.show()
 # **Explain.** On the left, both curves start almost flat: twice the tokens take far less than twice
 # the time. Then the curves bend. After the bend, twice the tokens take about twice the time. On the
 # right, the cost per token falls steeply before the bend. After it, the cost changes much less.
+# Two decodes take about as long as one; 32 take a few times as long, and not 32 times.
 #
 # The two curves have the same shape, because a linear operator treats a decode and a prompt token
 # alike. With many requests, the curve of the decodes is higher, because each decode also attends to
@@ -281,9 +283,11 @@ plt.show()
 # It changes nothing for decode attention: the blue bar stays at 1. In LLaMA-13B, without prefix
 # caching, no two requests share keys and values.
 #
-# **Now break it.** Forget the weights: let `linear_intensity` divide by `2 * tokens * (inputs +
-# outputs)`. Run it and the cells below it. All four cases now have the same bars: a decode looks as
-# good as a prefill. So the whole difference is one read of the weights, for few tokens or for many.
+# **Now break it**, in Jupyter (`jupyter lab notebooks`). Forget the weights: let
+# `linear_intensity` divide by `2 * tokens * (inputs + outputs)`. Run it and the two cells below it.
+# The bars of the *linear* operators are now alike in all four cases: a decode looks as good as a
+# prefill. So for them, the whole difference is one read of the weights, for few tokens or for many.
+# Attention does not change.
 
 # %% [markdown]
 # ## Step 4: the paper's GPU

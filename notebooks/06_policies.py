@@ -28,7 +28,6 @@ import matplotlib.pyplot as plt
 
 from batch import Request
 from engine import LLM, SamplingParams
-from experiments.policies import TODAY
 from lesson import COLOURS, GREY, POLICY_LOOKS, gantts, paper, print_table, sliders, this_machine
 from scheduler import POLICIES, SarathiServe, make_scheduler
 from simulate import simulate
@@ -199,7 +198,8 @@ plt.show()
 # and on which axis?
 
 # %%
-traces = {policy: priced(policy) for policy in POLICIES if policy not in TODAY}
+today = ("vllm_v1", "prefill_first", "no_evict")  # step 4 has these
+traces = {policy: priced(policy) for policy in POLICIES if policy not in today}
 rows = []
 for policy, trace in traces.items():
     gap = max(trace.lives[0].tbt + trace.lives[1].tbt)
@@ -443,7 +443,7 @@ sliders(what_if, policy=list(POLICIES), budget=(32, 2048, 32))
 #
 # **Now break it.** Let `share` return 1. No gaps are shorter, but C's first token takes a minute:
 # each iteration reads all weights for a few tokens. Then return 0. The engine stops with one line:
-# a chunk without tokens would let its request wait for ever.
+# a chunk from 0 to -1 has no token, and its request would wait for ever.
 
 
 # %%

@@ -2,6 +2,7 @@
 stand in the lesson, sliders for a reader. `make notebooks` executes them.
 """
 
+import ast
 import importlib.util
 import json
 import re
@@ -59,6 +60,14 @@ def test_a_notebook_is_in_step_with_its_source_and_fit_to_be_read(path: Path) ->
     assert set(notebook.metadata) == {"jupytext", "kernelspec"}, (
         "no versions or paths of the machine that ran it"
     )
+
+
+@each_lesson
+def test_what_a_lesson_imports_is_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            exec(ast.unparse(node))  # noqa: S102
 
 
 def said(cell: nbformat.NotebookNode) -> str:

@@ -20,17 +20,20 @@ for (const box of document.querySelectorAll("article pre, .table-wrapper")) {
 }
 for (const caption of document.querySelectorAll(".caption[role=heading]")) caption.ariaLevel = "2";
 
-// A cell tagged `predict`: its reader says what comes, and then sees the output below it, with those
-// of the cells that follow without a text between, and the first words that explain it.
+// A cell tagged `predict`: its reader says what comes, and then sees the output below it, and what
+// explains it: outputs of cells, then the text up to the next cell, heading or thing to do.
 document.querySelectorAll(".tag_predict > .cell_output").forEach((output) => {
   const code = output.previousElementSibling.textContent.trim();
   const name = `nano-sarathi-prediction/${location.pathname.split("/").at(-1)} ${code.slice(-80)}`;
   const outputs = [output];
-  let cell = output.parentElement;
-  while ((cell = cell.nextElementSibling)?.matches(".cell:not(.tag_predict)")) {
-    outputs.push(...cell.querySelectorAll(":scope > .cell_output"));
+  let each = output.parentElement;
+  while ((each = each.nextElementSibling)?.matches(".cell:not(.tag_predict)")) {
+    outputs.push(...each.querySelectorAll(":scope > .cell_output"));
   }
-  if (cell?.textContent.startsWith("Explain")) outputs.push(cell);
+  for (; each && !each.matches("section, .cell"); each = each.nextElementSibling) {
+    if (/^(Now break|Predict)/.test(each.textContent)) break;
+    outputs.push(each);
+  }
   const place = document.createElement("div");
   place.className = "prediction";
   place.innerHTML = `<label>Your prediction <textarea rows="2"></textarea></label><button type="button"></button>`;
