@@ -187,7 +187,7 @@ function showResult() {
   if (figure.hidden) return;
   const { svg, error } = result.picture;
   figure.firstChild.hidden = Boolean(error);
-  figure.lastChild.textContent = error ?? "A case that is always the same.";
+  figure.lastChild.textContent = error ?? "The picture always shows this one case.";
   if (svg) figure.firstChild.replaceChildren(...svg.map((each) => document.importNode(
     new DOMParser().parseFromString(each, "image/svg+xml").documentElement, true)));
 }
