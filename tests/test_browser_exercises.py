@@ -105,7 +105,7 @@ def test_an_exercise_from_the_stub_to_the_pass(site: str, opened: Opened) -> Non
     told = check(shown, wrong.source)
     assert wrong.message in told and "4 + 1 = 5 rows" in told
     assert shown.locator("#picture svg").count() == 2
-    assert shown.inner_text("figcaption") == "A case that is always the same."
+    assert shown.inner_text("figcaption") == "The picture always shows this one case."
     assert shown.locator("#list .begun").inner_text() == "E6 SARATHI's chunk (begun)"
     told = check(shown, RIGHT)
     assert told.startswith("E6 SARATHI's chunk: passed.") and "not yet" not in told
