@@ -18,6 +18,7 @@ if (!document.body.dataset.theme) {
 for (const box of document.querySelectorAll("article pre, .table-wrapper")) {
   if (box.scrollWidth > box.clientWidth) box.tabIndex = 0; // so that arrow keys scroll it
 }
+for (const each of document.querySelectorAll("summary")) each.removeAttribute("aria-label"); // its words say it
 for (const caption of document.querySelectorAll(".caption[role=heading]")) caption.ariaLevel = "2";
 
 // A cell tagged `predict`: its reader says what comes, and then sees the output below it, and what
