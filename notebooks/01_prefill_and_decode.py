@@ -216,7 +216,7 @@ print(f"{peak * reading / work:5.1f} tokens are computed while the weights are r
 # operators.
 #
 # **Predict first.** A linear operator has `inputs x outputs` weights of 2 bytes each. For 1 token
-# it does 2 FLOPs per weight. What is its intensity? What is it for 512 tokens? And what is the
+# it does 2 FLOPs per weight. What is its intensity? What is it for 1024 tokens? And what is the
 # intensity of decode *attention*, where every request has keys and values of its own?
 
 
@@ -273,11 +273,12 @@ axes.legend(ncols=5, loc="upper center", columnspacing=1, handlelength=1)
 plt.show()
 
 # %% [markdown]
-# **Explain.** The lines show the ratio of the A6000. An operator above a line is compute-bound; one
-# below it is memory-bound. There are two lines. The paper gives 53 as the ratio, and we do not know
-# how it was computed. The data sheet's FLOP/s of the tensor cores give 202. Prefill lies above both
-# lines. Decode at B = 18 lies below both. At B = 256, its linear operators lie above both. But so
-# many requests do not fit: the A6000's memory holds at most 18 (paper).
+# **Explain.** One token has an intensity of 1, and n tokens a little less than n: inputs and
+# outputs are moved, too. The lines show the ratio of the A6000. An operator above a line is
+# compute-bound; one below it is memory-bound. There are two lines. The paper gives 53 as the ratio,
+# and we do not know how it was computed. The data sheet's FLOP/s of the tensor cores give 202.
+# Prefill lies above both lines. Decode at B = 18 lies below both. At B = 256, its linear operators
+# lie above both. But so many requests do not fit: the A6000's memory holds at most 18 (paper).
 #
 # Batching raises the intensity of the *linear* operators, because all requests share the weights.
 # It changes nothing for decode attention: the blue bar stays at 1. In LLaMA-13B, without prefix
