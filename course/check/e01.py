@@ -31,9 +31,9 @@ def cases(rng: random.Random) -> list[dict]:
 
 
 TEACHES = {
-    "F1": "Every iteration reads the weights of all layers once, 2 bytes each, however few its rows."
-    " The longer of reading and computing counts, not their sum. K and V: of `cached` tokens, here"
-    " of none.",
+    "F1": "Every iteration reads the weights of all layers once, 2 bytes each, however few its"
+    " rows. The longer of reading and computing counts, not their sum. K and V: of `cached` tokens,"
+    " here of none.",
     "F2": "Weights are read once per iteration, not once per row: below the ridge rows are free.",
     "F3": "Attention reads the K and V of every cached token: model.kv_bytes_per_token() each.",
     "F4": "Bytes or FLOPs, the longer: 2 FLOPs per weight and row; K and V have n_kv_head heads.",
