@@ -12,7 +12,7 @@ model and the cost model. The policies, below `Scheduler`:
     dynamic         the same, but a request's chunks shrink as its prefill goes on
     chunked_only    half of sarathi_serve: chunks, but never beside decodes
     hybrid_only     the other half: prompts beside decodes, but never cut into chunks
-    vllm_v1, prefill_first, no_evict of today's engines are in more/paged/policies.py
+    more/policies/ has those of today's engines, and of the papers after Sarathi-Serve
 """
 
 import re
@@ -407,8 +407,8 @@ class Dynamic(SarathiServe):
         sizes = [int(size) if SIZE.fullmatch(size) else 0 for size in option.split(",")]
         if min(sizes) < 1 or sizes != sorted(sizes, reverse=True):
             raise UserError(
-                f"policy 'dynamic:{option}': the sizes must be whole numbers of tokens, at least 1,"
-                f" none larger than the one before, such as {self.example}"
+                f"policy '{self.name}:{option}': the sizes must be whole numbers of tokens, at"
+                f" least 1, none larger than the one before, such as {self.example}"
             )
         self.sizes, self.chunk_size = sizes, sizes[0]
 

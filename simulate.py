@@ -6,7 +6,7 @@ differs: it asks the cost model for the seconds of a batch, and moves a virtual 
 
 from collections.abc import Callable, Iterable
 
-import more.paged.policies  # three more policies  # noqa: F401
+import more.policies  # those outside the book  # noqa: F401
 from batch import Batch, Request
 from command.checks import lookup
 from configs import GPUS, LINKS, ModelConfig

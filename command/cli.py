@@ -64,11 +64,13 @@ def is_ours(path: Path) -> bool:
     try:
         with open(path, "rb") as file:
             head = file.read(512).replace(b"\r\n", b"\n")
+            file.seek(max(0, path.stat().st_size - len(MARK) - 2))
+            pdf = head.startswith(b"%PDF") and MARK.encode() in file.read()
     except OSError:
         return False
     png = head.startswith(b"\x89PNG") and b"Software\0" + MARK.encode() in head
     html = head.startswith(b"<!doctype html>") and f'generator" content="{MARK}'.encode() in head
-    return not head or png or html or head.startswith(BEGINNINGS)
+    return not head or png or html or pdf or head.startswith(BEGINNINGS)
 
 
 def write_file(path: Path | str, content: str | bytes | Callable[[Path], object]) -> None:

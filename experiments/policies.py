@@ -32,7 +32,7 @@ from experiments.lib.study import finish
 from more.pictures import perfetto
 from more.pictures.gantt import draw_lanes, legend_handles
 from more.pictures.lanes import request_lanes
-from scheduler import POLICIES
+from more.policies import compared
 from timeline import Trace
 
 MODEL, GPU, CHUNK_SIZE = "llama-13b", "a6000", 512
@@ -41,7 +41,7 @@ NAMES = dict(enumerate("ABCD"))
 WHOLE = ("request_level", "vllm_v0", "orca", "hybrid_only")
 # of ours; the table has all
 PICTURED = ("request_level", "vllm_v0", "orca", "sarathi", "sarathi_serve", "prefill_first")
-NOT_PICTURED = {*POLICIES}.difference(PICTURED)
+NOT_PICTURED = {*compared()}.difference(PICTURED)
 STALL = 5  # decode-only iterations
 SECONDS = (
     "TTFT of C",
@@ -130,7 +130,7 @@ def compare(
     """
     alone = [run("sarathi_serve", workload(chunk_size)[:2]) for _ in range(repeats)]
     arrival, bound = arrival_and_bound(min(alone, key=lambda trace: trace.seconds))
-    runs: dict[str, list[Trace]] = {policy: [] for policy in (*POLICIES, *(policies or ()))}
+    runs: dict[str, list[Trace]] = {policy: [] for policy in (*compared(), *(policies or ()))}
     for policy in progress(repeats * list(runs), "running"):
         runs[policy].append(run(policy, workload(chunk_size, arrival)))
     fastest = {

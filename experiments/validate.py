@@ -38,8 +38,8 @@ from experiments.lib.rows import SOURCES, Row, Rows, make_directory, print_rows,
 from experiments.lib.steady import run_priced
 from experiments.lib.study import finish
 from experiments.lib.validation import draw_agreement, error_summary, errors, newest, pairs
+from more.policies import compared
 from more.serving.calibration import RESULTS, CalibratedModel, Calibration
-from scheduler import POLICIES
 from simulate import CostExecutor
 
 NAME = "validate"
@@ -50,7 +50,7 @@ QUANTITIES = {"total time": "s", "mean iteration": "ms", "throughput": "tokens/s
 UNITS = QUANTITIES | {"drift": "x"}
 FLAGS = {
     "calibration": Flag("calibration of this machine", RESULTS / "calibration-laptop.json"),
-    "samples": Flag("workloads that are drawn", 20, len(POLICIES)),
+    "samples": Flag("workloads that are drawn", 20, len(compared())),
     "seed": Flag("seed of the draw", 0),
     "repeats": Flag("runs of each workload, whose median is taken", 3, 1),
 }
@@ -72,7 +72,7 @@ class Draw:
 
 def draw_workloads(count: int, seed: int) -> list[Draw]:
     """`count` workloads of B to 2 B requests each, taking turns over the policies."""
-    dice, policies = random.Random(seed), sorted(POLICIES)
+    dice, policies = random.Random(seed), sorted(compared())
     workloads = []
     for i in range(count):
         size = dice.randint(*BATCH_SIZES)

@@ -247,7 +247,7 @@ gantts({policy: traces[policy] for policy in chunked}, BOUND, NAMES, title)
 #
 # ### What engines do today
 #
-# `more/paged/policies.py` has the defaults of three engines. `vllm_v1` (vLLM) and `no_evict`
+# `more/policies/engines.py` has the defaults of three engines. `vllm_v1` (vLLM) and `no_evict`
 # (TensorRT-LLM) run these four requests in the same batches as `sarathi_serve`. `vllm_v1` differs
 # only with its option, a limit for each request; `no_evict` only where memory is short.
 # `prefill_first` (SGLang) cuts prompts, too. But its batch has chunks *or* decodes, and chunks come

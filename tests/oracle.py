@@ -11,17 +11,20 @@ are tiny and in float64, so that tokens agree exactly.
 """
 
 import random
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 
 from attention import PLAIN
 from batch import Batch, Request
+from command.cli import run_main
 from configs import MODELS
 from engine import LLM
 from executor import ModelExecutor
@@ -33,11 +36,15 @@ from more.beam.outputs import beam_requests
 from more.beam.request import CACHES, BeamMemory, BeamRequest, BeamSearchParams, rows_of
 from more.beam.search import BeamSearch, best_candidates
 from more.fast.backends import choose_backend, speed_up
+from more.loading.policyfile import is_ours, load_policies
 from more.paged.blocks import BlockMemory, Blocks
 from more.paged.cache import make_cache, manage
-from more.paged.policies import PrefillFirst
 from more.pipeline import Rules, make_micro_batches
 from more.pipeline.phases import STEALING
+from more.policies.engines import PrefillFirst
+from more.policies.qoserve import QoServe
+from more.policies.srpt import SRPT
+from more.policies.vtc import VTC
 from more.web.real import RealEngine
 from more.web.runner import Delta, Runner
 from sampling import Sampler, SamplingParams, sample
@@ -59,9 +66,11 @@ from tests.conftest import TINY, tiny_model
 LONGEST = 40  # tokens of prompt and output: fewer than the tiny models have positions
 OUTPUT = 14  # tokens, at most
 PROMPTS = 24  # of each model
+PLAYS = 50  # of a user's own policy, with each driver
 STEPS = 5000  # more than any play needs
 # Policies whose decodes may wait: for prompts, or (vllm_v1) because they are more than the budget.
 MAY_WAIT = ("vllm_v0", "chunked_only", "prefill_first", "vllm_v1")
+REORDER = (VTC, SRPT, QoServe)  # all others are first come, first served
 PATIENCE = 60.0  # s until a runner is given up
 TICK = 1e-3  # s of a real clock, for a step of a virtual one
 SERVED = "llama-gqa"  # the model of an LLM
@@ -141,16 +150,27 @@ class Asked:
     def reason(self) -> str:
         return "stop" if self.expected[-1] in self.stop_ids else "length"
 
+    @property
+    def tags(self) -> dict[str, str]:
+        """For policies that ask: a user, a guess of the length, and what is promised."""
+        rng = random.Random(f"tags {self.known.seed} {self.count}")
+        promised = {"ttft": rng.choice("159"), "tbt": rng.choice("29")}
+        if rng.random() < 0.3:
+            promised = {"ttlt": rng.choice(("20", "100"))}
+        return {"user": rng.choice("abc"), "predicted_tokens": str(rng.randint(1, 20))} | promised
+
     def request(self, number: int, arrival: float = 0.0) -> Request:
         known = self.known
         sampler = known.params and Sampler(known.params, known.seed)
         stop_ids = frozenset(self.stop_ids)
-        return Request(number, known.prompt, self.count, stop_ids, arrival, sampler=sampler)
+        made = Request(number, known.prompt, self.count, stop_ids, arrival, sampler=sampler)
+        made.tags = self.tags
+        return made
 
     def params(self) -> SamplingParams:
         how = self.known.params or SamplingParams()
-        return SamplingParams(
-            self.count, how.temperature, how.top_k, how.top_p, self.known.seed, self.stop_ids
+        return replace(
+            how, max_tokens=self.count, seed=self.known.seed, stop_ids=self.stop_ids, tags=self.tags
         )
 
 
@@ -354,8 +374,12 @@ def check(play: Play, found: Found) -> None:
 # ------------------------------------------------------------------------------ what always holds
 
 
-def check_rules(scheduler: Scheduler, batch: Batch) -> None:
-    """Of policies: the token budget, no decode that waits, and what a batch may hold."""
+def check_rules(scheduler: Scheduler, batch: Batch, alone: bool = True) -> None:
+    """Of our policies: the token budget, no decode that waits, what a batch may hold, and the
+    order of arrival. (A micro-batch may preempt what another one has overtaken.)
+    """
+    if not is_ours(type(scheduler)):
+        return
     alternates = isinstance(scheduler, ChunkedOnly | PrefillFirst)
     if isinstance(scheduler, Sarathi):
         assert len(batch.chunks) <= 1, "two chunks"
@@ -370,13 +394,10 @@ def check_rules(scheduler: Scheduler, batch: Batch) -> None:
         assert alternates or batch.decodes == ready, "a decode waits"
     if isinstance(scheduler, HybridOnly) and len(batch.chunks) > 1:
         assert rows_of(batch) <= scheduler.chunk_size, "only one prompt may exceed the budget"
-
-
-def check_queue(scheduler: Scheduler, batch: Batch) -> None:
-    """First come, first served. (A micro-batch may preempt what another one has overtaken.)"""
     started = [chunk.request.arrival for chunk in batch.chunks if not chunk.request.chunks_run]
-    waiting = [request.arrival for request in scheduler.waiting]
-    assert not (started and waiting) or max(started) <= min(waiting), "somebody is overtaken"
+    if alone and started and scheduler.waiting and not isinstance(scheduler, REORDER):
+        first = min(request.arrival for request in scheduler.waiting)
+        assert max(started) <= first, "somebody is overtaken"
 
 
 def check_books(executor: ModelExecutor, schedulers: Sequence[Scheduler]) -> None:
@@ -541,7 +562,6 @@ class Virtual:
     def execute(self, batch: Batch) -> Result:
         if self.scheduler:
             check_rules(self.scheduler, batch)
-            check_queue(self.scheduler, batch)
         result = super().execute(batch)
         seconds = self.rng.choice((0.1, 1.0, 3.0))
         self.clock += seconds
@@ -560,11 +580,17 @@ def make_executor(play: Play, slots: int) -> VirtualExecutor | VirtualBeams:
     model = model_of(play.family)
     size = model.config, slots, LONGEST + 1, model.dtype, model.device
     cache = make_cache(*size, play.blocks, play.memory)
-    executor = VirtualExecutor(model, cache, PLAIN[play.backend])
+    executor = VirtualExecutor(model, cache, PLAIN[play.backend], cost=price)
     if any(isinstance(asked, Search) for asked in play.asked):
         executor = VirtualBeams(executor, play.backend)
     executor.rng = random.Random(f"clock {play.seed}")
     return executor
+
+
+def price(batch: Batch) -> float:
+    """Seconds, for policies that ask."""
+    rows = sum(chunk.length * (1 + chunk.start / 50) for chunk in batch.chunks)
+    return 0.5 + rows / 20 + len(batch.decodes) / 50
 
 
 # ----------------------------------------------------------------------------------------- drivers
@@ -610,7 +636,8 @@ def by_loop(play: Play) -> Found:
     for own, life in trace.lives.items():
         assert life.scheduled >= requests[own].arrival, "it runs before it arrives"
         assert life.preemptions == requests[own].preemptions
-        assert play.memory or not life.preemptions, "there is room for all"
+        free = play.memory or isinstance(scheduler, SRPT)  # it preempts for a slot, too
+        assert free or not life.preemptions, "there is room for all"
     return {number: outcome(request) for number, request in requests.items()}
 
 
@@ -628,7 +655,7 @@ def llm_of(fast: bool) -> LLM:
     size = {"max_batch_size": 6, "max_length": LONGEST + 1}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MODELS, "small", replace(TINY[SERVED], name="small"))
-        llm = LLM("small", fast=False, dtype="float64", device="cpu", **size)
+        llm = LLM("small", fast=False, dtype="float64", device="cpu", cost=price, **size)
     llm.model = tiny_model(SERVED)
     if fast:
         llm.attention = choose_backend("auto", llm.device, llm.dtype, llm.config)
@@ -814,7 +841,7 @@ def by_micro_batches(play: Play) -> Found:
     """As stage 0 does: no more are in flight than there are, and they come back in their order."""
     work = make_micro_batches(
         play.policy, play.micro_batches, play.stages, play.size, play.chunk, play.memory,
-        seconds_of=lambda rows: 1.0 + rows / 8, **play.filling,
+        seconds_of=lambda rows: 1.0 + rows / 8, cost=price, **play.filling,
     )  # fmt: skip
     memories = {id(scheduler.memory) for scheduler in work.schedulers}
     assert len(memories) == 1 or play.filling.get("memory") != "pool", "they share one pool"
@@ -835,7 +862,7 @@ def by_micro_batches(play: Play) -> Found:
                 executor.release(request)
             if batch is not None:
                 idle.remove(number)
-                check_rules(work.schedulers[number % len(work.schedulers)], batch)
+                check_rules(work.schedulers[number % len(work.schedulers)], batch, alone=False)
                 flying.append((number, batch, executor.execute(batch).tokens))
             check_memories(work.schedulers, sum(len(batch.decodes) for _, batch, _ in flying))
             if flying and rng.random() < 0.3:
@@ -893,3 +920,16 @@ def perform(driver: str, seed: object, policy: str | None = None) -> Play:
     play = draw(seed, policy, SERVED if served else None, beams)
     check(play, DRIVERS[driver](play))
     return play
+
+
+def main() -> None:
+    """python -m tests.oracle FILE: whether a policy of your own keeps all tokens."""
+    for name in [name for path in sys.argv[1:] for name in load_policies(Path(path))]:
+        for driver in DRIVERS:
+            for seed in range(PLAYS):
+                perform(driver, seed, name)
+        print(f"{name}: the same tokens as alone, in {PLAYS} plays of each of {', '.join(DRIVERS)}")
+
+
+if __name__ == "__main__":
+    run_main(main)

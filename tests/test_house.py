@@ -26,13 +26,14 @@ ORDER = [
     ["scheduler", "kvcache", "costmodel", "timeline"],
     ["examples"],  # policies of a user's own
     ["attention", "loop"],
-    ["paged"],  # today's policies; blocks, in place of the scheduler's memory and of the slots
+    ["paged"],  # blocks, in place of the scheduler's memory and of the slots
+    ["policies"],  # those outside the book
     ["model"],
     ["sampling"],
     ["loading"],
     ["executor"],
     ["fast"],
-    ["simulate"],  # it makes the policies of more/paged/ known
+    ["simulate"],  # it makes the policies of more/policies/ known
     ["beam"],  # `LLM.beam_search` needs it; the loop and the policies do not
     ["engine"],
     ["pipeline"],

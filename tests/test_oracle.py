@@ -8,7 +8,7 @@ from more.beam.request import BeamRequest
 from scheduler import POLICIES, Scheduler
 from tests.oracle import DRIVERS, perform
 
-SEVERAL = [*POLICIES, "dynamic:12,5,2", "vllm_v0:7", "vllm_v1:5"]
+SEVERAL = [*POLICIES, "dynamic:12,5,2", "vllm_v0:7", "vllm_v1:5", "srpt:30"]
 OF_PIPELINES = ["td_pipe", "td_pipe:constant=1"]
 CASES = [
     (driver, policy)

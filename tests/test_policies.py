@@ -2,13 +2,17 @@
 them.
 """
 
+from unittest import mock
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_scheduler import drive, requests_of, shapes
 
-from batch import Request
-from scheduler import Scheduler, make_scheduler
+from batch import Batch, Request
+from more.policies.qoserve import kept
+from scheduler import POLICIES, SarathiServe, Scheduler, make_scheduler
+from timeline import Life
 
 
 def running(scheduler: Scheduler, requests: list[Request], prefilled: list[int]) -> None:
@@ -91,6 +95,13 @@ WORK = [(6, 4), (5, 3), (4, 3)]
         # A waits for all chunks of B, and both for C
         ("prefill_first", [([6, 2], 0), ([3], 0), ([4], 0), ([], 3), ([], 3), ([], 1)]),
         ("no_evict", [([6, 2], 0), ([3], 1), ([4], 2), ([], 3), ([], 1)]),
+        ("sarathi_pd", [([6], 0), ([5], 1), ([4], 2), ([], 3), ([], 1)]),
+        # A and B get three tokens, then A what is left; then C waits for nobody
+        ("equal_progress:3", [([5, 3], 0), ([1, 2], 0), ([4], 2), ([], 3), ([], 2)]),
+        ("vtc", [([6, 2], 0), ([3], 1), ([4], 2), ([], 3), ([], 1)]),
+        ("srpt", [([6, 2], 0), ([3], 1), ([4], 2), ([], 3), ([], 1)]),
+        # B, the shorter one, is first
+        ("qoserve_fixed", [([5, 3], 0), ([3], 1), ([4], 2), ([], 2), ([], 2)]),
     ],
 )
 def test_one_workload_under_each_policy(policy: str, expected: list[tuple[list[int], int]]) -> None:
@@ -165,6 +176,105 @@ def test_sarathi_serve_by_other_names(size: int, budget: int, spare: int, work: 
             assert content(policy, size, budget, work, memory) == ours
         careful = content("no_evict", size, budget, work, memory)
         assert careful == ours if memory is None else careful[1] == 0
+
+
+class SplitFuse(SarathiServe):
+    """As DeepSpeed-FastGen has it: C bounds the decodes, too, and they take turns."""
+
+    name, turn = "splitfuse", 0
+
+    def schedule(self, now: float) -> Batch | None:
+        decodes, size = self.decodes(), self.chunk_size
+        if len(decodes) > size:
+            first, self.turn = self.turn % len(decodes), self.turn + size
+            decodes = [*decodes[first:], *decodes[:first]][:size]
+        chunks = self.prefills(len(decodes))
+        return Batch(chunks, decodes) if chunks or decodes else None
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 30), st.integers(0, 60), st.lists(SIZES, min_size=1))
+def test_splitfuse_is_sarathi_serve(size: int, budget: int, spare: int, work: list) -> None:
+    """The bound on the decodes never binds: so it is an alias, and no policy."""
+    assert type(make_scheduler("splitfuse", 4, 8)) is SarathiServe
+    for memory in (None, spare + max(prompt + output for prompt, output, _ in work)):
+        ours = content("sarathi_serve", size, budget, work, memory)
+        with mock.patch.dict(POLICIES, sarathi_serve=SplitFuse):
+            assert content("sarathi_serve", size, budget, work, memory) == ours
+
+
+def test_sarathi_pd_by_the_papers_example() -> None:
+    """Four requests: with C = 128, all decodes find room on chunks if P:D is larger than 42, with
+    C = 256 if it is larger than 84 (SARATHI, Sec 4.4). Without the decodes' own rows, 42 is 41.7.
+    """
+    for ratio, size in ((5, 128), (41, 128), (42, 256), (84, 256), (200, 256)):
+        scheduler = make_scheduler("sarathi_pd:256,128", 4, 512)
+        for request in requests_of((10 * ratio, 10), (10 * ratio, 10)):
+            scheduler.add(request)
+        [chunk] = scheduler.schedule(0.0).chunks
+        assert (scheduler.chunk_size, chunk.length) == (size, min(size, 10 * ratio))
+        for request in scheduler.waiting:
+            request.tags = {"predicted_tokens": "1000"}  # P:D is nearly 0 then
+        scheduler.schedule(0.0)
+        assert scheduler.chunk_size == 128
+
+
+def ended(policy: str, requests: list[Request], at: list[int], size: int = 1) -> list[int]:
+    """The ids in the order of their first chunk."""
+    batches = drive(make_scheduler(policy, size, 100), requests, at)
+    return [chunk.request.request_id for batch in batches for chunk in batch.chunks]
+
+
+def test_vtc_by_hand() -> None:
+    """One slot. A request costs 10 + 2 x 2 tokens. After one of a and one of b, both stand at 14: of
+    equals, the first in the queue is next. c was away, and begins with 14: no sooner than b.
+    """
+    requests = [Request(i, range(10), 2, tags={"user": who}) for i, who in enumerate("aaabbc")]
+    assert ended("vtc", requests, [0, 0, 0, 0, 0, 4]) == [0, 3, 1, 4, 5, 2]
+
+
+def test_srpt_by_hand() -> None:
+    """One slot, and a short request comes when a long one has 3 of its 10 tokens. It takes the slot
+    if that is a smaller share than c; then the long one prefills 10 + 3 tokens.
+    """
+    for policy, order in (("srpt:80", [0, 1, 0]), ("srpt:30", [0, 1]), ("srpt:0", [0, 1])):
+        requests = requests_of((10, 10), (10, 4))
+        for request in requests:
+            request.tags = {"predicted_tokens": str(request.max_tokens)}
+        assert ended(policy, requests, [0, 3]) == order
+        assert requests[0].prefill_length == (13 if len(order) > 2 else 10)
+
+
+def test_qoserve_by_hand() -> None:
+    """A token of a batch takes 0.1 ms. A decode that is owed a token each 50 ms leaves room for 416
+    tokens (with a margin of 1.2): 384. Two tokens early, it lends their time. C bounds all.
+    """
+    for tbt, arrival, budget in ((0.05, 0.0, 384), (0.05, 0.05, 768), (9, 0.0, 1024)):
+        scheduler = make_scheduler("qoserve", 4, 1024)
+        scheduler.cost = lambda batch: 1e-4 * batch.num_tokens
+        first, second = requests = requests_of((9, 5), (2000, 5))
+        first.arrival, first.tags = arrival, {"ttft": "0", "tbt": str(tbt)}
+        running(scheduler, requests[:1], [9])
+        scheduler.add(second)
+        batch = scheduler.schedule(0.0)
+        assert (batch.num_tokens, batch.decodes) == (budget, [first])
+
+
+def test_qoserve_orders_and_relegates() -> None:
+    """By deadline + 8 ms for each prompt token. Who can no longer be in time is last."""
+    tags = [{"ttft": "3"}, {"ttft": "1"}, {"ttlt": "2.6"}, {"ttft": "0"}]
+    requests = requests_of((10, 2), (70, 2), (10, 2), (10, 2))
+    for request, own in zip(requests, tags, strict=True):
+        request.tags = own
+    # 3 + 0.08; 1 + 0.56; 2.6 - 0.4 + 0.08; late
+    assert ended("qoserve_fixed", requests, [0] * 4, size=4) == [1, 2, 0, 3]
+    life = Life(0, 1.0, 10, 1.0, [2.0, 2.6], tags={"ttft": "1", "tbt": "0.6"})
+    assert kept(life, 0, 0)
+    for moments in ([2.01, 2.6], [2.0, 2.61]):
+        life.tokens = moments
+        assert not kept(life, 9, 9)
+    life.tags = {"ttlt": "1.7"}
+    assert kept(life, 0, 0)
 
 
 def test_vllm_v1_with_a_threshold() -> None:

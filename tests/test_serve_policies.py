@@ -261,7 +261,6 @@ def test_a_policy_sees_who_asks(engine: PricedEngine, monkeypatch: pytest.Monkey
 def test_the_documents_client_tells_times_by_user(
     engine: PricedEngine, capsys: pytest.CaptureFixture
 ) -> None:
-    load_policies(EXAMPLES / "fair_share.py")
     blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
     [client] = [each for each in blocks if "USERS" in each]
     with served(engine) as running:
@@ -269,6 +268,6 @@ def test_the_documents_client_tells_times_by_user(
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
     assert [row[:4] for row in rows] == [
         [policy, "C=256", user, str(count)]
-        for policy in ("sarathi_serve", "fair_share")
+        for policy in ("sarathi_serve", "vtc")
         for user, count in (("many", 24), ("few", 4))
     ]

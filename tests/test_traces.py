@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+import matplotlib.pyplot as plt
 import pytest
 from conftest import ran
 
@@ -18,7 +19,6 @@ from experiments import serve_latency
 from experiments.lib.papers import MISTRAL, Recorded
 from experiments.lib.rows import read_rows
 from more.apart.simulate import simulate_fleet
-from more.loading.policyfile import load_policies
 from more.serving.capacity import Deployment, median_ttft
 from more.serving.lengths import TAG, length_error, tag_lengths
 from more.serving.traffic import Uniform, at_rate, gamma, make_requests, poisson, read_trace
@@ -27,7 +27,7 @@ from simulate import simulate
 from timeline import COLUMNS, Life, Trace
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-USERS, FAIR = EXAMPLES / "users.csv", EXAMPLES / "fair_share.py"
+USERS = EXAMPLES / "users.csv"
 SIZES = {"max_batch_size": 4, "chunk_size": 128}
 SHORT = Uniform(20, 300), Uniform(1, 30)
 
@@ -191,22 +191,20 @@ def test_a_request_is_made_when_the_one_before_it_arrives() -> None:
 
 
 def test_fair_shares_spare_those_who_ask_little() -> None:
-    """eve sends bursts. Under fair_share, ann's and bob's requests do not queue behind them."""
-    load_policies(FAIR)
+    """eve sends bursts. Under vtc, ann's and bob's requests do not queue behind them."""
     waits = {}
-    for policy in ("sarathi_serve", "fair_share"):
+    for policy in ("sarathi_serve", "vtc"):
         trace = simulate(read_trace(USERS), "llama-13b", "a6000", policy=policy, **SIZES)
         waits[policy] = {who: median_ttft(part) for who, part in trace.by_tag("user").items()}
         assert len(trace.finished) == len(read_trace(USERS))
     for who in ("ann", "bob"):
-        assert 2 * waits["fair_share"][who] < waits["sarathi_serve"][who]
-    assert waits["fair_share"]["eve"] > waits["fair_share"]["ann"]
+        assert 2 * waits["vtc"][who] < waits["sarathi_serve"][who]
+    assert waits["vtc"]["eve"] > waits["vtc"]["ann"]
 
 
 def test_who_was_away_is_lifted() -> None:
     """To the least of those who wait; if nobody does, to who left the queue last (VTC, Alg. 2)."""
-    load_policies(FAIR)
-    scheduler = make_scheduler("fair_share", 2, 100)
+    scheduler = make_scheduler("vtc", 2, 100)
 
     def come(own: int, user: str, prompt: int = 10) -> Request:
         request = Request(own, range(prompt), 5, tags={"user": user})
@@ -236,32 +234,32 @@ def test_who_was_away_is_lifted() -> None:
 
 
 def test_the_shortest_output_is_next_and_who_tells_none_is_last() -> None:
-    load_policies(EXAMPLES / "shortest_output.py")
     told = ("900", "7", "soon", "30", None)
     requests = [Request(i, [1], 9, tags={TAG: tag} if tag else {}) for i, tag in enumerate(told)]
-    trace = simulate(requests, policy="shortest_output", max_batch_size=1)
+    trace = simulate(requests, policy="srpt:0", max_batch_size=1)
     assert [request for request, _ in trace.finished] == [1, 3, 0, 2, 4]
 
 
 def test_a_figure_by_tag(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """With the requests, the policy, the model and the GPU of a user."""
     flags = "--model llama3.1-8b --gpu h100 --tp 1 --max-batch-size 4 --by user --rate 9 20 --quick"
-    files = ("--policy-file", FAIR, "--requests-file", USERS, "--out", tmp_path)
+    files = ("--policy", "vtc", "--requests-file", USERS, "--out", tmp_path)
     ran(serve_latency, *flags.split(), *files)
-    name = tmp_path / "serve_latency-users-llama3.1-8b-h100-tp1-B4-fair_share"
+    name = tmp_path / "serve_latency-users-llama3.1-8b-h100-tp1-B4-vtc"
     rows = read_rows(name.with_name(name.name + ".csv"))
     assert name.with_name(name.name + ".png").exists()
-    own = rows.where(policy="fair_share", rate=20)
+    own = rows.where(policy="vtc", rate=20)
     assert [row.get("tag") for row in own] == [None, "user=ann", "user=bob", "user=eve"]
     assert set(rows.column("model")) == {"llama3.1-8b"} and set(rows.column("hardware")) == {"h100"}
-    titles = [panel.title for panel in serve_latency.STUDY.panels[0].facets(rows)]
-    assert titles == ["all", *own.column("tag")]
+    figure = serve_latency.STUDY.picture(rows)
+    plt.close(figure)
+    assert [axes.get_title().split("\n")[0] for axes in figure.axes] == ["all", *own.column("tag")]
     capsys.readouterr()
-    serve_latency.who_waits(rows)
-    table = capsys.readouterr().out.splitlines()
-    assert table[3].split() == ["rate", "policy", "C", *titles]
-    [line] = [each.split() for each in table if each.split()[:2] == ["20", "fair_share"]]
-    assert line[3:] == [f"{row['median TTFT']:#.3g}" for row in own], "a user beside the other"
+    serve_latency.by_policy(rows)
+    table = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["rate", "policy", "C", "all", *own.column("tag")] in table
+    line = ["20", "vtc", "512", *(f"{row['median TTFT']:#.3g}" for row in own)]
+    assert line in table, "a user beside the other"
 
 
 # -------------------------------------------------------------------------------- predicted lengths

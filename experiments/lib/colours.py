@@ -54,6 +54,12 @@ LOOKS = {
     "vllm_v1": ("#8C510A", ">"),
     "prefill_first": ("#882255", "<"),
     "no_evict": ("#332288", "p"),
+    "sarathi_pd": ("#44AA99", "P"),
+    "equal_progress": ("#999933", "x"),
+    "vtc": ("#117733", "d"),
+    "srpt": ("#AA88DD", "h"),
+    "qoserve": ("#B03A2E", "8"),
+    "qoserve_fixed": ("#EE8866", "8"),
     "td_pipe": (COLOURS["green"], "H"),  # as in TD-Pipe's own figures, where orca is not
 }
 MARKERS = dict(LOOKS.values()) | dict(SERIES)  # of lines, by their colour

@@ -11,6 +11,7 @@ import gc
 import math
 import multiprocessing
 import shutil
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -197,6 +198,13 @@ def run_jobs(
 
 
 # -------------------------------------------------------------------------------------------- files
+
+
+def commit() -> str:
+    """Of this clone; it ends with -dirty, where files differ from it."""
+    command = ["git", "describe", "--always", "--dirty"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return said.stdout.strip() or "unknown"
 
 
 def foreign(path: Path) -> bool:

@@ -54,7 +54,7 @@ PRICED = {
     "gpu": Flag(f"GPU, one of {', '.join(GPUS)}", shown="the paper's"),
 }
 # ... and a deployment (lib/papers.py: `deployments`).
-DEPLOYED = PRICED | {"tp": Flag("", shown="the paper's")}
+DEPLOYED = PRICED | {"tp": Flag("", shown="the paper's"), "software": Flag(shown="sarathi_serve")}
 # ... and of those that serve requests over time on it (lib/papers.py: `Recorded`).
 SERVED = {
     **POLICIES,
@@ -95,6 +95,7 @@ def file_name(name: str, options: Namespace) -> str:
     if "tp" in given:  # one of DEPLOYED
         sizes = {"tp": options.tp, "B": given["max_batch_size"]}
         own += [f"{size}{number}" for size, number in sizes.items() if number]
+        own += [given["software"]]
     own += [given["predicted_lengths"], *(given["policy"] or ())]
     return "-".join([name, *map(word_of, filter(None, own))])
 

@@ -38,10 +38,11 @@ def use_style() -> None:
 def save_figure(
     figure: plt.Figure, path: Path, dpi: float | None = None, bbox: str | None = "tight"
 ) -> None:
-    """Write a PNG, and close the figure. dpi, bbox: see matplotlib's `savefig`."""
-    data = BytesIO()
-    figure.savefig(data, format="png", dpi=dpi, bbox_inches=bbox, metadata={"Software": MARK})
-    write_file(path, data.getvalue())
+    """Write a PNG or a PDF, and close the figure. dpi, bbox: see matplotlib's `savefig`."""
+    data, kind = BytesIO(), path.suffix[1:]
+    about = {"Software": MARK} if kind == "png" else {"Creator": MARK}
+    figure.savefig(data, format=kind, dpi=dpi, bbox_inches=bbox, metadata=about)
+    write_file(path, data.getvalue() + (f"%{MARK}\n".encode() if kind == "pdf" else b""))
     plt.close(figure)
 
 

@@ -24,16 +24,17 @@ from more.serving.traffic import (
     Lengths,
     LogNormal,
     at_rate,
+    copy_of,
     make_requests,
     poisson,
     read_trace,
 )
 
 MOST_VALUES = 12  # of a tag, that a figure shows
-NAMED = ("model", "gpu", "tp", "max_batch_size")  # flags that change a deployment
+NAMED = ("model", "gpu", "tp", "max_batch_size", "software")  # flags that change a deployment
 
-# for policies that are not ours: olive, dark green, lilac, brick
-SPARE_LOOKS = (("#999933", "x"), ("#117733", "d"), ("#AA88DD", "h"), ("#B03A2E", "8"))
+# for policies that are not ours: sand, chocolate, steel blue, wine
+SPARE_LOOKS = (("#DDCC77", "x"), ("#661100", "d"), ("#6699CC", "h"), ("#AA4466", "8"))
 
 
 def looks_of(policies: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -75,6 +76,14 @@ class Dataset:
         return make_requests(
             poisson(count, rate, seed), self.prompts, self.outputs, seed, self.max_length
         )
+
+    def window(self, number: int, count: int, rate: float, seed: int) -> list[Request]:
+        """Window `number`: `count` requests with a seed of its own."""
+        return self.requests(count, rate, 100 * seed + number)
+
+    def divide(self, windows: int, count: int) -> tuple[int, int]:
+        """Of windows and requests of each, as many as there are."""
+        return windows, count
 
 
 CHAT, ARXIV = Dataset.published("chat", 8192), Dataset.published("arxiv", 16384)
@@ -127,6 +136,21 @@ class Recorded:
         """The first `count`, with their arrivals scaled to this rate. seed: of the lengths."""
         made = at_rate(self.every[:count], rate)
         return made if self.lengths is None else tag_lengths(made, self.lengths, seed)
+
+    def window(self, number: int, count: int, rate: float, seed: int) -> list[Request]:
+        """Window `number`: `count` requests in a row, when all of the file come at this rate."""
+        made = at_rate(self.every, rate)[number * count : (number + 1) * count]
+        first = made[0].arrival
+        made = [copy_of(each, each.request_id, each.arrival - first) for each in made]
+        return made if self.lengths is None else tag_lengths(made, self.lengths, seed)
+
+    def divide(self, windows: int, count: int) -> tuple[int, int]:
+        """As many windows of `count` requests as the file has, one for tuning apart; else two."""
+        total = len(self.every)
+        if total < 8:
+            raise UserError(f"{self.path} has {total} requests; two windows need at least 8")
+        windows = max(1, min(windows, total // count - 1))
+        return windows, min(count, total // (windows + 1))
 
     def values(self, tag: str) -> list[str]:
         """Of a tag, in all requests. Raises UserError where there are none, or too many to show."""

@@ -108,7 +108,7 @@ class Rows(list[Row]):
         return {
             column: value
             for column, value in row.items()
-            if column not in WHERE and base(column) not in self.units
+            if column not in (*WHERE, "commit") and base(column) not in self.units
         }
 
     def numbers(self) -> "list[Number]":

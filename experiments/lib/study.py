@@ -23,7 +23,7 @@ from command.cli import run_main
 from command.flags import Flag
 from experiments.lib import look, measuring
 from experiments.lib.claims import Claim
-from experiments.lib.common import paper_numbers
+from experiments.lib.common import commit, paper_numbers
 from experiments.lib.engines import ANY, Priced, Real, Sweep
 from experiments.lib.flags import MEASURE, WRITES, ScriptParser, file_name
 from experiments.lib.panels import Panel
@@ -64,7 +64,8 @@ class Study:
     more: files beside results/NAME.csv and .png: how they end -> what writes one.
     repeats, quick_repeats: turns of a measurement. measure: whether it has any. real: the real
     engines, one after the other, from the model that --model loads and the turns.
-    slow: it takes minutes; torch: even its predictions need torch.
+    slow: it takes minutes; torch: even its predictions need torch. printed: for a paper: a PDF,
+    too, and a column of the CSV that names the commit.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Study:
     repeats: int = 5
     quick_repeats: int = 1
     slow: bool = False
+    printed: bool = False
     torch: bool = False
 
     def swept(self, quick: bool = False, **flags: object) -> Sequence[Sweep]:
@@ -102,7 +104,7 @@ class Study:
 
     def own(self, flags: Mapping[str, object], rows: Rows) -> bool:
         """Whether a user's own model, GPU or requests are priced: nothing is published of these."""
-        names = ("model", "gpu", "tp", "max_batch_size", "requests_file")
+        names = ("model", "gpu", "tp", "max_batch_size", "software", "requests_file")
         given = any(flags.get(name) and self.flags[name].default is None for name in names)
         named = all({"model", "hardware"} <= case.keys() for _, case, *_ in self.paper.values())
         return given and not (named and self.places(rows))
@@ -147,7 +149,8 @@ class Study:
         """
         options = ScriptParser(self.description, self.all_flags() | WRITES).parse_args(args)
         path = options.out / f"{file_name(self.name, options)}.csv"
-        others = [path.stem + end for end in (".png", *self.more)]
+        pictures = (".png", ".pdf") if self.printed else (".png",)
+        others = [path.stem + end for end in (*pictures, *self.more)]
         make_directory(options.out, path.stem, others, options.force)
         given, quick = {name: getattr(options, name) for name in self.flags}, options.quick
         measure = self.measure and options.measure
@@ -164,11 +167,14 @@ class Study:
             rows = Rows([*rows, *self.measured(llm, repeats, quick, sweeps)], self.units)
             seconds = time.perf_counter() - begin
             print(f"\nmeasured on this machine in {seconds:.0f} s, {repeats} times each")
+        if self.printed:
+            rows = Rows([row | {"commit": commit()} for row in rows], self.units)
         rows = with_kept(path, rows)
         rows.write(path)  # at once: what follows may fail, and a measurement takes minutes
         self.show(rows)
         title = self.title.rpartition(": ")[-1] if self.own(given, rows) else self.title
-        finish(path, rows, replace(self, title=title).picture, guesses(self.swept(quick, **given)))
+        drawn = replace(self, title=title).picture
+        finish(path, rows, drawn, guesses(self.swept(quick, **given)), pictures)
         for end, write in self.more.items():
             write(path.with_suffix(end))
         return rows
@@ -283,16 +289,18 @@ def draw_panels(
 
 
 def finish(
-    path: Path, rows: Rows, draw: Callable[[Rows], plt.Figure], guesses: Iterable[str] = ()
-) -> None:
-    """Write NAME.csv and NAME.png, and say what was guessed: the end of every script."""
+    path: Path, rows: Rows, draw: Callable[[Rows], plt.Figure], guesses: Iterable[str] = (),
+    pictures: Sequence[str] = (".png",),
+) -> None:  # fmt: skip
+    """Write NAME.csv and the pictures, and say what was guessed: the end of every script."""
     for guess in guesses:
         print("\n" + textwrap.fill(f"A guess: {guess}", 100))
     rows.write(path)
     look.use_style()
     # of the file: its numbers are rounded, and whoever draws them again gets the same picture
-    look.save_figure(draw(read_rows(path)), path.with_suffix(".png"))
-    print(f"\nwrote {path.with_suffix('.png')} and .csv")
+    for end in pictures:
+        look.save_figure(draw(read_rows(path)), path.with_suffix(end))
+    print(f"\nwrote {path.with_suffix('.csv')} and {', '.join(pictures)}")
 
 
 def title_of(rows: Rows, predicted: str = "predicted") -> str:

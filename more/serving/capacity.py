@@ -54,6 +54,7 @@ class Deployment:
     orca_batch_size: int = ORCA_BATCH_SIZE
     max_batch_size: int = MAX_BATCH_SIZE  # of all policies but Orca
     host: str = "none"  # of HOSTS; a pipeline's first stage waits for it
+    software: str = "sarathi_serve"  # whose constants the cost model takes
 
     def __post_init__(self) -> None:
         priced_model(self.model)
@@ -72,7 +73,7 @@ class Deployment:
 
     @property
     def cost_model(self) -> CostModel:
-        return make_cost_model(self.model, self.gpu, self.tp, self.link, "sarathi_serve", self.host)
+        return make_cost_model(self.model, self.gpu, self.tp, self.link, self.software, self.host)
 
     @property
     def cache_tokens(self) -> int:
@@ -114,7 +115,7 @@ class Deployment:
         size = self.orca_batch_size if policy == "orca" else self.max_batch_size
         options = {
             "policy": policy, "chunk_size": budget, "cache_tokens": self.cache_tokens,
-            "tp": self.tp, "link": self.link, "software": "sarathi_serve", "host": self.host,
+            "tp": self.tp, "link": self.link, "software": self.software, "host": self.host,
         }  # fmt: skip
         if self.stages == 1:
             return simulate(requests, self.model, self.gpu, max_batch_size=size, **options)
@@ -231,6 +232,15 @@ class Slo:
         return self.least("tbt", percents=(99,))
 
 
+def steady_span(trace: Trace) -> tuple[float, float]:
+    """From the first arrival after START_SHARE of the requests to the last arrival, in s.
+
+    Before it, the engine fills up; after it, it runs empty. Both make a load look light.
+    """
+    arrivals = sorted(life.arrival for life in trace.lives.values())
+    return arrivals[int(START_SHARE * len(arrivals))], arrivals[-1]
+
+
 @dataclass(frozen=True, eq=False)
 class Load:
     """What decides whether a rate is served. All in seconds.
@@ -261,12 +271,10 @@ class Load:
     def steady(trace: Trace) -> "Load":
         """Without the run's start and its end.
 
-        At the start, the engine fills up; after the last arrival, it runs empty. Both make a load
-        look light. So the requests are those after the first START_SHARE. The times between tokens
-        are those that lie between the first of these arrivals and the last arrival.
+        The requests are those that arrive in the `steady_span`. The times between tokens are those
+        that lie in it.
         """
-        arrivals = sorted(life.arrival for life in trace.lives.values())
-        return Load.of(trace, arrivals[int(START_SHARE * len(arrivals))], arrivals[-1])
+        return Load.of(trace, *steady_span(trace))
 
     def value(self, quantity: str, percent: float) -> float:
         """A percentile; 0 where there are no values."""

@@ -13,6 +13,7 @@ from functools import partial
 
 from batch import LATEST
 from command.checks import UserError
+from more.policies import compared
 from more.serving.capacity import CONTEXT, DECODES, Load, Slo, token_budget, tpot
 from more.serving.planner import (
     EXACT,
@@ -29,7 +30,6 @@ from more.serving.planner import (
 )
 from more.serving.search import percentile
 from more.serving.traffic import FASTEST, at_rate, copy_of
-from scheduler import POLICIES
 from timeline import Trace
 
 OURS = "sarathi_serve"  # as vLLM; SGLang only with --enable-mixed-chunk
@@ -149,7 +149,7 @@ def first_answer(question: Question, here: tuple[int, int]) -> Found:
 
 def policies_of(given: Sequence[str] | None) -> list[str]:
     """Ours, and those that are given; else all of one engine."""
-    return list(dict.fromkeys([OURS, *(given or POLICIES)]))
+    return list(dict.fromkeys([OURS, *(given or compared())]))
 
 
 def search(

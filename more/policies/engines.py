@@ -1,4 +1,4 @@
-"""Three policies of today's engines, on the book's own base. `simulate.py` makes them known.
+"""Three policies of today's engines, on the book's own base.
 
     vllm_v1         vLLM V1: no phases; every request only catches up with its tokens
     prefill_first   SGLang: a batch of chunks or a batch of decodes, and chunks come first
@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from batch import Batch, Request
-from command.checks import by_name
-from scheduler import POLICIES, SarathiServe, Scheduler, held, next_chunk
+from scheduler import SarathiServe, Scheduler, held, next_chunk
 
 
 class VLLMv1(Scheduler):
@@ -114,6 +113,3 @@ class NoEvict(SarathiServe):
         new, whole = self.waiting[0], self.memory.whole
         to_come = [whole(each.most_cached) - whole(held(each)) for each in (*self.running, new)]
         return self.memory.holds(sum(to_come) + self.memory.prefill(new)[0])
-
-
-POLICIES |= by_name([VLLMv1, PrefillFirst, NoEvict])

@@ -1,0 +1,288 @@
+"""SARATHI's heirs, on Azure's trace and each on a workload where it should shine.
+
+    python experiments/heirs.py              predicted for Llama 3.1 8B on an A100: minutes, no GPU
+    python experiments/heirs.py --quick      the same with few requests, in seconds
+
+All policies serve the same windows of requests (serve_latency.py says how), each with its own token
+budget. A dot is the median over the windows; its line reaches from the lowest to the highest. Below
+each other: what the paper says of its policy, and what we see. "seen": better than sarathi_serve in
+every window. The workloads are made up, but for Azure's.
+"""
+
+import enter  # noqa: F401
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+import matplotlib.pyplot as plt
+
+from batch import Request
+from command.flags import Flag
+from experiments.lib import look
+from experiments.lib.claims import Claim, Finding, bounded
+from experiments.lib.engines import Sweep, median_row
+from experiments.lib.papers import OURS, Recorded, looks_of
+from experiments.lib.rows import SPREAD, Row, Rows, print_rows, spread
+from experiments.lib.steady import split
+from experiments.lib.study import Study
+from experiments.lib.td import SAMPLE
+from experiments.serve_latency import UNITS, every_window
+from more.policies import HEIRS
+from more.serving.capacity import Deployment
+from more.serving.lengths import tag_lengths
+from more.serving.traffic import copy_of, poisson
+
+BUDGETS = (512, 2048)
+PROMISE = 2.0, 0.05  # s: the first token, and each further one, of requests without tags
+WINDOWS = 8
+LLAMA = Deployment("llama3.1-8b", software="vllm", max_batch_size=64)
+LLAMA_13B = Deployment(
+    "llama-13b", gpu="a6000", link="pcie4", software="sarathi", max_batch_size=18
+)
+AZURE = Recorded(SAMPLE)
+LESS = ("P99 TTFT", "mean E2E")  # the less, the better
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """Windows of `count` requests, at `rate` per second. draw(generator, requests): tags, lengths.
+
+    policies: each with its token budget, or None: its best. The first is what the others are
+    compared with, in `quantity`, of requests with this value of the tag. claim: the paper's.
+    """
+
+    what: str
+    draw: Callable[[random.Random, list[Request]], list[Request]]
+    policies: Sequence[tuple[str, int | None]]
+    quantity: str
+    claim: str
+    rate: float  # of Azure's requests, LLAMA serves 14
+    count: int = 700
+    tag: str | None = None
+    value: str | None = None
+    engine: Deployment = LLAMA
+
+    def window(self, number: int, count: int, rate: float, seed: int) -> list[Request]:
+        if not self.draw:
+            return AZURE.window(number, count, rate, seed)
+        generator = random.Random(f"{self.what} {number} {seed}")
+        lengths = generator.choices(AZURE.every, k=count)
+        arrivals = poisson(count, rate, 100 * seed + number)
+        pairs = enumerate(zip(lengths, arrivals, strict=True))
+        return self.draw(generator, [copy_of(one, i, arrival) for i, (one, arrival) in pairs])
+
+
+def drawn(request: Request, prompt: int, output: int, **tags: str) -> Request:
+    """The arrival of a request, with these lengths."""
+    return Request(request.request_id, range(prompt), output, arrival=request.arrival, tags=tags)
+
+
+def heavy_client(generator: random.Random, requests: list[Request]) -> list[Request]:
+    """Each tenth request is of a light client, all others of a heavy one."""
+    return [
+        drawn(each, generator.randint(100, 600), generator.randint(50, 250),
+              user="light" if i % 10 == 0 else "heavy")
+        for i, each in enumerate(requests)
+    ]  # fmt: skip
+
+
+def three_promises(generator: random.Random, requests: list[Request]) -> list[Request]:
+    """A third each: first token in 1 s and 50 ms for each more; all in 60 s; all in 180 s."""
+    promises = {
+        "chat": {"ttft": "1", "tbt": "0.05"},
+        "mail": {"ttlt": "60"},
+        "batch": {"ttlt": "180"},
+    }
+    for each in requests:
+        kind = generator.choice([*promises])
+        each.tags = {"kind": kind} | promises[kind]
+    return requests
+
+
+def long_among_short(generator: random.Random, requests: list[Request]) -> list[Request]:
+    """One prompt of 20 has 30,000 tokens, the others 100 to 500."""
+    long = [generator.random() < 0.05 for _ in requests]
+    return [
+        drawn(each, 30_000 if is_long else generator.randint(100, 500), generator.randint(50, 150),
+              kind="long" if is_long else "short")
+        for each, is_long in zip(requests, long, strict=True)
+    ]  # fmt: skip
+
+
+def predicted_lengths(generator: random.Random, requests: list[Request]) -> list[Request]:
+    """Of five classes of length, the right one in 55 of 100 cases, as TD-Pipe's BERT."""
+    return tag_lengths(requests, "classes=0.55", generator.randrange(10**6))
+
+
+def changing_ratio(generator: random.Random, requests: list[Request]) -> list[Request]:
+    """1024 tokens each. P:D is 5 in the first third, then 14, then 50."""
+    third = -(-len(requests) // 3)
+    sizes = [split(1024, (5, 14, 50)[i // third]) for i in range(len(requests))]
+    return [drawn(each, *size) for each, size in zip(requests, sizes, strict=True)]
+
+
+OURS_FIRST = (OURS, None)
+WORKLOADS = {
+    "azure": Workload(
+        "Azure's chat", None,
+        [OURS_FIRST, *((name, None) for name in HEIRS if name != "sarathi_pd")],
+        "promises kept", "-", 18.0, 220,
+    ),
+    "heavy": Workload(
+        "one heavy client", heavy_client, [OURS_FIRST, ("vtc", None)],
+        "P99 TTFT", "who sends little hardly waits (VTC)", 25.0, 700, "user", "light",
+    ),
+    "promises": Workload(
+        "three promises, overload", three_promises,
+        [OURS_FIRST, ("qoserve", None), ("qoserve_fixed", None)],
+        "promises kept", "a tenth of the broken promises (QoServe)", 17.0, 700,
+    ),
+    "long": Workload(
+        "long prompts among short", long_among_short,
+        [OURS_FIRST, ("equal_progress", None), ("vllm_v1:128", None)],
+        "P99 TTFT", "none is stated (TensorRT-LLM)", 2.5, 300, "kind", "short",
+    ),
+    "lengths": Workload(
+        "predicted lengths, overload", predicted_lengths,
+        [OURS_FIRST, ("srpt", None), ("srpt:0", None)],
+        "mean E2E", "1.66 to 2.01 times shorter (TRAIL)", 17.0,
+    ),
+    "ratio": Workload(
+        "P:D of 5, 14, 50", changing_ratio,
+        [("sarathi", 256), ("sarathi", 128), ("sarathi", 512), ("sarathi_pd:512,256,128", 512)],
+        "useful tokens", "it can switch (SARATHI, Sec 5.1.3)", 3.0, 700, engine=LLAMA_13B,
+    ),
+}  # fmt: skip
+
+
+UNIT = {"times better": "x", "more promises kept": "points"}
+NOTHING = {"times better": 1.0, "more promises kept": 0.0}
+
+
+@lru_cache(64)
+def windows_of(
+    workload: str, policy: str, C: int | None, count: int, windows: int, seed: int
+) -> list[Row]:
+    """The metrics of each window."""
+    work = WORKLOADS[workload]
+    found = every_window(
+        work.engine, work.rate, policy, work, count, windows, seed, work.tag, BUDGETS, PROMISE,
+        work.rate, C,
+    )  # fmt: skip
+    wanted = f"{work.tag}={work.value}" if work.tag else None
+    return [row for rows in found for row in rows if row.get("tag") == wanted]
+
+
+def beside_first(
+    engine: Deployment, workload: str, policy: str, windows: int, seed: int, few: int | None,
+    C: int | None = None,
+) -> Row:  # fmt: skip
+    """Medians over the windows; and what is better than the workload's first policy, in each."""
+    work, rows = WORKLOADS[workload], []
+    size = few or work.count, windows, seed
+    first = windows_of(workload, *work.policies[0], *size)
+    for own, other in zip(windows_of(workload, policy, C, *size), first, strict=True):
+        ours, theirs = own[work.quantity], other[work.quantity]
+        if work.quantity == "promises kept":
+            gain = {"more promises kept": ours - theirs}
+        else:
+            gain = {"times better": theirs / ours if work.quantity in LESS else ours / theirs}
+        rows.append(own | gain)
+    return {"rate": work.rate} | median_row(rows)
+
+
+def sweeps(quick: bool, seed: int = 0) -> list[Sweep]:
+    size = {"windows": 2, "few": 60} if quick else {"windows": WINDOWS, "few": None}
+    run = partial(beside_first, seed=seed, **size)
+    found: dict[Deployment, list[Row]] = {LLAMA: [], LLAMA_13B: []}
+    for name, work in WORKLOADS.items():
+        for policy, C in work.policies:
+            case = {"workload": name, "policy": policy} | ({"C": C} if C else {})
+            found[work.engine].append(case)
+    return [Sweep(run, [engine], each, processes=True) for engine, each in found.items()]
+
+
+def verdict(row: Row) -> str:
+    """Whether the policy is better, in every window."""
+    [gain] = NOTHING.keys() & row.keys()
+    low, high = spread(row, gain)
+    return "seen" if low > NOTHING[gain] else "worse" if high < NOTHING[gain] else "not seen"
+
+
+def beside_claims(rows: Rows) -> None:
+    """A table for each workload; below, what the paper says, and what we see."""
+    for name, own in rows.by("workload").items():
+        work = WORKLOADS[name]
+        title = f"{work.what}: {work.rate:g} requests/s, {own[0]['model']} on {own[0]['hardware']}"
+        title += f"; {work.quantity} of {work.value}" if work.value else f"; {work.quantity}"
+        found = Rows((), rows.units)
+        for row in own:
+            [gain] = NOTHING.keys() & row.keys()
+            low, high = spread(row, gain)
+            lowest, highest = spread(row, work.quantity)
+            found.append(
+                {
+                    "policy": row["policy"], "C": row["C"], work.quantity: row[work.quantity],
+                    "lowest": lowest, "highest": highest, gain: row[gain],
+                    "from": low, "to": high, "better": "" if row is own[0] else verdict(row),
+                }
+            )  # fmt: skip
+        print_rows(found, list(found[0]), title)
+        print(f"the paper: {work.claim}")
+
+
+def draw(rows: Rows) -> plt.Figure:
+    """A panel for each workload: dots with the range of all windows."""
+    figure, grid = look.panels(2, 3, 6.5, 3.6)
+    looks = looks_of([policy.partition(":")[0] for policy in rows.column("policy")])
+    for axes, (name, own) in zip(
+        (a for line in grid for a in line), rows.by("workload").items(), strict=True
+    ):
+        work = WORKLOADS[name]
+        for place, row in enumerate(own):
+            colour, marker = looks[row["policy"].partition(":")[0]]
+            low, high = spread(row, work.quantity)
+            value = row[work.quantity]
+            axes.plot([low, high], [place, place], color=colour, linewidth=2)
+            axes.plot([value], [place], marker, color=colour, markersize=11)
+        axes.set_yticks(range(len(own)), [f"{row['policy']}, C = {row['C']}" for row in own])
+        axes.set_ylim(len(own) - 0.5, -0.5)
+        unit = rows.units[work.quantity]
+        axes.set(xlabel=f"{work.quantity}{f' of {work.value}' if work.value else ''} ({unit})")
+        axes.set_title(work.what)
+        if work.quantity == "P99 TTFT":  # tenfold
+            look.log_axis(axes, "x")
+    figure.suptitle("SARATHI's heirs, each where it should shine: predicted, 8 windows")
+    return figure
+
+
+def better(workload: str, *policies: str) -> Callable[[Rows], list[Finding]]:
+    """In every window."""
+    [gain] = ["more promises kept" if workload in ("azure", "promises") else "times better"]
+    return bounded(gain + SPREAD[0], NOTHING[gain], math.inf, workload=workload, policy=policies)
+
+
+STUDY = Study(
+    "heirs",
+    __doc__,
+    sweeps,
+    units=UNITS | UNIT,
+    title="SARATHI's heirs",
+    draw=draw,
+    claims=[
+        Claim("fair shares spare the light client", better("heavy", "vtc")),
+        Claim("deadlines keep more promises in an overload", better("promises", "qoserve")),
+        Claim("turns let short prompts pass", better("long", "equal_progress")),
+        Claim("the shortest predicted rest first shortens the mean", better("lengths", "srpt:0")),
+    ],
+    flags={"seed": Flag("seed of the requests", 0)},
+    shown=None,
+    report=beside_claims,
+    printed=True,
+)
+
+if __name__ == "__main__":
+    STUDY.main()

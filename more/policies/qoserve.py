@@ -1,0 +1,117 @@
+"""QoServe (first: Niyama): each token has a deadline, and slack is lent to prompts.
+
+Two requests in one batch may have been promised different things. Tags say what, in seconds: `ttft`
+and `tbt` (first token; each further one), or `ttlt` (the last token). Three ideas (arXiv
+2503.22562; microsoft/sarathi-serve, branch niyama_asplos2026):
+
+    dynamic chunks      as many prompt tokens as the tightest deadline of a decode allows. A decode
+                        that is early lends its slack. C is the most
+    hybrid priority     the prompt with the least deadline + ALPHA x tokens left: between "earliest
+                        deadline" (ALPHA = 0) and "shortest prompt" (ALPHA large)
+    eager relegation    a prompt that can no longer meet its deadline goes last
+
+Dynamic chunks ask what a batch costs. Where nobody can say, qoserve_fixed has the other two.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+from batch import LATEST, Batch, Request
+from command.checks import UserError
+from scheduler import SarathiServe, next_chunk
+from timeline import Life
+
+ALPHA = 0.008  # s for each prompt token that is left (artefact)
+TTFT, TBT, SLOW = 6.0, 0.05, 0.4  # s, of requests without tags; SLOW: a token of a `ttlt` request
+STEP, MARGIN = 128, 1.2  # tokens between two budgets that are tried; on predicted times
+
+
+class QoServe(SarathiServe):
+    name = "qoserve"
+    most, now, rate = None, 0.0, 1e-4  # C as it was given; s; s for a token, as last predicted
+
+    def due(self, request: Request) -> float:
+        """When its next token must be there."""
+        done = len(request.output)
+        if "ttlt" in request.tags:
+            left = (request.max_tokens - done - 1) * SLOW
+            return request.arrival + max(0.0, told(request.tags, "ttlt") - left)
+        return request.arrival + told(request.tags, "ttft", TTFT) + done * self.tbt(request)
+
+    def tbt(self, request: Request) -> float:
+        return SLOW if "ttlt" in request.tags else told(request.tags, "tbt", TBT)
+
+    def slack(self, decode: Request) -> float:
+        """How long the next batch may take. Who is late already is owed a token each TBT."""
+        return max(self.due(decode) - self.now, self.tbt(decode))
+
+    def urgency(self, request: Request) -> tuple[bool, float]:
+        left = request.prefill_length - request.prefilled
+        late = not request.chunks_run and self.now + self.rate * left > self.due(request)
+        return late, self.due(request) + ALPHA * left
+
+    def schedule(self, now: float) -> Batch | None:
+        self.now, self.most = now, self.most or self.chunk_size
+        self.waiting = deque(sorted(self.waiting, key=self.urgency))
+        self.chunk_size = self.budget(self.decodes())
+        return super().schedule(now)
+
+    def budget(self, decodes: list[Request]) -> int:
+        slack = min(map(self.slack, decodes), default=LATEST) / MARGIN
+        prompts = sorted((*self.started(), *self.waiting), key=self.urgency)
+
+        def seconds(budget: int) -> float:
+            """Of the batch that this budget would give, if the cache had room for all."""
+            chunks, room = [], budget - len(decodes)
+            for request in prompts:
+                if room < 1:
+                    break
+                chunks.append(next_chunk(request, room))
+                room -= chunks[-1].length
+            return self.cost(Batch(chunks, decodes))
+
+        budgets = range(min(STEP, self.most), self.most + 1, STEP)
+        best = budgets[max(0, bisect_right(budgets, slack, key=seconds) - 1)]
+        self.rate = seconds(best) / best
+        return best
+
+    def started_then_new(self) -> Iterator[Request]:
+        """By urgency: a new prompt may pass one that has started."""
+        started = sorted(self.started(), key=self.urgency, reverse=True)
+        while started or self.can_admit():
+            new = self.waiting[0] if self.can_admit() else None
+            if new and not (started and self.urgency(started[-1]) <= self.urgency(new)):
+                yield self.admit()
+            else:
+                yield started.pop()
+
+
+class QoServeFixed(QoServe):
+    """Each batch has the whole budget C."""
+
+    name = "qoserve_fixed"
+
+    def budget(self, decodes: list[Request]) -> int:
+        return self.most
+
+
+def told(tags: Mapping[str, str], tag: str, usual: float = LATEST) -> float:
+    """What a tag promises, in s."""
+    found = tags.get(tag, usual)
+    try:
+        seconds = float(found)
+        assert 0 <= seconds <= LATEST
+    except (ValueError, AssertionError):
+        why = f"it must be a number of seconds, at most {LATEST:g}"
+        raise UserError(f"the tag {tag} of a request is {found!r}; {why}") from None
+    return seconds
+
+
+def kept(life: Life, ttft: float, tbt: float) -> bool:
+    """Whether no token of a request came late. ttft, tbt: promised to those without tags, in s."""
+    if "ttlt" in life.tags:
+        return life.latency <= told(life.tags, "ttlt")
+    first, gap = told(life.tags, "ttft", ttft), told(life.tags, "tbt", tbt)
+    due = life.arrival + first + 1e-9  # no rounding is late
+    return all(moment <= due + n * gap for n, moment in enumerate(life.tokens))

@@ -1,0 +1,42 @@
+"""SARATHI's switch between chunk sizes: the smallest with which no chunk runs without decodes.
+
+With B requests, a batch has B - 1 decodes and C - (B-1) prompt tokens. A prefill of P tokens takes
+P / (C - (B-1)) batches, and D decodes take D / (B-1). At C = (B-1) (1 + P:D), they are equal. A
+larger C leaves decodes that run alone. A smaller one makes prefills dearer for nothing: its chunks
+outlast the decodes. So SARATHI, where P:D leaves the balance, "can switch" to another C (Sec 5.1.3;
+the paper gives no rule, this one is ours).
+
+P:D is that of the requests that are here. The length of an output is its tag `predicted_tokens`;
+without one, max_tokens.
+"""
+
+from batch import Batch, Request
+from scheduler import Dynamic, Sarathi
+
+
+class SarathiPD(Sarathi):
+    """ "sarathi_pd:512,256,128" chooses between these sizes; by default C, C/2 and C/4."""
+
+    name, example = "sarathi_pd", "sarathi_pd:512,256,128"
+    configure = Dynamic.configure
+
+    def __init__(self, max_batch_size: int, chunk_size: int = 256, cache_tokens: int | None = None):
+        super().__init__(max_batch_size, chunk_size, cache_tokens)
+        self.sizes = [max(1, chunk_size // divisor) for divisor in (1, 2, 4)]
+
+    def schedule(self, now: float) -> Batch | None:
+        self.chunk_size = self.balanced()
+        return super().schedule(now)
+
+    def balanced(self) -> int:
+        here = [*self.running, *self.waiting]
+        prompts = sum(len(request.prompt) for request in here)
+        decodes = sum(map(length_of, here))
+        beside = self.max_batch_size - 1
+        enough = [C for C in self.sizes if C * decodes >= beside * (decodes + prompts)]
+        return min(enough, default=self.sizes[0])
+
+
+def length_of(request: Request) -> int:
+    told = request.tags.get("predicted_tokens", "")
+    return int(told) if told.isdecimal() else request.max_tokens
