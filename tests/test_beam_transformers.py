@@ -8,7 +8,7 @@ import torch
 from test_families import LENGTH, VOCABULARY, oracle
 
 from engine import LLM, BeamSearchParams
-from scheduler import POLICIES
+from more.policies import compared
 
 CASES = {0: 12, 1: 48}  # of each model, by seed: 300 in all
 MODELS = {
@@ -70,7 +70,7 @@ def test_the_same_sequences_as_transformers(name: str, seed: int, tmp_path: Path
     ended = improved = 0
     for number in range(CASES[seed]):
         case = drawn(generator)
-        llm.policy = generator.choice(list(POLICIES))
+        llm.policy = generator.choice(compared())
         llm.chunk_size = generator.randint(1, 24)
         params = {key: value for key, value in case.items() if key != "prompt"}
         cache = ("segment", "standard")[number % 2]

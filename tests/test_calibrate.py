@@ -15,8 +15,8 @@ from experiments import calibrate, validate
 from experiments.calibrate import make_plan
 from experiments.lib.rows import read_rows
 from loop import Result
+from more.policies import compared
 from more.serving.calibration import CalibratedModel, Calibration
-from scheduler import POLICIES
 
 pytestmark = pytest.mark.usefixtures("sketches")
 
@@ -113,7 +113,7 @@ def test_calibrate_then_validate_for_real(tmp_path, monkeypatch):
     assert "signed median" in ran(validate, *flags)
     assert (tmp_path / "validate.png").read_bytes().startswith(b"\x89PNG")
     rows = read_rows(tmp_path / "validate.csv")
-    assert [row["source"] for row in rows] == len(POLICIES) * ["predicted", "measured"]
+    assert [row["source"] for row in rows] == len(compared()) * ["predicted", "measured"]
     assert all(row[quantity] > 0 for row in rows for quantity in validate.QUANTITIES)
 
 

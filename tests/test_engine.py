@@ -26,8 +26,9 @@ from kvcache import KVCache
 from model import Transformer
 from more.fast.backends import BACKENDS
 from more.fast.process import threads, threads_for
+from more.policies import compared
 from sampling import Sampler, draw, sample
-from scheduler import POLICIES, make_scheduler
+from scheduler import make_scheduler
 from simulate import simulate
 
 CPU = torch.device("cpu")
@@ -206,7 +207,7 @@ def gathered(tokens: list[StreamedToken], count: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", compared())
 def test_broken_logits_end_their_request_alone(llm: LLM, policy: str, temperature: float) -> None:
     """One breaks at its prompt, one later; the others get their tokens, in slots that were used."""
     llm.policy, params = policy, SamplingParams(6, temperature)
@@ -323,7 +324,7 @@ def test_preemption_and_sampling_on_cuda(small: str) -> None:
     llm.model = tiny_model("llama-gqa", device="cuda")
     params = [SamplingParams(12, temperature=0.9 * (i % 2), seed=i) for i in range(6)]
     expected = [out.token_ids for out in llm.generate(PROMPTS[:6], params)]
-    for policy in POLICIES:
+    for policy in compared():
         llm.policy, llm.cache_tokens = policy, 48
         assert [
             out.token_ids

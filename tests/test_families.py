@@ -22,7 +22,7 @@ from more.loading import config_json
 from more.loading.checkpoint import load_config, load_weights, save
 from more.loading.config_json import ARCHITECTURE
 from more.loading.load import new_model
-from scheduler import POLICIES
+from more.policies import compared
 
 VOCABULARY, LENGTH = 61, 120
 ROTARY = {
@@ -137,7 +137,7 @@ def test_logits_and_greedy_tokens_equal_transformers(case: str, tmp_path: Path) 
     # with packed linears where there are
     assert_same_logits(LLM(str(tmp_path), dtype="float32", device="cpu").model, reference, LENGTH)
 
-    own = [*POLICIES][[*CASES].index(case) % 4 :: 4]
+    own = compared()[[*CASES].index(case) % 4 :: 4]
     runs = zip(own, cycle((7, 16)), cycle(("slots", "paged", "slots")), strict=False)
     assert_same_tokens(tmp_path, reference, runs)
 
@@ -187,7 +187,7 @@ def test_native_operators_and_bfloat16(case: str, dtype: torch.dtype, tmp_path: 
 def test_every_policy_chunk_size_and_cache(case: str, tmp_path: Path) -> None:
     reference = oracle(case)
     reference.save_pretrained(tmp_path)
-    assert_same_tokens(tmp_path, reference, product(POLICIES, (1, 5, 32), ("slots", "paged")))
+    assert_same_tokens(tmp_path, reference, product(compared(), (1, 5, 32), ("slots", "paged")))
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.startswith(OWN_LAYERS)])

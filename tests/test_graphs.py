@@ -22,7 +22,8 @@ from kvcache import KVCache
 from model import Transformer
 from more.fast import cuda, graphs
 from more.fast.graphs import GraphExecutor, Graphs, graphs_for
-from scheduler import POLICIES, make_scheduler
+from more.policies import compared
+from scheduler import make_scheduler
 
 COUNT, BATCH_SIZE, CHUNK_SIZE = 9, 3, 8
 ATTEND = {"gathered": cuda.gathered, "rows": cuda.rows}
@@ -74,7 +75,7 @@ def test_same_tokens_under_every_policy(name: str, attend: str, replays: Callabl
     """
     model = tiny_model(name)
     recorded = recordings(model, ATTEND[attend])
-    for policy in [*POLICIES][RECORDED.index(name) % 3 :: 3]:
+    for policy in compared()[RECORDED.index(name) % 3 :: 3]:
         for _ in range(2):
             assert generate_replaying(model, recorded, policy) == tiny_expected(name, COUNT), policy
     hybrid = [spans for spans, *_ in recorded.recordings if len(spans) > 1]
@@ -122,7 +123,7 @@ def test_an_engine(attend: str, replays: Callable, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("engine.graphs_for", graphs_for)
     llm = engine()
     llm.resize_cache(3, 48)
-    own = [*POLICIES][[*ATTEND].index(attend) :: 2]
+    own = compared()[[*ATTEND].index(attend) :: 2]
     for policy, tokens in zip(own, cycle((None, 48)), strict=False):
         llm.policy, llm.cache_tokens = policy, tokens
         assert [o.token_ids for o in llm.generate(prompts, params)] == expected, policy
@@ -144,7 +145,7 @@ def test_same_tokens_from_cuda_graphs(name: str) -> None:
     requests = [Request(i, prompt, COUNT) for i, prompt in enumerate(PROMPTS)]
     expected = generate(model, requests, "sarathi", CHUNK_SIZE, BATCH_SIZE)
     recorded = recordings(model)
-    for policy in POLICIES:
+    for policy in compared():
         assert generate(model, requests, policy, CHUNK_SIZE, BATCH_SIZE) == expected, policy
         for _ in range(2):
             assert generate_replaying(model, recorded, policy) == expected, policy

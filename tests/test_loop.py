@@ -5,6 +5,7 @@ import pytest
 from batch import Batch, Request
 from command.checks import UserError
 from loop import Loop, Result
+from more.policies import compared
 from scheduler import (
     POLICIES,
     make_scheduler,
@@ -42,7 +43,7 @@ def test_times_by_hand() -> None:
     assert (second.ttft, second.tbt, second.scheduling_delay, second.finished) == (7, [1], 4, 8)
 
 
-@pytest.mark.parametrize("name", [name for name in POLICIES if name != "no_evict"])
+@pytest.mark.parametrize("name", [name for name in compared() if name != "no_evict"])
 def test_recomputed_tokens_are_all_work_beyond_what_is_useful(name: str) -> None:
     """No prefix is shared here, so each token of prompt and output but the last runs once."""
 

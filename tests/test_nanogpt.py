@@ -11,7 +11,7 @@ from test_families import GPT2, LENGTH, assert_same_logits, oracle
 import generate
 from engine import LLM, SamplingParams
 from more.loading.nanogpt import LINEARS
-from scheduler import POLICIES
+from more.policies import compared
 
 CHARACTERS = sorted("\n !$&',-.3:;?" + "".join(chr(65 + n) + chr(97 + n) for n in range(26)))
 
@@ -59,7 +59,7 @@ def test_logits_and_greedy_tokens(vocab_size: int, bias: bool, prefix: str, tmp_
     for ids in prompts:
         out = reference.double().generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False)
         expected.append(out[0, len(ids) :].tolist())
-    for llm.policy in POLICIES:
+    for llm.policy in compared():
         outputs = llm.generate(prompts, SamplingParams(max_tokens=20))
         assert [output.token_ids for output in outputs] == expected, llm.policy
 

@@ -24,8 +24,9 @@ from more.paged import blocks
 from more.paged.blocks import BlockMemory
 from more.paged.cache import PagedCache
 from more.paged.prompts import Parts, shared
+from more.policies import compared
 from sampling import SamplingParams
-from scheduler import POLICIES, SarathiServe, Scheduler, make_scheduler, next_chunk
+from scheduler import SarathiServe, Scheduler, make_scheduler, next_chunk
 from simulate import simulate
 from tests import oracle
 from tests.oracle import DRIVERS, CheckedMemory, check, check_blocks, draw, in_blocks
@@ -62,7 +63,7 @@ def perform(driver: str, policy: str, seeds: range) -> None:
 
 @pytest.mark.parametrize("driver", IN_BLOCKS)
 def test_blocks_give_the_tokens_of_slots(driver: str, seen: Counter[str]) -> None:
-    for policy in POLICIES:
+    for policy in compared():
         perform(driver, policy, range(2 if driver == "Loop" else 1))
     least = dict.fromkeys(("hits", "own", "evictions", "preemptions"), 1)
     assert seen >= Counter(least), "else the plays would say little"
@@ -166,7 +167,7 @@ def test_who_is_admitted_to_blocks(
     assert scheduler.memory.capacity == 20, "the rest of a block is no room"
 
 
-@pytest.mark.parametrize("policy", [*POLICIES, "vllm_v0:4096"])
+@pytest.mark.parametrize("policy", [*compared(), "vllm_v0:4096"])
 def test_who_comes_together_shares(policy: str) -> None:
     """The first request computes what is shared, and the others nothing of it: in one batch."""
     requests = [Request(i, shared(640, 512, i), 2) for i in range(16)]

@@ -22,7 +22,8 @@ from more.pipeline import (
     run_pipeline,
     simulate_pipeline,
 )
-from scheduler import POLICIES, SarathiServe
+from more.policies import compared
+from scheduler import SarathiServe
 from simulate import simulate
 
 Work = list[tuple[int, int, float]]  # prompt and output tokens, arrival of each request
@@ -240,7 +241,7 @@ FILLING = st.fixed_dictionaries({
     "memory": st.sampled_from(["split", "pool"]),
     "refill_every": st.sampled_from([1, 3]),
 })  # fmt: skip
-POLICY = st.sampled_from(sorted(POLICIES))
+POLICY = st.sampled_from(sorted(compared()))
 SIZES = st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(1, 4))
 
 

@@ -11,6 +11,7 @@ from test_perfetto import events_of, groups_of
 
 from experiments import policies
 from experiments.lib.rows import read_rows
+from more.policies import compared
 from scheduler import POLICIES
 
 
@@ -21,7 +22,7 @@ def predicted() -> policies.Comparison:
 
 def test_who_waits_and_who_stalls(predicted: policies.Comparison) -> None:
     found = {policy: policies.figures_of(trace) for policy, trace in predicted.traces.items()}
-    assert list(found) == list(POLICIES)
+    assert list(found) == compared()
     for policy, trace in predicted.traces.items():
         end = max(trace.lives[i].tokens[-1] for i in range(2))  # of A and B
         beside = [each for each in trace.iterations if each.start < end]
@@ -61,11 +62,14 @@ def test_files_and_measured_rows(small: str, tmp_path: Path) -> None:
     for name in ("policies.png", "policies_measured.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     groups = groups_of(events_of(trace))
-    assert len(groups) == 4 * len(POLICIES) and "measured orca: engine" in groups
+    assert len(groups) == 4 * len(compared()) and "measured orca: engine" in groups
     rows = read_rows(tmp_path / "policies.csv")
     for source in ("predicted", "measured"):
         own = rows.where(source=source)
-        assert own.where("stalls", "total").column("policy") == list(POLICIES)
-        assert len(own) == len(POLICIES) + 1 and own[-1].keys() >= {"C and D arrive", "stall bound"}
+        assert own.where("stalls", "total").column("policy") == compared()
+        assert len(own) == len(compared()) + 1 and own[-1].keys() >= {
+            "C and D arrive",
+            "stall bound",
+        }
     ran(policies, "--quick", "--out", tmp_path)
     assert read_rows(tmp_path / "policies.csv") == rows, "measured rows stay"
