@@ -6,7 +6,7 @@ import copy
 import json
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import cycle, product
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -180,14 +180,6 @@ def test_native_operators_and_bfloat16(case: str, dtype: torch.dtype, tmp_path: 
     llm = LLM(str(tmp_path), dtype=str(dtype).removeprefix("torch."), device="cpu")
     assert llm.generate([[1, 2, 3]], SamplingParams(max_tokens=40))[0].token_ids
     assert_same_logits(llm.model, reference.to(dtype), LENGTH)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in CASES if case.startswith(LATER)])
-def test_every_policy_chunk_size_and_cache(case: str, tmp_path: Path) -> None:
-    reference = oracle(case)
-    reference.save_pretrained(tmp_path)
-    assert_same_tokens(tmp_path, reference, product(POLICIES, (1, 5, 32), ("slots", "paged")))
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.startswith(OWN_LAYERS)])

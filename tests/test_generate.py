@@ -15,8 +15,6 @@ from more.loading.prompts import make_requests
 from simulate import simulate
 from tests import spawn
 
-ROOT = Path(__file__).parent.parent
-
 
 def test_streams_text_and_ends_with_a_table() -> None:
     """As a process of its own, with nothing but the text on its streams."""

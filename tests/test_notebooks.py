@@ -2,9 +2,7 @@
 stand in the lesson, sliders for a reader. `make notebooks` executes them.
 """
 
-import ast
 import importlib.util
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -60,14 +58,6 @@ def test_a_notebook_is_in_step_with_its_source_and_fit_to_be_read(path: Path) ->
     assert set(notebook.metadata) == {"jupytext", "kernelspec"}, (
         "no versions or paths of the machine that ran it"
     )
-
-
-@each_lesson
-def test_what_a_lesson_imports_is_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(FOLDER)
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.ImportFrom):
-            exec(ast.unparse(node))  # noqa: S102
 
 
 def said(cell: nbformat.NotebookNode) -> str:
@@ -131,22 +121,6 @@ def test_each_cell_may_run_again(path: Path) -> None:
 def test_complaints_see_errors_warnings_and_paths(output: dict) -> None:
     cell = nbformat.v4.new_code_cell("1", outputs=[nbformat.v4.new_output(**output)])
     assert execute.complaints(nbformat.v4.new_notebook(cells=[cell]))
-
-
-def test_text_keeps_outputs_of_the_same_code_only() -> None:
-    output = nbformat.v4.new_output("stream", name="stdout", text="1\n")
-    old = nbformat.v4.new_code_cell("def f():\n    return 1", execution_count=1, outputs=[output])
-    executed = nbformat.v4.new_notebook(cells=[old])
-    for code, same in (
-        ("def f():\n    return 1  # a comment", True),
-        ("def f():\n    return 2", False),
-    ):
-        cells = [nbformat.v4.new_markdown_cell("New words."), nbformat.v4.new_code_cell(code)]
-        notebook = nbformat.v4.new_notebook(cells=cells)
-        assert (execute.copy_outputs(executed, notebook) == []) == same
-        assert not same or notebook.cells[1].outputs == [output]
-        notebook.cells.append(nbformat.v4.new_code_cell("2"))
-        assert execute.copy_outputs(executed, notebook), "a cell of code more"
 
 
 # --------------------------------------------------------------------- the numbers of the text
@@ -267,13 +241,6 @@ def noted() -> tuple[list[tuple[int, str]], Callable]:
     return calls, what_if
 
 
-def test_without_a_reader_the_default_is_shown() -> None:
-    calls, what_if = noted()
-    assert lesson.widgets() is None, "no kernel, nobody to ask"
-    lesson.sliders(what_if, size=(1, 9), word=["a", "b"])
-    assert calls == [(3, "b")]
-
-
 def test_a_slider_shows_it_again(shown: list) -> None:
     calls, what_if = noted()
     lesson.sliders(what_if, size=(1, 9, 2), word=["a", "b"])
@@ -313,14 +280,3 @@ def test_an_excerpt_has_the_last_definition_before_the_sliders() -> None:
         "from os import sep\na, unused = (2, 3)\nb = lambda x: x + a\n"
         "def what_if(n=1):\n    print(b(n), sep)\nsliders(what_if, n=[1, 2])"
     )
-
-
-def test_a_choice_of_the_page_is_the_argument() -> None:
-    code = """def what_if(size=3, word="y"):
-    print(size, word)
-sliders(what_if, size=(1, 9, 2), word=[("a", "x"), ("b", "y")])"""
-    size, word = whatif.controls(code)
-    assert size == {"name": "size", "min": 1, "max": 9, "step": 2, "value": 3}
-    assert (word["labels"], word["value"]) == (("a", "b"), 1)
-    question = json.dumps({"lesson": code, "chosen": {"size": 5, "word": 0}})
-    assert json.loads(whatif.in_browser(question)) == {"text": "5 x\n", "pictures": []}

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import call
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 import generate
 from command import cli
@@ -53,15 +52,6 @@ def test_an_error_is_one_short_line() -> None:
 
 
 # --------------------------------------------------------------------------- files of a checkpoint
-
-
-def test_a_tokenizer_neither_fills_up_nor_cuts_a_prompt(tmp_path: Path) -> None:
-    words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    words.enable_padding(length=100)
-    words.enable_truncation(2)
-    words.save(str(tmp_path / "tokenizer.json"))
-    assert load_tokenizer(tmp_path).encode("a b a b") == [0, 1, 0, 1]
 
 
 def test_fewer_merges_than_the_model_has_tokens(tmp_path: Path) -> None:

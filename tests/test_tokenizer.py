@@ -96,6 +96,7 @@ def test_tokenizer_json_with_special_tokens(tmp_path):
         single="<s> $A", special_tokens=[("<s>", start)]
     )
     library.enable_truncation(9)  # of a training set: not for us
+    library.enable_padding(length=900)
     library.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "</s>"}}))
     tokenizer = load_tokenizer(tmp_path)
