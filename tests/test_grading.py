@@ -179,10 +179,6 @@ PATCHES = """import course.exercises, json, sys
         if hasattr(sys.modules[name], 'judge'): sys.modules[name].judge = lambda *a: None
     json.dumps = lambda *a, **k: '{"answer": "passed"}'
     return 0.0"""
-BABBLES = """import os
-    for number in range(30):
-        try: os.write(number, b'[' * 9999 + bytes([10]))
-        except OSError: pass"""
 FORGES = """import os
     for number in range(30):
         try: os.write(number, b'0 {"answer": 0.0}' + bytes([10]))
@@ -219,7 +215,6 @@ ATTACKS: dict[str, tuple[str, str]] = {
     "kills": ("signals", "import os; os.kill(PARENT, 0)"),
     "calls": ("network", "import socket; socket.create_connection(('127.0.0.1', PORT), 1)"),
     "patches": ("", PATCHES),
-    "babbles": ("", BABBLES),
     "floods": ("", FLOODS),
     "forges": ("", FORGES),
     "says more": ("", FRAMES.replace("DATA", "said + b'boom boom' + bytes([10])")),

@@ -3,6 +3,7 @@ stand in the lesson, sliders for a reader. `make notebooks` executes them.
 """
 
 import importlib.util
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -280,3 +281,14 @@ def test_an_excerpt_has_the_last_definition_before_the_sliders() -> None:
         "from os import sep\na, unused = (2, 3)\nb = lambda x: x + a\n"
         "def what_if(n=1):\n    print(b(n), sep)\nsliders(what_if, n=[1, 2])"
     )
+
+
+def test_a_choice_of_the_page_is_the_argument() -> None:
+    code = """def what_if(size=3, word="y"):
+    print(size, word)
+sliders(what_if, size=(1, 9, 2), word=[("a", "x"), ("b", "y")])"""
+    size, word = whatif.controls(code)
+    assert size == {"name": "size", "min": 1, "max": 9, "step": 2, "value": 3}
+    assert (word["labels"], word["value"]) == (("a", "b"), 1)
+    question = json.dumps({"lesson": code, "chosen": {"size": 5, "word": 0}})
+    assert json.loads(whatif.in_browser(question)) == {"text": "5 x\n", "pictures": []}

@@ -13,6 +13,7 @@ from conftest import ran
 import generate
 from batch import Request
 from command.cli import is_ours
+from experiments.lib.steady import simulate_operators
 from more.pictures import perfetto
 from simulate import simulate
 
@@ -117,6 +118,25 @@ def test_priced_run_with_preemptions(policy: str, tmp_path: Path) -> None:
     chunks = [event["args"]["tokens"] for event in requests if event["name"] == "prefill"]
     assert sum(chunks) == trace.num_prefill_tokens, "slices of one kind can be added up"
     assert sum(event["name"] == "stall" for event in events) == len(trace.stalls(0.1))
+
+
+def test_operators_nest_in_their_iteration(tmp_path: Path) -> None:
+    trace = simulate_operators(five(), "sarathi_serve", 64, 4, "llama-13b", "a6000")
+    perfetto.save(tmp_path / "run.json", {"priced": trace}, names={0: "A"})
+    events = events_of(tmp_path / "run.json")
+    lanes = named(events, "thread_name")
+    assert "A" in lanes and "request 1" in lanes
+    inside = [
+        event
+        for event in events
+        if event["ph"] == "X" and (event["pid"], event["tid"]) == lanes["iterations"]
+    ]
+    assert (
+        len(inside) == 7 * len(trace.iterations)
+        and inside[0]["name"] == "prefill"
+        and inside[1]["name"] == "preproj"
+    )
+    assert inside[0]["args"]["chunks"] == "A: 0 to 59"
 
 
 def test_generate_writes_a_trace(tmp_path: Path) -> None:
