@@ -118,3 +118,8 @@ def test_stop_tokens_of_a_prompt_join_the_models() -> None:
     own = {"encode": None, "vocab_size": 9, "stop_ids": frozenset({7}), "seed": 0}
     made = make_requests([[1], [2]], params, None, **own)
     assert [request.stop_ids for request in made] == [{3, 7}, {3}]
+
+
+def test_a_prompt_that_is_no_text() -> None:
+    done = call(generate, "--max-tokens", "2", "\udcff\udcfe")  # as Python reads what is no UTF-8
+    assert done.returncode in (0, 2), done.stderr

@@ -9,7 +9,6 @@ import pytest
 from batch import Batch
 from command.checks import UserError
 from costmodel import make_batch
-from experiments.lib.claims import falls, flat, rises
 from experiments.lib.engines import Real, cases, median_row
 from experiments.lib.panels import Panel
 from experiments.lib.rows import Rows, read_rows, with_kept
@@ -116,18 +115,6 @@ def test_runs_have_a_range() -> None:
     spread = {"gain lowest": 1.0, "gain highest": 3.0}
     assert median_row(turns) == {"gain": 2.0, "who": "a"} | spread
     assert median_row([{"gain": 2.0}, {"gain": 2.0}]) == {"gain": 2.0}
-
-
-def test_claims_compare_what_differs_in_one_key() -> None:
-    rows = Rows(
-        [PREDICTED | {"L": L, "B": B, "speedup": y} for (L, B), y in {
-            (1, 2): 5.0, (1, 4): 3.0, (2, 2): 4.0, (2, 4): 4.0,
-        }.items()], UNITS,
-    )  # fmt: skip
-    assert [each.comparisons for each in falls("speedup", "B")(rows)] == [[True], [False]]
-    assert [each.comparisons for each in rises("speedup", "L")(rows)] == [[False], [True]]
-    assert [each.comparisons for each in flat("speedup", "B")(rows)] == [[False], [True]]
-    assert [each.where for each in falls("speedup", "B")(rows)] == ["L=1", "L=2"]
 
 
 def test_a_line_of_two_models_is_refused() -> None:
