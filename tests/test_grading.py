@@ -31,7 +31,7 @@ from course.exercises import EXERCISES, STUBS, AnswerError, find
 from course.feedback import Grade, harmless
 from course.grade import Worker
 from course.handed import LONGEST_FILE
-from course.plants import right
+from course.plants import named, right
 from course.reference import solution
 from course.sandbox import PROTECTIONS
 from course.submissions import Submission, submissions
@@ -590,16 +590,18 @@ def test_only_what_was_set_is_graded_and_nothing_is_written_over(
     monkeypatch.setattr(grade, "Worker", Seen)
     prints = "print('no answer', flush=True)\n"
     files = {f"{name}.py": right(name) + prints for name in ("e01", "e12")}
+    files["e06.py"] = named("1").source
     write(tmp_path / "all" / "anna", files)
     stub = (STUBS / "e02.py").read_text("utf-8").replace("\n", "\r\n")
     (tmp_path / "all" / "anna" / "e02.py").write_bytes(stub.encode())
     out = tmp_path / "grades.csv"
-    [found] = graded(tmp_path / "all", "2", "9", "12")
-    assert found.results == {"2": "stub", "9": "-", "12": "passed"} and given == [["e12"]]
+    [found] = graded(tmp_path / "all", "2", "6", "9", "12")
+    assert found.results == {"2": "stub", "6": "K1", "9": "-", "12": "passed"}
+    assert given == [["e06", "e12"]]
     [row] = csv.DictReader(out.read_text("utf-8").splitlines())
-    assert list(row)[:6] == ["submission", "2", "9", "12", "passed", "points"]
+    assert list(row)[:7] == ["submission", "2", "6", "9", "12", "passed", "points"]
     page = (tmp_path / "grades_feedback" / row["page"]).read_text("utf-8")
-    assert "<b>3 of 13 points</b>" in page and "E1 " not in page
+    assert "<b>3 of 23 points</b>" in page and "E1 " not in page
     with pytest.raises(UserError, match="grades.csv' is there already: .* --out, .*ARGS=--force"):
         graded(tmp_path / "all")
     out.unlink()

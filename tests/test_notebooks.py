@@ -124,6 +124,18 @@ def test_complaints_see_errors_warnings_and_paths(output: dict) -> None:
     assert execute.complaints(nbformat.v4.new_notebook(cells=[cell]))
 
 
+def test_text_keeps_outputs_of_the_same_code_only() -> None:
+    """A comment may change."""
+    cell, book = nbformat.v4.new_code_cell, nbformat.v4.new_notebook
+    old = book(cells=[cell("a = 1", outputs=[nbformat.v4.new_output("stream", text="1")])])
+    for code, same in (("a = 1  # one", True), ("a = 2", False)):
+        new = book(cells=[cell(code)])
+        assert (execute.copy_outputs(old, new) == []) == same
+        assert not same or new.cells[0].outputs == old.cells[0].outputs
+    new = book(cells=[cell("a = 1"), cell("2")])
+    assert execute.copy_outputs(old, new), "a cell of code more"
+
+
 # --------------------------------------------------------------------- the numbers of the text
 #
 # A number of the text is a decimal (1.42), a number with a unit (7 ms, 5 %, 3 times), or a whole
