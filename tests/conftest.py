@@ -112,11 +112,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture(scope="session", params=TINY)
-def tiny(request: pytest.FixtureRequest) -> Transformer:
-    return tiny_model(request.param)
-
-
 @pytest.fixture(autouse=True)
 def no_policy_stays() -> Iterator[None]:
     """Policies of a file are for the test that read it."""

@@ -50,7 +50,7 @@ PROMISES = {
     "a class gets what it must": "browser_exercises course grading notebooks",
     "each figure keeps its claims": (
         "bench choose_chunk fig9 figures gallery gantt perfetto policies_picture segment_figures"
-        " solid study td_figures train_demo"
+        " study td_figures train_demo"
     ),
     "the house: one line for an error, true documents, imports one way": (
         "cli conftest device documents files fill flags generate house lines mutants readme"

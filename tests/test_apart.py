@@ -102,25 +102,6 @@ def test_the_memory_of_both_ends_is_given_back() -> None:
     assert preempted > 10
 
 
-@pytest.mark.parametrize("policy", ["sarathi", "no_evict", "request_level"])
-@pytest.mark.parametrize("cache", ["slots", "paged"])
-def test_what_is_coming_never_stops_what_runs(policy: str, cache: str) -> None:
-    """The decode engine has room for its largest request alone."""
-    for seed in range(6):
-        draw = random.Random(seed)
-        requests = [
-            Request(i, shared(draw.randint(9, 60), draw.randint(0, 9), i), draw.randint(2, 30))
-            for i in range(12)
-        ]
-        most = max(-(-request.most_cached // 4) * 4 for request in requests)
-        blocks = {"cache": cache, "block_size": 4, "prefix_caching": True}
-        trace = simulate_fleet(
-            requests, layout="1p1d", way="pcie4", decode_policy=policy, max_batch_size=8,
-            cache_tokens=most, keep=True, **(blocks if cache == "paged" else {}), **KW,
-        )  # fmt: skip
-        check(trace, requests, "1p1d")
-
-
 def test_a_fetch_waits_for_a_slot_that_is_really_free() -> None:
     """Not for one whose request ends with the iteration in progress."""
     waited = 0
@@ -178,7 +159,7 @@ def test_policies_that_reorder_their_queue_end(monkeypatch: pytest.MonkeyPatch) 
     own = [sorting(*each) for each in product(bases, KEYS, ("schedule", "can_admit"))]
     for policy in own:
         monkeypatch.setitem(POLICIES, policy.name, policy)
-    names += [policy.name for policy in own]
+    names += ["sarathi", "request_level", *(policy.name for policy in own)]
     for seed in range(60):
         draw = random.Random(seed)
         requests = workload(seed, draw.randint(3, 12), draw.choice([30, 300, 3000]))

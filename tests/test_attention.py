@@ -74,20 +74,6 @@ def test_bfloat16_stays_close_to_float64(case: str) -> None:
     assert_within(attend_spans(BACKENDS["math"], *arguments), exact, spans_bound(*arguments))
 
 
-def test_only_the_context_counts() -> None:
-    """What lies behind a request's context, or in other slots, is never read, not even NaN."""
-    q, keys, values, slots, contexts = attention_case("decodes", 2, torch.float64)
-    expected = attend_spans(BACKENDS["math"], q, keys, values, slots, contexts)
-    live = torch.zeros(4, 32, dtype=torch.bool)
-    for slot, context in zip(slots, contexts, strict=True):
-        live[slot, :context] = True
-    for cache in (keys, values):
-        cache[:, ~live] = float("nan")
-    for backend in (BACKENDS["math"], PLAIN["sdpa"], BACKENDS["sdpa"]):
-        found = attend_spans(backend, q, keys, values, slots, contexts)
-        torch.testing.assert_close(found, expected)
-
-
 class OfTriton(Exception):
     """Its compiler raises kinds of its own."""
 

@@ -117,6 +117,3 @@ def test_a_chunk_beside_beams_shares_the_weights(cost: BeamCostModel) -> None:
     linears = [cost.operators(batch)["ffn_ln1"] for batch in (together, chunk, beams)]
     assert linears[0] < 0.75 * sum(linears[1:])
     assert cost.attention(together) == pytest.approx(cost.attention(chunk) + cost.attention(beams))
-
-
-# --------------------------------------------------------------------------------------- simulation

@@ -6,12 +6,8 @@
 Skipped where the site is not built, or Playwright, Chromium or npm's packages are missing.
 """
 
-import hashlib
 import json
 import re
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from html.parser import HTMLParser
@@ -182,18 +178,3 @@ def printed(lesson: str) -> tuple[str, str]:
     cell = next(cell for cell in cells if "sliders(what_if" in cell.source)
     texts = [each.text for each in cell.outputs if each.output_type == "stream"]
     return cell.source, "".join(texts)
-
-
-def test_a_second_run_changes_nothing(tmp_path: Path) -> None:
-    """In a copy: other tests read the site meanwhile."""
-
-    def files(place: Path) -> dict[Path, str]:
-        paths = [path for path in place.rglob("*") if path.is_file()]
-        hashes = (hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)
-        return dict(zip((path.relative_to(place) for path in paths), hashes, strict=True))
-
-    copy = shutil.copytree(SITE, tmp_path / "site")
-    code = "import sys, pathlib\nfrom docs import site\nsite.OUT = pathlib.Path(sys.argv.pop())\n"
-    command = [sys.executable, "-c", f"{code}site.main()", copy]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    assert files(copy) == files(SITE)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from command.checks import UserError
-from command.cli import claim, is_ours, write_file
+from command.cli import claim, is_ours, one_line, write_file
 from tests import spawn
 
 ROOT = Path(__file__).parent.parent
@@ -107,3 +107,9 @@ def test_a_device_is_written_and_named(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert (tmp_path / "out").read_text() == "b\n", "over the a: the shell's own place is 0"
     assert done.stderr == "error: No space left on device: '/dev/full'\n"
+
+
+def test_an_error_is_one_short_line() -> None:
+    said = one_line(UserError("first\nsecond \x1b[31m " + "x" * 100_000 + " the end"))
+    assert len(said) < 900 and said.startswith("first\\nsecond \\x1b[31m ")
+    assert said.endswith("x the end")

@@ -94,6 +94,3 @@ def test_a_guess_says_that_all_reduces_were_not_measured() -> None:
     assert guess("h100", 1) == guess("h100", 8) == guess("h100", 1, "pcie4") == ""
     assert guess("h100", 8, "pcie4") == said
     assert guess("a40", 8).endswith(f"too slow; {said}")
-
-
-# ----------------------------------------------------------------------------- TD-Pipe's all-reduce

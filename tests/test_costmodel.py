@@ -58,18 +58,6 @@ def test_more_tokens_never_cost_less(model, gpu):
     assert starts == sorted(starts)
 
 
-def test_operators_sum_to_seconds(cost):
-    for batch in (
-        Batch([chunk(300)], []),
-        Batch([chunk(239, start=17, prompt=900)], decodes(17, 800)),
-        Batch([], decodes(5, 70)),
-        Batch([chunk(10), chunk(20, prompt=30)], decodes(2, 9)),
-    ):
-        operators = cost.operators(batch)
-        assert list(operators) == ["preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2", "others"]
-        assert sum(operators.values()) == pytest.approx(cost.seconds(batch), rel=1e-12)
-
-
 def test_the_host_waits_for_nobody_or_works_beside_the_gpu(cost):
     batch = Batch([chunk(300)], decodes(4, 800))  # five requests
     kernels = cost.seconds(batch)

@@ -28,7 +28,7 @@ from course import __main__ as commands
 from course import doctor, drive, exercises, page
 from course import picture as painted
 from course.browser import in_browser
-from course.check import e04, e07, e13, final, hunt
+from course.check import e04, e07, final, hunt
 from course.check.frame import Broken, examine, judged, lines, same
 from course.exercises import EXERCISES, STUBS, UNWRITTEN, AnswerError, Exercise, find, hints, load
 from course.lessons import LESSONS
@@ -268,12 +268,6 @@ def test_attention_that_looks_elsewhere_finds_no_number() -> None:
         for slot, rows in enumerate(case["values"][0]):
             numbers = [place for place, row in enumerate(rows) if row[0] == row[0]]
             assert numbers == list(range(seen.get(slot, 0)))
-
-
-def test_a_record_of_blocks_that_stops_early_is_told() -> None:
-    case = e13.cases(random.Random(1))[0]
-    record = drive.e13(solution("e13"), case)
-    assert e13.judge(case, record) is None and e13.judge(case, record[:-1]).prop == "K8"
 
 
 def test_every_mistake_of_the_hunt_can_be_found_and_half_is_enough() -> None:

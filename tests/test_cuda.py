@@ -32,8 +32,6 @@ from more.fast import cuda, graphs
 from more.fast.backends import BACKENDS, candidates
 from more.fast.graphs import GraphExecutor, Graphs
 from more.loading.load import new_model
-from more.paged.blocks import BlockMemory
-from more.paged.cache import PagedCache
 
 GPU = torch.device("cuda")
 BLOCK = 256  # tokens
@@ -175,32 +173,6 @@ def test_100_hybrid_batches_equal_math(name: str) -> None:
         requests = sum(len(span.slots) for span in batch.spans)
         kinds.add((len(batch.spans), requests < cache.slots, max(cuda.rows_of(batch)) == 1))
     assert len(kinds) > 8, "chunks, decodes and both, with idle slots and without"
-
-
-def in_blocks(cache: KVCache, rng: random.Random) -> PagedCache:
-    """The same contents, in blocks of BLOCK tokens that lie anywhere."""
-    count = cache.slots * (cache.length // BLOCK)
-    memory = BlockMemory(count * BLOCK, BLOCK)
-    _, heads, _, _, head_dim = cache.k.shape
-    config = ModelConfig("any", 1, heads, heads * head_dim, 16, 97, 512, n_kv_head=heads)
-    paged = PagedCache(config, cache.slots, cache.length, cache.k.dtype, memory=memory)
-    paged.table.copy_(torch.tensor(rng.sample(range(count), count)).view_as(paged.table))
-    for theirs, ours in ((cache.k, paged.k), (cache.v, paged.v)):
-        ours[:, :, paged.table] = theirs.unflatten(3, (-1, BLOCK))
-    return paged
-
-
-def test_blocks_are_read_through_the_table() -> None:
-    rng = random.Random(1)
-    torch.manual_seed(1)
-    for _ in range(30):
-        batch, cache, qkv = hybrid_batch(rng, 2 * BLOCK)
-        paged = in_blocks(cache, rng)
-        found, expected = (
-            BACKENDS["sdpa"](batch, paged)(0, qkv),
-            PLAIN["math"](batch, cache)(0, qkv),
-        )
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
 # ---- on a device that has no numbers

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 from conftest import THREADS, TINY, one_at_a_time, run_loop, tiny_model
@@ -448,3 +449,13 @@ def test_rotary_tables_are_as_long_as_the_longest_sequence(
     llm.resize_cache(2, 64)
     one, other = (each.generate([[*range(50)]], SamplingParams(15))[0] for each in (llm, long))
     assert one.token_ids == other.token_ids
+
+
+def test_arrays_are_prompts_too(llm: LLM) -> None:
+    """Of numpy and of torch: one prompt, a list of prompts, or a table with one to a row."""
+    few = SamplingParams(max_tokens=2)
+    expected = [output.token_ids for output in llm.generate([[1, 2, 3], [4, 5, 6]], few)]
+    table = np.array([[1, 2, 3], [4, 5, 6]])
+    for prompts in (table, torch.tensor(table), list(table), [[*map(np.int64, r)] for r in table]):
+        assert [output.token_ids for output in llm.generate(prompts, few)] == expected
+    assert llm.generate(np.array([1, 2, 3]), few)[0].token_ids == expected[0]

@@ -1,22 +1,15 @@
 """Figure 9: a user's model, steady states, and which chunk sizes are measured."""
 
 import pytest
-import torch
-from conftest import call
 
-import configs
 from experiments import fig9
 from experiments.lib import measuring
-from experiments.lib.engines import LLAMA_33B, Priced, setups
+from experiments.lib.engines import LLAMA_33B, setups
 from experiments.lib.measuring import ChunkProfile, best_and_neighbour
-from experiments.lib.rows import read_rows, with_paper
+from experiments.lib.rows import with_paper
 from experiments.lib.steady import Workload, balance, first_period, steady_window, tokens_per_second
-from more.loading import checkpoint
-from more.loading.load import new_model, random_weights
 from simulate import simulate
 from timeline import Iteration, Trace
-
-ENGINE = Priced("llama-13b", "a6000")
 
 
 def test_a_users_model_has_the_papers_numbers_where_it_is_the_papers(monkeypatch):
@@ -50,25 +43,6 @@ def test_the_first_period_is_like_any_other(factor: float) -> None:
 def test_a_window_counts_from_one():
     trace = Trace([Iteration(0.25, 4.0, 1, 0, 1)], finished=[(7, 1.0), (3, 2.5), (5, 4.0)])
     assert steady_window(trace, 1, 3) == (1.0, 4.0) and steady_window(trace, 0, 2) == (0.25, 2.5)
-
-
-@pytest.mark.slow
-def test_quick_measurement_adds_measured_rows(tmp_path, monkeypatch):
-    # a point of each predicted curve will do here
-    monkeypatch.setattr(fig9, "ratios", lambda *_: [14.0])
-    model = new_model(configs.MODELS["demo"], torch.float32, torch.device("cpu"))
-    random_weights(model, seed=0)
-    checkpoint.save(model, tmp_path / "tiny")
-    where = f"--device cpu --dtype float32 --model {tmp_path / 'tiny'} --out {tmp_path}".split()
-    sizes = ["--max-length", "64", "--max-batch-size", "3"]
-    result = call(fig9, "--measure", "--quick", *where, *sizes, "--chunk-size", "16")
-    assert result.returncode == 0 and "Profile" not in result.stdout, result.stderr
-    assert read_rows(tmp_path / "fig9.csv").where("gain", source="measured", C=16, L=64, B=3)
-    # 24 .. 32: C = 32 is the only choice
-    result = call(fig9, "--measure", "--quick", *where, *sizes)
-    assert "Profile of single iterations" in result.stdout
-    assert "measured below: C = 32, which looks best\n" in result.stdout
-    assert read_rows(tmp_path / "fig9.csv").where(source="measured", C=32, L=64, B=3)
 
 
 def test_the_profile_names_the_best_and_the_better_neighbour():

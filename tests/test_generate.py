@@ -15,8 +15,6 @@ from more.loading.prompts import make_requests
 from simulate import simulate
 from tests import spawn
 
-ROOT = Path(__file__).parent.parent
-
 
 def test_streams_text_and_ends_with_a_table() -> None:
     """As a process of its own, with nothing but the text on its streams."""
@@ -120,3 +118,8 @@ def test_stop_tokens_of_a_prompt_join_the_models() -> None:
     own = {"encode": None, "vocab_size": 9, "stop_ids": frozenset({7}), "seed": 0}
     made = make_requests([[1], [2]], params, None, **own)
     assert [request.stop_ids for request in made] == [{3, 7}, {3}]
+
+
+def test_a_prompt_that_is_no_text() -> None:
+    done = call(generate, "--max-tokens", "2", "\udcff\udcfe")  # as Python reads what is no UTF-8
+    assert done.returncode in (0, 2), done.stderr

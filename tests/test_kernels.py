@@ -14,7 +14,6 @@ from more.fast import kernels
 from more.fast.kernels import main, report, why_not_rows, why_not_xformers
 from tests.fake_cuda import LINUX, fake_cuda
 
-ROOT = Path(__file__).parent.parent
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 HALF, FLOAT, DOUBLE = torch.float16, torch.float32, torch.float64
 

@@ -16,7 +16,6 @@ from conftest import (
     TINY,
     assert_within,
     attend_spans,
-    attention_bound,
     noise_bound,
     spans_bound,
     sum_bound,
@@ -168,35 +167,6 @@ def gated(inner: Tensor) -> tuple[Tensor, Tensor]:
     exact, gate = model.swiglu(inner.double()), inner.double().chunk(2, dim=-1)[0]
     share = ((gate * (-gate).sigmoid()).abs() + 16) * unit(torch.float32) + 2 * unit(inner.dtype)
     return exact, share * exact.abs() + 1e-30  # e^-100 may be 0
-
-
-@pytest.mark.parametrize("n_kv_head", [4, 2, 1])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_whole_batch_in_one_call(dtype: torch.dtype, n_kv_head: int, two_threads: None) -> None:
-    """Two chunks, one of them of a single row, and two decodes: what is written, and what each span
-    sees, as span by span.
-    """
-    config = dataclasses.replace(TINY["llama"], n_head=4, n_kv_head=n_kv_head, head_dim=32)
-    generator = torch.Generator().manual_seed(0)
-    batch = flat_batch([(2, 10, 70), (0, 0, 1), (3, 60, 1), (1, 0, 1)])
-    batch.spans[2:] = [Span(slice(71, 73), (3, 1), (61, 1))]
-    cache, exact = (KVCache(config, 4, 80, dtype) for dtype in (dtype, torch.float64))
-    for part, same in ((cache.k, exact.k), (cache.v, exact.v)):
-        same.copy_(part.copy_(torch.randn(part.shape, generator=generator)))
-    qkv = torch.randn(73, 4 + 2 * n_kv_head, 32, generator=generator).to(dtype)
-    before = cache.k.clone()
-    y = native.attention(batch, cache)(1, qkv)
-    expected = PLAIN["math"](batch, exact)(1, qkv.double())
-    assert torch.equal(exact.k.to(dtype), cache.k) and torch.equal(exact.v.to(dtype), cache.v)
-    exact.v.abs_(), qkv[:, -n_kv_head:].abs_()
-    sizes = PLAIN["math"](batch, exact)(1, qkv.double())
-    expected, sizes = expected.view(73, 4, 32), sizes.view(73, 4, 32)
-    longest = exact.k[1].norm(dim=-1).max()
-    rounding = attention_bound(qkv[:, :4], longest, expected, sizes, 80)
-    assert_within(y.view(73, 4, 32), expected, rounding)
-    assert (cache.k != before).any(dim=-1).sum() == 73 * n_kv_head, (
-        "the new rows of that layer, and no others"
-    )
 
 
 @pytest.mark.parametrize("flavour", TINY)

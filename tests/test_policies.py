@@ -226,8 +226,8 @@ def ended(policy: str, requests: list[Request], at: list[int], size: int = 1) ->
 
 
 def test_vtc_by_hand() -> None:
-    """One slot. A request costs 10 + 2 x 2 tokens. After one of a and one of b, both stand at 14: of
-    equals, the first in the queue is next. c was away, and begins with 14: no sooner than b.
+    """One slot; a request costs 10 + 2 x 2 tokens. After one of a and one of b, both stand at 14:
+    of equals, the first in the queue is next. c was away, and begins with 14: no sooner than b.
     """
     requests = [Request(i, range(10), 2, tags={"user": who}) for i, who in enumerate("aaabbc")]
     assert ended("vtc", requests, [0, 0, 0, 0, 0, 4]) == [0, 3, 1, 4, 5, 2]

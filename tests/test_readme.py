@@ -67,21 +67,6 @@ def test_the_ninth_policy_runs_priced_and_for_real() -> None:
     assert lines[1].split(";")[1] == lines[3].split(";")[1], "another order, the same tokens"
 
 
-def test_the_ninth_policy_runs_on_a_pipeline() -> None:
-    """Whose micro-batches share one queue: a policy that puts another in its place would let
-    requests in twice.
-    """
-    code = BLOCKS[1][: BLOCKS[1].index("for policy in")]
-    code += """
-from more.pipeline import simulate_pipeline
-requests = [Request(i, prompt=range(100 + 50 * (i % 5)), max_tokens=20) for i in range(20)]
-options = {"policy": "shortest_first", "stages": 2, "max_batch_size": 3, "keep": True}
-trace = simulate_pipeline(requests, "llama-13b", **options)
-print(len(trace.requests.finished), {len(life.tokens) for life in trace.requests.lives.values()})
-"""
-    assert run(code).split() == ["20", "{20}"]
-
-
 @pytest.mark.parametrize("document, said", [("pipelines", "predicted: "), ("beams", "'")])
 def test_the_example_in_docs_runs(document: str, said: str) -> None:
     (code,) = blocks(DOCUMENTS[f"docs/{document}.md"], "python")

@@ -58,16 +58,6 @@ def test_sarathi_is_decode_maximal() -> None:
     assert shapes(batches) == [([8], 0), ([8], 0), *hybrid, *[([], 1)] * 4]
 
 
-def test_orca_runs_whole_prompts_beside_decodes() -> None:
-    """Requests enter as soon as a slot is free, however many, and their prompts are never split
-    (SARATHI, Sec 5.2).
-    """
-    batches = drive(
-        make_scheduler("orca", 3, 2), requests_of((5, 2), (9, 4), (4, 2), (6, 2), (7, 1))
-    )
-    assert shapes(batches) == [([5, 9, 4], 0), ([], 3), ([6, 7], 1), ([], 2)]
-
-
 def test_decodes_that_fill_the_budget_hold_prompts_back() -> None:
     """B > C: never more than C tokens, and the next prompt starts when a decode has ended."""
     for policy in ("sarathi", "sarathi_serve"):

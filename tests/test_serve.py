@@ -41,7 +41,6 @@ from more.web.server import hash_of
 from more.web.text import Pieces, Stops, Words, dumps
 from tests import spawn
 
-ROOT = Path(__file__).parent.parent
 PROMPTS = ["The with statement", "def open(", "Return True if", "The list type is " * 9, "class "]
 GOOD = {"prompt": "x", "max_tokens": 2}
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"

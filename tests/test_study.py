@@ -9,11 +9,9 @@ import pytest
 from batch import Batch
 from command.checks import UserError
 from costmodel import make_batch
-from experiments.lib.claims import falls, flat, rises
-from experiments.lib.engines import Priced, Real, Sweep, cases, median_row
+from experiments.lib.engines import Real, cases, median_row
 from experiments.lib.panels import Panel
 from experiments.lib.rows import Rows, read_rows, with_kept
-from experiments.lib.study import Study
 from loop import Result
 
 PREDICTED = {"source": "predicted", "model": "m", "hardware": "h"}
@@ -117,40 +115,6 @@ def test_runs_have_a_range() -> None:
     spread = {"gain lowest": 1.0, "gain highest": 3.0}
     assert median_row(turns) == {"gain": 2.0, "who": "a"} | spread
     assert median_row([{"gain": 2.0}, {"gain": 2.0}]) == {"gain": 2.0}
-
-
-def test_one_function_is_priced_and_real() -> None:
-    """And the published number stands beside its own case."""
-
-    def seconds(engine: Priced, B: int) -> dict[str, float]:
-        return {"time": 1e3 * engine.seconds(make_batch(decodes=B, context=1024))}
-
-    engine = Priced("llama-13b", "a6000")
-    study = Study(
-        "mine",
-        "A study.",
-        [Sweep(seconds, [engine], cases(B=(2, 4)), quick=cases(B=2))],
-        units={"time": "ms"},
-        title="",
-        paper={"t2_decode_total": ("time", {"B": 4})},
-    )
-    rows = study.predict()
-    assert [row["source"] for row in rows] == ["predicted", "predicted", "paper"]
-    assert rows[2]["B"] == 4 and rows[2]["time"] == pytest.approx(49.96)
-    assert study.numbers(rows) == {"t2_decode_total": rows[1]["time"]}
-    assert study.numbers(study.predict(quick=True)) == {}
-
-
-def test_claims_compare_what_differs_in_one_key() -> None:
-    rows = Rows(
-        [PREDICTED | {"L": L, "B": B, "speedup": y} for (L, B), y in {
-            (1, 2): 5.0, (1, 4): 3.0, (2, 2): 4.0, (2, 4): 4.0,
-        }.items()], UNITS,
-    )  # fmt: skip
-    assert [each.comparisons for each in falls("speedup", "B")(rows)] == [[True], [False]]
-    assert [each.comparisons for each in rises("speedup", "L")(rows)] == [[False], [True]]
-    assert [each.comparisons for each in flat("speedup", "B")(rows)] == [[False], [True]]
-    assert [each.where for each in falls("speedup", "B")(rows)] == ["L=1", "L=2"]
 
 
 def test_a_line_of_two_models_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 
 import pytest
 import tiktoken
@@ -96,6 +97,7 @@ def test_tokenizer_json_with_special_tokens(tmp_path):
         single="<s> $A", special_tokens=[("<s>", start)]
     )
     library.enable_truncation(9)  # of a training set: not for us
+    library.enable_padding(length=900)
     library.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "</s>"}}))
     tokenizer = load_tokenizer(tmp_path)
@@ -247,3 +249,13 @@ def test_a_text_that_is_too_much_is_a_mistake(tmp_path):
     assert tokenizer.decode([1, 1]) == "bb"
     with pytest.raises(UserError, match=r"the tokenizer gives up: .*StackOverflow"):
         load_tokenizer(DEMO).encode("\u3000" * 1_000_000)
+
+
+def test_fewer_merges_than_the_model_has_tokens(tmp_path):
+    shutil.copytree(DEMO, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "merges.tiktoken"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:300]))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.decode([5, 1000, 6]) == tokenizer.decode([5, 6])
+    llm = LLM(str(tmp_path), device="cpu", dtype="float32", max_length=32)
+    assert len(llm.generate("def open(", SamplingParams(max_tokens=2))[0].token_ids) == 2

@@ -18,12 +18,6 @@ def children_of(parent: int) -> list[int]:
     return found
 
 
-def descendants_of(parent: int) -> list[int]:
-    """Its children, and theirs."""
-    children = children_of(parent)
-    return children + [pid for child in children for pid in descendants_of(child)]
-
-
 def alive(pid: int) -> bool:
     """Whether a process runs. One that has ended may wait for its parent to ask."""
     try:
