@@ -3,7 +3,7 @@
     python experiments/heirs.py              predicted for Llama 3.1 8B on an A100: minutes, no GPU
     python experiments/heirs.py --quick      the same with few requests, in seconds
 
-All policies serve the same windows of requests (serve_latency.py says how), each with its own token
+All policies serve the same windows of requests (lib/windows.py says how), each with its own token
 budget. A dot is the median over the windows; its line reaches from the lowest to the highest. Below
 each other: what the paper says of its policy, and what we see. "seen": better than sarathi_serve in
 every window. The workloads are made up, but for Azure's.
@@ -29,7 +29,7 @@ from experiments.lib.rows import SPREAD, Row, Rows, print_rows, spread
 from experiments.lib.steady import split
 from experiments.lib.study import Study
 from experiments.lib.td import SAMPLE
-from experiments.serve_latency import UNITS, every_window
+from experiments.lib.windows import UNITS, Windows
 from more.policies import HEIRS
 from more.serving.capacity import Deployment
 from more.serving.lengths import tag_lengths
@@ -168,12 +168,10 @@ def windows_of(
 ) -> list[Row]:
     """The metrics of each window."""
     work = WORKLOADS[workload]
-    found = every_window(
-        work.engine, work.rate, policy, work, count, windows, seed, work.tag, BUDGETS, PROMISE,
-        work.rate, C,
-    )  # fmt: skip
+    chosen = Windows(work, count, windows, seed, BUDGETS, work.rate, PROMISE, work.tag)
     wanted = f"{work.tag}={work.value}" if work.tag else None
-    return [row for rows in found for row in rows if row.get("tag") == wanted]
+    every = chosen.serve(work.engine, work.rate, policy, C)
+    return [row for rows in every for row in rows if row.get("tag") == wanted]
 
 
 def beside_first(

@@ -9,20 +9,17 @@ r"""Latency against load, as a paper prints it: steady state, several windows, e
             --policy vtc --policy-file my.py --model llama3.1-8b --gpu h100 --tp 1
         your requests, policies, model and GPU; and the same for each user
 
-A window is so many requests in a row, of the file or with a seed of its own. All policies serve the
-same windows. A quarter of a window's requests, and all that comes after its last arrival, only fill
-and empty the engine, and do not count. Lines are medians over the windows, bands the lowest and the
-highest: with 8 windows, the true median lies between them in 99 of 100 cases. In one more window,
-each policy takes the token budget (C) that keeps most promises. A promise is kept if no token comes
-later than `ttft` + n `tbt` after the arrival, or the last one not later than `ttlt`: tags of a
-request, in s. Without tags, `ttft` is 2 s and `tbt` five decode iterations, the strict SLO. The
+All policies serve the same windows of requests, each with the token budget (C) that suits it
+(lib/windows.py says how). Lines are medians over the windows, bands the lowest and the highest:
+with 8 windows, the true median lies between them in 99 of 100 cases. A promise is kept if no token
+comes later than `ttft` + n `tbt` after the arrival, or the last one not later than `ttlt`: tags of
+a request, in s. Without tags, `ttft` is 2 s and `tbt` five decode iterations, the strict SLO. The
 rates are parts of what the GPU serves if all requests wait from the start.
 """
 
 import enter  # noqa: F401
 
 import math
-import statistics
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -35,25 +32,22 @@ from command.flags import Flag
 from experiments.lib import measuring
 from experiments.lib.claims import Claim, Finding, bounded
 from experiments.lib.engines import Real, Sweep, cases, median_row
-from experiments.lib.flags import SERVED, word_of
+from experiments.lib.flags import SERVED
 from experiments.lib.papers import (
     CHAT,
     OURS,
     RIVALS,
     YI,
-    Data,
     Recorded,
     burst_rate,
     deployments,
 )
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study, draw_panels
-from more.policies.qoserve import kept
-from more.serving.capacity import MAX_DELAY, STRICT, Deployment, Load, steady_span
+from experiments.lib.windows import UNITS, Windows, by_tag
+from more.serving.capacity import MAX_DELAY, STRICT, Deployment
 from more.serving.lengths import length_error
-from more.serving.planner import WHOLE
 from more.serving.traffic import FASTEST, LogNormal, make_requests, poisson
-from timeline import Trace
 
 REQUESTS, WINDOWS = 256, 8
 # requests/s; the paper's artefact has 0.55, 0.7 and 1.0
@@ -76,89 +70,14 @@ FLAGS = {
         " constant=N (more/serving/lengths.py)"
     ),
 } | SERVED
-SECONDS = ("strict SLO", "P99 TBT", "median TTFT", "P99 TTFT", "P99 E2E", "mean E2E")
-UNITS = dict.fromkeys(SECONDS, "s") | {
-    "promises kept": "%", "preemptions": "per request", "recomputed": "%",
-    "output tokens": "tokens/s", "useful tokens": "tokens/s", "policy's time": "ms",
-    "length error": "%",
-}  # fmt: skip
-
-
-def metrics(trace: Trace, ttft: float, tbt: float, tag: str | None = None) -> list[Row]:
-    """Of all requests in the steady state; then of those with each value of the tag."""
-    span = begin, end = steady_span(trace)
-
-    def of(part: Trace) -> Row:
-        load, every = Load.of(part, *span), part.lives.values()
-        lives = [life for life in every if life.arrival >= begin]
-        tokens = [moment for life in every for moment in life.tokens if begin <= moment <= end]
-        run = sum(life.prompt_tokens + len(life.tokens) for life in lives)
-        lost = sum(life.recomputed for life in lives)
-        return {
-            "P99 TBT": load.value("tbt", 99),
-            "median TTFT": load.value("ttft", 50),
-            "P99 TTFT": load.value("ttft", 99),
-            "P99 E2E": load.value("e2e", 99),
-            "mean E2E": statistics.fmean(life.latency for life in lives),
-            "promises kept": 100 * sum(kept(life, ttft, tbt) for life in lives) / len(lives),
-            "preemptions": sum(life.preemptions for life in lives) / len(lives),
-            "recomputed": 100 * lost / (run + lost),
-            "output tokens": len(tokens) / (end - begin) if end > begin else 0.0,
-            "useful tokens": part.throughput,
-        }
-
-    parts = trace.by_tag(tag).items() if tag else ()
-    named = [{"tag": word_of(f"{tag}={value}")} | of(part) for value, part in parts]
-    return [of(trace), *named]
-
-
-@lru_cache(64)
-def tuned(
-    engine: Deployment, policy: str, data: Data, count: int, seed: int, rate: float,
-    budgets: tuple[int, ...], promise: tuple[float, float],
-) -> int:  # fmt: skip
-    """The budget under which most promises are kept, in window 0; then, the shortest latency."""
-
-    def quality(C: int) -> tuple[float, float]:
-        requests = data.window(0, count, rate, seed)
-        [found] = metrics(engine.serve(requests, policy, C), *promise)
-        return found["promises kept"], -found["P99 E2E"]
-
-    return max(budgets, key=quality) if len(budgets) > 1 else budgets[0]
+UNITS = {"strict SLO": "s"} | UNITS | {"policy's time": "ms", "length error": "%"}
 
 
 def at_rate(
-    engine: Deployment, rate: float, policy: str, data: Data, count: int, windows: int, seed: int,
-    tag: str | None, budgets: tuple[int, ...], promise: tuple[float, float], near: float,
-    C: int | None = None,
-) -> list[Row]:  # fmt: skip
-    """Medians over the windows, at `rate` requests per second. near: where C is chosen."""
-    windows_of = every_window(
-        engine, rate, policy, data, count, windows, seed, tag, budgets, promise, near, C
-    )
-    found: dict[object, list[Row]] = {}  # by tag: not each window has each value
-    for row in (row for rows in windows_of for row in rows):
-        found.setdefault(row.get("tag"), []).append(row)
-    return [median_row(rows) for rows in found.values()]
-
-
-def every_window(
-    engine: Deployment, rate: float, policy: str, data: Data, count: int, windows: int, seed: int,
-    tag: str | None, budgets: tuple[int, ...], promise: tuple[float, float], near: float,
-    C: int | None = None,
-) -> list[list[Row]]:  # fmt: skip
-    """The metrics of each window: of all requests, then of those with each value of the tag."""
-    own: Row = {"seed": seed, "requests": count, "windows": windows, "software": engine.software}
-    own["cache"] = engine.cache_tokens
-    own["B"] = engine.orca_batch_size if policy == "orca" else engine.max_batch_size
-    whole = policy.partition(":")[0] in WHOLE
-    if not whole:
-        own["C"] = C or tuned(engine, policy, data, count, seed, near, budgets, promise)
-    found = []
-    for number in range(1, windows + 1):
-        trace = engine.serve(data.window(number, count, rate, seed), policy, own.get("C", 1))
-        found.append([own | row for row in metrics(trace, *promise, tag)])
-    return found
+    engine: Deployment, rate: float, policy: str, windows: Windows, C: int | None = None
+) -> list[Row]:
+    """Medians over the windows, at `rate` requests per second; then those of each tag."""
+    return [median_row(rows) for rows in by_tag(windows.serve(engine, rate, policy, C))]
 
 
 def strict_slo(engine: Deployment) -> Row:
@@ -187,14 +106,14 @@ def served_rate(engine: Real, count: int, L: int, budget: int, data: Recorded | 
 
 def at_share(
     engine: Real, share: str, policy: str, L: int, B: int, budget: int, count: int,
-    data: Recorded | None, tag: str | None, promise: tuple[float, float], C: int = 1,
+    data: Recorded | None, windows: Windows, C: int = 1,
 ) -> list[Row]:  # fmt: skip
     """At a part of what this machine can serve under `budget`, with requests of up to L tokens."""
     rate = round(SHARES[share] * served_rate(engine, count, L, budget, data), 3)
     requests = data.requests(count, rate) if data else short_requests(poisson(count, rate), L)
     trace = engine.serve(requests, policy, C)
     spent = {"policy's time": 1e3 * trace.policy_seconds / trace.schedules}
-    return [{"rate": rate} | spent | row for row in metrics(trace, *promise, tag)]
+    return [{"rate": rate} | spent | row for row in windows.metrics(trace)]
 
 
 def sweeps(
@@ -228,10 +147,8 @@ def sweeps(
     promise = MAX_DELAY, STRICT * engine.decode_iteration
     others = [name for name in dict.fromkeys(policy or ()) if name != OURS]
     ours = cases(policy=OURS) if theirs else cases(policy=OURS, C=chunk_size)
-    run = partial(
-        at_rate, data=data, count=count, windows=windows, seed=seed, tag=by,
-        budgets=tuple(chunk_size), promise=promise, near=TUNED * most,
-    )  # fmt: skip
+    chosen = Windows(data, count, windows, seed, tuple(chunk_size), TUNED * most, promise, by)
+    run = partial(at_rate, windows=chosen)
     every = cases(policy=RIVALS) + ours + cases(policy=others)
     priced = [r | each for r in cases(rate=rates) for each in every]
     (L, B, C), few = ((64, 3, 16), 6) if quick else ((512, 8, 64), 24)
@@ -239,7 +156,7 @@ def sweeps(
     shares = list(SHARES)[: 3 if own else 2]
     several = cases(policy=RIVALS) + cases(policy=[OURS, *others], C=C)
     here = [s | each for s in cases(share=shares, L=L, B=B) for each in several]
-    real = partial(at_share, budget=C, count=requests or few, data=own, tag=by, promise=promise)
+    real = partial(at_share, budget=C, count=requests or few, data=own, windows=chosen)
     stated = cases(lengths=[predicted_lengths] if predicted_lengths else [])
     return [
         Sweep(strict_slo, [engine], [{}]),

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ import torch
 
 from attention import PLAIN
 from batch import Batch, Request
+from command.checks import UserError
 from command.cli import run_main
 from configs import MODELS
 from engine import LLM
@@ -365,10 +367,14 @@ def check(play: Play, found: Found) -> None:
     for number, asked in enumerate(play.asked):
         tokens, reason = found[number]
         if number in leavers and reason == "abort":
-            assert tokens == asked.expected[: len(tokens)], f"request {number}: {play}"
+            assert tokens == asked.expected[: len(tokens)], (
+                f"request {number} does not end as alone: {play}"
+            )
             continue
-        assert tokens == asked.expected, f"request {number}: {play}"
-        assert isinstance(asked, Search) or reason == asked.reason, f"request {number}: {play}"
+        assert tokens == asked.expected, f"request {number} does not end as alone: {play}"
+        assert isinstance(asked, Search) or reason == asked.reason, (
+            f"request {number} does not end as alone: {play}"
+        )
 
 
 # ------------------------------------------------------------------------------ what always holds
@@ -923,11 +929,16 @@ def perform(driver: str, seed: object, policy: str | None = None) -> Play:
 
 
 def main() -> None:
-    """python -m tests.oracle FILE: whether a policy of your own keeps all tokens."""
+    """python -m tests.oracle FILE: whether the policies of a file keep all tokens."""
+    if not sys.argv[1:]:
+        raise UserError("which policies? python -m tests.oracle FILE")
     for name in [name for path in sys.argv[1:] for name in load_policies(Path(path))]:
-        for driver in DRIVERS:
-            for seed in range(PLAYS):
+        for driver, seed in product(DRIVERS, range(PLAYS)):
+            try:
                 perform(driver, seed, name)
+            except AssertionError as error:
+                why = f"{error}".partition(": Play")[0] or "a rule is broken"
+                raise UserError(f"policy {name!r}, driver {driver}, play {seed}: {why}") from error
         print(f"{name}: the same tokens as alone, in {PLAYS} plays of each of {', '.join(DRIVERS)}")
 
 
