@@ -59,6 +59,8 @@ def test_a_policy_of_ones_own_is_checked(
     monkeypatch.setattr("sys.argv", ["oracle", str(path)])
     with pytest.raises(UserError, match="policy 'mine', driver Loop, play 0: request . does not"):
         oracle.main()
-    monkeypatch.setattr("sys.argv", ["oracle", str(Path("examples/priority.py"))])
+    monkeypatch.setattr(
+        "sys.argv", ["oracle", str(Path(oracle.__file__).parents[1] / "examples/priority.py")]
+    )
     oracle.main()
     assert capsys.readouterr().out.startswith("priority: the same tokens as alone, in 2 plays of")
