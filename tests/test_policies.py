@@ -231,6 +231,9 @@ def test_vtc_by_hand() -> None:
     """
     requests = [Request(i, range(10), 2, tags={"user": who}) for i, who in enumerate("aaabbc")]
     assert ended("vtc", requests, [0, 0, 0, 0, 0, 4]) == [0, 3, 1, 4, 5, 2]
+    scheduler = make_scheduler("vtc", 2, 8, cache_tokens=12)  # one is preempted, and pays once
+    drive(scheduler, requests_of((4, 6), (4, 5)))
+    assert scheduler.served == {"": 4 + 2 * 6 + 4 + 2 * 5}
 
 
 def test_srpt_by_hand() -> None:
@@ -273,8 +276,9 @@ def test_qoserve_orders_and_relegates() -> None:
     for moments in ([2.01, 2.6], [2.0, 2.61]):
         life.tokens = moments
         assert not kept(life, 9, 9)
-    life.tags = {"ttlt": "1.7"}
-    assert kept(life, 0, 0)
+    for ttlt in ("1.7", "1.6"):  # its last token came after 1.61 s
+        life.tags = {"ttlt": ttlt}
+        assert kept(life, 0, 0) is (ttlt == "1.7")
 
 
 def test_vllm_v1_with_a_threshold() -> None:
