@@ -29,9 +29,9 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from experiments.lib import look, measuring
+from experiments.lib import look
 from experiments.lib.claims import Claim, curves, peaks_at
-from experiments.lib.engines import LLAMA_13B, LLAMA_33B, Cases, Engine, Real, Sweep, gain, setups
+from experiments.lib.engines import LLAMA_13B, LLAMA_33B, Cases, Engine, Sweep, gain, setups
 from experiments.lib.flags import POLICIES, PRICED
 from experiments.lib.rows import Rows, print_rows, read_rows, with_paper
 from experiments.lib.steady import Workload, balance, split
@@ -72,29 +72,25 @@ def grid(L: int, B: int, places: Sequence[float], sizes: Sequence, more: Sequenc
     return [shape | {"C": C} | name for shape in shapes for name in names for C in sizes]
 
 
+def around_peak(quick: bool, L: int, B: int, sizes: Sequence, more: Sequence[str]) -> Cases:
+    """At half, once and twice the P:D where the first size gains most; quick: at once alone."""
+    pairs = {split(L, part * balance(sizes[0], B)) for part in ([1] if quick else [0.5, 1, 2])}
+    return grid(L, B, sorted(prompt / decodes for prompt, decodes in pairs), sizes, more)
+
+
 def sweeps(
     quick: bool, policy: Sequence[str] | None = None, model: str | None = None,
-    gpu: str | None = None, **shape: object,
+    gpu: str | None = None, **_: object,
 ) -> list[Sweep]:  # fmt: skip
-    """Some 41 P:D for each L of each engine. shape: what --measure runs, `measuring.SHAPE`."""
-    measuring.check_shape(**shape)
-    more, count = policy or (), 8 if quick else 41
-    predicted = [
-        Sweep(
-            gain_of,
-            [engine],
-            grid(L, B, ratios(L, B, count), CHUNK_SIZES, more),
-            gpu=grid(*measuring.around_peak(None, quick, L, B, (256, 512)), more),
-        )
-        for engine, batch_sizes in setups(model, gpu).items()
-        for L, B in batch_sizes.items()
-    ]
-
-    def measured(real: Real) -> Cases:
-        L, B, places, sizes = measuring.around_peak(real.llm, quick, **shape)
-        return grid(L, B, places, sizes, more)
-
-    return [*predicted, Sweep(gain_of, [], [], measured=measured)]
+    """Some 41 P:D for each L of each engine."""
+    here = (64, 3, (8, 16)) if quick else (512, 6, (64, 128))  # L, B, C with --measure
+    found = [Sweep(gain_of, [], [], measured=around_peak(quick, *here, policy or ()))]
+    for engine, batch_sizes in setups(model, gpu).items():
+        for L, B in batch_sizes.items():
+            every = grid(L, B, ratios(L, B, 8 if quick else 41), CHUNK_SIZES, policy or ())
+            paper = around_peak(quick, L, B, (256, 512), policy or ())
+            found.append(Sweep(gain_of, [engine], every, gpu=paper))
+    return found
 
 
 # ---- What comes out
@@ -157,7 +153,7 @@ STUDY = Study(
     | {"f9_broad": ("median gain", LLAMA_13B)},
     claims=[Claim("the gain peaks near P:D = C/(B-1)",
                   peaks_at("gain", "PD", lambda row: balance(row["C"], row["B"])), measured=True)],
-    flags=POLICIES | PRICED | measuring.SHAPE,
+    flags=POLICIES | PRICED,
 )  # fmt: skip
 
 if __name__ == "__main__":
