@@ -130,13 +130,13 @@ class Machine:
 
 
 @torch.inference_mode()
-def measure_machine(llm: LLM, repeats: int = 3) -> Machine:
+def measure_machine(llm: LLM) -> Machine:
     sizes = {name: size for name, (size, _) in llm.config.linears.items()}
 
     def seconds(rows: int) -> float:
         inputs = {name: torch.randn(rows, size).to(llm.dtype) for name, size in sizes.items()}
         seen = []
-        for _ in range(repeats + 1):
+        for _ in range(4):
             start = time.perf_counter()
             for layer in llm.model.layers:
                 for name, x in inputs.items():

@@ -275,18 +275,18 @@ def run(
     return run_pp(node, policy, lengths, **own | options)
 
 
-def packed(prompts: Sequence[int], pack: int) -> Iterator[list[int]]:
+def packed(prompts: Sequence[int]) -> Iterator[list[int]]:
     """Prompt tokens of each prefill micro-batch, first come first served (see `Rules.pack`)."""
     batch: list[int] = []
     for prompt in prompts:
-        if batch and len(batch) * max(batch) >= pack:
+        if batch and len(batch) * max(batch) >= Rules.pack:
             yield batch
             batch = []
         batch.append(prompt)
     yield batch
 
 
-def ceiling(node: Node, lengths: Lengths, pack: int = Rules.pack) -> float:
+def ceiling(node: Node, lengths: Lengths) -> float:
     """Output tokens/s that no schedule of phases exceeds on this node.
 
     All S stages work all the time. Prefills cost what TD-Pipe's micro-batches of whole prompts do.
@@ -297,7 +297,7 @@ def ceiling(node: Node, lengths: Lengths, pack: int = Rules.pack) -> float:
     cost, stages = node.cost_model, node.gpus
     prefill = sum(
         cost.seconds(make_batch([(0, prompt, prompt) for prompt in batch]))
-        for batch in packed([prompt for prompt, _ in lengths], pack)
+        for batch in packed([prompt for prompt, _ in lengths])
     )
     decodes = sum(output - 1 for _, output in lengths)
     held = sum((output - 1) * (prompt + output / 2) for prompt, output in lengths)
