@@ -79,7 +79,7 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class Node:
-    """A model on GPUs of one machine, joined by PCIe.
+    """A model on GPUs of one machine. link: joins them; None: the GPU's own.
 
     longest: tokens of the model's longest sequence, as published with its weights. (Sarathi-Serve
     stretched llama2-70b's, and so has `MODELS`.) memory: times the keys and values that really fit.
@@ -89,8 +89,8 @@ class Node:
     model: str
     gpu: str
     software: str  # whose constants the cost model takes
-    link: str  # of an all-reduce
-    longest: int
+    link: str | None = None  # of an all-reduce
+    longest: int = 0
     gpus: int = 4
     memory: float = 1.0
 
