@@ -132,13 +132,8 @@ def best(
 def ways_of(system: str, engine: td.Node, point: Point) -> dict[object, Serve]:
     """Chunk sizes or layouts, and how each serves requests."""
     common = {"max_batch_size": SIZE, "software": engine.software}
-    fleet = partial(
-        simulate_fleet,
-        model=engine.model,
-        gpu=engine.gpu,
-        cache_tokens=engine.on(1).cache_tokens,
-        **common,
-    )
+    alone = {"gpu": engine.gpu, "cache_tokens": engine.on(1).cache_tokens}
+    fleet = partial(simulate_fleet, model=engine.model, **alone, **common)
 
     def replicas(chunk: int, requests: list[Request], see: Callable) -> None:
         fleet(requests, layout=str(engine.gpus), chunk_size=chunk, done=see)
