@@ -53,7 +53,6 @@ from experiments.lib.peers import (
     Peer,
     Work,
     saved_model,
-    version_of_vllm,
 )
 from experiments.lib.rows import Row, Rows, spread, with_kept
 from kvcache import KVCache
@@ -319,8 +318,6 @@ def run_workload(
 
 def main() -> None:
     options = start(NAME, __doc__, [], **FLAGS)
-    if any(name.startswith("vllm") for name in options.peer or ()):
-        version_of_vllm(options.vllm_python)  # a mistake is told before minutes of work
     dtype = choose_dtype(options.dtype, CPU)
     name = str(dtype).removeprefix("torch.")
     config = MODELS["demo" if options.quick else "laptop"]
