@@ -1,20 +1,13 @@
-"""Figure 9: a user's model, steady states, and which chunk sizes are measured."""
+"""Figure 9: a user's model, and steady states."""
 
 import pytest
-import torch
-from conftest import call
 
-import configs
 from experiments import fig9
-from experiments.lib.engines import LLAMA_33B, Priced, setups
-from experiments.lib.rows import read_rows, with_paper
+from experiments.lib.engines import LLAMA_33B, setups
+from experiments.lib.rows import with_paper
 from experiments.lib.steady import Workload, balance, first_period, steady_window, tokens_per_second
-from more.loading import checkpoint
-from more.loading.load import new_model, random_weights
 from simulate import simulate
 from timeline import Iteration, Trace
-
-ENGINE = Priced("llama-13b", "a6000")
 
 
 def test_a_users_model_has_the_papers_numbers_where_it_is_the_papers(monkeypatch):
@@ -48,17 +41,3 @@ def test_the_first_period_is_like_any_other(factor: float) -> None:
 def test_a_window_counts_from_one():
     trace = Trace([Iteration(0.25, 4.0, 1, 0, 1)], finished=[(7, 1.0), (3, 2.5), (5, 4.0)])
     assert steady_window(trace, 1, 3) == (1.0, 4.0) and steady_window(trace, 0, 2) == (0.25, 2.5)
-
-
-@pytest.mark.slow
-def test_quick_measurement_adds_measured_rows(tmp_path, monkeypatch):
-    # a point of each predicted curve will do here
-    monkeypatch.setattr(fig9, "ratios", lambda *_: [14.0])
-    model = new_model(configs.MODELS["demo"], torch.float32, torch.device("cpu"))
-    random_weights(model, seed=0)
-    checkpoint.save(model, tmp_path / "tiny")
-    where = f"--device cpu --dtype float32 --model {tmp_path / 'tiny'} --out {tmp_path}".split()
-    result = call(fig9, "--measure", "--quick", *where)
-    assert result.returncode == 0, result.stderr
-    measured = read_rows(tmp_path / "fig9.csv").where("gain", source="measured", L=64, B=3)
-    assert {*measured.column("C")} == {8, 16} and {*measured.column("PD")} == {3.0}
