@@ -151,13 +151,6 @@ def measure_machine(llm: LLM) -> Machine:
 # -------------------------------------------------------------------------------------- the engines
 
 
-def run_ours(llm: LLM, work: Work) -> tuple[float, list[list[int]]]:
-    params = [SamplingParams(max_tokens=outputs, ignore_eos=True) for _, outputs in work]
-    start = time.perf_counter()
-    outputs = llm.generate([prompt for prompt, _ in work], params)
-    return time.perf_counter() - start, [output.token_ids for output in outputs]
-
-
 @dataclass(frozen=True)
 class Ours:
     """Our engine beside the peers. budget: tokens of a batch. blocks: those of its cache."""
@@ -175,7 +168,10 @@ class Ours:
         self.llm.chunk_size, self.llm.cache = self.budget, self.cache
         if self.blocks:  # nothing can be found of the run before
             self.cache.memory = self.blocks.memory(self.cache.memory.capacity)
-        seconds, tokens = run_ours(self.llm, work)
+        params = [SamplingParams(max_tokens=outputs, ignore_eos=True) for _, outputs in work]
+        start = time.perf_counter()
+        found = self.llm.generate([prompt for prompt, _ in work], params)
+        seconds, tokens = time.perf_counter() - start, [output.token_ids for output in found]
         lives = self.llm.trace.lives.values()
         firsts, hits = [life.ttft for life in lives], sum(life.cached for life in lives)
         return {"seconds": seconds, "tokens": tokens, "firsts": firsts, "hits": hits}
