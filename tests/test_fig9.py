@@ -11,7 +11,7 @@ from timeline import Iteration, Trace
 
 
 def test_a_users_model_has_the_papers_numbers_where_it_is_the_papers(monkeypatch):
-    monkeypatch.setattr(fig9, "ratios", lambda length, size, _: [balance(256, size)])
+    monkeypatch.setattr(fig9, "ratios", lambda size, _: [balance(256, size)])
     for on, count in ((LLAMA_33B, 3), ({"model": "mistral-7b", "hardware": "h100"}, 0)):
         flags = {"model": on["model"], "gpu": on["hardware"]}
         rows = fig9.STUDY.predict(quick=True, **flags)
