@@ -372,20 +372,16 @@ def requests_that_fit(model: ModelConfig, gpu: GPU, length: int, bytes_per_value
     return max(0, int(free // (length * model.kv_bytes_per_token(bytes_per_value))))
 
 
-def tokens_that_fit(
-    model: ModelConfig, gpu: GPU, tp: int = 1, utilization: float = 0.9, bytes_per_value: int = 2
-) -> int:
+def tokens_that_fit(model: ModelConfig, gpu: GPU, tp: int = 1) -> int:
     """How many tokens of cache fit on `tp` GPUs that share the model, for all requests together.
 
-    No request reserves more than it uses. utilization: share of the memory that weights and cache
-    may take; the rest is for activations (0.9: vLLM's gpu_memory_utilization).
+    No request reserves more than it uses. Weights and cache may take 0.9 of the memory, as vLLM's
+    gpu_memory_utilization has it; the rest is for activations.
     """
     check_whole("tp", tp)
-    check_number("utilization", utilization, 0, 1)
-    check_number("bytes_per_value", bytes_per_value, 0.1, 1e3)
     copies = max(1, tp // model.n_kv_head)  # GPUs beyond the number of KV heads hold copies
-    free = tp * gpu.memory * utilization - model.weight_bytes(bytes_per_value)
-    return max(0, int(free // (model.kv_bytes_per_token(bytes_per_value) * copies)))
+    free = tp * gpu.memory * 0.9 - model.weight_bytes()
+    return max(0, int(free // (model.kv_bytes_per_token() * copies)))
 
 
 def make_batch(

@@ -10,7 +10,7 @@ import more.policies  # those outside the book  # noqa: F401
 from batch import Batch, Request
 from command.checks import lookup
 from configs import GPUS, LINKS, ModelConfig
-from configs.hosts import HOSTS
+from configs.hosts import HOSTS, Host
 from costmodel import CostModel
 from loop import Loop, Result
 from more.loading.priced import priced_model
@@ -43,12 +43,17 @@ class CostExecutor:
 
 
 def make_cost_model(
-    model: str | ModelConfig, gpu: str, tp: int, link: str | None, software: str, host: str = "none"
+    model: str | ModelConfig,
+    gpu: str,
+    tp: int,
+    link: str | None,
+    software: str,
+    host: str | Host = "none",
 ) -> CostModel:
     """Look up model, GPU, link, software and host by name, and price with them.
 
     model: as `priced_model` reads it: also a folder with a config.json. link: None is the GPU's
-    own.
+    own. host: it may also be one of your own.
 
     If the software was not measured on this GPU, the model's `guess` says so.
     """
@@ -58,7 +63,7 @@ def make_cost_model(
         tp=tp,
         link=None if link is None else lookup(LINKS, link, "link"),
         software=software,
-        host=lookup(HOSTS, host, "host"),
+        host=host if isinstance(host, Host) else lookup(HOSTS, host, "host"),
     )
 
 

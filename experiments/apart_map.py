@@ -25,8 +25,7 @@ import matplotlib.pyplot as plt
 
 from batch import Request
 from command.flags import Flag
-from configs import GPUS, MODELS
-from costmodel import CostModel, make_batch, tokens_that_fit
+from costmodel import make_batch
 from experiments.lib import look, td
 from experiments.lib.claims import Claim, bounded
 from experiments.lib.engines import Sweep, cases
@@ -38,7 +37,6 @@ from more.pipeline import simulate_pipeline
 from more.serving.capacity import START_SHARE, tpot
 from more.serving.search import largest_rate
 from more.serving.traffic import poisson
-from simulate import make_cost_model
 from timeline import Life
 
 PROMPTS, OUTPUTS = (128, 512, 2048, 8192), (16, 64, 256, 1024)  # tokens
@@ -60,31 +58,8 @@ class Missed(Exception):
     """So many requests were late that the rest cannot matter."""
 
 
-@dataclass(frozen=True)
-class Gpus:
-    """A model on each of `count` GPUs of one kind."""
-
-    model: str
-    gpu: str
-    software: str
-    count: int
-
-    @property
-    def hardware(self) -> str:
-        return f"{self.count} x {self.gpu}"
-
-    @property
-    def cost_model(self) -> CostModel:
-        return make_cost_model(self.model, self.gpu, 1, None, self.software)
-
-    def fits(self, gpus: int = 1) -> int:
-        """Tokens that fit beside one copy of the weights."""
-        gpu = GPUS[self.gpu]
-        return tokens_that_fit(MODELS[self.model], replace(gpu, memory=gpus * gpu.memory), 1)
-
-
-FOUR = Gpus("llama3.1-8b", "h100", "vllm", 4)
-THREE = Gpus("llama-13b", "a100-80gb", "sarathi_serve", 3)
+FOUR = td.Node("four", "llama3.1-8b", "h100", "vllm")
+THREE = td.Node("three", "llama-13b", "a100-80gb", "sarathi_serve", gpus=3)
 
 
 @dataclass(frozen=True)
@@ -154,15 +129,14 @@ def best(
     return found, whose
 
 
-def ways_of(system: str, engine: Gpus, point: Point) -> dict[object, Serve]:
+def ways_of(system: str, engine: td.Node, point: Point) -> dict[object, Serve]:
     """Chunk sizes or layouts, and how each serves requests."""
     common = {"max_batch_size": SIZE, "software": engine.software}
-    fleet = partial(
-        simulate_fleet, model=engine.model, gpu=engine.gpu, cache_tokens=engine.fits(), **common
-    )
+    alone = {"gpu": engine.gpu, "cache_tokens": engine.on(1).cache_tokens}
+    fleet = partial(simulate_fleet, model=engine.model, **alone, **common)
 
     def replicas(chunk: int, requests: list[Request], see: Callable) -> None:
-        fleet(requests, layout=str(engine.count), chunk_size=chunk, done=see)
+        fleet(requests, layout=str(engine.gpus), chunk_size=chunk, done=see)
 
     def apart(layout: str, requests: list[Request], see: Callable) -> None:
         way = LINKS[point.link]
@@ -170,8 +144,8 @@ def ways_of(system: str, engine: Gpus, point: Point) -> dict[object, Serve]:
 
     def pipeline(requests: list[Request], see: Callable) -> None:
         trace = simulate_pipeline(
-            requests, engine.model, engine.gpu, stages=engine.count, policy="td_pipe",
-            cache_tokens=engine.fits(engine.count), memory="pool", hop=LINKS[point.link],
+            requests, engine.model, engine.gpu, stages=engine.gpus, policy="td_pipe",
+            cache_tokens=engine.cache_tokens, memory="pool", hop=LINKS[point.link],
             keep=True, **common,
         )  # fmt: skip
         for life in trace.requests.lives.values():
@@ -184,15 +158,15 @@ def ways_of(system: str, engine: Gpus, point: Point) -> dict[object, Serve]:
     return {"4 stages": pipeline}
 
 
-def estimate(engine: Gpus, point: Point) -> float:
+def estimate(engine: td.Node, point: Point) -> float:
     """Requests/s, if prefills and decodes in batches of 64 had all GPUs: where a search begins."""
     cost, context = engine.cost_model, point.prompt + point.output // 2
     prefill = cost.seconds(make_batch([(0, point.prompt, point.prompt)]))
     decode = cost.seconds(make_batch(decodes=64, context=context)) / 64
-    return engine.count / (prefill + point.output * decode)
+    return engine.gpus / (prefill + point.output * decode)
 
 
-def cell(engine: Gpus, prompt: int, output: int, slo: str, **run: object) -> list[Row]:
+def cell(engine: td.Node, prompt: int, output: int, slo: str, **run: object) -> list[Row]:
     """Goodputs of the three systems over each link, per GPU. run: span and seed of `Point`."""
     rows, found = [], {}
     for link in LINKS:
@@ -204,7 +178,7 @@ def cell(engine: Gpus, prompt: int, output: int, slo: str, **run: object) -> lis
                 found[system] = best(point, ways_of(system, engine, point), start, how, rate)
             rate, how = found[system]
             case = {"link": link, "system": system, "by": str(how)}
-            rows.append(case | {"goodput": rate / engine.count})
+            rows.append(case | {"goodput": rate / engine.gpus})
     return rows
 
 
@@ -219,7 +193,7 @@ GAINS = tuple(f"gain of {system}" for system in SYSTEMS)
 TOKENS = 16384  # of a batch of vLLM's prompts there (2-start-api-server.py)
 
 
-def published(engine: Gpus, host: str, **run: object) -> Row:
+def published(engine: td.Node, host: str, **run: object) -> Row:
     """Goodputs per GPU, and gains over one engine of vllm_v0."""
     point = replace(DISTSERVE, **run, lengths=tuple(td.azure()))
     own = partial(
@@ -228,7 +202,7 @@ def published(engine: Gpus, host: str, **run: object) -> Row:
     )  # fmt: skip
 
     def alone(requests: list[Request], see: Callable, policy: str, host: str) -> None:
-        memory = engine.fits()
+        memory = engine.on(1).cache_tokens
         own(requests, layout="1", policy=policy, done=see, host=host, cache_tokens=memory)
 
     def apart(requests: list[Request], see: Callable, memory: int | None) -> None:
@@ -236,13 +210,13 @@ def published(engine: Gpus, host: str, **run: object) -> Row:
         policies = {"policy": f"vllm_v0:{TOKENS}", "decode_policy": "sarathi_serve"}
         own(requests, layout="2p1d", done=see, cache_tokens=memory, **policies)
 
-    start = estimate(engine, point) / engine.count
+    start = estimate(engine, point) / engine.gpus
     goodputs = {
         f"goodput of {name}": best(point, {"": serve}, start * gpus)[0] / gpus
         for name, serve, gpus in (
             ("vllm_v0", partial(alone, policy=f"vllm_v0:{TOKENS}", host=host), 1),
-            ("apart", partial(apart, memory=engine.fits()), engine.count),
-            ("apart unbounded", partial(apart, memory=None), engine.count),
+            ("apart", partial(apart, memory=engine.on(1).cache_tokens), engine.gpus),
+            ("apart unbounded", partial(apart, memory=None), engine.gpus),
             ("sarathi_serve", partial(alone, policy="sarathi_serve", host="none"), 1),
         )
     }

@@ -11,14 +11,14 @@ grows, then the number of documents, then the document's part of each prompt.
 
 import enter  # noqa: F401
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from batch import Request
 from command.flags import Flag
-from experiments.apart_map import FOUR, Gpus
+from experiments.apart_map import FOUR
+from experiments.lib import td
 from experiments.lib.claims import Claim, rises
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Row, Rows, print_rows
@@ -30,7 +30,7 @@ from more.serving.search import percentile
 from more.serving.traffic import poisson
 from timeline import Life
 
-EIGHT = replace(FOUR, count=8)
+EIGHT = FOUR.on(8)
 PROMPT, OUTPUT, MEMORY = 2048, 64, 40_000  # tokens; of each engine's cache
 REQUESTS, RATE, DOCUMENTS, SHARE = 1000, 160.0, 64, 0.75
 RATES, MANY = (40.0, 80.0, 120.0, 160.0, 200.0), (8, 32, 64, 128, 512)
@@ -39,7 +39,7 @@ QUANTITIES = {"P50 TTFT": "s", "P90 TTFT": "s", "hit share": "of prompt tokens"}
 
 
 def run(
-    engine: Gpus, rate: float, documents: int, share: float, router: str, count: int,
+    engine: td.Node, rate: float, documents: int, share: float, router: str, count: int,
     seed: int,
 ) -> Row:  # fmt: skip
     asked = np.random.default_rng(seed).integers(documents, size=count).tolist()
@@ -56,7 +56,7 @@ def run(
 
     simulate_fleet(
         (Request(i, parts[i], OUTPUT, arrival=arrivals[i]) for i in range(count)),
-        engine.model, engine.gpu, layout=str(engine.count), router=router, cache="paged",
+        engine.model, engine.gpu, layout=str(engine.gpus), router=router, cache="paged",
         prefix_caching=True, cache_tokens=MEMORY, software=engine.software, done=see,
     )  # fmt: skip
     found = percentile(ttfts, 50), percentile(ttfts, 90), sum(hits) / (PROMPT * count)

@@ -53,7 +53,6 @@ from experiments.lib.peers import (
     Peer,
     Work,
     saved_model,
-    version_of_vllm,
 )
 from experiments.lib.rows import Row, Rows, spread, with_kept
 from kvcache import KVCache
@@ -101,51 +100,7 @@ def make_workload(name: str, vocabulary: int, quick: bool = False) -> Work:
     ]
 
 
-# ------------------------------------------------------------------- the two numbers, and the floor
-
-
-@dataclass(frozen=True)
-class Demand:
-    """What a workload needs, whatever the schedule.
-
-    A request's first output token belongs to its prefill.
-    """
-
-    prompt_tokens: int
-    decodes: int
-    output_tokens: int
-    linear_flops: float  # of one token, in the linears of all layers
-    other_flops: float  # causal attention and the output head, of the whole workload
-    weight_bytes: float  # the linears of all layers, read once by each iteration
-    kv_bytes: float  # K and V that the decodes read
-
-    @staticmethod
-    def of(work: Work, config: ModelConfig, dtype: torch.dtype) -> "Demand":
-        pairs = decode_keys = 0  # (row, key) pairs of causal attention; keys that decodes see
-        for prompt, outputs in work:
-            seen = [len(prompt) + j for j in range(1, outputs)]
-            decode_keys += sum(seen)
-            pairs += len(prompt) * (len(prompt) + 1) // 2 + sum(seen)
-        output_tokens = sum(outputs for _, outputs in work)
-        weights, head = config.n_layer * config.layer_weights, config.hidden * config.vocab_size
-        attention = 4 * pairs * config.n_head * config.head_dim * config.n_layer
-        return Demand(
-            prompt_tokens=sum(len(prompt) for prompt, _ in work),
-            decodes=output_tokens - len(work),
-            output_tokens=output_tokens,
-            linear_flops=2 * weights,
-            other_flops=attention + 2 * head * output_tokens,
-            weight_bytes=weights * dtype.itemsize,
-            kv_bytes=decode_keys * config.kv_bytes_per_token(dtype.itemsize),
-        )
-
-    @property
-    def tokens(self) -> int:
-        return self.prompt_tokens + self.output_tokens
-
-    @property
-    def flops(self) -> float:
-        return (self.prompt_tokens + self.decodes) * self.linear_flops + self.other_flops
+# ------------------------------------------------------------------- the two rates, and the floor
 
 
 @dataclass(frozen=True)
@@ -158,30 +113,29 @@ class Machine:
     flops: float  # FLOP/s, at 512 rows
     bandwidth: float  # bytes/s of weights, at the best of 1 to 8 rows
 
-    def floor_apart(self, demand: Demand) -> float:
-        """Seconds with prefill and decode in separate iterations.
+    def floor(self, work: Work, config: ModelConfig, itemsize: int) -> float:
+        """Seconds with prefill and decode in separate iterations. itemsize: bytes of a number.
 
-        Prompts run at the GEMM rate. The decodes read the weights once for 8 of them, and K and V.
-        Attention's arithmetic, the head and all small operators are left out.
+        Prompts run at the GEMM rate; each brings its first output token. The decodes read the
+        weights once for 8 of them, and K and V. Attention's arithmetic, the head and all small
+        operators are left out.
         """
-        iterations = demand.decodes / BATCH_SIZE
-        read = iterations * demand.weight_bytes + demand.kv_bytes
-        return demand.prompt_tokens * demand.linear_flops / self.flops + read / self.bandwidth
-
-    def floor_piggybacked(self, demand: Demand) -> float:
-        """Seconds if all decodes rode on chunks: every row at the GEMM rate, and K and V."""
-        rows = demand.prompt_tokens + demand.decodes
-        return rows * demand.linear_flops / self.flops + demand.kv_bytes / self.bandwidth
+        weights = config.n_layer * config.layer_weights
+        prompts = sum(len(prompt) for prompt, _ in work)
+        iterations = sum(outputs - 1 for _, outputs in work) / BATCH_SIZE
+        keys = sum(len(prompt) + j for prompt, outputs in work for j in range(1, outputs))
+        read = iterations * weights * itemsize + keys * config.kv_bytes_per_token(itemsize)
+        return prompts * 2 * weights / self.flops + read / self.bandwidth
 
 
 @torch.inference_mode()
-def measure_machine(llm: LLM, repeats: int = 3) -> Machine:
+def measure_machine(llm: LLM) -> Machine:
     sizes = {name: size for name, (size, _) in llm.config.linears.items()}
 
     def seconds(rows: int) -> float:
         inputs = {name: torch.randn(rows, size).to(llm.dtype) for name, size in sizes.items()}
         seen = []
-        for _ in range(repeats + 1):
+        for _ in range(4):
             start = time.perf_counter()
             for layer in llm.model.layers:
                 for name, x in inputs.items():
@@ -195,13 +149,6 @@ def measure_machine(llm: LLM, repeats: int = 3) -> Machine:
 
 
 # -------------------------------------------------------------------------------------- the engines
-
-
-def run_ours(llm: LLM, work: Work) -> tuple[float, list[list[int]]]:
-    params = [SamplingParams(max_tokens=outputs, ignore_eos=True) for _, outputs in work]
-    start = time.perf_counter()
-    outputs = llm.generate([prompt for prompt, _ in work], params)
-    return time.perf_counter() - start, [output.token_ids for output in outputs]
 
 
 @dataclass(frozen=True)
@@ -221,7 +168,10 @@ class Ours:
         self.llm.chunk_size, self.llm.cache = self.budget, self.cache
         if self.blocks:  # nothing can be found of the run before
             self.cache.memory = self.blocks.memory(self.cache.memory.capacity)
-        seconds, tokens = run_ours(self.llm, work)
+        params = [SamplingParams(max_tokens=outputs, ignore_eos=True) for _, outputs in work]
+        start = time.perf_counter()
+        found = self.llm.generate([prompt for prompt, _ in work], params)
+        seconds, tokens = time.perf_counter() - start, [output.token_ids for output in found]
         lives = self.llm.trace.lives.values()
         firsts, hits = [life.ttft for life in lives], sum(life.cached for life in lives)
         return {"seconds": seconds, "tokens": tokens, "firsts": firsts, "hits": hits}
@@ -257,7 +207,7 @@ def start_engine(name: str, llm: LLM, directory: str, options: argparse.Namespac
 # ------------------------------------------------------------------------------------- one workload
 
 
-def compare(work: Work, demand: Demand, engines: Mapping[str, Engine], repeats: int) -> list[Row]:
+def compare(work: Work, engines: Mapping[str, Engine], repeats: int) -> list[Row]:
     """Run the engines in alternation, ours in slots first: a row of each."""
     turns: dict[str, list[Row]] = {name: [] for name in engines}
     first_tokens: dict[str, list[int]] = {}
@@ -274,11 +224,11 @@ def compare(work: Work, demand: Demand, engines: Mapping[str, Engine], repeats: 
                 turn["hits"] = float(answer["hits"])
             turns[name].append(turn)
             turn[f"over {OURS}"] = turn["time"] / turns[OURS][-1]["time"]
-    rows = []
+    rows, tokens = [], sum(len(prompt) + outputs for prompt, outputs in work)
     for name, own in turns.items():
         row = {"engine": name, "version": engines[name].version} | median_row(own)
         row["C"] = engines[name].budget
-        row["throughput"] = demand.tokens / row["time"]
+        row["throughput"] = tokens / row["time"]
         pairs = zip(first_tokens[OURS], first_tokens[name], strict=True)
         row["equal"] = float(sum(a == b for a, b in pairs))
         rows.append(row)
@@ -347,28 +297,23 @@ def run_workload(
 ) -> None:  # fmt: skip
     """Compare these engines on one workload, print what is found, and write it to `path`."""
     llm = engines[OURS].llm
-    demand = Demand.of(work, llm.config, llm.dtype)
-    apart, ridden = machine.floor_apart(demand), machine.floor_piggybacked(demand)
-    found = compare(work, demand, engines, options.repeats)
+    floor = machine.floor(work, llm.config, llm.dtype.itemsize)
+    found = compare(work, engines, options.repeats)
     place = {"source": "measured", "model": model, "hardware": hardware_of(llm)}
     place["workload"] = workload
-    rows = Rows([place | row | {"over floor": row["time"] / apart} for row in found], UNITS)
+    rows = Rows([place | row | {"over floor": row["time"] / floor} for row in found], UNITS)
     with_kept(path, rows, "workload", "engine").write(path)
     prompts, outputs = [len(prompt) for prompt, _ in work], [count for _, count in work]
     print(
         f"\n{workload}: {len(work)} requests, prompts {min(prompts)}-{max(prompts)}, outputs"
-        f" {min(outputs)}-{max(outputs)}; {demand.tokens} tokens, {demand.flops / 1e12:.2f}"
-        f" TFLOP, {demand.kv_bytes / 1e9:.1f} GB of K and V; {llm.policy}; median of"
-        f" {options.repeats}\nfloor: {apart:.2f} s with phases apart, {ridden:.2f} s with all"
-        " decodes piggybacked"
+        f" {min(outputs)}-{max(outputs)}; {llm.policy}; median of {options.repeats}; floor"
+        f" {floor:.2f} s"
     )
     print_found(rows)
 
 
 def main() -> None:
     options = start(NAME, __doc__, [], **FLAGS)
-    if any(name.startswith("vllm") for name in options.peer or ()):
-        version_of_vllm(options.vllm_python)  # a mistake is told before minutes of work
     dtype = choose_dtype(options.dtype, CPU)
     name = str(dtype).removeprefix("torch.")
     config = MODELS["demo" if options.quick else "laptop"]

@@ -12,7 +12,7 @@ anchored         scaled to that server: one factor on its iterations, found on o
 
 Lengths that a source gives as a mean of real texts (ShareGPT) are drawn with the spread that
 Sarathi-Serve publishes of them, and stretched to that mean. Not compared is a throughput that is
-the load. One that a page states in two units counts once.
+the load. One that a page states in two units stands in the file once.
 """
 
 import enter  # noqa: F401
@@ -23,7 +23,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, lru_cache
-from itertools import takewhile
 
 import matplotlib.pyplot as plt
 
@@ -48,7 +47,6 @@ from timeline import Trace
 FILE = ROOT / "experiments" / "benchmarks.csv"
 # requests of a simulation, and of each client of a closed loop, at most: they are steady by then
 MOST, ROUNDS = 4096, 6
-SAME = 0.005  # by which a throughput differs from itself in another unit: lengths are rounded
 KEPT = 3  # one source in so many is kept apart
 ENDS = {"vllm-2024": (0, 6), "vllm-v1": (0, 12)}  # versions of vLLM: the first without that host
 CHUNKED = 0, 8  # the first whose default is chunked prefill
@@ -121,23 +119,6 @@ class Benchmark:
         sizes = {"output": self.output_tokens, "requests": 1}
         arrives = self.load * sizes.get(self.quantity, self.prompt_tokens + self.output_tokens)
         return self.load_kind == "rate" and self.what == "throughput" and self.value > 0.9 * arrives
-
-    @property
-    def all_tokens(self) -> float:
-        """A throughput, whatever its unit, in tokens/s of prompts and outputs."""
-        both = self.prompt_tokens + self.output_tokens
-        per = {"requests": 1 / both, "output": self.output_tokens / both, "all tokens": 1}
-        return self.value / per[self.quantity]
-
-    @property
-    def said_before(self) -> bool:
-        """A line above is the same throughput of the same run, in another unit."""
-        above = takewhile(lambda each: each != self, benchmarks())
-        return self.what == "throughput" and any(
-            (each.run, each.source, each.what) == (self.run, self.source, self.what)
-            and math.isclose(each.all_tokens, self.all_tokens, rel_tol=SAME)
-            for each in above
-        )
 
     @property
     def host(self) -> str:
@@ -340,7 +321,7 @@ def draw(rows: Rows) -> plt.Figure:
 
 
 def sweeps(quick: bool) -> list[Sweep]:
-    chosen = [each for each in benchmarks() if not (each.is_the_load or each.said_before)]
+    chosen = [each for each in benchmarks() if not each.is_the_load]
     few = chosen[:: 18 if quick else 1]
     return [Sweep(beside, [each], [{"number": each.id}]) for each in few]
 

@@ -29,11 +29,11 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from experiments.lib import look, measuring
+from experiments.lib import look
 from experiments.lib.claims import Claim, curves, peaks_at
-from experiments.lib.engines import LLAMA_13B, LLAMA_33B, Cases, Engine, Real, Sweep, gain, setups
+from experiments.lib.engines import LLAMA_13B, LLAMA_33B, Cases, Engine, Sweep, gain, setups
 from experiments.lib.flags import POLICIES, PRICED
-from experiments.lib.rows import Rows, print_rows, read_rows, with_paper
+from experiments.lib.rows import Row, Rows, print_rows, read_rows, with_paper
 from experiments.lib.steady import Workload, balance, split
 from experiments.lib.study import Panel, Study, draw_panels
 
@@ -50,51 +50,43 @@ PAPER = {  # id of a published gain (paper_numbers.csv) -> model and GPU, L, C, 
 
 
 # ---- What it compares: one case, on the cost model's engine or, with --measure, on the real one
-def gain_of(
-    engine: Engine, L: int, B: int, PD: float, C: int, policy: str = "sarathi"
-) -> dict[str, float]:
+def gain_of(engine: Engine, L: int, B: int, PD: float, C: int, policy: str = "sarathi") -> Row:
     """Throughput over the baseline's."""
     return {"gain": gain(engine, Workload(L, B, PD), policy, C)}
 
 
 # ---- What it asks: which cases
-def ratios(L: int, B: int, count: int) -> list[float]:
-    """`count` P:D from 1 to 200, even on a log axis, and where each C peaks. Each D occurs once."""
-    places = [200 ** (i / (count - 1)) for i in range(count)]
-    places += [balance(C, B) for C in CHUNK_SIZES]
-    return sorted(prompt / decodes for prompt, decodes in {split(L, place) for place in places})
+def ratios(B: int, count: int) -> list[float]:
+    """`count` P:D from 1 to 200, even on a log axis, and where each C peaks."""
+    even = [200 ** (i / (count - 1)) for i in range(count)]
+    return [*even, *(balance(C, B) for C in CHUNK_SIZES)]
 
 
 def grid(L: int, B: int, places: Sequence[float], sizes: Sequence, more: Sequence[str]) -> Cases:
-    """SARATHI (a case that names no policy), and `more` policies, at each P:D and chunk size."""
+    """SARATHI (a case that names no policy), and `more`, at each P:D and C. Each D occurs once."""
     names = [{}, *({"policy": name} for name in dict.fromkeys(more) if name != "sarathi")]
-    shapes = [{"L": L, "B": B, "PD": place} for place in places]
+    pairs = {split(L, place) for place in places}
+    shapes = [{"L": L, "B": B, "PD": PD} for PD in sorted(P / D for P, D in pairs)]
     return [shape | {"C": C} | name for shape in shapes for name in names for C in sizes]
 
 
 def sweeps(
     quick: bool, policy: Sequence[str] | None = None, model: str | None = None,
-    gpu: str | None = None, **shape: object,
+    gpu: str | None = None, **_: object,
 ) -> list[Sweep]:  # fmt: skip
-    """Some 41 P:D for each L of each engine. shape: what --measure runs, `measuring.SHAPE`."""
-    measuring.check_shape(**shape)
-    more, count = policy or (), 8 if quick else 41
-    predicted = [
-        Sweep(
-            gain_of,
-            [engine],
-            grid(L, B, ratios(L, B, count), CHUNK_SIZES, more),
-            gpu=grid(*measuring.around_peak(None, quick, L, B, (256, 512)), more),
-        )
-        for engine, batch_sizes in setups(model, gpu).items()
-        for L, B in batch_sizes.items()
-    ]
+    """Some 41 P:D for each L of each engine. Measured: some around where the first C gains most."""
+    more, parts = policy or (), [1] if quick else [0.5, 1, 2]
 
-    def measured(real: Real) -> Cases:
-        L, B, places, sizes = measuring.around_peak(real.llm, quick, **shape)
-        return grid(L, B, places, sizes, more)
+    def near_peak(L: int, B: int, *sizes: int) -> Cases:
+        return grid(L, B, [part * balance(sizes[0], B) for part in parts], sizes, more)
 
-    return [*predicted, Sweep(gain_of, [], [], measured=measured)]
+    here = near_peak(64, 3, 8, 16) if quick else near_peak(512, 6, 64, 128)
+    found = [Sweep(gain_of, [], [], measured=here)]
+    for engine, batch_sizes in setups(model, gpu).items():
+        for L, B in batch_sizes.items():
+            every = grid(L, B, ratios(B, 8 if quick else 41), CHUNK_SIZES, more)
+            found.append(Sweep(gain_of, [engine], every, gpu=near_peak(L, B, 256, 512)))
+    return found
 
 
 # ---- What comes out
@@ -134,8 +126,8 @@ def draw_rule(axes: plt.Axes, rows: Rows) -> None:
     """Where each chunk size peaks: its chunks carry all decodes."""
     lines = {line.get_label(): line.get_color() for line in axes.get_lines()}
     for C in rows.where(policy=None).by("C"):
-        place, colour = balance(C, rows[0]["B"]), lines[f"C = {C}"]
-        axes.axvline(place, color=colour, linestyle=":", linewidth=1.8)
+        style = {"color": lines[f"C = {C}"], "linestyle": ":", "linewidth": 1.8}
+        axes.axvline(balance(C, rows[0]["B"]), **style)
     axes.plot([], [], ":", color="black", label="P:D = C/(B-1) - 1")
 
 
@@ -157,7 +149,7 @@ STUDY = Study(
     | {"f9_broad": ("median gain", LLAMA_13B)},
     claims=[Claim("the gain peaks near P:D = C/(B-1)",
                   peaks_at("gain", "PD", lambda row: balance(row["C"], row["B"])), measured=True)],
-    flags=POLICIES | PRICED | measuring.SHAPE,
+    flags=POLICIES | PRICED,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -1,15 +1,11 @@
-"""Does the paper show on this machine?
-
-We look for the shapes of its figures in what --measure wrote to results/: the claims of the studies
-that a machine should show, too.
+"""Does the paper show on this machine? The claims that a machine should show, in what it measured.
 
     python experiments/shapes.py    once fig3.py, fig8.py, fig9.py, fig11.py, fig13.py have measured
 
 A CPU has other numbers than the paper's GPUs. The shape of a curve can be the same: what rises,
-what falls, where it peaks. A shape is a number of comparisons between two measured values (a decode
-at B = 4 costs less than at B = 2), and we count how many hold. A curve of one point, as --quick
-measures some, compares nothing. There is one tolerance: `flat` is within 10 %. Noise decides a
-comparison of nearly equal values, so read the values beside it.
+what falls, where it peaks. We count how many comparisons between two measured values hold. A curve
+of one point, as --quick measures some, compares nothing. `flat` is within 10 %. Noise decides
+between nearly equal values, so read the values beside it.
 """
 
 import enter  # noqa: F401

@@ -4,13 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import TINY, call
 
 from command.checks import UserError
-from configs import MODELS
 from experiments import bench
-from experiments.bench import Demand, Machine, make_workload
+from experiments.bench import Machine, make_workload
 from experiments.lib.rows import read_rows
 
 
@@ -25,34 +23,14 @@ def test_workloads_are_what_the_docstring_says() -> None:
     assert [len(set(column)) == 1 for column in columns] == [True] * 512 + [False] * 128
 
 
-def test_demand_by_hand() -> None:
-    """One request of 3 prompt tokens and 2 outputs: rows see 1, 2 and 3 keys, its one decode 4."""
+def test_floor_by_hand() -> None:
+    """One request of 3 prompt tokens and 2 outputs: its one decode sees 4 keys."""
     # 2 layers, hidden 48, 6 heads of 8, 2 of them keys, FFN 40, vocabulary 97
-    config = TINY["llama-gqa"]
-    demand = Demand.of([([1, 2, 3], 2)], config, torch.bfloat16)
-    weights = 2 * (48 * 80 + 48 * 48 + 48 * 80 + 40 * 48)
-    assert (demand.prompt_tokens, demand.decodes, demand.tokens) == (3, 1, 5)
-    assert demand.weight_bytes == 2 * weights and demand.kv_bytes == 4 * (2 * 2 * 2 * 8 * 2)
-    assert demand.flops == 4 * 2 * weights + 4 * (1 + 2 + 3 + 4) * 48 * 2 + 2 * 2 * 48 * 97
-
-
-def test_floors() -> None:
-    """W on the laptop model, on a machine of 1 TFLOP/s and 10 GB/s: 62 iterations of 8 decodes read
-    the weights once each.
-    """
-    config = MODELS["laptop"]
-    demand = Demand.of(make_workload("W", 8192), config, torch.bfloat16)
-    weights, kv = (
-        config.n_layer * config.layer_weights,
-        16 * sum(range(513, 544)) * config.kv_bytes_per_token(),
-    )
-    machine = Machine(flops=1e12, bandwidth=10e9)
-    assert machine.floor_apart(demand) == pytest.approx(
-        8192 * 2 * weights / 1e12 + (62 * 2 * weights + kv) / 10e9
-    )
-    assert machine.floor_piggybacked(demand) == pytest.approx(
-        (8192 + 496) * 2 * weights / 1e12 + kv / 10e9
-    )
+    config, machine = TINY["llama-gqa"], Machine(flops=1e12, bandwidth=1e9)
+    weights, kv = 2 * (48 * 80 + 48 * 48 + 48 * 80 + 40 * 48), 4 * (2 * 2 * 2 * 8 * 2)
+    read = 2 * weights / 8 + kv
+    floor = machine.floor([([1, 2, 3], 2)], config, 2)
+    assert floor == pytest.approx(3 * 2 * weights / 1e12 + read / 1e9)
 
 
 @pytest.mark.slow

@@ -1,11 +1,9 @@
-"""Figure 9: a user's model, steady states, and which chunk sizes are measured."""
+"""Figure 9: a user's model, and steady states."""
 
 import pytest
 
 from experiments import fig9
-from experiments.lib import measuring
 from experiments.lib.engines import LLAMA_33B, setups
-from experiments.lib.measuring import ChunkProfile, best_and_neighbour
 from experiments.lib.rows import with_paper
 from experiments.lib.steady import Workload, balance, first_period, steady_window, tokens_per_second
 from simulate import simulate
@@ -13,7 +11,7 @@ from timeline import Iteration, Trace
 
 
 def test_a_users_model_has_the_papers_numbers_where_it_is_the_papers(monkeypatch):
-    monkeypatch.setattr(fig9, "ratios", lambda length, size, _: [balance(256, size)])
+    monkeypatch.setattr(fig9, "ratios", lambda size, _: [balance(256, size)])
     for on, count in ((LLAMA_33B, 3), ({"model": "mistral-7b", "hardware": "h100"}, 0)):
         flags = {"model": on["model"], "gpu": on["hardware"]}
         rows = fig9.STUDY.predict(quick=True, **flags)
@@ -43,20 +41,3 @@ def test_the_first_period_is_like_any_other(factor: float) -> None:
 def test_a_window_counts_from_one():
     trace = Trace([Iteration(0.25, 4.0, 1, 0, 1)], finished=[(7, 1.0), (3, 2.5), (5, 4.0)])
     assert steady_window(trace, 1, 3) == (1.0, 4.0) and steady_window(trace, 0, 2) == (0.25, 2.5)
-
-
-def test_the_profile_names_the_best_and_the_better_neighbour():
-    def profiles(*gains: float) -> list[ChunkProfile]:
-        return [ChunkProfile(64 * 2**i, 1.0, 1.0, 1.0, gain) for i, gain in enumerate(gains)]
-
-    assert best_and_neighbour(profiles(0.9, 1.1, 1.2, 1.0)) == [256, 128]
-    assert best_and_neighbour(profiles(1.3, 0.8, 1.2)) == [64, 128]
-    assert best_and_neighbour(profiles(0.7)) == [64]
-
-
-def test_the_gain_of_a_profile_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of L = 64 and B = 2, P:D = 15: 60 prompt tokens and 4 decodes, chunks of 15."""
-    monkeypatch.setattr(measuring, "time_batches", lambda *_, **__: [32.0, 3.0, 5.0, 4.0, 6.0])
-    first, _ = measuring.profile_chunk_sizes(None, 64, 2)
-    assert (first.chunk_size, first.prefill) == (16, 32 * 60 / 64)
-    assert first.gain == pytest.approx((30 + 4 * 3) / (2 * 60 / 15 * 5))

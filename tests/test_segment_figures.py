@@ -1,17 +1,16 @@
 """Segment KV's Fig 4, 7, 8 and 9: the halves that are measured, and their engines."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 from conftest import ran
 
-from command.checks import UserError
 from configs import MODELS, ModelConfig
 from experiments import segment_prompts
 from experiments.lib import beam_engines, peers, segment
-from experiments.lib.beam_engines import ENGINES, Engines, Search, largest_fit, started
+from experiments.lib.beam_engines import Engines, started
 from experiments.lib.rows import Rows, read_rows
 from more.beam.cost import cache_bytes
 
@@ -38,9 +37,9 @@ def running() -> Iterator[Callable]:
     with started(MODELS["demo"], "float32") as engines:
 
         @contextmanager
-        def chosen(config: ModelConfig, dtype: str, names: Sequence[str] = ENGINES):
+        def chosen(config: ModelConfig, dtype: str):
             assert (config.name, dtype) == ("demo", "float32")
-            yield Engines(config, dtype, {name: engines.peers[name] for name in names})
+            yield engines
 
         yield chosen
 
@@ -86,19 +85,13 @@ def test_the_measured_largest_batch_fits_the_budget(measured: dict[str, Rows]) -
 
 @pytest.mark.slow
 def test_the_engines_end_with_the_block_and_with_an_error() -> None:
-    with (
-        pytest.raises(KeyboardInterrupt),
-        started(MODELS["demo"], "float32", ["segment"]) as engines,
-    ):
+    with pytest.raises(KeyboardInterrupt), started(MODELS["demo"], "float32") as engines:
         process = engines.peers["segment"].process
-        answer = engines.run(Search("segment", 2, 20, 3, 5))
+        answer = engines.run("segment", 2, 20, 3, 5)
         assert [len(tokens) for tokens in answer["tokens"]] == [5, 5]
         assert min(answer["first"], answer["next"]) > 0 and process.poll() is None
         raise KeyboardInterrupt
     assert process.poll() is not None
-    for names, dtype, said in ((["vllm"], "float32", "vllm"), (["segment"], "int8", "int8")):
-        with pytest.raises(UserError, match=said), started(MODELS["demo"], dtype, names):
-            pass
 
 
 def test_what_an_engine_says_of_a_search() -> None:
@@ -125,7 +118,7 @@ def test_the_largest_batch_is_found(jump: float, budget: float) -> None:
             return 3e6 + 1.5 * one * batch_size + jump * (batch_size > 5)
 
     engines = Known(MODELS["demo"], "float32", {})
-    tried = engines.largest_batch("segment", 512, 4, 64, budget)
+    found, tried = engines.largest_batch("segment", 512, 4, 64, budget)
     true = max((n for n in range(200) if engines.peak("segment", n) <= budget and n), default=0)
-    assert largest_fit(tried, budget) == true
+    assert found == true
     assert all(peak == engines.peak("segment", size) for size, peak in tried.items())

@@ -17,7 +17,6 @@ from experiments.lib.common import run_jobs
 from more.pictures.gantt import STAGE_LOOKS
 from more.pictures.lanes import MOST_NAMED, stage_lanes
 from more.pipeline import MicroBatches
-from more.pipeline.phases import Rules
 
 NODE = td.NODES["L20 + 32B"]
 SHORT = [(100 + i % 50, 1 + i % 30) for i in range(20)]  # prompt and output tokens
@@ -92,7 +91,7 @@ def test_prompts_are_packed_as_td_pipe_packs_them(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(MicroBatches, "done", record)
     prompts = [50, 60, 70, 300, 20, 150, 10, 96, 96, 40]
     td.run(NODE, "TD-Pipe", [(prompt, 3) for prompt in prompts])
-    assert found == list(td.packed(prompts, Rules().pack))
+    assert found == list(td.packed(prompts))
 
 
 def test_the_ceiling_where_memory_and_batch_size_do_not_bind() -> None:

@@ -261,7 +261,6 @@ PREDICTORS: dict[str, Predictor] = {
 RULES = st.fixed_dictionaries({
     "predict": st.sampled_from(sorted(PREDICTORS)).map(PREDICTORS.get),
     "stealing": st.sampled_from(STEALING),
-    "points": st.sampled_from(["paper", "artefact"]),
     "between": st.booleans(),
     "pack": st.sampled_from([1, 60, 192]),
 })  # fmt: skip

@@ -294,16 +294,16 @@ class Sweep:
 
     run(engine, **case) -> the quantities of a case as a row, or several rows that may have more
     keys. on: engines; each has the names `model` and `hardware` (`Priced`, a deployment, a node).
-    measured: cases for the real engine, or what finds them; none: it is not measured. quick,
-    quick_measured: with --quick; None: the same. gpu: those that a GPU measures (`Study.here`);
-    None: all. processes: it runs on all cores.
+    measured: cases for the real engine; none: it is not measured. quick, quick_measured: with
+    --quick; None: the same. gpu: those that a GPU measures (`Study.here`); None: all. processes: it
+    runs on all cores.
     """
 
     run: Callable[..., Row | Sequence[Row]]
     on: Sequence[object]
     cases: Cases
     quick: Cases | None = None
-    measured: Cases | Callable[[Real], Cases] = ()
+    measured: Cases = ()
     quick_measured: Cases | None = None
     gpu: Cases | None = None
     processes: bool = False
@@ -322,10 +322,9 @@ class Sweep:
 
     def measure(self, real: Real, quick: bool) -> list[Row]:
         cases = self.measured_cases(quick)
-        cases = cases(real) if callable(cases) else cases
         return rows_of("measured", [(real, case) for case in cases], real.rows(self.run, cases))
 
-    def measured_cases(self, quick: bool) -> Cases | Callable[[Real], Cases]:
+    def measured_cases(self, quick: bool) -> Cases:
         return self.measured if not quick or self.quick_measured is None else self.quick_measured
 
     def up_to(self, length: int, size: float = math.inf) -> "Sweep":

@@ -59,12 +59,10 @@ def panels(
     return figure, [list(row) for row in grid]
 
 
-def shade_rows(
-    axes: plt.Axes, rows: Sequence[Mapping], x: str, y: str, colour: str, alpha: float = 0.15
-) -> None:
+def shade_rows(axes: plt.Axes, rows: Sequence[Mapping], x: str, y: str, colour: str) -> None:
     """The range of a measured quantity of some rows, where it has one."""
     low, high = zip(*(spread(row, y) for row in rows), strict=True)
-    axes.fill_between([row[x] for row in rows], low, high, color=colour, alpha=alpha, linewidth=0)
+    axes.fill_between([row[x] for row in rows], low, high, color=colour, alpha=0.15, linewidth=0)
 
 
 # A number that the paper states, as a style of `plot`.

@@ -12,15 +12,12 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from batch import Batch, Request
 from command.checks import UserError
-from command.flags import Flag
-from costmodel import make_batch
-from experiments.lib.common import print_table, progress
-from experiments.lib.steady import Workload, balance, first_period, split
+from experiments.lib.common import progress
+from experiments.lib.steady import Workload, first_period
 from loop import Result
 from more.serving.calibration import cost_here, this_machine
 from timeline import Trace
@@ -191,130 +188,3 @@ def measured_trace(
         if len(llm.trace.finished) >= last:
             break
     return llm.trace
-
-
-# --------------------------------------------------------------------------------- which chunk size
-
-
-@dataclass(frozen=True)
-class ChunkProfile:
-    """What a chunk size looks worth where P:D is balanced, from the seconds of three iterations."""
-
-    chunk_size: int  # C
-    prefill: float  # s: of a prefill-only batch of B whole prompts of P tokens
-    decodes: float  # s: of a decode-only batch of B
-    hybrid: float  # s: of C - (B-1) tokens from the middle of a prompt, and B - 1 decodes
-    gain: float  # throughput over the baseline's
-
-
-def profile_chunk_sizes(llm: "LLM", length: int, batch_size: int) -> list[ChunkProfile]:
-    """All powers of two from 8 B to L/2, in seconds rather than minutes.
-
-    At the balance, B requests take the baseline one prefill-only batch and D decode-only ones, and
-    SARATHI B * P / (C - (B-1)) hybrid ones, in which all decodes ride. We assume that decodes
-    attend to P + D/2 tokens, and that a prefill costs as much per token for any P near L.
-    """
-    sizes = [2**power for power in range(3, 14) if 8 * batch_size <= 2**power <= length // 2] or [
-        max(length // 2, 2 * batch_size)
-    ]
-    splits = {size: split(length, balance(size, batch_size)) for size in sizes}
-    batches = [make_batch([(0, length, length)] * batch_size)]
-    for size, (prompt, decodes) in splits.items():
-        chunk, context = min(size - (batch_size - 1), prompt), prompt + decodes // 2
-        batches.append(make_batch(decodes=batch_size, context=context))
-        batches.append(
-            make_batch([((prompt - chunk) // 2, chunk, prompt)], batch_size - 1, context)
-        )
-    longest, *seconds = time_batches(llm, batches, repeats=3)
-    profiles = []
-    for (size, (prompt, decodes)), decode_only, hybrid in zip(
-        splits.items(), seconds[::2], seconds[1::2], strict=True
-    ):
-        prefill, chunks = longest * prompt / length, batch_size * prompt / (size - (batch_size - 1))
-        gain = (prefill + decodes * decode_only) / (chunks * hybrid)
-        profiles.append(ChunkProfile(size, prefill, decode_only, hybrid, gain))
-    return profiles
-
-
-def choose_chunk_sizes(llm: "LLM", length: int, batch_size: int) -> list[int]:
-    """The chunk sizes to measure, the best first; prints why."""
-    profiles, table = profile_chunk_sizes(llm, length, batch_size), []
-    for profile in profiles:
-        seconds = (profile.prefill, profile.decodes, profile.hybrid)
-        times = [f"{1e3 * value:.3g}" for value in seconds]
-        table.append([profile.chunk_size, *times, f"{profile.gain:.3f}"])
-    title = (
-        "Profile of single iterations, ms, and the gain that they would make at P:D = C/(B-1) - 1,"
-        f" L = {length}, B = {batch_size}"
-    )
-    header = ["C", "B prompts", "B decodes", "chunk and B-1 decodes", "gain"]
-    print_table(header, table, title)
-    chosen = best_and_neighbour(profiles)
-    beside = "".join(f", and C = {size} beside it" for size in chosen[1:])
-    print(f"\nmeasured below: C = {chosen[0]}, which looks best{beside}")
-    return chosen
-
-
-SHAPE = {  # flags of the two functions below
-    "max_length": Flag("tokens of a request, prompt and decodes", 512, 128, measure=True),
-    "max_batch_size": Flag("requests in a batch", 6, 4, measure=True),
-    "chunk_size": Flag(
-        "token budgets, each at P:D around the balance of the first",
-        measure=True,
-        shown="profiled",
-        several=True,
-    ),
-}
-
-
-def check_shape(
-    max_length: int = 512,
-    max_batch_size: int = 6,
-    chunk_size: Sequence[int] | None = None,
-    **_: object,
-) -> None:
-    """Raises UserError about these flags before anything runs."""
-    for flag, value, why in (
-        ("max-batch-size", max_batch_size, "a chunk needs decodes to carry"),
-        ("max-length", max_length, "one prompt token and one decode"),
-    ):
-        if value < 2:
-            raise UserError(f"--{flag} is {value}; it must be at least 2: {why}")
-    smallest = min(chunk_size or [max_batch_size])
-    if smallest < max_batch_size:
-        raise UserError(
-            f"--chunk-size: {smallest} is smaller than --max-batch-size {max_batch_size}: decodes"
-            " would fill the chunk"
-        )
-
-
-def around_peak(
-    llm: "LLM | None",
-    quick: bool,
-    max_length: int,
-    max_batch_size: int,
-    chunk_size: Sequence[int] | None,
-    **_: object,
-) -> tuple[int, int, list[float], Sequence[int]]:
-    """L, B, places and chunk sizes: given ones, or what the LLM profiles, and one beside it.
-
-    The places are P:D at half, once and twice where the first gains most; quick: at once alone.
-    """
-    sizes = chunk_size or choose_chunk_sizes(llm, max_length, max_batch_size)
-    peak, parts = balance(sizes[0], max_batch_size), [1] if quick else [0.5, 1, 2]
-    pairs = {split(max_length, part * peak) for part in parts}
-    places = sorted(prompt / decodes for prompt, decodes in pairs)
-    return max_length, max_batch_size, places, list(dict.fromkeys(sizes))
-
-
-def best_and_neighbour(profiles: Sequence[ChunkProfile]) -> list[int]:
-    """The two chunk sizes worth minutes of measuring.
-
-    They are the one that looks best, and the better of the next smaller and the next larger.
-    """
-    best = max(range(len(profiles)), key=lambda i: profiles[i].gain)
-    beside = [profile for i, profile in enumerate(profiles) if abs(i - best) == 1]
-    return [
-        profiles[best].chunk_size,
-        *[max(beside, key=lambda profile: profile.gain).chunk_size for _ in beside[:1]],
-    ]

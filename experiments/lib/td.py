@@ -19,33 +19,22 @@ function.
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
 from pathlib import Path
 
 from batch import Request
 from command.checks import UserError
-from configs import GPUS, LINKS, MODELS
-from configs.hosts import HOSTS, Host
+from configs import GPUS, MODELS
+from configs.hosts import Host
 from costmodel import CostModel, make_batch, tokens_that_fit
 from experiments.lib.colours import COLOURS, GREY
 from experiments.lib.common import ROOT
 from experiments.lib.rows import Rows
-from loop import Loop
-from more.pipeline import (
-    Hop,
-    MicroBatches,
-    PipelineTrace,
-    StageCosts,
-    even_layers,
-    make_micro_batches,
-    run_pipeline,
-    seconds_of_rows,
-)
+from more.pipeline import PipelineTrace, simulate_pipeline
 from more.pipeline.phases import Rules
-from scheduler import make_scheduler
-from simulate import CostExecutor, make_cost_model, run_all
+from simulate import make_cost_model, simulate
 
 Lengths = Sequence[tuple[int, int]]  # prompt and output tokens of each request
 
@@ -53,7 +42,6 @@ SAMPLE = ROOT / "experiments" / "azure_conv_2023_sample.csv"
 LONGEST, LONGEST_IN_ALL = 1024, 2048  # tokens of a prompt (TD-Pipe, Sec 4.1), and with its output
 BATCH_SIZE, BUDGET = 256, 512  # vLLM 0.5.3's max_num_seqs, and its token budget with chunks
 COUNT = 2000  # requests of a run
-NO_HOST = HOSTS["none"]
 # The other reading of a node's measured all-reduce (td_allreduce.py).
 OTHER_READING = {"pcie-l20-node": "pcie-l20-node-algorithm", "pcie-a100-node": "pcie-a100-node-bus"}
 # The colour of each system and node in every picture.
@@ -91,7 +79,7 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class Node:
-    """A model on GPUs of one machine, joined by PCIe.
+    """A model on GPUs of one machine. link: joins them; None: the GPU's own.
 
     longest: tokens of the model's longest sequence, as published with its weights. (Sarathi-Serve
     stretched llama2-70b's, and so has `MODELS`.) memory: times the keys and values that really fit.
@@ -101,21 +89,15 @@ class Node:
     model: str
     gpu: str
     software: str  # whose constants the cost model takes
-    link: str  # of an all-reduce
-    longest: int
+    link: str | None = None  # of an all-reduce
+    longest: int = 0
     gpus: int = 4
     memory: float = 1.0
 
     @property
     def cost_model(self) -> CostModel:
         """Of one GPU."""
-        return self.sharded(1)
-
-    def sharded(self, tp: int, host: Host = NO_HOST) -> CostModel:
-        """Of `tp` GPUs that share each layer."""
-        cost_model = make_cost_model(self.model, self.gpu, tp, self.link, self.software)
-        cost_model.host = host
-        return cost_model
+        return make_cost_model(self.model, self.gpu, 1, self.link, self.software)
 
     @property
     def cache_tokens(self) -> int:
@@ -152,9 +134,7 @@ class Run:
     seconds: float
     output_tokens: int
     recomputed: int  # preemptions of all requests
-    trace: PipelineTrace | None = None
-    filling: MicroBatches | None = None
-    requests: list[Request] = field(default_factory=list)
+    trace: PipelineTrace | None
 
     @property
     def throughput(self) -> float:
@@ -207,86 +187,54 @@ def make(lengths: Lengths) -> list[Request]:
     return [Request(i, range(prompt), output) for i, (prompt, output) in enumerate(lengths)]
 
 
-def run_tp(
-    node: Node,
-    policy: str,
-    lengths: Lengths,
-    *,
-    budget: int = BUDGET,
-    batch_size: int = BATCH_SIZE,
-    host: Host = NO_HOST,
-) -> Run:
-    """All GPUs of the node share each layer."""
-    requests = make(lengths)
-    scheduler = make_scheduler(policy, batch_size, budget, node.cache_tokens)
-    trace = run_all(Loop(scheduler, CostExecutor(node.sharded(node.gpus, host))), requests)
-    seconds = sum(each.seconds for each in trace.iterations)
-    return Run(seconds, *totals(requests), requests=requests)
-
-
-def run_pp(
-    node: Node,
-    policy: str,
-    lengths: Lengths,
-    *,
-    rules: Rules | None = None,
-    deal: str = "queue",
-    memory: str = "pool",
-    budget: int = BUDGET,
-    batch_size: int = BATCH_SIZE,
-    host: Host = NO_HOST,
-    keep: bool = False,
-) -> Run:
-    """Each GPU of the node is a stage, and as many micro-batches are in flight.
-
-    memory: "pool", or "split" evenly among the micro-batches. rules: of td_pipe.
-    """
-    stages, cost_model, requests = node.gpus, node.sharded(1, host), make(lengths)
-    cache_tokens = node.cache_tokens // (stages if memory == "split" else 1)
-    filling = make_micro_batches(
-        policy, stages, stages, batch_size, budget, cache_tokens,
-        deal=deal, memory=memory, seconds_of=seconds_of_rows(cost_model), rules=rules,
-    )  # fmt: skip
-    for request in requests:
-        filling.add(request)
-    costs = StageCosts(cost_model, even_layers(cost_model.model.n_layer, stages))
-    trace = PipelineTrace(stages, filling.count, keep)
-    hop = Hop.over(LINKS["pcie4"], cost_model)
-    run_pipeline(filling, costs, trace, hop)
-    return Run(trace.seconds, *totals(requests), trace, filling, requests)
-
-
 def policy_of(system: str, node: Node) -> str:
-    """A baseline's, with vLLM's cap on a batch of prefills where it has such batches."""
-    policy = BASELINES[system]
+    """Its own, with vLLM's cap on a batch of prefills where it has such batches."""
+    policy = BASELINES.get(system, "td_pipe")
     return f"{policy}:{node.longest}" if policy == "vllm_v0" else policy
 
 
 def run(
-    node: Node, system: str, lengths: Lengths, policy: str | None = None, **options: object
+    node: Node,
+    system: str,
+    lengths: Lengths,
+    budget: int = BUDGET,
+    host: str | Host = "none",
+    **options: object,
 ) -> Run:
-    """One of BASELINES, or TD-Pipe. policy: None: the system's own (`policy_of`)."""
-    if system == "TD-Pipe":
-        return run_pp(node, policy or "td_pipe", lengths, **options)
-    policy = policy or policy_of(system, node)
-    if system.startswith("TP"):
-        return run_tp(node, policy, lengths, **options)
-    own = {"deal": "turns", "memory": "split"}
-    return run_pp(node, policy, lengths, **own | options)
+    """One of BASELINES, or TD-Pipe.
+
+    In a pipeline, each GPU of the node is a stage, and as many micro-batches are in flight.
+    options: of `simulate_pipeline`: rules of td_pipe, deal, memory, keep.
+    """
+    requests = make(lengths)
+    common = {"policy": policy_of(system, node), "chunk_size": budget, "host": host}
+    common |= {"max_batch_size": BATCH_SIZE, "link": node.link, "software": node.software}
+    if system.startswith("TP"):  # all GPUs of the node share each layer
+        common |= {"tp": node.gpus, "cache_tokens": node.cache_tokens} | options
+        trace, seconds = None, simulate(requests, node.model, node.gpu, **common).seconds
+    else:
+        own = {"deal": "turns", "memory": "split"} if system in BASELINES else {}
+        common |= {"memory": "pool", "stages": node.gpus, "hop": "pcie4"} | own | options
+        shares = node.gpus if common["memory"] == "split" else 1
+        memory = node.cache_tokens // shares
+        trace = simulate_pipeline(requests, node.model, node.gpu, cache_tokens=memory, **common)
+        seconds = trace.seconds
+    tokens = sum(len(r.output) for r in requests)
+    return Run(seconds, tokens, sum(r.preemptions for r in requests), trace)
 
 
-def packed(prompts: Sequence[int], pack: int) -> Iterator[list[int]]:
+def packed(prompts: Sequence[int]) -> Iterator[list[int]]:
     """Prompt tokens of each prefill micro-batch, first come first served (see `Rules.pack`)."""
     batch: list[int] = []
     for prompt in prompts:
-        if batch and len(batch) * max(batch) >= pack:
+        if batch and len(batch) * max(batch) >= Rules.pack:
             yield batch
             batch = []
         batch.append(prompt)
     yield batch
 
 
-def ceiling(node: Node, lengths: Lengths, pack: int = Rules.pack) -> float:
+def ceiling(node: Node, lengths: Lengths) -> float:
     """Output tokens/s that no schedule of phases exceeds on this node.
 
     All S stages work all the time. Prefills cost what TD-Pipe's micro-batches of whole prompts do.
@@ -297,7 +245,7 @@ def ceiling(node: Node, lengths: Lengths, pack: int = Rules.pack) -> float:
     cost, stages = node.cost_model, node.gpus
     prefill = sum(
         cost.seconds(make_batch([(0, prompt, prompt) for prompt in batch]))
-        for batch in packed([prompt for prompt, _ in lengths], pack)
+        for batch in packed([prompt for prompt, _ in lengths])
     )
     decodes = sum(output - 1 for _, output in lengths)
     held = sum((output - 1) * (prompt + output / 2) for prompt, output in lengths)
@@ -316,8 +264,3 @@ def ceiling(node: Node, lengths: Lengths, pack: int = Rules.pack) -> float:
             each.append(mixed / most)
     decode = decodes * min(each)
     return stages * sum(output for _, output in lengths) / (prefill + decode)
-
-
-def totals(requests: Sequence[Request]) -> tuple[int, int]:
-    """Output tokens and preemptions of all."""
-    return sum(len(r.output) for r in requests), sum(r.preemptions for r in requests)

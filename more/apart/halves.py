@@ -74,12 +74,9 @@ class Halves:
         self.coming[second] = None
         return True
 
-    def revoke(self, second: Request | None = None) -> None:
-        """Take the room of one (None: the newest) back: it will be prefilled here, if at all."""
-        second = second or next(reversed(self.coming))
-        if second in self.coming:
-            del self.coming[second]
-            super().give(second)
+    def revoke(self) -> None:
+        """Take the room of the newest back: it will be prefilled here, if at all."""
+        super().give(self.coming.popitem()[0])
 
     def prefill(self, newcomer: Request) -> tuple[int, int]:
         if newcomer in self.coming:

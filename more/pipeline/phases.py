@@ -18,11 +18,8 @@ from command.checks import UserError, check_flag, check_whole, lookup, range_of,
 from more.pipeline.predictors import Predictor, oracle, predicted
 from scheduler import Memory, Scheduler
 
-# future decode steps at which the look-ahead looks
-POINTS: dict[str, tuple[int, ...]] = {
-    "paper": tuple(range(32, 1025, 32)),  # TD-Pipe, Sec 3.3
-    "artefact": (5, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096),  # its public code
-}
+# future decode steps at which the look-ahead looks (TD-Pipe, Sec 3.3; its artefact: 5 to 4096)
+POINTS = tuple(range(32, 1025, 32))
 STEALING = ("window", "pool", "off")
 
 
@@ -149,7 +146,7 @@ class Rules:
     ours.
 
     predict: output tokens of a request (more/pipeline/predictors.py).
-    points: of the look-ahead, a name of POINTS. between: see `LookAhead`.
+    between: see `LookAhead`.
     limit: share of the memory that the look-ahead may fill (the artefact: 0.9).
     stealing: see `share_out`.
     peak_rows: the size of the decode batch whose spatial intensity is 1, in requests. None: the
@@ -162,7 +159,6 @@ class Rules:
     """
 
     predict: Predictor = oracle
-    points: str = "paper"
     between: bool = True
     limit: float = 1.0
     stealing: str = "window"
@@ -173,7 +169,6 @@ class Rules:
 
     def __post_init__(self) -> None:
         lookup(dict.fromkeys(STEALING), self.stealing, "stealing")
-        lookup(POINTS, self.points, "points")
         check_flag("between", self.between)
         check_whole("pack", self.pack)
         if self.peak_rows is not None:
@@ -242,7 +237,7 @@ class Rules:
 
     def look_ahead(self, requests: Iterable[Request]) -> LookAhead:
         """A look-ahead over requests in memory."""
-        ahead = LookAhead(POINTS[self.points], self.between)
+        ahead = LookAhead(POINTS, self.between)
         for request in requests:
             ahead.add(*self.future(request))
         return ahead

@@ -37,8 +37,6 @@ MAX_BATCH_SIZE = 128  # B of all policies but Orca (the artefact's osdi-experime
 ORCA_BATCH_SIZE = 16
 START_SHARE = 0.25  # of the requests: `Load.steady` leaves out as many at the start
 LOOKS = 16  # of `overload_of` at a run
-FEW, SHORT, COARSE = 1 / 8, 64, 1.1  # a short run: share, and number, of requests; its precision
-MOST_REQUESTS = 2**14  # of one run: a search that would need more is refused
 
 
 @dataclass(frozen=True)
