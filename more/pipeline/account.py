@@ -9,13 +9,15 @@ A stage that has run one micro-batch and waits for the next one is idle. Each wa
     link           activations and tokens are on their way
     start-up       the stage has not had any work yet
     phase switch   TD-Pipe goes from prefills to decodes, or back, and both are in flight
+    inter-chunk    too few micro-batches have work, while a prompt's next chunk waits for the last
+                   one to come back (TD-Pipe: inter-chunk data dependency)
     drain          no more requests come, and too few are left to keep all stages busy
     starved        too few requests have arrived or fit the memory; or there are fewer micro-batches
                    than stages
 
 SARATHI names the first three (Sec 3.2).
 
-The first six are bubbles: waste in a pipeline that has enough to do. All times are seconds.
+All but the last three are bubbles: waste in a pipeline that has enough to do. Times are seconds.
 """
 
 from collections import deque
@@ -25,7 +27,7 @@ from dataclasses import dataclass, field
 from batch import Batch, Request
 from timeline import Trace
 
-BUBBLES = ("PB1", "PB2", "PB3", "uneven stages", "link", "phase switch")
+BUBBLES = ("PB1", "PB2", "PB3", "uneven stages", "link", "phase switch", "inter-chunk")
 IDLE = (*BUBBLES, "start-up", "drain", "starved")
 
 
@@ -158,8 +160,8 @@ class PipelineTrace:
 
     def preempt(self, request: Request, moment: float) -> None:
         """Write down that a scheduler has sent a request back to the queue."""
-        if self.requests is not None:
-            self.requests.preempt(request, moment)
+        if self.requests is not None and request.request_id in self.requests.lives:
+            self.requests.preempt(request, moment)  # else its first chunk has not come back
 
     def _cause(
         self,
@@ -212,6 +214,11 @@ class PipelineTrace:
     def seconds(self) -> float:
         """The makespan: from the start of the first step to the end of the last."""
         return self.end - (self.first or 0.0)
+
+    @property
+    def busy_share(self) -> float:
+        """Work over stages x makespan."""
+        return sum(self.busy) / (len(self.busy) * self.seconds) if self.seconds else 0.0
 
     @property
     def bubble(self) -> float:

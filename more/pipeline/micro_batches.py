@@ -23,7 +23,7 @@ from loop import check_batch, has_work
 from more.loading.requests import refuse_beams
 from scheduler import NOTHING_SCHEDULED, Memory, Scheduler
 
-DEALS = ("queue", "turns")
+DEALS = ("queue", "turns", "any", "ahead")  # the last two: one_pool.py
 MEMORIES = ("split", "pool")
 
 
@@ -82,7 +82,8 @@ class MicroBatches:
         """The next batch of micro-batch `number`, which has come back; and the shortage.
 
         The batch is None if there is nothing to run. The shortage is "drain" or "starved" if fewer
-        micro-batches than stages are in flight: this is why stages wait. Else it is "".
+        micro-batches than stages are in flight: this is why stages wait. It is "inter-chunk" if the
+        batch goes on with a prompt, which other micro-batches could have done. Else it is "".
         """
         self._arrive(now)
         scheduler = self.schedulers[number]
@@ -98,7 +99,7 @@ class MicroBatches:
             return None, ""
         check_batch(scheduler, batch)
         scheduler.memory.flying += len(batch.decodes)
-        return batch, self._shortage(number)
+        return batch, self._shortage(number, batch)
 
     def _arrive(self, now: float) -> None:
         while self.arriving and self.arriving[0].arrival <= now:
@@ -113,13 +114,17 @@ class MicroBatches:
             for each in self.schedulers:
                 each.waiting = self._queue
 
-    def _shortage(self, number: int) -> str:
+    def _shortage(self, number: int, batch: Batch) -> str:
         in_flight, idle = len(self.schedulers) - len(self.without_work), self.without_work
         if in_flight >= self.stages and number not in idle:
             return ""
         starved = self.arriving or number in idle or len(self.schedulers) < self.stages
         idle.discard(number)
-        return "starved" if starved else "drain"
+        return self._waited(batch) or ("starved" if starved else "drain")
+
+    def _waited(self, batch: Batch) -> str:
+        """The cause, if a chunk has waited for the one before it."""
+        return "inter-chunk" if any(c.request.chunks_run for c in batch.chunks) else ""
 
     def done(self, number: int, batch: Batch, tokens: Sequence[int]) -> list[Request]:
         """Call it when a batch has left the last stage. Returns the requests that ended with it."""

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from batch import Batch
 from command.checks import UserError, check_whole, lookup, shown
-from more.pipeline.micro_batches import MEMORIES, MicroBatches
+from more.pipeline.micro_batches import DEALS, MEMORIES, MicroBatches
+from more.pipeline.one_pool import OnePool
 from more.pipeline.phases import Rules
 from more.pipeline.predictors import named
 from more.pipeline.td_pipe import TDPipe
@@ -55,6 +56,15 @@ def make_micro_batches(
     lookup(dict.fromkeys(MEMORIES), memory, "memory")
     if rules is not None and not is_for_pipelines(name):
         raise UserError(f"rules are given, but policy {name!r} takes none: only td_pipe does")
+    deal = options.get("deal", "queue")
+    lookup(dict.fromkeys(DEALS), deal, "deal")
+    if not is_for_pipelines(name) and deal in ("any", "ahead"):
+        if options.get("refill_every", 1) != 1:
+            raise UserError(f"refill_every needs deal 'queue' or 'turns', not {deal!r}")
+        tokens = cache_tokens and cache_tokens * (count if memory == "split" else 1)
+        scheduler = make_scheduler(policy, max_batch_size * count, chunk_size, tokens)
+        scheduler.cost = cost or scheduler.cost
+        return OnePool(scheduler, stages, count, ahead=deal == "ahead")
     if not is_for_pipelines(name):
         each = [
             make_scheduler(policy, max_batch_size, chunk_size, cache_tokens) for _ in range(count)
