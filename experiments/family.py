@@ -2,8 +2,7 @@
 
     python experiments/family.py    draws family.png from the table below: nothing is run
 
-Marks and colours say which question a decision answers. Years are those of papers, or of the
-engine's first release that has it.
+Years are those of papers, or of the engine's first release that has it.
 """
 
 import enter  # noqa: F401
@@ -54,8 +53,7 @@ def draw() -> plt.Figure:
         above, top = place.get(parent, (0.0, y))
         x = above + 0.3 * (question != "trunk")
         place[name] = x, y
-        width = 3.5 if question == "trunk" else 1.5
-        axes.plot([above, above, x], [top, y, y], color=look.GREY, linewidth=width, zorder=1)
+        axes.plot([above, above, x], [top, y, y], color=look.GREY, lw=3 - (x > above), zorder=1)
         axes.text(x + 0.2, y + 0.2, name, family="monospace", weight="bold", fontsize=14)
         axes.text(2.6, y + 0.2, decision, fontsize=14)
         axes.text(7.9, y + 0.2, whose, fontsize=11.5, ha="right")

@@ -284,14 +284,13 @@ plt.show()
 
 # %% [markdown]
 # **Explain.** It does not. Each request in a batch has at least one token of the budget. So decodes
-# never exceed it, and all batches are the same. Most heirs change whose request is next. Under
-# `vtc`, it is one of the user who was served least. Below, `many` sends eight requests. 0.1 s
-# later, `few` sends one. There are two slots.
+# never exceed it, and all batches are the same. Most heirs change whose request is next: under
+# `vtc`, one of the user who was served least. Below, `many` sends eight requests, then `few` one.
 #
 # **Predict first.** Under which policy does `few` wait longer than all of `many`?
 
 # %%
-for policy in ("sarathi_serve", "vtc"):
+for policy in ("sarathi_serve", "vtc"):  # two slots
     requests = [Request(i, range(512), 20, tags={"user": "many"}) for i in range(8)]
     requests.append(Request(8, range(512), 20, arrival=0.1, tags={"user": "few"}))
     trace = simulate(requests, "llama-13b", "a6000", policy=policy, max_batch_size=2)
@@ -481,8 +480,7 @@ gantts({"mine": mine}, BOUND, NAMES, title)
 # Because an iteration's time is not proportional to its tokens. Every decode-only iteration reads
 # all weights for a few tokens (lesson 1). A decode beside a chunk needs no read of its own. So the
 # policies with the fewest decode-only iterations end first. Policies with small chunks are the
-# exception: their chunks cost more than this saves. (In the pictures, the short blue bars are the
-# decode-only iterations. Count them.)
+# exception: their chunks cost more than this saves.
 #
 # </details>
 #
