@@ -22,7 +22,7 @@ from course.paint import figure_of
 from course.picture import answers, batches, picture
 from course.plants import named
 from course.reference import solution
-from experiments import fig3, fig4, fig6, fig7, fig9, policies
+from experiments import family, fig3, fig4, fig6, fig7, fig9, policies
 from experiments.lib import look
 from experiments.lib.rows import Rows
 from more.pictures.gantt import draw_runs
@@ -108,7 +108,8 @@ SLIDES = (
           who_waits("request_level", "vllm_v0")),
     Slide("11_chunks", 70, "A whole prompt delays all decodes, a chunk only a little.",
           who_waits("orca", "sarathi_serve")),
-    Slide("12_mistake_1", 82, "C counts the decodes, too.", lambda: mistake("1")),
+    Slide("12_family", 70, "Each policy changes one decision.", family.draw),
+    Slide("13_mistake_1", 82, "C counts the decodes, too.", lambda: mistake("1")),
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@
 # 1. two extremes: decodes first, prompts first (the paper's Fig 7);
 # 2. what a generation stall looks like to a reader;
 # 3. a token budget at work, batch by batch;
-# 4. all policies on one map: late first tokens against long gaps;
+# 4. the papers' policies on one map: late first tokens against long gaps; and their heirs;
 # 5. a policy of your own, in the cost model and in the engine.
 #
 # **Goal**: say for each policy who waits and who stalls. **Needs**: lesson 4. **Difficulty**: 2 of
@@ -28,7 +28,9 @@ import matplotlib.pyplot as plt
 
 from batch import Request
 from engine import LLM, SamplingParams
+from experiments import family
 from lesson import COLOURS, GREY, POLICY_LOOKS, gantts, paper, print_table, sliders, this_machine
+from more.policies import HEIRS
 from scheduler import POLICIES, SarathiServe, make_scheduler
 from simulate import simulate
 
@@ -198,8 +200,8 @@ plt.show()
 # and on which axis?
 
 # %%
-today = ("vllm_v1", "prefill_first", "no_evict")  # step 4 has these
-traces = {policy: priced(policy) for policy in POLICIES if policy not in today}
+later = ("vllm_v1", "prefill_first", "no_evict", *HEIRS)  # see below the map
+traces = {policy: priced(policy) for policy in POLICIES if policy not in later}
 rows = []
 for policy, trace in traces.items():
     gap = max(trace.lives[0].tbt + trace.lives[1].tbt)
@@ -242,23 +244,13 @@ gantts({policy: traces[policy] for policy in chunked}, BOUND, NAMES, title)
 #   chunk is a full one and makes the longest gap. It runs more chunks, and each reads all weights.
 #   So the first tokens of C and D come later, and so does the end.
 #
-# All policies process the same tokens. So in the last column, a longer total time means that the
-# GPU was used less well.
-#
 # ### What engines do today
 #
 # `more/policies/engines.py` has the defaults of three engines. `vllm_v1` (vLLM) and `no_evict`
 # (TensorRT-LLM) run these four requests in the same batches as `sarathi_serve`. `vllm_v1` differs
 # only with its option, a limit for each request; `no_evict` only where memory is short.
 # `prefill_first` (SGLang) cuts prompts, too. But its batch has chunks *or* decodes, and chunks come
-# first. The engines have other names for the same things:
-#
-# | here | vLLM | SGLang |
-# |---|---|---|
-# | token budget, chunk size | `--max-num-batched-tokens` | `--chunked-prefill-size` |
-# | slots, B | `--max-num-seqs` | `--max-running-requests` |
-# | hybrid batch | (always) | `--enable-mixed-chunk` |
-# | preempted | preempted | retracted |
+# first. (Lesson 12 has the engines' names for all this.)
 #
 # **Predict first.** `prefill_first` has the same token budget as `sarathi_serve`: no iteration may
 # have more tokens. `vllm_v0` has no budget. Under which of the three does B wait longest between
@@ -279,6 +271,36 @@ for policy, trace in three.items():
 # longer than the whole prompts under `vllm_v0`. C gets its first token, and then stalls while the
 # chunks of D run. Chunks keep gaps short only if decodes run beside them (`sarathi_serve`) or
 # between them (`chunked_only`).
+#
+# ### What came after
+#
+# **Predict first.** Each policy below changes one decision of the one that it hangs from. In
+# DeepSpeed's *SplitFuse*, the budget bounds decodes, too. Does it differ from `sarathi_serve`
+# at all?
+
+# %% tags=["hide-input"]
+family.draw()
+plt.show()
+
+# %% [markdown]
+# **Explain.** It does not. Each request in a batch has at least one token of the budget. So decodes
+# never exceed it, and all batches are the same. Most heirs change whose request is next: under
+# `vtc`, one of the user who was served least. Below, `many` sends eight requests, then `few` one.
+#
+# **Predict first.** Under which policy does `few` wait longer than all of `many`?
+
+# %%
+for policy in ("sarathi_serve", "vtc"):  # two slots
+    requests = [Request(i, range(512), 20, tags={"user": "many"}) for i in range(8)]
+    requests.append(Request(8, range(512), 20, arrival=0.1, tags={"user": "few"}))
+    trace = simulate(requests, "llama-13b", "a6000", policy=policy, max_batch_size=2)
+    for user, part in trace.by_tag("user").items():
+        longest = max(life.ttft for life in part.lives.values())
+        print(f"{policy}: {user} waits up to {longest:.2f} s for a first token (predicted)")
+
+# %% [markdown]
+# **Explain.** Under `vtc`, `few` waits for the two that run, and passes the six that wait. Who was
+# served most pays: the last of `many` waits longer than before.
 #
 # ## Step 5: your own policy
 #
@@ -324,19 +346,15 @@ for policy in compared:
 # %%
 llm = LLM("demo", max_batch_size=4, chunk_size=32, dtype="float64", device="cpu")
 prompts = ["The with statement", "def open(", "Return the list of " * 30, "class Thread(" * 40]
-outputs = {}
+arrivals = [0, 0, 0.02, 0.02]
 for policy in ("request_level", "considerate"):
     llm.policy = policy
-    outputs[policy] = llm.generate(
-        prompts, SamplingParams(max_tokens=12), arrival_times=[0, 0, 0.02, 0.02]
-    )
-for prompt, one, other in zip(prompts, *outputs.values(), strict=True):
-    same = "the same tokens" if one.token_ids == other.token_ids else "DIFFERENT tokens"
-    print(f"{prompt[:18]!r} ({len(one.prompt_token_ids)} tokens) ... {one.text!r}: {same}")
-
+    outputs = llm.generate(prompts, SamplingParams(max_tokens=12), arrival_times=arrivals)
+    print(f"{policy}:", [output.text for output in outputs])
 
 # %% [markdown]
-# No, and it must not. A policy decides *when* a token is computed, never *which* token.
+# No, and it must not. A policy decides *when* a token is computed, never *which* token. For a
+# policy in a file, `python -m tests.oracle my.py` checks that.
 #
 # Now the clock. The budget is 48, and the prompts are made up: 24 tokens for A and B, 120 for C and
 # D. C and D arrive between A's tokens 5 and 6. Your machine does other things, too, and what
@@ -395,21 +413,16 @@ def measured(policy, requests):
 for _ in working(range(3), "measuring"):  # the last time, all sizes are known
     alone = measured("sarathi_serve", policies.workload(48)[:2])
     arrival, five = policies.arrival_and_bound(alone)  # five: decode-only iterations
-    real = {
-        policy: measured(policy, policies.workload(48, arrival))
-        for policy in ("vllm_v0", "sarathi_serve", "considerate")
-    }
+    shown = ("vllm_v0", "sarathi_serve", "considerate")
+    real = {policy: measured(policy, policies.workload(48, arrival)) for policy in shown}
 print("prompt tokens:", *(len(request.prompt) for request in policies.workload(48)))
 
 # %%
 gantts(real, 2 * five, NAMES, f"demo model, {this_machine()} (measured)")
 for policy, trace in real.items():
     gap, first = max(trace.lives[0].tbt + trace.lives[1].tbt), trace.lives[2].ttft
-    print(
-        f"{policy}: longest gap {1e3 * gap:.0f} ms, C's first token after {1e3 * first:.0f} ms",
-        end=", ",
-    )
-    print(f"total {1e3 * trace.seconds:.0f} ms (measured)")
+    print(f"{policy}: longest gap {1e3 * gap:.0f} ms, C's first token after", end=" ")
+    print(f"{1e3 * first:.0f} ms, total {1e3 * trace.seconds:.0f} ms (measured)")
 
 # %% [markdown]
 # **Explain.** The scheduler is the same as before. Only the executor differs. So the picture has
@@ -437,7 +450,6 @@ sliders(what_if, policy=list(POLICIES), budget=(32, 2048, 32))
 # - Change `share` below. The batch has room for `room` more tokens. `share` returns how many of
 #   them one request gets. Some ideas: one prompt gets all of `room`, the next prompt gets half of
 #   it. Or a request gets more than `room` while many others wait (`len(self.waiting)`).
-# - Let the shortest prompt go first: the README has that policy.
 # - Give it too little memory: `cache_tokens=1815` as another argument of `simulate`. A black cross
 #   in the picture means that a request was preempted.
 #
@@ -468,31 +480,18 @@ gantts({"mine": mine}, BOUND, NAMES, title)
 # Because an iteration's time is not proportional to its tokens. Every decode-only iteration reads
 # all weights for a few tokens (lesson 1). A decode beside a chunk needs no read of its own. So the
 # policies with the fewest decode-only iterations end first. Policies with small chunks are the
-# exception: their chunks cost more than this saves. (In the pictures, the short blue bars are the
-# decode-only iterations. Count them.)
+# exception: their chunks cost more than this saves.
 #
 # </details>
 #
-# **2.** A service has only requests of one length, and all of them arrive at midnight. Which policy
-# would you choose?
-#
-# <details><summary>Answer</summary>
-#
-# Nobody reads while the tokens come, so only the total time counts. SARATHI was made for this case
-# (lessons 4 and 5): hybrid batches with the balanced chunk size. A smaller budget would make the
-# gaps shorter, but would only cost throughput here.
-#
-# </details>
-#
-# **3.** With shortest prompts first, the mean time to first token falls. Which requests pay, and
+# **2.** With shortest prompts first, the mean time to first token falls. Which requests pay, and
 # how would you limit what they pay?
 #
 # <details><summary>Answer</summary>
 #
 # Long prompts pay. While short ones keep coming, a long one may wait for ever (it *starves*). To
 # limit this, let waiting time count: sort by `prefill_length - rate * (now - arrival)`. Then every
-# request comes first after some time. The policies of `scheduler.py` take the requests in the
-# order of arrival, so they need no such rule.
+# request comes first after some time.
 #
 # </details>
 
@@ -501,9 +500,8 @@ gantts({"mine": mine}, BOUND, NAMES, title)
 #
 # E8 is `SarathiServe.prefills` and `preempt`. In the hunt, you write the check: a property that
 # must find schedulers with one thing wrong. E13 is what engines have today in place of slots:
-# blocks, which requests share if they begin alike. After your own attempt, read the project's, in
-# `more/paged/blocks.py` ([about it](../docs/paged.md)). On the site: **Exercises**, in the menu. In
-# a terminal, in the project's folder ([how](../course/README.md)):
+# [blocks](../docs/paged.md) that requests share. On the site: **Exercises**, in the menu. In a
+# terminal, in the project's folder ([how](../course/README.md)):
 #
 #     python -m course start
 #     python -m course check 8

@@ -9,10 +9,10 @@ import pytest
 from conftest import ran
 from test_perfetto import events_of, groups_of
 
-from experiments import policies
+from experiments import family, policies
 from experiments.lib.rows import read_rows
 from more.policies import compared
-from scheduler import POLICIES
+from scheduler import ALIASES, FOR_PIPELINES, POLICIES
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +67,14 @@ def test_files_and_measured_rows(small: str, tmp_path: Path) -> None:
     for source in ("predicted", "measured"):
         own = rows.where(source=source)
         assert own.where("stalls", "total").column("policy") == compared()
-        assert len(own) == len(compared()) + 1 and own[-1].keys() >= {
-            "C and D arrive",
-            "stall bound",
-        }
+        assert len(own) == len(compared()) + 1
+        assert own[-1].keys() >= {"C and D arrive", "stall bound"}
     ran(policies, "--quick", "--out", tmp_path)
     assert read_rows(tmp_path / "policies.csv") == rows, "measured rows stay"
+
+
+def test_the_family_tree_has_each_policy_and_its_one_parent() -> None:
+    assert {*family.TREE} == {*POLICIES, *FOR_PIPELINES, *ALIASES} - {"baseline"}
+    names, parents = [*family.TREE], [row[0] for row in family.TREE.values()]
+    assert parents[0] == "" and all(parents[i] in names[:i] for i in range(1, len(names)))
+    assert {*names} <= {text.get_text() for text in family.draw().axes[0].texts}
