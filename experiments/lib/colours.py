@@ -60,6 +60,7 @@ LOOKS = {
     "srpt": ("#AA88DD", "h"),
     "qoserve": ("#B03A2E", "8"),
     "qoserve_fixed": ("#EE8866", "8"),
+    "token_throttling": ("#6A51A3", "*"),
     "td_pipe": (COLOURS["green"], "H"),  # as in TD-Pipe's own figures, where orca is not
 }
 MARKERS = dict(LOOKS.values()) | dict(SERIES)  # of lines, by their colour

@@ -5,6 +5,7 @@
     equal_progress.py   all prompts prefill side by side (TensorRT-LLM)
     vtc.py              fair shares: next is the client that was served least
     srpt.py             next is the request with the shortest predicted rest
+    token_throttling.py each micro-batch of a pipeline gets the same share (gLLM)
     qoserve.py          each token has a deadline; without dynamic chunks: qoserve_fixed
 
 Dynamic SplitFuse (DeepSpeed-FastGen, arXiv 2401.08671) is another name of sarathi_serve: its C
@@ -21,11 +22,12 @@ from more.policies.equal_progress import EqualProgress
 from more.policies.qoserve import QoServe, QoServeFixed
 from more.policies.sarathi_pd import SarathiPD
 from more.policies.srpt import SRPT
+from more.policies.token_throttling import TokenThrottling
 from more.policies.vtc import VTC
 from scheduler import ALIASES, POLICIES
 
 # They differ from sarathi_serve where requests have tags, P:D changes, or prompts differ a lot.
-HEIRS = by_name([SarathiPD, EqualProgress, VTC, SRPT, QoServe, QoServeFixed])
+HEIRS = by_name([SarathiPD, EqualProgress, VTC, SRPT, QoServe, QoServeFixed, TokenThrottling])
 POLICIES |= by_name([VLLMv1, PrefillFirst, NoEvict]) | HEIRS
 ALIASES["splitfuse"] = "sarathi_serve"
 

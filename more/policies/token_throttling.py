@@ -1,0 +1,58 @@
+"""Token throttling (gLLM): each micro-batch of a pipeline gets the same share of what there is.
+
+Sarathi-Serve fills each batch up to C tokens. In a pipeline this leaves bubbles: a micro-batch
+takes all decodes that are here, and where few prompt tokens wait, the first takes them all. gLLM
+throttles both (Guo et al., SC 2025, arXiv 2504.14775; `token_throttling` of gllm/scheduler.py):
+
+    decodes    all that run, in flight or not, over the micro-batches
+    prompts    the tokens that wait, over T = 8 iterations; but the less of the cache is free, the
+               fewer: at most C x (free - 5 %) / 95 %; and at least 32
+
+C is the most prompt tokens of a batch (gLLM: 2048). It needs --deal ahead, where all micro-batches
+ask one scheduler. Anywhere else it sees one micro-batch, and only prompts are throttled.
+"""
+
+from collections.abc import Sequence
+
+from batch import Batch, Request
+from scheduler import SarathiServe
+
+LEAST, KEPT_FREE = 32, 0.05  # tokens; share of the cache
+
+
+class TokenThrottling(SarathiServe):
+    """ "token_throttling:4" has T = 4."""
+
+    name, example = "token_throttling", "token_throttling:4"
+    most_tokens, most = 8, None  # T; C as it was given
+    shares, away = 1, ()  # of more/pipeline/one_pool.py: micro-batches, requests in flight
+
+    def __init__(self, *sizes: int | None):
+        super().__init__(*sizes)
+        self.line: dict[Request, None] = {}  # decodes: who came back first is first
+
+    def schedule(self, now: float) -> Batch | None:
+        self.most = self.most or self.chunk_size
+        here, places = self.decodes(), {each: place for place, each in enumerate(self.line)}
+        running = len(here) + sum(bool(request.output) for request in self.away)
+        decodes = sorted(here, key=lambda request: places.get(request, -1))
+        decodes = decodes[: -(-running // self.shares)]
+        self.chunk_size = len(decodes) + self.prompt_tokens()
+        chunks = self.prefills(len(decodes))
+        return Batch(chunks, decodes) if chunks or decodes else None
+
+    def prompt_tokens(self) -> int:
+        wait = sum(r.prefill_length - r.prefilled for r in (*self.started(), *self.waiting))
+        memory, free = self.memory, 1.0
+        if memory.capacity:
+            free -= (memory.taken + memory.flying) / memory.capacity
+        by_memory = int(self.most * (free - KEPT_FREE) / (1 - KEPT_FREE))
+        return max(min(-(-wait // self.most_tokens), self.most, by_memory), LEAST)
+
+    def update(self, batch: Batch, tokens: Sequence[int]) -> list[Request]:
+        ended = super().update(batch, tokens)
+        for request in batch.sampled:
+            self.line.pop(request, None)
+            if request.finish_reason is None:
+                self.line[request] = None
+        return ended
