@@ -74,11 +74,13 @@ FLAGS = {
     "stages": Flag("processes to start, unless torchrun starts them", 1),
     "micro_batches": Flag("with --stages: micro-batches of --max-batch-size requests each",
                           shown="one for each stage"),
+    "deal": Flag("with --stages: how micro-batches get requests: queue, turns, any, or ahead (any,"
+                 " and a prompt's next chunk follows at once)", shown="queue"),
     "lengths": Flag(repeated=True),
     "json": Flag("with --stages: write every run's times"),
 }  # fmt: skip
 OF_ONE = ("beams", "cache", "block_size", "prefix_caching", "cuda_graphs")  # no stage takes them
-OF_STAGES = ("micro_batches", "lengths", "json")
+OF_STAGES = ("micro_batches", "deal", "lengths", "json")
 
 
 @dataclass(frozen=True)
@@ -269,7 +271,7 @@ def of_stages(llm: PipelineLLM) -> Iterator[tuple[str, str]]:
         yield "phases", f"{prefills} of prefills, {decodes} of decodes"
     busy = [f"stage {i} {100 * work / trace.seconds:.0f} %" for i, work in enumerate(trace.busy)]
     idle = [f"{name} {100 * s / stage_seconds:.1f} %" for name, s in trace.idle.items() if s > 0]
-    yield "busy", ", ".join(busy)
+    yield "busy", f"{100 * trace.busy_share:.0f} %: {', '.join(busy)}"
     yield "idle", ", ".join(idle)
     yield "bubbles", f"{100 * trace.bubble_share:.1f} % of all stages' time ({', '.join(BUBBLES)})"
 
@@ -298,7 +300,7 @@ def start(
     count, size = args.micro_batches or args.stages, args.max_batch_size
     for work in works:
         sizes = count, args.stages, size, args.chunk_size
-        make_micro_batches(work.policy, *sizes, seconds_of=unmeasured)
+        make_micro_batches(work.policy, *sizes, seconds_of=unmeasured, deal=args.deal or "queue")
     dtype = choose_dtype(args.dtype, device)
     choose_backend(args.attention, device, dtype, config)
     if device.type == "cpu":  # all stages share its memory
@@ -385,6 +387,7 @@ def main() -> None:
     if place is not None:
         with joined(place, args.device) as device:
             options |= {"device": str(device), "micro_batches": args.micro_batches}
+            options["deal"] = args.deal or "queue"
             llm = PipelineLLM(args.model, **options)
             take_prices(llm, args.calibration)
             reasons = run_stages(llm, works, args.json)

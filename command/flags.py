@@ -144,6 +144,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         "attention": Kind("NAME", f"attention: {either(BACKENDS)}"),
         "stages": Kind("S", "processes, one for each pipeline stage", FEW),
         "micro-batches": Kind("M", "micro-batches in the pipeline at once", MICRO_BATCHES),
+        "deal": Kind("HOW", "how micro-batches get requests: queue, turns, any or ahead"),
         "port": Kind("PORT", "port on which it listens; 0 takes a free one", Range(0, 65535)),
         "open": Kind("", "open the page in a browser"),
     },

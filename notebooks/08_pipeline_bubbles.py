@@ -361,7 +361,7 @@ with tempfile.TemporaryDirectory() as folder:
 measured = [min(rounds[number::2], key=lambda each: each["seconds"]) for number in (0, 1)]
 
 # %% tags=["hide-input", "predict"]
-kinds = ("PB1", "PB2", "PB3", "uneven stages", "start-up", "drain", "starved")
+kinds = ("PB1", "PB2", "PB3", "uneven stages", "inter-chunk", "start-up", "drain", "starved")
 shades = {"busy": COLOURS["blue"]} | {kind: STAGE_LOOKS[kind].colour for kind in kinds}
 shades["link"] = COLOURS["orange"]
 shares = {}  # of both stages' time: orca's and sarathi's

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batch import Batch, Request
+from command.checks import UserError
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel, make_batch
 from more.pipeline import (
@@ -60,6 +61,36 @@ def waits(trace: PipelineTrace) -> list[tuple[int, float, float, str]]:
         )
         if wait > 0
     ]
+
+
+def test_chunks_of_one_prompt_by_hand() -> None:
+    """Four chunks of one prompt on two stages, a second each. They wait for each other ("queue",
+    "any"), or follow at once:
+
+        seconds  0   1   2   3   4   5   6   7   8         0   1   2   3   4   5
+        stage 0  |P0 |///|P1 |///|P2 |///|P3 |...          |P0 |P1 |P2 |P3 |...
+        stage 1  |...|P0 |///|P1 |///|P2 |///|P3 |         |...|P0 |P1 |P2 |P3 |
+    """
+    for deal, seconds, waited in (("queue", 8, 6), ("any", 8, 6), ("ahead", 5, 0)):
+        filled = filled_with(requests_of([(8, 1, 0.0)]), "sarathi_serve", 2, 2, 4, 2, deal=deal)
+        trace = run_pipeline(filled, lambda batch: [1.0, 1.0], PipelineTrace(2, 2, keep=True))
+        assert (trace.seconds, trace.idle["inter-chunk"], trace.bubble) == (seconds, waited, waited)
+        assert trace.busy_share == 8 / (2 * seconds)
+        assert trace.requests.lives[0].tokens == [seconds]
+
+
+def test_one_pool_has_the_sum_of_all() -> None:
+    """Of B and of the caches; token throttling gives each micro-batch its share of the decodes."""
+    requests = requests_of([(4, 9, 0.0)] * 6)
+    options = {"deal": "ahead", "memory": "split"}
+    filled = filled_with(requests, "token_throttling", 3, 3, 2, 64, 40, **options)
+    [scheduler] = filled.schedulers
+    assert (scheduler.max_batch_size, scheduler.memory.capacity, filled.count) == (6, 120, 3)
+    trace = run_pipeline(filled, lambda batch: [1.0] * 3, PipelineTrace(3, 3, keep=True))
+    sizes = [step.num_tokens for step in trace.steps if step.kind == "decode"]
+    assert set(sizes[:12]) == {2}, "two of six decodes each, and not all in one"
+    with pytest.raises(UserError, match="refill_every needs deal"):
+        filled_with(requests, "orca", 3, 3, 2, 64, deal="any", refill_every=2)
 
 
 def test_three_unequal_micro_batches() -> None:

@@ -93,13 +93,19 @@ class MicroBatches:
             batch = scheduler.schedule(now)
         self._share_queue(scheduler)
         self.iterations[number] += 1
+        if not self._sets_out(number, scheduler, batch):
+            return None, ""
+        return batch, self._shortage(number, batch)
+
+    def _sets_out(self, number: int, scheduler: Scheduler, batch: Batch | None) -> bool:
+        """Whether there is a batch. It is checked, and its next tokens are in flight."""
         self._preempted += scheduler.take_preempted()
         if batch is None:
             self.without_work.add(number)
-            return None, ""
+            return False
         check_batch(scheduler, batch)
         scheduler.memory.flying += len(batch.decodes)
-        return batch, self._shortage(number, batch)
+        return True
 
     def _arrive(self, now: float) -> None:
         while self.arriving and self.arriving[0].arrival <= now:

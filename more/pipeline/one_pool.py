@@ -21,7 +21,6 @@ Decodes are not dealt out: a policy that takes all that are here, takes all (as 
 from collections.abc import Sequence
 
 from batch import Batch, Request
-from loop import check_batch
 from more.pipeline.micro_batches import MicroBatches
 from scheduler import Scheduler
 
@@ -47,21 +46,15 @@ class OnePool(MicroBatches):
         scheduler.max_batch_size = self.most - len(away)
         try:
             batch = scheduler.schedule(now)
-            if batch is not None:
-                check_batch(scheduler, batch)
         finally:  # in order of admission
             left, known = away.union(scheduler.running), set(everyone)
             new = [request for request in scheduler.running if request not in known]
             scheduler.running = [request for request in everyone if request in left] + new
             scheduler.max_batch_size, scheduler.away = self.most, []
-        self._preempted += scheduler.take_preempted()
-        self.without_work.discard(number)
-        if batch is None:
-            self.without_work.add(number)
+        if not self._sets_out(number, scheduler, batch):
             return None, ""
-        self.flying[number] = batch
-        scheduler.memory.flying += len(batch.decodes)
-        shortage = ""
+        self.without_work.discard(number)
+        self.flying[number], shortage = batch, ""
         if self.count - len(self.without_work) < self.stages:
             shortage = "starved" if self.arriving or self.count < self.stages else "drain"
             shortage = shortage if self.ahead else self._waited(batch) or shortage

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from batch import Batch, Request
-from loop import check_batch
 from more.pipeline.micro_batches import MicroBatches
 from more.pipeline.phases import Intensity, Rules, share_out
 from scheduler import Scheduler, whole_prefill
@@ -75,13 +74,9 @@ class TDPipe(MicroBatches):
                 self._decode_phase()
         if self.phase == "decode":
             batch, group = self._decode()
-        self._preempted += self.ledger.take_preempted()
-        if batch is None:
-            self.without_work.add(number)
+        if not self._sets_out(number, self.ledger, batch):
             return None, ""
         self.without_work.discard(number)
-        check_batch(self.ledger, batch)
-        self.ledger.memory.flying += len(batch.decodes)
         self.flying[number] = group
         self.history.append((now, self.ledger.memory.taken, self.phase))
         return batch, self._shortage()
