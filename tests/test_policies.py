@@ -248,6 +248,18 @@ def test_srpt_by_hand() -> None:
         assert requests[0].prefill_length == (13 if len(order) > 2 else 10)
 
 
+def test_token_throttling_by_hand() -> None:
+    """An eighth of the tokens that wait, at least 32 and at most C; and a full cache throttles."""
+    for C, cache, chunks in (
+        (200, None, [100, 88, 77]),
+        (90, None, [90, 89]),
+        (200, 1010, [100, 33]),
+    ):
+        scheduler = make_scheduler("token_throttling", 4, C, cache)
+        batches = drive(scheduler, requests_of((800, 2)))
+        assert [batch.num_tokens for batch in batches][: len(chunks)] == chunks
+
+
 def test_qoserve_by_hand() -> None:
     """A token of a batch takes 0.1 ms. A decode that is owed a token each 50 ms leaves room for 416
     tokens (with a margin of 1.2): 384. Two tokens early, it lends their time. C bounds all.

@@ -77,7 +77,7 @@ class PipelineTrace:
     busy, last: per stage, seconds of work and the end of its last work.
     idle: seconds of all stages together, by cause.
     bubble_of: request id -> seconds for which stages waited for its micro-batch, added up over all
-        its iterations and all stages (SARATHI, Sec 5.3).
+        its iterations and all stages (SARATHI, Sec 5.3), without inter-chunk.
     finished: (request id, time), in order of completion.
     history: time (s), tokens in memory, and phase, at each batch (TD-Pipe alone has phases).
     steps, requests: None unless keep is set: a long simulation needs only the sums. requests is
@@ -133,7 +133,7 @@ class PipelineTrace:
                     self.first = start
             elif wait > 0:
                 cause = shortage or self._cause(wait, stage, previous, awaited, upstream, way)
-                if cause in BUBBLES:
+                if cause in BUBBLES and cause != "inter-chunk":  # SARATHI has no such bubble
                     bubble += wait
             if wait > 0:
                 self.idle[cause] += wait
