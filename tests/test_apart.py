@@ -20,6 +20,7 @@ from more.apart.simulate import FleetTrace, simulate_fleet
 from more.loading.policyfile import load_policies
 from more.paged import blocks
 from more.paged.prompts import shared
+from more.policies import HEIRS
 from scheduler import POLICIES, Scheduler, make_scheduler
 from simulate import CostExecutor, make_cost_model, simulate
 
@@ -155,7 +156,7 @@ def sorting(base: type[Scheduler], key: str, hook: str) -> type[Scheduler]:
 def test_policies_that_reorder_their_queue_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whom a policy takes next may not be the head of the queue before it was asked."""
     load_policies(Path(__file__).parent.parent / "examples" / "priority.py")
-    names = ["vtc", "priority", "srpt", "srpt:0", "qoserve_fixed"]
+    names = ["priority", "srpt:0", *HEIRS]
     bases = [POLICIES[name] for name in ("orca", "vllm_v0", "vllm_v1", "no_evict")]
     own = [sorting(*each) for each in product(bases, KEYS, ("schedule", "can_admit"))]
     for policy in own:
