@@ -57,8 +57,7 @@ def plant(text: str) -> None:
     path = MINE / f"{exercise.file}.py"
     ours = {each.source.encode() for each in plants() if each.exercise == exercise.key}
     ours.add((STUBS / path.name).read_bytes())
-    there = path.is_symlink() or path.exists()
-    if there and (path.is_symlink() or not path.is_file() or path.read_bytes() not in ours):
+    if path.exists() and path.read_bytes() not in ours:
         raise UserError(f"{path} is not as we wrote it: move it away, then plant again")
     MINE.mkdir(exist_ok=True)
     write_file(path, mistake.source)
@@ -103,10 +102,8 @@ def parsed() -> argparse.Namespace:
     parser = Parser("python -m course", description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    subs = {}
-    for name in ("start", "doctor", "submit", "check", "hint", "picture", "plant",
-                 "grade", "page", "slides"):  # fmt: skip
-        subs[name] = commands.add_parser(name)
+    names = "start doctor submit check hint picture plant grade page slides"
+    subs = {name: commands.add_parser(name) for name in names.split()}
     for name in ("check", "hint", "picture"):
         subs[name].add_argument("exercise", help="1 to 13, hunt or final")
     subs["hint"].add_argument("number", type=int, nargs="?", default=1, choices=(1, 2, 3))
@@ -117,8 +114,8 @@ def parsed() -> argparse.Namespace:
     grading("--seed", type=int, help="of the cases (default: drawn, and printed)")
     grading("--only", nargs="+", metavar="E", help="the exercises that were set, as 1 9")
     grading("--one", action="store_true", help="the folder is one submission")
-    for name, place in (("grade", "grades.csv"), ("page", "build/exercises"),
-                        ("slides", "build/slides")):  # fmt: skip
+    places = {"grade": "grades.csv", "page": "build/exercises", "slides": "build/slides"}
+    for name, place in places.items():
         subs[name].add_argument("--out", type=Path, default=Path(place), help=f"({place})")
     for name in ("picture", "grade", "page", "slides"):
         subs[name].add_argument("--force", action="store_true", help="replace a file of your own")

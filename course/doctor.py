@@ -6,11 +6,9 @@ library alone, and has no syntax that is newer.
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import sys
-import webbrowser
 from importlib import metadata
 from pathlib import Path
 
@@ -71,22 +69,7 @@ def torch() -> Found:
     return GOOD, "torch, and all that E2 to E4 need"
 
 
-def browser() -> Found:
-    try:
-        webbrowser.get()
-    except webbrowser.Error:
-        return NOTE, "no browser found: the exercises in pages need one"
-    return GOOD, "a browser for the pages"
-
-
-def writing() -> Found:
-    for folder in (ROOT, ROOT / "course", ROOT / "course" / "mine"):
-        if folder.is_dir() and not os.access(str(folder), os.W_OK):
-            return MISSING, f"no permission to write in {folder}: copy the project to your folder"
-    return GOOD, "permission to write in course/mine"
-
-
-CHECKS = (python, environment, figures, torch, browser, writing)
+CHECKS = (python, environment, figures, torch)
 
 
 def doctor() -> bool:

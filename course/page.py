@@ -11,8 +11,7 @@ from pathlib import Path
 
 from command.checks import UserError
 from command.cli import ROOT
-from course.exercises import EXERCISES, HERE, STUBS, hints
-from course.lessons import LESSONS
+from course.exercises import EXERCISES, HERE, LESSONS, STUBS, hints
 from more.web import bundle
 
 STATIC = HERE / "static"

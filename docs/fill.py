@@ -25,7 +25,7 @@ from string import Formatter
 from command.checks import UserError, lookup
 from command.cli import run_main, write_file
 from command.flags import Parser, markdown
-from course.lessons import syllabus
+from course.exercises import LESSONS
 from experiments import (
     bench,
     beside_benchmarks,
@@ -42,6 +42,11 @@ WIDTH = 100
 NUMBER = r"[+-]?\d+(?:[.,]\d+)*"
 BLOCK = re.compile(
     r"^(<!-- filled: (.+) -->\n(?:```\w*\n)?)(?s:.*?)^((?:```\n)?<!-- end -->)$", re.MULTILINE
+)
+HEAD = re.compile(  # of a lesson
+    r"# Lesson (\d+): (.+?)\n.*?\*\*Goal\*\*: (.+?)\. \*\*Needs\*\*: (.+?)\."
+    r" \*\*Difficulty\*\*: (\d) of 3\. \*\*Time\*\*: (.+?) minutes \((.+?)\);",
+    re.DOTALL,
 )
 PRINTED = re.compile(r"^(```python\n((?:(?!```).*\n)*)```\n+```text\n)(?s:.*?)^```$", re.MULTILINE)
 
@@ -204,10 +209,19 @@ def shape_counts(_: str) -> str:
     return below("Measured: ", printed(shapes.print_shapes, found))
 
 
-def lessons() -> str:
+def lessons(_: str) -> str:
     """The heads of the lessons, as a table."""
-    head, *rows = [f"| {' | '.join(row)} |" for row in syllabus()]
-    return "\n".join([head, "|---|---|---|---|---|", *rows])
+    head = "| lesson | afterwards you can | needs | difficulty | minutes |"
+    rows = [head, "|---|---|---|---|---|"]
+    for path in LESSONS:
+        text = re.sub(r"\n# (?=\w|\*)", " ", path.read_text("utf-8")).replace("\n# #", "\n#")
+        found = HEAD.search(text)
+        if not found:
+            raise UserError(f"{path}: its head lacks Goal, Needs, Difficulty or Time")
+        number, title, goal, needs, difficulty, minutes, source = found.groups()
+        link = f"{number}. [{title[0].upper()}{title[1:]}](notebooks/{path.stem}.ipynb)"
+        rows.append(f"| {link} | {goal} | {needs} | {difficulty} of 3 | {minutes}, {source} |")
+    return "\n".join(rows)
 
 
 def gpu_day(kind: str) -> str:
@@ -237,7 +251,7 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "published": published,
     "flags": lambda _: markdown(),
     "gpu": gpu_day,
-    "lessons": lambda _: lessons(),
+    "lessons": lessons,
     "fidelity": summary,
     "plan": plan_printed,
     "shapes": shape_counts,

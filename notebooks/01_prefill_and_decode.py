@@ -29,7 +29,7 @@ import matplotlib.pyplot as plt
 
 from batch import Batch, Chunk, Request
 from configs import GPUS, MODELS
-from costmodel import CostModel
+from costmodel import CostModel, make_batch
 from engine import LLM
 from executor import ModelExecutor
 from lesson import (
@@ -307,12 +307,6 @@ plt.show()
 cost = CostModel(llama, GPUS["a6000"])
 
 
-def decodes(count, context=1024):
-    """Requests whose next decode attends to `context` tokens, its own included."""
-    old = context - 1
-    return [Request(i, range(old), max_tokens=2, prefilled=old, context=old) for i in range(count)]
-
-
 def per_token(batch):
     """Predicted ms per token, by operator."""
     return {
@@ -321,9 +315,10 @@ def per_token(batch):
 
 
 # %%
-prompt = Request(0, range(1024), max_tokens=1)
-prefill_cost = per_token(Batch([Chunk(prompt, 0, 1024)], []))
-decode_cost = {count: per_token(Batch([], decodes(count))) for count in (1, 2, 4, 8, 18)}
+prompt = make_batch([(0, 1024, 1024)])  # of each chunk: its start, its length, the prompt's length
+prefill_cost = per_token(prompt)
+# decodes that attend to 1024 tokens each, their own included
+decode_cost = {count: per_token(make_batch(decodes=count)) for count in (1, 2, 4, 8, 18)}
 
 # %% tags=["hide-input", "predict"]
 figure, (left, right) = plt.subplots(1, 2, width_ratios=(2.2, 1))
@@ -367,8 +362,8 @@ print_table(
 # %% [markdown]
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. On the site, the button below it has them. Elsewhere, change the
-# defaults of `what_if`, and run it again.
+# In all lessons, this cell has sliders in Jupyter. On the site, the button below it has them.
+# Elsewhere, change the defaults of `what_if`, and run it again.
 # - Another GPU: which one has the largest gap at batch size 1? Does it also have the largest ratio
 #   of peak to bandwidth?
 # - A shorter context: which part of the decode's cost shrinks?
@@ -377,7 +372,7 @@ print_table(
 # %%
 def what_if(gpu="h100", context=1024, count=18):
     other = CostModel(llama, GPUS[gpu])
-    batches = Batch([Chunk(prompt, 0, 1024)], []), Batch([], decodes(count, context))
+    batches = prompt, make_batch(decodes=count, context=context)
     tokens = [{op: 1e6 * s / each.num_tokens for op, s in other.operators(each).items()}
               for each in batches]  # us per token, by operator  # fmt: skip
     _, axes = plt.subplots(figsize=(9, 3.2))
@@ -434,7 +429,4 @@ sliders(what_if, gpu=list(GPUS), context=(128, 4096, 128), count=(1, 64))
 #
 # E1 is a short function: `iteration_floor`, the time that no iteration can beat. The check draws
 # models and GPUs, and shows the first one where you are wrong. On the site: **Exercises**, in the
-# menu. In a terminal, in the project's folder ([how](../course/README.md)):
-#
-#     python -m course start
-#     python -m course check 1
+# menu. In a terminal: `python -m course check 1` ([how](../course/README.md)).

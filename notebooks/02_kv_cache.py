@@ -322,8 +322,6 @@ plt.show()
 # %% [markdown]
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. On the site, the button below it has them. Elsewhere, change the
-# defaults of `what_if`, and run it again.
 # - Grouped-query attention: in Llama-2-70B and most newer models, several query heads share one key
 #   head. Take 8 key heads.
 # - Longer requests; 1 byte per number; another GPU.
@@ -380,8 +378,5 @@ sliders(what_if, key_heads=heads, length=sizes, bytes_per_value=[1, 2], gpu=list
 # ## Exercise
 #
 # E2 is a class: `Slots`, with `allocate`, `extend`, `free` and `write`. The check draws operations,
-# and compares each answer. On the site: **Exercises**, in the menu. In a terminal, in the project's
-# folder ([how](../course/README.md)):
-#
-#     python -m course start
-#     python -m course check 2
+# and compares each answer. On the site: **Exercises**, in the menu. In a terminal:
+# `python -m course check 2` ([how](../course/README.md)).

@@ -32,7 +32,7 @@ from matplotlib.colors import ListedColormap
 from attention import chunk_mask, reference, sdpa, span_by_span
 from batch import Batch, Chunk, Request
 from configs import GPUS, MODELS
-from costmodel import CostModel
+from costmodel import CostModel, make_batch
 from engine import LLM
 from executor import ModelExecutor
 from lesson import (
@@ -270,14 +270,12 @@ print_table(["C", "chunks", "keys read", "query-key products"], rows)
 
 # %%
 cost = CostModel(MODELS["llama-13b"], GPUS["a6000"])  # constants of SARATHI's software of 2023
-prompt_1k = Request(0, range(1024), max_tokens=1)
 
 
 def predicted_prefill(chunk_size, cost=cost):
     """Predicted seconds of a prompt of 1024: (linear operators and the head, attention)."""
-    batches = [
-        Batch([Chunk(prompt_1k, start, chunk_size)], []) for start in range(0, 1024, chunk_size)
-    ]
+    # of each chunk: its start, its length, the prompt's length
+    batches = [make_batch([(start, chunk_size, 1024)]) for start in range(0, 1024, chunk_size)]
     attention_seconds = sum(cost.attention(batch) for batch in batches)
     return sum(cost.seconds(batch) for batch in batches) - attention_seconds, attention_seconds
 
@@ -369,10 +367,6 @@ plain_ticks(axes.xaxis, [16, 32, 64, 128, 256, 512, 1024])
 axes.legend(title="The price of chunking")
 plt.show()
 print(f"measured: {small.config.n_layer} layers of 'laptop', {small.dtype}, {this_machine()}")
-print("LLaMA-13B on an A6000, ms (paper)")
-print(f"Table 2: prefill of 1024 tokens: {paper['t2_prefill_total']:.1f}", end=", ")
-print(f"times 5 / 16 chunks: {paper['t2_prefill_total'] * 5 / 16:.0f}")
-print(f"Fig 7: 128 tokens: {paper['f7_128']:.0f}")
 print(f"attention of a chunk of 64: {cost.model.n_head} blocks; SMs: {GPUS['a6000'].sms}")
 
 # %% [markdown]
@@ -394,15 +388,11 @@ print(f"attention of a chunk of 64: {cost.model.n_head} blocks; SMs: {GPUS['a600
 # times. What is left is the price: keys that are read again, and few blocks for many SMs. Still,
 # attention is a small part of the prefill of a short prompt.
 #
-# For the whole prefill at C = 64, we predict 3.30 times, and the paper has about 5. But here the
-# paper's numbers do not fit each other. By Fig 13, the 16 chunks take 5 times as long as one piece,
-# which takes 234.8 ms (Table 2). That is 73 ms for each chunk of 64. By Fig 7, an iteration of 128
-# tokens takes only 55 ms (paper).
+# For the whole prefill at C = 64, we predict 3.30 times, and the paper has about 5. Here the
+# paper's numbers do not fit each other ([how](../docs/results.md#what-we-do-not-reproduce)).
 #
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. On the site, the button below it has them. Elsewhere, change the
-# defaults of `what_if`, and run it again.
 # - A shorter prompt: how much of the time is attention?
 # - A smaller chunk: is attention still cheaper than in one piece?
 # - Today's kernels: `software="vllm"`.
@@ -411,11 +401,10 @@ print(f"attention of a chunk of 64: {cost.model.n_head} blocks; SMs: {GPUS['a600
 # %%
 def what_if(prompt=4096, chunk_size=256, software="sarathi"):
     cost = CostModel(MODELS["llama-13b"], GPUS["a6000"], software=software)
-    request = Request(0, range(prompt), max_tokens=1)
     _, axes = plt.subplots(figsize=(9, 2.8))
     for size in (prompt, chunk_size):
         starts = range(0, prompt, size)
-        batches = [Batch([Chunk(request, at, min(size, prompt - at))], []) for at in starts]
+        batches = [make_batch([(at, min(size, prompt - at), prompt)]) for at in starts]
         name = f"{len(batches)} chunks" if len(batches) > 1 else "one piece"
         total, attn = (1e3 * sum(map(f, batches)) for f in (cost.seconds, cost.attention))
         axes.bar(name, total - attn, color=COLOURS["orange"])
@@ -466,8 +455,5 @@ sliders(what_if, prompt=(256, 4096, 256), chunk_size=(32, 2048, 32), software=["
 #
 # E3 is a very short function: `chunk_mask`. The check cuts prompts in all ways. E4 is `attend`:
 # attention over the cache. The check puts NaN where you must not read. On the site: **Exercises**,
-# in the menu. In a terminal, in the project's folder ([how](../course/README.md)):
-#
-#     python -m course start
-#     python -m course check 3
-#     python -m course check 4
+# in the menu. In a terminal: `python -m course check 3` and `python -m course check 4`
+# ([how](../course/README.md)).

@@ -30,7 +30,7 @@ import matplotlib.pyplot as plt
 from attention import sdpa, span_by_span
 from batch import Batch, Chunk, Request
 from configs import GPUS, MODELS
-from costmodel import CostModel
+from costmodel import CostModel, make_batch
 from engine import LLM
 from executor import ModelExecutor
 from lesson import COLOURS, GREY, bars, paper, print_table, sliders, this_machine, working
@@ -106,19 +106,15 @@ for span in flat.spans:
 # %% tags=["hide-input"]
 total = len(flat.tokens)
 slot_colours = [COLOURS[name] for name in ("orange", "sky", "green", "purple")]
+of_row = [slot_colours[slot] for slot in flat.slots]
 figure, (top, bottom) = plt.subplots(2, 1, figsize=(11, 4), sharex=True, height_ratios=(1, 2))
-top.bar(range(total), 1, width=0.9, color=[slot_colours[slot] for slot in flat.slots])
+top.bar(range(total), 1, width=0.9, color=of_row)
 top.bar(flat.logit_rows.tolist(), 0.3, width=0.9, color="black")
 top.set(
     yticks=[],
     title="The rows of one iteration, coloured by slot; black: a token is sampled from this row",
 )
-bottom.bar(
-    range(total),
-    flat.positions.tolist(),
-    width=0.9,
-    color=[slot_colours[slot] for slot in flat.slots],
-)
+bottom.bar(range(total), flat.positions.tolist(), width=0.9, color=of_row)
 bottom.set(xlabel="row", ylabel="position")
 for axes in (top, bottom):
     axes.grid(visible=False)
@@ -170,28 +166,9 @@ calls = calls[:6]  # layer 0; the attention of the other layers was watched as w
 print_table(["operator", "of", "rows"], calls)
 print(f"logits: {tuple(logits.shape)}")
 
-# %% tags=["hide-input"]
-figure, axes = plt.subplots(figsize=(11, 4))
-chunk_rows = kept.num_prefill_tokens
-for place, (_, who, _) in enumerate(calls):
-    if who != "decodes":
-        axes.barh(place, chunk_rows, color=COLOURS["orange"])
-    if who != "chunk":
-        axes.barh(place, len(kept.decodes), left=chunk_rows, color=COLOURS["blue"])
-    axes.text(total + 0.7, place, "one product" if who == "all" else who, va="center")
-axes.set_yticks(range(len(calls)), [name for name, _, _ in calls])
-axes.invert_yaxis()
-axes.set(
-    xlabel="row",
-    xlim=(0, total + 12),
-    title="Layer 0: orange rows are the chunk, blue rows the decodes",
-)
-axes.grid(visible=False)
-plt.show()
-
 # %% [markdown]
 # **Explain.** Each linear operator runs *once*, over all rows. So its weights are read once, and
-# the blue rows ride along. This is the main idea of the paper. Attention runs twice, because chunk
+# the decodes ride along. This is the main idea of the paper. Attention runs twice, because chunk
 # and decodes have different contexts. In our code, `span_by_span` of `attention.py` separates the
 # two: its loop `for span in batch.spans` runs once for the chunk and once for the decodes.
 #
@@ -294,24 +271,10 @@ plt.show()
 
 # %%
 cost = CostModel(MODELS["llama-13b"], GPUS["a6000"])
-
-
-def one_prompt(length):
-    return [Chunk(Request(0, range(length), max_tokens=2), 0, length)]
-
-
-def decodes_at(count, context):
-    """Requests whose next decode attends to `context` tokens, its own included."""
-    old = context - 1
-    return [
-        Request(1 + i, range(old), max_tokens=2, prefilled=old, context=old) for i in range(count)
-    ]
-
-
-table2 = {
-    "prefill": Batch(one_prompt(1024), []),
-    "decode": Batch([], decodes_at(4, 1024)),
-    "hybrid": Batch(one_prompt(1021), decodes_at(3, 1024)),
+table2 = {  # of each chunk: its start, its length, the prompt's length
+    "prefill": make_batch([(0, 1024, 1024)]),
+    "decode": make_batch(decodes=4, context=1024),
+    "hybrid": make_batch([(0, 1021, 1021)], decodes=3, context=1024),
 }
 
 # %% tags=["predict"]
@@ -358,14 +321,12 @@ print(f"everything {paper['t4_13b_1k_total']} x (paper)")
 # Look at the last error. Each row of the large table is within a few per cent, but the riding
 # decode is far off. The reason is the same as in step 4: a small difference of two large numbers.
 #
-# **Now break it.** Let the chunk not shrink: write `one_prompt(1024)` for the hybrid batch of
+# **Now break it.** Let the chunk not shrink: write `(0, 1024, 1024)` for the hybrid batch of
 # `table2`, and run the three cells. Riding now costs nearly as much as decoding alone. The 3 rows
 # beyond 1024 need a new row of the GPU's tiles, each of 128 rows: lesson 5.
 #
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. On the site, the button below it has them. Elsewhere, change the
-# defaults of `what_if`, and run it again.
 # - More riding decodes, or a single one: how does the speedup change, and why? (This is the paper's
 #   Fig 8. `experiments/fig8.py` takes chunks of a longer prompt, which need no logits.)
 # - A longer context? A smaller batch, of 128 rows?
@@ -373,9 +334,10 @@ print(f"everything {paper['t4_13b_1k_total']} x (paper)")
 
 # %%
 def what_if(rows=256, count=5, context=1024):
-    chunk, riders = one_prompt(rows - count), decodes_at(count, context)
-    alone = Batch([], decodes_at(count + 1, context))  # in the chunk's slot, there is a decode, too
-    batches = {"chunk": Batch(chunk, []), "decodes": alone, "both": Batch(chunk, riders)}
+    chunk = [(0, rows - count, rows - count)]
+    alone = make_batch(decodes=count + 1, context=context)  # one of them in the chunk's slot
+    both = make_batch(chunk, count, context)
+    batches = {"chunk": make_batch(chunk), "decodes": alone, "both": both}
     _, axes = plt.subplots(figsize=(9, 3.4))
     operators = [{op: 1e3 * s for op, s in cost.operators(b).items()} for b in batches.values()]
     bars(axes, [*batches], operators)
@@ -436,9 +398,5 @@ sliders(what_if, rows=(128, 1024, 64), count=(1, 32), context=(256, 4096, 256))
 #
 # E5 is `flatten`: a hybrid batch as rows. E6 is `Sarathi.prefills`: the chunk of the next batch.
 # Its check names the rule that a batch breaks: the [course](../course/README.md#properties) lists
-# them, K0 to K10. On the site: **Exercises**, in the menu. In a terminal, in the project's folder
-# ([how](../course/README.md)):
-#
-#     python -m course start
-#     python -m course check 5
-#     python -m course check 6
+# them, K0 to K10. On the site: **Exercises**, in the menu. In a terminal:
+# `python -m course check 5` and `python -m course check 6` ([how](../course/README.md)).

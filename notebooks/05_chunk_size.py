@@ -15,34 +15,19 @@
 # **Difficulty**: 2 of 3. **Time**: 30 minutes (estimated); the machine needs under half a minute.
 #
 # Every number says what it is: **paper** (published), **predicted** (cost model, for a named GPU),
-# **fitted** (cost model, but its constants come from that number) or **measured** (this machine).
-# "Sec" and "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
+# or **fitted** (cost model, but its constants come from that number). "Sec" and "Fig" mean
+# [SARATHI](https://arxiv.org/abs/2308.16369).
 
 # %% tags=["hide-input"]
 import enter  # this clone's files come first  # noqa: F401
 
 from collections import Counter
-from dataclasses import replace
 
 import matplotlib.pyplot as plt
 
-from batch import Batch, Chunk, Request
 from configs import GPUS, MODELS
-from costmodel import CostModel
-from engine import LLM
-from executor import ModelExecutor
-from lesson import (
-    COLOURS,
-    SERIES,
-    fastest,
-    paper,
-    plain_ticks,
-    print_table,
-    sliders,
-    star,
-    this_machine,
-    working,
-)
+from costmodel import CostModel, make_batch
+from lesson import COLOURS, SERIES, paper, plain_ticks, print_table, sliders, star
 from simulate import simulate
 
 # %% [markdown]
@@ -74,7 +59,7 @@ print_table(["B", "C", "C/(B-1)", "C/(B-1) - 1"], rows)
 # Each iteration of the trace has a `kind`: "prefill", "decode" or "hybrid".
 
 # %%
-from experiments.lib.steady import Workload, predicted_throughput, split, tokens_per_second
+from experiments.lib.steady import Workload, predicted_throughput, split
 
 
 def iterations(ratio, chunk_size=256, requests=18, length=1024):
@@ -133,7 +118,7 @@ print(f"batches that its decodes need:    {decodes / 17:.2f} of 17 places each")
 #
 # (The cost model was fitted to the three times of Fig 7.)
 #
-# **Predict first.** How much does the time grow between 129 and 256 tokens?
+# **Predict first.** Where does one more token cost almost nothing?
 
 # %%
 cost = CostModel(MODELS["llama-13b"], GPUS["a6000"])
@@ -141,49 +126,27 @@ cost = CostModel(MODELS["llama-13b"], GPUS["a6000"])
 
 def prompt_ms(tokens):
     """Milliseconds of a prompt of this many tokens in one piece."""
-    return 1e3 * cost.seconds(
-        Batch([Chunk(Request(0, range(tokens), max_tokens=2), 0, tokens)], [])
-    )
+    return 1e3 * cost.seconds(make_batch([(0, tokens, tokens)]))
 
 
 # %% tags=["hide-input", "predict"]
 tokens = range(1, 641)
 figure, axes = plt.subplots()
-axes.plot(
-    tokens,
-    [prompt_ms(count) for count in tokens],
-    color=COLOURS["blue"],
-    label="cost model (fitted)",
-)
+axes.plot(tokens, [*map(prompt_ms, tokens)], color=COLOURS["blue"], label="cost model (fitted)")
 for count in (128, 256, 257):
     star(axes, count, paper[f"f7_{count}"], label="paper" if count == 128 else None)
-axes.set(
-    xlabel="prompt (tokens)",
-    ylabel="ms",
-    title="LLaMA-13B, A6000: one iteration",
-    xticks=range(0, 641, 128),
-    ylim=0,
-)
+axes.set(xlabel="prompt (tokens)", ylabel="ms", xticks=range(0, 641, 128), ylim=0)
+axes.set_title("LLaMA-13B, A6000: one iteration")
 axes.legend()
 plt.show()
 
-
 # %%
-def step(start, before, after, source):
-    """How much longer an iteration with one more token takes."""
+steps = {"paper": (paper["f7_256"], paper["f7_257"]), "fitted": (prompt_ms(256), prompt_ms(257))}
+for source, (before, after) in steps.items():
     grown = f"{before:.1f} to {after:.1f} ms, {100 * (after / before - 1):+.0f} %"
-    print(f"from {start} to {start + 1} tokens: {grown} ({source})")
-
-
-step(256, paper["f7_256"], paper["f7_257"], "paper")
-step(256, prompt_ms(256), prompt_ms(257), "fitted")
-
-riders = [
-    Request(1 + i, range(1023), max_tokens=2, prefilled=1023, context=1023) for i in range(17)
-]
-prompt = Request(0, range(4096), max_tokens=2)
+    print(f"from 256 to 257 tokens: {grown} ({source})")
 for length in (256, 256 - 17):
-    batch = Batch([Chunk(prompt, 0, length)], riders)
+    batch = make_batch([(0, length, 4096)], decodes=17, context=1024)
     ms = 1e3 * cost.seconds(batch)
     rows = batch.num_tokens
     print(f"chunk {length} + 17 decodes: {rows} rows, {ms:.1f} ms", end=", ")
@@ -192,44 +155,8 @@ for length in (256, 256 - 17):
 # %% [markdown]
 # **Explain.** The curve has the shape of stairs: within a tile, more tokens add almost no time.
 # `Sarathi` makes the chunk shorter by the number of decodes, so that a batch ends exactly where a
-# stair ends.
-#
-# Does your CPU have stairs, too? Its libraries also work in blocks, but the blocks have other
-# sizes. Let us measure a small model with random weights. Other programs can only add time, so
-# `fastest` repeats each prompt and keeps the shortest time.
-
-# %%
-MODELS["small"] = replace(MODELS["laptop"], n_layer=4)
-llm = LLM("small", max_batch_size=1, max_length=512, device="cpu")
-executor = ModelExecutor(llm.model, llm.cache, llm.attend)
-
-
-def measured_ms(tokens):
-    request = Request(0, range(1, tokens + 1), max_tokens=1)
-    seconds = executor.execute(Batch([Chunk(request, 0, tokens)], [])).seconds
-    executor.release(request)
-    return 1e3 * seconds
-
-
-counts = [96, 120, 128, 129, 136, 160, 192, 224, 248, 256, 257, 264, 288, 320]
-here = [
-    fastest(lambda count=count: measured_ms(count), budget=0.5, least=4)
-    for count in working(counts, "measuring")
-]
-
-# %% tags=["hide-input"]
-figure, axes = plt.subplots()
-axes.plot(counts, here, color=COLOURS["green"], marker="s")
-axes.set(xlabel="prompt (tokens)", ylabel="ms", xlim=(0, 340), ylim=0, xticks=range(0, 321, 64))
-axes.set_title(f"{this_machine()}, {llm.dtype}: one iteration (measured)".replace("torch.", ""))
-plt.show()
-for start in (128, 256):
-    step(start, here[counts.index(start)], here[counts.index(start + 1)], "measured")
-
-# %% [markdown]
-# **Explain.** The machine that made the numbers of this page has no stairs like those of the A6000.
-# Its time grows nearly in proportion to the tokens, and neither step comes near 32 %. Your machine
-# may differ: *measure before you choose*.
+# stair ends. Other processors have blocks of other sizes, or none that can be seen: *measure before
+# you choose*. `python experiments/fig7.py --measure` draws this picture for your machine, too.
 #
 # ## Step 3: the gain against P:D
 #
@@ -249,9 +176,8 @@ ratios = [1, 2, 3, 5, 7, 10, 14, 20, 28, 40, 60, 100, 200]
 def gain(ratio, chunk_size, length=1024, requests=18):
     """Predicted throughput of sarathi over the baseline's, in the steady state."""
     work = Workload(length, requests, ratio)
-    return predicted_throughput(work, "sarathi", chunk_size) / predicted_throughput(
-        work, "baseline"
-    )
+    theirs = predicted_throughput(work, "baseline")
+    return predicted_throughput(work, "sarathi", chunk_size) / theirs
 
 
 gains = {
@@ -302,18 +228,7 @@ print_table(columns, rows)
 # two numbers. The first is the throughput, once the engine is warm. The second is the longest
 # iteration that holds a decode. That is the longest *TBT*: the time between two tokens of a
 # request.
-
-# %%
-work, rows = Workload(1024, 18, 14), []
-baseline = predicted_throughput(work, "baseline")
-for chunk_size in (128, 256, 384, 512):
-    trace = simulate(work.requests(90), policy="sarathi", chunk_size=chunk_size, max_batch_size=18)
-    throughput = tokens_per_second(trace, 1024, 36, 72)  # from the 36th request's end to the 72nd's
-    longest = max(each.seconds for each in trace.iterations if each.num_decodes)
-    rows.append([chunk_size, f"{throughput / baseline:.2f}", f"{1e3 * longest:.0f}"])
-print_table(["C", "gain (predicted)", "longest TBT, ms (predicted)"], rows)
-
-# %% [markdown]
+#
 # `experiments/choose_chunk.py` is this loop as a command. It also prints the flags of vLLM and
 # SGLang. In this file, `candidates` lists chunk sizes, `steady` runs one of them, and `choose`
 # takes the one with the largest throughput.
@@ -324,12 +239,16 @@ print_table(["C", "gain (predicted)", "longest TBT, ms (predicted)"], rows)
 # %%
 from experiments.choose_chunk import candidates, choose, steady
 
-print("sizes to try for P:D = 14:", *candidates(1024, 18, 14))
 sweeps = {}  # P:D -> (baseline, a choice for each chunk size)
 for ratio in (5, 14, 60):
     work = Workload(1024, 18, ratio)
     sizes = candidates(1024, 18, ratio)
     sweeps[ratio] = steady(cost, work, 0), [steady(cost, work, size) for size in sizes]
+baseline, choices = sweeps[14]
+for each in choices:
+    faster = each.throughput / baseline.throughput
+    print(f"P:D = 14, C = {each.chunk_size:4d}: gain {faster:.2f} x", end=", ")
+    print(f"longest TBT {1e3 * each.longest_tbt:.0f} ms (predicted)")
 
 # %% tags=["hide-input", "predict"]
 figure, axes = plt.subplots()
@@ -363,18 +282,13 @@ plt.show()
 baseline, choices = sweeps[60]
 for bound in (1.0, 0.2, 0.1):
     best = choose(choices, bound)
-    better = best.throughput / baseline.throughput
-    print(
-        f"P:D = 60, TBT of at most {bound:.1f} s: C = {best.chunk_size}, gain {better:.2f} x",
-        end=", ",
-    )
+    better = f"C = {best.chunk_size}, gain {best.throughput / baseline.throughput:.2f} x"
+    print(f"P:D = 60, TBT of at most {bound:.1f} s: {better}", end=", ")
     print(f"longest TBT {1e3 * best.longest_tbt:.0f} ms (predicted)")
 
 # %% [markdown]
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. On the site, the button below it has them. Elsewhere, change the
-# defaults of `what_if`, and run it again.
 # - Another workload: longer requests, `length=3072, B=6` (the third panel of the paper's Fig 9).
 # - A small batch, `B=4`: where does the balance go, and what does SARATHI still gain?
 
@@ -428,8 +342,8 @@ sliders(what_if, length=(512, 4096, 256), B=(2, 32), ratio=(1, 100))
 # <details><summary>Answer</summary>
 #
 # Each decode gets one token per iteration. So its time between two tokens is the time of an
-# iteration. The first table of step 4 has the longest one for each C. At P:D = 14, the limit rules
-# out C = 384 and more. Sarathi-Serve, the successor of SARATHI, makes this its rule: it takes the
+# iteration. The table of step 4 has the longest one for each C. At P:D = 14, the limit rules
+# out C = 320 and more. Sarathi-Serve, the successor of SARATHI, makes this its rule: it takes the
 # largest chunk that the limit on TBT allows. Lesson 6 continues from there.
 #
 # </details>
@@ -439,7 +353,4 @@ sliders(what_if, length=(512, 4096, 256), B=(2, 32), ratio=(1, 100))
 #
 # E7 is `padded` and `seconds`: the cost of a batch. The check looks for stairs, weights that are
 # read twice, forgotten contexts, and the paper's figure. On the site: **Exercises**, in the menu.
-# In a terminal, in the project's folder ([how](../course/README.md)):
-#
-#     python -m course start
-#     python -m course check 7
+# In a terminal: `python -m course check 7` ([how](../course/README.md)).

@@ -400,8 +400,5 @@ sliders(what_if, data=data, rate=(0.2, 4.0, 0.2), cv=(0.5, 5.0, 0.5), budget=(12
 #
 # E9 is four short functions: time to first token, gaps, stalls, P99. The final project is a policy
 # of your own. Its score is a capacity under an SLO, on workloads that you do not know. On the site:
-# **Exercises**, in the menu. In a terminal, in the project's folder ([how](../course/README.md)):
-#
-#     python -m course start
-#     python -m course check 9
-#     python -m course check final
+# **Exercises**, in the menu. In a terminal: `python -m course check 9` and
+# `python -m course check final` ([how](../course/README.md)).

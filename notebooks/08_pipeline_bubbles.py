@@ -20,7 +20,7 @@
 # or **measured** (this machine). "Sec" and "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
 
 # %% tags=["hide-input"]
-import enter  # this clone's files first; below: show, bubble_table  # noqa: F401
+import enter  # this clone's files come first  # noqa: F401
 
 import json
 import statistics
@@ -33,10 +33,9 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from batch import Request
-from experiments.lib.common import ROOT
-from lesson import COLOURS, POLICY_LOOKS, paper, print_table, sliders, this_machine
-from more.pictures.gantt import STAGE_LOOKS, draw_stages, legend_handles
-from more.pictures.lanes import stage_lanes
+from experiments.lib.common import ROOT, print_table
+from lesson import COLOURS, POLICY_LOOKS, account, paper, pipelines, sliders, this_machine
+from more.pictures.gantt import STAGE_LOOKS
 from more.pipeline import (
     BUBBLES,
     PipelineTrace,
@@ -44,40 +43,6 @@ from more.pipeline import (
     run_pipeline,
     simulate_pipeline,
 )
-
-
-def show(traces, title, names=None):
-    """Pipelines below each other on one time axis. traces: by name."""
-    end = max(trace.end for trace in traces.values())
-    stages = sum(len(trace.busy) for trace in traces.values())
-    size = (12, 0.75 * stages + 0.9 * len(traces) + 1.3)
-    figure, panels = plt.subplots(len(traces), 1, figsize=size, sharex=True, squeeze=False)
-    for axes, (name, trace) in zip(panels[:, 0], traces.items(), strict=True):
-        draw_stages(trace, axes, names=names, end=end)
-        axes.set_xlabel("")
-        axes.set_title(name, loc="left", fontweight="bold")
-    panels[-1, 0].set_xlabel("time (s)")
-    figure.suptitle(title, fontsize=15)
-    lanes = [stage_lanes(trace) for trace in traces.values()]
-    figure.legend(handles=legend_handles(lanes, STAGE_LOOKS), loc="outside lower center", ncols=3)
-    plt.show()
-
-
-def bubble_table(traces):
-    causes = [
-        cause for cause in BUBBLES if any(trace.idle[cause] > 0.0005 for trace in traces.values())
-    ]
-    rows = [
-        [
-            name,
-            f"{1e3 * trace.seconds:.0f}",
-            *[f"{1e3 * trace.idle[cause]:.0f}" for cause in causes],
-        ]
-        + [f"{100 * trace.bubble_share:.1f} %"]
-        for name, trace in traces.items()
-    ]
-    print_table(["predicted, ms", "total time", *causes, "bubbles"], rows)
-
 
 # %% [markdown]
 # ## Step 1: a pipeline on paper
@@ -110,7 +75,7 @@ def on_paper(prompts, stages=2, output=2):
 # %% tags=["predict"]
 names = dict(enumerate("ABCDEFGH"))
 uneven = on_paper([1, 3, 2])
-show(
+pipelines(
     {"prompts of 1, 3 and 2 tokens": uneven, "prompts of 2, 2 and 2": on_paper([2, 2, 2])},
     "One second per token",
     names,
@@ -166,8 +131,8 @@ def run(policy, prompts=PROMPTS, chunk_size=256, output=9, batch_size=2, stages=
 
 
 orca = run("orca")
-show({"orca": orca}, "LLaMA-13B on 2 x A6000 (predicted)", names)
-bubble_table({"orca": orca})
+pipelines({"orca": orca}, "LLaMA-13B on 2 x A6000 (predicted)", names)
+account({"orca": orca})
 
 # %% [markdown]
 # **Explain.** PB1: stage 1 has run A and B, and the long prompts of C and D are still on stage 0.
@@ -184,8 +149,8 @@ bubble_table({"orca": orca})
 
 # %% tags=["predict"]
 sarathi = run("sarathi")
-show({"orca": orca, "sarathi, C = 256": sarathi}, "LLaMA-13B on 2 x A6000 (predicted)", names)
-bubble_table({"orca": orca, "sarathi": sarathi})
+pipelines({"orca": orca, "sarathi, C = 256": sarathi}, "LLaMA-13B on 2 x A6000 (predicted)", names)
+account({"orca": orca, "sarathi": sarathi})
 
 # %% [markdown]
 # **Explain.** While both micro-batches have a chunk, every step takes almost the same time. Most
@@ -207,8 +172,8 @@ traces = {
     policy: run(policy, mine, chunk_size=256, output=20, batch_size=2)
     for policy in ("orca", "sarathi", "vllm_v0")
 }
-show(traces, "My schedule: LLaMA-13B on 2 x A6000 (predicted)", names)
-bubble_table(traces)
+pipelines(traces, "My schedule: LLaMA-13B on 2 x A6000 (predicted)", names)
+account(traces)
 
 # %% [markdown]
 # ## Step 4: more stages, and GPT-3 on 64 GPUs
@@ -401,8 +366,6 @@ for number, policy in enumerate(("orca", "sarathi")):
 #
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. On the site, the button below it has them. Elsewhere, change the
-# defaults of `what_if`, and run it again.
 # - ... there were more micro-batches than stages? With three, one waits while two are computed, so
 #   there are fewer bubbles. Why does the total time grow? (See question 3.) And with only one, what
 #   does a stage wait for? (The program says *starved*: fewer micro-batches than stages.)
@@ -461,7 +424,4 @@ sliders(what_if, policy=["orca", "sarathi", "vllm_v0"], stages=(2, 8), hop=hops,
 # ## Exercise
 #
 # E10 is `starts` and `idle`: when each stage works, and why it waits. On the site: **Exercises**,
-# in the menu. In a terminal, in the project's folder ([how](../course/README.md)):
-#
-#     python -m course start
-#     python -m course check 10
+# in the menu. In a terminal: `python -m course check 10` ([how](../course/README.md)).

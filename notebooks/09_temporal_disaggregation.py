@@ -18,7 +18,7 @@
 # the time between two tokens does not matter.
 
 # %% tags=["hide-input"]
-import enter  # this clone's files first; below: finish, show, account  # noqa: F401
+import enter  # this clone's files first; below: finish  # noqa: F401
 
 import random
 from collections import deque
@@ -28,39 +28,15 @@ import matplotlib.pyplot as plt
 
 from batch import Request
 from experiments.lib.td import LOOKS, NODES, azure, run
-from lesson import COLOURS, paper, print_table, sliders, working
-from more.pictures.gantt import STAGE_LOOKS, draw_stages, legend_handles
-from more.pictures.lanes import stage_lanes
-from more.pipeline import BUBBLES, IDLE, PipelineTrace, make_micro_batches, run_pipeline
+from lesson import COLOURS, account, paper, pipelines, print_table, sliders, working
+from more.pipeline import BUBBLES, PipelineTrace, make_micro_batches, run_pipeline
 
 
-def finish(figure, title, handles=None):
+def finish(figure, title):
     """Put the title above the picture, the legend below it, and show it."""
     figure.suptitle(title, fontsize=15)
-    figure.legend(handles=handles, loc="outside lower center", ncols=4)
+    figure.legend(loc="outside lower center", ncols=4)
     plt.show()
-
-
-def show(traces, title, names=None, start=0.0, end=None):
-    """Pipelines below each other on one time axis. traces: by name."""
-    size = (12, 1.5 + sum(0.7 + 0.65 * len(trace.busy) for trace in traces.values()))
-    figure, panels = plt.subplots(len(traces), 1, figsize=size, sharex=True, squeeze=False)
-    end = end or max(trace.end for trace in traces.values())
-    for axes, (name, trace) in zip(panels[:, 0], traces.items(), strict=True):
-        draw_stages(trace, axes, names=names, start=start, end=end)
-        axes.set_title(name, loc="left", fontweight="bold")
-        axes.label_outer()
-    finish(figure, title, legend_handles(map(stage_lanes, traces.values()), STAGE_LOOKS))
-
-
-def account(traces):
-    """Where the time of all stages went: work, and idle time by its cause. traces: by name."""
-    causes = [each for each in IDLE if any(trace.idle[each] > 0.05 for trace in traces.values())]
-    rows = []
-    for name, trace in traces.items():
-        seconds = [trace.seconds, sum(trace.busy), *(trace.idle[cause] for cause in causes)]
-        rows.append([name, *(f"{s:.1f}" for s in seconds), f"{100 * trace.bubble_share:.0f} %"])
-    print_table(["predicted, s", "total time", "busy", *causes, "bubbles"], rows)
 
 
 # %% [markdown]
@@ -76,7 +52,7 @@ def account(traces):
 node = NODES["L20 + 13B"]
 lengths = azure(600)  # (prompt tokens, output tokens) of each request
 separate = run(node, "PP+SB", lengths, keep=True).trace
-show({"PP+SB": separate}, "LLaMA2-13B on 4 x L20 (predicted)", start=20, end=22)
+pipelines({"PP+SB": separate}, "LLaMA2-13B on 4 x L20 (predicted)", start=20, end=22)
 account({"PP+SB": separate})
 assert max(BUBBLES, key=separate.idle.get) == "PB2"
 
@@ -118,7 +94,7 @@ def on_paper(policy):
 
 # %%
 tiny = {"separate": on_paper("vllm_v0"), "phases": on_paper("td_pipe")}
-show(tiny, "The small example (predicted)", names)
+pipelines(tiny, "The small example (predicted)", names)
 account(tiny)
 separate, phases = tiny.values()
 assert phases.idle["PB2"] == 0 < phases.idle["phase switch"]
@@ -509,8 +485,7 @@ print(f"paper, at most: {paper['td_vs_tp_hb']:g} over TP+HB, {paper['td_vs_pp_hb
 #
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. On the site, the button below it has them. Elsewhere, change the
-# defaults of `what_if`, and run it again. Write down what you expect first.
+# Write down what you expect first.
 #
 # - ... the model and the GPUs were larger? How fast are PP+HB and TP+HB there?
 # - ... PP+HB admitted fewer requests, so that the memory is large enough? `run(node, "PP+HB",
@@ -567,8 +542,5 @@ sliders(what_if, machine=list(NODES), requests=(100, 1000, 100), **means)
 # ## Exercise
 #
 # E11 is `share_out`: the window of work stealing. The check looks for requests that vanish. On the
-# site: **Exercises**, in the menu. In a terminal, in the project's folder
-# ([how](../course/README.md)):
-#
-#     python -m course start
-#     python -m course check 11
+# site: **Exercises**, in the menu. In a terminal: `python -m course check 11`
+# ([how](../course/README.md)).

@@ -466,29 +466,13 @@ plt.show()
 #
 # Which of the paper's numbers does the cache explain? In the cost model, "transformers" has the
 # standard cache, and repeats the prompts *before* the prefill. All ways have fused attention, and
-# starting an operator costs nothing. (The *knee* is the prompt length above which the first token's
-# time grows fast.)
-#
-# **Predict first.** At BW = 1 there is nothing to share. What can the cache still gain there?
-
-# %% tags=["hide-input"]
-from experiments import segment_prompts, segment_throughput, segment_widths
-from experiments.lib.rows import name_of
-from experiments.lib.segment import PricedBeams, scores_seconds
-
-rows = []
-for study in (segment_widths.STUDY, segment_throughput.STUDY, segment_prompts.STUDY):
-    ours = study.numbers(study.predict())
-    for name, (quantity, case) in study.paper.items():
-        what = f"{'throughput ' if study is segment_throughput.STUDY else ''}{quantity}"
-        places, unit = (0, " tokens") if quantity == "knee" else (2, "x")
-        numbers = f"{ours[name]:.{places}f}{unit}", f"{paper[name]:g}{unit}"
-        rows.append([name_of(what, case), *numbers])
-rows.append(["operators of a layer, segment", "-", f"{paper['sk_ops_per_layer']:g}"])
-print("Gains over transformers: the smallest and the largest of the paper's four models")
-print_table(["what", "predicted", "paper"], rows)
+# starting an operator costs nothing. [Beams](../docs/beams.md#the-papers-claims) has all gains of
+# the paper beside ours.
 
 # %%
+from experiments import segment_throughput
+from experiments.lib.segment import PricedBeams, scores_seconds
+
 engine, ways = PricedBeams("llama2-13b"), ("segment", "standard", "transformers")
 first = [engine.first_token(way, 1, 4, 1024) for way in ways]
 first.append(first[-1] + scores_seconds(engine.model, 1, 4, 1024))
@@ -514,7 +498,6 @@ print(f"the next token with segments: BW = 4 takes {four / one:.2f} times BW = 1
 # - *The next token.* The cache reads the prompt's keys once, and moves nothing. This gain is far
 #   below the paper's. We think that the rest comes from fused kernels: the paper says that a layer
 #   has hundreds of operators in `transformers`, and nine in its own engine.
-# - *BW = 1.* We predict only the time that *concatenate* takes.
 # - *The first token.* The cache gains nothing: our standard way also prefills a prompt once.
 #   `transformers` prefills BW times as many rows. It also writes all scores of attention to memory.
 # - *Throughput.* Most of this gain comes from the cache (the second line from the end of the
@@ -523,8 +506,7 @@ print(f"the next token with segments: BW = 4 takes {four / one:.2f} times BW = 1
 #
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. On the site, the button below it has them. Elsewhere, change the
-# defaults of `what_if`, and run it again. Write down what you expect first.
+# Write down what you expect first.
 #
 # - ... there were eight beams, or sixteen? Which part of the segment cache grows?
 # - ... the response were long and the prompt short? Where does the standard way catch up?
@@ -572,7 +554,8 @@ sliders(what_if, beams=(2, 16), prompt=(1, 2048), most=(16, 1024, 16))
 # </details>
 #
 # **3.** In the paper, the latency of the first token rises fast above 128 prompt tokens in
-# `transformers`, and above 512 with segments. Why is the ratio of the two numbers BW?
+# `transformers`, and above 512 with segments. Such a length is called a *knee*. Why is the ratio of
+# the two BW?
 #
 # <details><summary>Answer</summary>
 #
@@ -587,7 +570,4 @@ sliders(what_if, beams=(2, 16), prompt=(1, 2048), most=(16, 1024, 16))
 # ## Exercise
 #
 # E12 is `reorder` and `extend`: the table, on plain lists. On the site: **Exercises**, in the menu.
-# In a terminal, in the project's folder ([how](../course/README.md)):
-#
-#     python -m course start
-#     python -m course check 12
+# In a terminal: `python -m course check 12` ([how](../course/README.md)).

@@ -312,9 +312,7 @@ server.terminate()
 #
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. On the site, the button below it has them. Elsewhere, change the
-# defaults of `what_if`, and run it again. It only simulates. To measure, start the server again,
-# and call `over_http`.
+# `what_if` only simulates. To measure, start the server again, and call `over_http`.
 # - A small budget: which of the two bounds breaks first?
 # - A budget as long as a prompt: how is `sarathi_serve` then different from `vllm_v0`?
 

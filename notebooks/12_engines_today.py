@@ -286,23 +286,6 @@ def fleet(requests, layout, **options):
     return simulate_fleet(requests, "llama3.1-8b", "h100", **options)
 
 
-# %% tags=["hide-input"]
-def engines(traces):
-    """One picture of several fleets, with a lane for each engine."""
-    figure, panels = plt.subplots(
-        len(traces), 1, figsize=(12, 2.3 * len(traces) + 1), sharex=True, squeeze=False
-    )
-    lanes = {layout: engine_lanes(trace, layout, names) for layout, trace in traces.items()}
-    end = max(bar.end for own in lanes.values() for lane in own.values() for bar in lane)
-    for axes, (layout, own) in zip(panels[:, 0], lanes.items(), strict=True):
-        draw_lanes(axes, own, STAGE_LOOKS, end)
-        axes.set_title(f"layout {layout}", loc="left", fontweight="bold")
-    panels[-1, 0].set_xlabel("time (s)")
-    handles = legend_handles(lanes.values(), STAGE_LOOKS)
-    figure.legend(handles=handles, loc="outside lower center", ncols=4)
-    plt.show()
-
-
 # %%
 five = [(0.0, 12), (0.01, 12), (0.06, 10), (0.1, 8), (0.12, 8)]  # arrival, output tokens
 names = dict(enumerate("ABCDE"))
@@ -310,7 +293,18 @@ traces = {
     layout: fleet([Request(i, range(2000), n, arrival=t) for i, (t, n) in enumerate(five)], layout)
     for layout in ("2", "1p1d")
 }
-engines(traces)
+
+# %% tags=["hide-input"]
+figure, panels = plt.subplots(2, 1, figsize=(12, 5.6), sharex=True)
+lanes = {layout: engine_lanes(trace, layout, names) for layout, trace in traces.items()}
+end = max(bar.end for own in lanes.values() for lane in own.values() for bar in lane)
+for axes, (layout, own) in zip(panels, lanes.items(), strict=True):
+    draw_lanes(axes, own, STAGE_LOOKS, end)
+    axes.set_title(f"layout {layout}", loc="left", fontweight="bold")
+panels[1].set_xlabel("time (s)")
+handles = legend_handles(lanes.values(), STAGE_LOOKS)
+figure.legend(handles=handles, loc="outside lower center", ncols=4)
+plt.show()
 
 # %% [markdown]
 # **Explain.** "Ap" is a chunk of A's prompt. A bar without a name has parts of two prompts, or
@@ -510,8 +504,6 @@ print_table(columns, rows)
 #
 # ## What if ...
 #
-# In Jupyter, the cell has sliders. On the site, the button below it has them. Elsewhere, change the
-# defaults of `what_if`, and run it again.
 # - Short prompts and long outputs (200 and 400): which engine of `1p1d` is idle now?
 # - `2p1d` and `1p2d` have three GPUs. Compare them with `3`. Which would you choose?
 
@@ -577,11 +569,8 @@ sliders(what_if, layout=["1", "2", "1p1d", "3", "2p1d", "1p2d"], **ranges)
 # ## Exercises
 #
 # E13 is step 1 in about 20 lines: blocks, reference counts, and hits by a hash of the prefix. On
-# the site: **Exercises**, in the menu. In a terminal, in the project's folder
-# ([how](../course/README.md)):
-#
-#     python -m course start
-#     python -m course check 13
+# the site: **Exercises**, in the menu. In a terminal: `python -m course check 13`
+# ([how](../course/README.md)).
 #
 # **Read next.** `more/paged/blocks.py`, and then `more/apart/fleet.py`: many loops on one line of
 # events.

@@ -25,7 +25,7 @@ from nbclient.exceptions import CellExecutionError
 from command.checks import UserError
 from command.cli import run_main, write_file
 from command.flags import Flag, Parser
-from course.lessons import LESSONS
+from course.exercises import LESSONS
 from more.fast import native
 
 HERE = Path(__file__).resolve().parent

@@ -18,7 +18,9 @@ from experiments.lib.common import paper_numbers, print_table
 from experiments.lib.look import COLOURS, GREY, OPERATOR_LOOKS, SERIES, star, use_style
 from experiments.lib.measuring import this_machine
 from experiments.lib.papers import LOOKS, looks_of
-from more.pictures.gantt import draw_runs
+from more.pictures.gantt import STAGE_LOOKS, draw_runs, draw_stages, legend_handles
+from more.pictures.lanes import stage_lanes
+from more.pipeline import IDLE, PipelineTrace
 from scheduler import POLICIES
 from timeline import Trace
 
@@ -26,8 +28,9 @@ if shell := get_ipython():
     shell.run_line_magic("matplotlib", "inline")  # look.py chose a back end that only writes files
 
 __all__ = [
-    "COLOURS", "GREY", "OPERATOR_COLOURS", "POLICY_LOOKS", "SERIES", "bars", "fastest", "gantts",
-    "paper", "plain_ticks", "print_table", "sliders", "star", "this_machine", "working",
+    "COLOURS", "GREY", "OPERATOR_COLOURS", "POLICY_LOOKS", "SERIES", "account", "bars", "fastest",
+    "gantts", "paper", "pipelines", "plain_ticks", "print_table", "sliders", "star", "this_machine",
+    "working",
 ]  # fmt: skip
 
 use_style()
@@ -87,6 +90,39 @@ def gantts(traces: Mapping[str, Trace], bound: float, names: Mapping[int, str], 
     """Runs below each other on one time axis: see `draw_runs`."""
     draw_runs(traces, bound, names, title)
     plt.show()
+
+
+def pipelines(
+    traces: Mapping[str, PipelineTrace],
+    title: str,
+    names: Mapping[int, str] | None = None,
+    start: float = 0.0,
+    end: float | None = None,
+) -> None:
+    """Pipelines below each other on one time axis: see `draw_stages`."""
+    size = (12, 1.5 + sum(0.7 + 0.65 * len(trace.busy) for trace in traces.values()))
+    figure, panels = plt.subplots(len(traces), 1, figsize=size, sharex=True, squeeze=False)
+    end = end or max(trace.end for trace in traces.values())
+    for axes, (name, trace) in zip(panels[:, 0], traces.items(), strict=True):
+        draw_stages(trace, axes, names=names, start=start, end=end)
+        axes.set_title(name, loc="left", fontweight="bold")
+        axes.label_outer()
+    figure.suptitle(title, fontsize=15)
+    handles = legend_handles(map(stage_lanes, traces.values()), STAGE_LOOKS)
+    figure.legend(handles=handles, loc="outside lower center", ncols=4)
+    plt.show()
+
+
+def account(traces: Mapping[str, PipelineTrace]) -> None:
+    """Where the time of all stages went: work, and idle time by its cause, if it can be seen."""
+    shown, rows = traces.values(), []
+    digits = 1 if max(trace.seconds for trace in shown) >= 10 else 2
+    causes = [each for each in IDLE if any(trace.idle[each] >= 0.5 / 10**digits for trace in shown)]
+    for name, trace in traces.items():
+        seconds = [trace.seconds, sum(trace.busy), *(trace.idle[cause] for cause in causes)]
+        cells = [f"{each:.{digits}f}" for each in seconds]
+        rows.append([name, *cells, f"{100 * trace.bubble_share:.{digits - 1}f} %"])
+    print_table(["predicted, s", "total time", "busy", *causes, "bubbles"], rows)
 
 
 def widgets() -> ModuleType | None:

@@ -31,7 +31,6 @@ from course.browser import in_browser
 from course.check import e04, e07, final, hunt
 from course.check.frame import Broken, examine, judged, lines, same
 from course.exercises import EXERCISES, STUBS, UNWRITTEN, AnswerError, Exercise, find, hints, load
-from course.lessons import LESSONS
 from course.local import asker
 from course.picture import picture
 from course.plants import named, plants, right, unwritten
@@ -480,7 +479,7 @@ def test_the_readme_and_the_lessons_list_all_exercises() -> None:
         assert exercise.title in row and f" {exercise.lines} |" in row
         told = set(re.findall(r"\b[A-Z]\d+\b", row.partition(exercise.title)[2]))
         assert told == set(exercise.check.PROPERTIES), exercise.name
-        lesson = LESSONS[exercise.lesson - 1].read_text("utf-8")
+        lesson = exercises.LESSONS[exercise.lesson - 1].read_text("utf-8")
         tail = lesson.rpartition("# %% [markdown]")[2]
         assert f"python -m course check {exercise.key}" in tail, exercise.name
 

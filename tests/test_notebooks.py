@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from course.lessons import LESSONS
+from course.exercises import LESSONS
 from docs import whatif
 from experiments.lib.common import paper_numbers
 
@@ -265,6 +265,11 @@ def test_a_slider_shows_it_again(shown: list) -> None:
     assert calls == [(3, "b"), (7, "b"), (7, "a")]
 
 
+def asked(**question: object) -> dict:
+    """What the page gets."""
+    return json.loads(whatif.in_browser(json.dumps(question)))
+
+
 # Lesson 7's `what_if` draws arrivals and lengths with numpy, and no browser has it.
 @pytest.mark.parametrize(
     "path", [path for path in LESSONS if path.stem[:2] != "07"], ids=lambda path: path.stem
@@ -274,8 +279,10 @@ def test_the_browser_prints_what_the_lesson_printed(path: Path) -> None:
     cells = code_of(committed(path))
     excerpt = whatif.excerpt(cell.source for cell in cells)
     assert not re.search("numpy|matplotlib|torch", excerpt)
-    controls = whatif.controls(excerpt)
-    answer = whatif.run(excerpt, {each["name"]: each["value"] for each in controls})
+    controls = asked(lesson=excerpt)["controls"]
+    assert all(each["min"] <= each["value"] <= each["max"] for each in controls if "min" in each)
+    chosen = {each["name"]: each["value"] for each in controls}
+    answer = asked(lesson=excerpt, chosen=chosen)
     [cell] = [cell for cell in cells if "sliders(what_if" in cell.source]
     assert answer["text"] == said(cell)
     drawn = any(each.output_type == "display_data" for each in cell.outputs)
@@ -293,14 +300,3 @@ def test_an_excerpt_has_the_last_definition_before_the_sliders() -> None:
         "from os import sep\na, unused = (2, 3)\nb = lambda x: x + a\n"
         "def what_if(n=1):\n    print(b(n), sep)\nsliders(what_if, n=[1, 2])"
     )
-
-
-def test_a_choice_of_the_page_is_the_argument() -> None:
-    code = """def what_if(size=3, word="y"):
-    print(size, word)
-sliders(what_if, size=(1, 9, 2), word=[("a", "x"), ("b", "y")])"""
-    size, word = whatif.controls(code)
-    assert size == {"name": "size", "min": 1, "max": 9, "step": 2, "value": 3}
-    assert (word["labels"], word["value"]) == (("a", "b"), 1)
-    question = json.dumps({"lesson": code, "chosen": {"size": 5, "word": 0}})
-    assert json.loads(whatif.in_browser(question)) == {"text": "5 x\n", "pictures": []}
