@@ -57,7 +57,7 @@ class Workload:
     why ours differs.
     """
 
-    what: str
+    name: str
     draw: Callable[[random.Random, list[Request]], list[Request]]
     policies: Sequence[tuple[str, int | None]]
     quantity: str
@@ -75,7 +75,7 @@ class Workload:
     def window(self, number: int, count: int, rate: float, seed: int) -> list[Request]:
         if not self.draw:
             return AZURE.window(number, count, rate, seed)
-        generator = random.Random(f"{self.what} {number} {seed}")
+        generator = random.Random(f"{self.name} {number} {seed}")
         lengths = generator.choices(AZURE.every, k=count)
         arrivals = poisson(count, rate, 100 * seed + number)
         pairs = enumerate(zip(lengths, arrivals, strict=True))
@@ -221,7 +221,7 @@ def beside_claims(rows: Rows) -> None:
             line |= {"lowest": lowest, "highest": highest, "times better": row["times better"]}
             found.append(line | {"from": low, "to": high, "better": verdict(row)})
         del found[0]["better"]
-        title = f"{work.what}: {work.rate:g} requests/s, {own[0]['model']} on {own[0]['hardware']}"
+        title = f"{work.name}: {work.rate:g} requests/s, {own[0]['model']} on {own[0]['hardware']}"
         print_rows(found, list(found[-1]), f"{title}; {work.measure}")
         print(textwrap.fill(work.claim, 100))
 
@@ -238,7 +238,7 @@ def draw(rows: Rows) -> plt.Figure:
             axes.plot(row[work.quantity], place, marker, color=colour, markersize=11)
         axes.set_yticks(range(len(own)), [f"{row['policy']}, C = {row['C']}" for row in own])
         axes.set_ylim(len(own) - 0.5, -0.5)
-        axes.set(xlabel=f"{work.measure} ({rows.units[work.quantity]})", title=work.what)
+        axes.set(xlabel=f"{work.measure} ({rows.units[work.quantity]})", title=work.name)
         if work.quantity == "P99 TTFT":  # tenfold
             look.log_axis(axes, "x")
     figure.suptitle("SARATHI's heirs, each where it should shine: predicted")

@@ -10,18 +10,22 @@ r"""Latency against load, as a paper prints it: steady state, several windows, e
         your requests, policies, model and GPU; and the same for each user
 
 All policies serve the same windows of requests, each with the token budget (C) that suits it
-(lib/windows.py says how). Lines are medians over the windows, bands the lowest and the highest:
-with 8 windows, the true median lies between them in 99 of 100 cases. A promise is kept if no token
-comes later than `ttft` + n `tbt` after the arrival, or the last one not later than `ttlt`: tags of
-a request, in s. Without tags, `ttft` is 2 s and `tbt` five decode iterations, the strict SLO. The
-rates are parts of what the GPU serves if all requests wait from the start.
+(lib/windows.py says how). vllm_v0, orca and sarathi_serve are always there. Lines are medians over
+the windows, bands the lowest and the highest. Of 8 windows drawn with seeds, these hold the true
+median in 99 of 100 cases; those of a file may drift. "over sarathi_serve" is a ratio in the same
+window: what differs there is the policy alone. A promise is kept if no token comes later than
+`ttft` + n `tbt` after the arrival (who is early may stop for a while), or the last one not later
+than `ttlt`: tags of a request, in s. Without tags, `ttft` is 2 s and `tbt` five decode iterations,
+the strict SLO. The rates are parts of what the GPU serves if all requests wait from the start.
 """
 
 import enter  # noqa: F401
 
 import math
+import statistics
 from collections.abc import Sequence
 from functools import lru_cache, partial
+from itertools import chain, product
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -29,7 +33,7 @@ import matplotlib.pyplot as plt
 from batch import Request
 from command.checks import UserError
 from command.flags import Flag
-from experiments.lib import measuring
+from experiments.lib import look, measuring
 from experiments.lib.claims import Claim, Finding, bounded
 from experiments.lib.engines import Real, Sweep, cases, median_row
 from experiments.lib.flags import SERVED
@@ -43,11 +47,12 @@ from experiments.lib.papers import (
     deployments,
 )
 from experiments.lib.rows import Row, Rows, print_rows
-from experiments.lib.study import Panel, Study, draw_panels
+from experiments.lib.study import Panel, Study, title_of
 from experiments.lib.windows import UNITS, Windows, by_tag
 from more.serving.capacity import MAX_DELAY, STRICT, Deployment
 from more.serving.lengths import length_error
 from more.serving.traffic import FASTEST, LogNormal, make_requests, poisson
+from scheduler import ALIASES, POLICIES
 
 REQUESTS, WINDOWS = 256, 8
 # requests/s; the paper's artefact has 0.55, 0.7 and 1.0
@@ -57,27 +62,38 @@ QUICK_RATES = (0.3, 1.0, 1.45)  # those of the caption
 SHARES = {"a third": 1 / 3, "two thirds": 2 / 3, "more than all": 1.1}
 SMALL, LARGE = 512, 1536  # token budgets of the paper's Fig 1
 # of what is served if all requests wait: the rates, where requests, model or GPU are a user's
-PARTS = (0.3, 0.5, 0.7, 0.9, 1.1)
+PARTS = (0.5, 0.7, 0.9, 1.1, 1.3)
+PAIRED = ("P99 TTFT", "mean E2E")  # in the same window, over those of sarathi_serve
 TUNED = 0.9  # of the same: the rate at which each policy takes its budget
 FLAGS = {
     "seed": Flag("seed of the predicted requests", 0),
     "rate": Flag("requests per second, in the predicted runs", shown="several", several=True),
     "requests": Flag("requests of each window", shown=f"{REQUESTS}; measured, 24"),
-    "chunk_size": Flag("token budgets, of which each policy takes its best", (SMALL, LARGE)),
+    "chunk_size": Flag(
+        "token budgets, of which each policy takes its best", (SMALL, LARGE), several=True
+    ),
     "by": Flag(),
     "predicted_lengths": Flag(
         "what the tag predicted_tokens says: oracle, classes=A (right with probability A) or"
         " constant=N (more/serving/lengths.py)"
     ),
 } | SERVED
-UNITS = {"strict SLO": "s"} | UNITS | {"policy's time": "ms", "length error": "%"}
+UNITS = {"strict SLO": "s"} | UNITS | {f"{name} over {OURS}": "x" for name in PAIRED}
+UNITS |= {"policy's time": "ms", "length error": "%"}
+SHOWN = ("median TTFT", "P99 TTFT", "P99 TBT", "mean E2E", "promises kept", f"mean E2E over {OURS}")
+
+
+NOTES: list[str] = []  # what the report begins with
 
 
 def at_rate(
     engine: Deployment, rate: float, policy: str, windows: Windows, C: int | None = None
 ) -> list[Row]:
     """Medians over the windows, at `rate` requests per second; then those of each tag."""
-    return [median_row(rows) for rows in by_tag(windows.serve(engine, rate, policy, C))]
+    found, ours = windows.serve(engine, rate, policy, C), windows.serve(engine, rate, OURS)
+    for rows, beside in zip(found, ours, strict=True):
+        rows[0] |= {f"{name} over {OURS}": rows[0][name] / beside[0][name] for name in PAIRED}
+    return [median_row(rows) for rows in by_tag(found)]
 
 
 def strict_slo(engine: Deployment) -> Row:
@@ -112,8 +128,11 @@ def at_share(
     rate = round(SHARES[share] * served_rate(engine, count, L, budget, data), 3)
     requests = data.requests(count, rate) if data else short_requests(poisson(count, rate), L)
     trace = engine.serve(requests, policy, C)
-    spent = {"policy's time": 1e3 * trace.policy_seconds / trace.schedules}
-    return [{"rate": rate} | spent | row for row in windows.metrics(trace)]
+    rows, spent = windows.metrics(trace), 1e3 * trace.policy_seconds / trace.schedules
+    if not any("ttft" in request.tags or "ttlt" in request.tags for request in requests):
+        for row in rows:  # the promise is a GPU's
+            del row["promises kept"]
+    return [{"rate": rate, "policy's time": spent} | row for row in rows]
 
 
 def sweeps(
@@ -141,13 +160,16 @@ def sweeps(
     windows, count = data.divide(windows, requests or count)
     rates = rate or (QUICK_RATES if quick else RATES)
     theirs = bool(own or engine != YI)  # else it is the paper's figure
-    most = burst_rate(engine, data, count, SMALL) if theirs or policy else 0.0
+    most = burst_rate(engine, data, count * (windows + 1), SMALL) if theirs else max(rates)
     if not rate and theirs:
         rates = [float(f"{part * most:.3g}") for part in PARTS]
     promise = MAX_DELAY, STRICT * engine.decode_iteration
-    others = [name for name in dict.fromkeys(policy or ()) if name != OURS]
+    names = dict.fromkeys(ALIASES.get(name, name) for name in policy or ())
+    others = [name for name in names if name not in (OURS, *RIVALS)]
     ours = cases(policy=OURS) if theirs else cases(policy=OURS, C=chunk_size)
-    chosen = Windows(data, count, windows, seed, tuple(chunk_size), TUNED * most, promise, by)
+    near = statistics.median(rate) if rate else TUNED * most
+    chosen = Windows(data, count, windows, seed, tuple(chunk_size), near, promise, by)
+    NOTES[:] = what_runs(chosen, others) if theirs or others else []
     run = partial(at_rate, windows=chosen)
     every = cases(policy=RIVALS) + ours + cases(policy=others)
     priced = [r | each for r in cases(rate=rates) for each in every]
@@ -166,6 +188,19 @@ def sweeps(
     ]
 
 
+def what_runs(chosen: Windows, policies: Sequence[str]) -> list[str]:
+    """Also which policies are sarathi_serve here: those that read a tag that no request has."""
+    C, one = ", ".join(map(str, chosen.budgets)), " (one: no interval)" * (chosen.windows == 1)
+    said = [f"{chosen.windows} windows of {chosen.count} requests{one}; C: the best of {C} in"
+            f" one more window, at {chosen.tuned_at:.3g} requests/s"]  # fmt: skip
+    tags = {tag for each in chosen.window(0, 1.0) for tag in each.tags}
+    for policy in policies:
+        asks = getattr(POLICIES[policy.partition(":")[0]], "asks", None)
+        if asks and asks not in tags:
+            said.append(f"{policy}: no request has the tag {asks}, so it is {OURS}")
+    return said
+
+
 def who_keeps_the_slo(rows: Rows) -> list[Finding]:
     """vLLM misses it under a high load; a small token budget never does."""
     slo = rows.one("strict SLO")
@@ -175,9 +210,11 @@ def who_keeps_the_slo(rows: Rows) -> list[Finding]:
 
 def by_policy(rows: Rows) -> None:
     """A line for each load and policy; with --by, what each value of the tag waits."""
+    print(*NOTES, sep="\n")
     for source, own in rows.newest().where("P99 TTFT").by("source").items():
-        columns = ("rate", "policy", "C", *(name for name in UNITS if any(own.column(name))))
-        print_rows(Rows([row for row in own if "tag" not in row], UNITS), columns, source)
+        for rate, at in Rows([row for row in own if "tag" not in row], UNITS).by("rate").items():
+            columns = ["policy", "C", "B", *(name for name in SHOWN if any(at.column(name)))]
+            print_rows(at, columns, f"{source}, at {rate:g} requests/s")
         if tags := dict.fromkeys(own.where("tag").column("tag")):
             every = Rows([{"tag": "all"} | row for row in own], own.units)
             for quantity in ("median TTFT", "promises kept"):
@@ -187,20 +224,31 @@ def by_policy(rows: Rows) -> None:
 
 
 def draw(rows: Rows) -> plt.Figure:
-    """Six panels. Where real runs stand beside, or users of a file, fewer quantities."""
+    """Six panels, and one legend. With --by, two quantities for each value of the tag."""
     rows, tagged = rows.newest(), bool(rows.where("tag"))
-    names = ("P99 TTFT", "P99 TBT", "P99 E2E", "promises kept", "preemptions", "output tokens")
-    names = ("P99 TTFT", "P99 TBT", "promises kept") if rows.where(source="measured") else names
-    names = ("P99 TTFT",) if tagged else names
-    seconds = {name: "y" for name in names if UNITS[name] == "s"}
-    panels = [
-        Panel("rate", name, ("policy", "C"), facet="tag", log=seconds.get(name, ""),
-              rule="strict SLO" if name == "P99 TBT" else None)
-        for name in names
-    ]  # fmt: skip
-    own = tagged or rows[0]["model"] != YI.model
-    title = STUDY.title.rpartition(": ")[-1] if own else STUDY.title
-    return draw_panels(rows, panels, title, columns=3)
+    names = ("P99 TTFT", "P99 TBT", "P99 E2E", "mean E2E", "promises kept", "output tokens")
+    names = ("P99 TTFT", "P99 TBT", "P99 E2E") if rows.where(source="measured") else names
+    names = ("P99 TTFT", "promises kept") if tagged else names
+    drawn = []
+    for source, name in product(rows.sources(), names):
+        rule = "strict SLO" if name == "P99 TBT" and source == "predicted" else None
+        panel = Panel("rate", name, ("policy", "C"), facet="tag", rule=rule,
+                      log="y" if UNITS[name] == "s" else "")  # fmt: skip
+        drawn += [(source, each) for each in panel.facets(rows.where(source=source))]
+    columns = len(drawn) // len(names) if tagged else 3
+    figure, grid = look.panels(-(-len(drawn) // columns), columns, 4.6, 3.8)
+    legend: dict[str, object] = {}
+    for axes, (source, panel) in zip(chain(*grid), drawn, strict=True):
+        panel.draw(axes, rows.where(source=source), Rows(), source)
+        both = source if len(rows.sources()) > 1 else ""
+        axes.set_title(", ".join(filter(None, (panel.title, both))))
+        axes.get_legend().remove()
+        handles, labels = axes.get_legend_handles_labels()
+        legend |= dict(zip(labels, handles, strict=True))
+    figure.legend(legend.values(), legend, loc="outside lower center", ncols=4)
+    first = rows.where("B")[0]
+    figure.suptitle(f"{title_of(rows.where(source=first['source']))}, {first['windows']} windows")
+    return figure
 
 
 STUDY = Study(

@@ -11,7 +11,6 @@ are tiny and in float64, so that tokens agree exactly.
 """
 
 import random
-import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -27,6 +26,7 @@ from attention import PLAIN
 from batch import Batch, Request
 from command.checks import UserError
 from command.cli import run_main
+from command.flags import Parser
 from configs import MODELS
 from engine import LLM
 from executor import ModelExecutor
@@ -934,10 +934,10 @@ def perform(driver: str, seed: object, policy: str | None = None) -> Play:
 
 
 def main() -> None:
-    """python -m tests.oracle FILE: whether the policies of a file keep all tokens."""
-    if not sys.argv[1:]:
-        raise UserError("which policies? python -m tests.oracle FILE")
-    for name in [name for path in sys.argv[1:] for name in load_policies(Path(path))]:
+    """Whether the policies of a file keep all tokens."""
+    parser = Parser(main.__doc__, {})
+    parser.add_argument("files", nargs="+", type=Path, help="Python files with policies")
+    for name in [name for path in parser.parse_args().files for name in load_policies(path)]:
         for driver, seed in product(DRIVERS, range(PLAYS)):
             try:
                 perform(driver, seed, name)

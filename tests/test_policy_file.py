@@ -216,7 +216,7 @@ def test_both_are_compared_without_an_edit(tmp_path: Path) -> None:
     """In tables and pictures, with a colour of their own, and in files of their own."""
     out = ("--out", tmp_path, "--quick")
     done = call(serve_latency, "--policy-file", PRIORITY, *out)
-    assert done.returncode == 0 and " priority " in done.stdout, done.stderr
+    assert done.returncode == 0 and "\npriority " in done.stdout, done.stderr
     rows = read_rows(tmp_path / "serve_latency-priority.csv").where("C", "commit", "seed", "B")
     assert rows.where(policy="priority").column("P99 E2E lowest")
     for end in (".png", ".pdf"):

@@ -270,7 +270,8 @@ def median_row(turns: Sequence[Row]) -> Row:
     for name, value in turns[0].items():
         values = [row[name] for row in turns]
         numbers = isinstance(value, int | float)
-        found[name] = statistics.median(values) if numbers else value
+        same = not numbers or min(values) == max(values)  # the median of two 3 is 3.0
+        found[name] = value if same else statistics.median(values)
         if numbers and min(values) < max(values):
             found |= {name + SPREAD[0]: min(values), name + SPREAD[1]: max(values)}
     return found

@@ -31,6 +31,7 @@ def use_style() -> None:
             "axes.spines.top": False,
             "axes.spines.right": False,
             "savefig.dpi": 120,
+            "pdf.fonttype": 42,  # what printers of papers take
         }
     )
 

@@ -40,7 +40,8 @@ SPARE_LOOKS = (("#DDCC77", "x"), ("#661100", "d"), ("#6699CC", "h"), ("#AA4466",
 def looks_of(policies: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Colour and marker of each policy: that in LOOKS; the others get SPARE_LOOKS in turn."""
     spare = cycle(SPARE_LOOKS)
-    return {policy: LOOKS[policy] if policy in LOOKS else next(spare) for policy in policies}
+    known = {policy: LOOKS.get(policy.partition(":")[0]) for policy in policies}
+    return {policy: found or next(spare) for policy, found in known.items()}
 
 
 MISTRAL, YI = Deployment("mistral-7b"), Deployment("yi-34b", tp=2)
@@ -181,6 +182,8 @@ def deployments(own: Sequence[Deployment], **flags: object) -> list[Deployment]:
         changes["link"] = lookup(GPUS, changes["gpu"], "GPU").link
     if "max_batch_size" in changes:
         changes["orca_batch_size"] = changes["max_batch_size"]
+    elif "model" in changes or "gpu" in changes:  # Orca's smaller B is of the paper's memory
+        changes["orca_batch_size"] = own[0].max_batch_size
     one = replace(own[0], **changes)
     if not one.cache_tokens > 0:  # it also refuses what does not divide
         raise UserError(f"{one.model} does not fit {one.hardware}: give more GPUs with --tp")

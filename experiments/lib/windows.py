@@ -33,6 +33,8 @@ UNITS = dict.fromkeys(SECONDS, "s") | {
 class Data(Protocol):
     """What has windows: lib/papers.py, heirs.py."""
 
+    name: str
+
     def window(self, number: int, count: int, rate: float, seed: int) -> list[Request]: ...
 
 
@@ -90,25 +92,28 @@ class Windows:
         """Of `budgets`: with it, most promises are kept, or else the P99 E2E is the shortest."""
 
         def quality(C: int) -> tuple[float, float]:
-            requests = self.data.window(0, self.count, self.tuned_at, self.seed)
-            found = self.metrics(engine.serve(requests, policy, C))[0]
+            found = self.metrics(engine.serve(self.window(0, self.tuned_at), policy, C))[0]
             return found["promises kept"], -found["P99 E2E"]
 
         return max(self.budgets, key=quality) if len(self.budgets) > 1 else self.budgets[0]
 
+    def window(self, number: int, rate: float) -> list[Request]:
+        return self.data.window(number, self.count, rate, self.seed)
+
+    @lru_cache(64)  # noqa: B019 (as long as the script)
     def serve(
         self, engine: Deployment, rate: float, policy: str, C: int | None = None
     ) -> list[list[Row]]:
         """The metrics of each window, at `rate` requests per second. C: None is its best."""
         size = engine.orca_batch_size if policy == "orca" else engine.max_batch_size
-        own: Row = {"seed": self.seed, "requests": self.count, "windows": self.windows}
+        own: Row = {"data": self.data.name, "seed": self.seed, "requests": self.count}
+        own |= {"windows": self.windows, "tuned at": self.tuned_at, "ttft": self.promise[0]}
         own |= {"software": engine.software, "cache": engine.cache_tokens, "B": size}
         if policy.partition(":")[0] not in WHOLE:
             own["C"] = C or self.budget(engine, policy)
         found = []
         for number in range(1, self.windows + 1):
-            requests = self.data.window(number, self.count, rate, self.seed)
-            trace = engine.serve(requests, policy, own.get("C", 1))
+            trace = engine.serve(self.window(number, rate), policy, own.get("C", 1))
             found.append([own | row for row in self.metrics(trace)])
         return found
 

@@ -21,7 +21,7 @@ from scheduler import SIZE, SarathiServe
 class SRPT(SarathiServe):
     """ "srpt:80" has c = 80 %, as by default; "srpt:0" never preempts."""
 
-    name, example = "srpt", "srpt:80"
+    name, example, asks = "srpt", "srpt:80", "predicted_tokens"
     share_run = 0.8  # c
 
     def configure(self, option: str) -> None:

@@ -20,7 +20,7 @@ WP, WQ = 1, 2
 
 
 class VTC(SarathiServe):
-    name = "vtc"
+    name, asks = "vtc", "user"  # asks: for this tag
 
     def __init__(self, *sizes: int | None):
         super().__init__(*sizes)
