@@ -299,8 +299,8 @@ print(f"with {paper['f12_bubble']:g} x the bubble time")
 prompt = {"policy": "sarathi_serve", "prompts": {"A": 16_384}, "chunk_size": 2048, "output": 1}
 prompt |= {"model": "llama3.1-8b", "gpu": "a100-80gb"}
 long = {deal: run(**prompt, stages=4, deal=deal) for deal in ("queue", "ahead")}
-show(long, "One prompt: LLaMA-3.1-8B on 4 x A100 (predicted)", names)
-bubble_table({"one GPU": run(**prompt, stages=1)} | long)
+pipelines(long, "One prompt: LLaMA-3.1-8B on 4 x A100 (predicted)", names)
+account({"one GPU": run(**prompt, stages=1)} | long)
 
 # %% [markdown]
 # **Explain.** Under `queue`, one chunk is in flight at a time. So three of four stages have nothing
