@@ -20,6 +20,7 @@ import numpy as np
 from batch import Request
 from command.flags import Flag
 from experiments.lib import look
+from experiments.lib.claims import Claim, falls, rises
 from experiments.lib.engines import Sweep, cases, median_row
 from experiments.lib.papers import Recorded
 from experiments.lib.rows import Row, Rows, print_rows
@@ -44,6 +45,7 @@ WAYS = {  # policy, deal
     "ahead": ("sarathi_serve", "ahead"),
     "ahead, throttled": ("token_throttling", "ahead"),
 }
+AHEAD = "ahead", "ahead, throttled"
 UNITS = dict.fromkeys(("median TTFT", "P99 TTFT", "P99 TBT"), "s") | {"throughput": "tokens/s"}
 UNITS |= dict.fromkeys(("busy", "bubbles", "inter-chunk"), "%")
 AZURE = Recorded(SAMPLE)
@@ -137,6 +139,11 @@ STUDY = Study(
     flags={"seed": Flag("seed of the requests", 0)},
     shown=None,
     report=report,
+    claims=[
+        Claim("shares are faster", rises("throughput", "way", way=AHEAD, work=("azure", "burst"))),
+        Claim("but begin later", rises("median TTFT", "way", way=AHEAD, work=("azure", "long"))),
+        Claim("and stall less", falls("P99 TBT", "way", way=AHEAD, work=("azure", "long"))),
+    ],
 )
 
 if __name__ == "__main__":

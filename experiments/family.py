@@ -36,6 +36,7 @@ TREE = {
     "splitfuse": ("sarathi_serve", "size", "nothing: the batches are the same", "DeepSpeed 2024"),
     "dynamic": ("sarathi_serve", "size", "later chunks are smaller", "Sarathi-Serve 2024"),
     "vllm_v1": ("sarathi_serve", "size", "a prompt's share may have a limit", "vLLM 2025"),
+    "token_throttling": ("sarathi_serve", "pipe", "each micro-batch an equal share", "gLLM 2025"),
     "equal_progress": ("sarathi_serve", "next", "all prompts, in turns", "TensorRT-LLM 2024"),
     "no_evict": ("sarathi_serve", "next", "who has room to its end", "TensorRT-LLM 2023"),
     "vtc": ("sarathi_serve", "next", "the client served least", "VTC 2024"),

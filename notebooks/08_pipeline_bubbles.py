@@ -10,7 +10,8 @@
 # 2. the paper's three kinds, PB1, PB2 and PB3 (its Fig 5), and how the program finds them;
 # 3. how uniform batches avoid them, and a schedule of your own;
 # 4. why more stages make bubbles worse, and GPT-3 on 64 GPUs (Fig 12);
-# 5. a real pipeline, and its bubbles: two processes on this machine.
+# 5. one long prompt, whose chunks wait for each other, or do not;
+# 6. a real pipeline, and its bubbles: two processes on this machine.
 #
 # **Goal**: find the bubbles of a pipeline, and say which policy leaves fewer, and why. **Needs**:
 # lesson 4. **Difficulty**: 2 of 3. **Time**: 40 minutes (estimated); the machine needs under a
@@ -102,9 +103,9 @@ print(f"1, 3, 2: {uneven.bubble:.0f} s of bubbles; {', '.join(found)}")
 # | PB2 | one prefills, the other only decodes | |
 # | PB3 | equal numbers of prefill tokens, or of all tokens | contexts of different length |
 #
-# If stage 0 waited for Y, stage 1 may have to wait for Y, too. Then the cause is the same. Two more
-# kinds appear below. The paper has no names for them. *Link*: activations are on their way. *Uneven
-# stages*: the last stage has more work for every batch, because it also computes the logits.
+# If stage 0 waited for Y, stage 1 may have to wait for Y, too. Then the cause is the same. Three
+# more kinds appear below; SARATHI does not name them. *Link*: activations are on their way. *Uneven
+# stages*: the last stage has more work, because it also computes the logits. *Inter-chunk*: step 5.
 #
 # ## Step 2: Orca's bubbles
 #
@@ -121,13 +122,12 @@ print(f"1, 3, 2: {uneven.bubble:.0f} s of bubbles; {', '.join(found)}")
 PROMPTS = {"A": 1024, "B": 512, "C": 3072, "D": 2048}
 
 
-def run(policy, prompts=PROMPTS, chunk_size=256, output=9, batch_size=2, stages=2):
+def run(policy, prompts=PROMPTS, chunk_size=256, output=9, batch_size=2, stages=2, **others):
     """Predicted for LLaMA-13B on A6000s. All requests wait from the start; links cost nothing."""
     requests = [Request(i, range(tokens), output) for i, tokens in enumerate(prompts.values())]
     options = {"chunk_size": chunk_size, "max_batch_size": batch_size, "stages": stages}
-    return simulate_pipeline(
-        requests, "llama-13b", "a6000", policy=policy, hop=None, keep=True, **options
-    )
+    options |= {"model": "llama-13b", "gpu": "a6000", "hop": None} | others
+    return simulate_pipeline(requests, policy=policy, keep=True, **options)
 
 
 orca = run("orca")
@@ -191,9 +191,8 @@ answers = {"chunk_size": fig12.CHUNK_SIZE, "hop": fig12.HOP} | asdict(setup)
 print_table(["what the paper leaves open", "our answer"], list(answers.items()))
 
 # %% [markdown]
-# The simulation has the parts of step 1: micro-batches, the time of a batch on each stage, a trace.
-# Here it also has a link. For Orca we take the paper's best case: a batch has at most one whole
-# prompt. Our code for this is `sarathi`, with a chunk large enough for the longest prompt.
+# The simulation has the parts of step 1, and a link. For Orca we take the paper's best case: a
+# batch has at most one whole prompt. Our code for this is `sarathi`, with a large enough chunk.
 #
 # **Predict first.** With two stages, step 2's Orca loses 29.2 % of the time to bubbles. What does
 # it lose with eight? What does SARATHI lose?
@@ -236,8 +235,7 @@ plt.show()
 # is 1.91 x as fast. Eight replicas without a pipeline are faster than this Orca and slower than
 # SARATHI (paper).
 #
-# We run only 1,000 requests; `experiments/fig12.py` runs all. Its function `simulate` does the same
-# as our `gpt3`, with every option of `Setup`.
+# We run only 1,000 requests; `experiments/fig12.py` runs all.
 #
 # The paper leaves open when new requests enter Orca's micro-batches. Our answer is: as soon as a
 # slot is free. Another answer is: all micro-batches admit new requests *in the same round*
@@ -269,37 +267,49 @@ figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", nco
 figure.suptitle("GPT-3 on 64 A100s, 8 stages of 8, 1,000 requests (predicted)")
 plt.show()
 medians = {name: statistics.median(trace.bubble_of.values()) for name, trace in large.items()}
-rows = [
-    [
-        name,
-        f"{trace.seconds:.0f}",
-        f"{trace.seconds / large['sarathi'].seconds:.2f}",
-        f"{medians[name]:.2f}",
-        f"{medians[name] / medians['sarathi']:.1f}",
-    ]
-    for name, trace in large.items()
-]
+rows = []
+for name, trace in large.items():
+    longer, wait = trace.seconds / large["sarathi"].seconds, medians[name]
+    row = [name, f"{trace.seconds:.0f}", f"{longer:.2f}", f"{wait:.2f}"]
+    rows.append([*row, f"{wait / medians['sarathi']:.1f}"])
 print_table(
     ["predicted", "all done, s", "/ sarathi's", "median bubble time, s", "/ sarathi's"], rows
 )
-print(
-    f"paper (10,000 requests): orca takes {paper['f12_sarathi_vs_orca']:g} x as long as sarathi, ",
-    end="",
-)
+print("paper (10,000 requests): orca takes", end=" ")
+print(f"{paper['f12_sarathi_vs_orca']:g} x as long as sarathi,", end=" ")
 print(f"with {paper['f12_bubble']:g} x the bubble time")
 
 # %% [markdown]
 # **Explain.** Orca is far better with the same round: its pipeline waits less often. SARATHI is
 # still faster, because Orca still waits for whole prompts. This answer moves both ratios towards
-# the paper's. Other answers do so, too. From the ratios alone, we cannot know which of these the
-# paper's simulator had.
+# the paper's. From the ratios alone, we cannot know whether the paper's simulator had it.
 #
-# We can explain the paper's reduction of bubbles only in part. Ours is much larger than 6.29 x, and
-# no answer alone brings it near this number. Slower attention, iterations whose times scatter, and
-# the same round bring it there together. The last two are guesses. So a detail that a paper leaves
-# out can matter. `experiments/fig12.py` prints a table of such details.
+# Our reduction of bubbles is much larger than 6.29 x, and no answer alone brings it there. Slower
+# attention, iterations whose times scatter, and the same round do so together. The last two are
+# guesses. `experiments/fig12.py` prints a table of such details.
 #
-# ## Step 5: a real pipeline
+# ## Step 5: one long prompt
+#
+# So far, a chunk waited until the one before it had left the last stage, as in the papers' engines.
+# Now a prompt of 16,384 tokens is alone. It runs in eight chunks on LLaMA-3.1-8B.
+#
+# **Predict first.** Which is faster: four stages, each an A100, or one A100 with all layers?
+
+# %%
+prompt = {"policy": "sarathi_serve", "prompts": {"A": 16_384}, "chunk_size": 2048, "output": 1}
+prompt |= {"model": "llama3.1-8b", "gpu": "a100-80gb"}
+long = {deal: run(**prompt, stages=4, deal=deal) for deal in ("queue", "ahead")}
+pipelines(long, "One prompt: LLaMA-3.1-8B on 4 x A100 (predicted)", names)
+account({"one GPU": run(**prompt, stages=1)} | long)
+
+# %% [markdown]
+# **Explain.** Under `queue`, one chunk is in flight at a time. So three of four stages have nothing
+# to do (*inter-chunk*), and the pipeline is no faster than one GPU. Under `ahead`, the next chunk
+# enters stage 0 at once. It may: a chunk needs keys and values of the chunks before it, not a
+# token. On each stage, these have run when it comes. PB3 is left, because later chunks read longer
+# contexts. vLLM and SGLang work like this today; `generate.py --deal ahead`, too.
+#
+# ## Step 6: a real pipeline
 #
 # `generate.py --stages 2` starts two processes, the stages. Each process has its own layers, and
 # sends its activations to the next one (`more/pipeline/stages.py`). The schedulers are the same,
@@ -368,7 +378,8 @@ for number, policy in enumerate(("orca", "sarathi")):
 #
 # - ... there were more micro-batches than stages? With three, one waits while two are computed, so
 #   there are fewer bubbles. Why does the total time grow? (See question 3.) And with only one, what
-#   does a stage wait for? (The program says *starved*: fewer micro-batches than stages.)
+#   does a stage wait for? (*Starved*: there are fewer micro-batches than stages. Under `sarathi`,
+#   *inter-chunk*, too.)
 # - ... the links cost nothing, or more? Does the answer depend on the number of micro-batches?
 
 

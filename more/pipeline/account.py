@@ -7,10 +7,10 @@ A stage that has run one micro-batch and waits for the next one is idle. Each wa
     PB3            neither: they differ in their contexts, or in their numbers of decodes
     uneven stages  another stage takes longer for the same micro-batch (more layers, the head)
     link           activations and tokens are on their way
-    start-up       the stage has not had any work yet
     phase switch   TD-Pipe goes from prefills to decodes, or back, and both are in flight
     inter-chunk    too few micro-batches have work, while a prompt's next chunk waits for the last
                    one to come back (TD-Pipe: inter-chunk data dependency)
+    start-up       the stage has not had any work yet
     drain          no more requests come, and too few are left to keep all stages busy
     starved        too few requests have arrived or fit the memory; or there are fewer micro-batches
                    than stages
