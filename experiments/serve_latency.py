@@ -191,8 +191,8 @@ def sweeps(
 def what_runs(chosen: Windows, policies: Sequence[str]) -> list[str]:
     """Also which policies are sarathi_serve here: those that read a tag that no request has."""
     C, one = ", ".join(map(str, chosen.budgets)), " (one: no interval)" * (chosen.windows == 1)
-    said = [f"{chosen.windows} windows of {chosen.count} requests{one}; C: the best of {C} in"
-            f" one more window, at {chosen.tuned_at:.3g} requests/s"]  # fmt: skip
+    said = [f"{chosen.windows} windows of {chosen.count} requests{one}"]
+    said.append(f"C: the best of {C} in one more window, at {chosen.tuned_at:.3g} requests/s")
     tags = {tag for each in chosen.window(0, 1.0) for tag in each.tags}
     for policy in policies:
         asks = getattr(POLICIES[policy.partition(":")[0]], "asks", None)
