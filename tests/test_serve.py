@@ -20,7 +20,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from prometheus_client.parser import text_string_to_metric_families
 from served import Served, served
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders
@@ -461,9 +460,7 @@ def test_a_full_queue_and_a_client_that_hangs_up(priced: PricedEngine) -> None:
             opened.append(connection)
         wait_for(lambda: running.runner.state()["running"] == 2)
         wait_for(lambda: running.runner.state()["waiting"] == 1)
-        held, slots = running.runner.state()["held"], 2 * priced.max_length
-        used = metrics_of(running)["vllm:kv_cache_usage_perc"][()]
-        assert held <= round(used * slots) <= running.runner.state()["held"]
+        assert running.ask("/health")[2].items() >= {"running": 2, "waiting": 1}.items()
         status, headers, answer = running.ask(TEXT, GOOD)
         assert status == 429 and headers["retry-after"] == "1"
         assert answer["error"]["code"] == "queue_full"
@@ -471,43 +468,6 @@ def test_a_full_queue_and_a_client_that_hangs_up(priced: PricedEngine) -> None:
             connection.close()
         wait_for(running.idle)
         assert running.ask(TEXT, GOOD)[0] == 200
-        found = metrics_of(running)
-        ends = {"stop": 0, "length": 1, "abort": 3, "error": 0}
-        assert {own: count for (own,), count in found["vllm:request_success_total"].items()} == ends
-        assert found["vllm:e2e_request_latency_seconds_count"] == {(): 1}
-
-
-def metrics_of(running: Served) -> dict[str, dict[tuple, float]]:
-    """Name -> labels without the model's name -> value."""
-    _, _, body = parse(raw(running.place, request("/metrics", method="GET")))
-    found: dict[str, dict[tuple, float]] = {}
-    for family in text_string_to_metric_families(body.decode()):
-        for each in family.samples:
-            labels = tuple(v for k, v in each.labels.items() if k != "model_name")
-            found.setdefault(each.name, {})[labels] = each.value
-    return found
-
-
-def test_metrics(priced: PricedEngine) -> None:
-    with served(priced) as running:
-        (model,) = running.ask("/v1/models")[2]["data"]
-        assert model["priced"] and "predicted by the cost model" in model["description"]
-        for _ in range(3):
-            running.ask(TEXT, {"prompt": "a b c", "max_tokens": 5})
-        # the last answer is out a moment before its request has left the engine
-        wait_for(running.idle)
-        found = metrics_of(running)
-    wanted = {
-        "prompt_tokens_total": 9, "generation_tokens_total": 15, "num_requests_running": 0,
-        "time_to_first_token_seconds_count": 3, "inter_token_latency_seconds_count": 12,
-        "e2e_request_latency_seconds_count": 3, "num_requests_waiting": 0, "kv_cache_usage_perc": 0,
-    }  # fmt: skip
-    assert {name: found[f"vllm:{name}"] for name in wanted} == {
-        name: {(): value} for name, value in wanted.items()
-    }
-    steps = found["nano_sarathi:iterations_total"]
-    assert steps == {("prefill",): 3, ("decode",): 12, ("hybrid",): 0}
-    assert 0 < found["nano_sarathi:schedule_seconds_total"][()] < 1
 
 
 def test_an_engine_that_fails_ends_its_streams(

@@ -2,7 +2,7 @@
 
     POST /v1/completions, /v1/chat/completions    text; with "stream": true, token by token
     GET  /v1/models, /v1/models/NAME              the model that is served
-    GET  /health, /metrics                        whether it is alive; numbers for Prometheus
+    GET  /health                                  whether it is alive, and how many it serves
 
 The engine's thread hands over all tokens of an iteration together, in `Api.deliver`. Everything
 else here runs in asyncio's thread.
@@ -23,7 +23,6 @@ import batch
 from command.checks import MOST_SEED, WHY_BROKEN, UserError, shown
 from command.cli import one_line
 from more.web.chat import Chat, Unfit
-from more.web.metrics import CONTENT_TYPE, Metrics, Stopwatch
 from more.web.runner import Delta, Full, Runner, Stopping, why
 from more.web.schemas import Body, Completion, Refused, read, read_json
 from more.web.schemas import Chat as ChatBody
@@ -46,7 +45,6 @@ class Choice:
 
     def __init__(self, answer: "Answer", index: int, request: batch.Request, words: Words):
         self.answer, self.index, self.request, self.words = answer, index, request, words
-        self.watch = Stopwatch(answer.api.metrics)
         self.text, self.count = [], 0
         self.reason: str | None = None
         self.fault: Refused | None = None  # why it has no text
@@ -62,7 +60,6 @@ class Choice:
             raise Refused(500, WHY_BROKEN, kind="server_error", code="no_numbers")
         if delta.token is not None:
             self.count += 1
-            self.watch.token()
             if not stop_id:  # the token that ends a text does not belong to it
                 self.text.append(self.words.add(delta.token))
         if reason is not None and not self.words.stopped:
@@ -258,10 +255,9 @@ class Api:
         self.started = int(time.time())
         self.loop: asyncio.AbstractEventLoop | None = None
         self.runner: Runner | None = None
-        self.metrics: Metrics | None = None
 
     def attach(self, runner: Runner) -> None:
-        self.runner, self.metrics = runner, Metrics(self.name, runner.state)
+        self.runner = runner
 
     def deliver(self, news: list[tuple[Choice | None, Delta]]) -> None:
         """Called in the engine's thread: wakes asyncio once for all streams."""
@@ -282,7 +278,6 @@ class Api:
             words = Words(self.decode, body.stops)
             answer.choices.append(Choice(answer, index, each, words))
         self.runner.submit(requests, answer.choices)
-        self.metrics.prompt.inc(answer.prompt_tokens * body.n)
         return Events(answer) if body.stream else await answer.whole(request.receive)
 
     def check_model(self, name: str | None) -> None:
@@ -443,10 +438,7 @@ def router(api: Api) -> APIRouter:
         well = state["alive"] and not state["draining"]
         word = "ok" if well else "shutting down" if state["alive"] else "the engine has ended"
         told = {"status": word, "failures": state["failures"], "last_error": state["error"]}
+        told |= {name: state[name] for name in ("running", "waiting")}  # requests
         return JSONResponse(told, 200 if well else 503)
-
-    @routes.get("/metrics")
-    async def metrics() -> Response:
-        return Response(api.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     return routes

@@ -116,8 +116,7 @@ class Runner:
         self.ids = itertools.count()
         self.listeners: tuple[Callable[[dict], None], ...] = ()
         self.done, self.failures, self.error = 0, 0, None
-        self.iterations = self.preemptions = 0
-        self.kinds = dict.fromkeys(("prefill", "decode", "hybrid"), 0)  # iterations of each
+        self.iterations = 0
         self.news: list[tuple[object, Delta]] = []  # to be delivered
         self.ended: list[int] = []  # their ids, to be forgotten
         self._new_loop(engine.scheduler(self.policy, self.chunk_size))
@@ -180,7 +179,7 @@ class Runner:
 
     def state(self) -> dict:
         """The current state, ready for JSON."""
-        loop, scheduler, trace = self.loop, self.loop.scheduler, self.loop.trace
+        loop, scheduler = self.loop, self.loop.scheduler
         running = len(scheduler.running)
         return {
             "name": self.engine.name, "priced": self.engine.priced,
@@ -188,9 +187,7 @@ class Runner:
             "max_batch_size": self.engine.max_batch_size, "max_length": self.engine.max_length,
             "waiting": max(0, len(self.streams) - running), "running": running,
             "held": scheduler.memory.taken, "capacity": scheduler.memory.capacity,
-            "done": self.done, "iterations": self.iterations, "kinds": self.kinds.copy(),
-            "preemptions": self.preemptions,
-            "policy_seconds": trace.policy_seconds,
+            "done": self.done, "iterations": self.iterations,
             "failures": self.failures, "error": self.error,
             "alive": self.thread.is_alive(), "draining": self.stopping, "t": loop.executor.now(),
         }  # fmt: skip
@@ -282,7 +279,6 @@ class Runner:
         loop = self.loop
         iteration = loop.step()
         self.iterations += 1
-        self.kinds[iteration.kind] += 1
         end = iteration.end
         if self.listeners:
             self._tell("iteration", **self._shown(iteration))
@@ -302,7 +298,6 @@ class Runner:
     def _tell_preempted(self) -> None:
         preempted, self.loop.trace.preempted = self.loop.trace.preempted, []
         for own, moment in preempted:
-            self.preemptions += 1
             self.lanes.leave(own)
             self._tell("preempted", id=own, t=moment)
 
