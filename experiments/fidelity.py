@@ -47,7 +47,6 @@ from experiments.lib import common
 from experiments.lib.flags import start
 from experiments.lib.holes import fill, read_texts
 from experiments.lib.rows import Numbers, read_rows
-from experiments.lib.validation import quantile
 
 FIGURES = [
     module.STUDY for module in (table2, fig3, fig4, fig7, fig8, table4, fig10, fig11, fig13, fig9)
@@ -213,7 +212,7 @@ def summary(rows: list[Row]) -> list[str]:
         above = sum(size > LIMIT for size in sizes)
         lines.append(
             f"{gpu}: {len(counted)} numbers, median error {statistics.median(sizes):.1f} %, 90th"
-            f" percentile {quantile(sizes, 0.9):.1f} %, {above} above {LIMIT:g} %; worst"
+            f" percentile {common.quantile(sizes, 0.9):.1f} %, {above} above {LIMIT:g} %; worst"
             f" {worst.error:+.0f} % ({worst.where}, {worst.quantity})."
         )
     gains = [row for row in rows if row.id.startswith("t4_33b") and row.id.endswith("total")]

@@ -74,7 +74,8 @@ print_table(["B", "C", "C/(B-1)", "C/(B-1) - 1"], rows)
 # Each iteration of the trace has a `kind`: "prefill", "decode" or "hybrid".
 
 # %%
-from experiments.lib.steady import Workload, predicted_throughput, split, tokens_per_second
+from experiments.lib.engines import Priced
+from experiments.lib.steady import Workload, split, tokens_per_second
 
 
 def iterations(ratio, chunk_size=256, requests=18, length=1024):
@@ -244,14 +245,14 @@ for start in (128, 256):
 
 # %%
 ratios = [1, 2, 3, 5, 7, 10, 14, 20, 28, 40, 60, 100, 200]
+engine = Priced("llama-13b", "a6000")  # the cost model
 
 
 def gain(ratio, chunk_size, length=1024, requests=18):
     """Predicted throughput of sarathi over the baseline's, in the steady state."""
     work = Workload(length, requests, ratio)
-    return predicted_throughput(work, "sarathi", chunk_size) / predicted_throughput(
-        work, "baseline"
-    )
+    baseline = engine.steady(work, "baseline", 1).throughput
+    return engine.steady(work, "sarathi", chunk_size).throughput / baseline
 
 
 gains = {
@@ -305,7 +306,7 @@ print_table(columns, rows)
 
 # %%
 work, rows = Workload(1024, 18, 14), []
-baseline = predicted_throughput(work, "baseline")
+baseline = engine.steady(work, "baseline", 1).throughput
 for chunk_size in (128, 256, 384, 512):
     trace = simulate(work.requests(90), policy="sarathi", chunk_size=chunk_size, max_batch_size=18)
     throughput = tokens_per_second(trace, 1024, 36, 72)  # from the 36th request's end to the 72nd's

@@ -13,7 +13,7 @@ from conftest import ran
 import generate
 from batch import Request
 from command.cli import is_ours
-from experiments.lib.steady import simulate_operators
+from experiments.lib.engines import Priced
 from more.pictures import perfetto
 from simulate import simulate
 
@@ -121,7 +121,8 @@ def test_priced_run_with_preemptions(policy: str, tmp_path: Path) -> None:
 
 
 def test_operators_nest_in_their_iteration(tmp_path: Path) -> None:
-    trace = simulate_operators(five(), "sarathi_serve", 64, 4, "llama-13b", "a6000")
+    engine = Priced("llama-13b", "a6000")
+    trace = engine.trace(five(), "sarathi_serve", 64, 4, operators=True)
     perfetto.save(tmp_path / "run.json", {"priced": trace}, names={0: "A"})
     events = events_of(tmp_path / "run.json")
     lanes = named(events, "thread_name")

@@ -12,12 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import call, ran
-from served import Hurried, Served, served
+from served import Hurried, Served, served, streamed
 from watch import wait_for
 
 from command.checks import UserError
 from engine import LLM, SamplingParams
-from experiments.lib.clients import streamed
 from more.loading.files import DEMO
 from more.loading.policyfile import load_policies
 from more.web import live
@@ -135,7 +134,7 @@ def test_a_policy_that_fails_is_refused_and_no_stream_notices(llm: LLM, tmp_path
             return await asyncio.gather(*streams)
 
         found = asyncio.run(ask_all())
-        assert [stream.text for stream in found] == [output.text for output in outputs]
+        assert [text for text, _ in found] == [output.text for output in outputs]
         assert running.runner.state()["policy"] == "good"
         assert running.runner.state()["failures"] == 0
 
