@@ -54,8 +54,10 @@ class Steady:
     @property
     def operators(self) -> dict[str, float]:
         """Seconds of each operator, per request."""
-        seconds = steady.steady_operators(self.trace, self.first, self.last)
-        return {name: value / (self.last - self.first) for name, value in seconds.items()}
+        begin, end = steady.steady_window(self.trace, self.first, self.last)
+        inside = [each.operators for each in self.trace.iterations if begin <= each.start < end]
+        count = self.last - self.first
+        return {name: sum(each[name] for each in inside) / count for name in inside[0]}
 
 
 class WithOperators(CostExecutor):

@@ -7,7 +7,6 @@ from more.serving.steady import (  # noqa: F401
     steady_window,
     tokens_per_second,
 )
-from timeline import Trace
 
 # What fitted the paper's A6000 with LLaMA-13B, L -> B: Sec 3.1 says 18 at 1K; at 2K and 3K requests
 # are twice and three times as long.
@@ -17,13 +16,6 @@ BATCH_SIZES = {1024: 18, 2048: 9, 3072: 6}
 def balanced(length: int, batch_size: int, chunk_size: int) -> Workload:
     """The workload of B requests of L tokens from which SARATHI gains most; see `balance`."""
     return Workload(length, batch_size, balance(chunk_size, batch_size))
-
-
-def steady_operators(trace: Trace, first: int, last: int) -> dict[str, float]:
-    """Seconds of each operator in the window."""
-    begin, end = steady_window(trace, first, last)
-    inside = [i.operators for i in trace.iterations if begin <= i.start < end]
-    return {name: sum(operators[name] for operators in inside) for name in inside[0]}
 
 
 def first_period(work: Workload, policy: str) -> tuple[int, int]:
