@@ -81,8 +81,9 @@ class Row:
     """One published number.
 
     error: predicted over paper, in %; None where there is nothing to compare.
-    kind: predicted, fitted (an input of the fit), given (an input of the paper), bound, or not
-    modelled; of Sarathi-Serve, first hand or second hand in place of predicted and bound.
+    kind: predicted (of the statistics), fitted (an input of the fit), given (an input of the
+    paper), bound, or not modelled; of Sarathi-Serve, first hand or second hand in place of
+    predicted and bound.
     """
 
     id: str
@@ -96,11 +97,6 @@ class Row:
     kind: str
     verdict: str
     explanation: str
-
-    @property
-    def counts(self) -> bool:
-        """Whether it is in the statistics."""
-        return self.kind == "predicted"
 
 
 def published_rows(source: str) -> list[dict[str, str]]:
@@ -206,7 +202,8 @@ def summary(rows: list[Row]) -> list[str]:
     """The statistics in words."""
     lines = []
     for gpu in ("A6000", "A100"):
-        counted = distinct(row for row in rows if row.counts and gpu in row.conditions)
+        own = [row for row in rows if row.kind == "predicted" and gpu in row.conditions]
+        counted = distinct(own)
         worst = max(counted, key=lambda row: abs(row.error))
         sizes = [abs(row.error) for row in counted]
         above = sum(size > LIMIT for size in sizes)
