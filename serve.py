@@ -11,7 +11,6 @@ is run to its end. docs/serve.md says how to use it.
 import command.enter  # noqa: F401
 
 import argparse
-import asyncio
 import logging
 import os
 import sys
@@ -124,7 +123,7 @@ def serve(args: argparse.Namespace) -> bool:
     listener = listen(args.host, args.port)
     keys = read_keys(args)
     engine = make_engine(args)
-    asyncio.run(try_policy(engine, engine.policy, engine.chunk_size))
+    try_policy(engine, engine.policy, engine.chunk_size)
     warn_if_crowded(engine.policy, engine.max_batch_size, engine.chunk_size)
     name = args.model or engine.name
     name = engine.name if os.path.isdir(name) else name

@@ -30,14 +30,13 @@ from batch import Request
 from configs import GPUS, MODELS
 from configs.hosts import HOSTS
 from costmodel import CostModel
-from experiments.lib.common import ROOT, read_table
+from experiments.lib.common import ROOT, quantile, read_table
 from experiments.lib.engines import ANY, Sweep
 from experiments.lib.look import COLOURS, log_axis, panels
 from experiments.lib.papers import CHAT
 from experiments.lib.plan_report import ANCHORED, BOTH, KINDS, WAY, kind_of
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Study
-from experiments.lib.validation import quantile
 from more.serving.anchor import find_factor, measure_of, scaled
 from more.serving.engines import vllm_defaults
 from more.serving.planner import Replica, cache_of_engine

@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -282,7 +281,8 @@ def main() -> None:
 
     llm = load_llm(options.model, options.dtype, options.device)
     path = options.json or ROOT / "results" / f"calibration-{llm.config.name}.json"
-    claim_file(path, options.force)
+    make_directory(path.parent)
+    claim(path, options.force)
     begin = time.perf_counter()
     plan = make_plan(llm.max_length, options.quick)
     turns = QUICK_TURNS if options.quick else MOST_TURNS
@@ -291,12 +291,6 @@ def main() -> None:
     print_calibration(found)
     found.save(path)
     print(f"\nwrote {path} after {time.perf_counter() - begin:.0f} s")
-
-
-def claim_file(path: Path, force: bool) -> None:
-    """Make the folder of a file that will be written. Raises UserError where it may not be."""
-    make_directory(path.parent)
-    claim(path, force)
 
 
 if __name__ == "__main__":

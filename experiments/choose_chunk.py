@@ -25,14 +25,14 @@ from configs import GPUS
 from configs.constants import EFFICIENCY
 from costmodel import TILE, CostModel, requests_that_fit
 from experiments.lib.common import progress
+from experiments.lib.engines import Priced
 from experiments.lib.flags import model_flag, start
 from experiments.lib.rows import Row, Rows, print_rows
-from experiments.lib.steady import Workload, run_priced, split, tokens_per_second
+from experiments.lib.steady import Workload, split
 from experiments.lib.study import Panel, draw_panels, finish
 from more.loading.priced import priced_model
 from more.serving.calibration import BATCH_SIZE, CalibratedModel, Calibration
 from more.serving.engines import engine_flags
-from simulate import CostExecutor
 
 MOST_REQUESTS = 256  # B above which the sweep would take longer than anybody waits
 # prompt tokens that a chunk must have room for beside B - 1 decodes: fewer are never worth their
@@ -77,11 +77,10 @@ def candidates(length: int, batch_size: int, ratio: float) -> list[int]:
 
 def steady(cost: CostModel, work: Workload, chunk_size: int) -> Choice:
     """Throughput and longest TBT of SARATHI with this chunk size, or of the baseline."""
-    size, policy = work.batch_size, "sarathi" if chunk_size else "baseline"
-    trace = run_priced(CostExecutor(cost), work.requests(5 * size), policy, chunk_size or 1, size)
-    longest = max(iteration.seconds for iteration in trace.iterations if iteration.num_decodes)
-    throughput = tokens_per_second(trace, work.length, 2 * size, 4 * size)
-    return Choice(chunk_size, throughput, longest)
+    policy = "sarathi" if chunk_size else "baseline"
+    run = Priced.of(cost).steady(work, policy, chunk_size or 1)
+    longest = max(each.seconds for each in run.trace.iterations if each.num_decodes)
+    return Choice(chunk_size, run.throughput, longest)
 
 
 def choose(choices: list[Choice], bound: float = math.inf) -> Choice:

@@ -47,7 +47,6 @@ from experiments.lib import common
 from experiments.lib.flags import start
 from experiments.lib.holes import fill, read_texts
 from experiments.lib.rows import Numbers, read_rows
-from experiments.lib.validation import quantile
 
 FIGURES = [
     module.STUDY for module in (table2, fig3, fig4, fig7, fig8, table4, fig10, fig11, fig13, fig9)
@@ -82,8 +81,9 @@ class Row:
     """One published number.
 
     error: predicted over paper, in %; None where there is nothing to compare.
-    kind: predicted, fitted (an input of the fit), given (an input of the paper), bound, or not
-    modelled; of Sarathi-Serve, first hand or second hand in place of predicted and bound.
+    kind: predicted (of the statistics), fitted (an input of the fit), given (an input of the
+    paper), bound, or not modelled; of Sarathi-Serve, first hand or second hand in place of
+    predicted and bound.
     """
 
     id: str
@@ -97,11 +97,6 @@ class Row:
     kind: str
     verdict: str
     explanation: str
-
-    @property
-    def counts(self) -> bool:
-        """Whether it is in the statistics."""
-        return self.kind == "predicted"
 
 
 def published_rows(source: str) -> list[dict[str, str]]:
@@ -207,13 +202,14 @@ def summary(rows: list[Row]) -> list[str]:
     """The statistics in words."""
     lines = []
     for gpu in ("A6000", "A100"):
-        counted = distinct(row for row in rows if row.counts and gpu in row.conditions)
+        own = [row for row in rows if row.kind == "predicted" and gpu in row.conditions]
+        counted = distinct(own)
         worst = max(counted, key=lambda row: abs(row.error))
         sizes = [abs(row.error) for row in counted]
         above = sum(size > LIMIT for size in sizes)
         lines.append(
             f"{gpu}: {len(counted)} numbers, median error {statistics.median(sizes):.1f} %, 90th"
-            f" percentile {quantile(sizes, 0.9):.1f} %, {above} above {LIMIT:g} %; worst"
+            f" percentile {common.quantile(sizes, 0.9):.1f} %, {above} above {LIMIT:g} %; worst"
             f" {worst.error:+.0f} % ({worst.where}, {worst.quantity})."
         )
     gains = [row for row in rows if row.id.startswith("t4_33b") and row.id.endswith("total")]

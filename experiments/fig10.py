@@ -5,8 +5,7 @@
 
 SARATHI shortens the linear operators, because decodes share the weights that a chunk reads anyway.
 Attention gains nothing by that. The cost model lets it fall a little, for the reason that fig13.py
-gives. Times are of a steady state, per request: see `balance` and `steady_operators` in
-lib/steady.py.
+gives. Times are of a steady state, per request: see `balance` in more/serving/steady.py.
 """
 
 import enter  # noqa: F401

@@ -114,7 +114,6 @@ STUDY = Study(
     ),
     measure=True,
     repeats=9,
-    quick_repeats=2,
 )
 
 if __name__ == "__main__":

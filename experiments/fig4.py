@@ -156,7 +156,6 @@ STUDY = Study(
     ),
     measure=True,
     repeats=7,
-    quick_repeats=2,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -59,7 +59,6 @@ STUDY = Study(
     predicted="fitted",
     measure=True,
     repeats=15,
-    quick_repeats=2,
 )
 
 if __name__ == "__main__":

@@ -73,7 +73,6 @@ STUDY = Study(
     ),
     measure=True,
     repeats=21,
-    quick_repeats=3,
 )
 
 if __name__ == "__main__":

@@ -43,9 +43,15 @@ from configs.constants import (
 )
 from configs.experts import EXPERTS, FP8, Experts
 from costmodel import CostModel, make_batch
-from experiments.lib.common import ROOT, paper_numbers, print_table, progress, read_table
+from experiments.lib.common import (
+    ROOT,
+    error_summary,
+    paper_numbers,
+    print_table,
+    progress,
+    read_table,
+)
 from experiments.lib.flags import ScriptParser
-from experiments.lib.validation import error_summary
 
 # -------------------------------------------------------------------------------------- the search
 

@@ -25,9 +25,9 @@ from command.cli import claim, run_main
 from command.flags import Flag
 from experiments.lib import flags, look, measuring
 from experiments.lib.common import progress
+from experiments.lib.engines import Priced
 from experiments.lib.flags import MEASURE, file_name, start
 from experiments.lib.rows import Row, Rows, print_rows, with_kept
-from experiments.lib.steady import simulate_operators
 from experiments.lib.study import finish
 from more.pictures import perfetto
 from more.pictures.gantt import draw_lanes, legend_handles
@@ -140,8 +140,10 @@ def compare(
 
 
 def predict(policies: Sequence[str] | None = None) -> Comparison:
+    engine = Priced(MODEL, GPU)
+
     def run(policy: str, requests: list[Request]) -> Trace:
-        return simulate_operators(requests, policy, CHUNK_SIZE, len(NAMES), MODEL, GPU)
+        return engine.trace(requests, policy, CHUNK_SIZE, len(NAMES), operators=True)
 
     return compare(run, (MODEL, GPU, "predicted"), policies=policies)
 

@@ -80,7 +80,6 @@ STUDY = Study(
     predicted="fitted",
     measure=True,
     repeats=25,
-    quick_repeats=3,
 )
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, median
-from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 
@@ -30,23 +29,22 @@ from command.checks import UserError
 from command.cli import run_main
 from command.flags import Flag
 from costmodel import CostModel, make_batch
-from experiments.lib.common import print_table
-from experiments.lib.engines import Real, Sweep
+from experiments.lib.common import error_summary, print_table
+from experiments.lib.engines import Priced, Real, Sweep
 from experiments.lib.flags import WRITES, ScriptParser
 from experiments.lib.look import panels
-from experiments.lib.rows import SOURCES, Row, Rows, make_directory, print_rows, with_kept
-from experiments.lib.steady import run_priced
+from experiments.lib.papers import looks_of
+from experiments.lib.rows import SOURCES, WHERE, Row, Rows, make_directory, print_rows, with_kept
 from experiments.lib.study import finish
-from experiments.lib.validation import draw_agreement, error_summary, errors, newest, pairs
 from more.policies import compared
 from more.serving.calibration import RESULTS, CalibratedModel, Calibration
-from simulate import CostExecutor
 
 NAME = "validate"
 BATCH_SIZES, CHUNK_SIZES = (2, 8), (64, 128, 256, 512)
 PROMPTS, OUTPUTS = (32, 1024), (4, 128)  # tokens
 WHOLE_PROMPTS = ("request_level", "orca", "vllm_v0")  # policies that have no C
 QUANTITIES = {"total time": "s", "mean iteration": "ms", "throughput": "tokens/s"}  # compared
+AXES = {"x": "measured", "y": "predicted"}
 UNITS = QUANTITIES | {"drift": "x"}
 FLAGS = {
     "calibration": Flag("calibration of this machine", RESULTS / "calibration-laptop.json"),
@@ -83,7 +81,7 @@ def draw_workloads(count: int, seed: int) -> list[Draw]:
     return workloads
 
 
-def run(engine: SimpleNamespace | Real, cost: CostModel, works: Sequence[Draw], **case: int) -> Row:
+def run(engine: Priced | Real, cost: CostModel, works: Sequence[Draw], **case: int) -> Row:
     """QUANTITIES of a workload, and the drift.
 
     That is measured over predicted seconds of a prompt and of a step of decodes: 1 if the machine
@@ -96,16 +94,6 @@ def run(engine: SimpleNamespace | Real, cost: CostModel, works: Sequence[Draw], 
     mean = 1e3 * trace.seconds / len(trace.iterations)
     found = dict(zip(QUANTITIES, (trace.seconds, mean, trace.processed), strict=True))
     return found | ({"drift": drift} if isinstance(engine, Real) else {})
-
-
-def calibrated(cost: CostModel) -> SimpleNamespace:
-    """The calibrated machine, as an engine."""
-    return SimpleNamespace(
-        model=cost.model.name,
-        hardware=cost.gpu.name,
-        seconds=cost.seconds,
-        trace=lambda *work: run_priced(CostExecutor(cost), *work),
-    )
 
 
 def compare(calibration: Calibration, works: Sequence[Draw], repeats: int) -> Rows:
@@ -126,9 +114,25 @@ def compare(calibration: Calibration, works: Sequence[Draw], repeats: int) -> Ro
     for number, work in enumerate(works, start=1):
         case = {"workload": number, "policy": work.policy, "B": work.batch_size}
         cases.append(case | ({} if work.policy in WHOLE_PROMPTS else {"C": work.chunk_size}))
-    sweep = Sweep(partial(run, cost=cost, works=works), [calibrated(cost)], cases, measured=cases)
+    sweep = Sweep(partial(run, cost=cost, works=works), [Priced.of(cost)], cases, measured=cases)
     both = zip(sweep.predict(quick=False), sweep.measure(real, quick=False), strict=True)
     return Rows([row for each in both for row in each], UNITS)
+
+
+def newest(rows: Rows) -> Rows:
+    """Of the model and the machine that were predicted and measured last."""
+    return rows.where(**{name: rows[-1][name] for name in WHERE[1:]})
+
+
+def pairs(rows: Rows) -> list[tuple[Row, Row]]:
+    """The predicted and the measured row of each workload."""
+    rows = newest(rows)
+    return list(zip(*(rows.where(source=source) for source in SOURCES[1:]), strict=True))
+
+
+def errors(rows: Rows, quantity: str) -> list[float]:
+    """Predicted over measured of each workload, in %."""
+    return [100 * (ours[quantity] / real[quantity] - 1) for ours, real in pairs(rows)]
 
 
 def print_outcomes(rows: Rows) -> None:
@@ -152,11 +156,19 @@ def print_errors(rows: Rows) -> None:
 
 
 def draw(rows: Rows) -> plt.Figure:
-    """A panel for each quantity."""
+    """Predicted against measured: the nearer to the line, the better."""
     rows = newest(rows)
     figure, [grid] = panels(1, len(QUANTITIES), 6.5, 6.7)
     for axes, (quantity, unit) in zip(grid, QUANTITIES.items(), strict=True):
-        draw_agreement(axes, rows, quantity, unit)
+        for policy, (colour, marker) in looks_of(list(rows.by("policy"))).items():
+            own = rows.where(policy=policy)
+            both = [own.where(source=each).column(quantity) for each in AXES.values()]
+            axes.plot(*both, marker, color=colour, markersize=9, label=policy)
+        end = max(*axes.get_xlim(), *axes.get_ylim())
+        axes.plot([0, end], [0, end], color="black", linewidth=1.2)
+        axes.fill_between([0, end], [0, 0.9 * end], [0, 1.1 * end], color="grey", alpha=0.2)
+        labels = {f"{at}label": f"{of} {quantity} ({unit})" for at, of in AXES.items()}
+        axes.set(xlim=(0, end), ylim=(0, end), title="grey: within 10 %", **labels)
     grid[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     where = f"{rows[0]['model']} on {rows[0]['hardware']}"
     figure.suptitle(f"{where}: predicted from a calibration of this machine", fontsize=18)

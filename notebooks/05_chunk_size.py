@@ -59,7 +59,8 @@ print_table(["B", "C", "C/(B-1)", "C/(B-1) - 1"], rows)
 # Each iteration of the trace has a `kind`: "prefill", "decode" or "hybrid".
 
 # %%
-from experiments.lib.steady import Workload, predicted_throughput, split
+from experiments.lib.engines import Priced
+from experiments.lib.steady import Workload, split
 
 
 def iterations(ratio, chunk_size=256, requests=18, length=1024):
@@ -171,13 +172,14 @@ for length in (256, 256 - 17):
 
 # %%
 ratios = [1, 2, 3, 5, 7, 10, 14, 20, 28, 40, 60, 100, 200]
+engine = Priced("llama-13b", "a6000")  # the cost model
 
 
 def gain(ratio, chunk_size, length=1024, requests=18):
     """Predicted throughput of sarathi over the baseline's, in the steady state."""
     work = Workload(length, requests, ratio)
-    theirs = predicted_throughput(work, "baseline")
-    return predicted_throughput(work, "sarathi", chunk_size) / theirs
+    baseline = engine.steady(work, "baseline", 1).throughput
+    return engine.steady(work, "sarathi", chunk_size).throughput / baseline
 
 
 gains = {

@@ -16,7 +16,8 @@ from starlette.testclient import TestClient
 from batch import Request
 from command.checks import UserError
 from costmodel import make_batch
-from experiments.lib.steady import Workload, balance, predicted_throughput, split
+from experiments.lib.engines import Priced
+from experiments.lib.steady import Workload, balance, split
 from more.pictures.gantt import LOOKS
 from more.web import bundle, explore_routes, explore_side, explore_state, explorer
 from more.web.explore_state import State, read_state
@@ -130,7 +131,8 @@ def test_lengths_are_spread_to_both_sides() -> None:
 def test_the_gain_is_that_of_fig_9(ratio: float) -> None:
     given = explore_state.EXAMPLES["SARATHI, Fig 9"]
     point, work = gain_point(given, ratio), Workload(1024, 18, ratio)
-    left, right = predicted_throughput(work, "baseline"), predicted_throughput(work, "sarathi", 256)
+    engine = Priced("llama-13b", "a6000")
+    left, right = (engine.steady(work, each, 256).throughput for each in ("baseline", "sarathi"))
     assert (point["left"], point["right"], point["gain"]) == (left, right, right / left)
     assert point["P"] + point["D"] == 1024 and point["x"] == point["P"] / point["D"]
 

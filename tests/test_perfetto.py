@@ -13,7 +13,7 @@ from conftest import ran
 import generate
 from batch import Request
 from command.cli import is_ours
-from experiments.lib.steady import simulate_operators
+from experiments.lib.engines import Priced
 from more.pictures import perfetto
 from simulate import simulate
 
@@ -91,7 +91,7 @@ def test_priced_run_with_preemptions(policy: str, tmp_path: Path) -> None:
     trace = simulate(five(), policy=policy, chunk_size=64, max_batch_size=4, cache_tokens=300)
     assert bool(trace.preempted) == (policy != "no_evict")
     about = {policy: perfetto.About("predicted", "llama-13b", "a6000", policy, 64)}
-    perfetto.save(tmp_path / "run.json", {policy: trace}, bound=0.1, about=about)
+    perfetto.save(tmp_path / "run.json", {policy: trace}, about=about)
     events = events_of(tmp_path / "run.json")
     groups, lanes = named(events, "process_name"), named(events, "thread_name")
     told = f"(predicted: llama-13b on a6000, {policy}, C = 64)"
@@ -117,11 +117,11 @@ def test_priced_run_with_preemptions(policy: str, tmp_path: Path) -> None:
     assert sum(event["name"] == "decode" for event in requests) == trace.num_decodes
     chunks = [event["args"]["tokens"] for event in requests if event["name"] == "prefill"]
     assert sum(chunks) == trace.num_prefill_tokens, "slices of one kind can be added up"
-    assert sum(event["name"] == "stall" for event in events) == len(trace.stalls(0.1))
 
 
 def test_operators_nest_in_their_iteration(tmp_path: Path) -> None:
-    trace = simulate_operators(five(), "sarathi_serve", 64, 4, "llama-13b", "a6000")
+    engine = Priced("llama-13b", "a6000")
+    trace = engine.trace(five(), "sarathi_serve", 64, 4, operators=True)
     perfetto.save(tmp_path / "run.json", {"priced": trace}, names={0: "A"})
     events = events_of(tmp_path / "run.json")
     lanes = named(events, "thread_name")

@@ -23,13 +23,12 @@ import torch
 from conftest import TINY, call, tiny_model
 from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
-from served import Served, served
+from served import Served, parse, raw, request, served
 
 from batch import Request
 from command.checks import UserError
 from configs import MODELS
 from engine import LLM, SamplingParams
-from experiments.lib.clients import parse, raw, request
 from more.loading.checkpoint import save
 from more.loading.files import DEMO
 from more.web.chat import Chat

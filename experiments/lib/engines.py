@@ -14,7 +14,7 @@ import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import product
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -27,8 +27,10 @@ from experiments.lib import measuring, steady
 from experiments.lib.common import progress, run_jobs
 from experiments.lib.rows import SPREAD, Row
 from experiments.lib.steady import BATCH_SIZES, Workload
+from loop import Loop, Result
 from more.loading.priced import priced_model
-from simulate import CostExecutor
+from scheduler import make_scheduler
+from simulate import CostExecutor, run_all
 from timeline import Trace
 
 if TYPE_CHECKING:  # predicting needs no torch
@@ -52,8 +54,19 @@ class Steady:
     @property
     def operators(self) -> dict[str, float]:
         """Seconds of each operator, per request."""
-        seconds = steady.steady_operators(self.trace, self.first, self.last)
-        return {name: value / (self.last - self.first) for name, value in seconds.items()}
+        begin, end = steady.steady_window(self.trace, self.first, self.last)
+        inside = [each.operators for each in self.trace.iterations if begin <= each.start < end]
+        count = self.last - self.first
+        return {name: sum(each[name] for each in inside) / count for name in inside[0]}
+
+
+class WithOperators(CostExecutor):
+    """A `CostExecutor` that also tells the seconds of each operator: slower."""
+
+    def execute(self, batch: Batch) -> Result:
+        result = super().execute(batch)
+        result.operators = self.cost_model.operators(batch)
+        return result
 
 
 class Priced:
@@ -62,21 +75,20 @@ class Priced:
     source = "predicted"
 
     def __init__(self, model: str | ModelConfig, gpu: str, **options: object) -> None:
-        self.config = priced_model(model)
-        self.model, self.hardware, self.options = self.config.name, gpu, options
-        lookup(GPUS, gpu, "GPU")
-        self.layers = self.config.n_layer
+        self.take(CostModel(priced_model(model), lookup(GPUS, gpu, "GPU"), **options))
+
+    @classmethod
+    def of(cls, cost: CostModel) -> "Priced":
+        """With any cost model, such as that of a calibrated machine."""
+        found = cls.__new__(cls)
+        found.take(cost)
+        return found
+
+    def take(self, cost: CostModel) -> None:
+        self.cost_model, self.config = cost, cost.model
+        self.model, self.hardware, self.layers = cost.model.name, cost.gpu.name, cost.model.n_layer
+        self.seconds, self.operators = cost.seconds, cost.operators
         self.steady = lru_cache(4)(self.run_steady)  # one baseline serves all chunk sizes
-
-    @cached_property
-    def cost_model(self) -> CostModel:
-        return CostModel(self.config, GPUS[self.hardware], **self.options)
-
-    def seconds(self, batch: Batch) -> float:
-        return self.cost_model.seconds(batch)
-
-    def operators(self, batch: Batch) -> dict[str, float]:
-        return self.cost_model.operators(batch)
 
     def trace(
         self,
@@ -86,8 +98,8 @@ class Priced:
         batch_size: int,
         operators: bool = False,
     ) -> Trace:
-        kind = steady.OperatorCostExecutor if operators else CostExecutor
-        return steady.run_priced(kind(self.cost_model), requests, policy, chunk_size, batch_size)
+        executor = (WithOperators if operators else CostExecutor)(self.cost_model)
+        return run_all(Loop(make_scheduler(policy, batch_size, chunk_size), executor), requests)
 
     def run_steady(
         self, work: Workload, policy: str, chunk_size: int, operators: bool = False

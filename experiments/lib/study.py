@@ -62,7 +62,7 @@ class Study:
     panels, columns of them (0: all of one source), or draw(rows): the picture.
     claims: what a test holds it to.
     more: files beside results/NAME.csv and .png: how they end -> what writes one.
-    repeats, quick_repeats: turns of a measurement. measure: whether it has any. real: the real
+    repeats: turns of a measurement; with --quick, one. measure: whether it has any. real: the real
     engines, one after the other, from the model that --model loads and the turns.
     slow: it takes minutes; torch: even its predictions need torch. printed: for a paper: a PDF,
     too, and a column of the CSV that names the commit.
@@ -87,7 +87,6 @@ class Study:
     measure: bool = False
     real: Callable[["LLM", int], Generator[Real]] = one_engine
     repeats: int = 5
-    quick_repeats: int = 1
     slow: bool = False
     printed: bool = False
     torch: bool = False
@@ -241,7 +240,7 @@ class Study:
         name = "laptop; on a GPU that holds it, the paper's"
         model = replace(MEASURE["model"], default=None, shown=name)
         runs = "runs of each case, whose median is taken"
-        repeats = Flag(runs, self.repeats, self.quick_repeats, measure=True)
+        repeats = Flag(runs, self.repeats, 1, measure=True)
         shared = MEASURE | {"model": model, "repeats": repeats}
         return shared | dict(self.flags)
 

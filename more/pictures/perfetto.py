@@ -108,19 +108,18 @@ def save(
     path: Path | str,
     runs: Mapping[str, Trace],
     names: Names | None = None,
-    bound: float | None = None,
     about: Mapping[str, About] | None = None,
 ) -> None:
     """Write runs, real or priced, to one file: the iterations and requests of each.
 
-    runs, about: traces, and what they are, by the name of the run; names and bound: see
+    runs, about: traces, and what they are, by the name of the run; names: see
     `lanes.request_lanes`.
     """
     tracks, names = Tracks(), names or {}
     for run, trace in runs.items():
         known = (about or {}).get(run)
         add_iterations(tracks, tracks.group(f"{run}: engine", known), trace, names)
-        add_requests(tracks, tracks.group(f"{run}: requests", known), trace, names, bound)
+        add_requests(tracks, tracks.group(f"{run}: requests", known), trace, names)
     tracks.save(path)
 
 
@@ -180,14 +179,9 @@ def details(iteration: Iteration, names: Names) -> dict[str, object]:
     }
 
 
-def add_requests(
-    tracks: Tracks, group: int, trace: Trace, names: Names, bound: float | None = None
-) -> None:
-    """A lane for each request: its waiting, its chunks, its decodes, its preemptions.
-
-    A stall's slice contains the slices inside it.
-    """
-    for request, bars in request_lanes(trace, bound, names).items():
+def add_requests(tracks: Tracks, group: int, trace: Trace, names: Names) -> None:
+    """A lane for each request: its waiting, its chunks, its decodes, its preemptions."""
+    for request, bars in request_lanes(trace, None, names).items():
         lane = tracks.lane(group, request)
         for bar in bars:
             add_bar(tracks, lane, bar, {"tokens": int(bar.label)} if bar.label else {})

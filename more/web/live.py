@@ -36,6 +36,7 @@ MOST_MESSAGES = 64  # that a page may be behind, before it gets a new snapshot
 LONG_PROMPT, MOST_THROWN = 4000, 64  # tokens, where the engine allows it; requests at once
 BURST_PROMPT, OUTPUT = 64, 16  # tokens: of a prompt in a burst; of all outputs but a chat's
 MOST_CHAT_PROMPT, MOST_CHAT_OUTPUT = 128, 512  # tokens
+TRIAL = 5.0  # s, of a policy before it is in force; usual ones take milliseconds
 LONGEST_NAME = 100  # letters of a policy with its option, such as dynamic:512,256
 NUMBERS = ("waiting", "running", "held", "capacity", "budget")  # of the runner's state
 SENTENCE = "The with statement is used to wrap the execution of a block. "  # for a real model
@@ -233,7 +234,12 @@ def router(runner: Runner) -> APIRouter:
         if len(name := str(fields["policy"])) > LONGEST_NAME:  # it is in each event from then on
             raise UserError(f"policy is {shown(name)}; it must have {LONGEST_NAME} letters at most")
         async with turn:
-            await try_policy(runner.engine, **fields)
+            try:
+                async with asyncio.timeout(TRIAL):
+                    await asyncio.to_thread(try_policy, runner.engine, **fields)
+            except TimeoutError:
+                told = f"policy {shown(name)} fails as it is tried: it has not ended in {TRIAL:g} s"
+                raise UserError(told) from None
             await asyncio.wrap_future(runner.switch(**fields))
         return fields
 

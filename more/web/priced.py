@@ -15,6 +15,7 @@ from more.loading.requests import USUAL_LENGTH, check_requests
 from scheduler import Scheduler, make_scheduler
 from simulate import CostExecutor, make_cost_model
 
+SOFTWARE = "sarathi"  # whose constants the cost model takes
 MOST_SLOTS = 256  # B, where more requests would fit
 
 
@@ -71,7 +72,7 @@ class Placeholders:
 class PricedEngine:
     """A named model on named GPUs: batches take as long as the cost model says. All tokens are 0.
 
-    model, gpu, tp, link, software, policy, chunk_size, cache_tokens: as in `simulate`.
+    model, gpu, tp, policy, chunk_size, cache_tokens: as in `simulate`.
     max_length: tokens of one request, prompt + output - 1; None: as many as the model allows, 8192
     at most, because one request of 131072 tokens may fill a GPU. max_batch_size: B; None: as many
     requests of that length as fit the GPUs' memory, 256 at most.
@@ -92,11 +93,9 @@ class PricedEngine:
         max_length: int | None = None,
         cache_tokens: int | None = None,
         tp: int = 1,
-        link: str | None = None,
-        software: str = "sarathi",
         clock: Clock | None = None,
     ):
-        self.cost_model = make_cost_model(model, gpu, tp, link, software)
+        self.cost_model = make_cost_model(model, gpu, tp, None, SOFTWARE)
         config = self.cost_model.model
         usual = min(config.max_length, USUAL_LENGTH)
         self.max_length = usual if max_length is None else max_length
@@ -115,7 +114,7 @@ class PricedEngine:
         self.policy, self.chunk_size = policy, chunk_size
         self.max_batch_size, self.cache_tokens = max_batch_size, cache_tokens
         self.description = f"{config.name} on {where}, predicted by the cost model"
-        self.description += f" ({software}, {SINCE[software]})"
+        self.description += f" ({SOFTWARE}, {SINCE[SOFTWARE]})"
         self.tokenizer, self.clock = Placeholders(), clock or Clock()
         self.scheduler(policy, chunk_size)  # complains at once
 
