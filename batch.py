@@ -23,7 +23,7 @@ class Request:
     max_tokens: output tokens after which the request ends with finish_reason "length".
     stop_ids: output tokens that end it at once, with finish_reason "stop".
     arrival: seconds on the engine's clock. No scheduler sees the request before that.
-    tags: labels for your own policies, such as {"priority": "1"}. The built-in ones ignore them.
+    tags: labels for policies that read them (more/policies/), such as {"priority": "1"}.
     A request that is cancelled ends with "abort", vLLM's word; after a BROKEN token, with "error".
     """
 

@@ -91,9 +91,11 @@ def at_rate(
 ) -> list[Row]:
     """Medians over the windows, at `rate` requests per second; then those of each tag."""
     found, ours = windows.serve(engine, rate, policy, C), windows.serve(engine, rate, OURS)
-    for rows, beside in zip(found, ours, strict=True):
-        rows[0] |= {f"{name} over {OURS}": rows[0][name] / beside[0][name] for name in PAIRED}
-    return [median_row(rows) for rows in by_tag(found)]
+    paired = []
+    for (every, *rest), (other, *_) in zip(found, ours, strict=True):
+        over = {f"{name} over {OURS}": every[name] / other[name] for name in PAIRED}
+        paired.append([every | over, *rest])
+    return [median_row(rows) for rows in by_tag(paired)]
 
 
 def strict_slo(engine: Deployment) -> Row:
@@ -129,7 +131,7 @@ def at_share(
     requests = data.requests(count, rate) if data else short_requests(poisson(count, rate), L)
     trace = engine.serve(requests, policy, C)
     rows, spent = windows.metrics(trace), 1e3 * trace.policy_seconds / trace.schedules
-    if not any("ttft" in request.tags or "ttlt" in request.tags for request in requests):
+    if not any({"ttft", "tbt", "ttlt"} & request.tags.keys() for request in requests):
         for row in rows:  # the promise is a GPU's
             del row["promises kept"]
     return [{"rate": rate, "policy's time": spent} | row for row in rows]

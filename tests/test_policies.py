@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from test_scheduler import drive, requests_of, shapes
 
 from batch import Batch, Request
+from command.checks import UserError
 from more.policies.qoserve import kept
 from scheduler import POLICIES, SarathiServe, Scheduler, make_scheduler
 from timeline import Life
@@ -214,9 +215,10 @@ def test_sarathi_pd_by_the_papers_example() -> None:
         [chunk] = scheduler.schedule(0.0).chunks
         assert (scheduler.chunk_size, chunk.length) == (size, min(size, 10 * ratio))
         for request in scheduler.waiting:
-            request.tags = {"predicted_tokens": "1000"}  # P:D is nearly 0 then
+            request.tags = {"predicted_tokens": "1"}  # P:D is large then
+        scheduler.running[0].tags = request.tags
         scheduler.schedule(0.0)
-        assert scheduler.chunk_size == 128
+        assert scheduler.chunk_size == 256
 
 
 def ended(policy: str, requests: list[Request], at: list[int], size: int = 1) -> list[int]:
@@ -283,6 +285,12 @@ def test_qoserve_orders_and_relegates() -> None:
         request.tags = own
     # 3 + 0.08; 1 + 0.56; 2.6 - 0.4 + 0.08; late
     assert ended("qoserve_fixed", requests, [0] * 4, size=4) == [1, 2, 0, 3]
+    # 2000 tokens in 60 s: half of the time is for the first one, so it is not late at once
+    scheduler = make_scheduler("qoserve_fixed", 4, 100)
+    mail = Request(0, range(10), 2000, tags={"ttlt": "60"})
+    assert scheduler.due(mail) == pytest.approx(30, abs=0.1) and not scheduler.urgency(mail)[0]
+    with pytest.raises(UserError, match="the tag ttft of a request is 'soon'; it must be a number"):
+        scheduler.add(Request(1, range(10), 2, tags={"ttft": "soon"}))
     life = Life(0, 1.0, 10, 1.0, [2.0, 2.6], tags={"ttft": "1", "tbt": "0.6"})
     assert kept(life, 0, 0)
     for moments in ([2.01, 2.6], [2.0, 2.61]):

@@ -10,6 +10,7 @@ from statistics import median
 import matplotlib.pyplot as plt
 import pytest
 from conftest import ran
+from test_loop import Placeholders
 
 import plan
 from batch import Request
@@ -18,12 +19,14 @@ from configs import MODELS
 from experiments import serve_latency
 from experiments.lib.papers import MISTRAL, Recorded
 from experiments.lib.rows import read_rows
+from experiments.lib.windows import Windows
+from loop import Loop
 from more.apart.simulate import simulate_fleet
 from more.serving.capacity import Deployment, median_ttft
 from more.serving.lengths import TAG, length_error, tag_lengths
 from more.serving.traffic import Uniform, at_rate, gamma, make_requests, poisson, read_trace
 from scheduler import make_scheduler
-from simulate import simulate
+from simulate import run_all, simulate
 from timeline import COLUMNS, Life, Trace
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -260,6 +263,39 @@ def test_a_figure_by_tag(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert ["rate", "policy", "C", "all", *own.column("tag")] in table
     line = ["20", "vtc", "512", *(f"{row['median TTFT']:#.3g}" for row in own)]
     assert line in table, "a user beside the other"
+
+
+def test_windows_by_hand() -> None:
+    """Of eight requests of 100 tokens, one each 10 s, the last six count. Window 0 alone tunes:
+    there, with C = 50, the second chunk would break the promise.
+    """
+    asked = []
+
+    class Steps:
+        name = "steps"
+
+        def window(self, number: int, count: int, rate: float, seed: int) -> list[Request]:
+            asked.append((number, rate))
+            tags = [{"user": "ann" if i else "bob"} for i in range(count)]
+            return [Request(i, range(100), 2, arrival=i / rate, tags=tags[i]) for i in range(count)]
+
+    class Engine:
+        orca_batch_size, max_batch_size, software, cache_tokens = 1, 4, "none", 0
+
+        def serve(self, requests: list[Request], policy: str, C: int) -> Trace:
+            loop = Loop(make_scheduler(policy, 4, C), Placeholders())
+            run_all(loop, requests)
+            return loop.trace
+
+    chosen = Windows(Steps(), 8, 2, 0, (50, 100), 0.05, (1.5, 9.0), "user")
+    found = chosen.serve(Engine(), 0.1, "sarathi_serve")
+    assert asked == [(0, 0.05), (0, 0.05), (1, 0.1), (2, 0.1)]
+    for every, ann in found:  # bob's only request is in the first quarter
+        assert every["C"] == 100 and ann["tag"] == "user=ann"
+        assert (every["P99 TTFT"], every["mean E2E"], every["promises kept"]) == (1, 2, 100)
+        assert every["output tokens"] == pytest.approx(10 / 50)  # of five requests, in 50 s
+        assert every["useful tokens"] == pytest.approx(510 / 50)
+    assert chosen.serve(Engine(), 0.1, "sarathi_serve", 50)[0][0]["promises kept"] == 0
 
 
 # -------------------------------------------------------------------------------- predicted lengths

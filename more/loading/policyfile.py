@@ -102,7 +102,7 @@ def check_name(path: Path, policy: type[Scheduler], names: list[str]) -> None:
 
 
 def is_ours(policy: type[Scheduler]) -> bool:
-    return policy.__module__.startswith((Scheduler.__module__, "more.policies."))
+    return f"{policy.__module__}.".startswith(("scheduler.", "more.policies."))
 
 
 def guarded(function: Callable, path: Path) -> Callable:

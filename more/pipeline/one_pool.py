@@ -14,6 +14,8 @@ SGLang: lmsys.org/blog/2026-01-15-chunked-pipeline; Medha's SPP: arXiv 2409.1726
     stage 0 | P0 | P1 | P2 | P3 |          one prompt of four chunks, S = 2 stages. In
     stage 1      | P0 | P1 | P2 | P3 |     `MicroBatches`, P1 starts when P0 has left stage 1
 
+A chunk that is in flight when its request is preempted is not in the trace's `recomputed`.
+
 Decodes are not dealt out: a policy that takes all that are here, takes all (as vLLM V1 does).
 `away` and `shares` let one take its share (more/policies/token_throttling.py).
 """

@@ -29,18 +29,26 @@ STEP, MARGIN = 128, 1.2  # tokens between two budgets that are tried; on predict
 
 class QoServe(SarathiServe):
     name = "qoserve"
-    most, now, rate = None, 0.0, 1e-4  # C as it was given; s; s for a token, as last predicted
+    most, now, rate = None, 0.0, 1e-4  # C as it was given; s; s for a token of the last batch
 
     def due(self, request: Request) -> float:
         """When its next token must be there."""
-        done = len(request.output)
-        if "ttlt" in request.tags:
-            left = (request.max_tokens - done - 1) * SLOW
-            return request.arrival + max(0.0, told(request.tags, "ttlt") - left)
-        return request.arrival + told(request.tags, "ttft", TTFT) + done * self.tbt(request)
+        tags, done = request.tags, len(request.output)
+        if "ttlt" in tags:
+            left = request.max_tokens - done - 1
+            return request.arrival + told(tags, "ttlt") - left * self.tbt(request)
+        return request.arrival + told(tags, "ttft", TTFT) + done * self.tbt(request)
 
     def tbt(self, request: Request) -> float:
-        return SLOW if "ttlt" in request.tags else told(request.tags, "tbt", TBT)
+        """Of a `ttlt` request: SLOW, but half of the time is for the first token at least."""
+        if "ttlt" in request.tags:
+            return min(SLOW, told(request.tags, "ttlt") / 2 / request.max_tokens)
+        return told(request.tags, "tbt", TBT)
+
+    def check(self, request: Request) -> None:
+        super().check(request)
+        for tag in ("ttft", "tbt", "ttlt"):
+            told(request.tags, tag)
 
     def slack(self, decode: Request) -> float:
         """How long the next batch may take. Who is late already is owed a token each TBT."""
@@ -71,7 +79,7 @@ class QoServe(SarathiServe):
                 room -= chunks[-1].length
             return self.cost(Batch(chunks, decodes))
 
-        budgets = range(min(STEP, self.most), self.most + 1, STEP)
+        budgets = [*range(STEP, self.most, STEP), self.most]
         best = budgets[max(0, bisect_right(budgets, slack, key=seconds) - 1)]
         self.rate = seconds(best) / best
         return best
@@ -90,7 +98,14 @@ class QoServe(SarathiServe):
 class QoServeFixed(QoServe):
     """Each batch has the whole budget C."""
 
-    name = "qoserve_fixed"
+    name, ran = "qoserve_fixed", 0  # tokens of the last batch
+
+    def schedule(self, now: float) -> Batch | None:
+        if self.ran:
+            self.rate = (now - self.now) / self.ran
+        batch = super().schedule(now)
+        self.ran = batch.num_tokens if batch else 0
+        return batch
 
     def budget(self, decodes: list[Request]) -> int:
         return self.most
@@ -101,10 +116,11 @@ def told(tags: Mapping[str, str], tag: str, usual: float = LATEST) -> float:
     found = tags.get(tag, usual)
     try:
         seconds = float(found)
-        assert 0 <= seconds <= LATEST
-    except (ValueError, AssertionError):
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= LATEST:
         why = f"it must be a number of seconds, at most {LATEST:g}"
-        raise UserError(f"the tag {tag} of a request is {found!r}; {why}") from None
+        raise UserError(f"the tag {tag} of a request is {found!r}; {why}")
     return seconds
 
 

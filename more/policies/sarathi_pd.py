@@ -10,7 +10,8 @@ P:D is that of the requests that are here. The length of an output is its tag `p
 without one, max_tokens.
 """
 
-from batch import Batch, Request
+from batch import Batch
+from more.policies.srpt import length_of
 from scheduler import Dynamic, Sarathi
 
 
@@ -31,12 +32,7 @@ class SarathiPD(Sarathi):
     def balanced(self) -> int:
         here = [*self.running, *self.waiting]
         prompts = sum(len(request.prompt) for request in here)
-        decodes = sum(map(length_of, here))
+        decodes = sum(min(length_of(request), request.max_tokens) for request in here)
         beside = self.max_batch_size - 1
         enough = [C for C in self.sizes if C * decodes >= beside * (decodes + prompts)]
         return min(enough, default=self.sizes[0])
-
-
-def length_of(request: Request) -> int:
-    told = request.tags.get("predicted_tokens", "")
-    return int(told) if told.isdecimal() else request.max_tokens

@@ -7,7 +7,8 @@ ICLR 2025, arXiv 2410.01035). The order alone: "learning to rank" (Fu et al., Ne
 2408.15792).
 
 The prediction is the tag `predicted_tokens` (more/serving/lengths.py); without one, a request is
-last. TRAIL predicts anew after each token; a tag does not change. Long requests may starve.
+last. TRAIL predicts anew after each token; a tag does not change. Long requests may starve. Where
+the next tokens of decodes do not fit, the newest is preempted, as by all our policies.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 Sarathi-Serve fills each batch up to C tokens. In a pipeline this leaves bubbles: a micro-batch
 takes all decodes that are here, and where few prompt tokens wait, the first takes them all. gLLM
-throttles both (Guo et al., SC 2025, arXiv 2504.14775; `token_throttling` of gllm/scheduler.py):
+throttles both (Guo et al., SC 2025, arXiv 2504.14775; gllm/scheduler.py, as in the paper):
 
     decodes    all that run, in flight or not, over the micro-batches
     prompts    the tokens that wait, over T = 8 iterations; but the less of the cache is free, the
@@ -12,9 +12,7 @@ C is the most prompt tokens of a batch (gLLM: 2048). It needs --deal ahead, wher
 ask one scheduler. Anywhere else it sees one micro-batch, and only prompts are throttled.
 """
 
-from collections.abc import Sequence
-
-from batch import Batch, Request
+from batch import Batch
 from scheduler import SarathiServe
 
 LEAST, KEPT_FREE = 32, 0.05  # tokens; share of the cache
@@ -27,16 +25,11 @@ class TokenThrottling(SarathiServe):
     most_tokens, most = 8, None  # T; C as it was given
     shares, away = 1, ()  # of more/pipeline/one_pool.py: micro-batches, requests in flight
 
-    def __init__(self, *sizes: int | None):
-        super().__init__(*sizes)
-        self.line: dict[Request, None] = {}  # decodes: who came back first is first
-
     def schedule(self, now: float) -> Batch | None:
         self.most = self.most or self.chunk_size
-        here, places = self.decodes(), {each: place for place, each in enumerate(self.line)}
+        here = sorted(self.decodes(), key=lambda request: len(request.output))  # all get their turn
         running = len(here) + sum(bool(request.output) for request in self.away)
-        decodes = sorted(here, key=lambda request: places.get(request, -1))
-        decodes = decodes[: -(-running // self.shares)]
+        decodes = here[: -(-running // self.shares)]
         self.chunk_size = len(decodes) + self.prompt_tokens()
         chunks = self.prefills(len(decodes))
         return Batch(chunks, decodes) if chunks or decodes else None
@@ -46,13 +39,5 @@ class TokenThrottling(SarathiServe):
         memory, free = self.memory, 1.0
         if memory.capacity:
             free -= (memory.taken + memory.flying) / memory.capacity
-        by_memory = int(self.most * (free - KEPT_FREE) / (1 - KEPT_FREE))
-        return max(min(-(-wait // self.most_tokens), self.most, by_memory), LEAST)
-
-    def update(self, batch: Batch, tokens: Sequence[int]) -> list[Request]:
-        ended = super().update(batch, tokens)
-        for request in batch.sampled:
-            self.line.pop(request, None)
-            if request.finish_reason is None:
-                self.line[request] = None
-        return ended
+        by_memory = round(self.most * (free - KEPT_FREE) / (1 - KEPT_FREE))
+        return max(min(-(-wait // self.most_tokens), by_memory), min(LEAST, self.most))
