@@ -101,9 +101,6 @@ FLAGS = {
 }  # fmt: skip
 
 
-# ------------------------------------------------------------------------------- what the user gave
-
-
 def cost_of(options: Namespace, model: ModelConfig, tp: int) -> CostModel:
     gpu, owner = gpu_of(options)
     software = options.software or "vllm"
@@ -129,9 +126,6 @@ def replica_of(options: Namespace, model: ModelConfig, tp: int, pp: int) -> Repl
             " --pp, or a larger --memory-utilization"
         )
     return replica
-
-
-# --------------------------------------------------------------------------------------------- main
 
 
 def replicas_of(

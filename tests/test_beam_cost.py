@@ -31,9 +31,6 @@ def prefill(cache: str, width: int, prompt: int = 1024) -> Batch:
     return Batch([Chunk(request, 0, prompt)], [])
 
 
-# ------------------------------------------------------------------------------------------ seconds
-
-
 def ordinary_batches() -> list[Batch]:
     return [
         make_batch([(0, 300, 300)]),

@@ -217,9 +217,6 @@ def test_extreme_gates() -> None:
     assert_within(found[:, [*range(7), *range(8, 15)]], exact, bound)
 
 
-# ---------------------------------------------------------------------------- the compiled file
-
-
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A cache of the test's own, and a compiler that copies what this machine has compiled."""
