@@ -1,5 +1,5 @@
-"""native.cpp beside what it stands for: `attention.reference`, the model's own small operators, the
-cache's own writes. And how it is compiled once, kept, and done without where that fails.
+"""native.cpp beside what it stands for: `attention.reference`, and the small operators of model.py.
+And how it is compiled once, kept, and done without where that fails.
 """
 
 import os

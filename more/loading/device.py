@@ -136,7 +136,7 @@ def choose_device(name: str) -> torch.device:
     """
     name = shown(name, str)
     if not re.fullmatch(r"auto|(cpu|cuda)(:(0|[1-9]\d?))?", name):
-        raise UserError(f"unknown device {name!r}: choose from auto, cpu, cuda, cuda:0, ...")
+        raise UserError(f"unknown device {name!r}: choose from auto, cpu, cuda")
     if not name.startswith("cpu"):
         why = why_unseen()  # if PyTorch sees none
         with warnings.catch_warnings():
