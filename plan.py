@@ -83,7 +83,7 @@ FLAGS = {
     "requests_file": Flag("traffic: a CSV, JSON or JSONL file of arrivals, prompts and outputs; or"
                           " chat, arxiv, or P:N tokens of every request", shown="chat"),
     "requests": Flag("requests that are drawn, where the traffic is no file", REQUESTS, 256),
-    "seed": Flag("seed of all that is drawn at random", 0),
+    "seed": Flag(default=0),
     **SLO_FLAGS,
     "rate": Flag("requests per second that you expect: how many replicas hold them?"),
     "max_batch_size": Flag("requests that run at once, at most C", shown="256"),
@@ -99,9 +99,6 @@ FLAGS = {
     **WRITES,
     "out": Flag("", ROOT / "build" / NAME),
 }  # fmt: skip
-
-
-# ------------------------------------------------------------------------------- what the user gave
 
 
 def cost_of(options: Namespace, model: ModelConfig, tp: int) -> CostModel:
@@ -129,9 +126,6 @@ def replica_of(options: Namespace, model: ModelConfig, tp: int, pp: int) -> Repl
             " --pp, or a larger --memory-utilization"
         )
     return replica
-
-
-# --------------------------------------------------------------------------------------------- main
 
 
 def replicas_of(

@@ -54,16 +54,14 @@ FLAGS = {
     "host": Flag(default="127.0.0.1"),
     "port": Flag(default=8000),
     "open": Flag(),
-    "api_key": Flag("key that clients must send; may be repeated", shown=f"${KEY}, else none",
-                    repeated=True),
+    "api_key": Flag(shown=f"${KEY}, else none", repeated=True),
     "queue": Flag("requests that may wait; one more is answered 429", 256),
-    "drain": Flag("how long running requests may take after Ctrl-C, in s", 30),
+    "drain": Flag(default=30),
     "pyodide": Flag("folder with the files of Pyodide, for browsers without a network",
                     shown="none: a browser loads it"),
     "lenient": Flag(),
     **{name: Flag(default=usual) for name, usual in REAL.items()},
-    "calibration": Flag("calibration of this machine, for policies that ask what a batch costs",
-                        shown="results/calibration-MODEL.json"),
+    "calibration": Flag(shown="results/calibration-MODEL.json"),
 }  # fmt: skip
 
 

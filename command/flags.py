@@ -158,7 +158,9 @@ TABLE: dict[str, dict[str, Kind]] = {
     "What is predicted": {
         "gpu": Kind("NAME", "GPU of configs/gpus.py that the cost model prices"),
         "software": Kind("NAME", "software whose constants the cost model takes"),
-        "calibration": Kind("FILE", "calibration of a machine, made by calibrate.py", Path),
+        "calibration": Kind(
+            "FILE", "calibration by calibrate.py; policies may ask it what a batch costs", Path
+        ),
         "gpu-spec": Kind(
             "MEM,FLOPS,BW", "another GPU: its memory in GB, dense fp16 TFLOPS, bandwidth in GB/s",
             three_numbers,

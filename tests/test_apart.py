@@ -66,21 +66,6 @@ def check(trace: FleetTrace, requests: list[Request], layout: str) -> None:
         assert life.tokens[0] == each.asked <= each.start < each.end <= life.tokens[1]
 
 
-@pytest.mark.parametrize("layout", ["3", "2p1d", "1p3d"])
-@pytest.mark.parametrize("cache", ["slots", "paged"])
-def test_nothing_is_lost_and_nothing_overtakes_itself(layout: str, cache: str) -> None:
-    for seed in range(8):
-        draw, requests = random.Random(seed), workload(seed)
-        trace = simulate_fleet(
-            requests, layout=layout, way="pcie4", cache=cache, prefix_caching=cache == "paged",
-            router=draw.choice(list(ROUTERS)), policy=draw.choice(["sarathi_serve", "orca"]),
-            decode_policy=draw.choice([None, "vllm_v1"]), chunk_size=draw.choice([16, 64, 512]),
-            max_batch_size=draw.randint(1, 12), cache_tokens=draw.choice([None, 672, 900, 3000]),
-            keep=True, **KW,
-        )  # fmt: skip
-        check(trace, workload(seed), layout)
-
-
 def test_the_memory_of_both_ends_is_given_back() -> None:
     """Also where second halves are preempted, and where a reservation is taken back."""
     preempted = 0
@@ -154,7 +139,9 @@ def sorting(base: type[Scheduler], key: str, hook: str) -> type[Scheduler]:
 
 
 def test_policies_that_reorder_their_queue_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whom a policy takes next may not be the head of the queue before it was asked."""
+    """Nothing is lost, and nothing overtakes itself. Whom a policy takes next may not be the head
+    of the queue before it was asked.
+    """
     load_policies(Path(__file__).parent.parent / "examples" / "priority.py")
     names = ["priority", "srpt:0", *HEIRS]
     bases = [POLICIES[name] for name in ("orca", "vllm_v0", "vllm_v1", "no_evict")]
@@ -174,7 +161,7 @@ def test_policies_that_reorder_their_queue_end(monkeypatch: pytest.MonkeyPatch) 
             requests, layout=layout, way="pcie4", cache=cache, policy=draw.choice(names),
             decode_policy=draw.choice([None, *names]), chunk_size=draw.choice([16, 512]),
             max_batch_size=draw.choice([1, 2, 4]), cache_tokens=draw.choice([most, most + 64]),
-            keep=True, **KW,
+            router=draw.choice([*ROUTERS]), prefix_caching=cache == "paged", keep=True, **KW,
         )  # fmt: skip
         check(trace, requests, layout)
 

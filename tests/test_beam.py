@@ -1,7 +1,4 @@
-"""Beam search in the engine: two caches, growth, the table, memory, cancellation, errors."""
-
-import random
-from collections.abc import Sequence
+"""Beam search in the engine: two caches, the rules, memory, broken logits."""
 
 import pytest
 import torch
@@ -15,7 +12,6 @@ from kvcache import KVCache
 from loop import Loop
 from model import Transformer
 from more.beam.executor import enable_beams
-from more.beam.memory import SegmentMemory
 from more.beam.outputs import beam_requests
 from more.beam.request import CACHES, BeamRequest, BeamSearchParams, cached_tokens, rows_of
 from more.beam.search import BeamSearch, Candidate, best_candidates
@@ -83,47 +79,6 @@ def test_the_shortest_searches(cache: str) -> None:
         assert loop.executor.memories == {} and loop.executor.cache.used == [None]
 
 
-# --------------------------------------------------------------------------------------- the table
-
-
-def table_by_hand(reorders: Sequence[list[int]], width: int) -> list[list[int]]:
-    """Which place each beam reads at each step, by carrying every beam's whole history along."""
-    histories = [[beam] for beam in range(width)]  # step 0: each beam wrote its own
-    for parents in reorders:
-        histories = [[*histories[parent], beam] for beam, parent in enumerate(parents)]
-    return histories
-
-
-def test_the_table_follows_the_whole_history_not_the_last_parent() -> None:
-    generator = random.Random(2)
-    model = tiny_model("llama")
-    cache = KVCache(model.config, 1, 8)
-    for width in (1, 2, 5):
-        memory = SegmentMemory(cache, 0, 3, width)
-        memory.extend()
-        reorders = []
-        for _ in range(40):
-            reorders.append([generator.randrange(width) for _ in range(width)])
-            memory.reorder(reorders[-1])
-            memory.extend()
-        assert memory.table[:, : memory.steps].tolist() == table_by_hand(reorders, width)
-
-
-def test_growth_copies_what_is_there_and_lets_the_old_go() -> None:
-    model = tiny_model("llama")
-    cache = KVCache(model.config, 1, 8, torch.float64)
-    memory = SegmentMemory(cache, 0, 3, 2)
-    for step in range(33):
-        memory.extend()
-        memory.keys[:, step], memory.values[:, step] = step, -step
-        assert memory.keys.shape[1] == memory.table.shape[1] == -(-(step + 1) // 16) * 16
-        assert memory.keys[0, : step + 1, 1, 0, 0].tolist() == list(range(step + 1))
-        assert memory.values[1, : step + 1, 0, -1, -1].tolist() == [-i for i in range(step + 1)]
-
-
-# --------------------------------------------------------------------------------------- the search
-
-
 def test_a_finished_beam_makes_room_for_the_next_best() -> None:
     search = BeamSearch(BeamSearchParams(2, 9, length_penalty=0.0), frozenset((0,)), 10)
     assert search.num_candidates == 4
@@ -158,9 +113,6 @@ def test_never_looks_as_far_as_max_tokens() -> None:
         search.step([Candidate(-2.0, 0, 5)])
         search.step([Candidate(-3.0, 0, 0), Candidate(-4.0, 0, 5)])
         assert search.done is done, rule
-
-
-# ------------------------------------------------------------------------------------ through `LLM`
 
 
 @pytest.fixture

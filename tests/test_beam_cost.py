@@ -31,9 +31,6 @@ def prefill(cache: str, width: int, prompt: int = 1024) -> Batch:
     return Batch([Chunk(request, 0, prompt)], [])
 
 
-# ------------------------------------------------------------------------------------------ seconds
-
-
 def ordinary_batches() -> list[Batch]:
     return [
         make_batch([(0, 300, 300)]),
@@ -60,8 +57,8 @@ def test_operators_sum_to_seconds(cache: str, width: int, tp: int) -> None:
     cost = BeamCostModel(LLAMA, TILE, tp=tp, link=LINKS["max-1550-cards"], expanded=True)
     rider = make_batch([(0, 100, 300)], decodes=2, context=50)
     for response in (1, 2, 16, 17):
-        beams = make_beams(cache, 2, width, 200, response, first_id=100)
-        (late,) = make_beams(cache, 1, width, 64, 0, first_id=200)
+        beams = make_beams(cache, 2, width, 200, response)
+        (late,) = make_beams(cache, 1, width, 64, 0)
         batch = Batch([*rider.chunks, Chunk(late, 0, 64)], [*rider.decodes, *beams])
         assert sum(cost.operators(batch).values()) == pytest.approx(cost.seconds(batch), rel=1e-12)
 

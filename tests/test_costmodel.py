@@ -132,21 +132,6 @@ def test_logits_only_for_sampled_rows(cost):
     assert 0 < cost.operators(Batch([chunk(128)], []))["others"] < 0.05 * cost.seconds(unfinished)
 
 
-def test_a_decode_attends_to_its_cache_and_to_itself(cost):
-    gap = cost.attention(Batch([], decodes(1, 1025))) - cost.attention(Batch([], decodes(1, 1024)))
-    assert cost.attention(Batch([], decodes(1, 1024))) == pytest.approx(1024 * gap)
-
-
-def test_a_chunk_attends_to_all_before_it(cost):
-    """No faster than the peak: 4 FLOPs for each query, key and channel."""
-    model, start, length = cost.model, 4096, 1024
-    flops = 4 * model.n_head * model.head_dim * length * (start + length / 2) * model.n_layer
-    assert cost.chunk_attention(start, length) > flops / cost.gpu.peak
-
-
-# ------------------------------------------------------------------------------------------ the fit
-
-
 def test_fit_is_to_table_2_and_fig_7_only_and_within_5_percent():
     rows = product(("prefill", "decode", "hybrid"), ("linear", "attn"))
     found = fit.A6000.modelled(SARATHI)

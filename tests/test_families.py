@@ -201,8 +201,6 @@ def test_transformers_reads_what_save_writes(case: str, tmp_path: Path) -> None:
     assert_same_logits(model, reference.eval())
 
 
-# -------------------------------------------------------------------------------------- config.json
-
 # google/gemma-3-1b-it: its config.json as published
 GEMMA = {
     "architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "head_dim": 256,

@@ -30,9 +30,6 @@ def one(efficiency: Efficiency, heads: int = 8, kv_heads: int = 8, gpu=A100) -> 
     return CostModel(one_layer(heads, kv_heads), gpu, efficiency)
 
 
-# ------------------------------------------------------------------------------------------ by hand
-
-
 def test_a_product_runs_in_waves() -> None:
     """108 blocks fill an A100 once. One column of blocks more needs a second wave."""
     shapes = [(128, 4096, 108 * 128), (128, 4096, 109 * 128)]
@@ -116,16 +113,6 @@ def test_all_reduces_are_those_that_were_measured() -> None:
         assert cost.all_reduces(tokens) == pytest.approx(64 * once)
 
 
-@pytest.mark.parametrize("link, software", ALL_REDUCES)
-def test_no_all_reduce_is_faster_than_a_smaller_one(link: str, software: str) -> None:
-    for gpus, ways in ALL_REDUCES[link, software].items():
-        edges = [way.start + step for way in ways[1:] for step in (-1, 0, 1)]
-        sizes = sorted([*edges, *(round(1.1**n) for n in range(220))])
-        times = [reduce_seconds(ways, size, gpus) for size in sizes]
-        assert times == sorted(times) and times[0] > 0
-        assert [way.start for way in ways] == sorted(way.start for way in ways)
-
-
 def test_a_faster_way_waits_for_the_end_of_the_one_before() -> None:
     ways = AllReduce(0, 1e-6, 1e9), AllReduce(1000, 0.0, 10e9)
     times = [1e6 * reduce_seconds(ways, size, 2) for size in (500, 1000, 10000, 30000)]
@@ -168,9 +155,6 @@ def test_only_a_chunk_s_own_keys_lie_in_the_cache() -> None:
     assert saved == pytest.approx([own, own], rel=0.01)
 
 
-# ------------------------------------------------------------------------------ whose constants
-
-
 @pytest.mark.parametrize(
     "gpu, owner",
     [("t4", "a100-80gb"), ("l4", "l40s"), ("b200", "h100"), ("mi300x", "a100-80gb")],
@@ -202,9 +186,6 @@ def test_every_gpu_has_its_sheet_and_all_constants_a_source() -> None:
         assert gpu.generation in KNOWN
     for owner, efficiency in EFFICIENCY.items():
         assert "experiments/" in efficiency.source and "%" in efficiency.source, owner
-
-
-# ------------------------------------------------------------------------------ measured kernels
 
 
 @pytest.mark.slow
@@ -244,9 +225,6 @@ def test_one_law_for_a_kernel_and_for_a_batch() -> None:
         for each in (replace(cost.efficiency, cache=1.0), cost.efficiency)
     )
     assert warm < cost.attention(batch) == pytest.approx(cold), "other layers fill the cache"
-
-
-# ----------------------------------------------------------------------------- models and links
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ def test_all_linears_are_packed_and_none_is_kept_twice() -> None:
     packs = can_pack(CPU, torch.float32)
     assert packs != any(isinstance(module, nn.Linear) for module in model.modules())
     assert packs != any("preproj.weight" in name for name in model.state_dict())
+    assert not can_pack(torch.device("cuda"), torch.bfloat16)
 
 
 def test_bfloat16_that_is_emulated(
@@ -63,11 +64,3 @@ def test_bfloat16_that_is_emulated(
     pack_linears(model)
     assert isinstance(model.head, nn.Linear)
     assert capsys.readouterr().err.startswith("this CPU emulates bfloat16")
-
-
-def test_exact_models_stay_plain() -> None:
-    """float64 has no packed operators: the model of the exactness tests is left as it is."""
-    model = tiny_model("llama")
-    pack_linears(model)
-    assert isinstance(model.layers[0].preproj, nn.Linear) and isinstance(model.head, nn.Linear)
-    assert not can_pack(torch.device("cuda"), torch.bfloat16)

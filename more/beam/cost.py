@@ -147,7 +147,7 @@ MOST_SEARCHES = 10**6  # that one call makes
 
 
 def make_beams(
-    cache: str, count: int, beam_width: int, prompt: int, response: int, first_id: int = 0
+    cache: str, count: int, beam_width: int, prompt: int, response: int
 ) -> list[BeamRequest]:
     """`count` searches, to be priced: the next decode attends to `response` tokens of each beam.
 
@@ -156,7 +156,7 @@ def make_beams(
     check_whole("count", count, 1, MOST_SEARCHES)
     check_whole("prompt", prompt)
     made = []
-    for i in range(first_id, first_id + count):
+    for i in range(count):
         request = BeamRequest(
             i, range(prompt), max_tokens=response + 2, beam_width=beam_width, cache=cache
         )

@@ -14,7 +14,7 @@ from torch import Tensor
 from attention import AttendLayer, split_heads
 from kvcache import KVCache
 from more.beam.memory import BeamSpan, SegmentMemory, StandardMemory
-from more.fast.native import INTEGER, Sizes, check, function, table
+from more.fast.native import INTEGER, Sizes, function, table
 
 
 class BeamSizes(Sizes):
@@ -27,7 +27,7 @@ def attention(spans: Sequence[BeamSpan], cache: KVCache) -> AttendLayer:
     """A back end for the rows of beams (`more.beam.attention.BeamAttention`), on both caches.
 
     In each layer, one call attends for all searches on segments. Each search on the standard cache
-    needs a call of its own. Attending raises UserError if native.cpp does not fit (`check`).
+    needs a call of its own. For what `native.check` lets through.
     """
     segments, copies, first = [], [], 0
     for span in spans:
@@ -83,13 +83,10 @@ def attend_beams(
     searches   from `searches_of`
     layer      of the segments
     y          (T, n_head * head_dim), contiguous: the result goes there
-
-    Raises UserError for a device, dtype or size that native.cpp does not support.
     """
     n_kv_head, _, _, head_dim = prompt_keys.shape
     rows, heads, _ = qkv.shape
     n_head, strides = heads - 2 * n_kv_head, prompt_keys.stride()
-    check(qkv.device, qkv.dtype, head_dim, n_head // n_kv_head)
     assert qkv.is_contiguous() and y.is_contiguous() and y.shape == (rows, n_head * head_dim)
     assert qkv.dtype == prompt_keys.dtype == y.dtype and qkv.shape[2] == head_dim
     assert prompt_values.stride() == strides and strides[3] == 1
@@ -111,7 +108,6 @@ def attend_copies(qkv: Tensor, memory: StandardMemory, row: int, layer: int, y: 
     n_kv_head, width = memory.layers[layer][0].shape[:2]
     heads, head_dim = qkv.shape[1:]
     n_head = heads - 2 * n_kv_head
-    check(qkv.device, qkv.dtype, head_dim, n_head // n_kv_head)
     assert qkv.is_contiguous() and y.is_contiguous() and qkv.dtype == y.dtype
     _, k, v = split_heads(qkv[row : row + width], n_kv_head)  # (BW, n_kv_head, head_dim) each
     memory.append(layer, k, v)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from batch import Request
-from command.checks import UserError, shown
+from command.checks import UserError, lookup, shown
 from configs import ModelConfig
 from kvcache import KVCache
 from more.beam.request import CACHES, ENDED, BeamRequest, BeamSearchParams
@@ -49,8 +49,7 @@ def beam_requests(
     Raises UserError for a search that can never run.
     """
     longest = min(config.window or config.max_length, config.max_length)  # positions
-    if not isinstance(cache, str) or cache not in CACHES:
-        raise UserError(f"cache is {shown(cache)}; choose from {', '.join(CACHES)}")
+    lookup(dict.fromkeys(CACHES), cache, "cache")
     if any(config.narrow) and slots.length > config.window:
         raise UserError(
             f"a beam search of {config.name} needs a max_length of at most {config.window}, its"

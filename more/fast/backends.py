@@ -106,7 +106,7 @@ def speed_up(
         fused.install(model)
     if measure:
         with surroundings():
-            name, _ = fastest(model.config.n_head, cache, candidates(cache, name))
+            name = fastest(model.config.n_head, cache, candidates(cache, name))
     if name == "native":  # then the small operators are native, too
         native.install(model)
     if device.type == "cpu":
@@ -131,17 +131,15 @@ def candidates(cache: KVCache, name: str) -> list[str]:
 
 
 @torch.inference_mode()
-def fastest(
-    n_head: int, cache: KVCache, names: Sequence[str], repeats: int = 5
-) -> tuple[str, Attention]:
-    """The name of the fastest back end, and the back end.
+def fastest(n_head: int, cache: KVCache, names: Sequence[str], repeats: int = 5) -> str:
+    """The name of the fastest back end.
 
     Each one is timed with a decode of every slot but one, and with a chunk, at contexts of half a
     slot. names: which to try. The first one must run; others that cannot are left out.
     """
     first, *others = names
     if not others:
-        return first, BACKENDS[first]
+        return first
     n_kv_head, head_dim = cache.k.shape[1], cache.k.shape[4]
     slots, length = cache.slots, cache.length
     context = max(1, length // 2)
@@ -180,4 +178,4 @@ def fastest(
             taken = seconds(name)
         if taken < least:
             best, least = name, taken
-    return best, BACKENDS[best]
+    return best

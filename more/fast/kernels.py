@@ -1,8 +1,6 @@
 """Which attention kernels a GPU runs, and why not the others.
 
-    python -m more.fast.kernels
-
-The places in PyTorch's source (aten/src/ATen/native/transformers/) are those of version 2.13.0.
+python -m more.fast.kernels
 """
 
 import ctypes
@@ -26,8 +24,7 @@ HALF = (torch.float16, torch.bfloat16)
 def load_cuda_12() -> None:
     """Load the runtime that xformers' library is linked with, if its package is installed.
 
-    PyTorch brings CUDA 13's. It loads this one, too, where it finds both in one folder
-    (torch/__init__.py:292 to 362), and only its own where the package lies in another.
+    PyTorch brings CUDA 13's. It loads this one, too, only where both lie in one folder.
     """
     with suppress(ImportError, OSError, ValueError):
         spec = find_spec("nvidia.cuda_runtime")
@@ -58,20 +55,17 @@ def why_not_xformers(device: torch.device) -> str | None:
 
 
 def why_not_rows(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-    """Why FlashAttention cannot read slots in place, or None.
-
-    Lines of cuda/flash_attn/flash_api.cpp.
-    """
+    """Why FlashAttention cannot read slots in place, or None: PyTorch's flash_api.cpp has these."""
     if device.type != "cuda":
         return f"it needs a CUDA device, and this is {device}"
     if "seqused_k" not in str(FLASH.default._schema):
         return f"PyTorch {torch.__version__} has no seqused_k"
     major, minor = torch.cuda.get_device_capability(device)
-    if major < 8:  # :599
+    if major < 8:
         return f"it needs compute capability 8.0, and {device} has {major}.{minor}"
-    if dtype not in HALF:  # :602
+    if dtype not in HALF:
         return f"it needs float16 or bfloat16, not {str(dtype).removeprefix('torch.')}"
-    if head_dim > 256 or head_dim % 8:  # :665, :667
+    if head_dim > 256 or head_dim % 8:
         return f"it needs a head_dim that is a multiple of 8, at most 256, not {head_dim}"
     return None
 

@@ -97,7 +97,7 @@ def misfit(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int)
 def check(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int) -> None:
     """Raises UserError if `attention` cannot run with these on this machine."""
     if reason := misfit(device, dtype, head_dim, groups):
-        raise UserError(f"attention 'native' needs {reason}: choose auto, sdpa or math")
+        raise UserError(f"attention 'native' needs {reason}{OTHERWISE}")
     library()
 
 
@@ -138,7 +138,7 @@ def outcome() -> ctypes.CDLL | UserError:
                 f"{OTHERWISE}"
             )
         kept = kept_at(program)
-        if kept.exists() and is_whole(kept):
+        if kept.exists():
             return ctypes.CDLL(str(kept))
         return compiled(program, kept)
     except UserError as error:
@@ -180,23 +180,9 @@ def compiled(program: str, kept: Path) -> ctypes.CDLL:
             lines = done.stderr.splitlines()
             reason = next((line for line in lines if "error" in line), "no message")
             raise UserError(f"{program} cannot compile {SOURCE.name} ({reason.strip()[:200]})")
-        if not is_whole(made):
-            raise UserError("what was compiled is cut short")
         library = ctypes.CDLL(str(made))  # only what can be loaded is kept
         made.replace(kept)  # two processes may make it at once: the last one's stays
     return library
-
-
-def is_whole(library: Path) -> bool:
-    """Whether a library of Linux has its end, a table. To load half a library ends the process."""
-    head = library.read_bytes()[:64]
-    if head[:6] != b"\x7fELF\2\1":  # of another system; or none, and the loader says so
-        return True
-    start, size, count = (
-        int.from_bytes(head[place : place + width], "little")
-        for place, width in ((0x28, 8), (0x3A, 2), (0x3C, 2))
-    )
-    return len(head) == 64 and library.stat().st_size >= start + size * count
 
 
 def instructions() -> str:

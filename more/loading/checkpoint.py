@@ -29,8 +29,6 @@ from more.loading.device import DTYPES
 from more.loading.files import existing, read_json, readable
 from more.loading.variants import copy_folded, folds_of
 
-# ------------------------------------------------------------------------------------------ weights
-
 
 @dataclass(frozen=True)
 class _Place:

@@ -102,7 +102,6 @@ def batch_bytes(config: ModelConfig, slots: int, length: int, itemsize: int) -> 
     - the FFN: its first product, the activation, and gate * up; q, k, v and y are still there;
     - attention: y three times, and a copy of the keys and values of all slots that decode;
     - sampling: what `draw` makes of all rows.
-
     """
     rows, y = length + slots - 1, config.n_head * config.head_dim
     # the residual, its norm, cos and sin; q, k, v; y
@@ -123,7 +122,7 @@ def memory_of(device: torch.device) -> int | None:
     would need another package to ask.
     """
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what PyTorch keeps of freed memory, to use it again
+        torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(device)[0]
     if hasattr(os, "sysconf"):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -136,10 +135,9 @@ def choose_device(name: str) -> torch.device:
     Where a GPU seems to be here, and PyTorch sees none, "auto" says why in one line.
     """
     name = shown(name, str)
-    kind = name.split(":")[0]
-    if name != "auto" and kind not in ("cpu", "cuda"):
+    if not re.fullmatch(r"auto|(cpu|cuda)(:(0|[1-9]\d?))?", name):
         raise UserError(f"unknown device {name!r}: choose from auto, cpu, cuda")
-    if kind != "cpu":
+    if not name.startswith("cpu"):
         why = why_unseen()  # if PyTorch sees none
         with warnings.catch_warnings():
             if why:  # it is shorter than PyTorch's own warning
@@ -152,12 +150,7 @@ def choose_device(name: str) -> torch.device:
         elif not seen:
             why = why or "PyTorch sees no CUDA GPU"
             raise UserError(f"device {name!r} is not here: {why}; choose cpu or auto")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(
-            f"unknown device {name!r}: choose from auto, cpu, cuda, cuda:0, ..."
-        ) from None
+    device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(
             f"device {name!r} is not here: PyTorch sees {torch.cuda.device_count()} CUDA GPUs, the"

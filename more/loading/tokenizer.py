@@ -50,8 +50,6 @@ def load_tokenizer(directory: str | Path) -> Tokenizer | None:
     `vocab.json` with `merges.txt`. Raises UserError if that file is damaged.
     """
     directory = Path(directory)
-    if not directory.is_dir():
-        raise UserError(f"{directory}: no such directory; expected a Hugging Face checkpoint")
     if (path := directory / "merges.tiktoken").is_file():
         return from_ranks(_read_ranks(path))
     if (path := directory / "tokenizer.json").is_file():
