@@ -60,15 +60,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory, running: Callable) -> dic
 
 
 @pytest.mark.slow
-def test_measured_gains_are_those_of_the_times(measured: dict[str, Rows]) -> None:
-    rows = measured["segment_widths"]
-    for row in rows.where("gain", way="segment"):
-        place = {"BW": row["BW"], "token": row["token"]}
-        theirs = rows.one("latency", way="transformers", **place)
-        assert row["gain"] == pytest.approx(theirs / row["latency"], rel=1e-4), "one pair"
-
-
-@pytest.mark.slow
 def test_the_measured_largest_batch_fits_the_budget(measured: dict[str, Rows]) -> None:
     rows = measured["segment_throughput"]
     budget, prompt, response = (rows[0][key] for key in ("GB", "P", "R"))

@@ -18,7 +18,6 @@ from experiments.lib.papers import LOOKS, MISTRAL, YI, looks_of
 from experiments.lib.rows import read_rows
 from more.serving.capacity import Deployment, Load, token_budget, worst_iteration
 from more.serving.search import percentile
-from more.serving.steady import balance
 from more.serving.traffic import Uniform, make_requests, poisson
 from scheduler import POLICIES, SarathiServe
 from timeline import Life, Trace
@@ -45,10 +44,6 @@ def test_start_and_end_are_left_out_of_a_load() -> None:
     load = Load.steady(Trace(lives=lives))
     assert load.value("tbt", 99) == pytest.approx(0.2) and load.median_delay == pytest.approx(0.5)
     assert Load.of(Trace(lives=lives)).value("tbt", 99) > 20
-
-
-def test_the_balance_is_where_the_peak_is() -> None:
-    assert balance(256, 9) == 31, "each of 8 decodes beside a chunk, and the first token is its own"
 
 
 def test_the_stages_of_a_pipeline_share_memory_and_batch() -> None:

@@ -11,7 +11,7 @@ from test_perfetto import events_of
 from command.checks import UserError
 from configs.hosts import Host
 from costmodel import make_batch
-from experiments import fig5, fig12, td_lengths, td_stealing, td_throughput
+from experiments import fig5, fig12, td_lengths, td_throughput
 from experiments.lib import td
 from experiments.lib.common import run_jobs
 from more.pictures.gantt import STAGE_LOOKS
@@ -132,14 +132,6 @@ def test_accuracy_is_that_of_the_classes() -> None:
     for accuracy in td_lengths.ACCURACIES:
         share = td_lengths.accuracy(known[f"classes {accuracy:g}"], requests, judge)
         assert share == pytest.approx(accuracy, abs=0.06)
-
-
-def test_spreads_of_equal_micro_batches() -> None:
-    """Four requests alike, one for each micro-batch."""
-    done = td.run(td.NODES["L20 + 13B"], "TD-Pipe", [(100, 30)] * 4, keep=True)
-    spreads = td_stealing.spreads(done.trace)
-    assert spreads["spread of requests"] == 1
-    assert spreads["spread of seconds"] < 1.01
 
 
 # -------------------------------------------------------------------------------- SARATHI's figures
