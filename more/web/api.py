@@ -68,19 +68,14 @@ class Choice:
             if reason is None:
                 self.answer.api.runner.cancel(self.request)
             reason = "stop"
-        if reason is not None:
-            self.end(reason)
-        self.answer.wake(self)
-
-    def end(self, reason: str) -> None:
         self.reason = reason
-        self.watch.end(reason)
+        self.answer.wake(self)
 
     def hang_up(self, reason: str = "abort") -> None:
         """Cancel the request: nobody waits for it any more."""
         if self.reason is None:
             self.answer.api.runner.cancel(self.request)
-            self.end(reason)
+            self.reason = reason
             self.answer.wake(self)
 
 
