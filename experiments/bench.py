@@ -192,7 +192,6 @@ Engine = Ours | Beside
 
 
 def start_engine(name: str, llm: LLM, directory: str, options: argparse.Namespace) -> Engine:
-    """The engine of this name."""
     if name == OURS or name in CACHES:
         blocks = CACHES.get(name)
         cache = make_cache(
@@ -265,7 +264,6 @@ FLAGS = {
 
 
 def run_benchmark(options: argparse.Namespace, llm: LLM, directory: str, model: str) -> None:
-    """All workloads that are asked for, on our engine and on the peers."""
     config, machine = llm.config, measure_machine(llm)
     print(
         f"{hardware_of(llm)}, {torch.get_num_threads()} threads,"

@@ -103,7 +103,6 @@ def choose(choices: list[Choice], bound: float = math.inf) -> Choice:
 
 
 def rows_of(cost: CostModel, work: Workload, choices: list[Choice], baseline: Choice) -> Rows:
-    """A row for each choice."""
     prompt, decodes = split(work.length, work.ratio)
     where = {"source": "predicted", "model": cost.model.name, "hardware": cost.gpu.name}
     where |= {"L": work.length, "B": work.batch_size, "P": prompt, "D": decodes}

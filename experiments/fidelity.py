@@ -226,7 +226,6 @@ HEADER = ["where", "what", "conditions", "paper", "predicted", "error", ""]
 
 
 def cells(row: Row) -> list[str]:
-    """What the tables show of a row."""
     error = "-" if row.error is None else f"{row.error:+.1f} %"
     kind = "" if row.kind == "predicted" else row.kind
     note = ", ".join(word for word in (kind, row.verdict) if word)
@@ -261,7 +260,6 @@ def write(ours: list[Row], theirs: list[Row], out: Path) -> None:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a results/fidelity.csv."""
     rows = common.read_table(path)
     for row in rows:
         for name in ("paper", "predicted", "error"):

@@ -58,7 +58,6 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def checked(exercise: Exercise, source: str) -> list[str]:
-    """What a check says of a student's text."""
     ask = asker(exercise, load(source, f"{exercise.file}.py"))
     return lines(exercise, examine(exercise, ask, 1))
 
@@ -354,7 +353,6 @@ def test_svg_has_the_axes_and_no_text_of_its_own() -> None:
 
 
 def asked(call: str, **question: object) -> dict:
-    """What the page gets."""
     return json.loads(in_browser(json.dumps({"call": call} | question), int))
 
 
@@ -370,7 +368,6 @@ def test_the_page_draws_what_the_command_draws() -> None:
 
 
 def zipped(name: str | zipfile.ZipInfo, data: bytes, how: int = zipfile.ZIP_DEFLATED) -> str:
-    """A zip of one file, as base64."""
     out = BytesIO()
     with zipfile.ZipFile(out, "w", how) as packed:
         packed.writestr(name, data)

@@ -107,7 +107,6 @@ def test_the_ceiling_where_memory_and_batch_size_do_not_bind() -> None:
 
 @pytest.fixture(scope="module")
 def run() -> td.Run:
-    """A run with several phases."""
     return td.run(td.NODES["A100 + 70B"], "TD-Pipe", td.azure(1000), keep=True)
 
 
@@ -138,7 +137,6 @@ def test_accuracy_is_that_of_the_classes() -> None:
 
 
 def test_fig5_for_perfetto(tmp_path: Path) -> None:
-    """Lanes of stages and of requests."""
     fig5.save_runs(tmp_path / "fig5.json")
     events = events_of(tmp_path / "fig5.json")
     names = {event["args"]["name"] for event in events if event["name"].endswith("_name")}

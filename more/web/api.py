@@ -318,7 +318,6 @@ class Api:
     # ---- text
 
     async def prompts(self, body: Body) -> list[list[int]]:
-        """The token ids of all prompts."""
         if isinstance(body, ChatBody):
             return [await self.chat_tokens(body)]
         found = []
@@ -399,7 +398,6 @@ def hand_out(news: list[tuple[Choice | None, Delta]]) -> None:
 
 
 def router(api: Api) -> APIRouter:
-    """The endpoints."""
     routes = APIRouter()
 
     async def answered(request: Request, kind: type[Body]) -> Response:
