@@ -100,9 +100,6 @@ def make_workload(name: str, vocabulary: int, quick: bool = False) -> Work:
     ]
 
 
-# ------------------------------------------------------------------- the two rates, and the floor
-
-
 @dataclass(frozen=True)
 class Machine:
     """What this machine reaches on the model's own linears.
@@ -146,9 +143,6 @@ def measure_machine(llm: LLM) -> Machine:
     weights = llm.config.n_layer * llm.config.layer_weights
     reading = min(seconds(rows) for rows in (1, 4, 8))
     return Machine(2 * weights * 512 / seconds(512), weights * llm.dtype.itemsize / reading)
-
-
-# -------------------------------------------------------------------------------------- the engines
 
 
 @dataclass(frozen=True)
@@ -203,9 +197,6 @@ def start_engine(name: str, llm: LLM, directory: str, options: argparse.Namespac
     return Beside(name, python, directory, dtype, options.chunk_size)
 
 
-# ------------------------------------------------------------------------------------- one workload
-
-
 def compare(work: Work, engines: Mapping[str, Engine], repeats: int) -> list[Row]:
     """Run the engines in alternation, ours in slots first: a row of each."""
     turns: dict[str, list[Row]] = {name: [] for name in engines}
@@ -245,9 +236,6 @@ def print_found(rows: Rows) -> None:
         ]
         header = ["engine", "C", "range", *FORMS]
         print_table(header, cells, f"{workload} on {hardware}; {versions}; seconds")
-
-
-# --------------------------------------------------------------------------------------------- main
 
 
 FLAGS = {

@@ -64,16 +64,11 @@ UNEXPLAINED = "No explanation yet."
 SARATHI_KINDS = ("predicted", "bound", "not modelled", "given", "fitted")
 SERVING_KINDS = ("first hand", "second hand", "given", "not modelled")
 
-# -------------------------------------------------------------------------------------------- texts
-
 
 @cache
 def explanations() -> dict[str, str]:
     """Id of a published number -> why our prediction is far from it, with holes."""
     return read_texts("experiments/explanations.toml")
-
-
-# --------------------------------------------------------------------------------------------- rows
 
 
 @dataclass(frozen=True)
@@ -219,8 +214,6 @@ def summary(rows: list[Row]) -> list[str]:
     lines.append(f"Bounds: {bounds.count('met')} of {len(bounds)} met.")
     return lines
 
-
-# -------------------------------------------------------------------------------------------- files
 
 HEADER = ["where", "what", "conditions", "paper", "predicted", "error", ""]
 

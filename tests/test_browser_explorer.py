@@ -113,9 +113,6 @@ def move(page: "playwright.Page", name: str, keys: str) -> None:
     drawn(page, times + 1)
 
 
-# --------------------------------------------------------------------------------------------------
-
-
 def says_what_simulate_says(page: "playwright.Page") -> None:
     """Pyodide's Python is another version than ours, and its libm another one."""
     states = [dict(pair.split("=") for pair in link.split("&") if pair) for link in LINKS]

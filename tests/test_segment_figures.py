@@ -28,9 +28,6 @@ def test_the_knee_is_where_the_first_token_has_doubled() -> None:
     assert [(row["way"], row["knee"]) for row in rows.where("knee")] == [("segment", 128)]
 
 
-# ----------------------------------------------------------------------------- the measured halves
-
-
 @pytest.fixture(scope="module")
 def running() -> Iterator[Callable]:
     """In the place of `started`: all three engines start once, for all tests of this file."""

@@ -32,9 +32,6 @@ def test_a_percentile_without_numpy_is_numpys(values: list[float], percent: floa
     assert percentile(values, percent) == expected
 
 
-# ----------------------------------------------------------------------------------------- capacity
-
-
 def test_start_and_end_are_left_out_of_a_load() -> None:
     """Eight requests, one a second; the first two are the start, and 7 s is the last arrival."""
     lives = {i: Life(i, float(i), 5, i + 0.5, tokens=[i + 0.6, i + 0.8]) for i in range(8)}
@@ -55,9 +52,6 @@ def test_the_stages_of_a_pipeline_share_memory_and_batch() -> None:
         assert max(each.num_chunks + each.num_decodes for each in trace.iterations) == most
 
 
-# --------------------------------------------------------------------------------- the token budget
-
-
 @settings(deadline=None, max_examples=30)
 @given(slo=st.floats(0.04, 1.0))
 def test_token_budget_is_the_largest_that_fits(slo: float) -> None:
@@ -76,9 +70,6 @@ def test_no_iteration_is_longer_than_the_worst() -> None:
     most = max(iteration.num_decodes for iteration in trace.iterations)
     worst = worst_iteration(MISTRAL.cost_model, 512, most, 2048, 2048)
     assert 0.8 * worst < max(iteration.seconds for iteration in trace.iterations) < 1.02 * worst
-
-
-# ------------------------------------------------------------------------------------------ flags
 
 
 class Picky(SarathiServe):

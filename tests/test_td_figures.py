@@ -77,9 +77,6 @@ def test_the_requests_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture) -
         td.azure(5, 0, path)
 
 
-# -------------------------------------------------------------------------------------- the ceiling
-
-
 def test_prompts_are_packed_as_td_pipe_packs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     found, done = [], MicroBatches.done
 
@@ -100,9 +97,6 @@ def test_the_ceiling_where_memory_and_batch_size_do_not_bind() -> None:
     prefill = 8 * cost.seconds(make_batch([(0, 256, 256)])) / stages
     each = min(cost.seconds(make_batch(decodes=n, context=257)) / n / stages for n in range(1, 257))
     assert td.ceiling(NODE, lengths) == pytest.approx(16 / (prefill + 8 * each), rel=1e-6)
-
-
-# -------------------------------------------------------------------------------- lanes and lengths
 
 
 @pytest.fixture(scope="module")
@@ -131,9 +125,6 @@ def test_accuracy_is_that_of_the_classes() -> None:
     for accuracy in td_lengths.ACCURACIES:
         share = td_lengths.accuracy(known[f"classes {accuracy:g}"], requests, judge)
         assert share == pytest.approx(accuracy, abs=0.06)
-
-
-# -------------------------------------------------------------------------------- SARATHI's figures
 
 
 def test_fig5_for_perfetto(tmp_path: Path) -> None:

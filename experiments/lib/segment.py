@@ -45,8 +45,6 @@ WAYS = {
 COLOURS = {name: way.colour for name, way in WAYS.items()}
 OURS, THEIRS = "segment", "transformers"
 
-# ---------------------------------------------------------------------------------------- predicted
-
 
 class Latency(NamedTuple):
     """Seconds of a token of all requests of a batch; next: the mean from the second to the last."""
@@ -137,9 +135,6 @@ def scores_seconds(model: str, batch_size: int, width: int, prompt: int) -> floa
     config = MODELS[model]
     scores = config.n_layer * config.n_head * batch_size * width * prompt**2 // TILES[model]
     return SCORE_BYTES * scores / TILE.bandwidth
-
-
-# ------------------------------------------------------------------------------ tables
 
 
 def print_latencies(rows: Rows, keys: Sequence[str]) -> None:

@@ -234,9 +234,6 @@ class Events(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
-# ------------------------------------------------------------------------------------- the server
-
-
 class Api:
     """What the endpoints share.
 
