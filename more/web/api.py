@@ -248,9 +248,6 @@ class Api:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.runner: Runner | None = None
 
-    def attach(self, runner: Runner) -> None:
-        self.runner = runner
-
     def deliver(self, news: list[tuple[Choice | None, Delta]]) -> None:
         """Called in the engine's thread: wakes asyncio once for all streams."""
         if self.loop is not None:
