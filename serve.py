@@ -128,7 +128,7 @@ def serve(args: argparse.Namespace) -> bool:
     template = None if engine.priced else read_template(find(args.model or "demo"))
     api = Api(engine, name, Chat(*template) if template else None, args.lenient)
     runner = Runner(engine, queue=args.queue, deliver=api.deliver)
-    api.attach(runner)
+    api.runner = runner
     routers = [api_routes(api), live.router(runner), explore_routes.router(args.pyodide)]
     server = Server(api, routers, keys, args.drain)
     runner.start()

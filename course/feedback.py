@@ -145,7 +145,6 @@ def write_feedback(folder: Path, grades: list[Grade], points: dict[str, float], 
 
 
 def page(grade: Grade, points: dict[str, float], seed: int) -> str:
-    """A student's page."""
     name = html.escape(harmless(re.sub(r"\.zip$", "", grade.name, flags=re.IGNORECASE)))
     rows, parts = ["<tr><th>exercise</th><th>points</th><th>result</th></tr>"], []
     for key, most in points.items():

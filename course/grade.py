@@ -127,9 +127,6 @@ def seconds_in(head: bytes) -> float | None:
     return None
 
 
-# --------------------------------------------------------------------------------- the grades
-
-
 def graded(handed: Submission, keys: Iterable[str], seed: int, place: Path) -> Grade:
     """Some exercises of one submission. A worker that dies or hangs is replaced for the next."""
     grade = Grade(handed, held=list(PROTECTIONS))

@@ -64,7 +64,6 @@ def members(place: Path | BytesIO) -> list[tuple[list[str], Read]]:
 
 
 def read_member(packed: zipfile.ZipFile, info: zipfile.ZipInfo, most: int = LONGEST_FILE) -> bytes:
-    """A small file of a zip."""
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise OSError("packed in an unusual way")  # some take gigabytes to unpack
     if stat.S_ISLNK(info.external_attr >> 16):

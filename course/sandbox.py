@@ -37,7 +37,6 @@ def isolate() -> list[str]:
 
 
 def prctl(option: int, value: int) -> None:
-    """prctl(2)."""
     ctypes.CDLL(None).prctl(option, *map(ctypes.c_ulong, (value, 0, 0, 0)))
 
 

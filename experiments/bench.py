@@ -100,9 +100,6 @@ def make_workload(name: str, vocabulary: int, quick: bool = False) -> Work:
     ]
 
 
-# ------------------------------------------------------------------- the two rates, and the floor
-
-
 @dataclass(frozen=True)
 class Machine:
     """What this machine reaches on the model's own linears.
@@ -148,9 +145,6 @@ def measure_machine(llm: LLM) -> Machine:
     return Machine(2 * weights * 512 / seconds(512), weights * llm.dtype.itemsize / reading)
 
 
-# -------------------------------------------------------------------------------------- the engines
-
-
 @dataclass(frozen=True)
 class Ours:
     """Our engine beside the peers. budget: tokens of a batch. blocks: those of its cache."""
@@ -192,7 +186,6 @@ Engine = Ours | Beside
 
 
 def start_engine(name: str, llm: LLM, directory: str, options: argparse.Namespace) -> Engine:
-    """The engine of this name."""
     if name == OURS or name in CACHES:
         blocks = CACHES.get(name)
         cache = make_cache(
@@ -202,9 +195,6 @@ def start_engine(name: str, llm: LLM, directory: str, options: argparse.Namespac
     python = options.vllm_python if TASKS["generate"][name][0] == VLLM else sys.executable
     dtype = str(llm.dtype).removeprefix("torch.")
     return Beside(name, python, directory, dtype, options.chunk_size)
-
-
-# ------------------------------------------------------------------------------------- one workload
 
 
 def compare(work: Work, engines: Mapping[str, Engine], repeats: int) -> list[Row]:
@@ -248,9 +238,6 @@ def print_found(rows: Rows) -> None:
         print_table(header, cells, f"{workload} on {hardware}; {versions}; seconds")
 
 
-# --------------------------------------------------------------------------------------------- main
-
-
 FLAGS = {
     "workload": Flag(
         f"workload, one of {', '.join(SHAPES)}", shown="all", choices=SHAPES, repeated=True
@@ -265,7 +252,6 @@ FLAGS = {
 
 
 def run_benchmark(options: argparse.Namespace, llm: LLM, directory: str, model: str) -> None:
-    """All workloads that are asked for, on our engine and on the peers."""
     config, machine = llm.config, measure_machine(llm)
     print(
         f"{hardware_of(llm)}, {torch.get_num_threads()} threads,"

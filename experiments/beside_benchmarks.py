@@ -144,9 +144,6 @@ def benchmarks() -> tuple[Benchmark, ...]:
     )
 
 
-# --------------------------------------------------------------------------------------- simulation
-
-
 def traffic(each: Benchmark) -> list[Request]:
     """Its requests, at most MOST of them, arriving as its load says."""
     most = MOST if each.load_kind in ("burst", "rate") else ROUNDS * int(each.load)
@@ -222,9 +219,6 @@ def run(server: Benchmark, factor: float = 1.0) -> Trace:
 def predicted(each: Benchmark, factor: float = 1.0) -> float:
     """The number that was published, of a simulated run."""
     return measure_of(each.quantity, run(each.run, factor))
-
-
-# ------------------------------------------------------------------------------------------- study
 
 
 def hopeful(each: Benchmark, ours: float) -> float:

@@ -65,9 +65,6 @@ QUICK_TOKENS = (1, 2, 4, 8, 32, 64, 128, 512)
 FEWEST_TURNS, MOST_TURNS, QUICK_TURNS = 3, 15, 3  # how often a point is measured
 
 
-# ---------------------------------------------------------------------------------------- measuring
-
-
 @dataclass(frozen=True)
 class Plan:
     """The shapes of the iterations to run.
@@ -239,9 +236,6 @@ def memory_of(device: torch.device) -> float:
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
     return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-
-
-# ------------------------------------------------------------------------------------ what is shown
 
 
 def print_calibration(found: Calibration) -> None:

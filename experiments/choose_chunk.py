@@ -99,11 +99,7 @@ def choose(choices: list[Choice], bound: float = math.inf) -> Choice:
     return max(allowed, key=lambda choice: (choice.throughput, -choice.chunk_size))
 
 
-# ------------------------------------------------------------------------------------ what is shown
-
-
 def rows_of(cost: CostModel, work: Workload, choices: list[Choice], baseline: Choice) -> Rows:
-    """A row for each choice."""
     prompt, decodes = split(work.length, work.ratio)
     where = {"source": "predicted", "model": cost.model.name, "hardware": cost.gpu.name}
     where |= {"L": work.length, "B": work.batch_size, "P": prompt, "D": decodes}
@@ -129,9 +125,6 @@ def print_choice(rows: Rows, best: Row, free: Row, baseline: Row, work: Workload
     for engine, line in engine_flags("MODEL", best["C"], work.batch_size).items():
         print(f"  {engine:<6}  {line}")
     print("\nThis C is for requests that always wait. For requests that arrive over time: plan.py.")
-
-
-# -------------------------------------------------------------------------------------------- flags
 
 
 def cost_model(options: Namespace) -> tuple[CostModel, str]:

@@ -64,16 +64,11 @@ UNEXPLAINED = "No explanation yet."
 SARATHI_KINDS = ("predicted", "bound", "not modelled", "given", "fitted")
 SERVING_KINDS = ("first hand", "second hand", "given", "not modelled")
 
-# -------------------------------------------------------------------------------------------- texts
-
 
 @cache
 def explanations() -> dict[str, str]:
     """Id of a published number -> why our prediction is far from it, with holes."""
     return read_texts("experiments/explanations.toml")
-
-
-# --------------------------------------------------------------------------------------------- rows
 
 
 @dataclass(frozen=True)
@@ -220,13 +215,10 @@ def summary(rows: list[Row]) -> list[str]:
     return lines
 
 
-# -------------------------------------------------------------------------------------------- files
-
 HEADER = ["where", "what", "conditions", "paper", "predicted", "error", ""]
 
 
 def cells(row: Row) -> list[str]:
-    """What the tables show of a row."""
     error = "-" if row.error is None else f"{row.error:+.1f} %"
     kind = "" if row.kind == "predicted" else row.kind
     note = ", ".join(word for word in (kind, row.verdict) if word)
@@ -261,7 +253,6 @@ def write(ours: list[Row], theirs: list[Row], out: Path) -> None:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a results/fidelity.csv."""
     rows = common.read_table(path)
     for row in rows:
         for name in ("paper", "predicted", "error"):

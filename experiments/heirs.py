@@ -162,7 +162,7 @@ WORKLOADS = {
     "ratio": Workload(
         "P:D of 5, 14, 50", changing_ratio,
         [("sarathi", 256), ("sarathi", 128), ("sarathi", 512), ("sarathi_pd:512,256,128", 512)],
-        "useful tokens", "SARATHI (Sec 5.1.3): it can switch. One C is good for two of the three",
+        "throughput", "SARATHI (Sec 5.1.3): it can switch. One C is good for two of the three",
         3.0, engine=LLAMA_13B,
     ),
 }  # fmt: skip

@@ -124,7 +124,6 @@ def gains(rows: Rows) -> None:
 
 
 def report(rows: Rows) -> None:
-    """Print the capacities, and the budgets found."""
     papers.report(rows, *GROUP)
     if searched := rows.where("budget"):
         tried = ", ".join(map(str, BUDGETS_TRIED))

@@ -59,7 +59,6 @@ def split(lengths: td.Lengths, seed: int = 0) -> tuple[td.Lengths, td.Lengths]:
 
 
 def predictors(train: td.Lengths, seed: int = 0) -> dict[str, Predictor]:
-    """Of EVERY kind."""
     outputs = [output for _, output in train]
     classes = [Classes(outputs, accuracy, seed) for accuracy in ACCURACIES]
     mean = Constant(sum(outputs) / len(outputs))

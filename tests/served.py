@@ -116,7 +116,7 @@ def served(
     listener = listen("127.0.0.1", 0)
     api = Api(engine, engine.name, chat, lenient)
     runner = Runner(engine, queue=queue, deliver=api.deliver)
-    api.attach(runner)
+    api.runner = runner
     routers = [api_routes(api), live.router(runner), explore_routes.router()]
     server = Server(api, routers, **options)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

@@ -59,9 +59,6 @@ def check(shown: "playwright.Page", text: str | None = None) -> str:
     return shown.inner_text("#result")
 
 
-# --------------------------------------------------------------------------------------------------
-
-
 def test_planted_mistakes_are_told_as_on_the_command_line(site: str, opened: Opened) -> None:
     """Word for word: exercises without torch, a mistake for each property that finds one, and the
     references. But for the words of Python's own errors: the browser's Python is a newer one.

@@ -68,7 +68,6 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @contextmanager
 def hosted(root: Path) -> Iterator[str]:
-    """The address of a web server that gives a folder."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=root))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -109,13 +108,9 @@ def number(page: "playwright.Page", name: str) -> str | None:
 
 
 def move(page: "playwright.Page", name: str, keys: str) -> None:
-    """Press a key on a slider."""
     times = int(number(page, "drawn"))
     page.locator(f".field:has(#c-{name}) input[type=range]").press(keys)
     drawn(page, times + 1)
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 def says_what_simulate_says(page: "playwright.Page") -> None:

@@ -131,12 +131,10 @@ class Reader:
         )
 
     def said(self, kind: str) -> str:
-        """The first sentence of this kind."""
         first = "kind => (window.said.find(each => each[0] === kind) || [])[1]"
         return self.page.wait_for_function(first, arg=kind).json_value()
 
     def wait_for(self, kind: str) -> str:
-        """The sentence, when it is of this kind."""
         return self.page.wait_for_selector(f'#sentence[data-kind="{kind}"]').inner_text()
 
     def stalls(self) -> list[int]:

@@ -58,7 +58,6 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def checked(exercise: Exercise, source: str) -> list[str]:
-    """What a check says of a student's text."""
     ask = asker(exercise, load(source, f"{exercise.file}.py"))
     return lines(exercise, examine(exercise, ask, 1))
 
@@ -354,7 +353,6 @@ def test_svg_has_the_axes_and_no_text_of_its_own() -> None:
 
 
 def asked(call: str, **question: object) -> dict:
-    """What the page gets."""
     return json.loads(in_browser(json.dumps({"call": call} | question), int))
 
 
@@ -370,7 +368,6 @@ def test_the_page_draws_what_the_command_draws() -> None:
 
 
 def zipped(name: str | zipfile.ZipInfo, data: bytes, how: int = zipfile.ZIP_DEFLATED) -> str:
-    """A zip of one file, as base64."""
     out = BytesIO()
     with zipfile.ZipFile(out, "w", how) as packed:
         packed.writestr(name, data)
@@ -496,17 +493,6 @@ def test_the_worked_example_of_a_block_table_is_what_the_solution_does() -> None
     names = {"Blocks": solution("e13").Blocks}
     test = doctest.DocTest(shown, names, "e13", None, None, None)
     assert len(shown) > 5 and doctest.DocTestRunner(verbose=False).run(test).failed == 0
-
-
-def test_the_stubs_hold_no_solution() -> None:
-    """Whatever a stub leaves to the student is a docstring and `raise`."""
-    for exercise in EXERCISES.values():
-        functions = unwritten(stub_source(exercise))
-        assert functions, exercise.file
-        for name, function in functions.items():
-            docstring, end = function.body
-            assert ast.get_docstring(function) and ast.unparse(end).endswith("Error"), name
-            assert isinstance(docstring, ast.Expr)
 
 
 # ------------------------------------------------------- the reference does what the project does

@@ -296,7 +296,6 @@ class Mine(SarathiServe):
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A place for a pasted policy."""
     monkeypatch.setattr(explorer, "OWN", tmp_path / "your_policy.py")
 
 

@@ -136,9 +136,6 @@ def test_committed_rows_follow_from_each_other(name: str) -> None:
         assert len(figure.axes) <= 6, "more than anybody looks at"
 
 
-# ----------------------------------------------------------------------------------------- fidelity
-
-
 def test_fidelity_is_that_of_the_committed_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,9 +154,6 @@ def test_fidelity_is_that_of_the_committed_results(
 def test_a_relaxed_slo_has_a_larger_budget() -> None:
     budgets = [serve_capacity.slos(serve_capacity.YI)[kind][1] for kind in ("strict", "relaxed")]
     assert budgets == [512, 2048]
-
-
-# -------------------------------------------------------------------------------------- the gallery
 
 
 def test_all_names_the_script_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,9 +184,6 @@ def test_all_runs_what_is_slow_only_if_asked(
     left |= set() if slow else gallery.SLOW
     left |= set() if torch else {"fig6"}
     assert set(begun) == {*gallery.captions(), "fidelity"} - left
-
-
-# ---------------------------------------------------------------------------------------- measuring
 
 
 @pytest.mark.parametrize("name", ["table2", "fig7", pytest.param("fig9", marks=pytest.mark.slow)])

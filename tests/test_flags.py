@@ -141,9 +141,6 @@ def test_documented_commands_have_flags_that_exist() -> None:
     assert seen > 50
 
 
-# -------------------------------------------------------------------------- outside the environment
-
-
 @pytest.mark.parametrize("script", ["generate.py", "experiments/fig9.py", "notebooks/execute.py"])
 def test_outside_the_environment_one_line_says_how_to_enter(script: str, tmp_path: Path) -> None:
     """-S: without installed packages, and without what leads Python to the project's root."""
@@ -170,9 +167,6 @@ def test_a_python_that_is_too_old_says_so_in_one_line(script: str, tmp_path: Pat
     assert done.stderr.startswith("error: this is Python 3.10.12, and this needs 3.11 or newer")
 
 
-# ------------------------------------------------------------------------------------------- Ctrl-C
-
-
 # How the pool starts its processes; what is called, and with which values.
 POOL = """
 import multiprocessing, signal, sys, time
@@ -191,9 +185,6 @@ def test_a_worker_that_is_killed_is_one_line() -> None:
         printed, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1 and printed == "" and errors.count("\n") == 1
     assert errors.startswith("error: one of 2 worker processes was killed; the system does that")
-
-
-# ------------------------------------------------------------------------------------------ tables
 
 
 WIDE_TABLE = (

@@ -52,12 +52,6 @@ def elements(out: Path) -> list[tuple[str, dict[str, str | None]]]:
     return found
 
 
-def test_each_caption_has_a_script_and_results() -> None:
-    for name in gallery.captions():
-        assert (ROOT / "experiments" / f"{name}.py").exists(), name
-        assert (RESULTS / f"{name}.csv").exists(), name
-
-
 def test_each_script_and_each_result_is_named() -> None:
     """By the table of docs/results.md; by the gallery, or beside its numbers in a document."""
     documents = {path.stem: path.read_text("utf-8") for path in (ROOT / "docs").glob("*.md")}

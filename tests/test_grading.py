@@ -56,7 +56,6 @@ def pack(path: Path, files: dict[str | zipfile.ZipInfo, str], how: int = 0) -> N
 
 
 def write(folder: Path, files: dict[str, str | bytes]) -> None:
-    """Files of one student."""
     folder.mkdir(parents=True)
     for name, text in files.items():
         (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())

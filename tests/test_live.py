@@ -59,9 +59,6 @@ class Page:
         return [event for event in self.events if event["type"] == kind]
 
 
-# ------------------------------------------------------------------------------------ files
-
-
 def test_the_page_holds_no_script_and_asks_nothing_from_elsewhere(runner: Runner) -> None:
     page = ask(runner, "GET", "/")
     assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
@@ -89,9 +86,6 @@ def test_what_stands_in_two_languages_is_the_same() -> None:
     assert constant("live.js", "KEY") == constant("explore.js", "KEY"), "one key opens both pages"
     assert int(constant("schedule.js", "FACTOR")) == capacity.STRICT == explorer.STALL
     assert float(constant("live.js", "SILENCE")) > 2 * live.SILENCE, "a page waits for two signs"
-
-
-# ------------------------------------------------------------------------------------ events
 
 
 def test_a_page_hears_all_that_happens(runner: Runner) -> None:
@@ -164,9 +158,6 @@ def test_a_page_that_does_not_read_keeps_little(runner: Runner) -> None:
         assert numbers == list(range(numbers[0], most)) != [], "a tail without holes"
 
     asyncio.run(watched())
-
-
-# ------------------------------------------------------------------------------------ buttons
 
 
 @pytest.mark.parametrize("end", ["stop", "close", "fail"])

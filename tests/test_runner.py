@@ -199,7 +199,6 @@ def test_cancelling_twice_or_too_late_or_too_soon_does_nothing() -> None:
 
 
 def test_a_full_queue_takes_all_or_none() -> None:
-    """B run and `queue` wait. The next ones are refused, all or none."""
     clients = Clients(PricedEngine(max_batch_size=2, clock=FastClock()), queue=3)
     clients.submit("abcd", range(9), 3)
     with pytest.raises(Full):

@@ -28,9 +28,6 @@ def test_the_knee_is_where_the_first_token_has_doubled() -> None:
     assert [(row["way"], row["knee"]) for row in rows.where("knee")] == [("segment", 128)]
 
 
-# ----------------------------------------------------------------------------- the measured halves
-
-
 @pytest.fixture(scope="module")
 def running() -> Iterator[Callable]:
     """In the place of `started`: all three engines start once, for all tests of this file."""
@@ -57,15 +54,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory, running: Callable) -> dic
                 ran(name, *quick, *more)
             found[name] = read_rows(path / f"{name}.csv").where(source="measured")
     return found
-
-
-@pytest.mark.slow
-def test_measured_gains_are_those_of_the_times(measured: dict[str, Rows]) -> None:
-    rows = measured["segment_widths"]
-    for row in rows.where("gain", way="segment"):
-        place = {"BW": row["BW"], "token": row["token"]}
-        theirs = rows.one("latency", way="transformers", **place)
-        assert row["gain"] == pytest.approx(theirs / row["latency"], rel=1e-4), "one pair"
 
 
 @pytest.mark.slow

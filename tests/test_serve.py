@@ -571,9 +571,6 @@ def test_what_does_not_end_in_time_is_cut_and_told() -> None:
         assert process.stderr.read().splitlines()[-1].startswith("error: some requests had not")
 
 
-# -------------------------------- what strangers, broken clients and bad checkpoints do to a server
-
-
 def test_the_longest_request_is_told_to_the_token(priced: PricedEngine) -> None:
     most = priced.max_length
     fits = {"prompt": [1] * most, "max_tokens": 1}

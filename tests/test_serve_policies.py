@@ -45,9 +45,6 @@ def policy_of(folder: Path, name: str, body: str, before: str = "") -> str:
     return load_policies(path)[0]
 
 
-# -------------------------------------------------------------------------------------- the trial
-
-
 def test_every_policy_that_runs_passes(engine: PricedEngine) -> None:
     """Whatever B and C are; a price is there where the engine has one."""
     for path in EXAMPLES.glob("*.py"):
@@ -94,9 +91,6 @@ def test_a_policy_that_does_not_end_is_refused(
     slow = policy_of(tmp_path, "slow", SCHEDULE.format("time.sleep(0.3)"), "import time\n")
     with served(engine) as running:
         assert switch(running, slow)[1].endswith("it has not ended in 0.1 s")
-
-
-# ------------------------------------------------------------------------------- while streams run
 
 
 @pytest.fixture(scope="module")
@@ -208,9 +202,6 @@ def test_a_folder_is_called_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None
     serve = importlib.import_module("serve")
     monkeypatch.setattr(serve.Server, "run", lambda *_, **__: None)
     assert f", model '{DEMO.name}', " in ran(serve, "--model", DEMO, "--port", 0)
-
-
-# ------------------------------------------------------------------------------------------ tags
 
 
 def test_a_policy_sees_who_asks(engine: PricedEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,6 @@ from experiments.lib.papers import LOOKS, MISTRAL, YI, looks_of
 from experiments.lib.rows import read_rows
 from more.serving.capacity import Deployment, Load, token_budget, worst_iteration
 from more.serving.search import percentile
-from more.serving.steady import balance
 from more.serving.traffic import Uniform, make_requests, poisson
 from scheduler import POLICIES, SarathiServe
 from timeline import Life, Trace
@@ -33,9 +32,6 @@ def test_a_percentile_without_numpy_is_numpys(values: list[float], percent: floa
     assert percentile(values, percent) == expected
 
 
-# ----------------------------------------------------------------------------------------- capacity
-
-
 def test_start_and_end_are_left_out_of_a_load() -> None:
     """Eight requests, one a second; the first two are the start, and 7 s is the last arrival."""
     lives = {i: Life(i, float(i), 5, i + 0.5, tokens=[i + 0.6, i + 0.8]) for i in range(8)}
@@ -47,10 +43,6 @@ def test_start_and_end_are_left_out_of_a_load() -> None:
     assert Load.of(Trace(lives=lives)).value("tbt", 99) > 20
 
 
-def test_the_balance_is_where_the_peak_is() -> None:
-    assert balance(256, 9) == 31, "each of 8 decodes beside a chunk, and the first token is its own"
-
-
 def test_the_stages_of_a_pipeline_share_memory_and_batch() -> None:
     """Each has half of the weights, so two GPUs have more than twice the room of one."""
     one, two = (Deployment("mistral-7b", stages=n, max_batch_size=8) for n in (1, 2))
@@ -58,9 +50,6 @@ def test_the_stages_of_a_pipeline_share_memory_and_batch() -> None:
     for engine, most in ((one, 8), (two, 4)):
         trace = engine.serve(make_requests([0.0] * 20, *[Uniform(9, 9)] * 2), "sarathi_serve", 512)
         assert max(each.num_chunks + each.num_decodes for each in trace.iterations) == most
-
-
-# --------------------------------------------------------------------------------- the token budget
 
 
 @settings(deadline=None, max_examples=30)
@@ -81,9 +70,6 @@ def test_no_iteration_is_longer_than_the_worst() -> None:
     most = max(iteration.num_decodes for iteration in trace.iterations)
     worst = worst_iteration(MISTRAL.cost_model, 512, most, 2048, 2048)
     assert 0.8 * worst < max(iteration.seconds for iteration in trace.iterations) < 1.02 * worst
-
-
-# ------------------------------------------------------------------------------------------ flags
 
 
 class Picky(SarathiServe):

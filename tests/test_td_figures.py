@@ -11,7 +11,7 @@ from test_perfetto import events_of
 from command.checks import UserError
 from configs.hosts import Host
 from costmodel import make_batch
-from experiments import fig5, fig12, td_lengths, td_stealing, td_throughput
+from experiments import fig5, fig12, td_lengths, td_throughput
 from experiments.lib import td
 from experiments.lib.common import run_jobs
 from more.pictures.gantt import STAGE_LOOKS
@@ -77,9 +77,6 @@ def test_the_requests_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture) -
         td.azure(5, 0, path)
 
 
-# -------------------------------------------------------------------------------------- the ceiling
-
-
 def test_prompts_are_packed_as_td_pipe_packs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     found, done = [], MicroBatches.done
 
@@ -102,12 +99,8 @@ def test_the_ceiling_where_memory_and_batch_size_do_not_bind() -> None:
     assert td.ceiling(NODE, lengths) == pytest.approx(16 / (prefill + 8 * each), rel=1e-6)
 
 
-# -------------------------------------------------------------------------------- lanes and lengths
-
-
 @pytest.fixture(scope="module")
 def run() -> td.Run:
-    """A run with several phases."""
     return td.run(td.NODES["A100 + 70B"], "TD-Pipe", td.azure(1000), keep=True)
 
 
@@ -134,19 +127,7 @@ def test_accuracy_is_that_of_the_classes() -> None:
         assert share == pytest.approx(accuracy, abs=0.06)
 
 
-def test_spreads_of_equal_micro_batches() -> None:
-    """Four requests alike, one for each micro-batch."""
-    done = td.run(td.NODES["L20 + 13B"], "TD-Pipe", [(100, 30)] * 4, keep=True)
-    spreads = td_stealing.spreads(done.trace)
-    assert spreads["spread of requests"] == 1
-    assert spreads["spread of seconds"] < 1.01
-
-
-# -------------------------------------------------------------------------------- SARATHI's figures
-
-
 def test_fig5_for_perfetto(tmp_path: Path) -> None:
-    """Lanes of stages and of requests."""
     fig5.save_runs(tmp_path / "fig5.json")
     events = events_of(tmp_path / "fig5.json")
     names = {event["args"]["name"] for event in events if event["name"].endswith("_name")}

@@ -75,9 +75,6 @@ def test_at_rate_scales_time_alone(rate: float, count: int) -> None:
     assert np.allclose(new / new.mean(), old / old.mean())
 
 
-# ------------------------------------------------------------------------------------------ lengths
-
-
 def draw(lengths: object) -> np.ndarray:
     return lengths.draw(COUNT, np.random.default_rng(11))
 
@@ -129,8 +126,6 @@ def test_max_length_cuts_prompts_and_no_more(max_length: int, seed: int) -> None
         assert after.max_tokens == min(before.max_tokens, max_length - 1)
         assert len(after.prompt) == min(len(before.prompt), max_length - after.max_tokens)
 
-
-# ------------------------------------------------------------------------------------------ traces
 
 START = datetime(2023, 11, 16, 23, 59, 58, tzinfo=UTC)
 

@@ -151,7 +151,6 @@ def print_columns(
 
 
 def wrap(cell: str, width: int) -> list[str]:
-    """The lines of a cell."""
     if len(cell) <= width:
         return [cell]
     return textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False)

@@ -81,7 +81,6 @@ class Panel:
         return found
 
     def rows(self, rows: Rows) -> Rows:
-        """Those that are drawn."""
         return Rows((row for own in self.series(rows).values() for row in own), rows.units)
 
     def draw(self, axes: plt.Axes, rows: Rows, stars: Rows, word: str) -> None:

@@ -197,8 +197,6 @@ def burst_rate(engine: Deployment, data: Data, count: int, budget: int) -> float
     return len(trace.finished) / trace.seconds
 
 
-# --------------------------------------------------------------------------------------- capacities
-
 OURS, RIVALS = "sarathi_serve", ("vllm_v0", "orca")
 POLICIES = (*RIVALS, OURS)
 NO_BUDGET = 1  # token: the RIVALS run whole prompts and read no budget, so one run serves all SLOs

@@ -104,7 +104,6 @@ class Rows(list[Row]):
         return [source for source in SOURCES[1:] if self.where(source=source)]
 
     def case(self, row: Row) -> Row:
-        """The keys of a row."""
         return {
             column: value
             for column, value in row.items()
@@ -150,12 +149,10 @@ class Rows(list[Row]):
 
 
 def by_names(numbers: Iterable[Number], source: str) -> "Numbers":
-    """Those of one source."""
     return Numbers({each.name: each.value for each in numbers if each.source == source})
 
 
 def where(row: Row) -> tuple[str, str, str]:
-    """Source, model and hardware."""
     return tuple(row[name] for name in WHERE)
 
 

@@ -45,8 +45,6 @@ WAYS = {
 COLOURS = {name: way.colour for name, way in WAYS.items()}
 OURS, THEIRS = "segment", "transformers"
 
-# ---------------------------------------------------------------------------------------- predicted
-
 
 class Latency(NamedTuple):
     """Seconds of a token of all requests of a batch; next: the mean from the second to the last."""
@@ -92,7 +90,7 @@ class PricedBeams:
         """
         free = self.tiles * TILE.memory - 2 * self.config.parameters
         each = cache_bytes(self.config, WAYS[way].cache, 1, width, prompt, response)
-        twice = temporary_bytes(self.config, way, 1, width, prompt, response)
+        twice = temporary_bytes(self.config, way, width, prompt, response)
         return int(free // (each + twice) if way == THEIRS else (free - twice) // each), {}
 
 
@@ -112,21 +110,17 @@ def latencies(
     return rows
 
 
-def temporary_bytes(
-    model: ModelConfig, way: str, batch_size: int, width: int, prompt: int, response: int
-) -> int:
-    """Bytes of a batch that are in memory twice, at worst, while caches are copied.
+def temporary_bytes(model: ModelConfig, way: str, width: int, prompt: int, response: int) -> int:
+    """Bytes of a search that are in memory twice, at worst, while caches are copied.
 
-    transformers (4.31): all. The old cache of every layer lives until the new one is complete. Ours
-    copy one search at a time, whatever the batch (more/beam/memory.py). standard: one layer's keys.
+    transformers (4.31): all, of each search. The old cache of every layer lives until the new one
+    is complete. Ours copy one search at a time (more/beam/memory.py). standard: one layer's keys.
     segment: the keys of all layers, then the values. That is half of the response, without its
     newest steps.
     """
-    cache = WAYS[way].cache
-    if way == "transformers":
-        return cache_bytes(model, cache, batch_size, width, prompt, response)
-    if way == "standard":
-        return cache_bytes(model, cache, 1, width, prompt, response) // (2 * model.n_layer)
+    if way != OURS:
+        twice = cache_bytes(model, WAYS[way].cache, 1, width, prompt, response)
+        return twice if way == THEIRS else twice // (2 * model.n_layer)
     old = width * (segment_length(response) - STEP)
     return old * model.kv_bytes_per_token() // 2
 
@@ -141,9 +135,6 @@ def scores_seconds(model: str, batch_size: int, width: int, prompt: int) -> floa
     config = MODELS[model]
     scores = config.n_layer * config.n_head * batch_size * width * prompt**2 // TILES[model]
     return SCORE_BYTES * scores / TILE.bandwidth
-
-
-# ------------------------------------------------------------------------------ tables
 
 
 def print_latencies(rows: Rows, keys: Sequence[str]) -> None:

@@ -2,8 +2,9 @@
 
 A window is so many requests in a row, of a file or with a seed of its own. The first quarter of its
 requests only fills the engine, and does not count; nor do tokens after the last arrival. (In an
-overload the queue grows: then numbers hold for windows of so many requests.) Window 0 tunes: in it,
-each policy takes the token budget (C) that keeps most promises. The others are measured.
+overload the queue grows: then numbers hold for windows of so many requests.) Only "throughput", of
+useful tokens, is that of the whole window. Window 0 tunes: in it, each policy takes the token
+budget (C) that keeps most promises. The others are measured.
 """
 
 import statistics
@@ -26,7 +27,7 @@ UNITS = dict.fromkeys(SECONDS, "s") | {
     "preemptions": "per request",
     "recomputed": "%",
     "output tokens": "tokens/s",
-    "useful tokens": "tokens/s",
+    "throughput": "tokens/s",
 }
 
 
@@ -64,8 +65,6 @@ class Windows:
             load, every = Load.of(part, *span), part.lives.values()
             lives = [life for life in every if life.arrival >= begin]
             tokens = [moment for life in every for moment in life.tokens if begin <= moment <= end]
-            first = [life for life in every if life.tokens and begin <= life.tokens[0] <= end]
-            prompts = sum(life.prompt_tokens for life in first)
             run = sum(life.prompt_tokens + len(life.tokens) for life in lives)
             lost = sum(life.recomputed for life in lives)
             return {
@@ -78,7 +77,7 @@ class Windows:
                 "preemptions": statistics.fmean(life.preemptions for life in lives),
                 "recomputed": 100 * lost / (run + lost),
                 "output tokens": len(tokens) / (end - begin) if end > begin else 0.0,
-                "useful tokens": (len(tokens) + prompts) / (end - begin) if end > begin else 0.0,
+                "throughput": part.throughput,
             }
 
         parts = trace.by_tag(self.tag).items() if self.tag else ()

@@ -310,13 +310,7 @@ def worst_iteration(
     return cost.seconds(make_batch(chunks, decodes, context))
 
 
-def token_budget(
-    cost: CostModel,
-    slo: float,
-    decodes: int = DECODES,
-    context: int = CONTEXT,
-    longest: int = LONGEST,
-) -> int:
+def token_budget(cost: CostModel, slo: float, longest: int = LONGEST) -> int:
     """The largest multiple of the tile whose worst iteration takes at most `slo` seconds.
 
     It is no larger than the longest prompt (Sarathi-Serve, Sec 4.3).
@@ -325,17 +319,13 @@ def token_budget(
     more/serving/calibration.py). Raises UserError if no budget meets the SLO.
     """
     check_number("slo", slo, 0, LATEST, "number of seconds")
-    first = (decodes // TILE + 1) * TILE  # with room for a chunk beside the decodes
+    first = (DECODES // TILE + 1) * TILE  # with room for a chunk beside the decodes
     budgets = range(first, max(first, longest) + 1, TILE)
-    found = [
-        budget
-        for budget in budgets
-        if worst_iteration(cost, budget, decodes, context, longest) <= slo
-    ]
+    found = [each for each in budgets if worst_iteration(cost, each, longest=longest) <= slo]
     if not found:
-        least = worst_iteration(cost, first, decodes, context, longest)
+        least = worst_iteration(cost, first, longest=longest)
         raise UserError(
-            f"no token budget keeps a TBT of {slo:g} s: {first} tokens, the smallest with {decodes}"
-            f" decodes of {context} tokens, take {least:.3g} s"
+            f"no token budget keeps a TBT of {slo:g} s: {first} tokens, the smallest with {DECODES}"
+            f" decodes of {CONTEXT} tokens, take {least:.3g} s"
         )
     return max(found)

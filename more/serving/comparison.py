@@ -14,7 +14,7 @@ from functools import partial
 from batch import LATEST
 from command.checks import UserError
 from more.policies import compared
-from more.serving.capacity import CONTEXT, DECODES, Load, Slo, token_budget, tpot
+from more.serving.capacity import Load, Slo, token_budget, tpot
 from more.serving.planner import (
     EXACT,
     FEWEST,
@@ -140,7 +140,7 @@ def first_answer(question: Question, here: tuple[int, int]) -> Found:
     longest = int(question.traffic.prompts.max())
     try:
         pace = min(slo.least("tbt", "tpot"), LATEST)
-        safe = token_budget(replica.cost, pace, DECODES, CONTEXT, max(longest, budgets[-1]))
+        safe = token_budget(replica.cost, pace, max(longest, budgets[-1]))
     except (UserError, IndexError):  # not even a decode of that context meets the SLO
         safe = budgets[0]
     budget = max([size for size in budgets if size <= safe] or budgets[:1])

@@ -234,9 +234,6 @@ class Events(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
-# ------------------------------------------------------------------------------------- the server
-
-
 class Api:
     """What the endpoints share.
 
@@ -250,9 +247,6 @@ class Api:
         self.started = int(time.time())
         self.loop: asyncio.AbstractEventLoop | None = None
         self.runner: Runner | None = None
-
-    def attach(self, runner: Runner) -> None:
-        self.runner = runner
 
     def deliver(self, news: list[tuple[Choice | None, Delta]]) -> None:
         """Called in the engine's thread: wakes asyncio once for all streams."""
@@ -318,7 +312,6 @@ class Api:
     # ---- text
 
     async def prompts(self, body: Body) -> list[list[int]]:
-        """The token ids of all prompts."""
         if isinstance(body, ChatBody):
             return [await self.chat_tokens(body)]
         found = []
@@ -399,7 +392,6 @@ def hand_out(news: list[tuple[Choice | None, Delta]]) -> None:
 
 
 def router(api: Api) -> APIRouter:
-    """The endpoints."""
     routes = APIRouter()
 
     async def answered(request: Request, kind: type[Body]) -> Response:

@@ -208,7 +208,6 @@ def words(engine: Engine, count: int) -> Sequence[int]:
 
 
 def router(runner: Runner) -> APIRouter:
-    """The live page's routes."""
     routes, feed, turn = APIRouter(), Feed(runner), asyncio.Lock()  # turn: one trial at a time
 
     @routes.get("/")

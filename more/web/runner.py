@@ -37,15 +37,11 @@ log = logging.getLogger("nano-sarathi")
 
 
 class Full(Exception):
-    """The queue is full."""
-
     def __init__(self) -> None:
         super().__init__("the queue is full; try again in a second")
 
 
 class Stopping(Exception):
-    """The server ends, and takes no more requests."""
-
     def __init__(self) -> None:
         super().__init__("the server is shutting down")
 
@@ -275,7 +271,6 @@ class Runner:
             self.inbox.popleft()()
 
     def _step(self) -> None:
-        """Run one iteration of the loop, and report it."""
         loop = self.loop
         iteration = loop.step()
         self.iterations += 1

@@ -220,7 +220,6 @@ class Completion(Body):
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        """All of them."""
         one = isinstance(self.prompt, str) or is_tokens(self.prompt)
         return [self.prompt] if one else self.prompt
 

@@ -99,7 +99,6 @@ class Words:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was there."""
         return self.stops.found
 
     def add(self, token: int) -> str:
