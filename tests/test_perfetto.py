@@ -81,6 +81,11 @@ def named(events: list[dict], kind: str) -> dict[str, tuple[int, int]]:
     }
 
 
+def groups_of(events: list[dict]) -> list[str]:
+    """Names of the groups of lanes, without what their runs are."""
+    return [name.split(" (")[0] for name in named(events, "process_name")]
+
+
 @pytest.mark.parametrize("policy", ["sarathi_serve", "vllm_v0", "no_evict"])
 def test_priced_run_with_preemptions(policy: str, tmp_path: Path) -> None:
     trace = simulate(five(), policy=policy, chunk_size=64, max_batch_size=4, cache_tokens=300)
