@@ -159,7 +159,7 @@ WORKLOADS = {
         " each token; and to preempt costs more than it brings, as a cache is computed again", 17.0,
     ),
     "ratio": Workload(
-        "P:D of 5, 14, 50", changing_ratio,
+        "P:D of 5 then 14 then 50", changing_ratio,
         [("sarathi", 256), ("sarathi", 128), ("sarathi", 512), ("sarathi_pd:512,256,128", 512)],
         "throughput", "SARATHI (Sec 5.1.3): it can switch. One C is good for two of the three",
         3.0, engine=LLAMA_13B,
