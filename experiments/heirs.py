@@ -131,10 +131,11 @@ def changing_ratio(generator: random.Random, requests: list[Request]) -> list[Re
 
 
 OURS_FIRST = (OURS, None)
+OTHERS = ("sarathi_pd", "token_throttling")  # of sarathi; for pipelines
 WORKLOADS = {
     "azure": Workload(
         "Azure's chat", None,
-        [OURS_FIRST, *((name, None) for name in HEIRS if name != "sarathi_pd")],
+        [OURS_FIRST, *((name, None) for name in HEIRS if name not in OTHERS)],
         "promises kept", "none is stated; without tags, vtc and srpt are sarathi_serve", 18.0, 220,
     ),
     "heavy": Workload(
