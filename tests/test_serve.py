@@ -491,7 +491,7 @@ def test_an_engine_that_fails_ends_its_streams(
     monkeypatch.undo()
     assert demo.ask(TEXT, GOOD)[0] == 200
     state = {"status": "ok", "failures": 2, "last_error": "RuntimeError: a kernel failed"}
-    assert demo.ask("/health")[2] == state | {"running": 0, "waiting": 0}
+    assert demo.ask("/health")[2].items() >= state.items()
 
 
 @contextlib.contextmanager

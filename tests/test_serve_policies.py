@@ -88,7 +88,9 @@ def test_a_policy_that_does_not_end_is_refused(
     engine: PricedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "TRIAL", 0.1)
-    slow = policy_of(tmp_path, "slow", SCHEDULE.format("time.sleep(0.3)"), "import time\n")
+    slow = policy_of(
+        tmp_path, "slow", SCHEDULE.format("self.running or time.sleep(0.3)"), "import time\n"
+    )
     with served(engine) as running:
         assert switch(running, slow)[1].endswith("it has not ended in 0.1 s")
 

@@ -79,8 +79,9 @@ class QoServe(SarathiServe):
                 room -= chunks[-1].length
             return self.cost(Batch(chunks, decodes))
 
-        budgets = [*range(STEP, self.most, STEP), self.most]
-        best = budgets[max(0, bisect_right(budgets, slack, key=seconds) - 1)]
+        budgets, best = range(STEP, self.most, STEP), self.most
+        if budgets and seconds(best) > slack:
+            best = budgets[max(0, bisect_right(budgets, slack, key=seconds) - 1)]
         self.rate = seconds(best) / best
         return best
 
