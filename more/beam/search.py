@@ -40,11 +40,7 @@ class Hypothesis:
 
     @property
     def token_ids(self) -> list[int]:
-        tokens, node = [], self.node
-        while node is not None:
-            node, token = node
-            tokens.append(token)
-        return tokens[::-1]
+        return unwound(self.node)
 
 
 class BeamSearch:
@@ -120,6 +116,14 @@ class BeamSearch:
         far = params.early_stopping == "never" and params.length_penalty > 0
         length = params.max_tokens if far else self.steps
         return self.scores[0] / length**params.length_penalty > self.finished[-1].score
+
+
+def unwound(node: Node) -> list[int]:
+    tokens = []
+    while node is not None:
+        node, token = node
+        tokens.append(token)
+    return tokens[::-1]
 
 
 def best_candidates(searches: Sequence[BeamSearch], logits: Tensor) -> list[list[Candidate]]:
