@@ -1,6 +1,6 @@
 """Chunks of one prompt in a pipeline: each waits for the one before, or follows at once.
 
-    python experiments/chunks_in_flight.py    predicted for four A100s in a row: a minute, no GPU
+    python experiments/chunks_in_flight.py    predicted for four A100s in a row: seconds, no GPU
 
 Four ways to fill the micro-batches. "queue": each has a scheduler and requests of its own, as in
 the papers. "any": one scheduler for all of them. "ahead": the same, and a prompt's next chunk

@@ -1,9 +1,9 @@
 r"""Latency against load, as a paper prints it: steady state, several windows, each policy's budget.
 
     python experiments/serve_latency.py
-        Sarathi-Serve's Fig 1b, predicted for Yi-34B on two A100s, chat lengths: a minute, no GPU
+        Sarathi-Serve's Fig 1b, predicted for Yi-34B on two A100s, chat lengths: minutes, no GPU
     python experiments/serve_latency.py --measure
-        and the real engine on this machine, in real time: a minute or two
+        and the real engine on this machine, in real time: minutes
 
     python experiments/serve_latency.py --requests-file examples/users.csv --by user \
             --policy vtc --policy-file my.py --model llama3.1-8b --gpu h100 --tp 1
