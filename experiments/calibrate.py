@@ -33,7 +33,7 @@ from command.flags import Flag
 from configs import GPU
 from costmodel import make_batch
 from engine import LLM
-from experiments.lib.common import ROOT, print_table, progress
+from experiments.lib.common import ROOT, commit, print_table, progress
 from experiments.lib.flags import MEASURE, ScriptParser
 from experiments.lib.measuring import batch_runner, device_for, hardware_of
 from experiments.lib.rows import make_directory
@@ -200,7 +200,7 @@ def calibrate(llm: LLM, load: str, plan: Plan, results: Sequence[Result]) -> Cal
             memory_of(llm.device),
             peak=max(2 * rows * weights / seconds for rows, seconds in linear.items()),
             bandwidth=weights * llm.dtype.itemsize / linear[1],
-            source="measured by experiments/calibrate.py",
+            source=f"measured by experiments/calibrate.py, commit {commit()}",
         ),
         bytes_per_value=llm.dtype.itemsize,
         operators=operators,

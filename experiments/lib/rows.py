@@ -260,8 +260,11 @@ def with_kept(path: Path, rows: Rows, *keys: str, sources: Sequence[str] = ("mea
     must not lose it. Rows of a model and hardware that this run measured again are replaced; with
     keys, those that have the same values of these, too. A file that is not ours is to be
     overwritten (--force), and holds nothing. sources: predicted, too, where each machine has its
-    own prediction.
+    own prediction. A row that was measured now gets the commit.
     """
+    now = common.commit()
+    for row in rows.where(source="measured"):
+        row.setdefault("commit", now)
     if foreign(path):
         return rows
 
