@@ -5,8 +5,8 @@
 Three deployments serve the same requests, all there from the start: eight stages of eight GPUs each
 (TP8, PP8) under best-case Orca; the same under SARATHI; and eight replicas of eight GPUs (TP8
 alone), each with an eighth of the requests. What the paper leaves open is a constant, or a field of
-`Setup`, with our reason. Our predictions come in the paper's order, but not at its ratios: a table
-shows what some answers change alone and together (docs/pipelines.md).
+`Setup`, with our reason. Our predictions come in the paper's order, but not at its ratios. A table
+shows what some answers change alone and in pairs, and how many have a source (docs/pipelines.md).
 
 A request's bubble time is what stages waited for its micro-batch, over all its iterations and all
 stages, start-up and drain apart (Sec 5.3).
@@ -29,6 +29,7 @@ from command.flags import Flag
 from configs import GPUS, LINKS, MODELS
 from configs.hosts import HOSTS
 from costmodel import CostModel, constants
+from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.papers import LOOKS
 from experiments.lib.rows import Row, Rows, print_rows
@@ -37,6 +38,7 @@ from experiments.lib.study import Panel, Study
 from more import pipeline
 from more.serving.traffic import Zipf
 
+NUMBERS = paper_numbers()
 MODEL, GPU, TP, STAGES = "gpt3-175b", "a100-80gb", 8, 8
 SHORTEST, LONGEST, EXPONENT, RATIO = 1024, 4096, 0.4, 10  # L in tokens, theta, P:D (Sec 5.3)
 PAPER_REQUESTS = 10000
@@ -54,33 +56,44 @@ RATIOS = (
 )
 BATCH_RATIO = "batch size over tp-only"
 SHARES = ("orca's bubbles", "sarathi's bubbles")
-NONE, IN_STEP = "no option", "Orca in step"
-CAUSES = {  # FlashAttention's range and its middle; twice a guess; another software's
-    **{f"attention {100 * x:g} %": {"attention_share": x} for x in (0.4, 0.325, 0.25)},
-    **{f"noise {100 * x:g} %": {"noise": x} for x in (0.05, 0.1)},
+KNOBS = "knobs", "guessed"  # numbers that a row changes; those without a source
+# To start the kernel of a product may cost time: an iteration of one decode of Yi-34B waits 20 ms
+# for Sarathi-Serve's host, and has 60 layers of 4 products
+START = HOSTS["sarathi-serve"].around(0.0, 1) / (4 * MODELS["yi-34b"].n_layer)
+NONE, IN_FLIGHT = "no option", "chunks in flight"
+ATTENTION, NOISE, STARTED = "attention 32.5 %", "noise 15 %", f"{1e6 * START:.0f} us a product"
+GUESSED = "150 us a product"
+CAUSES = {
+    ATTENTION: {"attention_share": 0.325},  # the middle of FlashAttention's range
+    "noise 5 %": {"noise": 0.05},
+    NOISE: {"noise": 0.15},
+    STARTED: {"start": START},
+    GUESSED: {"start": 1.5e-4},
     "Sarathi-Serve's host": {"host_time": "sarathi-serve"},
+    IN_FLIGHT: {"deal": "ahead"},  # not in the paper's engines, but in today's
 }
-THREE = "attention 32.5 %", "noise 5 %", IN_STEP
-SLOW = ("attention 25 %", IN_STEP), ("attention 25 %", "noise 10 %", IN_STEP)
-TOGETHER = {" + ".join(each): each for each in (*combinations(THREE, 2), *SLOW)}
-TOGETHER["all three"] = THREE
+WITHOUT_SOURCE = "noise 5 %", NOISE, GUESSED  # chosen in view of the paper's ratios
+SEVERAL = combinations((ATTENTION, NOISE, STARTED, GUESSED), 2)
+PAIRS = {" + ".join(each): each for each in SEVERAL if each != (STARTED, GUESSED)}
 FULL = "all", "together"  # runs with all requests
-PICTURED = {"run": FULL, "option": (NONE, *THREE, "all three")}
+NEAREST = f"{NOISE} + {GUESSED}"
+PICTURED = {"run": FULL, "option": (NONE, ATTENTION, STARTED, IN_FLIGHT, NEAREST)}
 Costs = Callable[[Batch], list[float]]  # seconds of a batch on each stage
-SYSTEMS = ("orca", "orca in step", "tp-only", "sarathi")
-COLOURS = {each: LOOKS.get(each.split()[0], ("black",))[0] for each in SYSTEMS}
+SYSTEMS = ("orca", "tp-only", "sarathi", f"sarathi, {IN_FLIGHT}")
+COLOURS = {each: LOOKS.get(each.split(",")[0], ("black",))[0] for each in SYSTEMS}
 
 
 @dataclass(frozen=True)
 class Setup:
     """What the paper leaves open, and CAUSES change."""
 
-    refill_every: int = 1  # iterations: a request comes in as soon as a slot is free (Sec 4.1)
     # of peak, in prefills; None: the software's, 0.706 on the A6000. FlashAttention reached 0.25 to
     # 0.40 (arXiv 2307.08691, abstract), but then Table 4's gains are farther from the paper
     attention_share: float | None = None
     noise: float = 0.0  # relative standard deviation of a batch's seconds: one draw for all stages
+    start: float = 0.0  # seconds, of each product, besides what Table 2 shows
     host_time: str = "none"  # on stage 0 (configs/hosts.py): nobody has published it
+    deal: str = "queue"  # under SARATHI; "ahead": a prompt's next chunk does not wait
     seed: int = 0  # of the noise
     model = MODEL
     hardware = GPU
@@ -89,7 +102,8 @@ class Setup:
     def cost_model(self) -> CostModel:
         """Of one stage's eight GPUs: constants that are fitted to the paper's measurements."""
         found, guess = constants(GPU, "sarathi")
-        efficiency = replace(found, attention=self.attention_share or found.attention)
+        share, start = self.attention_share or found.attention, found.overhead + self.start
+        efficiency = replace(found, attention=share, overhead=start)
         link, host = LINKS[LINK], HOSTS[self.host_time]
         cost = CostModel(MODELS[MODEL], GPUS[GPU], efficiency, tp=TP, link=link, host=host)
         cost.guess = guess
@@ -134,14 +148,13 @@ def simulate(
     requests: list[Request], setup: Setup, policy: str, stages: int, batch_size: int
 ) -> pipeline.PipelineTrace:
     """One queue for all micro-batches: no slot stays free while anybody waits."""
-    chunk_size, refill_every = CHUNK_SIZE, 1
     # one whole prompt beside the decodes: best-case Orca is SARATHI with chunks as long as the
     # longest prompt (Sec 5.2)
-    if policy == "orca":
-        chunk_size, refill_every = LONGEST + batch_size, setup.refill_every if stages > 1 else 1
+    whole = policy == "orca"
+    chunk_size, deal = (LONGEST + batch_size, "queue") if whole else (CHUNK_SIZE, setup.deal)
     cost_model = setup.cost_model
     filled = pipeline.make_micro_batches(
-        "sarathi", stages, stages, batch_size, chunk_size, refill_every=refill_every
+        "sarathi", stages, stages, batch_size, chunk_size, deal=deal
     )
     for request in requests:
         filled.add(request)
@@ -187,44 +200,49 @@ class Outcome:
 
 
 def outcome_of(setup: Setup, count: int) -> Outcome:
-    """The three deployments. Runs are kept: Orca alone depends on `refill_every`."""
-    others = replace(setup, refill_every=1)
+    """The three deployments. Runs are kept: SARATHI alone depends on `deal`."""
+    others = replace(setup, deal="queue")
     return Outcome(
-        run_stages(count, setup, "orca"),
-        run_stages(count, others, "sarathi"),
+        run_stages(count, others, "orca"),
+        run_stages(count, setup, "sarathi"),
         [run_replica(count, others, number) for number in range(STAGES)],
     )
 
 
-def in_step() -> int:
-    """Iterations after which a micro-batch has lost one request, on average: D / B."""
-    drawn = draw_lengths(PAPER_REQUESTS)
-    return max(1, round(statistics.mean(decodes for _, decodes in drawn) / BATCH_SIZE))
+def setup_of(option: str) -> Setup:
+    """The default, one of CAUSES, or one of PAIRS."""
+    several = PAIRS.get(option, () if option == NONE else (option,))
+    return Setup(**{key: own for each in several for key, own in CAUSES[each].items()})
 
 
-def variations() -> dict[str, Setup]:
-    """The defaults; each cause alone; then several TOGETHER."""
-    changes: dict[str, dict] = {NONE: {}, IN_STEP: {"refill_every": in_step()}, **CAUSES}
-    for name, several in TOGETHER.items():
-        changes[name] = {key: own for each in several for key, own in changes[each].items()}
-    return {name: Setup(**change) for name, change in changes.items()}
+def implied() -> dict[str, float]:
+    """The shares of bubbles in % that two of the paper's ratios imply.
+
+    If SARATHI and Orca do the same work in w seconds, SARATHI's bubbles take b seconds, and Orca's
+    r times as many, then the times are w + b and w + r b.
+    """
+    ratio, longer = NUMBERS["f12_bubble"], NUMBERS["f12_sarathi_vs_orca"]
+    share = (longer - 1) / (ratio - 1)
+    return dict(zip(SHARES, (100 * ratio * share / longer, 100 * share), strict=True))
 
 
 # ---------------------------------------------------------------------------------- rows and tables
 
 
 def ratios(setup: Setup, option: str, run: str, requests: int) -> Row:
-    """run: of one option with "all" requests, or of several "together"."""
-    row = outcome_of(variations()[option], requests).row
-    return row | {BATCH_RATIO: BATCH_SIZE / TP_BATCH_SIZE}
+    """run: of one option with "all" requests, or of two "together"."""
+    several = PAIRS.get(option, (option,) * (option != NONE))
+    knobs = {"knobs": len(several), "guessed": len({*several} & {*WITHOUT_SOURCE})}
+    row = outcome_of(setup_of(option), requests).row
+    return knobs | row | {BATCH_RATIO: BATCH_SIZE / TP_BATCH_SIZE}
 
 
 def waits(setup: Setup, system: str, requests: int) -> list[Row]:
     """When requests are done (s); with stages, bubble times (s), and % of the stages' time."""
-    changed = variations()[IN_STEP] if system == "orca in step" else setup
-    outcome = outcome_of(changed, requests)
+    name, _, option = system.partition(", ")
+    outcome = outcome_of(setup_of(option) if option else setup, requests)
     traces = {"sarathi": [outcome.sarathi], "tp-only": outcome.replicas}
-    traces = traces.get(system, [outcome.orca])
+    traces = traces.get(name, [outcome.orca])
     times = sorted(time for trace in traces for _, time in trace.finished)
     tops = {len(times) * part // 50 for part in range(1, 51)} - {0}
     rows = [{"done": done, "completion": times[done - 1]} for done in sorted(tops)]
@@ -242,12 +260,13 @@ def report(rows: Rows) -> None:
     title = "What the stages' time is spent on, % (all requests)"
     print_rows(rows.where("busy"), ("system", "makespan", "busy", *pipeline.IDLE), title)
     runs = Rows(reversed(rows.where(RATIOS[0], run=FULL)), rows.units)  # the paper's first
-    print_rows(runs, ("source", "option", *RATIOS, *SHARES), "Causes alone and together")
+    title = "Causes alone and in pairs; the paper's shares are implied"
+    print_rows(runs, ("source", "option", *KNOBS, *RATIOS, *SHARES), title)
 
 
 def sweeps(quick: bool, requests: int) -> list[Sweep]:
-    runs = cases(option=[NONE, IN_STEP, *CAUSES], run="all", requests=requests)
-    runs += cases(option=list(TOGETHER), run="together", requests=requests)
+    runs = cases(option=[NONE, *CAUSES], run="all", requests=requests)
+    runs += cases(option=list(PAIRS), run="together", requests=requests)
     return [
         Sweep(ratios, [Setup()], runs),
         Sweep(waits, [Setup()], cases(system=SYSTEMS, requests=requests)),
@@ -260,6 +279,7 @@ STUDY = Study(
     sweeps,
     units=dict.fromkeys((*RATIOS, BATCH_RATIO), "x")
     | dict.fromkeys(SHARES, "%")
+    | dict.fromkeys(KNOBS, "numbers")
     | {"bubble time": "s", "completion": "s", "makespan": "s"}
     | dict.fromkeys(("busy", *pipeline.IDLE), "%"),
     title=f"SARATHI Fig 12: {MODEL} on {TP * STAGES} {GPU}",
@@ -279,7 +299,7 @@ STUDY = Study(
     ],
     columns=2,
     paper={
-        number: (quantity, {"option": NONE, "run": "all"})
+        number: (quantity, {"option": NONE, "run": "all"}, implied())
         for number, quantity in (
             ("f12_bubble", RATIOS[0]),
             ("f12_sarathi_vs_orca", RATIOS[1]),

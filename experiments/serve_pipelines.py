@@ -54,6 +54,7 @@ def falcon(ethernet: str = "ethernet-100g-tcp-4.6", host: str = "none") -> tuple
 FALCON, FALCON_TP8 = falcon()
 LLAMA = Deployment("llama2-70b", 4, A40, stages=2, link="pcie4", hop="pcie4", **SMALL)
 PIPELINES = (FALCON, LLAMA)
+AHEAD = [replace(each, deal="ahead") for each in PIPELINES]  # not in the paper: as engines today
 DATASETS = (CHAT, ARXIV)
 REQUESTS = 1024
 PRECISION = EXACT  # of a capacity
@@ -154,6 +155,7 @@ def sweeps(quick: bool, requests: int | None = None, seed: int = 0) -> list[Swee
         Sweep(bounds, PIPELINES, [{}]),
         Sweep(run, PIPELINES, cases(data=list(workloads), policy=POLICIES), processes=True),
         Sweep(run, [FALCON_TP8], tp8, processes=True),
+        Sweep(run, AHEAD, cases(data=list(workloads), policy=OURS), processes=True),
         Sweep(why, [FALCON], CAUSES, quick=CAUSES[:1], processes=True),
     ]
 

@@ -29,7 +29,7 @@ from experiments.lib import td
 from experiments.lib.engines import Sweep
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
-from experiments.lib.td import BASELINES, NODES, OURS, SYSTEMS
+from experiments.lib.td import BASELINES, NODES, OURS, RIVALS, SYSTEMS
 from more.pipeline import BUBBLES
 
 CEILING = "ceiling"
@@ -54,7 +54,7 @@ CASES: dict[str, dict[str, object]] = {  # that are compared with the paper; {}:
 def own(node: td.Node, system: str, case: Mapping[str, object]) -> dict[str, object]:
     """What of a case changes this run: so a run serves many cases."""
     other = td.OTHER_READING[node.link].endswith("bus")  # else the node's own is bus
-    changes = {"outputs": True, "host": system in BASELINES}
+    changes = {"outputs": True, "host": system in RIVALS}
     changes["reading"] = other and system.startswith("TP")
     return {key: value for key, value in case.items() if changes[key]}
 
@@ -106,7 +106,7 @@ def compare(rows: Rows) -> None:
         if two := speeds_of(rows, node, case, GPUs=2).get(OURS):
             more["over 2 GPUs"] = speeds[OURS] / two["throughput"]
         rows.add(runs[OURS], case=name, node=node, **more)
-        for system, baseline in product((OURS, CEILING), BASELINES):
+        for system, baseline in product((OURS, CEILING), RIVALS):
             place = {"case": name, "node": node, "system": system, "baseline": baseline}
             rows.add(runs[OURS], **place, lead=speeds[system] / speeds[baseline])
     td.add_largest(rows, "lead", "case", "system", "baseline")
@@ -131,7 +131,7 @@ def print_leads(rows: Rows) -> None:
         row["over 2 GPUs"] = same.one("over 2 GPUs", node="L20 + 32B")
         row["case"] = "paper" if row["source"] == "paper" else row["case"]
     title = f"{OURS} over each baseline, {MOST} GPUs, the largest of four nodes"
-    columns = ("case", *BASELINES, "over 2 GPUs", "time")
+    columns = ("case", *RIVALS, "over 2 GPUs", "time")
     print_rows(Rows(table, rows.units), columns, title)
 
 

@@ -160,32 +160,6 @@ def test_a_link_takes_its_time() -> None:
     assert trace.steps[0].starts == pytest.approx([0.0, 1.7])
 
 
-def test_a_micro_batch_is_refilled_in_turn() -> None:
-    """Every third of its iterations: a request that arrives in the second one waits for it."""
-    filled = filled_with(
-        requests_of([(2, 9, 0.0), (2, 2, 1.5)]), "orca", 1, 1, 2, 8, refill_every=3
-    )
-    trace = PipelineTrace(1, 1, keep=True)
-    run_pipeline(filled, lambda batch: [1.0], trace)
-    assert [len(step.chunks) for step in trace.requests.iterations][:5] == [1, 0, 0, 1, 0]
-
-
-def test_what_is_preempted_out_of_turn_keeps_its_order() -> None:
-    """Three decodes, and room for one: the two that go come back in their order."""
-    filled = make_micro_batches("orca", 1, 1, 4, 8, 12, refill_every=9)
-    requests = requests_of([(4, 3, 0.0)] * 4)
-    for request in requests[:3]:
-        filled.add(request)
-    (scheduler,), memory = filled.schedulers, filled.schedulers[0].memory
-    memory.capacity = None  # until all three run
-    batch, _ = filled.next(0, 0.0)
-    filled.done(0, batch, [7] * 3)
-    filled.add(requests[3])
-    memory.capacity = 6
-    batch, _ = filled.next(0, 1.0)
-    assert batch.decodes == requests[:1] and list(scheduler.waiting) == requests[1:]
-
-
 class Counting(SarathiServe):
     """It counts in plain numbers, and makes its queue anew."""
 
@@ -208,10 +182,9 @@ class Counting(SarathiServe):
 
 
 @pytest.mark.parametrize("deal", ["queue", "turns"])
-@pytest.mark.parametrize("refill_every", [1, 3])
-def test_what_a_policy_counts_is_one_for_all_micro_batches(deal: str, refill_every: int) -> None:
+def test_what_a_policy_counts_is_one_for_all_micro_batches(deal: str) -> None:
     schedulers = [Counting(2, 8) for _ in range(3)]
-    filled = MicroBatches(schedulers, 2, deal, refill_every=refill_every)
+    filled = MicroBatches(schedulers, 2, deal)
     for i in range(20):
         filled.add(Request(i, range(5), 4, arrival=i // 10))
     trace = run_pipeline(filled, lambda batch: [0.2, 0.1], PipelineTrace(2, 3, keep=True))
@@ -268,7 +241,6 @@ FILLING = st.fixed_dictionaries({
     "cache_tokens": st.sampled_from([None, 52]),
     "deal": st.sampled_from(["queue", "turns"]),
     "memory": st.sampled_from(["split", "pool"]),
-    "refill_every": st.sampled_from([1, 3]),
 })  # fmt: skip
 POLICY = st.sampled_from(sorted(compared()))
 SIZES = st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(1, 4))

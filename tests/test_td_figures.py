@@ -154,3 +154,16 @@ def test_slow_attention_is_of_prefills() -> None:
     assert {name for name in was if now[name] != was[name]} == {"attn"}
     assert now["attn"] > 1.5 * was["attn"]
     assert slow.seconds(make_batch(decodes=4)) == plain.seconds(make_batch(decodes=4))
+
+
+def test_a_start_is_of_each_product() -> None:
+    batch, late = make_batch(decodes=4), fig12.Setup(start=1e-3).cost_model
+    more = late.seconds(batch) - fig12.Setup().cost_model.seconds(batch)
+    assert more == pytest.approx(1e-3 * (4 * late.model.n_layer + 1))  # the head is one, too
+
+
+def test_what_two_ratios_imply() -> None:
+    """Both work as long; Orca takes 1.91 times as long, and its bubbles 6.29 times."""
+    orca, sarathi = fig12.implied().values()
+    assert 1.91 * (100 - orca) == pytest.approx(100 - sarathi)
+    assert 1.91 * orca == pytest.approx(6.29 * sarathi)

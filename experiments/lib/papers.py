@@ -218,7 +218,9 @@ def capacity_rows(
     """
     size = engine.orca_batch_size if policy == "orca" else engine.max_batch_size
     hop, traffic = LINKS[engine.hop], Traffic.of(policy, requests)
-    replica = Replica(engine.cost_model, size, engine.cache_tokens, engine.stages, hop)
+    replica = Replica(
+        engine.cost_model, size, engine.cache_tokens, engine.stages, hop, deal=engine.deal
+    )
     search = partial(find_capacity, replica, traffic, runs={})
     rows = []
     for slo, (bound, budget) in slos.items():

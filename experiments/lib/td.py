@@ -4,6 +4,7 @@
     TP+HB   tensor parallelism, hybrid batches of chunks and decodes          sarathi_serve
     PP+SB   a pipeline, separate batches                                      vllm_v0:N
     PP+HB   a pipeline, hybrid batches                                        sarathi_serve
+    ahead   the same as engines do it today: more/pipeline/one_pool.py        sarathi_serve
     TD-Pipe a pipeline, phases                                                td_pipe
 
 Every system has the same GPUs, memory and requests, all there at the start. vLLM 0.5.3, which the
@@ -50,6 +51,7 @@ LOOKS = {
     "TP+HB": COLOURS["blue"],
     "PP+SB": COLOURS["orange"],
     "PP+HB": COLOURS["vermilion"],
+    "PP+HB ahead": COLOURS["black"],
     "TD-Pipe": COLOURS["green"],
     "SB": COLOURS["purple"],
     "HB": GREY,
@@ -66,8 +68,10 @@ BASELINES = {
     "PP+SB": "vllm_v0",
     "PP+HB": "sarathi_serve",
 }
+AHEAD = "PP+HB ahead"  # not in the paper
+RIVALS = BASELINES | {AHEAD: "sarathi_serve"}
 OURS = "TD-Pipe"
-SYSTEMS = (*BASELINES, OURS)
+SYSTEMS = (*RIVALS, OURS)
 # Ids of TD-Pipe's largest throughput over theirs (Fig 11), in paper_numbers.csv.
 PUBLISHED = {
     "TP+SB": "td_vs_tp_sb",
@@ -189,7 +193,7 @@ def make(lengths: Lengths) -> list[Request]:
 
 def policy_of(system: str, node: Node) -> str:
     """Its own, with vLLM's cap on a batch of prefills where it has such batches."""
-    policy = BASELINES.get(system, "td_pipe")
+    policy = RIVALS.get(system, "td_pipe")
     return f"{policy}:{node.longest}" if policy == "vllm_v0" else policy
 
 
@@ -201,7 +205,7 @@ def run(
     host: str | Host = "none",
     **options: object,
 ) -> Run:
-    """One of BASELINES, or TD-Pipe.
+    """One of RIVALS, or TD-Pipe.
 
     In a pipeline, each GPU of the node is a stage, and as many micro-batches are in flight.
     options: of `simulate_pipeline`: rules of td_pipe, deal, memory, keep.
@@ -214,6 +218,7 @@ def run(
         trace, seconds = None, simulate(requests, node.model, node.gpu, **common).seconds
     else:
         own = {"deal": "turns", "memory": "split"} if system in BASELINES else {}
+        own = {"deal": "ahead"} if system == AHEAD else own
         common |= {"memory": "pool", "stages": node.gpus, "hop": "pcie4"} | own | options
         shares = node.gpus if common["memory"] == "split" else 1
         memory = node.cache_tokens // shares

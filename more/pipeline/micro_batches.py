@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from batch import Batch, Request
-from command.checks import UserError, check_whole, lookup
+from command.checks import UserError, lookup
 from loop import check_batch, has_work
 from more.loading.requests import refuse_beams
 from scheduler import NOTHING_SCHEDULED, Memory, Scheduler
@@ -36,23 +36,19 @@ class MicroBatches:
         request) or "turns" (each request goes to the next micro-batch when it arrives).
     memory: "split" (each scheduler has its own cache_tokens) or "pool" (all share those of the
         first one).
-    refill_every: with 8, a micro-batch admits new requests in every eighth of its iterations only
-        (or if it has no work).
     """
 
     def __init__(
         self, schedulers: Sequence[Scheduler], stages: int, deal: str = "queue",
-        memory: str = "split", refill_every: int = 1,
+        memory: str = "split",
     ):  # fmt: skip
         lookup(dict.fromkeys(DEALS), deal, "deal")
         lookup(dict.fromkeys(MEMORIES), memory, "memory")
-        check_whole("refill_every", refill_every)
-        self.schedulers, self.stages, self.refill_every = schedulers, stages, refill_every
+        self.schedulers, self.stages = schedulers, stages
         self.count = len(schedulers)  # batches in flight, at most
         self.history: list[tuple[float, int, str]] = []  # s, tokens in memory, phase: TD-Pipe's
         self.arriving: deque[Request] = deque()  # in order of arrival
         self.without_work: set[int] = set()  # micro-batches
-        self.iterations = [0] * len(schedulers)
         self._turn, self._turns, self._queue = 0, len(schedulers) if deal == "turns" else 1, None
         self._preempted: list[Request] = []
         for scheduler in schedulers:  # so what one micro-batch counts, all have counted
@@ -87,12 +83,8 @@ class MicroBatches:
         """
         self._arrive(now)
         scheduler = self.schedulers[number]
-        if scheduler.running and self.iterations[number] % self.refill_every:
-            batch = schedule_closed(scheduler, now)
-        else:
-            batch = scheduler.schedule(now)
+        batch = scheduler.schedule(now)
         self._share_queue(scheduler)
-        self.iterations[number] += 1
         if not self._sets_out(number, scheduler, batch):
             return None, ""
         return batch, self._shortage(number, batch)
@@ -155,12 +147,3 @@ class MicroBatches:
         """The error to raise if requests are left and nothing is in flight."""
         scheduler = next(scheduler for scheduler in self.schedulers if scheduler.has_work)
         return scheduler.broken(NOTHING_SCHEDULED)
-
-
-def schedule_closed(scheduler: Scheduler, now: float) -> Batch | None:
-    """The next batch, without new requests."""
-    queue, scheduler.waiting = scheduler.waiting, deque()
-    batch = scheduler.schedule(now)
-    queue.extendleft(reversed(scheduler.waiting))  # those that it has preempted
-    scheduler.waiting = queue
-    return batch

@@ -40,12 +40,12 @@ def make_micro_batches(
     seconds_of: Callable[[int], float] | None = None,
     rules: Rules | None = None,
     cost: Callable[[Batch], float] | None = None,
-    **options: object,
+    deal: str = "queue",
 ) -> MicroBatches:
     """`count` micro-batches of up to `max_batch_size` requests each, under one policy.
 
     cache_tokens: of one micro-batch; if memory is "pool", of all together.
-    options: deal, refill_every (see `MicroBatches`).
+    deal: see `MicroBatches`.
     seconds_of, rules: for td_pipe only (see `TDPipe`). td_pipe always has one pool of memory: with
     "split", the pool is `count` times cache_tokens. "td_pipe:PREDICTOR" names its predictor.
     cost: seconds of a batch through all stages, for policies that ask (`Scheduler.cost`).
@@ -56,11 +56,8 @@ def make_micro_batches(
     lookup(dict.fromkeys(MEMORIES), memory, "memory")
     if rules is not None and not is_for_pipelines(name):
         raise UserError(f"rules are given, but policy {name!r} takes none: only td_pipe does")
-    deal = options.get("deal", "queue")
     lookup(dict.fromkeys(DEALS), deal, "deal")
     if not is_for_pipelines(name) and deal in ("any", "ahead"):
-        if options.get("refill_every", 1) != 1:
-            raise UserError(f"refill_every needs deal 'queue' or 'turns', not {deal!r}")
         tokens = cache_tokens and cache_tokens * (count if memory == "split" else 1)
         scheduler = make_scheduler(policy, max_batch_size * count, chunk_size, tokens)
         scheduler.cost = cost or scheduler.cost
@@ -71,12 +68,9 @@ def make_micro_batches(
         ]
         for scheduler in each:
             scheduler.cost = cost or scheduler.cost
-        return MicroBatches(each, stages, memory=memory, **options)
-    for what, usual in (("deal", "queue"), ("refill_every", 1)):
-        if options.get(what, usual) != usual:
-            raise UserError(
-                f"{what} is {shown(options[what])}; policy {name} has one queue: leave it out"
-            )
+        return MicroBatches(each, stages, deal, memory)
+    if deal != "queue":
+        raise UserError(f"deal is {shown(deal)}; policy {name} has one queue: leave it out")
     if seconds_of is None:
         raise UserError(f"policy {name} needs seconds_of: a function, rows -> seconds")
     rules = rules or Rules()

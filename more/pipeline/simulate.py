@@ -102,7 +102,6 @@ def simulate_pipeline(
     host: str = "none",
     hop: str | None = "infiniband-hdr",
     deal: str = "queue",
-    refill_every: int = 1,
     rules: Rules | None = None,
     keep: bool = False,
 ) -> PipelineTrace:
@@ -112,7 +111,7 @@ def simulate_pipeline(
     max_batch_size, cache_tokens: for one micro-batch (cache_tokens: for all, if memory is "pool").
     link: joins the GPUs of a stage; None: the GPU's own. hop: joins stages; None: messages take no
     time.
-    memory, deal, refill_every: see `MicroBatches`. rules: of td_pipe. keep: see `PipelineTrace`.
+    memory, deal: see `MicroBatches`. rules: of td_pipe. keep: see `PipelineTrace`.
 
     With one stage and one micro-batch, the times are exactly those of `simulate`. Raises UserError
     if a request is too long for the model.
@@ -123,7 +122,7 @@ def simulate_pipeline(
     count = stages if micro_batches is None else micro_batches
     filled = make_micro_batches(
         policy, count, stages, max_batch_size, chunk_size, cache_tokens,
-        deal=deal, memory=memory, refill_every=refill_every,
+        deal=deal, memory=memory,
         seconds_of=seconds_of_rows(cost_model), rules=rules, cost=lambda batch: sum(costs(batch)),
     )  # fmt: skip
     requests = listed(requests)

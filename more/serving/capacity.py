@@ -52,6 +52,7 @@ class Deployment:
     orca_batch_size: int = ORCA_BATCH_SIZE
     max_batch_size: int = MAX_BATCH_SIZE  # of all policies but Orca
     host: str = "none"  # of HOSTS; a pipeline's first stage waits for it
+    deal: str = "queue"  # of a pipeline's requests, see `MicroBatches`
     software: str = "sarathi_serve"  # whose constants the cost model takes
 
     def __post_init__(self) -> None:
@@ -60,8 +61,9 @@ class Deployment:
 
     @property
     def layout(self) -> str:
-        """As the paper writes it: TP4-PP2."""
-        return f"TP{self.tp}-PP{self.stages}" if self.stages > 1 else f"TP{self.tp}"
+        """As the paper writes it: TP4-PP2; and how requests are dealt, where that is not usual."""
+        name = f"TP{self.tp}-PP{self.stages}" if self.stages > 1 else f"TP{self.tp}"
+        return name if self.deal == "queue" else f"{name} {self.deal}"
 
     @property
     def hardware(self) -> str:
@@ -119,7 +121,7 @@ class Deployment:
             return simulate(requests, self.model, self.gpu, max_batch_size=size, **options)
         pipeline = simulate_pipeline(
             requests, self.model, self.gpu, max_batch_size=size // self.stages,
-            stages=self.stages, memory="pool", hop=self.hop, keep=True, **options,
+            stages=self.stages, memory="pool", hop=self.hop, deal=self.deal, keep=True, **options,
         )  # fmt: skip
         return pipeline.requests
 

@@ -155,7 +155,7 @@ class Replica:
 
     cache_tokens: of all requests together; None: enough for all. utilization: of the cards' memory,
     which then gives the tokens of cache (`cache_of_engine`). hop: joins the stages. The stages'
-    micro-batches share the batch size evenly, and one pool of memory.
+    micro-batches share the batch size evenly, and one pool of memory. deal: see `MicroBatches`.
     """
 
     cost: CostModel
@@ -164,6 +164,7 @@ class Replica:
     stages: int = 1
     hop: Link = LINKS["pcie4"]
     utilization: float | None = None
+    deal: str = "queue"
 
     @property
     def layout(self) -> str:
@@ -225,7 +226,7 @@ class Replica:
             return loop.trace
         filled = make_micro_batches(
             policy, stages, stages, max(1, size // stages), budget, cache_tokens, memory="pool",
-            cost=cost.seconds,
+            cost=cost.seconds, deal=self.deal,
         )  # fmt: skip
         for request in requests:
             filled.add(request)
