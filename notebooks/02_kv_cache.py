@@ -5,13 +5,6 @@
 # for every token. So the engine keeps them: this is the *KV cache*. It takes much of a GPU's
 # memory, and so its size decides how many requests can run together.
 #
-# **You will see**
-# 1. why there is a cache: the same tokens with a cache and without, counted and timed;
-# 2. slots, and writing in place: the memory never moves;
-# 3. the errors that a wrong use of the cache gives;
-# 4. a real run, in which requests fill slots and leave them;
-# 5. how many requests fit: the paper's formula, and the 18 requests that the paper ran.
-#
 # **Goal**: say how many requests a GPU's memory holds, and follow a slot from the first chunk to
 # the last token. **Needs**: lesson 1. **Difficulty**: 1 of 3. **Time**: 25 minutes (estimated); the
 # machine needs seconds.

@@ -6,13 +6,6 @@
 # *policy* decides which of them wait. `scheduler.py` has the policies. Here all of them run
 # the same four requests.
 #
-# **You will see**
-# 1. two extremes: decodes first, prompts first (the paper's Fig 7);
-# 2. what a generation stall looks like to a reader;
-# 3. a token budget at work, batch by batch;
-# 4. the papers' policies on one map: late first tokens against long gaps; and their heirs;
-# 5. a policy of your own, in the cost model and in the engine.
-#
 # **Goal**: say for each policy who waits and who stalls. **Needs**: lesson 4. **Difficulty**: 2 of
 # 3. **Time**: 40 minutes (estimated); the machine needs under half a minute.
 #

@@ -5,14 +5,6 @@
 # batches go from stage to stage. While one stage computes, another may have nothing to do. This
 # idle time is a *bubble*. This lesson shows where bubbles come from, and how uniform batches help.
 #
-# **You will see**
-# 1. a small pipeline to draw on paper, and its bubbles;
-# 2. the paper's three kinds, PB1, PB2 and PB3 (its Fig 5), and how the program finds them;
-# 3. how uniform batches avoid them, and a schedule of your own;
-# 4. why more stages make bubbles worse, and GPT-3 on 64 GPUs (Fig 12);
-# 5. one long prompt, whose chunks wait for each other, or do not;
-# 6. a real pipeline, and its bubbles: two processes on this machine.
-#
 # **Goal**: find the bubbles of a pipeline, and say which policy leaves fewer, and why. **Needs**:
 # lesson 4. **Difficulty**: 2 of 3. **Time**: 40 minutes (estimated); the machine needs under a
 # minute.

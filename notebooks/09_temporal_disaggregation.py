@@ -5,10 +5,6 @@
 # another answer to bubbles. The whole pipeline prefills for a while, and then decodes for a while.
 # The authors call this *temporal disaggregation*.
 #
-# **You will see** the bubble again, on four stages; phases in a small example; the controller, one
-# call at a time, and its three rules; and, by two sweeps, when phases are faster, and when others
-# are.
-#
 # **Goal**: say when phases are faster than chunks, and follow TD-Pipe's controller by hand.
 # **Needs**: lesson 8. **Difficulty**: 3 of 3. **Time**: 60 to 90 minutes (one new reader); the
 # machine needs a minute.

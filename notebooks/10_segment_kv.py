@@ -6,10 +6,6 @@
 # *segment KV cache* of a [paper of Intel](https://arxiv.org/abs/2401.05391) keeps the prompt once.
 # Its memory for the response grows by 16 steps at a time. A small table says where each beam reads.
 #
-# **You will see** a beam search as a tree; the memory of both caches; the table, filled by hand,
-# and a common mistake with it; one softmax over two segments; a search beside other requests; and
-# the gain, with its causes.
-#
 # **Goal**: say where the memory of a beam search goes, and fill the table of the segment cache by
 # hand. **Needs**: lessons 2, 4. **Difficulty**: 3 of 3. **Time**: 60 to 90 minutes (one new
 # reader); the machine needs a minute.
