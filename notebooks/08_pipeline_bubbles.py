@@ -19,13 +19,12 @@ import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 
 from batch import Request
-from experiments.lib.common import ROOT, print_table
+from experiments.lib.common import ROOT
 from lesson import COLOURS, POLICY_LOOKS, account, pipelines, sliders, this_machine
 from more.pictures.gantt import STAGE_LOOKS
 from more.pipeline import (
@@ -169,34 +168,27 @@ account(traces)
 # %% [markdown]
 # ## Step 4: more stages, and GPT-3 on 64 GPUs
 #
-# A micro-batch with a long prompt is slow on *every* stage, and all others queue behind it. For
-# GPT-3, the paper leaves many details open. `experiments/fig12.py` holds our answers, with reasons.
+# A micro-batch with a long prompt is slow on *every* stage, and all others queue behind it. Here,
+# GPT-3 runs on stages of eight A100s. `experiments/fig12.py` has our answers to what the paper
+# leaves open, with reasons. For Orca we take the paper's best case: a batch has at most one whole
+# prompt. Our code for this is `sarathi`, with a large enough chunk.
+#
+# **Predict first.** With two stages, step 2's Orca loses 29.2 % of the time to bubbles. What does
+# it lose with eight? What does SARATHI lose?
 
 # %%
 from configs import LINKS
 from experiments import fig12
 from more.pipeline import Hop, StageCosts, even_layers
 
-setup = fig12.Setup()
-answers = {"chunk_size": fig12.CHUNK_SIZE, "hop": fig12.HOP} | asdict(setup)
-print_table(["what the paper leaves open", "our answer"], list(answers.items()))
 
-# %% [markdown]
-# The simulation has the parts of step 1, and a link. For Orca we take the paper's best case: a
-# batch has at most one whole prompt. Our code for this is `sarathi`, with a large enough chunk.
-#
-# **Predict first.** With two stages, step 2's Orca loses 29.2 % of the time to bubbles. What does
-# it lose with eight? What does SARATHI lose?
-
-
-# %%
 def gpt3(policy, stages):
     """GPT-3 on stages of eight A100s: as many micro-batches as stages, 100 requests for each."""
     chunk_size = fig12.LONGEST + fig12.BATCH_SIZE if policy == "orca" else fig12.CHUNK_SIZE
     filled = make_micro_batches("sarathi", stages, stages, fig12.BATCH_SIZE, chunk_size)
     for request in fig12.make_requests(100 * stages):  # 1K to 4K tokens, P:D = 10
         filled.add(request)
-    cost = setup.cost_model  # of eight A100s
+    cost = fig12.Setup().cost_model  # of eight A100s
     costs = StageCosts(cost, even_layers(cost.model.n_layer, stages))
     hop = Hop.over(LINKS[fig12.HOP], cost)
     return run_pipeline(filled, costs, PipelineTrace(stages, stages), hop)
