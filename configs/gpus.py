@@ -183,7 +183,7 @@ TCP = [
     for rate in (5.2, 4.6, 4.1, 1.5)
 ]
 PEAK = "TD-Pipe Sec 4.1: measured peak of an all-reduce on four GPUs over PCIe switches"
-# Its Fig 6 is nearer to the first of each node's two (experiments/td_allreduce.py).
+# Its Fig 6 is nearer to the first of each node's two (docs/pipelines.md).
 BUS = f"{PEAK}, read as bus bandwidth"
 ALGORITHM = f"{PEAK}, read as algorithm bandwidth: of four GPUs, each sends 1.5 times the tensor"
 AURORA = "Argonne's node performance overview of Aurora, measured with MPI, one way"

@@ -40,12 +40,7 @@ GAIN = "segment over transformers"
 Engine = PricedBeams | RealBeams
 
 
-def largest(engine: PricedBeams, way: str) -> int:
-    """BS_max, in prompts."""
-    return engine.largest_batch(way, WIDTH, PROMPT, RESPONSE)[0]
-
-
-def rate(engine: Engine, way: str, batch_size: int, P: int = PROMPT, R: int = RESPONSE) -> float:
+def rate(engine: Engine, way: str, batch_size: int, P: int, R: int) -> float:
     """Output tokens per second, by formula (4)."""
     first, following = engine.search(way, batch_size, WIDTH, P, R)
     return throughput(batch_size, R, first + (R - 1) * following)

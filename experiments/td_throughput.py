@@ -9,8 +9,8 @@
 lib/td.py has the systems, the nodes and the lengths. Throughput is output tokens per second, from
 the first step to the last token. With one GPU, TP and PP are the same: SB and HB run once. Three
 things that the paper does not say decide who wins (docs/pipelines.md): CASES has each alone, and
-all together. Where a picture names no case, the all-reduce is read by Fig 6 (td_allreduce.py), no
-host counts, and outputs are as they are or have the stated mean.
+all together. Where a picture names no case, the all-reduce is read by Fig 6, no host counts, and
+outputs are as they are or have the stated mean.
 
 No schedule of TD-Pipe's micro-batches beats the *ceiling* (`lib.td.ceiling`). It comes from the
 cost model, the lengths and the memory, not from a run.

@@ -5,13 +5,6 @@
 # very different. This lesson measures both on **your own CPU** and shows why they differ: prefill
 # keeps the arithmetic units busy, and decode waits for memory. SARATHI is built on this difference.
 #
-# **You will see**
-# 1. one request served by hand, iteration by iteration;
-# 2. the time of an iteration against its number of tokens, measured here;
-# 3. the arithmetic intensity of each operator, counted;
-# 4. the paper's GPU, where a decode token costs up to 200 times as much as a prefill token (paper,
-#    Fig 3).
-#
 # **Goal**: say which of the two phases computes and which one reads, and what batching changes for
 # each. **Needs**: nothing. **Difficulty**: 1 of 3. **Time**: 30 minutes (estimated); the machine
 # needs under a minute.

@@ -5,13 +5,6 @@
 # for every token. So the engine keeps them: this is the *KV cache*. It takes much of a GPU's
 # memory, and so its size decides how many requests can run together.
 #
-# **You will see**
-# 1. why there is a cache: the same tokens with a cache and without, counted and timed;
-# 2. slots, and writing in place: the memory never moves;
-# 3. the errors that a wrong use of the cache gives;
-# 4. a real run, in which requests fill slots and leave them;
-# 5. how many requests fit: the paper's formula, and the 18 requests that the paper ran.
-#
 # **Goal**: say how many requests a GPU's memory holds, and follow a slot from the first chunk to
 # the last token. **Needs**: lesson 1. **Difficulty**: 1 of 3. **Time**: 25 minutes (estimated); the
 # machine needs seconds.
@@ -32,7 +25,7 @@ from configs import GPUS, MODELS
 from costmodel import requests_that_fit
 from engine import LLM
 from executor import ModelExecutor, synchronized_clock
-from kvcache import CacheError, KVCache
+from kvcache import KVCache
 from lesson import COLOURS, GREY, SERIES, paper, sliders, star, this_machine, working
 from loop import Loop
 from scheduler import make_scheduler
@@ -128,8 +121,9 @@ plt.show()
 # price of the cache is memory: 2 vectors (K and V) per token, layer and key head.
 #
 # **Now break it.** In `with_cache`, leave out `executor.release(request)`. Run that cell and the
-# next. The fifth run fails: each run keeps its slot, and there are four. A server with this mistake
-# works for a while, and then refuses everybody. (The first line of the cell frees all slots.)
+# next. The fifth run fails with a `CacheError`: each run keeps its slot, and there are four. A
+# server with this mistake works for a while, and then refuses everybody. (The first line of the
+# cell frees all slots.)
 
 # %% [markdown]
 # ## Step 2: slots, in place
@@ -172,36 +166,8 @@ print("moved:", small.k.data_ptr() != address)
 # **Explain.** An empty cache is as large as a full one: everything is reserved at the start. That
 # is simple and fast, but a short request wastes the rest of its slot. (The paged cache of vLLM
 # avoids this waste. SARATHI's scheduling works with both kinds of cache.)
-
-# %% [markdown]
-# ## Step 3: used wrongly
 #
-# Suppose that one request overwrites the keys of another. Then the model writes fluent nonsense,
-# and nothing crashes. That is the worst kind of bug. So our cache checks how it is used, and
-# refuses a wrong use.
-#
-# **Predict first.** The next cell uses the cache wrongly in four ways. Which error does each give?
-
-# %%
-small.reset()
-small.allocate()
-wrong = {
-    "a free slot": lambda: small.extend(1, 1),
-    "past the end": lambda: small.extend(0, 9),
-    "no such slot": lambda: small.free(7),
-    "one too many": lambda: [small.allocate() for _ in range(3)],
-}
-for name, use in wrong.items():
-    try:
-        use()
-    except CacheError as error:
-        print(f"{name}: CacheError: {error}")
-
-# %% [markdown]
-# **Explain.** A `CacheError` means a bug in the engine, never a mistake of the user. Those, such as
-# a prompt that is too long, are found earlier.
-#
-# ## Step 4: a real run
+# ## Step 3: a real run
 #
 # **The paper's claim (Sec 4.3.1).** Every request in the batch keeps its cache from the first piece
 # of its prompt to its last output token. The batch size *B* is the number of slots.
@@ -264,7 +230,7 @@ print(f"on average {100 * used / reserved:.0f} % of the reserved places were in 
 # the longest length, and most requests are shorter.
 
 # %% [markdown]
-# ## Step 5: how many fit?
+# ## Step 4: how many fit?
 #
 # **The paper's claim (Sec 4.3.1 and 3.1).** At most B requests fit:
 #

@@ -5,14 +5,6 @@
 # that the result is mathematically the same as with the whole prompt. It also shows what the chunks
 # cost.
 #
-# **You will see**
-# 1. the masks of the paper's Fig 6, drawn from the engine's own function: they grow from chunk to
-#    chunk;
-# 2. the same masks, stacked: together they are the lower triangle;
-# 3. a scheduler cutting a prompt;
-# 4. the logits, checked live: they are the same, and a wrong mask changes them;
-# 5. the price of chunks: on the paper's GPU (predicted) and on your CPU (measured).
-#
 # **Goal**: say why chunks give the same result, and what they cost. **Needs**: lessons 1, 2.
 # **Difficulty**: 2 of 3. **Time**: 30 minutes (estimated); the machine needs under half a minute.
 #

@@ -5,13 +5,6 @@
 # come together. Each iteration has one chunk, and decodes fill its other places. The decodes ride
 # along (*piggyback*): they use the weights that the chunk needs anyway.
 #
-# **You will see**
-# 1. a scheduler building hybrid batches;
-# 2. one of these batches in detail: which rows belong to the chunk, and which to decodes;
-# 3. which operators run once for all rows, and which do not (hooks count their runs);
-# 4. the times of the operators, and the cost of a riding decode, on your CPU;
-# 5. the paper's Table 2, and how well the cost model fits it.
-#
 # **Goal**: fill a hybrid batch by hand, and say why its decodes are cheap. **Needs**: lessons 1, 3.
 # **Difficulty**: 2 of 3. **Time**: 35 minutes (estimated); the machine needs under half a minute.
 #

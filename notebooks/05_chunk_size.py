@@ -5,12 +5,6 @@
 # lesson finds the balance by counting, shows it in the throughput, and chooses a chunk size for a
 # workload.
 #
-# **You will see**
-# 1. at which ratio of prompt tokens to decodes (P:D) the chunks can carry all decodes;
-# 2. why a batch of 257 tokens is a bad idea: tiles;
-# 3. the gain over the baseline at each P:D, and its peak (the paper's Fig 9);
-# 4. how to choose C, step by step. The paper leaves this to its readers.
-#
 # **Goal**: choose a chunk size for a workload, and say why 257 is a bad one. **Needs**: lesson 4.
 # **Difficulty**: 2 of 3. **Time**: 30 minutes (estimated); the machine needs under half a minute.
 #

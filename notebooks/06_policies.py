@@ -6,20 +6,12 @@
 # *policy* decides which of them wait. `scheduler.py` has the policies. Here all of them run
 # the same four requests.
 #
-# **You will see**
-# 1. two extremes: decodes first, prompts first (the paper's Fig 7);
-# 2. what a generation stall looks like to a reader;
-# 3. a token budget at work, batch by batch;
-# 4. the papers' policies on one map: late first tokens against long gaps; and their heirs;
-# 5. a policy of your own, in the cost model and in the engine.
-#
 # **Goal**: say for each policy who waits and who stalls. **Needs**: lesson 4. **Difficulty**: 2 of
 # 3. **Time**: 40 minutes (estimated); the machine needs under half a minute.
 #
-# Every number says what it is: **paper** (published), **predicted** (cost model, for a named GPU)
-# or **measured** (this machine). "Sec", "Fig" and "Algorithm" mean
-# [Sarathi-Serve](https://arxiv.org/abs/2403.02310), the second paper. "SARATHI" is [the first
-# one](https://arxiv.org/abs/2308.16369).
+# Every number says what it is: **paper** (published) or **predicted** (cost model, for a named
+# GPU). "Sec", "Fig" and "Algorithm" mean [Sarathi-Serve](https://arxiv.org/abs/2403.02310), the
+# second paper. "SARATHI" is [the first one](https://arxiv.org/abs/2308.16369).
 
 # %% tags=["hide-input"]
 import enter  # this clone's files come first  # noqa: F401
@@ -29,7 +21,7 @@ import matplotlib.pyplot as plt
 from batch import Request
 from engine import LLM, SamplingParams
 from experiments import family
-from lesson import COLOURS, GREY, POLICY_LOOKS, gantts, paper, print_table, sliders, this_machine
+from lesson import COLOURS, GREY, POLICY_LOOKS, gantts, paper, print_table, sliders
 from more.policies import HEIRS
 from scheduler import POLICIES, SarathiServe, make_scheduler
 from simulate import simulate
@@ -341,7 +333,7 @@ for policy in compared:
 # ended.) You still trade gaps against first tokens. `considerate` only chooses another balance.
 #
 # That was the cost model. The engine runs the same class for real: the demo model, on your machine.
-# First, does the new policy change what the model says?
+# Does the new policy change what the model says?
 
 # %%
 llm = LLM("demo", max_batch_size=4, chunk_size=32, dtype="float64", device="cpu")
@@ -354,82 +346,10 @@ for policy in ("request_level", "considerate"):
 
 # %% [markdown]
 # No, and it must not. A policy decides *when* a token is computed, never *which* token. For a
-# policy in a file, `python -m tests.oracle my.py` checks that.
-#
-# Now the clock. The budget is 48, and the prompts are made up: 24 tokens for A and B, 120 for C and
-# D. C and D arrive between A's tokens 5 and 6. Your machine does other things, too, and what
-# they take is no policy's fault. So each batch runs several times. What counts is the shortest time
-# of all batches with as many tokens, or more.
-#
-# **Predict first.** The real engine has costs that the cost model leaves out. The largest is a
-# fixed time for each iteration. Will `considerate` look better or worse than predicted?
-
-# %% tags=["hide-input"]
-# An executor whose clock counts only the shortest time of each batch
-import time
-
-from executor import ModelExecutor
-from experiments import policies
-from lesson import fastest, working
-from loop import Loop
-
-llm = LLM("demo", max_batch_size=4, device="cpu")
-shortest = {}  # tokens of a batch -> s
-
-
-class Undisturbed(ModelExecutor):
-    """Its clock counts the shortest time of each batch, and nothing else."""
-
-    clock = 0.0  # s
-
-    def now(self):
-        return self.clock
-
-    def wait_until(self, moment):
-        self.clock = moment
-
-    def forward(self, flat, call):
-        def seconds():
-            start = time.perf_counter()
-            self.logits = super(Undisturbed, self).forward(flat, call)
-            return time.perf_counter() - start
-
-        size = len(flat.tokens)
-        shortest[size] = min(fastest(seconds, budget=0.05), shortest.get(size, 1.0))
-        self.clock += min(shortest[other] for other in shortest if other >= size)
-        return self.logits
-
-
-def measured(policy, requests):
-    """What these requests take on this machine."""
-    scheduler = make_scheduler(policy, max_batch_size=4, chunk_size=48)
-    loop = Loop(scheduler, Undisturbed(llm.model, llm.cache, llm.attend))
-    for request in requests:
-        loop.add(request)
-    return loop.run()
-
-
-# %%
-for _ in working(range(3), "measuring"):  # the last time, all sizes are known
-    alone = measured("sarathi_serve", policies.workload(48)[:2])
-    arrival, five = policies.arrival_and_bound(alone)  # five: decode-only iterations
-    shown = ("vllm_v0", "sarathi_serve", "considerate")
-    real = {policy: measured(policy, policies.workload(48, arrival)) for policy in shown}
-print("prompt tokens:", *(len(request.prompt) for request in policies.workload(48)))
-
-# %%
-gantts(real, 2 * five, NAMES, f"demo model, {this_machine()} (measured)")
-for policy, trace in real.items():
-    gap, first = max(trace.lives[0].tbt + trace.lives[1].tbt), trace.lives[2].ttft
-    print(f"{policy}: longest gap {1e3 * gap:.0f} ms, C's first token after", end=" ")
-    print(f"{1e3 * first:.0f} ms, total {1e3 * trace.seconds:.0f} ms (measured)")
-
-# %% [markdown]
-# **Explain.** The scheduler is the same as before. Only the executor differs. So the picture has
-# the same shape. (A decode-only iteration of so small a model is short. So here a stall is a gap of
-# more than ten of them, not five.) But each small chunk pays the fixed cost of an iteration. So
-# `considerate` looks worse than predicted. To see this, divide its time to C's first token by that
-# of `sarathi_serve`, here and in the prediction. How small chunks may be depends on the machine.
+# policy in a file, `python -m tests.oracle my.py` checks that. And
+# `python experiments/policies.py --measure --policy-file my.py` draws real runs on your machine. A
+# real iteration has a fixed cost, which the cost model leaves out. So there, small chunks look
+# worse.
 #
 # ## What if ...
 #

@@ -6,14 +6,6 @@
 # and shows both for a growing load. Then it chooses the token budget, the only setting of
 # Sarathi-Serve.
 #
-# **You will see**
-# 1. time to first token (TTFT) and times between tokens (TBT), and why a mean says nothing about a
-#    stall;
-# 2. generation stalls of seconds (the paper's Fig 1a);
-# 3. latency against load, and a search for the capacity under an SLO (Fig 1b);
-# 4. the token budget: what it costs, what it gains, and how to choose it from one profile;
-# 5. all this for real, on your machine, with requests that arrive in real time.
-#
 # **Goal**: read TTFT, TBT and their percentiles, and find the load that an SLO allows. **Needs**:
 # lesson 6. **Difficulty**: 2 of 3. **Time**: 40 minutes (estimated); the machine needs under a
 # minute.

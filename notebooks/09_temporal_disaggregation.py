@@ -5,10 +5,6 @@
 # another answer to bubbles. The whole pipeline prefills for a while, and then decodes for a while.
 # The authors call this *temporal disaggregation*.
 #
-# **You will see** the bubble again, on four stages; phases in a small example; the controller, one
-# call at a time, and its three rules; and, by two sweeps, when phases are faster, and when others
-# are.
-#
 # **Goal**: say when phases are faster than chunks, and follow TD-Pipe's controller by hand.
 # **Needs**: lesson 8. **Difficulty**: 3 of 3. **Time**: 60 to 90 minutes (one new reader); the
 # machine needs a minute.
@@ -22,7 +18,6 @@ import enter  # this clone's files first; below: finish  # noqa: F401
 
 import random
 from collections import deque
-from dataclasses import replace
 
 import matplotlib.pyplot as plt
 
@@ -402,32 +397,6 @@ print(f"paper, at most: {paper['td_vs_tp_hb']:g} over TP+HB, {paper['td_vs_pp_hb
 # workload, PP+HB wins all six in our cost model. A smaller chunk has a shorter bubble, and more
 # decodes run beside the more numerous chunks.
 #
-# **Links and memory.** Now the workload stays the same, and the machine changes.
-#
-# **Predict first.** Which system gains from NVLink in place of PCIe? How does TD-Pipe do with half
-# of the memory?
-
-# %%
-machines = {
-    "PCIe": node,
-    "NVLink": replace(node, link="nvlink-a100"),
-    "half the memory": replace(node, memory=0.5),
-    "twice the memory": replace(node, memory=2.0),
-}
-for name, machine in machines.items():
-    td = run(machine, "TD-Pipe", workloads[256, 128])
-    tensor = run(machine, "TP+HB", workloads[256, 128])
-    chunks = run(machine, "PP+HB", workloads[256, 128], deal="queue", memory="pool")
-    print(f"{name}: TD-Pipe {td.throughput:.0f} tokens/s in {td.phases} phases,", end=" ")
-    print(f"{td.throughput / tensor.throughput:.2f} x TP+HB,", end=" ")
-    print(f"{td.throughput / chunks.throughput:.2f} x PP+HB,", end=" ")
-    print(f"which recomputes {chunks.recomputed} (predicted)")
-
-# %% [markdown]
-# **Explain.** With NVLink, only TP+HB becomes faster: its all-reduces become cheap. The two
-# pipelines send little. With half of the memory, TD-Pipe has about twice as many phases. But PP+HB
-# recomputes more requests, so TD-Pipe catches up with it.
-#
 # ## Step 8: when does TD-Pipe win?
 #
 # Its authors took vLLM of 2024. There, each micro-batch of a pipeline has its own share of the
@@ -488,6 +457,8 @@ print(f"paper, at most: {paper['td_vs_tp_hb']:g} over TP+HB, {paper['td_vs_pp_hb
 # Write down what you expect first.
 #
 # - ... the model and the GPUs were larger? How fast are PP+HB and TP+HB there?
+# - ... the links were NVLink (`dataclasses.replace(node, link="nvlink-a100")`), or the memory half
+#   (`memory=0.5`)? Which system gains from which?
 # - ... PP+HB admitted fewer requests, so that the memory is large enough? `run(node, "PP+HB",
 #   fill(256, 512), batch_size=48, deal="queue", memory="pool")`. How much of TD-Pipe's gain came
 #   from the look-ahead?

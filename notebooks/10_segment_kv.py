@@ -6,10 +6,6 @@
 # *segment KV cache* of a [paper of Intel](https://arxiv.org/abs/2401.05391) keeps the prompt once.
 # Its memory for the response grows by 16 steps at a time. A small table says where each beam reads.
 #
-# **You will see** a beam search as a tree; the memory of both caches; the table, filled by hand,
-# and a common mistake with it; one softmax over two segments; a search beside other requests; and
-# the gain, with its causes.
-#
 # **Goal**: say where the memory of a beam search goes, and fill the table of the segment cache by
 # hand. **Needs**: lessons 2, 4. **Difficulty**: 3 of 3. **Time**: 60 to 90 minutes (one new
 # reader); the machine needs a minute.
@@ -464,45 +460,9 @@ plt.show()
 # the last column of the table: it is near 1. On another machine, it may be larger.) With the
 # standard cache, attention reads four copies of the prompt, and the step moves them twice.
 #
-# Which of the paper's numbers does the cache explain? In the cost model, "transformers" has the
-# standard cache, and repeats the prompts *before* the prefill. All ways have fused attention, and
-# starting an operator costs nothing. [Beams](../docs/beams.md#the-papers-claims) has all gains of
-# the paper beside ours.
-
-# %%
-from experiments import segment_throughput
-from experiments.lib.segment import PricedBeams, scores_seconds
-
-engine, ways = PricedBeams("llama2-13b"), ("segment", "standard", "transformers")
-first = [engine.first_token(way, 1, 4, 1024) for way in ways]
-first.append(first[-1] + scores_seconds(engine.model, 1, 4, 1024))
-print(f"{engine.model}, all predicted. Gains by cause, of the first token:")
-causes = "the cache", "prompts repeated", "and scores written to memory"
-for cause, seconds in zip(causes, first[1:], strict=True):
-    print(f"  {cause}: {seconds / first[0]:.2f}")
-sizes = {way: segment_throughput.largest(engine, way) for way in ways}
-rates = {way: segment_throughput.rate(engine, way, size) for way, size in sizes.items()}
-fewer = sizes["transformers"]
-alike = segment_throughput.rate(engine, "segment", fewer)
-gain, more = alike / rates["transformers"], rates["segment"] / alike
-print(f"throughput: {gain:.1f} times at the same batch, {fewer} searches;", end=" ")
-print(f"{more:.1f} times more at {sizes['segment']}")
-from_cache = rates["segment"] / rates["standard"]
-print(f"throughput over our standard cache, each at its largest batch: {from_cache:.1f} times")
-one, four = (engine.search("segment", 1, width, 1024, 128).next for width in (1, 4))
-print(f"the next token with segments: BW = 4 takes {four / one:.2f} times BW = 1")
-
-# %% [markdown]
-# **Explain.** The gains have different causes.
-#
-# - *The next token.* The cache reads the prompt's keys once, and moves nothing. This gain is far
-#   below the paper's. We think that the rest comes from fused kernels: the paper says that a layer
-#   has hundreds of operators in `transformers`, and nine in its own engine.
-# - *The first token.* The cache gains nothing: our standard way also prefills a prompt once.
-#   `transformers` prefills BW times as many rows. It also writes all scores of attention to memory.
-# - *Throughput.* Most of this gain comes from the cache (the second line from the end of the
-#   output). A search needs less memory, so more searches share each read of the weights. The
-#   paper's largest gain is still far above ours.
+# Not all of the paper's gains come from the cache. `transformers` repeats each prompt *before* the
+# prefill, so it prefills BW times as many rows. There, the cache gains nothing: our standard way
+# prefills a prompt once, too. [Beams](../docs/beams.md#the-papers-claims) has all gains, and ours.
 #
 # ## What if ...
 #

@@ -5,11 +5,6 @@
 # of our scheduler. `serve.py` is the engine with OpenAI's API in front. This lesson starts it,
 # loads it, watches its batches, and finds by experiment how much load it takes.
 #
-# **You will see**
-# 1. a text as it comes over the network, and what HTTP costs;
-# 2. the batches of a running server, and a stall as a client sees it;
-# 3. capacity by experiment, beside the prediction of `simulate`.
-#
 # **Goal**: find by experiment what a server can serve under each policy, and say what HTTP adds.
 # **Needs**: lesson 7. **Difficulty**: 2 of 3. **Time**: 25 minutes (estimated); the machine needs
 # about a minute.

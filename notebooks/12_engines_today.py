@@ -6,13 +6,6 @@
 # prompts and decodes on *different machines*. And their CPU works *while* the GPU works. Each idea
 # is one step of this lesson, and each has a price.
 #
-# **You will see**
-# 1. a block table, which you follow by hand;
-# 2. prefix caching: measured with a real model, and predicted for an A100;
-# 3. the same two GPUs as two whole engines, and as a prefill engine and a decode engine;
-# 4. how long the GPU waits for the CPU, and what is gained if it need not;
-# 5. the names of all this in three engines.
-#
 # **Goal**: say what requests share in today's engines, and when a prefill belongs on another GPU.
 # **Needs**: lesson 7. **Difficulty**: 3 of 3. **Time**: 45 minutes (estimated); the machine needs
 # under half a minute.

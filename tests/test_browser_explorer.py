@@ -215,11 +215,6 @@ def test_a_keyboard_and_a_pointer_go_through_the_iterations(server: str, opened:
     across = (each["t"] + each["seconds"] / 2) / end * (box["width"] - 66)
     page.mouse.move(box["x"] + 58 + across, box["y"] + 60)
     assert page.inner_text("#side-0 .step").startswith("Iteration 20 at ")
-    names = page.evaluate(
-        "() => [...document.querySelectorAll('input, select, textarea')]"
-        ".filter((each) => !each.labels?.length && !each.ariaLabel).length"
-    )
-    assert names == 0, "each control has a label"
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -84,7 +84,6 @@ FIRST = {
     r"\brates = \[0.5, .*\]": "rates = [0.5, 3.5]",
     r"> 1.05 \* low": "> 2 * low",
     r"working\(workloads,": "working([*workloads][:1],",
-    r"in machines.items\(\)": "in [*machines.items()][:1]",
 }
 
 

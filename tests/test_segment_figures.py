@@ -1,4 +1,4 @@
-"""Segment KV's Fig 4, 7, 8 and 9: the halves that are measured, and their engines."""
+"""Segment KV's Fig 7, 8 and 9: the halves that are measured, and their engines."""
 
 import time
 from collections.abc import Callable, Iterator

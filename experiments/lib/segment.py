@@ -26,7 +26,6 @@ TILE = GPUS["max-1550-tile"]
 TILES = {"gptj-6b": 1, "llama2-13b": 1, "opt-30b": 2, "bloom-176b": 8}  # Sec 4; tensor parallel
 LINK = {1: "xe-tiles", 2: "xe-tiles", 8: "max-1550-cards"}
 WIDTH = 4  # BW
-SCORE_BYTES = 24  # see `scores_seconds`
 TOKENS = ("first token", "next token")
 
 
@@ -123,18 +122,6 @@ def temporary_bytes(model: ModelConfig, way: str, width: int, prompt: int, respo
         return twice if way == THEIRS else twice // (2 * model.n_layer)
     old = width * (segment_length(response) - STEP)
     return old * model.kv_bytes_per_token() // 2
-
-
-def scores_seconds(model: str, batch_size: int, width: int, prompt: int) -> float:
-    """Seconds in which `transformers` 4.31 writes and reads the scores of a prefill, LLaMA's code.
-
-    Our cost model has fused attention in all ways. Unfused, each score is in memory after each
-    operator: product (write 2 bytes), scale (read 2, write 2), mask (2, 2), softmax in float32 (2,
-    4), back to fp16 (4, 2), product (read 2). These are the 24 bytes.
-    """
-    config = MODELS[model]
-    scores = config.n_layer * config.n_head * batch_size * width * prompt**2 // TILES[model]
-    return SCORE_BYTES * scores / TILE.bandwidth
 
 
 def print_latencies(rows: Rows, keys: Sequence[str]) -> None:

@@ -43,7 +43,7 @@ SAMPLE = ROOT / "experiments" / "azure_conv_2023_sample.csv"
 LONGEST, LONGEST_IN_ALL = 1024, 2048  # tokens of a prompt (TD-Pipe, Sec 4.1), and with its output
 BATCH_SIZE, BUDGET = 256, 512  # vLLM 0.5.3's max_num_seqs, and its token budget with chunks
 COUNT = 2000  # requests of a run
-# The other reading of a node's measured all-reduce (td_allreduce.py).
+# The other reading of a node's measured all-reduce (docs/pipelines.md).
 OTHER_READING = {"pcie-l20-node": "pcie-l20-node-algorithm", "pcie-a100-node": "pcie-a100-node-bus"}
 # The colour of each system and node in every picture.
 LOOKS = {
