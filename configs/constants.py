@@ -143,6 +143,13 @@ def reduce_seconds(ways: Sequence[AllReduce], size: float, gpus: int) -> float:
     )
 
 
+# s: an all-reduce takes so much longer in a server than alone, as its GPUs do not come to it at one
+# time. Of three servers, what iterations took beyond our kernels and the host, for each
+# all-reduce: github.com/vllm-project/vllm/issues/6913 (Llama-3-70B in fp8, four H100, 1 and 32
+# requests: 17 and 23 us); /pull/9856 (Llama-3-8B, two A100, 8 requests: 23 us);
+# github.com/surajssd/llm-k8s, commit 58b61c5 (Llama-3.3-70B, eight A100 40GB, 5, 18 and 42 requests
+# at a time: 20, 25 and 32 us). Today's software alone: the papers' has constants of its own.
+WAIT = 2e-5
 # Where vLLM changes its way, in bytes. GPUs that NVLink joins add up small messages in one step,
 # larger ones in two (csrc/custom_all_reduce.cuh). NCCL adds up the largest.
 TWO_STEPS = {4: 2**19, 8: 2**18}  # by GPUs

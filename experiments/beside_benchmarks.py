@@ -47,7 +47,13 @@ FILE = ROOT / "experiments" / "benchmarks.csv"
 # requests of a simulation, and of each client of a closed loop, at most: they are steady by then
 MOST, ROUNDS = 4096, 6
 KEPT = 3  # one source in so many is kept apart
-ENDS = {"vllm-2024": (0, 6), "vllm-v1": (0, 12)}  # versions of vLLM: the first without that host
+NEVER = (1000,)
+# Engine -> its hosts, and the first version without each. The version alone chooses, and no error.
+ENDS = {
+    "vllm": {"vllm-2024": (0, 6), "vllm-v1": (0, 12), "vllm-async": NEVER},
+    "sglang": {"sglang-0.3": (0, 4), "none": NEVER},
+    "tensorrt-llm": {"none": NEVER},
+}
 CHUNKED = 0, 8  # the first whose default is chunked prefill
 WHAT = {  # published quantities
     "throughput": ("output", "all tokens", "requests"),
@@ -121,9 +127,9 @@ class Benchmark:
 
     @property
     def host(self) -> str:
-        if self.engine != "vllm" or not self.version:
+        if not self.version:
             return "none"
-        return next((name for name, end in ENDS.items() if self.release < end), "vllm-async")
+        return next(name for name, end in ENDS[self.engine].items() if self.release < end)
 
     @property
     def release(self) -> tuple[int, ...]:

@@ -10,9 +10,9 @@ a6000   Nine numbers of SARATHI: Table 2 and Fig 7, LLaMA-13B. `hybrid` is what 
 l20     Whole iterations of LLaMA-13B, of TD-Pipe's artefact (github.com/MLSysU/TD-Pipe, licence
         Apache 2.0): l20_iterations.csv. They know little of attention: its constants are those of
         today's vLLM on the L40S. The overhead of products stands for norms and activations, too.
-vllm    Measured kernels on an A100, an H100 and an L40S: vllm_kernels.csv. Half of the shapes are
-        fitted, and the other half tested; they alternate as on a chessboard. Norms, activations and
-        the like: Vidur's A100. Experts, and products in fp8: configs/experts.py.
+vllm    Measured kernels on an A100, H100, L40S and RTX 4090: vllm_kernels.csv. Half of the shapes
+        are fitted, and the other half tested; they alternate as on a chessboard. Norms, activations
+        and the like: Vidur's A100. Experts, and products in fp8: configs/experts.py.
 """
 
 import enter  # noqa: F401
@@ -313,7 +313,9 @@ START = Efficiency(
 )  # fmt: skip
 # Hopper's tensor cores multiply 64 rows at a time. Where a search ends at no overhead, or at a
 # cache that is no faster than the memory, we leave them out.
-CHOSEN = {"a100-80gb": {"cache": 1.0}, "h100": {"tile": 64}, "l40s": {"overhead": 0.0}}
+CHOSEN = {
+    "a100-80gb": {"cache": 1.0}, "h100": {"tile": 64}, "l40s": {"overhead": 0.0}, "rtx4090": {},
+}  # fmt: skip
 MOVING = {  # kinds of kernels, each fitted on its own -> the constants that move
     ("product",): ("compute", "memory", "p", "overhead", "waves", "idle"),
     ("prefill", "decode"): (
@@ -473,7 +475,7 @@ def fit_vllm() -> Found:
     rows, found = [], {}
     for gpu in progress(list(CHOSEN), "fitting"):
         link, efficiency = GPUS[gpu].link, fit_gpu(gpu)
-        ways = fit_reduces(link, kernels_of(gpu)["all-reduce"][0])
+        ways = fit_reduces(link, kernels_of(gpu).get("all-reduce", [()])[0])
         medians, later = {}, fit_later(gpu)
         for kind, (fitted, tested) in kernels_of(gpu).items():
             own, sets = later.get(kind, efficiency), (fitted, large(tested))
@@ -484,7 +486,8 @@ def fit_vllm() -> Found:
         source = f"experiments/fit.py: kernels; median error on other shapes: {each}. Norms:"
         efficiency = replace(efficiency, source=f"{source} Vidur's A100")
         found |= efficiency_found(gpu, "vllm", efficiency)
-        found[f'ALL_REDUCES["{link}", "vllm"]'] = ways, ALL_REDUCES.get((link, "vllm"))
+        if ways:
+            found[f'ALL_REDUCES["{link}", "vllm"]'] = ways, ALL_REDUCES.get((link, "vllm"))
         for kind, own in later.items():
             if kind == "fp8 product":
                 moved = {name: getattr(own, name) for name in (*FP8_MOVING, "tile")}
