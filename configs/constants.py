@@ -110,6 +110,13 @@ EFFICIENCY: dict[tuple[str, str], Efficiency] = {
         source="experiments/fit.py: kernels; median error on other shapes: product 6.8 %,"
         " prefill 5.6 %, decode 9.1 %, all-reduce 1.7 %. Norms: Vidur's A100",
     ),
+    ("rtx4090", "vllm"): Efficiency(
+        compute=0.9987, memory=0.88, attention=0.7582, p=4.771, overhead=3e-06, skips_masks=True,
+        prefill_memory=0.9965, prefill_start=5.567e-06, prefill_block=1.052e-05,
+        decode_memory=0.9015, decode_start=1.29e-05, decode_block=1.79e-06, **VIDUR,
+        source="experiments/fit.py: kernels; median error on other shapes: product 2.0 %,"
+        " prefill 2.3 %, decode 4.9 %. Norms: Vidur's A100",
+    ),
 }  # fmt: skip
 
 

@@ -312,9 +312,10 @@ START = Efficiency(
     decode_memory=0.8, decode_start=1e-5, decode_block=3e-6, cache=1.5,
 )  # fmt: skip
 # Hopper's tensor cores multiply 64 rows at a time. Where a search ends at no overhead, or at a
-# cache that is no faster than the memory, we leave them out.
+# cache that is no faster than the memory, or at no waves, we leave them out.
 CHOSEN = {
-    "a100-80gb": {"cache": 1.0}, "h100": {"tile": 64}, "l40s": {"overhead": 0.0}, "rtx4090": {},
+    "a100-80gb": {"cache": 1.0}, "h100": {"tile": 64}, "l40s": {"overhead": 0.0},
+    "rtx4090": {"cache": 1.0, "waves": 0.0, "idle": 1.0},
 }  # fmt: skip
 MOVING = {  # kinds of kernels, each fitted on its own -> the constants that move
     ("product",): ("compute", "memory", "p", "overhead", "waves", "idle"),

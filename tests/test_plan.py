@@ -23,6 +23,7 @@ import plan
 from batch import Request
 from command.checks import UserError
 from configs import GPUS, MODELS
+from configs.constants import WAIT
 from configs.hosts import HOSTS
 from costmodel import CostModel, make_batch, tokens_that_fit
 from experiments.lib.plan_names import slo_of
@@ -330,8 +331,8 @@ def test_a_link_of_ones_own() -> None:
     ]
     node, own, named = (cost.all_reduces(8192) for cost in costs)
     size, steps = 8192 * 4096 * 2, 2 * 32
-    assert own == pytest.approx(steps * (15e-6 + 1.5 * size / 20e9)) and own < node / 4
-    assert named == pytest.approx(steps * costs[2].link.all_reduce(size, 4, 0.7583))
+    assert own == pytest.approx(steps * (WAIT + 15e-6 + 1.5 * size / 20e9)) and own < node / 4
+    assert named == pytest.approx(steps * (WAIT + costs[2].link.all_reduce(size, 4, 0.7583)))
     said = [link_words(cost, "vllm") for cost in costs]
     assert "19.1, 3.70, 1.96 GB/s over 2, 4, 8 GPUs, measured on one node" in said[0]
     assert "yours: all-reduces at 20.0 GB/s, as you say" in said[1]
