@@ -279,7 +279,7 @@ def summarize(rows: Rows) -> None:
         for key in ("kind", "quantity", "engine", "gpus"):
             groups |= some.by(key)
         for gpus, own in some.by("gpus").items():
-            groups |= {f"{gpus}, {what}": each for what, each in own.by("quantity").items()}
+            groups |= {f"{gpus}/{what}": each for what, each in own.by("quantity").items()}
         for group, own in groups.items():
             for way in (WAY, *ANCHORED):
                 if ratios := own.column(way):

@@ -55,11 +55,14 @@ def test_a_third_of_the_sources_is_kept_apart() -> None:
 @pytest.mark.parametrize(
     ("engine", "version", "host"),
     [
-        ("vllm", "0.5.4", "vllm-2024"), ("vllm", "0.6.0", "vllm-v1"), ("vllm", "0.11", "vllm-v1"),
-        ("vllm", "0.12", "vllm-async"), ("vllm", "", "none"), ("sglang", "0.3.0", "sglang-0.3"),
-        ("sglang", "0.4", "none"), ("tensorrt-llm", "0.17", "none"),
+        ("vllm", "0.5.4", "vllm-2024"),
+        ("vllm", "0.6.0", "vllm-v1"),
+        ("vllm", "0.12", "vllm-async"),
+        ("sglang", "0.3.9", "sglang-0.3"),
+        ("sglang", "0.4", "none"),
+        ("tensorrt-llm", "0.17", "none"),
     ],
-)  # fmt: skip
+)
 def test_a_version_has_a_host(engine: str, version: str, host: str) -> None:
     each = replace(beside.benchmarks()[0], engine=engine, version=version)
     assert each.host == host in HOSTS
