@@ -113,11 +113,11 @@ def link_words(cost: CostModel, software: str) -> str:
     if measured:
         rates = ", ".join(three_digits(ways[-1].bandwidth / 1e9) for ways in measured.values())
         rates += f" GB/s over {', '.join(map(str, measured))} GPUs"
-        source = "measured on one node (experiments/vllm_kernels.csv)"
+        source = "measured on one node (experiments/vllm_kernels.csv); --link takes yours"
     else:
         rates = f"{three_digits(link.reached(cost.efficiency.memory) / 1e9)} GB/s"
-        source = link.source if link.measured else f"a guess ({link.source})"
-    return f"{link.name}: all-reduces at {rates}, {source}. Give yours with --link"
+        source = link.source if link.measured else f"a guess ({link.source}); --link takes yours"
+    return f"{link.name}: all-reduces at {rates}, {source}"
 
 
 def latencies_of(slo: Slo, usual: Sequence[tuple[str, float]]) -> dict[str, tuple[str, float]]:
