@@ -29,6 +29,7 @@ from configs.constants import (  # noqa: F401
     EFFICIENCY,
     ENDS,
     SOFTWARE,
+    WAIT,
     Efficiency,
     constants,
     overlapped,
@@ -109,7 +110,7 @@ class CostModel:
         self.gpu = gpu
         self.efficiency, self.guess = efficiency, ""
         self.tp, self.link, self.host = tp, link or LINKS[gpu.link], host
-        self.measured_reduces = None
+        self.measured_reduces, self.wait = None, WAIT if software == "vllm" else 0.0
         if efficiency is None:
             self.efficiency, self.guess = constants(gpu.name, software, gpu.generation)
             if gpu.measured:
@@ -228,7 +229,7 @@ class CostModel:
         """Seconds of communication.
 
         The GPUs add up their parts of (tokens, H) twice in each layer: after attention and after
-        the FFN. Where these two run side by side, it is once.
+        the FFN. Where these two run side by side, it is once. Each waits for the last GPU.
         """
         if self.tp == 1 or not tokens:
             return 0.0
@@ -237,7 +238,7 @@ class CostModel:
             once = reduce_seconds(self.measured_reduces, size, self.tp)
         else:
             once = self.link.all_reduce(size, self.tp, self.efficiency.memory)
-        return (1 if self.model.parallel else 2) * self.model.n_layer * once
+        return (1 if self.model.parallel else 2) * self.model.n_layer * (once + self.wait)
 
     def from_memory(self, size: float) -> float:
         """Bytes to wait for, if `size` bytes lie in the L2 cache as far as they fit.

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from command.checks import UserError
 from command.cli import ROOT, run_main
 from command.flags import Flag
-from configs import GPUS, LINKS, ModelConfig
+from configs import GPUS, ModelConfig
 from configs.hosts import HOSTS
 from costmodel import SOFTWARE, CostModel, constants
 from experiments.lib.common import run_jobs
@@ -35,6 +35,7 @@ from experiments.lib.plan_names import (
     check_together,
     demands_of,
     gpu_of,
+    link_of,
     requests_of,
     slo_of,
     that_fit,
@@ -76,6 +77,8 @@ FLAGS = {
     "gpu_spec": Flag(),
     "tp": Flag("", 1),
     "pp": Flag("", 1),
+    "link": Flag("what joins the GPUs: a name of configs/gpus.py; or the bus bandwidth of an"
+                 " all-reduce, as nccl-tests prints it, in GB/s", shown="the GPU's own"),
     "software": Flag("", shown="vllm", choices=SOFTWARE),
     "memory_utilization": Flag("", shown=str(UTILIZATION)),
     "cache_tokens": Flag("tokens of cache of the replica, instead: of an engine's own log, such as"
@@ -106,13 +109,14 @@ def cost_of(options: Namespace, model: ModelConfig, tp: int) -> CostModel:
     software = options.software or "vllm"
     own = constants(owner, software)[0] if options.gpu_spec else None
     host = HOSTS[ASYNC if software == "vllm" else "none"]
-    return CostModel(model, gpu, own, tp=tp, software=software, host=host)
+    link = link_of(options, gpu)
+    return CostModel(model, gpu, own, tp=tp, link=link, software=software, host=host)
 
 
 def replica_of(options: Namespace, model: ModelConfig, tp: int, pp: int) -> Replica:
     """`tp` GPUs in each of `pp` stages. Raises UserError if the model does not fit, or divide."""
     cost, share = cost_of(options, model, tp), options.memory_utilization or UTILIZATION
-    size, hop = options.max_batch_size or 256, LINKS[cost.gpu.link]
+    size, hop = options.max_batch_size or 256, cost.link
     if options.cache_tokens and (tp, pp) == (options.tp, options.pp):
         return Replica(cost, size, options.cache_tokens, pp, hop)
     replica = Replica(cost, size, None, pp, hop, share)

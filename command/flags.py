@@ -165,6 +165,7 @@ TABLE: dict[str, dict[str, Kind]] = {
             "MEM,FLOPS,BW", "another GPU: its memory in GB, dense fp16 TFLOPS, bandwidth in GB/s",
             three_numbers,
         ),
+        "link": Kind("NAME", "what joins the GPUs: a name of configs/gpus.py, or its GB/s"),
         "tp": Kind("N", "GPUs that share each layer (tensor parallelism)", FEW),
         "pp": Kind("N", "pipeline stages", FEW),
         "tbt-slo": Kind("MS", "longest time between two tokens that is allowed, in ms", ABOVE_ZERO),

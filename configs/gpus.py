@@ -205,7 +205,7 @@ LINKS: dict[str, Link | Nodes] = by_name(
         ),
         ETHERNET,
         *TCP,
-        Link("pcie-l40s-node", 32e9, 15e-6, "PCIe 4.0 x16; measured in constants.ALL_REDUCES"),
+        Link("pcie-l40s-node", 32e9, 15e-6, source="PCIe 4.0 x16"),  # ALL_REDUCES has measured ones
         Link("pcie-l20-node", 14.65e9, 15e-6, BUS, measured=True),
         Link("pcie-l20-node-algorithm", 1.5 * 14.65e9, 15e-6, ALGORITHM, measured=True),
         Link("pcie-a100-node", 1.5 * 14.82e9, 15e-6, ALGORITHM, measured=True),

@@ -51,6 +51,12 @@ HOSTS: dict[str, Host] = {
         source=f"{VLLM}/pull/11133, a prototype on one GPU: with async scheduling, 5 to 6 ms become"
         " 150 to 170 us (256 requests). /pull/27614 makes async scheduling the default",
     ),
+    "sglang-0.3": Host(
+        4.6e-4, 9.5e-6,
+        source="github.com/sgl-project/sglang: overlapped scheduling saves 0.6 of 5.2 ms with 16"
+        " requests (/pull/5608) and a tenth of the throughput with 740 (/pull/1738), 75 ms. 0.4 is"
+        " the first version that has it by default",
+    ),
     # experiments/serve_phases.py prints these three numbers
     "sarathi-serve": Host(
         1.923e-2, 9.618e-4,

@@ -24,17 +24,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, lru_cache
 
-import matplotlib.pyplot as plt
-
 from batch import Request
 from configs import GPUS, MODELS
 from configs.hosts import HOSTS
 from costmodel import CostModel
 from experiments.lib.common import ROOT, quantile, read_table
 from experiments.lib.engines import ANY, Sweep
-from experiments.lib.look import COLOURS, log_axis, panels
+from experiments.lib.panels import Panel
 from experiments.lib.papers import CHAT
-from experiments.lib.plan_report import ANCHORED, BOTH, KINDS, WAY, kind_of
+from experiments.lib.plan_report import ANCHORED, BOTH, WAY, kind_of
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Study
 from more.serving.anchor import find_factor, measure_of, scaled
@@ -47,7 +45,13 @@ FILE = ROOT / "experiments" / "benchmarks.csv"
 # requests of a simulation, and of each client of a closed loop, at most: they are steady by then
 MOST, ROUNDS = 4096, 6
 KEPT = 3  # one source in so many is kept apart
-ENDS = {"vllm-2024": (0, 6), "vllm-v1": (0, 12)}  # versions of vLLM: the first without that host
+NEVER = (1000,)
+# Engine -> its hosts, and the first version without each. The version alone chooses, and no error.
+ENDS = {
+    "vllm": {"vllm-2024": (0, 6), "vllm-v1": (0, 12), "vllm-async": NEVER},
+    "sglang": {"sglang-0.3": (0, 4), "none": NEVER},
+    "tensorrt-llm": {"none": NEVER},
+}
 CHUNKED = 0, 8  # the first whose default is chunked prefill
 WHAT = {  # published quantities
     "throughput": ("output", "all tokens", "requests"),
@@ -55,7 +59,7 @@ WHAT = {  # published quantities
     "time to first token": ("mean TTFT", "median TTFT"),
     "time of a request": ("mean latency",),
 }
-BAND = 1.4  # of the picture, and of what is hoped for: nine of ten within 40 %
+SHOWN = {"sources": BOTH, "way": WAY}  # of the picture
 
 
 @dataclass(frozen=True)
@@ -121,9 +125,9 @@ class Benchmark:
 
     @property
     def host(self) -> str:
-        if self.engine != "vllm" or not self.version:
+        if not self.version:
             return "none"
-        return next((name for name, end in ENDS.items() if self.release < end), "vllm-async")
+        return next(name for name, end in ENDS[self.engine].items() if self.release < end)
 
     @property
     def release(self) -> tuple[int, ...]:
@@ -251,6 +255,7 @@ def beside(each: Benchmark, number: str) -> Row:
     ratios = {WAY: hopeful(each, predicted(each))}
     part = "kept apart" if each.kept else "looked at"
     asked = {"engine": each.engine, "quantity": each.what, "published": each.quantity}
+    asked |= {"gpus": "several GPUs" if each.tp > 1 else "one GPU"}
     anchor = anchor_of(each.place)
     if anchor and anchor.run != each.run:
         scaled_to = predicted(each, factor_of(anchor))
@@ -271,8 +276,10 @@ def summarize(rows: Rows) -> None:
     every = rows.where("number")
     for part, some in (every.by("sources") | {BOTH: every}).items():
         groups = {"all": some}
-        for key in ("kind", "quantity", "engine"):
+        for key in ("kind", "quantity", "engine", "gpus"):
             groups |= some.by(key)
+        for gpus, own in some.by("gpus").items():
+            groups |= {f"{gpus}/{what}": each for what, each in own.by("quantity").items()}
         for group, own in groups.items():
             for way in (WAY, *ANCHORED):
                 if ratios := own.column(way):
@@ -287,30 +294,9 @@ def report(rows: Rows) -> None:
     columns = ("group", "compared", "median error", "90th percentile", "signed")
     summary = rows.where("median error")
     for part, own in summary.where(way=WAY).by("sources").items():
-        print_rows(own, columns, f"Errors: {part} (signed: above 0 is too hopeful)")
+        print_rows(own, columns, f"Errors, {part}; signed: above 0 is too hopeful")
     own = summary.where(way=ANCHORED, sources=BOTH)
     print_rows(own, ("way", *columns), "Anchored: one load of a server is known, these are others")
-
-
-def draw(rows: Rows) -> plt.Figure:
-    """A panel for each kind, a lane for each quantity."""
-    numbers = rows.where("number")
-    lanes = [each for each in WHAT if numbers.where(quantity=each)] or list(WHAT)
-    far = 1.1 * max(max(x, 1 / x) for x in [4.0, *numbers.column(WAY)])
-    figure, grid = panels(2, 2, 9, 5)
-    for axes, kind in zip((axes for line in grid for axes in line), KINDS, strict=True):
-        axes.axvspan(1 / BAND, BAND, color=COLOURS["green"], alpha=0.12, linewidth=0)
-        axes.axvline(1, color="black", linewidth=1)
-        for lane, quantity in enumerate(lanes):
-            ratios = numbers.where(kind=kind, quantity=quantity).column(WAY)
-            at = [lane + 0.12 * ((place % 5) - 2) for place in range(len(ratios))]
-            axes.plot(ratios, at, "o", color=COLOURS["blue"], alpha=0.6)
-        axes.set_yticks(range(len(lanes)), lanes)
-        axes.set(xlim=(1 / far, far), ylim=(len(lanes) - 0.5, -0.5), title=kind)
-        log_axis(axes, "x", (0.25, 0.5, 0.7, 1, 1.4, 2, 4))
-        axes.set_xlabel("throughput: ours over theirs; times: theirs over ours")
-    figure.suptitle("Predicted beside published servers; right of 1: too hopeful (band: 40 %)")
-    return figure
 
 
 def sweeps(quick: bool) -> list[Sweep]:
@@ -326,8 +312,8 @@ STUDY = Study(
     units=dict.fromkeys((WAY, *ANCHORED), "x")
     | dict.fromkeys(("median error", "90th percentile", "signed"), "%")
     | {"compared": "numbers"},
-    title="Predicted over published, servers of others",
-    draw=draw,
+    title="How far we are from servers that others measured",
+    panels=[Panel("group", ("median error", "90th percentile"), kind="bars", where=SHOWN, log="y")],
     derive=summarize,
     shown=None,
     report=report,

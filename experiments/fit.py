@@ -10,9 +10,9 @@ a6000   Nine numbers of SARATHI: Table 2 and Fig 7, LLaMA-13B. `hybrid` is what 
 l20     Whole iterations of LLaMA-13B, of TD-Pipe's artefact (github.com/MLSysU/TD-Pipe, licence
         Apache 2.0): l20_iterations.csv. They know little of attention: its constants are those of
         today's vLLM on the L40S. The overhead of products stands for norms and activations, too.
-vllm    Measured kernels on an A100, an H100 and an L40S: vllm_kernels.csv. Half of the shapes are
-        fitted, and the other half tested; they alternate as on a chessboard. Norms, activations and
-        the like: Vidur's A100. Experts, and products in fp8: configs/experts.py.
+vllm    Measured kernels on an A100, H100, L40S and RTX 4090: vllm_kernels.csv. Half of the shapes
+        are fitted, and the other half tested; they alternate as on a chessboard. Norms, activations
+        and the like: Vidur's A100. Experts, and products in fp8: configs/experts.py.
 """
 
 import enter  # noqa: F401
@@ -90,16 +90,10 @@ def compass_search(
     return best
 
 
-def log_ratios(times: Iterable[float], measured: Iterable[float]) -> list[float]:
-    return [math.log(time / true) for time, true in zip(times, measured, strict=True)]
-
-
-def squares(ratios: Iterable[float]) -> float:
-    return sum(ratio**2 for ratio in ratios)
-
-
-def mean_size(ratios: Iterable[float]) -> float:
-    return statistics.fmean(map(abs, ratios))
+def misses(times: Iterable[float], measured: Iterable[float], power: int = 1) -> float:
+    """The sum of the log ratios' sizes, each to this power."""
+    pairs = zip(times, measured, strict=True)
+    return sum(abs(math.log(time / true)) ** power for time, true in pairs)
 
 
 @dataclass(frozen=True)
@@ -107,14 +101,14 @@ class Fit:
     """Which constants move, from where, and what they are fitted to.
 
     measured() -> the times by name. law(constants, names) -> the same by the cost model, in the
-    same unit. off: of their log ratios, what the search makes small. least_step: of the search.
+    same unit. power: of the log ratios in what the search makes small. least_step: of the search.
     """
 
     names: tuple[str, ...]
     start: Constants
     measured: Callable[[], Mapping[Hashable, float]]
     law: Callable[[Constants, Collection[Hashable]], list[float]]
-    off: Callable[[Iterable[float]], float] = squares
+    power: int = 2
     least_step: float = 1e-6
 
     def modelled(self, efficiency: Efficiency) -> dict[Hashable, float]:
@@ -127,7 +121,7 @@ class Fit:
 
     def loss(self, efficiency: Efficiency) -> float:
         measured = self.measured()
-        return self.off(log_ratios(self.law(efficiency, measured), measured.values()))
+        return misses(self.law(efficiency, measured), measured.values(), self.power)
 
     def search(self) -> Constants:
         return compass_search(self.loss, self.start, self.names, self.least_step)
@@ -312,8 +306,13 @@ START = Efficiency(
     decode_memory=0.8, decode_start=1e-5, decode_block=3e-6, cache=1.5,
 )  # fmt: skip
 # Hopper's tensor cores multiply 64 rows at a time. Where a search ends at no overhead, or at a
-# cache that is no faster than the memory, we leave them out.
-CHOSEN = {"a100-80gb": {"cache": 1.0}, "h100": {"tile": 64}, "l40s": {"overhead": 0.0}}
+# cache that is no faster than the memory, or at no waves, we leave them out.
+CHOSEN = {
+    "a100-80gb": {"cache": 1.0},
+    "h100": {"tile": 64},
+    "l40s": {"overhead": 0.0},
+    "rtx4090": {"cache": 1.0, "waves": 0.0, "idle": 1.0},
+}
 MOVING = {  # kinds of kernels, each fitted on its own -> the constants that move
     ("product",): ("compute", "memory", "p", "overhead", "waves", "idle"),
     ("prefill", "decode"): (
@@ -330,7 +329,7 @@ def kernels_fit(
     """Constants of these kinds of kernels, fitted to half of them."""
     fit = Fit(
         tuple(names), start, partial(seconds_of, gpu, kinds),
-        lambda efficiency, kernels: predicted(kernels, gpu, efficiency), mean_size, 1e-3,
+        lambda efficiency, kernels: predicted(kernels, gpu, efficiency), 1, 1e-3,
     )  # fmt: skip
     return fit.search()
 
@@ -396,8 +395,6 @@ def fit_l20() -> Found:
     errors, borrowed = L20.errors(fitted), borrowed_errors()
     groups = {"all": list(errors.values())}
     groups |= {f"all, {software}'s constants": own for software, own in borrowed.items()}
-    share = replace(constants("l20", "vllm")[0], compute=fitted.compute)
-    groups["all, vllm's but for compute"] = list(L20.errors(share).values())
     table = [[name, len(own), *summary(own)] for name, own in groups.items()]
     print_table(["iterations of", "measured", "median", "p90", "signed"], table, "Errors")
     source = "experiments/fit.py: TD-Pipe's iterations of LLaMA-13B; median error there"
@@ -430,13 +427,13 @@ def fit_reduce(start: int, kernels: Sequence[Kernel]) -> AllReduce:
         bandwidth = 2 * (gpus - 1) / gpus / rate
         return AllReduce(start, float(f"{latency:.3g}"), float(f"{bandwidth:.3g}"))
 
-    def misses(way: AllReduce) -> float:
+    def off(way: AllReduce) -> float:
         times = [way.seconds(each.shape[1], each.shape[0]) for each in kernels]
-        return mean_size(log_ratios(times, [each.seconds for each in kernels]))
+        return misses(times, [each.seconds for each in kernels])
 
     pairs = combinations(sorted(kernels, key=lambda each: each.shape), 2)
     ways = [through(one, other) for one, other in pairs if other.seconds > one.seconds]
-    return min(ways, key=misses)
+    return min(ways, key=off)
 
 
 def fit_reduces(link: str, kernels: Sequence[Kernel]) -> dict[int, tuple[AllReduce, ...]]:
@@ -473,7 +470,7 @@ def fit_vllm() -> Found:
     rows, found = [], {}
     for gpu in progress(list(CHOSEN), "fitting"):
         link, efficiency = GPUS[gpu].link, fit_gpu(gpu)
-        ways = fit_reduces(link, kernels_of(gpu)["all-reduce"][0])
+        ways = fit_reduces(link, kernels_of(gpu).get("all-reduce", [()])[0])
         medians, later = {}, fit_later(gpu)
         for kind, (fitted, tested) in kernels_of(gpu).items():
             own, sets = later.get(kind, efficiency), (fitted, large(tested))
@@ -484,7 +481,8 @@ def fit_vllm() -> Found:
         source = f"experiments/fit.py: kernels; median error on other shapes: {each}. Norms:"
         efficiency = replace(efficiency, source=f"{source} Vidur's A100")
         found |= efficiency_found(gpu, "vllm", efficiency)
-        found[f'ALL_REDUCES["{link}", "vllm"]'] = ways, ALL_REDUCES.get((link, "vllm"))
+        if ways:
+            found[f'ALL_REDUCES["{link}", "vllm"]'] = ways, ALL_REDUCES.get((link, "vllm"))
         for kind, own in later.items():
             if kind == "fp8 product":
                 moved = {name: getattr(own, name) for name in (*FP8_MOVING, "tile")}

@@ -53,12 +53,19 @@ def test_a_third_of_the_sources_is_kept_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "host"),
-    [("0.5.4", "vllm-2024"), ("0.6.0", "vllm-v1"), ("0.11.0", "vllm-v1"), ("0.12", "vllm-async")],
+    ("engine", "version", "host"),
+    [
+        ("vllm", "0.5.4", "vllm-2024"),
+        ("vllm", "0.6.0", "vllm-v1"),
+        ("vllm", "0.12", "vllm-async"),
+        ("sglang", "0.3.9", "sglang-0.3"),
+        ("sglang", "0.4", "none"),
+        ("tensorrt-llm", "0.17", "none"),
+    ],
 )
-def test_a_version_has_a_host(version: str, host: str) -> None:
-    assert replace(beside.benchmarks()[0], version=version).host == host in HOSTS
-    assert replace(beside.benchmarks()[0], version=version, engine="sglang").host == "none"
+def test_a_version_has_a_host(engine: str, version: str, host: str) -> None:
+    each = replace(beside.benchmarks()[0], engine=engine, version=version)
+    assert each.host == host in HOSTS
 
 
 @pytest.mark.parametrize("account", ACCOUNTS)
@@ -93,7 +100,7 @@ def test_a_throughput_in_two_units_is_compared_once() -> None:
     for tokens in map(sorted, found.values()):
         assert all(more > 1.005 * less for less, more in pairwise(tokens)), tokens
     compared = read_rows(MEASURED).where("number").column("number")
-    assert len(compared) == len(set(compared)) == 308
+    assert len(compared) == len(set(compared)) == 350
 
 
 def test_a_throughput_that_is_the_load_is_not_compared() -> None:

@@ -10,9 +10,10 @@ import pytest
 from batch import Batch, Chunk, Request
 from command.checks import UserError
 from configs import GPUS, LINKS, MODELS
+from configs.constants import WAIT
 from configs.experts import EXPERTS, touched
 from configs.hosts import HOSTS, Host
-from costmodel import EFFICIENCY, CostModel, padded
+from costmodel import EFFICIENCY, CostModel, make_batch, padded
 from experiments import fit, serve_phases
 from experiments.lib.common import paper_numbers
 from more.pipeline import StageCosts
@@ -73,6 +74,27 @@ def test_the_host_waits_for_nobody_or_works_beside_the_gpu(cost):
         alone, *others = StageCosts(cost, [20, 20])(batch)
         first, *same = StageCosts(both, [20, 20])(batch)
         assert same == others and first == pytest.approx(host.around(alone, 5), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("host", "model", "weights", "gpu", "tp", "decodes", "context", "ms"),
+    [
+        ("vllm-2024", "llama3.1-70b", "fp8", "h100", 4, 1, 200, 19),
+        ("vllm-2024", "llama3.1-70b", "fp8", "h100", 4, 32, 200, 25),
+        ("vllm-v1", "llama3.1-8b", "bf16", "a100-80gb", 2, 8, 256, 8.9),
+        ("vllm-v1", "llama3.1-70b", "bf16", "a100-40gb", 8, 5, 320, 24.31),
+        ("vllm-v1", "llama3.1-70b", "bf16", "a100-40gb", 8, 18, 320, 27.19),
+    ],
+)
+def test_an_all_reduce_waits(host, model, weights, gpu, tp, decodes, context, ms):
+    """As long as the sources of constants.WAIT say: the iterations that they measured."""
+    model = replace(MODELS[model], weights=weights)
+    cost = CostModel(model, GPUS[gpu], tp=tp, software="vllm", host=HOSTS[host])
+    batch = make_batch(decodes=decodes, context=context)
+    assert 1e3 * cost.seconds(batch) == pytest.approx(ms, rel=0.03)
+    waits = 2 * model.n_layer
+    alone = cost.host.around(cost.kernels(batch) - waits * WAIT, decodes)
+    assert 15e-6 < (ms / 1e3 - alone) / waits < 25e-6
 
 
 def test_known_hosts():

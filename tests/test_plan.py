@@ -23,10 +23,11 @@ import plan
 from batch import Request
 from command.checks import UserError
 from configs import GPUS, MODELS
+from configs.constants import WAIT
 from configs.hosts import HOSTS
 from costmodel import CostModel, make_batch, tokens_that_fit
 from experiments.lib.plan_names import slo_of
-from experiments.lib.plan_report import ROUGHLY, print_layouts, rounded, who_holds
+from experiments.lib.plan_report import ROUGHLY, link_words, print_layouts, rounded, who_holds
 from experiments.lib.rows import read_rows
 from more.pipeline import simulate_pipeline
 from more.serving import comparison
@@ -320,6 +321,22 @@ def test_a_gpu_of_ones_own() -> None:
     options = plan.read_options(["--gpu", "a100-80gb", "--model", "mistral-7b"])
     usual = plan.cost_of(options, MODELS["mistral-7b"], 1)
     assert same.linears(512) == usual.linears(512)
+
+
+def test_a_link_of_ones_own() -> None:
+    """A bus bandwidth, as nccl-tests has it: of four GPUs, each sends 1.5 times the tensor."""
+    costs = [
+        plan.cost_of(plan.read_options(["--gpu", "l40s", *flags]), MODELS["mistral-7b"], 4)
+        for flags in ([], ["--link", "20"], ["--link", "pcie4"])
+    ]
+    node, own, named = (cost.all_reduces(8192) for cost in costs)
+    size, steps = 8192 * 4096 * 2, 2 * 32
+    assert own == pytest.approx(steps * (WAIT + 15e-6 + 1.5 * size / 20e9)) and own < node / 4
+    assert named == pytest.approx(steps * (WAIT + costs[2].link.all_reduce(size, 4, 0.7583)))
+    said = [link_words(cost, "vllm") for cost in costs]
+    assert "19.1, 3.70, 1.96 GB/s over 2, 4, 8 GPUs, measured on one node" in said[0]
+    assert "yours: all-reduces at 20.0 GB/s, as you say" in said[1]
+    assert "pcie4: all-reduces at 24.3 GB/s, a guess (PCIe 4.0 x16" in said[2]
 
 
 def values_of(line: str) -> dict[str, float]:

@@ -9,9 +9,9 @@ from itertools import cycle
 from pathlib import Path
 
 from batch import Request
-from command.checks import LONGEST_WORD, UserError, did_you_mean, lookup
+from command.checks import LONGEST_WORD, UserError, check_number, did_you_mean, lookup
 from command.flags import ABOVE_ZERO, Flag
-from configs import GPU, GPUS
+from configs import GPU, GPUS, LINKS, Link
 from experiments.lib.papers import ARXIV, CHAT, read_whole
 from more.loading.requests import short_enough
 from more.serving.anchor import read_load
@@ -21,6 +21,7 @@ from more.serving.planner import BUDGETS, Replica
 from more.serving.traffic import Fixed, busy_times, make_requests, poisson
 
 DATASETS = {data.name: data for data in (CHAT, ARXIV)}
+JOINS = {name: link for name, link in LINKS.items() if isinstance(link, Link)}  # GPUs of one node
 PAIR = re.compile(r"([1-9][0-9]{0,6}):([1-9][0-9]{0,6})")
 
 
@@ -43,6 +44,20 @@ def gpu_of(options: Namespace) -> tuple[GPU, str]:
     near = min((gpu for gpu in GPUS.values() if not gpu.measured), key=far)
     sizes = {"memory": 1e9 * memory, "peak": peak, "bandwidth": bandwidth}
     return replace(near, name="gpu-spec", source="--gpu-spec", card=0.0, **sizes), near.name
+
+
+def link_of(options: Namespace, gpu: GPU) -> Link:
+    """The GPU's own; or one of JOINS; or one of this bus bandwidth (nccl-tests prints it, in GB/s).
+
+    The last has the latency of the GPU's own.
+    """
+    own, word = JOINS[gpu.link], options.link
+    try:
+        rate = float(word or "none")
+    except ValueError:
+        return lookup(JOINS, word, "--link") if word else own
+    check_number("--link", rate, 0.01, 1e4)
+    return Link("yours", 1e9 * rate, own.latency, "as you say", measured=True)
 
 
 def requests_of(options: Namespace) -> tuple[str, list[Request], bool]:

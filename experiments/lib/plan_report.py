@@ -10,8 +10,9 @@ from itertools import cycle
 import matplotlib.pyplot as plt
 
 from configs import MODELS
+from configs.constants import ALL_REDUCES
 from configs.hosts import HOSTS
-from costmodel import constants
+from costmodel import CostModel, constants
 from experiments.lib.common import ROOT, print_table, three_digits
 from experiments.lib.look import COLOURS, log_axis, panels
 from experiments.lib.papers import LOOKS, looks_of
@@ -94,14 +95,29 @@ def describe(options: Namespace, replica: Replica, traffic: Traffic, slo: Slo) -
         f"           at most {replica.max_batch_size}, or C, run at once"
     )
     _, owner = gpu_of(options)
-    guess = constants(owner, options.software or "vllm")[1]
+    software = options.software or "vllm"
+    guess = constants(owner, software)[1]
     print(textwrap.fill(f"constants  {cost.efficiency.source}", 88, subsequent_indent=11 * " "))
     if options.gpu_spec:
         print(f"           A guess: all but memory, FLOPS and bandwidth is that of the {owner}.")
     if guess:
         print(textwrap.indent(textwrap.fill(f"A guess: {guess}.", 77), 11 * " "))
+    print(textwrap.fill(f"link       {link_words(cost, software)}", 88, subsequent_indent=11 * " "))
     host = f"host       {next(name for name in HOSTS if HOSTS[name].source == cost.host.source)}:"
     print(textwrap.fill(f"{host} {cost.host.source}", 88, subsequent_indent=11 * " "))
+
+
+def link_words(cost: CostModel, software: str) -> str:
+    """What joins the GPUs, and the bus bandwidth of their large all-reduces."""
+    link, measured = cost.link, ALL_REDUCES.get((cost.link.name, software))
+    if measured:
+        rates = ", ".join(three_digits(ways[-1].bandwidth / 1e9) for ways in measured.values())
+        rates += f" GB/s over {', '.join(map(str, measured))} GPUs"
+        source = "measured on one node (experiments/vllm_kernels.csv); --link takes yours"
+    else:
+        rates = f"{three_digits(link.reached(cost.efficiency.memory) / 1e9)} GB/s"
+        source = link.source if link.measured else f"a guess ({link.source}); --link takes yours"
+    return f"{link.name}: all-reduces at {rates}, {source}"
 
 
 def latencies_of(slo: Slo, usual: Sequence[tuple[str, float]]) -> dict[str, tuple[str, float]]:
