@@ -2,10 +2,10 @@
 
     python experiments/fidelity.py      writes results/fidelity.md and results/fidelity.csv
 
-All published numbers are there, sorted by error. In the statistics, one that stands in several
-places counts once. Left out are those that the constants were fitted to (Table 2, Fig 7), those
-that the paper was given, and bounds: a bound is met or not. Sarathi-Serve's numbers, many of them
-second hand, stand below. An error is explained where its cause was tried.
+They have all published numbers. In the statistics, one that stands in several places counts once.
+Left out are those that the constants were fitted to (Table 2, Fig 7), those that the paper was
+given, and bounds: a bound is met or not. Sarathi-Serve's, many of them second hand, stand below. An
+error is explained where its cause was tried.
 
 Predictions of Sarathi-Serve's are read from results/, where they are there: they take a minute.
 """
@@ -38,7 +38,7 @@ FIGURES, SERVING = (  # of SARATHI, and of Sarathi-Serve
     )
 )
 LIMIT = 15.0  # %: an error above this is explained, or said not to be
-# How rows are sorted: by kind (`Row.kind`), then by error.
+# Rows are sorted by kind, then by error.
 KINDS = "predicted", "bound", "first hand", "second hand", "not modelled", "given", "fitted"
 
 

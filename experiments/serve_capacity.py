@@ -45,7 +45,7 @@ ALL = "all"  # --policy
 GROUP = ("model", "data", "slo")  # what has a capacity of each policy
 MORE = SERVED["policy"].help
 NUMBERS = paper_numbers()
-PAPER_SLOS = {  # s: its artefact's
+PAPER_SLOS = {  # s
     MISTRAL: {STRICT: NUMBERS["ss_slo_strict_mistral"], RELAXED: NUMBERS["ss_slo_relaxed_mistral"]},
     YI: {STRICT: NUMBERS["ss_slo_strict_yi"], RELAXED: NUMBERS["ss_slo_relaxed_yi"]},
 }

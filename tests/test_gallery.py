@@ -119,11 +119,11 @@ def test_each_explanation_is_shown() -> None:
 
 
 def test_a_number_of_several_places_counts_once() -> None:
-    """What we predict alike is one number. But Table 4 has less than Fig 8's smallest."""
+    """What we predict alike is one, but for Fig 8's smallest: Table 4 has less."""
     rows = [row for row in fidelity.read(RESULTS / "fidelity.csv") if row.kind == "predicted"]
     counted = {row.id: row.predicted for row in fidelity.distinct(rows) if row.id != "f8_low"}
     assert len(counted) == len({*counted.values()})
-    assert "f11a_sarathi_3k" in counted, "of Table 4's 1.22 and Fig 11's 1.23, the larger error"
+    assert "f11a_sarathi_3k" in counted, "Table 4's 1.22 is Fig 11's 1.23"
 
 
 def test_what_is_not_measured_yet_says_how_to_measure_it() -> None:
