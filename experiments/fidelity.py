@@ -30,14 +30,14 @@ from experiments.lib.flags import start
 from experiments.lib.holes import fill, read_texts
 from experiments.lib.rows import Numbers, read_rows
 
-FIGURES, SERVING = (  # of SARATHI, and of Sarathi-Serve
+FIGURES, SERVING = (  # SARATHI's, Sarathi-Serve's
     [import_module(f"experiments.{name}").STUDY for name in names.split()]
     for names in (
         "table2 fig3 fig4 fig7 fig8 table4 fig10 fig11 fig13 fig9",
         "serve_phases serve_chunking serve_capacity serve_budget serve_ablation serve_pipelines",
     )
 )
-LIMIT = 15.0  # %: an error above this is explained, or said not to be
+LIMIT = 15.0  # %: an error above this is explained, or not
 # Rows are sorted by kind, then by error.
 KINDS = "predicted", "bound", "first hand", "second hand", "not modelled", "given", "fitted"
 
