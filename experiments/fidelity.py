@@ -38,7 +38,7 @@ FIGURES, SERVING = (  # SARATHI's, Sarathi-Serve's
     )
 )
 LIMIT = 15.0  # %: an error above this is explained, or not
-# Rows are sorted by kind, then by error.
+# Rows are sorted by kind, then error.
 KINDS = "predicted", "bound", "first hand", "second hand", "not modelled", "given", "fitted"
 
 
