@@ -34,7 +34,7 @@ BEGINNINGS = (
     b"<!-- made by nano-sarathi",
     b"source,model,hardware,",
     b"request,policy,arrival,",
-    b"id,where,quantity,conditions,unit,paper,predicted,error,kind,verdict,explanation\n",
+    b"id,where,quantity,conditions,unit,paper,predicted,error,kind,verdict,explanation",
 )
 
 

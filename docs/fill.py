@@ -35,7 +35,7 @@ from experiments import (
     validate,
 )
 from experiments.lib import common, holes
-from experiments.lib.rows import Row, Rows, name_of, print_comparison, read_rows, where
+from experiments.lib.rows import Rows, read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 100
@@ -167,21 +167,9 @@ def report(words: str) -> str:
 
 
 def published(words: str) -> str:
-    """NAME, MODEL: its table of a model, of what has a published number alone."""
-    name, _, model = words.partition(", ")
-    rows = results(name)
-
-    def key(row: Row, quantity: str) -> tuple:
-        return *where(row)[1:], name_of(quantity, rows.case(row))
-
-    papers = rows.where(source="paper")
-    stated = {key(row, quantity) for row in papers for quantity in rows.units if quantity in row}
-    shown = lookup(studies(), name, "study").shown
-
-    def chosen(row: Row, quantity: str) -> bool:
-        return shown(row, quantity) and key(row, quantity) in stated
-
-    return below(f"{model} on ", printed(print_comparison, rows, chosen))
+    """NAME, MODEL: as `report` has its table of a model, without what has no published number."""
+    lines = report(f"{words} on ").split("\n")
+    return "\n".join(line for line in lines if re.split(" {2,}", line)[1:2] != ["-"])
 
 
 def summary(_: str) -> str:

@@ -174,7 +174,7 @@ def section(name: str, out: Path, rows: list[fidelity.Row]) -> str:
     if not numbers:
         numbers, columns = published(results), ["what", "paper", "predicted", "error"]
     explained = [row for row in rows if row.explanation]
-    texts = [f"{row.quantity}: {fidelity.cells(row)[5]}. {row.explanation}" for row in explained]
+    texts = [f"{row.quantity}: {fidelity.told(row)}" for row in explained]
     texts = [html.escape(text) for text in texts]
     texts += [fill(name, caption.differ, results)] if caption.differ else []
     if not texts and rows:

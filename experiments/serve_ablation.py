@@ -30,7 +30,7 @@ REQUESTS, BUDGET = 1024, 1024
 DATASETS = {"chat": (CHAT, 1.0), "arxiv": (ARXIV, 0.5)}  # and requests/s
 # and the ids of the paper's numbers
 POLICIES = {"hybrid_only": "hybrid", "chunked_only": "chunked", "sarathi_serve": "both"}
-# that of the artefact's script; 1024 is what we have of the paper's table, second hand
+# the artefact's; 1024 is that of the paper's table, second hand
 OTHER_BUDGET = 512
 METRICS = {"P50 TTFT": median_ttft, "P99 TBT": p99_tbt}
 

@@ -45,13 +45,9 @@ ALL = "all"  # --policy
 GROUP = ("model", "data", "slo")  # what has a capacity of each policy
 MORE = SERVED["policy"].help
 NUMBERS = paper_numbers()
-# s: Table 3. Yi-34B's strict SLO is a fifth of its relaxed one, as 5 decode iterations are of 25.
-PAPER_SLOS = {
+PAPER_SLOS = {  # s
     MISTRAL: {STRICT: NUMBERS["ss_slo_strict_mistral"], RELAXED: NUMBERS["ss_slo_relaxed_mistral"]},
-    YI: {
-        STRICT: NUMBERS["ss_slo_relaxed_yi"] * STRICT / RELAXED,
-        RELAXED: NUMBERS["ss_slo_relaxed_yi"],
-    },
+    YI: {STRICT: NUMBERS["ss_slo_strict_yi"], RELAXED: NUMBERS["ss_slo_relaxed_yi"]},
 }
 
 

@@ -153,7 +153,7 @@ published = paper["ss_slo_strict_mistral"]
 print(f"{capacity.DECODES} decodes of {capacity.CONTEXT} tokens:", end=" ")
 print(f"{1e3 * MISTRAL.decode_iteration:.1f} ms (predicted)")
 print(f"the strict SLO, {capacity.STRICT} times that: {1e3 * slo:.0f} ms (predicted)", end=", ")
-print(f"{1e3 * published:.0f} ms (paper, second hand)")
+print(f"{1e3 * published:.0f} ms (paper's artefact)")
 
 # %% [markdown]
 # **Predict first.** At very low load, new prompts are rare. Does `vllm_v0` then have more or less
@@ -251,7 +251,7 @@ print_table(
     [[size, f"{worst:.0f}", f"{gap:.0f}", f"{first:.2f}"] for size, worst, gap, first in found],
 )
 print(f"largest budget whose worst iteration keeps {1e3 * slo:.0f} ms: {choice} tokens (predicted)")
-print(f"the paper's: {paper['ss_budget_strict']:.0f} tokens (paper, second hand)")
+print(f"the paper's: {paper['ss_budget_strict']:.0f} tokens (paper's artefact)")
 figure, (left, right) = plt.subplots(1, 2)
 left.plot(budgets, profile, color=COLOURS["vermilion"], marker="D", label="profile")
 left.plot(budgets, longest, color=COLOURS["blue"], marker="o", label="run: longest TBT")

@@ -63,7 +63,7 @@ class Dataset:
     def published(name: str, max_length: int) -> "Dataset":
         """chat (openchat_sharegpt4) or arxiv (arxiv_summarization), from Table 2.
 
-        Each data set has two unverified percentiles among its four.
+        The artefact has chat's. Three of arxiv's four percentiles are unverified.
         """
         numbers = paper_numbers()
         prompts, outputs = (
