@@ -2,6 +2,7 @@
 
 import random
 from collections import deque
+from functools import partial
 from hashlib import sha256
 from itertools import pairwise, product
 from pathlib import Path
@@ -255,38 +256,31 @@ def test_a_fleet_has_totals(layout: str) -> None:
 
 def test_who_is_in_time_by_hand(tmp_path: Path) -> None:
     """A bound is kept by what equals it. Where the arrivals begin again, there is another run."""
-    lines = [
-        "# a comment", "system,rate_per_s,arrival_s,prompt_tokens,output_tokens,ttft_ms,tpot_ms",
-        "vllm,2,0,9,2,250,100", "vllm,2,1,9,2,251,50", "vllm,2,2,9,2,10,101", "vllm,2,3,9,1,10,0",
-        "vllm,2,0,9,2,999,999",
-    ]  # fmt: skip
+    head = "# a comment\n" + distserve.COLUMNS.replace(" ", "") + "\n"
+    rows = "0,250,100,9,2", "1,251,50,9,2", "2,10,101,9,2", "3,10,0,9,1", "0,999,999,9,2"
     path = tmp_path / "runs.csv"
-    path.write_text("\n".join(lines), encoding="utf-8")
-    first, second = distserve.read_runs(path).values()
-    found = distserve.attained(times for _, *times in first)
-    assert list(found.values()) == pytest.approx([50, 75, 75, 75])
-    assert distserve.attained(times for _, *times in second)["attainment"] == 0
+    path.write_text(head + "".join(f"vllm,2,{row}\n" for row in rows), encoding="utf-8")
+    runs = distserve.read_runs(path).values()
+    first, second = (distserve.attained(times for _, *times in run).values() for run in runs)
+    assert list(first) == pytest.approx([50, 75, 75, 75]) and list(second) == [0, 0, 0, 999]
 
 
 def test_the_sample_has_what_the_artefact_measured() -> None:
     """Requests in time of each run, counted in its own files; and what we predict of the first."""
-    counts = {
-        key: round(len(run) * distserve.attained(times for _, *times in run)["attainment"] / 100)
-        for key, run in distserve.read_runs().items()
-    }
-    assert counts == {
-        ("vllm", 1.0, 100): 86, ("vllm", 1.5, 150): 127, ("vllm", 2.0, 200): 133,
-        ("vllm", 3.0, 300): 102, ("vllm", 4.0, 400): 32,
-        ("distserve-c21d11", 6.0, 300): 286, ("distserve-c21d11", 7.5, 300): 239,
-    }  # fmt: skip
-    rows = Rows(distserve.replayed(distserve.VLLM, "vllm", 1.0, 100))
+    counts = "86 of 100, 127 of 150, 133 of 200, 102 of 300, 32 of 400, 286 of 300, 239 of 300"
+    found = []
+    for run in distserve.read_runs().values():
+        share = distserve.attained(times for _, *times in run)["attainment"]
+        found.append(f"{share * len(run) / 100:.0f} of {len(run)}")
+    assert ", ".join(found) == counts
+    rows = Rows(distserve.replayed(None, "vllm", 1.0, 100))
     assert rows[0]["source"] == "paper" and rows[0]["attainment"] == 86
     assert [rows.one(name, by="none") for name in distserve.QUANTITIES] == [93, 94, 99]
 
 
-def test_the_artefacts_own_price_by_hand() -> None:
-    fit = distserve.PROFILE
+def test_the_artefacts_price_by_hand() -> None:
+    price = partial(distserve.fitted, *distserve.FITS[distserve.VLLM]["profile"])
     prompts = make_batch([(0, 1000, 1000), (0, 10, 10)])
-    assert fit.seconds(prompts) == pytest.approx(15.7516e-3 + 1010 * 0.100364e-3 + 5.769567e-3)
+    assert price(prompts) == pytest.approx(15.7516e-3 + 1010 * 0.100364e-3 + 5.769567e-3)
     decodes = make_batch([(99, 1, 100)], decodes=9, context=100)  # a second half begins, beside 9
-    assert fit.seconds(decodes) == pytest.approx(19.5625e-3 + 4.94112e-4 + 5.06057e-4)
+    assert price(decodes) == pytest.approx(19.5625e-3 + 4.94112e-4 + 5.06057e-4)
