@@ -3,14 +3,12 @@
     python experiments/apart_distserve.py                          predicted, in half a minute
     python experiments/apart_distserve.py --requests-file FILE     other runs of the artefact
 
-The requests of distserve_opt13b.csv, at the times when they came, are simulated once more:
-
-    vllm                 one GPU, without chunked prefills (vllm_v0)
-    distserve-c21d11     a prefill engine of two GPUs, and a decode engine of one
-
-An iteration takes what our cost model says, with a host of configs/hosts.py. Or it takes what the
-artefact says: `profile` are its fits to iterations that it measured; `raised` has vLLM's prefills
-times 1.5, as its simulator had for some hours. Nothing here is fitted to these runs.
+The requests of distserve_opt13b.csv, at the times when they came, are simulated once more: `vllm`
+on one GPU, without chunked prefills; `distserve-c21d11` on a prefill engine of two GPUs and a
+decode engine of one. An iteration takes what our cost model says, with a host of configs/hosts.py.
+Or it takes what the artefact says: `profile` are its fits to iterations that it measured; `raised`
+has vLLM's prefills times 1.5, as its simulator had for some hours. Nothing here is fitted to these
+runs.
 
 attainment    share of requests with a first token within 0.25 s (TTFT) and at most 0.1 s per token
               after it (TPOT); "alone": within one of the two
@@ -37,8 +35,6 @@ from configs import GPUS, MODELS
 from configs.hosts import HOSTS
 from costmodel import tokens_that_fit
 from experiments.apart_map import Point, best
-from experiments.lib.claims import Claim, bounded
-from experiments.lib.colours import COLOURS
 from experiments.lib.common import ROOT
 from experiments.lib.engines import Sweep, cases, median_row
 from experiments.lib.flags import SERVED
@@ -57,8 +53,8 @@ from timeline import Life
 
 FILE = ROOT / "experiments" / "distserve_opt13b.csv"
 COLUMNS = "system, rate_per_s, arrival_s, ttft_ms, tpot_ms, prompt_tokens, output_tokens"
-OPT = replace(MODELS["opt-30b"], name="opt-13b", n_layer=40, n_head=40, n_kv_head=0, hidden=5120,
-              head_dim=0, intermediate=20480)  # fmt: skip
+SHAPE = {"n_layer": 40, "n_head": 40, "n_kv_head": 40, "hidden": 5120, "head_dim": 128}
+OPT = replace(MODELS["opt-30b"], name="opt-13b", intermediate=20480, **SHAPE)
 GPU, SOFTWARE = "a100-80gb", "sarathi_serve"  # whose constants are those of this GPU
 TTFT, TPOT = 0.25, 0.1  # s (_plot.py of the artefact)
 # requests and tokens of a batch of decodes (2-start-api-server.py)
@@ -76,7 +72,8 @@ FITS = {
     VLLM: {"profile": (PREFILL, DECODE), "raised": (tuple(1.5 * each for each in PREFILL), DECODE)},
     APART: {"profile": ((13.4027, 0.0623429, 2.22688e-6), (19.9347, 6.26936e-4, 0.038507))},
 }
-BY = {VLLM: (*HOSTS, *FITS[VLLM]), APART: ("none", *FITS[APART])}
+BY = {system: tuple(dict.fromkeys(("none", *fits))) for system, fits in FITS.items()}
+BY[VLLM] += tuple(HOSTS)[1:]
 QUANTITIES = ("attainment", "TTFT alone", "TPOT alone")
 GOODPUTS = ("goodput of vllm", "goodput of distserve")
 Run = list[tuple[Request, float, float]]  # with TTFT and TPOT in seconds
@@ -156,21 +153,18 @@ def replayed(_: object, system: str, rate: float, requests: int, path: Path = FI
     return rows
 
 
-@cache
-def goodput(system: tuple, by: str, seed: int) -> float:
-    """Requests/s per GPU, of the lengths of the longest run, in its order."""
-    run, gpus = max(read_runs().values(), key=len), sum(each for each, _ in system)
-    own = tuple((len(request.prompt), request.max_tokens) for request, *_ in run)
-    means = (round(fmean(each)) for each in zip(*own, strict=True))
-    point = Point(*means, ttft=TTFT, tpot=TPOT, seed=seed, lengths=own)
-    return best(point, {"": partial(serve, system, by)}, gpus)[0] / gpus
-
-
 def gain(_: object, by: str, draws: int) -> Row:
-    """Over vLLM. by: of vLLM; DistServe has no host, or the profile."""
-    found, own = [], by if by in BY[APART] else "none"
+    """In requests/s per GPU. by: of vLLM; DistServe has no host, or the profile."""
+    found, prices = [], (by, by if by in BY[APART] else "none")
+    run = max(read_runs().values(), key=len)
+    lengths = tuple((len(request.prompt), request.max_tokens) for request, *_ in run)
+    mean = round(fmean(output for _, output in lengths))
     for seed in range(draws):
-        one, other = goodput(VLLM, by, seed), goodput(APART, own, seed)
+        point = Point(1, mean, ttft=TTFT, tpot=TPOT, seed=seed, lengths=lengths)
+        one, other = (
+            best(point, {"": partial(serve, system, price)}, gpus)[0] / gpus
+            for system, price, gpus in zip((VLLM, APART), prices, (1, 3), strict=True)
+        )
         found.append({GOODPUTS[0]: one, GOODPUTS[1]: other, "gain": other / one})
     return median_row(found)
 
@@ -197,15 +191,18 @@ def sweeps(quick: bool, requests_file: Path | None = None) -> list[Sweep]:
     one, three = (SimpleNamespace(model=OPT.name, hardware=f"{gpus} x {GPU}") for gpus in (1, 3))
     # with the hosts of Sarathi-Serve, vLLM serves nothing; with later ones, what it does with none
     every = cases(by=("none", "vllm-2024", "profile")) if path == FILE else []
-    gains = partial(gain, draws=1 if quick else DRAWS)
-    return [
-        *(Sweep(partial(replayed, path=path), [one if system == "vllm" else three], own, own[:1])
-          for system, own in found.items()),
-        Sweep(gains, [three], every, every[:1]),
-    ]  # fmt: skip
+    sweeps = [Sweep(partial(gain, draws=1 if quick else DRAWS), [three], every, every[:1])]
+    for system, own in found.items():
+        engine = one if system == "vllm" else three
+        sweeps.append(Sweep(partial(replayed, path=path), [engine], own, own[:1]))
+    return sweeps
 
 
-DRAWN = {"none": "orange", "vllm-2024": "blue", "profile": "green", "raised": "vermilion"}
+def panel(quantity: str, *systems: str) -> Panel:
+    where = {"system": systems, "by": (*BY[VLLM][:4], None)}  # None: the artefact's own
+    return Panel("rate", quantity, "by", facet="system", where=where, show={"ylim": (0, 105)})
+
+
 STUDY = Study(
     "apart_distserve",
     __doc__,
@@ -213,20 +210,14 @@ STUDY = Study(
     units=dict.fromkeys(QUANTITIES, "%")
     | {"median TPOT": "ms", **dict.fromkeys(GOODPUTS, "requests/s per GPU"), "gain": "x"},
     title="Requests in time, ShareGPT: measured by DistServe's artefact (stars), and predicted",
-    panels=[
-        Panel("rate", name, "by", facet="system", where={"system": systems, "by": (*DRAWN, None)},
-              colours={by: COLOURS[name] for by, name in DRAWN.items()}, show={"ylim": (0, 105)})
-        for systems in (("vllm",), tuple(SYSTEMS)[1:])
-        for name in QUANTITIES
-    ],
+    panels=[panel(name, "vllm") for name in QUANTITIES]
+    + [panel(name, *tuple(SYSTEMS)[1:]) for name in QUANTITIES],
     columns=3,
     paper={"ds_opt13b_vllm": ("gain", {"by": "none"})},
     shown=None,
     report=report,
-    claims=[Claim("decodes apart keep the TPOT of most",
-                  bounded("TPOT alone", 85, 100, system="distserve-c21d11"))],
     flags={"requests_file": replace(SERVED["requests_file"], help="other runs, of the same form")},
-)  # fmt: skip
+)
 
 if __name__ == "__main__":
     STUDY.main()
