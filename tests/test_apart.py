@@ -276,6 +276,9 @@ def test_the_sample_has_what_the_artefact_measured() -> None:
     rows = Rows(distserve.replayed(None, "vllm", 1.0, 100))
     assert rows[0]["source"] == "paper" and rows[0]["attainment"] == 86
     assert [rows.one(name, by="none") for name in distserve.QUANTITIES] == [93, 94, 99]
+    rows = Rows(distserve.replayed(None, "distserve-c21d11", 6.0, 300))
+    own = [rows.one(name, by="none") for name in distserve.QUANTITIES]
+    assert own == pytest.approx([100 - 4 / 3, 99, 100 - 1 / 3])
 
 
 def test_the_artefacts_price_by_hand() -> None:
