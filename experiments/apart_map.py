@@ -9,15 +9,14 @@ r"""Prefill apart from decode, chunks, or phases: which of them serves most, of 
 
 A cell of a map has one length of prompts, one of outputs, and Poisson arrivals. Its number is the
 goodput: the largest rate at which 90 % of the requests have their first token within 0.5 s, and a
-mean time per output token (TPOT) within a bound. Rates that are tried are 9 % apart. A table has
-DistServe's comparison with vLLM before chunked prefills, as near as we can: see docs/apart.md.
+mean time per output token (TPOT) within a bound. Rates that are tried are 9 % apart.
 """
 
 import enter  # noqa: F401
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import cycle
 
@@ -59,7 +58,6 @@ class Missed(Exception):
 
 
 FOUR = td.Node("four", "llama3.1-8b", "h100", "vllm")
-THREE = td.Node("three", "llama-13b", "a100-80gb", "sarathi_serve", gpus=3)
 
 
 @dataclass(frozen=True)
@@ -182,49 +180,6 @@ def cell(engine: td.Node, prompt: int, output: int, slo: str, **run: object) -> 
     return rows
 
 
-# --------------------------------------------------------------------------- DistServe's comparison
-
-
-HOSTS = ("none", "sarathi-serve")
-# its SLO (_plot.py of its artefact); the means of td.azure()
-DISTSERVE = Point(461, 160, ttft=0.25, tpot=0.1)
-VLLM, SYSTEMS = "goodput of vllm_v0", ("apart", "apart unbounded", "sarathi_serve")
-GAINS = tuple(f"gain of {system}" for system in SYSTEMS)
-TOKENS = 16384  # of a batch of vLLM's prompts there (2-start-api-server.py)
-
-
-def published(engine: td.Node, host: str, **run: object) -> Row:
-    """Goodputs per GPU, and gains over one engine of vllm_v0."""
-    point = replace(DISTSERVE, **run, lengths=tuple(td.azure()))
-    own = partial(
-        simulate_fleet, model=engine.model, gpu=engine.gpu, max_batch_size=SIZE,
-        software=engine.software,
-    )  # fmt: skip
-
-    def alone(requests: list[Request], see: Callable, policy: str, host: str) -> None:
-        memory = engine.on(1).cache_tokens
-        own(requests, layout="1", policy=policy, done=see, host=host, cache_tokens=memory)
-
-    def apart(requests: list[Request], see: Callable, memory: int | None) -> None:
-        # under vllm_v0, each newcomer of the decode engine would have an iteration of its own
-        policies = {"policy": f"vllm_v0:{TOKENS}", "decode_policy": "sarathi_serve"}
-        own(requests, layout="2p1d", done=see, cache_tokens=memory, **policies)
-
-    start = estimate(engine, point) / engine.gpus
-    goodputs = {
-        f"goodput of {name}": best(point, {"": serve}, start * gpus)[0] / gpus
-        for name, serve, gpus in (
-            ("vllm_v0", partial(alone, policy=f"vllm_v0:{TOKENS}", host=host), 1),
-            ("apart", partial(apart, memory=engine.on(1).cache_tokens), engine.gpus),
-            ("apart unbounded", partial(apart, memory=None), engine.gpus),
-            ("sarathi_serve", partial(alone, policy="sarathi_serve", host="none"), 1),
-        )
-    }
-    return goodputs | {
-        gain: goodputs[gain.replace("gain", "goodput")] / goodputs[VLLM] for gain in GAINS
-    }
-
-
 # -------------------------------------------------------------------------------------- the picture
 
 
@@ -285,27 +240,20 @@ def sweeps(quick: bool, seed: int = 0) -> list[Sweep]:
     """quick: one cell, and short runs."""
     prompts, outputs = (8192, 16) if quick else (PROMPTS, OUTPUTS)
     grid = cases(prompt=prompts, output=outputs, slo=list(TPOTS)[: 1 if quick else None])
-    jobs = (cell, FOUR, grid), (published, THREE, cases(host=HOSTS))
-    arrivals = {"span": 1.0 if quick else SECONDS, "seed": seed}
-    return [
-        Sweep(partial(run, **arrivals), [on], every, every[:1], processes=True)
-        for run, on, every in jobs
-    ]
+    run = partial(cell, span=1.0 if quick else SECONDS, seed=seed)
+    return [Sweep(run, [FOUR], grid, grid[:1], processes=True)]
 
 
 STUDY = Study(
     "apart_map",
     __doc__,
     sweeps,
-    units={"goodput": "requests/s per GPU", "lead": "x"}
-    | dict.fromkeys(GAINS, "x")
-    | dict.fromkeys([VLLM, *(f"goodput of {each}" for each in SYSTEMS)], "requests/s per GPU"),
+    units={"goodput": "requests/s per GPU", "lead": "x"},
     title=f"Who serves most with a TTFT of {TTFT} s, and its lead: LLaMA-3.1-8B on four H100s"
     " (predicted)",
     draw=draw,
-    paper={"ds_opt13b_vllm": ("gain of apart", {"host": "none"})},
     derive=lead,
-    shown=lambda row, quantity: quantity in GAINS,
+    shown=None,
     report=report,
     claims=[
         Claim("with short outputs in 10 ms over NVLink, prefill apart leads",

@@ -2,6 +2,7 @@
 
 import random
 from collections import deque
+from functools import partial
 from hashlib import sha256
 from itertools import pairwise, product
 from pathlib import Path
@@ -12,6 +13,8 @@ from batch import Request
 from command.checks import UserError
 from configs import LINKS
 from costmodel import make_batch
+from experiments import apart_distserve as distserve
+from experiments.lib.rows import Rows
 from loop import Loop
 from more.apart.fleet import Engine, Fleet, Way
 from more.apart.halves import HalfBlocks, HalfSlots
@@ -249,3 +252,38 @@ def test_a_fleet_has_totals(layout: str) -> None:
     assert trace.throughput == tokens / (last - first) and trace.seconds > 0
     work = sum(each.num_prefill_tokens + each.num_decodes for each in run.engines)
     assert trace.recomputed_tokens == work - tokens + 40 > 0
+
+
+def test_who_is_in_time_by_hand(tmp_path: Path) -> None:
+    """A bound is kept by what equals it. Where the arrivals begin again, there is another run."""
+    head = "# a comment\n" + distserve.COLUMNS.replace(" ", "") + "\n"
+    rows = "0,250,100,9,2", "1,251,50,9,2", "2,10,101,9,2", "3,10,0,9,1", "0,999,999,9,2"
+    path = tmp_path / "runs.csv"
+    path.write_text(head + "".join(f"vllm,2,{row}\n" for row in rows), encoding="utf-8")
+    runs = distserve.read_runs(path).values()
+    first, second = (distserve.attained(times for _, *times in run).values() for run in runs)
+    assert list(first) == pytest.approx([50, 75, 75, 75]) and list(second) == [0, 0, 0, 999]
+
+
+def test_the_sample_has_what_the_artefact_measured() -> None:
+    """Requests in time of each run, counted in its own files; and what we predict of the first."""
+    counts = "86 of 100, 127 of 150, 133 of 200, 102 of 300, 32 of 400, 286 of 300, 239 of 300"
+    found = []
+    for run in distserve.read_runs().values():
+        share = distserve.attained(times for _, *times in run)["attainment"]
+        found.append(f"{share * len(run) / 100:.0f} of {len(run)}")
+    assert ", ".join(found) == counts
+    rows = Rows(distserve.replayed(None, "vllm", 1.0, 100))
+    assert rows[0]["source"] == "paper" and rows[0]["attainment"] == 86
+    assert [rows.one(name, by="none") for name in distserve.QUANTITIES] == [93, 94, 99]
+    rows = Rows(distserve.replayed(None, "distserve-c21d11", 6.0, 300))
+    own = [rows.one(name, by="none") for name in distserve.QUANTITIES]
+    assert own == pytest.approx([100 - 4 / 3, 99, 100 - 1 / 3])
+
+
+def test_the_artefacts_price_by_hand() -> None:
+    price = partial(distserve.fitted, *distserve.FITS[distserve.VLLM]["profile"])
+    prompts = make_batch([(0, 1000, 1000), (0, 10, 10)])
+    assert price(prompts) == pytest.approx(15.7516e-3 + 1010 * 0.100364e-3 + 5.769567e-3)
+    decodes = make_batch([(99, 1, 100)], decodes=9, context=100)  # a second half begins, beside 9
+    assert price(decodes) == pytest.approx(19.5625e-3 + 4.94112e-4 + 5.06057e-4)
