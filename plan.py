@@ -5,9 +5,11 @@
     python plan.py --gpu-spec 24,165,1008 --requests-file 1000:200
         a GPU of no table (GB, TFLOPS, GB/s); all requests with 1000 prompt and 200 output tokens
     python plan.py --gpu h100 --model llama3.1-8b --requests-file chat --anchor bench.json --rate 20
-        scaled to your own server: bench.json is of `vllm bench serve --save-result`
+        scaled to your own server: `vllm bench serve --save-result`, SGLang's or guidellm's file
 
-Each part of the answer is printed as soon as it is known, and Ctrl-C keeps what is there.
+Each part of the answer is printed as soon as it is known, and Ctrl-C keeps what is there. Prefill
+apart from decode: experiments/apart_map.py, of LLaMA-3.1-8B on H100s alone. Prefix caching:
+experiments/prefix_caching.py, of Mistral-7B on an A100 alone.
 more/serving/planner.py says how it searches; docs/planner.md what the answer is worth.
 """
 
@@ -23,12 +25,12 @@ from collections.abc import Callable, Sequence
 from command.checks import UserError
 from command.cli import ROOT, run_main
 from command.flags import Flag
-from configs import GPUS, ModelConfig
+from configs import ModelConfig
 from configs.hosts import HOSTS
 from costmodel import SOFTWARE, CostModel, constants
 from experiments.lib.common import run_jobs
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
-from experiments.lib.flags import WRITES, ScriptParser, make_directory, model_flag
+from experiments.lib.flags import WRITES, ScriptParser, gpu_flag, make_directory, model_flag
 from experiments.lib.plan_names import (
     SLO_FLAGS,
     budgets_tried,
@@ -73,7 +75,7 @@ ASYNC = "vllm-async"  # the host of today's vLLM
 FLAGS = {
     "model": model_flag("mistral-7b"),
     "weights": Flag("", shown="as in config.json, or bf16", choices=("bf16", "fp8")),
-    "gpu": Flag(f"GPU, one of {', '.join(GPUS)}", shown="a100-80gb"),
+    "gpu": gpu_flag("a100-80gb"),
     "gpu_spec": Flag(),
     "tp": Flag("", 1),
     "pp": Flag("", 1),
@@ -93,8 +95,8 @@ FLAGS = {
     "chunk_size": Flag("token budgets that are tried", shown="several, by the SLO", several=True),
     "concurrency": Flag("also a closed loop: so many clients, each of which sends its next request"
                         " when it has its last"),
-    "anchor": Flag("your own server: a JSON file of vllm bench serve --save-result. All times are"
-                   " scaled to it"),
+    "anchor": Flag("your own server: the file of vllm bench serve --save-result, of SGLang's"
+                   " bench_serving, or of guidellm. All times are scaled to it"),
     **POLICY_FLAGS,
     "policy": Flag("a policy to compare", shown="all; those of --policy-file, if it is given",
                    repeated=True),
@@ -170,7 +172,7 @@ def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
     replicas, refused = replicas_of(options, model, traffic)
     anchor = None
     if options.anchor:
-        anchor = anchor_of(options.anchor, replica, options.model)
+        anchor = anchor_of(options.anchor, replica)
         replicas = {at: scaled(each, anchor.factor) for at, each in replicas.items()}
         replica = replicas[place]
     slo = slo_of(options, replica.decode_iteration)

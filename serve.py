@@ -20,7 +20,7 @@ import webbrowser
 from command.checks import UserError
 from command.cli import run_main
 from command.flags import Flag, Parser
-from configs import GPUS
+from configs import GPUS, gpu_named
 from more.loading.files import find
 from more.loading.policyfile import load_files, warn_if_crowded
 from more.pipeline.policies import policy_names
@@ -49,7 +49,7 @@ FLAGS = {
     "chunk_size": Flag(default=256),
     "max_batch_size": Flag(shown="8; with --gpu, what fits its memory"),
     "max_length": Flag(shown="the model's, 8192 at most, and what fits"),
-    "gpu": Flag(f"priced: GPU of the cost model, one of {', '.join(GPUS)}"),
+    "gpu": Flag(f"priced: GPU of the cost model, one of {', '.join(GPUS)}", type=gpu_named),
     "tp": Flag("priced: GPUs that share each layer", 1),
     "host": Flag(default="127.0.0.1"),
     "port": Flag(default=8000),

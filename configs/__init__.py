@@ -6,7 +6,7 @@ Each is a row of models.py or gpus.py, with its source.
 from dataclasses import dataclass
 
 from command.checks import UserError, by_name, check_whole, lookup, shown
-from configs.gpus import GPU, GPUS, LINKS, Link, Nodes  # noqa: F401
+from configs.gpus import GPU, GPUS, LINKS, Link, Nodes, gpu_named  # noqa: F401
 from configs.models import ROWS
 
 # The operators of a layer, by the paper's names (SARATHI, Sec 2.1).

@@ -3,6 +3,7 @@
 Only the priced half uses them. Add an entry, and every script knows it.
 """
 
+import re
 from dataclasses import dataclass
 
 from command.checks import by_name, check_number, check_whole
@@ -167,6 +168,32 @@ GPUS: dict[str, GPU] = by_name(
             sms=64, l2=204e6, generation="xe"),
     ]
 )  # fmt: skip
+# What people and drivers add to a name, and what tells no two of ours apart.
+ADDED = re.compile(r"nvidia|amd|geforce|tesla|instinct|rtx|sxm\d?|hbm\d?e?")
+
+
+def gpu_named(text: str) -> str:
+    """The name in GPUS of what a user, or a driver, calls so; the text itself where none is.
+
+    "NVIDIA A100-SXM4-80GB" is a100-80gb. Of cards that differ in memory alone, "A100" is the
+    largest, and a line says so.
+    """
+
+    def parts(name: str) -> set[str]:
+        return {*re.findall("[a-z]+|[0-9]+", ADDED.sub(" ", name.lower()))}
+
+    said, sizes = parts(text), []
+    for gpu in sorted(GPUS.values(), key=lambda gpu: -gpu.memory):
+        own, memory = parts(gpu.name), {f"{gpu.memory / 1e9:.0f}", "gb"}
+        if own in (said, said - memory):
+            return gpu.name
+        if own - memory == said:
+            sizes.append(gpu.name)
+    if not sizes:
+        return text
+    print(f"GPU {text}: {sizes[0]} is taken; there is {', '.join(sizes[1:])}, too")
+    return sizes[0]
+
 
 # Latencies: NCCL's own tuning model (src/graph/tuning.cc): 3.6 to 8.4 us for a ring all-reduce, and
 # 0.5 to 3.4 us for each of its steps, or 14 us between nodes.

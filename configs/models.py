@@ -156,3 +156,15 @@ ROWS: list[dict] = [
         vocab_size=1024, max_length=1024, tied=True, source="ours: trained by more/demo/train.py",
     ),
 ]  # fmt: skip
+
+# Checkpoints whose config.json prices like a row's: by the row, their hub ids.
+SAME = {
+    "llama2-13b": "meta-llama/Llama-2-13b-chat-hf",
+    "llama3.1-8b": "meta-llama/Llama-3.1-8B-Instruct meta-llama/Meta-Llama-3.1-8B"
+    " meta-llama/Meta-Llama-3.1-8B-Instruct",
+    "llama3.1-70b": "meta-llama/Llama-3.1-70B-Instruct meta-llama/Meta-Llama-3.1-70B"
+    " meta-llama/Meta-Llama-3.1-70B-Instruct meta-llama/Llama-3.3-70B-Instruct",
+    "llama3.2-3b": "meta-llama/Llama-3.2-3B-Instruct",
+    "mistral-7b": "mistralai/Mistral-7B-Instruct-v0.2",
+    "mixtral-8x7b": "mistralai/Mixtral-8x7B-Instruct-v0.1",
+}

@@ -36,7 +36,7 @@ from experiments.lib.plan_report import ANCHORED, BOTH, WAY, kind_of
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Study
 from more.serving.anchor import find_factor, measure_of, scaled
-from more.serving.engines import vllm_defaults
+from more.serving.engines import sglang_defaults, vllm_defaults
 from more.serving.planner import Replica, cache_of_engine
 from more.serving.traffic import Fixed, at_rate, make_requests, poisson
 from timeline import Trace
@@ -183,8 +183,8 @@ def engine_defaults(each: Benchmark) -> tuple[str, int, int]:
     if each.engine == "tensorrt-llm":
         return "sarathi_serve", 8192, 2048  # inflight batching: prompts beside decodes
     if each.engine == "sglang":  # batches of prompts go first, and alone; memory bounds B
-        size = 2048 if gpu.memory < 35 * 2**30 else 8192 if gpu.memory < 160 * 2**30 else 16384
-        return f"vllm_v0:{size}", size, 4096
+        budget, size = sglang_defaults(gpu)
+        return f"vllm_v0:{budget}", budget, size
     if each.release < CHUNKED:  # whole prompts first; 8192: the length of a model of that time
         return "vllm_v0:8192", 8192, 256
     return "sarathi_serve", *vllm_defaults(gpu)

@@ -26,7 +26,7 @@ from configs.constants import EFFICIENCY
 from costmodel import TILE, CostModel, requests_that_fit
 from experiments.lib.common import progress
 from experiments.lib.engines import Priced
-from experiments.lib.flags import model_flag, start
+from experiments.lib.flags import gpu_flag, model_flag, start
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.steady import Workload, split
 from experiments.lib.study import Panel, draw_panels, finish
@@ -45,7 +45,7 @@ UNITS = {"throughput": "tokens/s", "gain": "x", "longest TBT": "ms", "chunk size
 FITTING = "as many as fit, by the formula; of a calibration, as many as it measured"
 FLAGS = {
     "model": model_flag(shown="llama-13b"),
-    "gpu": Flag(f"GPU, one of {', '.join(GPUS)}", shown="a6000"),
+    "gpu": gpu_flag("a6000"),
     "calibration": Flag("calibration of a machine, made by calibrate.py, in place of --gpu"),
     "pd": Flag("P:D, prompt tokens per decode", 14),
     "max_length": Flag("tokens of a request, prompt and output", 1024),

@@ -38,7 +38,7 @@ import experiments
 from command.checks import UserError, lookup
 from command.cli import run_main
 from command.flags import Flag
-from configs import GPUS
+from configs import GPUS, gpu_named
 from costmodel import CostModel, make_batch
 from engine import LLM, SamplingParams
 from experiments.lib.colours import COLOURS
@@ -73,13 +73,6 @@ def note(out: Path, step: str, **row: object) -> None:
         file.write("\n" + json.dumps({"step": step, **row}, default=str))
 
 
-def card(name: str) -> str | None:
-    """Ours of a device's name: "NVIDIA A100-SXM4-80GB" is a100-80gb. None: it is none of ours."""
-    said = {*name.lower().replace("-", " ").split()}
-    found = [gpu for gpu in GPUS if {*gpu.removeprefix("rtx").split("-")} <= said]
-    return max(found, key=len, default=None)
-
-
 class Day:
     """What the steps share: where results go, and what runs."""
 
@@ -93,7 +86,8 @@ class Day:
             memory = torch.cuda.get_device_properties(self.device).total_memory
             self.model = next(name for least, name in MODEL_FOR.items() if memory >= least)
             self.second = "llama3.2-3b" if self.model != "llama-13b" else "llama3.1-8b"
-            self.gpu = card(torch.cuda.get_device_name())
+            name = gpu_named(torch.cuda.get_device_name())
+            self.gpu = name if name in GPUS else None
 
     def note(self, **row: object) -> None:
         note(self.out, self.now, **row)

@@ -1,7 +1,10 @@
 """An anchor: a known factor comes back from every load, and holds wherever time passes."""
 
 import json
+import math
 import random
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,15 +29,11 @@ COUNT, PROMPT, OUTPUT = 60, 300, 20
 LOADS = {"closed": (8, None, 1.0), "rate": (None, 20.0, 1.0), "burst": (None, None, 1.0)}
 
 
-def seen(load: str, factor: float) -> dict[str, float]:
+def vllm(load: str, policy: str = OURS) -> dict[str, object]:
     """What a benchmark sees of our own server, with slower iterations."""
-    run = Run("", [(PROMPT, OUTPUT)] * COUNT, {"mean TPOT": 9.0}, *LOADS[load])
-    trace = replay(run, SERVER, 8192, factor)
-    return {name: measure_of(name, trace) for name in QUANTITIES}
-
-
-def vllm(load: str, factor: float = 1.3) -> dict[str, object]:
-    found, (clients, rate, _) = seen(load, factor), LOADS[load]
+    run = Run("", [(PROMPT, OUTPUT)] * COUNT, {"mean TPOT": 9.0}, *LOADS[load], policy=policy)
+    trace, (clients, rate, _) = replay(run, SERVER, 8192, 1.3), LOADS[load]
+    found = {name: measure_of(name, trace) for name in QUANTITIES}
     times = {f"{s.lower()}_{of.lower()}_ms": found[f"{s} {of}"] for s, of in map(str.split,
              QUANTITIES[2:])}  # fmt: skip
     return {
@@ -44,6 +43,35 @@ def vllm(load: str, factor: float = 1.3) -> dict[str, object]:
         "request_throughput": found["requests"], "output_throughput": found["output"],
         "request_goodput": None,
     } | times  # fmt: skip
+
+
+def sglang(load: str) -> dict[str, object]:
+    entry = vllm(load, "prefill_first") | {"backend": "sglang"}
+    for name in ("num_prompts", "burstiness", "model_id"):
+        del entry[name]
+    flags = {"model_path": "meta-llama/Llama-3.1-8B", "chunked_prefill_size": 8192, "dp_size": 1}
+    flags |= {"max_running_requests": None, "enable_mixed_chunk": False}
+    return entry | {"request_rate": LOADS[load][1] or math.inf, "server_info": flags}
+
+
+def guidellm(load: str) -> dict[str, object]:
+    entry, (clients, rate, _) = vllm(load), LOADS[load]
+    kind = "concurrent" if clients else "poisson" if rate else "throughput"
+    tokens = {"prompt_tokens": PROMPT, "output_tokens": OUTPUT}
+    metrics = {
+        "requests_per_second": {"mean": entry["request_throughput"]},
+        "output_tokens_per_second": {"mean": entry["output_throughput"]},
+        "time_to_first_token_ms": {"mean": entry["mean_ttft_ms"]},
+        "inter_token_latency_ms": {"mean": entry["mean_itl_ms"]},
+        "prompt_token_count": {"total_sum": float(COUNT * PROMPT)},
+        "output_token_count": {"total_sum": float(COUNT * OUTPUT)},
+        "request_totals": COUNT,
+    }
+    metrics = {name: {"successful": each, "errored": 0} for name, each in metrics.items()}
+    strategy = {"type_": kind, "streams": clients, "rate": rate}
+    requests = {"successful": [tokens] * COUNT}
+    run = {"config": {"strategy": strategy}, "metrics": metrics, "requests": requests}
+    return {"metadata": {"version": 2}, "benchmarks": [run]}
 
 
 @pytest.fixture
@@ -68,17 +96,21 @@ def test_a_long_run_of_mixed_lengths(own: bool, file: Path) -> None:
     if own:
         entry |= {"input_lens": [PROMPT] * 600, "output_lens": outputs}
     file.write_text(json.dumps(entry))
-    anchor = anchor_of(file, SERVER, "llama3.1-8b")
+    anchor = anchor_of(file, SERVER)
     assert anchor.matched == ("output" if own else "mean TPOT")
     assert anchor.factor == pytest.approx(1.3, rel=1e-3 if own else 0.2)
 
 
+@pytest.mark.parametrize("form", [vllm, sglang, guidellm])
 @pytest.mark.parametrize("load", LOADS)
-def test_a_known_factor_comes_back(load: str, file: Path, capsys: pytest.CaptureFixture) -> None:
-    file.write_text(json.dumps(vllm(load)))
-    found = anchor_of(file, SERVER, "llama3.1-8b")
+def test_a_known_factor_comes_back(
+    load: str, form: Callable[[str], dict], file: Path, capsys: pytest.CaptureFixture
+) -> None:
+    file.write_text(json.dumps(form(load)))
+    found = anchor_of(file, SERVER)
     assert found.factor == pytest.approx(1.3, rel=4e-3)
-    assert found.load.endswith(f": {COUNT} requests, C = 8192, B = 1024")
+    size = 4096 if form is sglang else 1024
+    assert found.load.endswith(f": {COUNT} requests, C = 8192, B = {size}")
     assert {"requests", "output", "mean TTFT", "mean ITL", found.matched} <= found.compared.keys()
     for name, (measured, _, then) in found.compared.items():
         assert name[:3] in ("P99", "med") or then == pytest.approx(measured, rel=0.1)
@@ -90,8 +122,60 @@ def test_the_server_has_its_own_budget(file: Path) -> None:
     """The file's (--metadata), or vLLM's default."""
     entry = vllm("closed") | {"max_num_batched_tokens": "512", "max_num_seqs": "4"}
     file.write_text(json.dumps(entry))
-    assert anchor_of(file, SERVER, "llama3.1-8b").load.endswith("C = 512, B = 4")
+    assert anchor_of(file, SERVER).load.endswith("C = 512, B = 4")
     assert vllm_defaults(GPUS["a100-80gb"]) == (2048, 256) != vllm_defaults(GPUS["h100"])
+
+
+def test_sglangs_settings_are_its_own(file: Path) -> None:
+    """The chunk size of its flags or for that GPU; chunks and decodes together with a flag."""
+    entry = sglang("closed")
+    flags = entry["server_info"] | {"chunked_prefill_size": 512, "enable_mixed_chunk": True}
+    for server, policy, C in ((None, "prefill_first", 4096), (flags, OURS, 512)):
+        file.write_text(json.dumps(entry | {"server_info": server}))
+        small = replace(SERVER, cost=CostModel(MODELS["llama3.1-8b"], GPUS["l40s"]))
+        found = anchor_of(file, small)
+        assert f"C = {C}, " in found.load and policy in found.notes[0]
+
+
+def test_replicas_share_a_load(file: Path) -> None:
+    """Of one that has twice the clients, requests and speed of ours, there are two."""
+    entry = vllm("closed")
+    twice = [key for key in entry if key.startswith(("total_", "request_th", "output_th"))]
+    twice += ["completed", "num_prompts", "max_concurrency"]
+    double = entry | {key: 2 * entry[key] for key in twice} | {"data_parallel_size": "2"}
+    served = sglang("closed")
+    served |= {key: 2 * served[key] for key in twice if key in served}
+    served["server_info"]["dp_size"] = 2
+    for each in (double, served):
+        file.write_text(json.dumps(each))
+        found = anchor_of(file, SERVER)
+        assert found.factor == pytest.approx(1.3, rel=4e-3)
+        assert found.load.startswith(f"8 clients: {COUNT} requests")
+
+
+def test_of_several_loads_the_middle_one(file: Path) -> None:
+    loads = [vllm("closed") | {"request_throughput": speed} for speed in (9.0, 1.0, 5.0)]
+    file.write_text("\n".join(map(json.dumps, [*loads, vllm("closed") | {"completed": 0}])))
+    run = read_load(file)
+    assert run.measured["requests"] == 5
+    assert run.said == ["of 4 loads, the middle one of 3 that can be read"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "warned"),
+    [
+        ({}, False),
+        ({"total_input_tokens": 4000 * COUNT, "request_throughput": 40.0}, True),  # 160,000 a s
+        (
+            {"total_input_tokens": 4000 * COUNT, "request_throughput": 1.0, "mean_ttft_ms": 30.0},
+            True,
+        ),
+    ],
+)
+def test_prompts_of_a_prefix_cache(changes: dict, warned: bool, file: Path) -> None:
+    """An H100 computes 71,000 tokens/s of 7 B weights at its peak: 4,000 of them in 57 ms."""
+    file.write_text(json.dumps(vllm("closed") | changes))
+    assert any("prefix cache" in note for note in read_load(file).notes(SERVER)) == warned
 
 
 def test_what_limits_the_load(file: Path) -> None:
@@ -115,13 +199,14 @@ def test_lengths_and_notes(file: Path) -> None:
     file.write_text(json.dumps(entry))
     run = read_load(file)
     assert sum(output for _, output in run.lengths) == OUTPUT * COUNT + 7
-    assert [note[:12] for note in run.notes("llama3.1-8b")] == ["lengths are "]
-    assert "'meta-llama/Llama-3.1-8B'" in run.notes("mistral-7b")[0]
+    assert [note[:12] for note in run.notes(SERVER)] == ["lengths are "]
+    other = Replica(CostModel(MODELS["mistral-7b"], GPUS["h100"]), 8, None)
+    assert "'meta-llama/Llama-3.1-8B'" in run.notes(other)[0]
     detailed = {"input_lens": [5, 6, 7], "output_lens": [1, 0, 3], "num_prompts": COUNT + 2}
     file.write_text(json.dumps(entry | detailed))
     run = read_load(file)
     assert run.lengths == [(5, 1), (7, 3)], "one that failed has no output"
-    assert [note[:12] for note in run.notes("llama3.1-8b")] == ["2 requests f", "2 requests: "]
+    assert [note[:12] for note in run.notes(SERVER)] == ["2 requests f", "2 requests: "]
 
 
 def test_a_factor_holds_on_every_stage() -> None:

@@ -22,13 +22,14 @@ from conftest import call
 import plan
 from batch import Request
 from command.checks import UserError
-from configs import GPUS, MODELS
+from configs import GPUS, MODELS, gpu_named
 from configs.constants import WAIT
 from configs.hosts import HOSTS
 from costmodel import CostModel, make_batch, tokens_that_fit
 from experiments.lib.plan_names import slo_of
 from experiments.lib.plan_report import ROUGHLY, link_words, print_layouts, rounded, who_holds
 from experiments.lib.rows import read_rows
+from more.loading.priced import shape_of
 from more.pipeline import simulate_pipeline
 from more.serving import comparison
 from more.serving.capacity import (
@@ -308,6 +309,33 @@ def test_a_hub_id_that_is_on_disk(
         os.utime(file, (9e8 - age, 9e8 - age))
     found = plan.priced_model("meta/Llama-3")
     assert (found.name, found.n_layer) == ("Llama-3", 32)
+
+
+NAMES = {
+    "h100": "H100, h100-sxm, NVIDIA H100 80GB HBM3",
+    "h100-pcie": "H100 PCIe",
+    "a100-80gb": "A100, NVIDIA A100-SXM4-80GB",
+    "a100-40gb-pcie": "A100-PCIE-40GB",
+    "rtx4090": "RTX 4090, 4090",
+    "a6000": "NVIDIA RTX A6000",
+    "llama3.1-8b": "meta-llama/Llama-3.1-8B-Instruct, Llama 3.1 8B",
+    "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
+    "qwen2.5-7b": "Qwen2.5-7B-Instruct, QWEN2.5-7B",
+    "mixtral-8x7b": "mistralai/Mixtral-8x7B-Instruct-v0.1",
+    # of other weights, another length, another vocabulary; another card
+    "": "Qwen/Qwen3-8B-FP8, Qwen/Qwen2.5-7B, meta-llama/Llama-2-70b-hf, Mistral-7B-v0.3, H100 NVL",
+}
+
+
+def test_names_as_people_type_them(capsys: pytest.CaptureFixture) -> None:
+    """What only resembles one of ours is none."""
+    for ours, typed in NAMES.items():
+        for name in typed.split(", "):
+            gpu, model = plan.read_options(["--gpu", name]).gpu, shape_of(name)
+            assert (model.name if model else gpu if gpu in GPUS else "") == ours, name
+    assert capsys.readouterr().out == "GPU A100: a100-80gb is taken; there is a100-40gb, too\n"
+    assert {gpu_named(name) for name in GPUS} == {*GPUS}
+    assert [shape_of(name).name for name in MODELS] == [*MODELS]
 
 
 def test_a_gpu_of_ones_own() -> None:

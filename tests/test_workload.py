@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import plan
+from experiments.lib.plan_names import requests_of
 from more.serving.traffic import (
     Fixed,
-    LogNormal,
     Uniform,
-    Zipf,
     at_rate,
     gamma,
     make_requests,
@@ -39,24 +39,6 @@ def test_gamma_is_as_bursty_as_asked(cv: float) -> None:
     counts = np.bincount((np.cumsum(found) / 50).astype(int))[:-1]  # per 100 mean gaps
     # of a renewal process, in the long run
     assert counts.var() / counts.mean() == pytest.approx(cv**2, rel=0.25)
-
-
-@given(rate=st.floats(0.01, 100), cv=st.floats(0.1, 4), seed=st.integers(0, 2**32))
-def test_a_seed_is_one_pattern_at_every_rate(rate: float, cv: float, seed: int) -> None:
-    slow, fast = gamma(20, rate, cv, seed), gamma(20, 7 * rate, cv, seed)
-    assert slow == sorted(slow) and slow == gamma(20, rate, cv, seed)
-    assert slow != gamma(20, rate, cv, seed + 1)
-    assert np.allclose(np.array(slow), 7 * np.array(fast))
-
-
-def test_arrivals_prompts_and_outputs_are_drawn_apart() -> None:
-    lengths = Uniform(1, 1000), Uniform(1, 1000)
-    first = make_requests(poisson(50, 1.0, seed=1), *lengths, seed=1)
-    other = make_requests(gamma(50, 9.0, 2.0, seed=1), Uniform(1, 1000), Fixed(3), seed=1)
-    assert [request.prompt for request in first] == [request.prompt for request in other]
-    drawn = make_requests(poisson(COUNT // 10, 1.0), *lengths)
-    both = [[len(each.prompt) for each in drawn], [each.max_tokens for each in drawn]]
-    assert abs(np.corrcoef(*both)[0, 1]) < 0.05, "the streams of one seed are not the same numbers"
 
 
 @given(rate=st.floats(0.01, 100), count=st.integers(2, 30))
@@ -84,47 +66,6 @@ def test_fixed_and_uniform() -> None:
     found = draw(Uniform(3, 12))
     assert set(found) == set(range(3, 13))
     assert np.allclose(np.bincount(found)[3:] / COUNT, 0.1, atol=5 * math.sqrt(0.09 / COUNT))
-
-
-def test_zipf_falls_as_a_power() -> None:
-    """Of the rank, which is 1 for the shortest."""
-    found = np.bincount(draw(Zipf(4, 64, 0.5)), minlength=65) / COUNT
-    weights = np.arange(1, 62) ** -0.5
-    expected = weights / weights.sum()
-    assert found[:4].sum() == 0
-    assert np.all(np.abs(found[4:] - expected) < 5 * np.sqrt(expected / COUNT))
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    median=st.integers(20, 5000),
-    ratio=st.floats(1.01, 5),
-    bound=st.floats(1, 3),
-    seed=st.integers(0, 999),
-)
-def test_log_normal_keeps_median_and_p90(
-    median: int, ratio: float, bound: float, seed: int
-) -> None:
-    """Bounded or not: what lies above the longest becomes the longest, so that nothing below it
-    moves.
-    """
-    p90 = median * ratio
-    longest, spread = math.ceil(p90 * bound), math.log(ratio)
-    for lengths in (LogNormal(median, p90), LogNormal(median, p90, longest)):
-        found = lengths.draw(40_000, np.random.default_rng(seed))
-        half, most = np.quantile(found, [0.5, 0.9])
-        assert half == pytest.approx(median, rel=0.01 + 0.02 * spread, abs=1)
-        assert most == pytest.approx(p90, rel=0.01 + 0.04 * spread, abs=1)
-    assert found.max() <= longest
-
-
-@given(max_length=st.integers(2, 60), seed=st.integers(0, 99))
-def test_max_length_cuts_prompts_and_no_more(max_length: int, seed: int) -> None:
-    drawn = make_requests([0.0] * 40, Uniform(1, 50), Uniform(1, 50), seed)
-    cut = make_requests([0.0] * 40, Uniform(1, 50), Uniform(1, 50), seed, max_length)
-    for before, after in zip(drawn, cut, strict=True):
-        assert after.max_tokens == min(before.max_tokens, max_length - 1)
-        assert len(after.prompt) == min(len(before.prompt), max_length - after.max_tokens)
 
 
 START = datetime(2023, 11, 16, 23, 59, 58, tzinfo=UTC)
@@ -205,3 +146,27 @@ def test_the_requests_of_td_pipes_artefact(tmp_path: Path, capsys: pytest.Captur
     told = {"ttft_ms": "9", "at_risk": "0", "completion_time": "7"}  # no arrivals either
     assert found[1].tags == {"input": "Why?", "predict_mean_len": "80.5", "late": ""} | told
     assert found[2].tags["late"] == "x"
+
+
+def test_answers_of_openais_api(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    old = {"created": 1700000005, "usage": {"prompt_tokens": 30, "completion_tokens": 4}}
+    new = {"created_at": 1.7e9, "usage": {"input_tokens": 20, "output_tokens": 3}, "model": "m"}
+    for answer, size in ((old, (30, 4)), (new, (20, 3))):
+        later = {key: value + 2 if key[:3] == "cre" else value for key, value in answer.items()}
+        path.write_text("\n".join(map(json.dumps, (answer, later))), encoding="utf-8")
+        found = [(r.arrival, len(r.prompt), r.max_tokens, r.tags) for r in read_trace(path)]
+        tags = {"model": "m"} if "model" in answer else {}
+        assert found == [(0, *size, tags), (2, *size, tags)]
+
+
+def test_sharegpts_conversations(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """The first text and its answer, counted by the tokenizer of --model."""
+    path, texts = tmp_path / "sharegpt.json", (["Why?", "So it is.", "Ah"], ["Alone"], ["Why?", ""])
+    rows = [{"id": "x", "conversations": [{"value": text} for text in each]} for each in texts]
+    path.write_text(json.dumps([*rows, {"id": "y"}]), encoding="utf-8")
+    (tmp_path / "characters.json").write_text(json.dumps(sorted(set("Why?So it is.Aloneh"))))
+    flags = ["--requests-file", str(path), "--model", str(tmp_path)]
+    _, found, _ = requests_of(plan.read_options(flags))
+    assert [(len(r.prompt), r.max_tokens, r.tags) for r in found] == [(4, 9, {"id": "x"})]
+    assert "1 of 4 conversations have a prompt and an answer" in capsys.readouterr().out

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from command.checks import MOST
 from command.flags import Flag, Parser
-from configs import GPUS, MODELS
+from configs import GPUS, MODELS, gpu_named
 from experiments.lib import common
 from experiments.lib.common import ROOT
 from experiments.lib.rows import make_directory
@@ -48,10 +48,14 @@ def model_flag(default: str | None = None, shown: str = "") -> Flag:
     return Flag(f"model: {words}", default, shown=shown)
 
 
+def gpu_flag(shown: str) -> Flag:
+    return Flag(f"GPU, one of {', '.join(GPUS)}", shown=shown, type=gpu_named)
+
+
 # Of every script that prices a model on a GPU (lib/engines.py: `setups`).
 PRICED = {
     "model": model_flag(shown="the paper's"),
-    "gpu": Flag(f"GPU, one of {', '.join(GPUS)}", shown="the paper's"),
+    "gpu": gpu_flag("the paper's"),
 }
 # ... and a deployment (lib/papers.py: `deployments`).
 DEPLOYED = PRICED | {"tp": Flag("", shown="the paper's"), "software": Flag(shown="sarathi_serve")}
@@ -86,7 +90,7 @@ class ScriptParser(Parser):
 
 
 def file_name(name: str, options: Namespace) -> str:
-    """Of a figure's files. With requests, policies, a model or a GPU of yours, it has its own."""
+    """Of a figure's files. With a seed, requests, policies, a model of yours, it has its own."""
     given = defaultdict(lambda: None, vars(options))
     own = [given["requests_file"].stem] if given["requests_file"] else []
     if "gpu" in given:  # one of PRICED
@@ -97,6 +101,8 @@ def file_name(name: str, options: Namespace) -> str:
         own += [f"{size}{number}" for size, number in sizes.items() if number]
         own += [given["software"]]
     own += [given["predicted_lengths"], *(given["policy"] or ())]
+    own += [f"rate{rate:g}" for rate in given["rate"] or ()]
+    own += [f"seed{given['seed']}"] if given["seed"] else []
     return "-".join([name, *map(word_of, filter(None, own))])
 
 

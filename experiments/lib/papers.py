@@ -21,6 +21,7 @@ from more.serving.planner import EXACT, Replica, Traffic, find_capacity
 from more.serving.traffic import (
     FASTEST,
     HASHES,
+    Count,
     Lengths,
     LogNormal,
     at_rate,
@@ -90,9 +91,9 @@ class Dataset:
 CHAT, ARXIV = Dataset.published("chat", 8192), Dataset.published("arxiv", 16384)
 
 
-def read_whole(path: Path) -> list[Request]:
+def read_whole(path: Path, count: Count | None = None) -> list[Request]:
     """The requests of a file, for an engine that computes each prompt whole. It says so."""
-    requests = read_trace(path)
+    requests = read_trace(path, count)
     if not all(isinstance(each.prompt, range) for each in requests):
         print(f"{path}: the blocks that its {HASHES} share are computed again: no prefix caching")
     return requests

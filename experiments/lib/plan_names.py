@@ -13,12 +13,14 @@ from command.checks import LONGEST_WORD, UserError, check_number, did_you_mean, 
 from command.flags import ABOVE_ZERO, Flag
 from configs import GPU, GPUS, LINKS, Link
 from experiments.lib.papers import ARXIV, CHAT, read_whole
+from more.loading.priced import folder_of
 from more.loading.requests import short_enough
+from more.loading.tokenizer import load_tokenizer
 from more.serving.anchor import read_load
 from more.serving.capacity import STRICT, Bound, Slo
 from more.serving.comparison import Demand
 from more.serving.planner import BUDGETS, Replica
-from more.serving.traffic import Fixed, busy_times, make_requests, poisson
+from more.serving.traffic import Count, Fixed, busy_times, make_requests, poisson
 
 DATASETS = {data.name: data for data in (CHAT, ARXIV)}
 JOINS = {name: link for name, link in LINKS.items() if isinstance(link, Link)}  # GPUs of one node
@@ -73,7 +75,7 @@ def requests_of(options: Namespace) -> tuple[str, list[Request], bool]:
         return options.anchor.name, made, False
     path = options.requests_file or Path(CHAT.name)
     if path.exists():
-        return path.name, read_whole(path), True
+        return path.name, read_whole(path, counter_of(options.model)), True
     word = str(path)
     if word in DATASETS:
         return word, DATASETS[word].requests(count, seed=options.seed), False
@@ -86,6 +88,13 @@ def requests_of(options: Namespace) -> tuple[str, list[Request], bool]:
             f" {', '.join(DATASETS)}, or P:N tokens, such as 1000:200{did_you_mean(word, DATASETS)}"
         )
     return path.name, read_whole(path), True
+
+
+def counter_of(model: str) -> Count | None:
+    """Counts the tokens of a text, if this model is on the disk, with its tokenizer."""
+    folder = folder_of(model)
+    tokenizer = load_tokenizer(folder) if folder else None
+    return tokenizer and (lambda text: len(tokenizer.encode(text)))
 
 
 def that_fit(requests: Sequence[Request], replica: Replica, budget: int) -> list[Request]:

@@ -9,7 +9,6 @@ from itertools import cycle
 
 import matplotlib.pyplot as plt
 
-from configs import MODELS
 from configs.constants import ALL_REDUCES
 from configs.hosts import HOSTS
 from costmodel import CostModel, constants
@@ -18,6 +17,7 @@ from experiments.lib.look import COLOURS, log_axis, panels
 from experiments.lib.papers import LOOKS, looks_of
 from experiments.lib.plan_names import budgets_tried, gpu_of
 from experiments.lib.rows import Rows, read_rows
+from more.loading.priced import shape_of
 from more.serving.capacity import MAX_DELAY, Slo
 from more.serving.comparison import OURS, Anchor, Demand, Plan
 from more.serving.engines import engine_flags
@@ -277,7 +277,8 @@ def print_engines(options: Namespace, plan: Plan) -> None:
     """The command lines of other engines."""
     replica, traffic, budget = plan.replica, plan.question.traffic, plan.best.budget
     longest = int((traffic.prompts + traffic.outputs).max())
-    name = options.model if options.model not in MODELS else f"YOUR-{options.model}"
+    ours = None if "/" in options.model else shape_of(options.model)
+    name = f"YOUR-{ours.name}" if ours else options.model
     quoted = shlex.quote(name)
     place = len(quoted) * "M"  # until the line is wrapped: the name may have blanks
     lines = engine_flags(

@@ -4,17 +4,19 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from command.checks import UserError, did_you_mean, shown
 from configs import MODELS, ModelConfig
+from configs.models import SAME
 from more.loading.config_json import load_config
 from more.loading.files import HUB_IDS
 
 
 def priced_model(model: str | ModelConfig, weights: str | None = None) -> ModelConfig:
-    """A name of `configs.MODELS`; else a folder with a config.json; else a hub id: on this disk, or
-    of `configs.MODELS`. Capitals of a name do not count.
+    """A name of `configs.MODELS`, a folder with a config.json, a hub id on this disk, or what
+    `shape_of` knows.
 
     A shape is itself. weights: their format, if it is not the model's own. Raises UserError if
     there is no such model, or if its config.json is of a kind that we would price wrongly.
@@ -30,18 +32,34 @@ def priced_model(model: str | ModelConfig, weights: str | None = None) -> ModelC
     places = (model, HUB_IDS.get(model.lower(), model)) if isinstance(model, str) else ()
     if folder := next(filter(None, map(folder_of, places)), None):
         return load_config(folder, Path(model).name, priced=True)
-    # a shape that we left as it is
-    own = re.compile(r"([\w.-]+/[\w.-]+), Hugging Face config(:.*)?")
-    shapes = [(own.fullmatch(config.source), config) for config in MODELS.values()]
-    known = {found[1].lower(): config for found, config in shapes if found}
-    known |= {name.lower(): config for name, config in MODELS.items()}
-    if (name := str(places[-1:] and places[-1]).lower()) in known:
-        return known[name]
+    if places and (found := shape_of(places[-1])):
+        return found
     near = did_you_mean(model, MODELS) or f". Names: {', '.join(MODELS)}"
     raise UserError(
         f"unknown model {shown(model)}: give a folder with a config.json, a hub id that is on this"
         f" disk, or a name of configs/models.py{near}"
     )
+
+
+def plain(name: str) -> str:
+    """A model's name without capitals, blanks and hyphens."""
+    return re.sub(r"[^a-z0-9./]", "", name.lower())
+
+
+@cache
+def shapes() -> dict[str, ModelConfig]:
+    """By plain name, or hub id: the models of `configs.MODELS`, and those that price like them."""
+    own = re.compile(r"([\w.-]+/[\w.-]+), Hugging Face config(:.*)?")  # left as it is
+    sources = {config: own.fullmatch(config.source) for config in MODELS.values()}
+    ids = [(found[1], config) for config, found in sources.items() if found]
+    ids += [(each, MODELS[name]) for name, others in SAME.items() for each in others.split()]
+    ids += [(each.partition("/")[2], config) for each, config in ids]
+    return {plain(each): config for each, config in [*ids, *MODELS.items()]}
+
+
+def shape_of(name: str) -> ModelConfig | None:
+    """What is priced under a hub id, or a name as people type it; None: we know no such shape."""
+    return shapes().get(plain(name))
 
 
 def folder_of(model: str) -> Path | None:

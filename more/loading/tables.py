@@ -18,7 +18,8 @@ def read_table(path: Path | str, most: int) -> tuple[list[str], list[tuple[str, 
     """The header of a CSV file, and of each line below it where it stands, and its cells.
 
     A JSON file is a list of objects: their keys are the header, and the values are cells, empty
-    where an object lacks one. most: bytes of the file. Raises UserError.
+    where an object lacks one. What an object in an object has is a column of both names, with a dot
+    between them. most: bytes of the file. Raises UserError.
     """
     text = read_text(path, most)
     if is_json(path):
@@ -43,11 +44,22 @@ def objects(path: Path | str, text: str) -> tuple[list[str], list[tuple[str, lis
     for place, row in rows:
         if not isinstance(row, dict):
             raise UserError(f"{path}, {place}: {shown(row)} is no object with names and values")
+    rows = [(place, flat(row)) for place, row in rows]
     header = list(dict.fromkeys(key for _, row in rows for key in row))
-    return header, [
-        (place, ["" if row.get(key) is None else str(row[key]) for key in header])
-        for place, row in rows
-    ]
+    return header, [(place, [row.get(key, "") for key in header]) for place, row in rows]
+
+
+def flat(row: dict) -> dict[str, str]:
+    """Texts, without objects in the object: {"a": {"b": 1}} becomes {"a.b": "1"}."""
+    every = {}
+    for key, value in row.items():
+        own = value if isinstance(value, dict) else {}
+        every |= {f"{key}.{name}": each for name, each in own.items()} or {key: value}
+    return {
+        key: json.dumps(value) if isinstance(value, list | dict) else str(value)
+        for key, value in every.items()
+        if value is not None
+    }
 
 
 def parsed(where: Path | str, text: str) -> object:

@@ -1,18 +1,19 @@
 """An anchor: a benchmark of the user's own server, which tells how its iterations differ from ours.
 
-It reads the JSON file of `vllm bench serve --save-result`, of one load. That load is replayed in
-the simulation: as many requests, as long, sent as they were. One factor on the seconds of every
-iteration then makes the prediction meet the measurement. One factor cannot mend all: what remains
-is in `compared`. No torch.
+It reads the JSON file of `vllm bench serve --save-result`, the JSONL file of SGLang's
+bench_serving, or guidellm's benchmarks.json. Of several loads, the middle one by requests/s counts.
+It is replayed in the simulation: as many requests, as long, sent as they were. One factor on the
+seconds of every iteration then makes the prediction meet the measurement. One factor cannot mend
+all: what remains is in `compared`. No torch.
 
-Lengths are each request's own with --save-detailed. Else they are the mean, for all requests.
+Lengths are each request's own where the file has them. Else they are the mean, for all requests.
 """
 
 import json
 import math
 import re
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,8 +23,10 @@ from pathlib import Path
 from batch import Request
 from command.checks import MOST, UserError, range_of, shown
 from command.cli import read_text
+from configs import GPU
+from more.loading.priced import shape_of
 from more.serving.comparison import OURS, Anchor, measure_of
-from more.serving.engines import vllm_defaults
+from more.serving.engines import sglang_defaults, vllm_defaults
 from more.serving.planner import MOST as MOST_REPLAYED
 from more.serving.planner import Replica
 from more.serving.traffic import FASTEST, MOST_JSON, MOST_REQUESTS, MOST_TOKENS, gamma
@@ -40,6 +43,19 @@ STEPS, MOST_OUTPUT = 60_000, 2 * 10**7  # of a replay: iterations, about, and ou
 SAME = "are --model, --gpu and --tp those of the server?"
 BUSY = 0.75  # of the clients, on average: then they limit the load, and not the rate
 LATENCY = 10.0**9  # ms
+# vllm-project/guidellm, src/guidellm/benchmark/schemas: vLLM's name of a number, and its place in
+# `metrics`. Its time_per_output_token counts the first token, too: it is no TPOT.
+GUIDELLM = {
+    "completed": "request_totals.successful",
+    "errored": "request_totals.errored",
+    "total_input_tokens": "prompt_token_count.successful.total_sum",
+    "total_output_tokens": "output_token_count.successful.total_sum",
+    "request_throughput": "requests_per_second.successful.mean",
+    "output_throughput": "output_tokens_per_second.successful.mean",
+    "mean_ttft_ms": "time_to_first_token_ms.successful.mean",
+    "mean_itl_ms": "inter_token_latency_ms.successful.mean",
+}
+STRATEGIES = ("synchronous", "concurrent", "throughput", "constant", "poisson")  # steady ones
 
 
 @dataclass(frozen=True)
@@ -48,7 +64,7 @@ class Run:
 
     lengths: prompt and output tokens of each request. clients: of a closed loop. rate: requests/s,
     whose gaps have this `cv`; without both, all requests come at once. budget, size: C and B of the
-    server; None: unknown.
+    server; None: unknown. said: by the reader of the file.
     """
 
     where: str
@@ -62,6 +78,9 @@ class Run:
     size: int | None = None
     failed: int = 0
     detailed: bool = False  # lengths are each request's own
+    policy: str = OURS
+    defaults: Callable[[GPU], tuple[int, int]] = vllm_defaults  # C and B of the engine
+    said: Sequence[str] = ()
 
     @property
     def load(self) -> str:
@@ -105,14 +124,30 @@ class Run:
             for i, (prompt, output) in enumerate(lengths)
         ]
 
-    def notes(self, model: str) -> list[str]:
-        """What the user should know. model: of --model."""
-        count, found = len(self.lengths), []
-        ours, theirs = (
-            re.sub(r"\W|_", "", name.lower()) for name in (Path(model).name, self.model)
-        )
-        if theirs and ours not in theirs:
-            found.append(f"its model_id is {shown(self.model)}, and --model {model}: the same?")
+    def too_fast(self, replica: Replica) -> bool:
+        """Whether the GPUs cannot compute all these tokens, even at their peak."""
+        model = replica.cost.model
+        peak = replica.gpus * replica.cost.gpu.peak * (2 if model.weights == "fp8" else 1)
+        sizes = {name: inputs * outputs for name, (inputs, outputs) in model.linears.items()}
+        ffn = sizes.pop("ffn_ln1") + sizes.pop("ffn_ln2")
+        weights = model.n_layer * (sum(sizes.values()) + max(1, model.chosen) * ffn)
+        means = map(statistics.fmean, zip(*self.lengths, strict=True))
+        prompt, output = (2 * weights * mean / peak for mean in means)  # s
+        first = self.measured.get("mean TTFT", math.inf)
+        return self.measured["requests"] * (prompt + output) > 1 or 1e3 * prompt > first
+
+    def notes(self, replica: Replica) -> list[str]:
+        """What the user should know."""
+        count, model, found = len(self.lengths), replica.cost.model, list(self.said)
+        ours, theirs = (re.sub(r"\W|_", "", name.lower()) for name in (model.name, self.model))
+        if theirs and ours not in theirs and shape_of(self.model) != model:
+            found.append(f"its model is {shown(self.model)}, and --model {model.name}: the same?")
+        if self.too_fast(replica):
+            found.append(
+                "Warning: faster than this GPU at its peak: a prefix cache had the prompts. Send"
+                " new\n  ones (another --seed), or start the server with"
+                " --no-enable-prefix-caching (SGLang:\n  --disable-radix-cache)"
+            )
         if not self.detailed:
             found.append("lengths are the means; with --save-detailed, each request's own")
         if self.failed:
@@ -148,8 +183,51 @@ def even(count: int, prompts: int, outputs: int) -> list[tuple[int, int]]:
     return [(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(ends)]
 
 
-def of_vllm(where: str, entry: Mapping[str, object]) -> Run:
-    """An object of `vllm bench serve`."""
+def of_guidellm(where: str, entry: Mapping[str, object]) -> dict[str, object]:
+    """One of guidellm's benchmarks, under vLLM's names."""
+
+    def at(place: str) -> object:
+        value = entry
+        for name in place.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value
+
+    found, kind, requests = dict(entry), at("config.strategy.type_"), at("requests.successful")
+    for key, place in GUIDELLM.items():
+        found[key] = at(f"metrics.{place}")
+        if found[key] is not None or not key.endswith("_ms"):
+            range_of(0, 1e15, whole=False).check(f"{where}: metrics.{place}", found[key])
+        if key.endswith("_tokens"):
+            found[key] = round(found[key])
+    if kind not in STRATEGIES:
+        allowed = ", ".join(STRATEGIES)
+        raise UserError(f"{where}: config.strategy.type_ is {shown(kind)}; it must be of {allowed}")
+    for key, name in (("input_lens", "prompt_tokens"), ("output_lens", "output_tokens")):
+        if isinstance(requests, list) and len(requests) == found["completed"]:
+            found[key] = [each.get(name) or 0 for each in requests if isinstance(each, dict)]
+    clients = at("config.strategy.streams") or at("config.strategy.max_concurrency")
+    found["max_concurrency"] = 1 if kind == "synchronous" else clients
+    found["request_rate"] = at("config.strategy.rate") or "inf"
+    found["burstiness"] = math.inf if kind == "constant" else 1.0
+    found["num_prompts"] = found["completed"] + found["errored"]
+    return found | {"model_id": at("config.backend.model")}
+
+
+def run_of(where: str, entry: object) -> Run:
+    """An object of `vllm bench serve` or bench_serving, or one of guidellm's benchmarks."""
+    said, policy, flags = [], OURS, {}
+    if isinstance(entry, dict) and "metrics" in entry:
+        entry = of_guidellm(where, entry)
+        said.append("guidellm names no engine: it is read as vLLM's")
+    if not isinstance(entry, dict) or "completed" not in entry:
+        raise UserError(
+            f"{where}: {shown(entry)} is no object with a key completed, as `vllm bench serve"
+            " --save-result` and SGLang's bench_serving write it, nor guidellm's benchmarks"
+        )
+    if sglang := str(entry.get("backend")).startswith("sglang"):
+        flags = entry["server_info"] if isinstance(entry.get("server_info"), dict) else {}
+        policy = OURS if flags.get("enable_mixed_chunk") else "prefill_first"
+        said.append(f"read as SGLang's, with the batches of {policy}")
     number = partial(number_of, where, entry)
     whole, maybe = partial(number, whole=True), partial(number, whole=True, needed=False)
     if ramp := entry.get("ramp_up_strategy"):
@@ -181,35 +259,42 @@ def of_vllm(where: str, entry: Mapping[str, object]) -> Run:
         )
     rate = None if rate in (None, "inf", math.inf) else number("request_rate", 1e-6, FASTEST)
     if clients and rate:  # Little's law: how many ran at once
-        each = measured.get("mean TTFT", 0) + measured.get("mean TPOT", 0) * outputs / done
+        later = measured.get("mean TPOT") or measured.get("mean ITL", 0)
+        each = measured.get("mean TTFT", 0) + later * outputs / done
         busy = measured["requests"] * each / 1e3 >= BUSY * clients
         clients, rate = (clients, None) if busy else (None, rate)
     if shape not in (None, math.inf):
         shape = number("burstiness", 1e-6, FASTEST)
-    model = entry.get("model_id")
+    flag = partial(number_of, where, flags, least=1, whole=True, needed=False)
+    # of an even share, where several replicas stand behind one address
+    shared = None if flags.get("enable_dp_attention") else flag("dp_size")
+    replicas = maybe("data_parallel_size", 1) or shared or 1
+    if replicas > 1:
+        if clients and clients < replicas:
+            raise UserError(f"{where}: {clients} clients for {replicas} replicas; give each one")
+        said.append(f"one of {replicas} replicas, with its even share of the load")
+        measured |= {name: measured[name] / replicas for name in QUANTITIES[:2]}
+        lengths, clients = lengths[::replicas], clients and clients // replicas
+        rate = rate and rate / replicas
+    model = entry.get("model_id") or flags.get("model_path")
     return Run(
         where, lengths, measured, clients, rate, 1.0 if shape is None else shape**-0.5,
         model if isinstance(model, str) else "",
-        maybe("max_num_batched_tokens", 1),
-        maybe("max_num_seqs", 1), failed, bool(own),
+        maybe("max_num_batched_tokens", 1) or flag("chunked_prefill_size"),
+        maybe("max_num_seqs", 1) or flag("max_running_requests"), failed, bool(own), policy,
+        sglang_defaults if sglang else vllm_defaults, said,
     )  # fmt: skip
 
 
 def detailed(where: str, entry: Mapping[str, object]) -> list[tuple[int, int]]:
     """Each request's own lengths, of --save-detailed; those that failed have no output."""
-    sides = [entry.get(f"{side}_lens") for side in ("input", "output")]
+    sides = [entry.get(name) for name in ("input_lens", "output_lens")]
     if sides == [None, None]:
         return []
-    for side, values in zip(("input", "output"), sides, strict=True):
-        if not isinstance(values, list) or not 0 < len(values) <= MOST_REQUESTS:
-            raise UserError(f"{where}: {side}_lens is {shown(values)}; a list is needed")
-        for place, value in enumerate(values):
-            range_of(0, MOST_TOKENS).check(f"{where}: {side}_lens[{place}]", value)
-    if len(sides[0]) != len(sides[1]):
-        raise UserError(
-            f"{where}: {len(sides[0])} input_lens and {len(sides[1])} output_lens; there"
-            " must be one of each for a request"
-        )
+    if not all(isinstance(side, list) for side in sides) or len(sides[0]) != len(sides[1]):
+        raise UserError(f"{where}: input_lens and output_lens: give two lists of the same length")
+    for value in (value for side in sides for value in side):
+        range_of(0, MOST_TOKENS).check(f"{where}: one of input_lens or output_lens", value)
     found = [(prompt, output) for prompt, output in zip(*sides, strict=True) if prompt and output]
     if not found:
         raise UserError(f"{where}: no request has both a prompt and an output")
@@ -217,18 +302,27 @@ def detailed(where: str, entry: Mapping[str, object]) -> list[tuple[int, int]]:
 
 
 def read_load(path: Path) -> Run:
-    """The load of a benchmark file. Raises UserError."""
-    text = read_text(path, MOST_JSON)
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not a JSON file of one load ({error})") from None
-    if not isinstance(found, dict) or "completed" not in found:
-        raise UserError(
-            f"{path}: {shown(found)} is no object with a key completed, as `vllm bench serve"
-            " --save-result` writes it of one load"
-        )
-    return of_vllm(str(path), found)
+    """The load of a benchmark file; of several, the middle one by requests/s. Raises UserError."""
+    text, decoder, entries = read_text(path, MOST_JSON).strip(), json.JSONDecoder(), []
+    while text or not entries:
+        try:
+            entry, end = decoder.raw_decode(text)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}: not a JSON file of loads ({error})") from None
+        entries, text = [*entries, entry], text[end:].lstrip()
+    if isinstance(entries[0], dict) and isinstance(entries[0].get("benchmarks"), list):
+        entries = [entries[0] | each for each in entries[0]["benchmarks"] if isinstance(each, dict)]
+    runs, refused = [], []
+    for entry in entries or [None]:
+        try:
+            runs.append(run_of(str(path), entry))
+        except UserError as error:
+            refused.append(error)
+    if not runs:
+        raise refused[0] from None
+    run = sorted(runs, key=lambda run: run.measured["requests"])[len(runs) // 2]
+    which = f"of {len(entries)} loads, the middle one of {len(runs)} that can be read"
+    return replace(run, said=[which, *run.said]) if len(entries) > 1 else run
 
 
 # -------------------------------------------------------------------------------------- the factor
@@ -259,17 +353,17 @@ def find_factor(seen: Callable[[float], float], wanted: float, is_time: bool) ->
 
 def replay(run: Run, server: Replica, budget: int, factor: float = 1.0) -> Trace:
     """The load on a replica that has the server's C and B, if iterations take `factor` as long."""
-    return scaled(server, factor).serve(run.requests(), OURS, budget, run.clients)
+    return scaled(server, factor).serve(run.requests(), run.policy, budget, run.clients)
 
 
-def anchor_of(path: Path, replica: Replica, model: str) -> Anchor:
-    """Replays the file's load on a replica. model: of --model.
+def anchor_of(path: Path, replica: Replica) -> Anchor:
+    """Replays the file's load on a replica.
 
-    The server had vLLM's defaults for that GPU, unless the file (--metadata) says otherwise. Raises
+    The server had its engine's defaults for that GPU, unless the file says otherwise. Raises
     UserError where it cannot have run the load, or its factor is none of a server.
     """
     run = read_load(path)
-    usual, size = vllm_defaults(replica.cost.gpu)
+    usual, size = run.defaults(replica.cost.gpu)
     server, budget = replace(replica, max_batch_size=run.size or size), run.budget or usual
     cache_tokens = server.holds(budget)
     if run.clients and replica.stages > 1:
@@ -296,4 +390,4 @@ def anchor_of(path: Path, replica: Replica, model: str) -> Anchor:
         if name in run.measured
     }
     title = f"{run.load}: {len(run.lengths)} requests, C = {budget}, B = {server.size(budget)}"
-    return Anchor(path.name, factor, title, matched, compared, run.notes(model))
+    return Anchor(path.name, factor, title, matched, compared, run.notes(replica))

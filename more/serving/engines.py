@@ -18,6 +18,12 @@ def vllm_defaults(gpu: GPU) -> tuple[int, int]:
     return (8192, 1024) if large else (2048, 256)
 
 
+def sglang_defaults(gpu: GPU) -> tuple[int, int]:
+    """Chunk size and B of SGLang without flags: by memory (server_args.py); memory bounds B."""
+    sizes = {35: 2048, 60: 4096, 160: 8192}  # GiB: of cards with less
+    return next((size for most, size in sizes.items() if gpu.memory < most * 2**30), 16384), 4096
+
+
 def engine_flags(
     model: str,
     budget: int,

@@ -8,7 +8,8 @@ output tokens, the request has max_tokens = n: the prefill yields the first of t
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -199,14 +200,16 @@ def make_requests(
 
 # What a trace file calls its columns: ours, the Azure LLM inference traces', Vidur's and
 # Sarathi-Serve's, TD-Pipe's (its benchmark/benchmark_throughput_predict.py reads the last two),
-# BurstGPT's (github.com/HPMLL/BurstGPT).
+# BurstGPT's (github.com/HPMLL/BurstGPT), and those of the objects that OpenAI's API answers.
 HEADERS = {
-    "arrival": ("arrival", "TIMESTAMP", "arrived_at", "Timestamp"),
+    "arrival": ("arrival", "TIMESTAMP", "arrived_at", "Timestamp", "created", "created_at"),
     "prompt": ("prompt_tokens", "ContextTokens", "num_prefill_tokens", "input_token_length",
-               "Request tokens"),
+               "Request tokens", "usage.prompt_tokens", "usage.input_tokens"),
     "output": ("output_tokens", "GeneratedTokens", "num_decode_tokens", "output_token_length",
-               "Response tokens"),
+               "Response tokens", "usage.completion_tokens", "usage.output_tokens"),
 }  # fmt: skip
+TEXTS = "conversations"  # of ShareGPT
+Lines, Count = list[tuple[str, list[str]]], Callable[[str], int]  # places and cells; tokens
 # Mooncake's (github.com/kvcache-ai/Mooncake, FAST25-release/traces): its times are milliseconds.
 MOONCAKE = {"arrival": ("timestamp",), "prompt": ("input_length",), "output": ("output_length",)}
 HASHES = "hash_ids"
@@ -214,7 +217,7 @@ HASHES = "hash_ids"
 ARRIVES = re.compile("arriv.*|timestamps?|created|sent|date")
 
 
-def read_trace(path: Path | str) -> list[Request]:
+def read_trace(path: Path | str, count: Count | None = None) -> list[Request]:
     """The requests of a CSV, JSON or JSONL file, in order of arrival. The first arrives at 0 s.
 
     It sorts the lines of a file that has another order, and says so in a line. The header (in
@@ -226,9 +229,11 @@ def read_trace(path: Path | str) -> list[Request]:
     begin alike share these blocks of 512 tokens. No other prompts share anything. Lengths are whole
     numbers of tokens, at least 1. Lines of BurstGPT without tokens are requests that failed: they
     are left out, and a line says how many. For a wrong cell, the UserError names file, line (in
-    JSON: row) and column.
+    JSON: row) and column. count: the tokens of a text, for ShareGPT's conversations.
     """
     header, lines = read_table(path, MOST_JSON if is_json(path) else MOST_BYTES)
+    if TEXTS in header:
+        header, lines = counted(path, header, lines, count)
     columns = find_columns(path, header)
     for place, cells in lines:
         if len(cells) != len(header):
@@ -248,7 +253,7 @@ def read_trace(path: Path | str) -> list[Request]:
     rows = read_rows(path, columns, lines)
     prompts = read_prompts(path, header, lines, [prompt for _, prompt, _ in rows])
     known = {name for _, name in columns.values()}
-    known |= {HASHES} if has_blocks(header) else set()
+    known |= {HASHES, TEXTS} if has_blocks(header) else {TEXTS}
     places = [place for place, name in enumerate(header) if name not in known]
     tags = [{header[place]: cells[place].strip() for place in places} for _, cells in lines]
     early = sum(after[0] < before[0] for before, after in pairwise(rows))
@@ -261,6 +266,24 @@ def read_trace(path: Path | str) -> list[Request]:
         for i, line in enumerate(order)
         for arrival, _, output in [rows[line]]
     ]
+
+
+def counted(
+    path: Path | str, header: list[str], lines: Lines, count: Count | None
+) -> tuple[list[str], Lines]:
+    """With the tokens of a conversation's first text and its answer, as vLLM's benchmark has it."""
+    if count is None:
+        raise UserError(
+            f"{path}: its {TEXTS} are texts; plan.py counts their tokens where --model is a folder"
+            " with a tokenizer.json, or a hub id on this disk"
+        )
+    place, found = header.index(TEXTS), []
+    for line, cells in lines:
+        with suppress(ValueError, TypeError, KeyError):  # not two texts
+            prompt, answer = (count(each["value"]) for each in json.loads(cells[place])[:2])
+            found += [(line, [*cells, f"{prompt}", f"{answer}"])] if prompt and answer else []
+    print(f"{path}: {len(found)} of {len(lines)} conversations have a prompt and an answer")
+    return [*header, "prompt_tokens", "output_tokens"], found
 
 
 def find_columns(path: Path | str, header: Sequence[str]) -> dict[str, tuple[int, str]]:
@@ -292,9 +315,7 @@ def may_be_arrival(name: str) -> bool:
     return any(ARRIVES.fullmatch(word.lower()) for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", name))
 
 
-def read_rows(
-    path: Path | str, columns: dict[str, tuple[int, str]], lines: Sequence[tuple[str, list[str]]]
-) -> list[tuple]:
+def read_rows(path: Path | str, columns: dict[str, tuple[int, str]], lines: Lines) -> list[tuple]:
     """Arrival, prompt tokens and output tokens of each line."""
     length = tokens, f"a whole number of tokens, at least 1 and at most {MOST_TOKENS}"
     readers = {
@@ -330,9 +351,8 @@ def has_blocks(header: Sequence[str]) -> bool:
 
 
 def read_prompts(
-    path: Path | str, header: Sequence[str], lines: Sequence[tuple[str, list[str]]],
-    lengths: Sequence[int],
-) -> list[Sequence[int]]:  # fmt: skip
+    path: Path | str, header: Sequence[str], lines: Lines, lengths: Sequence[int]
+) -> list[Sequence[int]]:
     """A prompt of each of these lengths: of its blocks, where a file of Mooncake's has their ids.
 
     Ids are numbered as they come, so that they may be of any size.
