@@ -30,7 +30,7 @@ from command.checks import UserError
 from configs import GPUS, MODELS
 from configs.hosts import Host
 from costmodel import CostModel, make_batch, tokens_that_fit
-from experiments.lib.colours import COLOURS, GREY
+from experiments.lib.colours import COLOURS
 from experiments.lib.common import ROOT
 from experiments.lib.rows import Rows
 from more.pipeline import PipelineTrace, simulate_pipeline
@@ -51,10 +51,10 @@ LOOKS = {
     "TP+HB": COLOURS["blue"],
     "PP+SB": COLOURS["orange"],
     "PP+HB": COLOURS["vermilion"],
-    "PP+HB ahead": COLOURS["black"],
+    "PP+HB ahead": COLOURS["purple"],
     "TD-Pipe": COLOURS["green"],
-    "SB": COLOURS["purple"],
-    "HB": GREY,
+    "SB": COLOURS["sky"],  # of one GPU, which is TP, too
+    "HB": COLOURS["blue"],
     "ceiling": COLOURS["black"],
     "L20 + 13B": COLOURS["purple"],
     "L20 + 32B": COLOURS["orange"],
