@@ -1,4 +1,4 @@
-"""What your model serves on your GPU, under your SLO and your traffic: predicted, in three minutes.
+"""What your model serves on your GPU, under your SLO and your traffic: predicted, in seconds.
 
     python plan.py --model llama3.1-8b --gpu a100-80gb --requests-file trace.csv --tbt-slo 50
     python plan.py --model DIR --gpu h100 --tp 2 --slo tpot:p95:30 --slo ttft:p90:1000
@@ -7,7 +7,8 @@
     python plan.py --gpu h100 --model llama3.1-8b --requests-file chat --anchor bench.json --rate 20
         scaled to your own server: bench.json is of `vllm bench serve --save-result`
 
-Each part of the answer is printed as soon as it is known, and Ctrl-C keeps what is there.
+The answer: a token budget, its capacity, what that is worth, the command lines of engines. --tables
+adds what it is compared with. Ctrl-C keeps what is there.
 more/serving/planner.py says how it searches; docs/planner.md what the answer is worth.
 """
 
@@ -43,21 +44,18 @@ from experiments.lib.plan_report import (
     NAME,
     PARTS,
     describe,
-    draw,
     print_anchor,
-    print_bench,
     print_engines,
-    rounded,
+    print_first,
     rows_of,
 )
-from experiments.lib.study import finish
 from more.loading.priced import priced_model
 from more.serving.anchor import anchor_of, scaled
 from more.serving.comparison import (
+    SLOWER,
+    TABLES,
     Job,
     Question,
-    bench,
-    first_answer,
     fits,
     policies_of,
     search,
@@ -88,14 +86,14 @@ FLAGS = {
     "rate": Flag("requests per second that you expect: how many replicas hold them?"),
     "max_batch_size": Flag("requests that run at once, at most C", shown="256"),
     "chunk_size": Flag("token budgets that are tried", shown="several, by the SLO", several=True),
-    "concurrency": Flag("also a closed loop: so many clients, each of which sends its next request"
-                        " when it has its last"),
     "anchor": Flag("your own server: a JSON file of vllm bench serve --save-result. All times are"
                    " scaled to it"),
     **POLICY_FLAGS,
     "policy": Flag("a policy to compare", shown="all; those of --policy-file, if it is given",
                    repeated=True),
-    "only": Flag("no more than the capacity", shown="all", choices=("capacity",)),
+    "tables": Flag("also: other samples of the traffic, latencies against the load, layouts of"
+                   " GPUs, policies", (), shown="none; policies with --policy or --policy-file",
+                   choices=(*TABLES, "all"), several=True),
     **WRITES,
     "out": Flag("", ROOT / "build" / NAME),
 }  # fmt: skip
@@ -170,7 +168,8 @@ def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
         replicas = {at: scaled(each, anchor.factor) for at, each in replicas.items()}
         replica = replicas[place]
     slo = slo_of(options, replica.decode_iteration)
-    return Question(replicas, traffic, slo, sizes, demands, anchor), refused
+    slower = scaled(replica, SLOWER * replica.cost.host.factor)
+    return Question(replicas, slower, traffic, slo, sizes, demands, anchor), refused
 
 
 def on_all_cores(
@@ -187,26 +186,25 @@ def main() -> None:
     question, refused = prepare(options)
     place = options.tp, options.pp
     replica = question.replicas[place]
+    if question.anchor:
+        print_anchor(question.anchor, replica)
+    else:
+        print_first(options, replica, question.traffic)
     describe(options, replica, question.traffic, question.slo)
-    print_anchor(question.anchor, replica)
+    tables = [*(TABLES if "all" in options.tables else options.tables)]
+    tables += ["policies"] * (bool(options.policy) and "policies" not in tables)
     plan, path = None, options.out / f"{NAME}.csv"
     try:
-        first = first_answer(question, place)
-        print(f"\nfirst answer   C = {first.budget}: about {rounded(first.rate)} requests/s"
-              f" ({time.monotonic() - begin:.0f} s)", flush=True)  # fmt: skip
         policies = policies_of(options.policy)
-        for part, plan in search(question, place, policies, refused, on_all_cores, first):
+        for part, plan in search(question, place, tables, policies, refused, on_all_cores):
             PARTS[part](plan)
-            if part == "capacity" and options.concurrency:
-                budget = plan.best.budget
-                print_bench(bench(replica, question.traffic, budget, options.concurrency))
+            if part == "answer":
+                print_engines(options, plan)
+                print(
+                    f"\nin {time.monotonic() - begin:.0f} s. More: --tables {' '.join(TABLES)}, or"
+                    " all.\nPrefill and decode on GPUs of their own: docs/apart.md compares."
+                )
             sys.stdout.flush()
-            if part == "samples" and options.only:
-                break
-        print_engines(options, plan)
-        if not options.only:
-            finish(path, rows_of(plan), lambda _: draw(plan))
-            plan = None
     except KeyboardInterrupt:
         print("\ninterrupted: the answer ends here", file=sys.stderr)
         raise
@@ -214,7 +212,8 @@ def main() -> None:
         if plan:
             rows_of(plan).write(path)
             print(f"\nwrote {path}")
-    print(f"in {time.monotonic() - begin:.0f} s")
+    if tables:
+        print(f"in {time.monotonic() - begin:.0f} s")
 
 
 if __name__ == "__main__":
