@@ -8,7 +8,7 @@
         scaled to your own server: bench.json is of `vllm bench serve --save-result`
 
 The answer: a token budget, its capacity, what that is worth, the command lines of engines. --tables
-adds what it is compared with. Ctrl-C keeps what is there.
+adds what it is compared with. Each part is printed as soon as it is known.
 more/serving/planner.py says how it searches; docs/planner.md what the answer is worth.
 """
 
@@ -22,14 +22,14 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 
 from command.checks import UserError
-from command.cli import ROOT, run_main
+from command.cli import run_main
 from command.flags import Flag
 from configs import GPUS, LINKS, ModelConfig
 from configs.hosts import HOSTS
 from costmodel import SOFTWARE, CostModel, constants
 from experiments.lib.common import run_jobs
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
-from experiments.lib.flags import WRITES, ScriptParser, make_directory, model_flag
+from experiments.lib.flags import ScriptParser, model_flag
 from experiments.lib.plan_names import (
     SLO_FLAGS,
     budgets_tried,
@@ -41,13 +41,11 @@ from experiments.lib.plan_names import (
     that_fit,
 )
 from experiments.lib.plan_report import (
-    NAME,
     PARTS,
     describe,
     print_anchor,
     print_engines,
     print_first,
-    rows_of,
 )
 from more.loading.priced import priced_model
 from more.serving.anchor import anchor_of, scaled
@@ -94,8 +92,7 @@ FLAGS = {
     "tables": Flag("also: other samples of the traffic, latencies against the load, layouts of"
                    " GPUs, policies", (), shown="none; policies with --policy or --policy-file",
                    choices=(*TABLES, "all"), several=True),
-    **WRITES,
-    "out": Flag("", ROOT / "build" / NAME),
+    "quick": Flag(),
 }  # fmt: skip
 
 
@@ -182,7 +179,6 @@ def on_all_cores(
 def main() -> None:
     options, begin = read_options(), time.monotonic()
     gc.disable()  # a run leaves many small objects and no cycles
-    make_directory(options.out, NAME, None, options.force)
     question, refused = prepare(options)
     place = options.tp, options.pp
     replica = question.replicas[place]
@@ -193,27 +189,18 @@ def main() -> None:
     describe(options, replica, question.traffic, question.slo)
     tables = [*(TABLES if "all" in options.tables else options.tables)]
     tables += ["policies"] * (bool(options.policy) and "policies" not in tables)
-    plan, path = None, options.out / f"{NAME}.csv"
-    try:
-        policies = policies_of(options.policy)
-        for part, plan in search(question, place, tables, policies, refused, on_all_cores):
-            PARTS[part](plan)
-            if part == "answer":
-                print_engines(options, plan)
-                print(
-                    f"\nin {time.monotonic() - begin:.0f} s. More: --tables {' '.join(TABLES)}, or"
-                    " all.\nPrefill and decode on GPUs of their own: docs/apart.md compares."
-                )
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        print("\ninterrupted: the answer ends here", file=sys.stderr)
-        raise
-    finally:  # what is there is kept
-        if plan:
-            rows_of(plan).write(path)
-            print(f"\nwrote {path}")
+    policies = policies_of(options.policy)
+    for part, plan in search(question, place, tables, policies, refused, on_all_cores):
+        PARTS[part](plan)
+        if part == "answer":
+            print_engines(options, plan)
+            print(
+                f"\nin {time.monotonic() - begin:.0f} s. More: --tables {' '.join(TABLES)}, or"
+                " all.\nPrefill and decode on GPUs of their own: docs/apart.md compares."
+            )
+        sys.stdout.flush()
     if tables:
-        print(f"in {time.monotonic() - begin:.0f} s")
+        print(f"\nin {time.monotonic() - begin:.0f} s")
 
 
 if __name__ == "__main__":

@@ -28,8 +28,7 @@ from configs.hosts import HOSTS
 from costmodel import CostModel, make_batch, tokens_that_fit
 from experiments.lib import plan_report
 from experiments.lib.plan_names import slo_of
-from experiments.lib.plan_report import ROUGHLY, error_of, print_layouts, rounded, who_holds
-from experiments.lib.rows import read_rows
+from experiments.lib.plan_report import error_of, print_layouts, rounded, who_holds
 from more.pipeline import simulate_pipeline
 from more.policies import compared
 from more.serving import comparison, planner
@@ -375,10 +374,10 @@ def random_flags(draw: random.Random) -> list[str]:
     return words
 
 
-def check_answer(words: list[str], folder: Path) -> Plan | None:
+def check_answer(words: list[str]) -> Plan | None:
     """Ask plan.py: what it found, which agrees with what it printed; None: it is refused."""
     found, real = [], plan.print_engines
-    rest = ["--tables", "samples", "--requests", 256, "--out", folder]
+    rest = ["--tables", "samples", "--requests", 256]
     keep = mock.patch.object(plan, "print_engines", lambda *of: (found.append(of[1]), real(*of)))
     with mock.patch("os.cpu_count", lambda: 1), keep:
         done = call(plan, *words, *rest)
@@ -407,7 +406,7 @@ def check_answer(words: list[str], folder: Path) -> Plan | None:
     return of
 
 
-def test_random_questions(tmp_path: Path) -> None:
+def test_random_questions() -> None:
     """With made-up capacities: all that is printed is accepted, and agrees."""
     draw, seen = random.Random(1), set()
     seen_load = Load(dict.fromkeys(PERCENTS, 0.01), 0.0, np.full((1, 3), 0.01))
@@ -422,7 +421,7 @@ def test_random_questions(tmp_path: Path) -> None:
     with mock.patch.multiple(comparison, find_capacity=find):
         for _ in range(40):
             rates.clear()
-            found = check_answer(random_flags(draw), tmp_path)
+            found = check_answer(random_flags(draw))
             if found:
                 of = found.replica
                 seen.add((of.stages > 1, of.size(found.best.budget) < of.max_batch_size))
@@ -514,22 +513,18 @@ def test_layouts_have_the_gpus_of_the_expected_rate(capsys: pytest.CaptureFixtur
 SMALL = ("--requests-file", "2000:60", "--requests", 64, "--tbt-slo", 40, "--chunk-size", 512)
 
 
-def test_an_interrupt_keeps_what_is_there(tmp_path: Path, llama: Path) -> None:
+def test_an_interrupt_keeps_what_is_there(llama: Path) -> None:
     few = {"EXACT": 1.2, "ROUGH": 1.5, "latencies": mock.Mock(side_effect=KeyboardInterrupt)}
-    asked = "--rate", 9, "--out", tmp_path, "--tables", "all"
+    asked = "--rate", 9, "--tables", "all"
     with mock.patch("os.cpu_count", lambda: 1), mock.patch.multiple(comparison, DRAWS=1, **few):
         done = call(plan, "--model", llama, *SMALL, *asked)
     assert done.returncode == 130 and "1 other samples" in done.stdout
     assert "you expect     9.00 requests/s" in done.stdout and "of one GPU" in done.stdout
     assert "policies, each" not in done.stdout
-    assert done.stderr.splitlines()[-1].startswith("interrupted")
-    rows = read_rows(tmp_path / "plan.csv")
-    assert rows.one("capacity", layout="TP1") > 0
-    assert 0 < rows.where("P99 TBT")[-1]["P99 TBT"] <= 0.04
 
 
 @pytest.mark.slow
-def test_a_small_plan(tmp_path: Path, llama: Path) -> None:
+def test_a_small_plan(llama: Path) -> None:
     """All that it says and prints, with a policy of one's own, on few requests."""
     flags = ("--model", llama, "--requests-file", "2000:60", "--requests", 64, "--tbt-slo", 40)
     flags += ("--slo", "ttft:p50:900")
@@ -538,17 +533,16 @@ def test_a_small_plan(tmp_path: Path, llama: Path) -> None:
     here = mock.patch("os.cpu_count", lambda: 1)  # so small that more processes would only cost
     sizes = mock.patch.multiple(plan, TP=(1, 2), PP=(2,))
     with here, sizes, mock.patch.multiple(comparison, **few):
-        done = call(plan, *flags, *policy, "--quick", "--out", tmp_path, "--tables", "all")
+        done = call(plan, *flags, *policy, "--quick", "--tables", "all")
     assert done.returncode == 0, done.stderr
     said = done.stdout
     for words in ("token budget   C = ", "TP1-PP2", f"vllm serve '{llama}' ", "priority"):
         assert words in said, words
-    rows = read_rows(tmp_path / "plan.csv")
-    assert rows.one("capacity", layout="TP1") > 0
-    assert rows.one(ROUGHLY, layout="TP2") > rows.one(ROUGHLY, layout="TP1")
-    assert {"priority", "sarathi_serve"} <= set(rows.column("policy"))
-    assert rows.where("rate", "P99 TBT", "P90 TTFT")
-    assert rows.one("mean rate", who="you expect") == 9
+    lines = [line.split() for line in said.splitlines()]
+    one, two = (next(x for x in lines if x[:2] == [f"TP{tp}", str(tp)]) for tp in (1, 2))
+    assert float(two[3]) > float(one[3]) > 0, "requests/s"
+    assert {"priority", "sarathi_serve"} <= {line[0] for line in lines if line}
+    assert "you expect     9.00 requests/s" in said and "100 %" in said
 
 
 def test_requests_that_are_too_long_are_counted(capsys: pytest.CaptureFixture, llama: Path) -> None:

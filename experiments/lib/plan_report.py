@@ -18,13 +18,10 @@ from more.serving.engines import engine_flags
 from more.serving.planner import WHOLE, Replica, Traffic
 from more.serving.search import percentile
 
-NAME = "plan"
 FEW = 100  # requests of a trace; fewer give an interval that says little
-ROUGHLY = "capacity on short runs"
 ABOUT = "searched to 5 % on short runs"
 USUAL = (("tbt", 99), ("ttft", 90))  # latencies that every answer states
 LATER = (("ttft", 50), ("ttft", 90), ("tbt", 50), ("tbt", 99))  # at each load
-UNITS = dict.fromkeys(("capacity", ROUGHLY, "mean rate", "busiest minute"), "requests/s")
 # Of servers that others measured, and how they are predicted (beside_benchmarks.py)
 KINDS = ("single stream", "long prompts", "tensor parallel", "short prompts")
 WAY = "card and host"
@@ -298,33 +295,3 @@ def print_engines(options: Namespace, plan: Plan) -> None:
     print("\nThe length is that of the longest request here: give more if yours are longer.")
     if replica.stages > 1:
         print("\nOn a pipeline, SGLang mixes no chunks with decodes: expect less of it.")
-
-
-def rows_of(plan: Plan) -> Rows:
-    """Of plan.csv: the answer, loads to hold, other samples, what it is compared with, latencies.
-
-    C is 0 where a policy reads no budget. rate: requests per second.
-    """
-    best, question, model = plan.best, plan.question, plan.replica.cost.model.name
-    where = {"source": "predicted", "model": model, "hardware": hardware_of(plan.replica)}
-    answer = {"layout": plan.replica.layout, "C": best.budget, "capacity": best.rate}
-    shown = latencies_of(question.slo, USUAL)
-    rows = Rows([where | answer | {"SLO": str(question.slo)}], UNITS | dict.fromkeys(shown, "s"))
-    for demand in question.demands:
-        rows.add(who=demand.who, **{"mean rate": demand.rate})
-        if demand.busiest:
-            rows[-1]["busiest minute"] = demand.busiest
-    for number, rate in enumerate(plan.draws):
-        rows.add(sample=number, capacity=rate)
-    for budget, found in plan.curve.items():
-        rows.add(policy=OURS, C=budget, **{ROUGHLY: found.rate})
-    for name, found in plan.policies.items():
-        if name != OURS:
-            budget = 0 if reads_none(name) else found.budget
-            rows.add(policy=name, C=budget, **{ROUGHLY: found.rate})
-    for place, found in plan.layouts.items():
-        layout = question.replicas[place].layout
-        rows.add(layout=layout, C=found.budget, **{ROUGHLY: found.rate})
-    for rate, load in sorted(best.loads.items()):
-        rows.add(rate=rate, **{name: load.value(*each) for name, each in shown.items()})
-    return rows
