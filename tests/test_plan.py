@@ -212,7 +212,7 @@ def test_a_load_knows_what_any_slo_needs(llama: Path) -> None:
 
 
 @pytest.mark.parametrize("stages", [1, 2])
-@pytest.mark.parametrize("bound", ["tbt:p99:30", "ttft:p90:300", "e2e:p50:2200", "e2e:p99:1e6"])
+@pytest.mark.parametrize("bound", ["tbt:p99:30", "ttft:p90:300", "e2e:p99:1e6"])
 def test_a_run_that_is_left_would_have_missed(llama: Path, stages: int, bound: str) -> None:
     """A search leaves runs that surely miss the SLO: never one that could still be served."""
     of, traffic, left = replica(llama, stages=stages), Traffic.of("trace", population()), []

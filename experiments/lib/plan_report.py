@@ -167,11 +167,9 @@ def print_answer(plan: Plan) -> None:
     shown = latencies_of(plan.question.slo, USUAL)
     said = []
     if load:
-        said = [
-            f"{name} {three_digits(1e3 * load.value(*each))} ms" for name, each in shown.items()
-        ]
-        said.append(f"median scheduling delay {load.median_delay:.2g} s")
-        said = [f"there          {', '.join(said)}"]
+        there = [f"{x} {three_digits(1e3 * load.value(*each))} ms" for x, each in shown.items()]
+        there.append(f"median scheduling delay {load.median_delay:.2g} s")
+        said = [f"there          {', '.join(there)}"]
     said.append(
         f"worth          with iterations {100 * (SLOWER - 1):.0f} % slower: {rounded(plan.slower)}"
         f" requests/s instead of {rounded(best.rate)}"

@@ -270,7 +270,6 @@ class Load:
 REACHED = {
     "delay": lambda life: life.scheduled,
     "ttft": lambda life: life.tokens[0] if life.tokens else math.inf,
-    "e2e": lambda life: life.tokens[-1] if life.finished else math.inf,
 }
 
 

@@ -262,10 +262,9 @@ def run_closed(loop: Loop, requests: Iterable[Request], clients: int) -> Trace:
 
 
 def decode_on(loop: Loop) -> None:
-    """Decode on after decodes alone, until a request may arrive, start or end: to the last bit as
-    `Loop.step` would, in a tenth of its time.
+    """Decode on until a request may arrive, start or end: to the last bit as `Loop.step` would.
 
-    Most iterations of a light load are such. Of policies of a user's own it knows nothing.
+    Most iterations of a light load are such. Of a user's own policies it knows nothing.
     """
     scheduler, executor, decodes = loop.scheduler, loop.executor, loop.scheduler.running
     if type(scheduler) not in KNOWN or not decodes:
