@@ -349,12 +349,16 @@ class CostModel:
 
         It is fast enough for a simulation of a million iterations.
         """
-        key = tokens, _ = self.rows(batch)
-        if key not in self._without_attention:
-            self._without_attention[key] = (
-                sum(self.linears(tokens).values()) + self.others(*key) + self.all_reduces(tokens)
+        return self.without_attention(*self.rows(batch)) + self.attention(batch)
+
+    def without_attention(self, *rows: int) -> float:
+        """Seconds of all other kernels. rows: see `rows`."""
+        if rows not in self._without_attention:
+            tokens = rows[0]
+            self._without_attention[rows] = (
+                sum(self.linears(tokens).values()) + self.others(*rows) + self.all_reduces(tokens)
             )
-        return self._without_attention[key] + self.attention(batch)
+        return self._without_attention[rows]
 
     def seconds(self, batch: Batch) -> float:
         """Seconds of the whole iteration: its kernels, and the host."""

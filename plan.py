@@ -1,4 +1,4 @@
-"""What your model serves on your GPU, under your SLO and your traffic: predicted, in three minutes.
+"""What your model serves on your GPU, under your SLO and your traffic: predicted, in seconds.
 
     python plan.py --model llama3.1-8b --gpu a100-80gb --requests-file trace.csv --tbt-slo 50
     python plan.py --model DIR --gpu h100 --tp 2 --slo tpot:p95:30 --slo ttft:p90:1000
@@ -7,8 +7,9 @@
     python plan.py --gpu h100 --model llama3.1-8b --requests-file chat --anchor bench.json --rate 20
         scaled to your own server: `vllm bench serve --save-result`, SGLang's or guidellm's file
 
-Each part of the answer is printed as soon as it is known, and Ctrl-C keeps what is there. Prefill
-apart from decode: experiments/apart_map.py, of LLaMA-3.1-8B on H100s alone. Prefix caching:
+The answer: a token budget, its capacity, what that is worth, the command lines of engines. --tables
+adds what it is compared with. Each part is printed as soon as it is known. Prefill apart from
+decode: experiments/apart_map.py, of LLaMA-3.1-8B on H100s alone. Prefix caching:
 experiments/prefix_caching.py, of Mistral-7B on an A100 alone.
 more/serving/planner.py says how it searches; docs/planner.md what the answer is worth.
 """
@@ -23,14 +24,14 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 
 from command.checks import UserError
-from command.cli import ROOT, run_main
+from command.cli import run_main
 from command.flags import Flag
 from configs import ModelConfig
 from configs.hosts import HOSTS
 from costmodel import SOFTWARE, CostModel, constants
 from experiments.lib.common import run_jobs
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
-from experiments.lib.flags import WRITES, ScriptParser, gpu_flag, make_directory, model_flag
+from experiments.lib.flags import ScriptParser, gpu_flag, model_flag
 from experiments.lib.plan_names import (
     SLO_FLAGS,
     budgets_tried,
@@ -43,24 +44,19 @@ from experiments.lib.plan_names import (
     that_fit,
 )
 from experiments.lib.plan_report import (
-    NAME,
     PARTS,
     describe,
-    draw,
     print_anchor,
-    print_bench,
     print_engines,
-    rounded,
-    rows_of,
+    print_first,
 )
-from experiments.lib.study import finish
 from more.loading.priced import priced_model
 from more.serving.anchor import anchor_of, scaled
 from more.serving.comparison import (
+    SLOWER,
+    TABLES,
     Job,
     Question,
-    bench,
-    first_answer,
     fits,
     policies_of,
     search,
@@ -93,16 +89,15 @@ FLAGS = {
     "rate": Flag("requests per second that you expect: how many replicas hold them?"),
     "max_batch_size": Flag("requests that run at once, at most C", shown="256"),
     "chunk_size": Flag("token budgets that are tried", shown="several, by the SLO", several=True),
-    "concurrency": Flag("also a closed loop: so many clients, each of which sends its next request"
-                        " when it has its last"),
     "anchor": Flag("your own server: the file of vllm bench serve --save-result, of SGLang's"
                    " bench_serving, or of guidellm. All times are scaled to it"),
     **POLICY_FLAGS,
     "policy": Flag("a policy to compare", shown="all; those of --policy-file, if it is given",
                    repeated=True),
-    "only": Flag("no more than the capacity", shown="all", choices=("capacity",)),
-    **WRITES,
-    "out": Flag("", ROOT / "build" / NAME),
+    "tables": Flag("also: other samples of the traffic, latencies against the load, layouts of"
+                   " GPUs, policies", (), shown="none; policies with --policy or --policy-file",
+                   choices=(*TABLES, "all"), several=True),
+    "quick": Flag(),
 }  # fmt: skip
 
 
@@ -176,7 +171,8 @@ def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
         replicas = {at: scaled(each, anchor.factor) for at, each in replicas.items()}
         replica = replicas[place]
     slo = slo_of(options, replica.decode_iteration)
-    return Question(replicas, traffic, slo, sizes, demands, anchor), refused
+    slower = scaled(replica, SLOWER * replica.cost.host.factor)
+    return Question(replicas, slower, traffic, slo, sizes, demands, anchor), refused
 
 
 def on_all_cores(
@@ -189,38 +185,28 @@ def on_all_cores(
 def main() -> None:
     options, begin = read_options(), time.monotonic()
     gc.disable()  # a run leaves many small objects and no cycles
-    make_directory(options.out, NAME, None, options.force)
     question, refused = prepare(options)
     place = options.tp, options.pp
     replica = question.replicas[place]
+    if question.anchor:
+        print_anchor(question.anchor, replica)
+    else:
+        print_first(options, replica, question.traffic)
     describe(options, replica, question.traffic, question.slo)
-    print_anchor(question.anchor, replica)
-    plan, path = None, options.out / f"{NAME}.csv"
-    try:
-        first = first_answer(question, place)
-        print(f"\nfirst answer   C = {first.budget}: about {rounded(first.rate)} requests/s"
-              f" ({time.monotonic() - begin:.0f} s)", flush=True)  # fmt: skip
-        policies = policies_of(options.policy)
-        for part, plan in search(question, place, policies, refused, on_all_cores, first):
-            PARTS[part](plan)
-            if part == "capacity" and options.concurrency:
-                budget = plan.best.budget
-                print_bench(bench(replica, question.traffic, budget, options.concurrency))
-            sys.stdout.flush()
-            if part == "samples" and options.only:
-                break
-        print_engines(options, plan)
-        if not options.only:
-            finish(path, rows_of(plan), lambda _: draw(plan))
-            plan = None
-    except KeyboardInterrupt:
-        print("\ninterrupted: the answer ends here", file=sys.stderr)
-        raise
-    finally:  # what is there is kept
-        if plan:
-            rows_of(plan).write(path)
-            print(f"\nwrote {path}")
-    print(f"in {time.monotonic() - begin:.0f} s")
+    tables = [*(TABLES if "all" in options.tables else options.tables)]
+    tables += ["policies"] * (bool(options.policy) and "policies" not in tables)
+    policies = policies_of(options.policy)
+    for part, plan in search(question, place, tables, policies, refused, on_all_cores):
+        PARTS[part](plan)
+        if part == "answer":
+            print_engines(options, plan)
+            print(
+                f"\nin {time.monotonic() - begin:.0f} s. More: --tables {' '.join(TABLES)}, or"
+                " all.\nPrefill and decode on GPUs of their own: docs/apart.md compares."
+            )
+        sys.stdout.flush()
+    if tables:
+        print(f"\nin {time.monotonic() - begin:.0f} s")
 
 
 if __name__ == "__main__":

@@ -175,9 +175,9 @@ TABLE: dict[str, dict[str, Kind]] = {
         "weights": Kind("FORMAT", "format of the weights: bf16, or fp8 (priced only)"),
         "memory-utilization": Kind("X", "share of each GPU's memory that an engine takes", SHARE),
         "cache-tokens": Kind("N", "tokens of cache of all requests together", TOKENS),
-        "concurrency": Kind("N", "clients: each sends a request when its last has ended", TIMES),
         "anchor": Kind("FILE", "JSON file of a benchmark of your own server", Path),
         "only": Kind("PART", "part of the answer that is enough"),
+        "tables": Kind("NAME", "tables beyond the answer", several=True),
     },
     "Requests": {
         "requests": Kind("N", "number of requests", ITEMS, several=True),

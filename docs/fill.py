@@ -124,7 +124,6 @@ def derived() -> dict[str, float]:
         "held-out loss": demo["held_out_nats_per_token"],
         "unigram loss": demo["unigram_nats_per_token"],
         "numbers of benchmarks.csv": len(beside_benchmarks.benchmarks()),
-        "C of the plan": results("plan").where("capacity", "layout").one("C"),
     }
 
 
@@ -180,12 +179,11 @@ def summary(_: str) -> str:
 
 
 def plan_printed(words: str) -> str:
-    """NAME, TITLE: what planner.md's command printed with `> docs/NAME.txt` (plan: and with `--out
-    results`), without where it wrote its files; with a title, that part alone.
+    """NAME, TITLE: what planner.md's command printed with `> docs/NAME.txt`; with a title, that
+    part alone.
     """
     name, _, title = words.partition(", ")
     text = (common.ROOT / "docs" / f"{name or 'plan'}.txt").read_text(encoding="utf-8")
-    text = text.partition("\nwrote ")[0]
     return below(title, text) if title else text
 
 

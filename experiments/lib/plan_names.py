@@ -109,13 +109,9 @@ def that_fit(requests: Sequence[Request], replica: Replica, budget: int) -> list
 
 
 def check_together(options: Namespace) -> None:
-    """Raises UserError for flags that mean nothing beside others, or need others."""
-    if options.concurrency and options.pp > 1:
-        raise UserError(f"--concurrency and --pp {options.pp}: a closed loop needs --pp 1")
-    for name, other in (("policy", "only"), ("memory_utilization", "cache_tokens")):
-        if getattr(options, name) and getattr(options, other):
-            flag, other = (f"--{each.replace('_', '-')}" for each in (name, other))
-            raise UserError(f"{flag} and {other} exclude each other: leave one out")
+    """Raises UserError for flags that exclude each other."""
+    if options.memory_utilization and options.cache_tokens:
+        raise UserError("--memory-utilization and --cache-tokens exclude each other: leave one out")
 
 
 def budgets_tried(options: Namespace) -> list[int]:

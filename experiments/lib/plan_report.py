@@ -1,38 +1,28 @@
-"""How plan.py prints and draws its answer. Who wants to know how it is found may skip this file."""
+"""How plan.py prints its answer. Who wants to know how it is found may skip this file."""
 
 import math
 import shlex
 import textwrap
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from itertools import cycle
-
-import matplotlib.pyplot as plt
+from collections.abc import Sequence
 
 from configs.constants import ALL_REDUCES
 from configs.hosts import HOSTS
 from costmodel import CostModel, constants
 from experiments.lib.common import ROOT, print_table, three_digits
-from experiments.lib.look import COLOURS, log_axis, panels
-from experiments.lib.papers import LOOKS, looks_of
 from experiments.lib.plan_names import budgets_tried, gpu_of
 from experiments.lib.rows import Rows, read_rows
 from more.loading.priced import shape_of
 from more.serving.capacity import MAX_DELAY, Slo
-from more.serving.comparison import OURS, Anchor, Demand, Plan
+from more.serving.comparison import OURS, SLOWER, Anchor, Demand, Plan
 from more.serving.engines import engine_flags
-from more.serving.planner import Replica, Traffic
+from more.serving.planner import WHOLE, Replica, Traffic
 from more.serving.search import percentile
 
-NAME = "plan"
 FEW = 100  # requests of a trace; fewer give an interval that says little
-ROUGHLY = "capacity on short runs"
 ABOUT = "searched to 5 % on short runs"
-# of ours, where there are many; the table has all
-PICTURED = (OURS, "vllm_v0", "vllm_v1", "chunked_only", "prefill_first")
 USUAL = (("tbt", 99), ("ttft", 90))  # latencies that every answer states
 LATER = (("ttft", 50), ("ttft", 90), ("tbt", 50), ("tbt", 99))  # at each load
-UNITS = dict.fromkeys(("capacity", ROUGHLY, "mean rate", "busiest minute"), "requests/s")
 # Of servers that others measured, and how they are predicted (beside_benchmarks.py)
 KINDS = ("single stream", "long prompts", "tensor parallel", "short prompts")
 WAY = "card and host"
@@ -58,18 +48,46 @@ def kind_of(tp: int, prompt_tokens: float, single: bool = False) -> str:
     return KINDS[1] if prompt_tokens >= LONG else KINDS[3]
 
 
-def error_of(replica: Replica, traffic: Traffic) -> tuple[str, float, float] | None:
-    """How far predictions of this kind are from servers that others measured.
+def error_of(gpus: int, anchored: bool) -> tuple[float, float, str] | None:
+    """How far predictions of this kind are from servers that others measured; None: unknown.
 
-    The kind; the median error and the 90th percentile, in %. None: nothing is known.
+    Factors that half and nine of ten are within, and of what. Of sources that were kept apart,
+    unless none of these has such numbers.
     """
     if not MEASURED.exists():
         return None
-    kind = kind_of(replica.cost.tp, float(traffic.prompts.mean()))
-    way = ANCHORED[1] if replica.cost.host.factor != 1 else WAY
-    rows = read_rows(MEASURED).where("median error", group=kind, way=way, sources=BOTH)
-    kind += ", anchored" * (way in ANCHORED)
-    return kind, rows.one("median error"), rows.one("90th percentile")
+    way, kind = ANCHORED[1] if anchored else WAY, "several GPUs" if gpus > 1 else "one GPU"
+    every = read_rows(MEASURED).where("number", way)
+    own = Rows(row for row in every if (" x " in row["hardware"]) == (gpus > 1))
+    kept = own.where(sources="kept apart")
+    sizes = [max(ratio, 1 / ratio) for ratio in (kept or own).column(way)]
+    what = f"{len(sizes)} public numbers of {kind}{'' if kept else ', none of them'} kept apart"
+    return (percentile(sizes, 50), percentile(sizes, 90), what) if sizes else None
+
+
+def print_first(options: Namespace, replica: Replica, traffic: Traffic) -> None:
+    """What an anchor is worth, and the command that makes one."""
+    mean = [round(float(sizes.mean())) for sizes in (traffic.prompts, traffic.outputs)]
+    print("\nanchor     none: give one run of your own server, and the answer is far more exact")
+    for way, anchored in (("without", False), ("with", True)):
+        if error := error_of(replica.gpus, anchored):
+            half, most, what = error
+            print(f"  {way:<7}  a factor of {half:.2f} is usual; one of ten is beyond {most:.1f}")
+            print(f"           ({what})")
+    lines = (
+        f"vllm bench serve --model {name_of(options)} --dataset-name random",
+        f"  --random-input-len {mean[0]} --random-output-len {mean[1]} --seed $RANDOM",
+        "  --num-prompts 256 --max-concurrency 32 --save-result --save-detailed",
+        "  --result-filename anchor.json",
+    )
+    print("  make it  " + (" \\\n" + 11 * " ").join(lines))
+    print("  use it   the same command, and --anchor anchor.json")
+
+
+def name_of(options: Namespace) -> str:
+    """The model's, in a shell."""
+    ours = None if "/" in options.model else shape_of(options.model)
+    return shlex.quote(f"YOUR-{ours.name}" if ours else options.model)
 
 
 def describe(options: Namespace, replica: Replica, traffic: Traffic, slo: Slo) -> None:
@@ -152,8 +170,8 @@ def describe_lengths(sizes: Sequence[int]) -> str:
     return f"{half} (median; P90 {most}, longest {max(sizes)})"
 
 
-def print_capacity(plan: Plan) -> None:
-    """The budget, and the curve that it is chosen from."""
+def print_answer(plan: Plan) -> None:
+    """The budget, its capacity, what that is worth, and the curve that it is chosen from."""
     best, replica, load = plan.best, plan.replica, plan.best.load
     tokens = best.rate * float(plan.question.traffic.outputs.mean())
     print(f"\ntoken budget   C = {best.budget}")
@@ -163,21 +181,27 @@ def print_capacity(plan: Plan) -> None:
     )
     print(f"               {tokens:.0f} output tokens/s")
     shown = latencies_of(plan.question.slo, USUAL)
+    said = []
     if load:
-        said = [
-            f"{name} {three_digits(1e3 * load.value(*each))} ms" for name, each in shown.items()
-        ]
-        said.append(f"median scheduling delay {load.median_delay:.2g} s")
-        said = f"there          {', '.join(said)}"
-        print(textwrap.fill(said, 88, subsequent_indent=15 * " "))
-    if error := error_of(replica, plan.question.traffic):
-        kind, median, most = error
-        print(
-            f"error          beside public benchmarks ({kind}): median {median:.0f} %, nine of ten"
-            f" within {most:.0f} %\n               not priced: HTTP, tokenizer, limits of the CPU"
-        )
+        there = [f"{x} {three_digits(1e3 * load.value(*each))} ms" for x, each in shown.items()]
+        there.append(f"median scheduling delay {load.median_delay:.2g} s")
+        said = [f"there          {', '.join(there)}"]
+    said.append(
+        f"worth          with iterations {100 * (SLOWER - 1):.0f} % slower: {rounded(plan.slower)}"
+        f" requests/s instead of {rounded(best.rate)}"
+    )
+    if error := error_of(replica.gpus, plan.question.anchor is not None):
+        half, most, what = error
+        words = f"a factor of {half:.2f} is usual, and one of ten is beyond {most:.1f} ({what})"
+        said.append(f"{'':<14} {words}")
+    demands = plan.question.demands
+    said += [f"{demand.who:<14} {who_holds(plan, demand)}" for demand in demands]
+    if demands:
+        said.append(f"assumed        {demands[0].gaps}; replicas share requests evenly")
+    for line in said:
+        print(textwrap.fill(line, 88, subsequent_indent=15 * " "))
     rows = []
-    for budget, found in plan.curves[OURS].items():
+    for budget, found in plan.curve.items():
         load = found.load
         cells = [three_digits(1e3 * load.value(*each)) if load else "-" for each in shown.values()]
         cells += ["chosen" if budget == best.budget else ""]
@@ -187,19 +211,13 @@ def print_capacity(plan: Plan) -> None:
 
 
 def print_samples(plan: Plan) -> None:
-    """The interval, and the loads that one expects."""
-    low, high, demands = min(plan.draws), max(plan.draws), plan.question.demands
-    print(f"\n{'interval':<14} {len(plan.draws)} other samples: {rounded(low)} to {rounded(high)}")
-    lines = [f"{demand.who:<14} {who_holds(plan, demand)}" for demand in demands]
-    if demands:
-        lines.append(f"assumed        {demands[0].gaps}; replicas share requests evenly")
-    for line in lines:
-        print(textwrap.fill(line, 88, subsequent_indent=15 * " "))
+    low, high = min(plan.draws), max(plan.draws)
+    print(f"\ninterval       {len(plan.draws)} other samples: {rounded(low)} to {rounded(high)}")
 
 
 def who_holds(plan: Plan, demand: Demand) -> str:
     """How many replicas a load takes, and how much of their capacity it is."""
-    capacity, low, busiest = plan.best.rate, min(plan.draws), demand.busiest
+    capacity, busiest = plan.best.rate, demand.busiest
 
     def load(rate: float) -> str:
         percent = 100 * rate / (count * capacity)
@@ -217,23 +235,22 @@ def who_holds(plan: Plan, demand: Demand) -> str:
         said += f", the busiest minute at {load(busiest)}"
     elif busiest:
         said += f". The busiest minute takes {math.ceil(busiest / capacity)}"
-    if low and (more := math.ceil(demand.rate / low)) > count:
-        said += f". With the lowest capacity of the other samples: {more}"
+    if plan.slower and (more := math.ceil(demand.rate / plan.slower)) > count:
+        said += f". With iterations {100 * (SLOWER - 1):.0f} % slower: {more}"
     return said
 
 
-def print_bench(found: Mapping[str, object]) -> None:
-    cells = [three_digits(cell) if isinstance(cell, float) else cell for cell in found.values()]
-    print_table(list(found), [cells], "as `vllm bench serve` counts it")
+def reads_none(policy: str) -> bool:
+    """Whether it has no token budget."""
+    return policy.partition(":")[0] in WHOLE
 
 
 def print_policies(plan: Plan) -> None:
     """All of them on short runs: long ones would be another measure for ours alone."""
-    rows, ours = [], plan.short or plan.curves[OURS]
-    for name, curve in (plan.curves | {OURS: ours}).items():
-        best = max(curve.values(), key=lambda each: each.rate)
-        share = f"{100 * best.rate / max(each.rate for each in ours.values()):.0f} %"
-        rows.append([name, "-" if 0 in curve else best.budget, rounded(best.rate), share])
+    rows, ours = [], plan.policies[OURS].rate
+    for name, best in plan.policies.items():
+        budget = "-" if reads_none(name) else best.budget
+        rows.append([name, budget, rounded(best.rate), f"{100 * best.rate / ours:.0f} %"])
     header = ["policy", "C", "requests/s", f"of {OURS}"]
     print_table(header, rows, f"policies, each at its best budget, {ABOUT}")
 
@@ -268,7 +285,7 @@ def print_latencies(plan: Plan) -> None:
 
 # what is printed as soon as a phase of `search` is over
 PARTS = {
-    "capacity": print_capacity, "samples": print_samples, "latencies": print_latencies,
+    "answer": print_answer, "samples": print_samples, "latencies": print_latencies,
     "layouts": print_layouts, "policies": print_policies,
 }  # fmt: skip
 
@@ -277,9 +294,7 @@ def print_engines(options: Namespace, plan: Plan) -> None:
     """The command lines of other engines."""
     replica, traffic, budget = plan.replica, plan.question.traffic, plan.best.budget
     longest = int((traffic.prompts + traffic.outputs).max())
-    ours = None if "/" in options.model else shape_of(options.model)
-    name = f"YOUR-{ours.name}" if ours else options.model
-    quoted = shlex.quote(name)
+    quoted = name_of(options)
     place = len(quoted) * "M"  # until the line is wrapped: the name may have blanks
     lines = engine_flags(
         place, budget, replica.max_batch_size, replica.cost.tp, replica.stages,
@@ -294,82 +309,3 @@ def print_engines(options: Namespace, plan: Plan) -> None:
     print("\nThe length is that of the longest request here: give more if yours are longer.")
     if replica.stages > 1:
         print("\nOn a pipeline, SGLang mixes no chunks with decodes: expect less of it.")
-
-
-def draw(plan: Plan) -> plt.Figure:
-    figure, [[cliff, gpus, latency]] = panels(1, 3, 8, 6.5)
-    looks = looks_of(list(plan.curves))
-    if len(looks) > len(PICTURED):
-        looks = {name: own for name, own in looks.items() if name in PICTURED or name not in LOOKS}
-    for name, (colour, marker) in looks.items():
-        curve = plan.curves[name]
-        if 0 in curve:
-            style = {"color": colour, "linestyle": "--", "linewidth": 1.5}
-            cliff.axhline(curve[0].rate, label=f"{name} (no budget)", **style)
-        else:
-            rates = [each.rate for each in curve.values()]
-            cliff.plot(list(curve), rates, color=colour, marker=marker, label=name)
-    best = plan.best
-    cliff.plot([best.budget], [best.rate], "*", color="white", markeredgecolor="black",
-               markersize=20, zorder=5, label=f"chosen: C = {best.budget}")  # fmt: skip
-    cliff.set_xscale("log", base=2)
-    budgets = list(plan.curves[OURS])
-    cliff.set_xticks(budgets, list(map(str, budgets)), rotation=60)
-    cliff.set(xlabel="token budget C", ylabel="requests per second", ylim=(0, 1.5 * best.rate),
-              title="capacity over the token budget")  # fmt: skip
-    cliff.legend(ncols=2, loc="upper left")
-    replicas = plan.question.replicas
-    rates = [plan.layouts[place].rate / replica.gpus for place, replica in replicas.items()]
-    names, style = [each.layout for each in replicas.values()], {"edgecolor": "black"}
-    bars = gpus.bar(names, rates, 0.7, color=LOOKS[OURS][0], **style)
-    gpus.bar_label(bars, fmt="%.2f", fontsize=11, padding=2)
-    gpus.grid(axis="x", visible=False)
-    gpus.set(ylabel="requests per second and GPU", title="capacity per GPU, by layout")
-    slo, rates = plan.question.slo, [rate for _, rate, *_ in plan.loads]
-    bounds = {each.name: each.seconds for each in slo.bounds}
-    colours = dict(zip(shown := latencies_of(slo, USUAL), cycle(COLOURS.values())))
-    for name, each in shown.items():
-        times = [1e3 * load.value(*each) for _, _, load, _ in plan.loads]
-        latency.plot(rates, times, "o-", color=colours[name], label=name)
-        if name in bounds:
-            style = {"color": colours[name], "linestyle": ":"}
-            latency.axhline(1e3 * bounds[name], label=f"SLO of the {name}", **style)
-    style = {"color": "black", "linestyle": "--", "linewidth": 1.2}
-    latency.axvline(best.rate, label=f"capacity: {rounded(best.rate)}", **style)
-    log_axis(latency, "y")
-    latency.set(xlabel="requests per second", ylabel="ms", title="latency below the capacity")
-    latency.legend()
-    cost = plan.replica.cost
-    figure.suptitle(
-        f"{cost.model.name} on {hardware_of(plan.replica)}, {plan.question.traffic.name}: {slo}"
-        " (predicted)",
-        fontsize=18,
-    )
-    return figure
-
-
-def rows_of(plan: Plan) -> Rows:
-    """Of plan.csv: the answer, loads to hold, other samples, what it is compared with, latencies.
-
-    C is 0 where a policy reads no budget. rate: requests per second.
-    """
-    best, question, model = plan.best, plan.question, plan.replica.cost.model.name
-    where = {"source": "predicted", "model": model, "hardware": hardware_of(plan.replica)}
-    answer = {"layout": plan.replica.layout, "C": best.budget, "capacity": best.rate}
-    shown = latencies_of(question.slo, USUAL)
-    rows = Rows([where | answer | {"SLO": str(question.slo)}], UNITS | dict.fromkeys(shown, "s"))
-    for demand in question.demands:
-        rows.add(who=demand.who, **{"mean rate": demand.rate})
-        if demand.busiest:
-            rows[-1]["busiest minute"] = demand.busiest
-    for number, rate in enumerate(plan.draws):
-        rows.add(sample=number, capacity=rate)
-    for name, curve in plan.curves.items():
-        for budget, found in curve.items():
-            rows.add(policy=name, C=budget, **{ROUGHLY: found.rate})
-    for place, found in plan.layouts.items():
-        layout = question.replicas[place].layout
-        rows.add(layout=layout, C=found.budget, **{ROUGHLY: found.rate})
-    for rate, load in sorted(best.loads.items()):
-        rows.add(rate=rate, **{name: load.value(*each) for name, each in shown.items()})
-    return rows

@@ -152,28 +152,6 @@ def tpot(life: Life) -> float:
     return (life.tokens[-1] - life.tokens[0]) / gaps if gaps else math.nan
 
 
-def overload_of(requests: Sequence[Request]) -> Callable[[Trace], bool]:
-    """A function of these requests' trace so far: surely a median delay above MAX_DELAY.
-
-    It counts the delays that `Load.steady` does. A request that still waits is as late as now.
-    """
-    arrivals = np.sort([request.arrival for request in requests])
-    steady = arrivals[arrivals >= arrivals[int(START_SHARE * len(arrivals))]]
-    step = due = -(-len(arrivals) // LOOKS)
-
-    def surely(trace: Trace) -> bool:
-        nonlocal due
-        if len(trace.lives) < due:
-            return False
-        due, now = len(trace.lives) + step, trace.iterations[-1].start
-        lives = [life for life in trace.lives.values() if life.arrival >= steady[0]]
-        in_time = sum([life.scheduling_delay <= MAX_DELAY for life in lives])
-        late = int(np.searchsorted(steady, now - MAX_DELAY)) - in_time
-        return late > len(steady) // 2
-
-    return surely
-
-
 # ----------------------------------------------------------------------------------------- capacity
 
 
@@ -288,6 +266,56 @@ class Load:
         return self.median_delay <= MAX_DELAY and all(
             self.value(each.quantity, each.percent) <= each.seconds for each in slo.bounds
         )
+
+
+# when a request has got what a bound is on
+REACHED = {
+    "delay": lambda life: life.scheduled,
+    "ttft": lambda life: life.tokens[0] if life.tokens else math.inf,
+}
+
+
+def above(count: int, percent: float) -> int:
+    """With so many of `count` values above a limit, their percentile is above it, too."""
+    return count - int(percent / 100 * (count - 1))
+
+
+def overload_of(
+    requests: Sequence[Request], slo: Slo | None = None, size: int = 0
+) -> Callable[[Trace], bool]:
+    """A function of these requests' trace so far: its `Load.steady` surely misses the SLO.
+
+    None: surely a median delay above MAX_DELAY. A request that still waits is as late as now.
+    size: as many run at once. No time between tokens is shorter than the iteration before.
+    """
+    arrivals = np.sort([request.arrival for request in requests])
+    steady = arrivals[arrivals >= arrivals[int(START_SHARE * len(arrivals))]]
+    bounds = [Bound("delay", 50, MAX_DELAY), *(slo.bounds if slo else ())]
+    most = above(sum(request.max_tokens - 1 for request in requests), 99) + size
+    gap = slo.gap if slo else math.inf
+    step = due = -(-len(arrivals) // LOOKS)
+    looked = long = 0
+
+    def late(each: Bound, lives: Sequence[Life], now: float) -> bool:
+        reached = REACHED[each.quantity]
+        in_time = sum([reached(life) - life.arrival <= each.seconds for life in lives])
+        arrived = int(np.searchsorted(steady, now - each.seconds))
+        return arrived - in_time >= above(len(steady), each.percent)
+
+    def surely(trace: Trace) -> bool:
+        nonlocal due, looked, long
+        if len(trace.lives) < due:
+            return False
+        due, now = len(trace.lives) + step, trace.iterations[-1].start
+        lives = [life for life in trace.lives.values() if life.arrival >= steady[0]]
+        new, looked = trace.iterations[looked:], len(trace.iterations)
+        inside = [each for each in new if steady[0] <= each.start and each.end <= steady[-1]]
+        long += sum([each.num_decodes for each in inside if each.end - each.start > gap])
+        return long >= most or any(
+            late(each, lives, now) for each in bounds if each.quantity in REACHED
+        )
+
+    return surely
 
 
 # --------------------------------------------------------------------------------- the token budget

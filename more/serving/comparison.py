@@ -2,13 +2,13 @@
 
 Each comparison asks more/serving/planner.py for many capacities. This file says for which, in which
 order, and how precisely. Who wants to know how one capacity is found may skip it. plan.py reads the
-question; experiments/lib/plan_report.py prints and draws the answer.
+question; experiments/lib/plan_report.py prints the answer.
 """
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from batch import LATEST
@@ -17,8 +17,6 @@ from more.policies import compared
 from more.serving.capacity import Load, Slo, token_budget, tpot
 from more.serving.planner import (
     EXACT,
-    FEWEST,
-    MOST,
     WHOLE,
     Found,
     Replica,
@@ -29,30 +27,32 @@ from more.serving.planner import (
     find_capacity,
 )
 from more.serving.search import percentile
-from more.serving.traffic import FASTEST, at_rate, copy_of
+from more.serving.traffic import at_rate, copy_of
 from timeline import Trace
 
 OURS = "sarathi_serve"  # as vLLM; SGLang only with --enable-mixed-chunk
 SAME = "vllm_v1"  # without a threshold, its batches are ours: not searched again
 ROUGH = 1.05  # precision of what the answer is compared with
+SLOWER = 1.05  # how much a capacity falls if iterations take so many times as long
 DRAWS = 8  # samples of the traffic, for the interval
+TABLES = ("samples", "latencies", "layouts", "policies")
 LOADS = (0.5, 0.7, 0.9, 1.0)  # of the capacity, in the table of latencies
-ROUNDS = 6  # requests of each client of a closed loop
 ALONE = 32  # requests that are served one at a time, to see whether any rate meets the SLO
 
 
 @dataclass(frozen=True)
 class Job:
-    """One search, in a process of its own. budget: of a layout, the first that is tried."""
+    """One search, in a process of its own."""
 
-    # policy: a capacity at this budget, to ROUGH; exact: the same, to EXACT; draw: with another
-    # sample; layout: at the best budget
+    # budget: a capacity at this budget, to ROUGH; exact: the same, to EXACT; draw: with another
+    # sample; slower: with iterations SLOWER; best: at the best budget, and this one is tried first
     what: str
     policy: str
     budget: int
     tp: int
     pp: int
     seed: int | None = None
+    least: float = 0.0  # a smaller capacity is of no use
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ class Question:
     """What is asked, for all jobs alike."""
 
     replicas: Mapping[tuple[int, int], Replica]  # by (tp, pp)
+    slower: Replica  # the one that is asked for, whose iterations take SLOWER as long
     traffic: Traffic
     slo: Slo
     sizes: Sequence[int]  # token budgets
@@ -103,14 +104,16 @@ class Question:
 
     def answer(self, job: Job, starts: Mapping[int, float]) -> Found:
         """starts: by token budget, a rate that may be near."""
-        replica = self.replicas[job.tp, job.pp]
+        replica = self.slower if job.what == "slower" else self.replicas[job.tp, job.pp]
         shared = replica, self.traffic, self.slo, job.policy
-        if job.what == "layout":
-            budgets = self.budgets(job.tp, job.pp)
-            return best_budget(*shared, budgets, ROUGH, min(job.budget, budgets[-1]))
-        precision = ROUGH if job.what == "policy" else EXACT
         start = starts.get(job.budget, 0.0)
-        return find_capacity(*shared, job.budget, precision, job.seed, start)
+        if job.what == "best":
+            budgets = self.budgets(job.tp, job.pp)
+            if job.policy.partition(":")[0] in WHOLE:
+                budgets = budgets[:1]
+            return best_budget(*shared, budgets, ROUGH, min(job.budget, budgets[-1]))
+        precision = ROUGH if job.what == "budget" else EXACT
+        return find_capacity(*shared, job.budget, precision, job.seed, start, job.least)
 
 
 def fits(cache_tokens: int | None, traffic: Traffic) -> bool:
@@ -125,17 +128,18 @@ class Plan:
 
     question: Question
     replica: Replica
-    curves: dict[str, dict[int, Found]]  # by policy and budget; 0: the policy reads no budget
+    curve: dict[int, Found]  # by token budget
     best: Found
-    draws: list[float]  # capacities of other samples
-    layouts: dict[tuple[int, int], Found]
+    slower: float  # the capacity if iterations take SLOWER as long
     refused: dict[tuple[int, int], str]  # why a layout is none
+    draws: list[float] = field(default_factory=list)  # capacities of other samples
     loads: list[tuple[float, float, Load, float]] = field(default_factory=list)  # `latencies`
-    short: dict[int, Found] = field(default_factory=dict)  # ours on short runs, as other policies
+    layouts: dict[tuple[int, int], Found] = field(default_factory=dict)
+    policies: dict[str, Found] = field(default_factory=dict)
 
 
-def first_answer(question: Question, here: tuple[int, int]) -> Found:
-    """One search, in this process: seconds."""
+def first_budget(question: Question, here: tuple[int, int]) -> int:
+    """The largest that keeps the SLO by `token_budget`, or the smallest."""
     replica, slo, budgets = question.replicas[here], question.slo, question.budgets(*here)
     longest = int(question.traffic.prompts.max())
     try:
@@ -143,8 +147,7 @@ def first_answer(question: Question, here: tuple[int, int]) -> Found:
         safe = token_budget(replica.cost, pace, max(longest, budgets[-1]))
     except (UserError, IndexError):  # not even a decode of that context meets the SLO
         safe = budgets[0]
-    budget = max([size for size in budgets if size <= safe] or budgets[:1])
-    return find_capacity(replica, question.traffic, slo, OURS, budget, ROUGH)
+    return max([size for size in budgets if size <= safe] or budgets[:1])
 
 
 def policies_of(given: Sequence[str] | None) -> list[str]:
@@ -155,16 +158,16 @@ def policies_of(given: Sequence[str] | None) -> list[str]:
 def search(
     question: Question,
     here: tuple[int, int],
+    tables: Collection[str],
     policies: Sequence[str],
     refused: dict[tuple[int, int], str],
     perform: Callable[[Callable[[Job], Found], Sequence[Job], str], dict[Job, Found]],
-    first: Found,
 ) -> Iterator[tuple[str, Plan]]:
     """Phase by phase: the name of what is known now, and the plan, to which each phase adds.
 
-    capacity (and the budget), samples, latencies, layouts, policies. Who wants no more stops here.
-    perform(answer, jobs, what): calls `answer` with each job, and returns the answers by job. what:
-    the phase, for the line that tells how far it is. first: `first_answer`, not searched again.
+    First the answer; then those of TABLES that are asked for. perform(answer, jobs, what): calls
+    `answer` with each job, and returns the answers by job. what: the phase, for the line that tells
+    how far it is.
     """
 
     def run(
@@ -173,48 +176,56 @@ def search(
         return perform(partial(question.answer, starts=starts or {}), jobs, what) if jobs else {}
 
     budgets = question.budgets(*here)
+    [first] = run([Job("budget", OURS, first_budget(question, here), *here)], "first").values()
     # the longest searches first: those of large budgets, and of many GPUs
-    jobs = [Job("policy", OURS, size, *here) for size in budgets[::-1] if size != first.budget]
+    jobs = [Job("budget", OURS, size, *here) for size in budgets[::-1] if size != first.budget]
     found = run(jobs, "token budgets", dict.fromkeys(budgets, first.rate)).values()
     curve = {each.budget: each for each in sorted((first, *found), key=lambda each: each.budget)}
-    rough = best = max((short := curve).values(), key=lambda each: each.rate)
+    rough = best = max(curve.values(), key=lambda each: each.rate)
     if rough.rate:
+        at = {rough.budget: rough.rate}
+        [best] = run([Job("exact", OURS, rough.budget, *here)], "capacity", at).values()
         near = [size for size, each in curve.items() if each.rate * ROUGH >= rough.rate]
-        near += beside(budgets, rough.budget)
-        jobs = [Job("exact", OURS, size, *here) for size in near]
-        exact = list(run(jobs, "exact capacity", dict.fromkeys(near, rough.rate)).values())
-        curve = dict(sorted((curve | {each.budget: each for each in exact}).items()))
-        best = max(exact, key=lambda each: (each.rate, -each.budget))
+        near = [size for size in near + beside(budgets, rough.budget) if size != rough.budget]
+        # one that serves no step more is not searched
+        jobs = [Job("exact", OURS, size, *here, least=1.01 * best.rate) for size in near]
+        slower = Job("slower", OURS, best.budget, *here)
+        at = dict.fromkeys(near, EXACT * best.rate or rough.rate)
+        at[best.budget] = best.rate / SLOWER
+        found = run([slower, *jobs], "budgets beside it", at)
+        slow, curve[best.budget] = found.pop(slower), best
+        for each in found.values():
+            if each.rate > best.rate or each.rate < curve.get(each.budget, each).rate:
+                curve[each.budget] = each
+        best = max([best, *found.values()], key=lambda each: each.rate)
+        if best.budget != slower.budget:
+            at = {best.budget: best.rate / SLOWER}
+            [slow] = run([replace(slower, budget=best.budget)], "slower iterations", at).values()
     if not best.rate:  # a part of the requests may be served, and all of them not
         raise UserError(too_strict(question, here))
-    plan = Plan(question, question.replicas[here], {OURS: curve}, best, [], {here: best}, refused)
-    plan.short = short
-    yield "capacity", plan
-    jobs = [Job("draw", OURS, best.budget, *here, seed) for seed in range(DRAWS)]
-    found = run(jobs, "other samples of the traffic", {best.budget: best.rate})
-    plan.draws = [each.rate for each in found.values()]
-    yield "samples", plan
-    plan.loads = latencies(plan)
-    yield "latencies", plan
-    places = [each for each in question.replicas if each != here]
-    jobs = [Job("layout", OURS, rough.budget, *each) for each in places[::-1]]
-    found = {(job.tp, job.pp): each for job, each in run(jobs, "other numbers of GPUs").items()}
-    plan.layouts |= {each: found[each] for each in places}
-    yield "layouts", plan
-    own = {name: name.partition(":")[0] in WHOLE for name in policies}
-    jobs = [
-        Job("policy", name, budget, *here)
-        for name in policies
-        if name not in (OURS, SAME)
-        for budget in (budgets[:1] if own[name] else budgets)
-    ]
-    starts = {budget: each.rate for budget, each in short.items()}  # most are near ours
-    for job, each in run(jobs, "policies", starts).items():
-        place = 0 if own[job.policy] else job.budget
-        plan.curves.setdefault(job.policy, {})[place] = each
-    if SAME in policies:
-        plan.curves = {name: plan.curves.get(name, short) for name in policies}
-    yield "policies", plan
+    curve = dict(sorted(curve.items()))
+    plan = Plan(question, question.replicas[here], curve, best, slow.rate, refused)
+    yield "answer", plan
+    if "samples" in tables:
+        jobs = [Job("draw", OURS, best.budget, *here, seed) for seed in range(DRAWS)]
+        found = run(jobs, "other samples of the traffic", {best.budget: best.rate})
+        plan.draws = [each.rate for each in found.values()]
+        yield "samples", plan
+    if "latencies" in tables:
+        plan.loads = latencies(plan)
+        yield "latencies", plan
+    if "layouts" in tables:
+        places = [each for each in question.replicas if each != here]
+        jobs = [Job("best", OURS, rough.budget, *each) for each in places[::-1]]
+        found = {(job.tp, job.pp): each for job, each in run(jobs, "numbers of GPUs").items()}
+        plan.layouts = {each: found.get(each, best) for each in question.replicas}
+        yield "layouts", plan
+    if "policies" in tables:
+        own = [name for name in policies if name not in (OURS, SAME)]
+        jobs = [Job("best", name, rough.budget, *here) for name in own]
+        found = {job.policy: each for job, each in run(jobs, "policies").items()}
+        plan.policies = {name: found.get(name, rough) for name in policies}
+        yield "policies", plan
 
 
 def too_strict(question: Question, here: tuple[int, int]) -> str:
@@ -267,21 +278,3 @@ def measure_of(quantity: str, trace: Trace) -> float:
     if quantity.startswith("mean"):
         return 1e3 * statistics.fmean(times) if times else 0.0
     return 1e3 * percentile(times, 50 if quantity.startswith("median") else 99)
-
-
-def bench(replica: Replica, traffic: Traffic, budget: int, clients: int) -> dict:
-    """What `vllm bench serve --max-concurrency` prints, under its names.
-
-    A closed loop: ROUNDS requests of each client, and FEWEST at least.
-    """
-    count = max(clients, min(max(ROUNDS * clients, FEWEST), MOST))
-    trace = replica.serve(at_rate(traffic.sample(count), FASTEST), OURS, budget, clients)
-    return {
-        "load": f"{clients} clients",
-        "C": budget,
-        "Successful requests": len(trace.finished),
-        "Request throughput (req/s)": measure_of("requests", trace),
-        "Output token throughput (tok/s)": measure_of("output", trace),
-        "Mean TTFT (ms)": measure_of("mean TTFT", trace),
-        "Mean TPOT (ms)": measure_of("mean TPOT", trace),
-    }

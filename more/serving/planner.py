@@ -32,6 +32,7 @@ from more.pipeline import (
     make_micro_batches,
     run_pipeline,
 )
+from more.policies import compared
 from more.serving.capacity import (
     CONTEXT,
     DECODES,
@@ -43,9 +44,9 @@ from more.serving.capacity import (
 )
 from more.serving.search import AlwaysServed, largest_rate
 from more.serving.traffic import at_rate, copy_of
-from scheduler import make_scheduler
+from scheduler import POLICIES, make_scheduler
 from simulate import CostExecutor
-from timeline import Trace
+from timeline import Iteration, Trace
 
 # Neighbours that are drawn together, at most, and blocks of a short trace, at least: samples of few
 # blocks would hardly differ. NEAR: blocks, see `Traffic.sample`.
@@ -58,6 +59,7 @@ ITERATIONS, FEW = 100_000, 48
 COARSE, EXACT = 1.2, 1.025  # precision: of short runs, and of the answer
 HOPELESS = 32  # if not even so small a part of the throughput is served, the capacity is 0
 WHOLE = ("request_level", "baseline", "orca", "vllm_v0")  # policies that read no token budget
+KNOWN = {POLICIES[name] for name in compared() if name != "chunked_only"}  # that has a state
 BUDGETS = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
 
 
@@ -210,7 +212,7 @@ class Replica:
     ) -> Trace:  # fmt: skip
         """The run of these requests. budget: C, in tokens. clients: see `run_closed`.
 
-        over: asked with the trace so far, before each iteration; True ends the run there.
+        over: asked with the trace so far, after iterations; True ends the run there.
         """
         cost, stages = self.cost, self.stages
         size, cache_tokens = self.size(budget, policy), self.holds(budget)
@@ -221,8 +223,8 @@ class Replica:
                 return run_closed(loop, requests, clients)
             for request in requests:
                 loop.add(request)
-            while not (over and over(loop.trace)) and loop.step():
-                pass
+            while loop.step() and not (over and over(loop.trace)):
+                decode_on(loop)
             return loop.trace
         filled = make_micro_batches(
             policy, stages, stages, max(1, size // stages), budget, cache_tokens, memory="pool",
@@ -256,7 +258,38 @@ def run_closed(loop: Loop, requests: Iterable[Request], clients: int) -> Trace:
         for request in islice(left, len(loop.trace.finished) - ended):
             loop.add(copy_of(request, request.request_id, loop.executor.now()))
         ended = len(loop.trace.finished)
+        decode_on(loop)
     return loop.trace
+
+
+def decode_on(loop: Loop) -> None:
+    """Decode on until a request may arrive, start or end: to the last bit as `Loop.step` would.
+
+    Most iterations of a light load are such. Of a user's own policies it knows nothing.
+    """
+    scheduler, executor, decodes = loop.scheduler, loop.executor, loop.scheduler.running
+    if type(scheduler) not in KNOWN or not decodes:
+        return
+    if scheduler.can_admit() or scheduler.started():
+        return
+    memory, cost, trace, count = scheduler.memory, executor.cost_model, loop.trace, len(decodes)
+    left = min([request.max_tokens - len(request.output) for request in decodes]) - 1
+    if memory.capacity is not None:
+        left = min(left, (memory.capacity - memory.taken) // count)
+    arrival = loop.arriving[0].arrival if loop.arriving else math.inf
+    others, ids = cost.without_attention(count, count), tuple([r.request_id for r in decodes])
+    tokens, ends, now = count + sum([r.context for r in decodes]), [], executor.clock
+    while len(ends) < left and now < arrival:
+        seconds = cost.host.around(others + cost.decode_attention(count, tokens), count)
+        trace.iterations.append(Iteration(now, seconds, 0, count, 0, decodes=ids))
+        now, tokens = now + seconds, tokens + count
+        ends.append(now)
+    executor.clock = now
+    memory.taken += count * len(ends)
+    for request in decodes:
+        request.context += len(ends)
+        request.output += len(ends) * [0]
+        trace.lives[request.request_id].tokens += ends
 
 
 @dataclass(frozen=True)
@@ -295,13 +328,15 @@ def find_capacity(
     """
 
     sample = cache(lambda count: traffic.sample(count, seed))
-    runs = {} if runs is None else runs
+    # what is left early for one SLO says nothing of others
+    runs, bounds = ({}, slo) if runs is None else (runs, None)
 
     def met_at(rate: float, count: int) -> Load | None:
         """The load of a run, if it meets the SLO."""
         if (run := (budget, rate, count)) not in runs:
             requests = at_rate(sample(count), rate)
-            trace = replica.serve(requests, policy, budget, over=overload_of(requests))
+            over = overload_of(requests, bounds, replica.size(budget, policy))
+            trace = replica.serve(requests, policy, budget, over=over)
             runs[run] = Load.steady(trace) if len(trace.finished) == count else None
         load = runs[run]
         return load if load and load.meets(slo) else None
