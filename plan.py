@@ -31,7 +31,7 @@ from configs.hosts import HOSTS
 from costmodel import SOFTWARE, CostModel, constants
 from experiments.lib.common import run_jobs
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
-from experiments.lib.flags import ScriptParser, gpu_flag, model_flag
+from experiments.lib.flags import ScriptParser, gpu_flag, make_directory, model_flag
 from experiments.lib.plan_names import (
     SLO_FLAGS,
     budgets_tried,
@@ -44,11 +44,13 @@ from experiments.lib.plan_names import (
     that_fit,
 )
 from experiments.lib.plan_report import (
+    NAME,
     PARTS,
     describe,
     print_anchor,
     print_engines,
     print_first,
+    save,
 )
 from more.loading.priced import priced_model
 from more.serving.anchor import anchor_of, scaled
@@ -97,6 +99,8 @@ FLAGS = {
     "tables": Flag("also: other samples of the traffic, latencies against the load, layouts of"
                    " GPUs, policies", (), shown="none; policies with --policy or --policy-file",
                    choices=(*TABLES, "all"), several=True),
+    "out": Flag("also the tables as a picture and a CSV: plan.png and plan.csv", shown="none"),
+    "force": Flag(),
     "quick": Flag(),
 }  # fmt: skip
 
@@ -114,9 +118,10 @@ def replica_of(options: Namespace, model: ModelConfig, tp: int, pp: int) -> Repl
     """`tp` GPUs in each of `pp` stages. Raises UserError if the model does not fit, or divide."""
     cost, share = cost_of(options, model, tp), options.memory_utilization or UTILIZATION
     size, hop = options.max_batch_size or 256, cost.link
+    deal = "ahead" if (options.software or "vllm") == "vllm" else "queue"
     if options.cache_tokens and (tp, pp) == (options.tp, options.pp):
-        return Replica(cost, size, options.cache_tokens, pp, hop)
-    replica = Replica(cost, size, None, pp, hop, share)
+        return Replica(cost, size, options.cache_tokens, pp, hop, deal=deal)
+    replica = Replica(cost, size, None, pp, hop, share, deal)
     if not replica.holds(least := budgets_tried(options)[0]):
         if replica.holds(1):
             raise UserError(f"--chunk-size {least}: its activations do not fit; give fewer tokens")
@@ -185,6 +190,8 @@ def on_all_cores(
 def main() -> None:
     options, begin = read_options(), time.monotonic()
     gc.disable()  # a run leaves many small objects and no cycles
+    if options.out:
+        make_directory(options.out, NAME, force=options.force)
     question, refused = prepare(options)
     place = options.tp, options.pp
     replica = question.replicas[place]
@@ -205,6 +212,8 @@ def main() -> None:
                 " all.\nPrefill and decode on GPUs of their own: docs/apart.md compares."
             )
         sys.stdout.flush()
+    if options.out:
+        save(plan, options.out / f"{NAME}.csv")
     if tables:
         print(f"\nin {time.monotonic() - begin:.0f} s")
 

@@ -226,7 +226,14 @@ STUDY = Study(
         " (LLaMA2-70B, A40s)"
     ),
     panels=[
-        Panel(WHERE, "capacity", "policy", "bars", where={"slo": "strict"}, title="strict SLO"),
+        Panel(
+            WHERE,
+            "capacity",
+            "policy",
+            "bars",
+            where={"slo": "strict", "layout": (FALCON.layout, FALCON_TP8.layout)},
+            title="strict SLO",
+        ),
         Panel(
             WHERE,
             "gain",

@@ -1,10 +1,11 @@
-"""How plan.py prints its answer. Who wants to know how it is found may skip this file."""
+"""How plan.py prints and draws its answer. Who wants to know how it is found may skip this file."""
 
 import math
 import shlex
 import textwrap
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 
 from configs.constants import ALL_REDUCES
 from configs.hosts import HOSTS
@@ -19,6 +20,8 @@ from more.serving.engines import engine_flags
 from more.serving.planner import WHOLE, Replica, Traffic
 from more.serving.search import percentile
 
+NAME = "plan"
+UNITS = dict.fromkeys(("capacity", "capacity per GPU"), "requests/s") | {"latency": "ms"}
 FEW = 100  # requests of a trace; fewer give an interval that says little
 ABOUT = "searched to 5 % on short runs"
 USUAL = (("tbt", 99), ("ttft", 90))  # latencies that every answer states
@@ -309,3 +312,38 @@ def print_engines(options: Namespace, plan: Plan) -> None:
     print("\nThe length is that of the longest request here: give more if yours are longer.")
     if replica.stages > 1:
         print("\nOn a pipeline, SGLang mixes no chunks with decodes: expect less of it.")
+
+
+def rows_of(plan: Plan) -> Rows:
+    """Of plan.csv: what is in the tables. C is 0 where a policy reads no budget."""
+    model, slo = plan.replica.cost.model.name, plan.question.slo
+    where = {"source": "predicted", "model": model, "hardware": hardware_of(plan.replica)}
+    rows = Rows((), UNITS)
+    for budget, found in plan.curve.items():
+        rows.append(where | {"policy": OURS, "C": budget, "capacity": found.rate})
+    for name, found in plan.policies.items():
+        case = {"best": name, "C": 0 if reads_none(name) else found.budget}
+        rows.append(where | case | {"capacity": found.rate})
+    for place, found in plan.layouts.items():
+        replica = plan.question.replicas[place]
+        case = {"layout": replica.layout, "C": found.budget}
+        rows.append(where | case | {"capacity per GPU": found.rate / replica.gpus})
+    for _, rate, load, _ in plan.loads:
+        for name, each in latencies_of(slo, USUAL).items():
+            case = {"rate": rate, "quantity": name}
+            rows.append(where | case | {"latency": 1e3 * load.value(*each)})
+    return rows
+
+
+def save(plan: Plan, path: Path) -> None:
+    """plan.csv, and its picture: a panel for each table that is there."""
+    from experiments.lib.study import Panel, draw_panels, finish  # an answer alone needs no picture
+
+    title = f"{plan.question.traffic.name}: {plan.question.slo}"
+    panels = [
+        Panel("C", "capacity", "policy", title="capacity over the token budget"),
+        Panel("best", "capacity", "best", "bars", title="policies, each at its best budget"),
+        Panel("layout", "capacity per GPU", kind="bars", title="layouts of GPUs"),
+        Panel("rate", "latency", "quantity", title="latency below the capacity", log="y"),
+    ]
+    finish(path, rows_of(plan), lambda rows: draw_panels(rows, panels, title, 2))
