@@ -30,6 +30,7 @@ from costmodel import CostModel, make_batch, tokens_that_fit
 from experiments.lib import plan_report
 from experiments.lib.plan_names import slo_of
 from experiments.lib.plan_report import error_of, link_words, print_layouts, rounded, who_holds
+from experiments.lib.rows import read_rows
 from more.loading.priced import shape_of
 from more.pipeline import simulate_pipeline
 from more.policies import compared
@@ -569,8 +570,8 @@ def test_an_interrupt_keeps_what_is_there(llama: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_small_plan(llama: Path) -> None:
-    """All that it says and prints, with a policy of one's own, on few requests."""
+def test_a_small_plan(llama: Path, tmp_path: Path) -> None:
+    """All that it says, prints and writes, with a policy of one's own, on few requests."""
     flags = ("--model", llama, "--requests-file", "2000:60", "--requests", 64, "--tbt-slo", 40)
     flags += ("--slo", "ttft:p50:900")
     policy = ("--policy-file", ROOT / "examples" / "priority.py", "--rate", 9)
@@ -578,7 +579,7 @@ def test_a_small_plan(llama: Path) -> None:
     here = mock.patch("os.cpu_count", lambda: 1)  # so small that more processes would only cost
     sizes = mock.patch.multiple(plan, TP=(1, 2), PP=(2,))
     with here, sizes, mock.patch.multiple(comparison, **few):
-        done = call(plan, *flags, *policy, "--quick", "--tables", "all")
+        done = call(plan, *flags, *policy, "--quick", "--tables", "all", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     said = done.stdout
     for words in ("token budget   C = ", "TP1-PP2", f"vllm serve '{llama}' ", "priority"):
@@ -588,6 +589,10 @@ def test_a_small_plan(llama: Path) -> None:
     assert float(two[3]) > float(one[3]) > 0, "requests/s"
     assert {"priority", "sarathi_serve"} <= {line[0] for line in lines if line}
     assert "you expect     9.00 requests/s" in said and "100 %" in said
+    rows = read_rows(tmp_path / "plan.csv")
+    assert len(rows.where("best")) == 2 and {*rows.by("layout")} == {"TP1", "TP2", "TP1-PP2"}
+    assert 2 * rows.one("capacity per GPU", layout="TP2") == pytest.approx(float(two[3]), rel=0.01)
+    assert {*rows.by("rate")} and (tmp_path / "plan.png").exists()
 
 
 def test_requests_that_are_too_long_are_counted(capsys: pytest.CaptureFixture, llama: Path) -> None:

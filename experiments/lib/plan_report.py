@@ -342,7 +342,13 @@ def save(plan: Plan, path: Path) -> None:
     title = f"{plan.question.traffic.name}: {plan.question.slo}"
     panels = [
         Panel("C", "capacity", "policy", title="capacity over the token budget"),
-        Panel("best", "capacity", "best", "bars", title="policies, each at its best budget"),
+        Panel(
+            "best",
+            "capacity",
+            kind="bars",
+            title="policies, each at its best budget",
+            show={"xlabel": ""},
+        ),
         Panel("layout", "capacity per GPU", kind="bars", title="layouts of GPUs"),
         Panel("rate", "latency", "quantity", title="latency below the capacity", log="y"),
     ]
