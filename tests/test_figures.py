@@ -31,7 +31,7 @@ gallery = importlib.import_module("experiments.all")
 STUDIES = studies()
 # They take seconds, and run fewer requests with --quick.
 LONG = ["serve_capacity", "serve_ablation", "serve_pipelines", "fig12", "td_lengths"]
-LONG += ["td_phases", "td_stealing", "td_switches", "td_throughput", "fig9"]
+LONG += ["td_phases", "td_switches", "td_throughput", "fig9"]
 LONG += ["serve_latency", "heirs", "beside_benchmarks", "apart_distserve", "apart_routing"]
 LONG += ["apart_map"]
 SHORT = [name for name in STUDIES if name not in LONG]
