@@ -30,7 +30,6 @@ from experiments import (
     bench,
     beside_benchmarks,
     fidelity,
-    shapes,
     studies,
     validate,
 )
@@ -187,14 +186,6 @@ def plan_printed(words: str) -> str:
     return below(title, text) if title else text
 
 
-def shape_counts(_: str) -> str:
-    found = shapes.find_shapes(common.ROOT / "results")
-    _, *others = {place for place, *_ in found}
-    if others:
-        raise UserError(f"figures were measured on several machines: {'; '.join(others)}")
-    return below("Measured: ", printed(shapes.print_shapes, found))
-
-
 def lessons(_: str) -> str:
     """The heads of the lessons, as a table."""
     head = "| lesson | afterwards you can | needs | difficulty | minutes |"
@@ -240,7 +231,6 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "lessons": lessons,
     "fidelity": summary,
     "plan": plan_printed,
-    "shapes": shape_counts,
     "validate": lambda name: below("Absolute error", printed(validate.print_errors, results(name))),
 }
 

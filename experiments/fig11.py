@@ -175,7 +175,7 @@ STUDY = Study(
     },
     derive=peaks,
     claims=[
-        Claim("Orca's best case lies between baseline and SARATHI", orca_between, True),
+        Claim("Orca's best case lies between baseline and SARATHI", orca_between),
         Claim("the longer the chunks, the lower the peak, and the further right", peaks_move_right),
         Claim("Orca's worst case is the baseline",
               bounded("gain", 1 - 1e-6, 1 + 1e-6, panel="a", start="together")),

@@ -100,12 +100,8 @@ STUDY = Study(
     },
     derive=largest_share,
     claims=[
-        Claim(
-            "a prefill token costs the same in any batch", flat("total", "B", phase="prefill"), True
-        ),
-        Claim(
-            "a decode costs less, the larger the batch", falls("total", "B", phase="decode"), True
-        ),
+        Claim("a prefill token costs the same in any batch", flat("total", "B", phase="prefill")),
+        Claim("a decode costs less, the larger the batch", falls("total", "B", phase="decode")),
     ],
     shown=lambda row, quantity: (
         quantity in ("total", "over a prefill token")

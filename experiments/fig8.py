@@ -65,8 +65,8 @@ STUDY = Study(
     },
     derive=extremes,
     claims=[
-        Claim("the speedup of a piggybacked decode falls with B", falls("speedup", "B"), True),
-        Claim("... and with L", falls("speedup", "L"), True),
+        Claim("the speedup of a piggybacked decode falls with B", falls("speedup", "B")),
+        Claim("... and with L", falls("speedup", "L")),
     ],
     shown=lambda row, _: (
         "which" in row or row["source"] == "measured" or row["B"] in (2, 4, 6, 9, 18)

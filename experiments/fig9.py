@@ -148,7 +148,7 @@ STUDY = Study(
            for name, (on, L, C, PD) in PAPER.items()}
     | {"f9_broad": ("median gain", LLAMA_13B)},
     claims=[Claim("the gain peaks near P:D = C/(B-1)",
-                  peaks_at("gain", "PD", lambda row: balance(row["C"], row["B"])), measured=True)],
+                  peaks_at("gain", "PD", lambda row: balance(row["C"], row["B"])))],
     flags=POLICIES | PRICED,
 )  # fmt: skip
 

@@ -39,7 +39,7 @@ PROMISES = {
     "the other papers: pipelines, beams, halves apart": (
         "apart beam beam_cost pipeline pipeline_worker stages td_pipe"
     ),
-    "the price of a batch by hand": "constants costmodel law shapes",
+    "the price of a batch by hand": "constants costmodel law",
     "capacity is one: planner, traces, anchors": (
         "anchor beside_benchmarks calibrate plan serving traces workload"
     ),

@@ -16,6 +16,7 @@ import configs
 from engine import LLM
 from experiments import fidelity, serve_capacity, studies
 from experiments.lib import look, measuring
+from experiments.lib.claims import Claim, bounded, falls, peaks_at
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Real, gain
 from experiments.lib.panels import Panel
@@ -135,6 +136,19 @@ def test_committed_rows_follow_from_each_other(name: str) -> None:
         figure = study.picture(kept)
         plt.close(figure)
         assert len(figure.axes) <= 6, "more than anybody looks at"
+
+
+def test_claims_by_hand() -> None:
+    """A bound has two sides; a peak stands where it should; one point compares nothing."""
+    where = {"source": "predicted", "model": "m", "hardware": "h"}
+    rows = Rows([where | {"B": y, "gain": y} for y in (1, 2, 3)], {"gain": "x"})
+    found = bounded("gain", 2, 2)(rows)
+    assert [each.comparisons for each in found] == [[False], [True], [False]]
+    assert falls("gain", "B")(rows)[0].comparisons == [False, False]
+    for place, holds in ((3, True), (2.9, True), (1, False)):
+        [finding] = peaks_at("gain", "B", lambda row, place=place: place)(rows)
+        assert finding.comparisons == [holds]
+    assert not Claim("it falls", falls("gain", "B", B=1)).found(rows)
 
 
 def test_fidelity_is_that_of_the_committed_results(

@@ -1,9 +1,8 @@
-"""What must hold of the rows of a study: of predicted ones always, of measured ones we count.
+"""What must hold of the predicted rows of a study.
 
     Claim("the speedup falls with B", falls("speedup", over="B"))
 
-A claim is a number of comparisons between two values. A test holds every study's predictions to its
-claims; shapes.py counts how many comparisons hold of what was measured on a machine.
+A claim is a number of comparisons between two values. A test holds every study to its claims.
 """
 
 from collections.abc import Callable
@@ -26,11 +25,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Claim:
-    """says: in words. find: rows of one source -> findings. measured: a machine should show it."""
+    """says: in words. find: rows of one source -> findings."""
 
     says: str
     find: Callable[[Rows], list[Finding]]
-    measured: bool = False
 
     def found(self, rows: Rows) -> list[Finding]:
         """The findings that compare anything: a curve of one point does not."""
