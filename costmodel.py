@@ -110,7 +110,7 @@ class CostModel:
         self.gpu = gpu
         self.efficiency, self.guess = efficiency, ""
         self.tp, self.link, self.host = tp, link or LINKS[gpu.link], host
-        self.measured_reduces, self.wait = None, WAIT if software == "vllm" else 0.0
+        self.measured_reduces = None
         if efficiency is None:
             self.efficiency, self.guess = constants(gpu.name, software, gpu.generation)
             if gpu.measured:
@@ -121,6 +121,7 @@ class CostModel:
             if tp > 1 and not self.measured_reduces:
                 unknown = f"no all-reduces of {tp} GPUs over {self.link.name} for {software}"
                 self.guess = f"{self.guess}; {unknown}" if self.guess else unknown
+        self.wait = WAIT if software == "vllm" else 0.0
         self.experts, self.fp8 = experts_and_fp8(model, gpu, software, tp)
         self.bytes_per_value = bytes_per_value
         try:

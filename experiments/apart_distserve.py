@@ -32,7 +32,6 @@ from batch import Batch, Request
 from command.checks import UserError, lookup
 from command.cli import read_text
 from configs import GPUS, MODELS
-from configs.hosts import HOSTS
 from costmodel import tokens_that_fit
 from experiments.apart_map import Point, best
 from experiments.lib.common import ROOT
@@ -73,7 +72,7 @@ FITS = {
     APART: {"profile": ((13.4027, 0.0623429, 2.22688e-6), (19.9347, 6.26936e-4, 0.038507))},
 }
 BY = {system: tuple(dict.fromkeys(("none", *fits))) for system, fits in FITS.items()}
-BY[VLLM] += tuple(HOSTS)[1:]
+BY[VLLM] += ("vllm-2024",)  # later hosts are as none; with Sarathi-Serve's, vLLM serves nothing
 QUANTITIES = ("attainment", "TTFT alone", "TPOT alone")
 GOODPUTS = ("goodput of vllm", "goodput of distserve")
 Run = list[tuple[Request, float, float]]  # with TTFT and TPOT in seconds
@@ -189,7 +188,6 @@ def sweeps(quick: bool, requests_file: Path | None = None) -> list[Sweep]:
         case = dict(zip(("system", "rate", "requests"), run, strict=True))
         found.setdefault(run[0], []).append(case)
     one, three = (SimpleNamespace(model=OPT.name, hardware=f"{gpus} x {GPU}") for gpus in (1, 3))
-    # with the hosts of Sarathi-Serve, vLLM serves nothing; with later ones, what it does with none
     every = cases(by=("none", "vllm-2024", "profile")) if path == FILE else []
     sweeps = [Sweep(partial(gain, draws=1 if quick else DRAWS), [three], every, every[:1])]
     for system, own in found.items():
@@ -199,7 +197,7 @@ def sweeps(quick: bool, requests_file: Path | None = None) -> list[Sweep]:
 
 
 def panel(quantity: str, *systems: str) -> Panel:
-    where = {"system": systems, "by": (*BY[VLLM][:4], None)}  # None: the artefact's own
+    where = {"system": systems, "by": (*BY[VLLM], None)}  # None: the artefact's own
     return Panel("rate", quantity, "by", facet="system", where=where, show={"ylim": (0, 105)})
 
 

@@ -4,7 +4,7 @@
     TP+HB   tensor parallelism, hybrid batches of chunks and decodes          sarathi_serve
     PP+SB   a pipeline, separate batches                                      vllm_v0:N
     PP+HB   a pipeline, hybrid batches                                        sarathi_serve
-    ahead   the same as engines do it today: more/pipeline/one_pool.py        sarathi_serve
+    PP+ahead  the same, as engines do it today (more/pipeline/one_pool.py)   sarathi_serve
     TD-Pipe a pipeline, phases                                                td_pipe
 
 Every system has the same GPUs, memory and requests, all there at the start. vLLM 0.5.3, which the
@@ -51,7 +51,7 @@ LOOKS = {
     "TP+HB": COLOURS["blue"],
     "PP+SB": COLOURS["orange"],
     "PP+HB": COLOURS["vermilion"],
-    "PP+HB ahead": COLOURS["purple"],
+    "PP+ahead": COLOURS["purple"],
     "TD-Pipe": COLOURS["green"],
     "SB": COLOURS["sky"],  # of one GPU, which is TP, too
     "HB": COLOURS["blue"],
@@ -68,7 +68,7 @@ BASELINES = {
     "PP+SB": "vllm_v0",
     "PP+HB": "sarathi_serve",
 }
-AHEAD = "PP+HB ahead"  # not in the paper
+AHEAD = "PP+ahead"  # not in the paper
 RIVALS = BASELINES | {AHEAD: "sarathi_serve"}
 OURS = "TD-Pipe"
 SYSTEMS = (*RIVALS, OURS)
