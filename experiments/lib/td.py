@@ -1,11 +1,11 @@
 """TD-Pipe's experiments: its nodes, models, baselines and workload (arXiv 2506.10470, Sec 4.1).
 
-    TP+SB   tensor parallelism, prefills and decodes in separate batches      vllm_v0:N
-    TP+HB   tensor parallelism, hybrid batches of chunks and decodes          sarathi_serve
-    PP+SB   a pipeline, separate batches                                      vllm_v0:N
-    PP+HB   a pipeline, hybrid batches                                        sarathi_serve
-    PP+ahead  the same, as engines do it today (more/pipeline/one_pool.py)   sarathi_serve
-    TD-Pipe a pipeline, phases                                                td_pipe
+    TP+SB     tensor parallelism, prefills and decodes in separate batches     vllm_v0:N
+    TP+HB     tensor parallelism, hybrid batches of chunks and decodes         sarathi_serve
+    PP+SB     a pipeline, separate batches                                     vllm_v0:N
+    PP+HB     a pipeline, hybrid batches                                       sarathi_serve
+    PP+ahead  the same, as engines do it today (more/pipeline/one_pool.py)     sarathi_serve
+    TD-Pipe   a pipeline, phases                                               td_pipe
 
 Every system has the same GPUs, memory and requests, all there at the start. vLLM 0.5.3, which the
 paper compares with, ran one engine per stage, each with its own share of requests and of memory: so
