@@ -1,4 +1,4 @@
-"""Beam search in the engine: two caches, the rules, memory, broken logits."""
+"""Beam search in the engine: two caches, the rules, memory."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ from conftest import one_at_a_time, tiny_model
 
 from attention import PLAIN
 from batch import Request
-from engine import LLM, SamplingParams
 from executor import ModelExecutor
 from kvcache import KVCache
 from loop import Loop
@@ -18,6 +17,7 @@ from more.beam.search import BeamSearch, Candidate, best_candidates
 from scheduler import make_scheduler
 
 Case = tuple[list[int], BeamSearchParams]
+PROMPT = [1, 2, 3, 4, 5]
 
 
 def search(model: Transformer, case: Case, number: int, cache: str) -> BeamRequest:
@@ -115,14 +115,6 @@ def test_never_looks_as_far_as_max_tokens() -> None:
         assert search.done is done, rule
 
 
-@pytest.fixture
-def llm(small: str) -> LLM:
-    return LLM(small, dtype="float32", device="cpu", max_batch_size=3, chunk_size=8)
-
-
-PROMPT = [1, 2, 3, 4, 5]
-
-
 def test_the_rows_of_beams_count_for_the_token_budget() -> None:
     """sarathi: C = 12 rows. A search of 5 beams leaves 7 of them to a chunk."""
     model = tiny_model("llama")
@@ -134,24 +126,3 @@ def test_the_rows_of_beams_count_for_the_token_budget() -> None:
         rows.append((loop.batch.num_prefill_tokens, rows_of(loop.batch)))
     assert (7, 12) in rows
     assert max(total for _, total in rows) == 12
-
-
-@pytest.mark.parametrize("cache", ["segment", "standard"])
-def test_broken_logits_end_their_search_alone(llm: LLM, cache: str) -> None:
-    """At its prompt, or later. Searches and other requests beside it go on."""
-    prompts, params = [PROMPT, [96], [5, 6]], BeamSearchParams(3, 9)
-    good = llm.beam_search(prompts, params, cache)
-    seen = [{t for s in out.sequences for t in s.token_ids} for out in good]
-    late = min(seen[2] - seen[0] - {*PROMPT})
-    with torch.no_grad():
-        llm.model.embed.weight[[96, late]] = float("nan")
-    stream = llm.stream(PROMPT, SamplingParams(20))
-    tokens = [next(stream).token_id]
-    first, *broken = llm.beam_search(prompts, params, cache)
-    assert first.sequences == good[0].sequences
-    for out in broken:
-        [none] = out.sequences
-        assert (none.token_ids, none.text, none.finish_reason) == ([], "", "error")
-    tokens += [each.token_id for each in stream]
-    assert not llm._loop.executor.memories
-    assert tokens == llm.generate(PROMPT, SamplingParams(20))[0].token_ids
