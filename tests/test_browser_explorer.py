@@ -7,7 +7,6 @@ Skipped where Playwright, Chromium or Pyodide is missing.
 
 import json
 import re
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +15,11 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-import uvicorn
-from fastapi import FastAPI
+from served import served
 from test_explorer import close
 
-from more.web import bundle, explore_routes, explorer
+from more.web import bundle, explorer
+from more.web.priced import PricedEngine
 from tests.conftest import Opened
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -87,15 +86,8 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """The same page with the Python of the server."""
-    app = FastAPI()
-    app.include_router(explore_routes.router(PYODIDE))
-    listener = socket.create_server(("127.0.0.1", 0))
-    running = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
-    thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}/explore/"
-    running.should_exit = True
-    thread.join(30)
+    with served(PricedEngine(), pyodide=PYODIDE) as running:
+        yield f"{running.url}/explore/"
 
 
 def drawn(page: "playwright.Page", times: int = 1) -> None:
