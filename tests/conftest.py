@@ -2,7 +2,8 @@
 ways to run a loop or a back end of attention.
 """
 
-import command.enter  # noqa: F401
+import command.enter
+import command.first  # noqa: F401  (tests compute as the commands do)
 
 import dataclasses
 import gc
