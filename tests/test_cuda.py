@@ -220,11 +220,6 @@ def validated() -> Iterator[None]:
         yield
 
 
-def needed(backend: str) -> None:
-    if backend == "xformers":
-        pytest.importorskip("xformers")
-
-
 SHAPES = {  # heads of 8 elements: FlashAttention takes no others
     name: replace(shape, head_dim=8) if shape.head_dim % 8 else shape
     for name, shape in TINY.items()
@@ -242,7 +237,8 @@ SHAPES = {  # heads of 8 elements: FlashAttention takes no others
 @pytest.mark.usefixtures("validated")
 def test_devices_and_shapes(name: str, backend: str) -> None:
     """On the second GPU: what goes to "cuda" goes to the first."""
-    needed(backend)
+    if backend == "xformers":
+        pytest.importorskip("xformers")
     with fake_cuda(count=2):
         model = new_model(SHAPES[name], torch.bfloat16, torch.device("cuda:1"))
         for before, batch in batches():

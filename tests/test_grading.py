@@ -14,7 +14,6 @@ import tempfile
 import threading
 import zipfile
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -481,15 +480,6 @@ def test_the_rubric_is_read_from_its_document(
         feedback.rubric()
 
 
-class Tags(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: set[str] = set()
-
-    def handle_starttag(self, tag: str, attrs: list) -> None:
-        self.found |= {tag, *(name for name, _ in attrs if name.startswith("on"))}
-
-
 NASTY = "</pre><script>alert(1)</script><img src=x onerror=alert(1)>\ud800\u202e\x1b[2J$title"
 
 
@@ -500,10 +490,10 @@ def test_a_page_shows_what_a_stranger_wrote_and_obeys_none_of_it(tmp_path: Path)
     feedback.write_feedback(tmp_path, [one, one], feedback.rubric(), 5)
     first, second = sorted(tmp_path.glob("*.html"))
     ours = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "b", "pre"}
-    text, tags = first.read_text("utf-8"), Tags()
+    text = first.read_text("utf-8")
     assert second.read_text("utf-8") == text, "names collide: two pages"
-    tags.feed(text)
-    assert tags.found <= ours | {"table", "tr", "th", "td", "section"}
+    assert {*re.findall(r"<(\w+)", text)} <= ours | {"table", "tr", "th", "td", "section"}
+    assert not re.search(r"<[^>]* on\w+=", text)
     assert "&lt;script&gt;" in text and not re.search("[\u202e\x1b\ud800]", text)
     said = "10 of 95 points|check 7 --seed 5|white-space: pre-wrap;|>not yet: Q1<"
     assert [each for each in said.split("|") if each not in text] == []
