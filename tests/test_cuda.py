@@ -313,31 +313,23 @@ def test_llm_and_beams(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @LINUX
-@pytest.mark.parametrize("name", ["sdpa", "rows"])
-def test_graphs_where_launches_take_longer_than_bytes(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with fake_cuda((8, 0)):
-        model = new_model(SHAPES["llama"], torch.float16, GPU)
-        cache = KVCache(SHAPES["llama"], 2, 256, torch.float16, GPU)
-        for rate, expected in ((1e30, True), (1.0, False)):  # bytes/s
-            monkeypatch.setattr(graphs, "copy_rate", lambda device, rate=rate: rate)
-            assert (graphs.graphs_for(model, cache, "auto", name) is not None) == expected
-        assert graphs.graphs_for(model, cache, "off", name) is None
-
-
-@LINUX
-def test_what_is_recorded_is_the_back_end_that_was_chosen() -> None:
-    """So `--attention math` tells whether a kernel is wrong."""
+def test_what_is_recorded_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where launches take longer than bytes; and by the back end that was chosen, so that
+    `--attention math` tells whether a kernel is wrong.
+    """
     with fake_cuda():
         model = new_model(SHAPES["llama"], torch.float16, GPU)
         cache = KVCache(SHAPES["llama"], 2, 256, torch.float16, GPU)
+        made = partial(graphs.graphs_for, model, cache)
         for name, expected in (("sdpa", cuda.gathered), ("rows", cuda.rows)):
-            assert graphs.graphs_for(model, cache, "on", name).attend is expected
+            assert made("on", name).attend is expected and made("off", name) is None
+            for rate, worth in ((1e30, True), (1.0, False)):  # bytes/s
+                monkeypatch.setattr(graphs, "copy_rate", lambda device, rate=rate: rate)
+                assert (made("auto", name) is not None) == worth
         for name in ("math", "xformers"):
-            assert graphs.graphs_for(model, cache, "auto", name) is None
+            assert made("auto", name) is None
             with pytest.raises(UserError, match=f"needs attention sdpa or rows, .* is {name}"):
-                graphs.graphs_for(model, cache, "on", name)
+                made("on", name)
 
 
 @pytest.mark.cuda
