@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_pipeline import requests_of
 
 from batch import Batch, Request
 from more.pipeline import Hop, PipelineTrace, make_micro_batches, run_pipeline
@@ -12,15 +13,6 @@ from more.pipeline.phases import STEALING, Intensity, LookAhead, Rules
 from more.pipeline.predictors import Classes, Constant, Predictor, oracle
 from more.pipeline.td_pipe import Ledger, TDPipe
 from scheduler import Memory
-
-Work = list[tuple[int, int]]  # prompt and output tokens of each request
-
-
-def requests_of(work: Work, arrivals: list[float] | None = None) -> list[Request]:
-    return [
-        Request(i, range(prompt), output, arrival=arrivals[i] if arrivals else 0.0)
-        for i, (prompt, output) in enumerate(work)
-    ]
 
 
 def rows(count: int) -> float:
@@ -187,7 +179,7 @@ def test_when_to_prefill_again() -> None:
 @pytest.mark.parametrize("early", [1, 3, 8])
 def test_late_arrivals_do_not_wait_for_the_early_to_end(early: int) -> None:
     """A few long requests began the decode phase; there is room for 40 more."""
-    requests = requests_of([(50, 400)] * early + [(50, 10)] * 40, [0.0] * early + [0.5] * 40)
+    requests = requests_of([(50, 400)] * early + [(50, 10, 0.5)] * 40)
     trace, _ = run(requests, 4, 64)
     end = dict(trace.finished)
     assert max(end[r.request_id] for r in requests[early:]) < end[0] / 2
@@ -260,15 +252,14 @@ def test_every_workload(
     switch or withheld for ever, the memory holds all, and no batch mixes prefills and decodes.
     """
     stages, groups, batch_size = sizes
-    lengths = [(prompt, output) for prompt, output, _ in work]
-    requests = requests_of(lengths, [arrival for *_, arrival in work])
+    requests = requests_of(work)
     largest = max(request.most_cached for request in requests)
     memory = None if spare is None else largest + spare
     hop = Hop(latency, latency / 10)
     options = Rules(**rules, **fixed)
     trace, controller = run(requests, stages, batch_size, memory, groups, options, hop=hop)
     assert sorted(request for request, _ in trace.finished) == list(range(len(work)))
-    assert [len(request.output) for request in requests] == [output for _, output in lengths]
+    assert [len(request.output) for request in requests] == [output for _, output, _ in work]
     assert not controller.busy and not controller.withheld and controller.ledger.memory.taken == 0
     preemptions = sum(request.preemptions for request in requests)
     assert len(trace.requests.preempted) == preemptions and (spare is not None or not preemptions)
