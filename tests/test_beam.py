@@ -11,20 +11,12 @@ from kvcache import KVCache
 from loop import Loop
 from model import Transformer
 from more.beam.executor import enable_beams
-from more.beam.outputs import beam_requests
-from more.beam.request import CACHES, BeamRequest, BeamSearchParams, cached_tokens, rows_of
+from more.beam.request import CACHES, BeamSearchParams, cached_tokens, rows_of
 from more.beam.search import BeamSearch, Candidate, best_candidates
 from scheduler import make_scheduler
+from tests.oracle import Search
 
-Case = tuple[list[int], BeamSearchParams]
 PROMPT = [1, 2, 3, 4, 5]
-
-
-def search(model: Transformer, case: Case, number: int, cache: str) -> BeamRequest:
-    prompt, params = case
-    request = Request(number, prompt, params.max_tokens, frozenset(params.stop_ids))
-    slots = KVCache(model.config, 1, model.config.max_length)
-    return beam_requests([request], params, cache, model.config, slots)[0]
 
 
 def beam_loop(
@@ -41,7 +33,7 @@ def beam_loop(
 def test_the_scheduler_counts_what_the_memory_holds(cache: str) -> None:
     """At 16, 17, 32 and 33 response tokens, as at all others: in tokens, and in bytes."""
     model = tiny_model("llama-gqa")
-    request = search(model, ([5] * 7, BeamSearchParams(3, 36)), 0, cache)
+    request = Search("llama-gqa", [5] * 7, BeamSearchParams(3, 36), cache).request(0)
     loop = beam_loop(model, "sarathi", 1, 4)
     loop.add(request)
     one = model.config.kv_bytes_per_token(model.dtype.itemsize)
@@ -72,7 +64,7 @@ def test_the_shortest_searches(cache: str) -> None:
         (BeamSearchParams(3, 5, stop_ids=(best,), length_penalty=0.0), None),
     ):
         loop = beam_loop(model, "sarathi", 1, 64)
-        loop.add(request := search(model, (PROMPT, params), 0, cache))
+        loop.add(request := Search("llama-gqa", PROMPT, params, cache).request(0))
         loop.run()
         assert request.search.finished[0].token_ids == [best]
         assert reason is None or (len(request.output) == 1 and request.finish_reason == reason)
@@ -119,7 +111,7 @@ def test_the_rows_of_beams_count_for_the_token_budget() -> None:
     """sarathi: C = 12 rows. A search of 5 beams leaves 7 of them to a chunk."""
     model = tiny_model("llama")
     loop = beam_loop(model, "sarathi", 2, 12)
-    loop.add(search(model, (PROMPT, BeamSearchParams(5, 9)), 0, "segment"))
+    loop.add(Search("llama", PROMPT, BeamSearchParams(5, 9), "segment").request(0))
     loop.add(Request(1, [7] * 30, 2))
     rows = []
     while loop.step():
