@@ -1,7 +1,6 @@
 """Beam search in the engine: two caches, the rules, memory."""
 
 import pytest
-import torch
 from conftest import one_at_a_time, tiny_model
 
 from attention import PLAIN
@@ -12,7 +11,7 @@ from loop import Loop
 from model import Transformer
 from more.beam.executor import enable_beams
 from more.beam.request import CACHES, BeamSearchParams, cached_tokens, rows_of
-from more.beam.search import BeamSearch, Candidate, best_candidates
+from more.beam.search import BeamSearch, Candidate
 from scheduler import make_scheduler
 from tests.oracle import Search
 
@@ -83,17 +82,6 @@ def test_a_finished_beam_makes_room_for_the_next_best() -> None:
     search.step([Candidate(-2.9, 1, 0), Candidate(-3.5, 0, 8), Candidate(-3.6, 1, 8)])
     assert [h.token_ids for h in search.finished] == [[0], [5, 8, 0]]
     assert search.done, "-3.5 cannot overtake -2.9 without a penalty"
-
-
-def test_the_company_does_not_decide_between_equal_candidates() -> None:
-    """Logits in bfloat16 have many equals, and `topk` orders them by how many it is asked for."""
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(100):
-        rows = [torch.randn(1, 4000, generator=generator).bfloat16() for _ in range(2)]
-        one, wide = (BeamSearch(BeamSearchParams(w, 9), frozenset(), 4000) for w in (3, 30))
-        [alone] = best_candidates([one], rows[0])
-        beside, _ = best_candidates([one, wide], torch.cat(rows))
-        assert alone == beside
 
 
 def test_never_looks_as_far_as_max_tokens() -> None:
