@@ -75,8 +75,6 @@ def exact(q: Tensor, keys: Tensor, values: Tensor, slots: list[int], contexts: l
 def test_attention_equals_math(
     shape: str, head_dim: int, dtype: torch.dtype, two_threads: None
 ) -> None:
-    if head_dim != 64:  # the second thread waits where the cores are busy: it is tested with 64
-        torch.set_num_threads(THREADS)
     for n_kv_head in (4, 2, 1):
         arguments = case(shape, head_dim, n_kv_head, dtype)
         assert_within(attend(*arguments), exact(*arguments), spans_bound(*arguments))
