@@ -34,7 +34,6 @@ from more.fast.graphs import GraphExecutor, Graphs
 from more.loading.load import new_model
 
 GPU = torch.device("cuda")
-BLOCK = 256  # tokens
 
 
 # ---- stand-ins for the kernels
@@ -123,7 +122,7 @@ def as_recorded(attend: Callable) -> Attention:
     )
 
 
-def hybrid_batch(rng: random.Random, length: int = BLOCK) -> tuple[FlatBatch, KVCache, Tensor]:
+def hybrid_batch(rng: random.Random, length: int = 256) -> tuple[FlatBatch, KVCache, Tensor]:
     """Chunks and decodes in some of the slots, in any order. The rest of the cache is NaN."""
     heads, head_dim = rng.choice([(4, 4), (4, 2), (4, 1), (6, 3)]), 8
     config = ModelConfig("any", 1, heads[0], heads[0] * head_dim, 16, 97, 256, n_kv_head=heads[1])

@@ -37,7 +37,6 @@ from course.submissions import Submission, submissions
 from tests import spawn
 
 ROOT = Path(__file__).parent.parent
-INSTRUCTOR = ROOT / "course" / "instructor"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals, links and /proc")
 
 
@@ -216,8 +215,6 @@ ATTACKS: dict[str, tuple[str, str]] = {
     "floods": ("", FLOODS),
     "forges": ("", FORGES),
     "says more": ("", FRAMES.replace("DATA", "said + b'boom boom' + bytes([10])")),
-    "says no time": ("", FRAMES.replace("DATA", "said + b'nan ' + said")),
-    "says twice": ("", FRAMES.replace("DATA", "said")),
     "says half": ("", FRAMES.replace("DATA", "said[:9]")),
     "says late": ("", FRAMES.replace("DATA", "b'boom' + bytes([10]) + said")),
     "says megabytes": ("", FRAMES.replace("DATA", "said + bytes(9 << 20)")),
@@ -612,7 +609,8 @@ def test_graded_again_nobody_keeps_an_old_page(tmp_path: Path) -> None:
 
 def test_the_quiz_says_what_the_cost_model_predicts() -> None:
     cost = CostModel(MODELS["llama-13b"], GPUS["a6000"])
-    question, answers = (INSTRUCTOR / "quiz.md").read_text("utf-8").split("\n## Answers\n")
+    quiz = (ROOT / "course/instructor/quiz.md").read_text("utf-8")
+    question, answers = quiz.split("\n## Answers\n")
     for text, decodes, context in ((question, 1, 256), (answers, 4, 256), (answers, 4, 2048)):
         seconds = cost.seconds(make_batch(decodes=decodes, context=context))
         assert f" {1e3 * seconds:.0f} ms" in text

@@ -31,8 +31,6 @@ from simulate import simulate
 from tests import oracle
 from tests.oracle import DRIVERS, check, check_blocks, draw, in_blocks
 
-IN_BLOCKS = ["Loop", "LLM", "Runner"]
-
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
@@ -61,7 +59,7 @@ def perform(driver: str, policy: str, seeds: range) -> None:
         check(play, DRIVERS[driver](play))
 
 
-@pytest.mark.parametrize("driver", IN_BLOCKS)
+@pytest.mark.parametrize("driver", ["Loop", "LLM", "Runner"])
 def test_blocks_give_the_tokens_of_slots(driver: str, seen: Counter[str]) -> None:
     for policy in compared():
         perform(driver, policy, range(2 if driver == "Loop" else 1))
