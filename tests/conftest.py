@@ -2,7 +2,8 @@
 ways to run a loop or a back end of attention.
 """
 
-import command.enter  # noqa: F401
+import command.enter
+import command.first  # noqa: F401  (tests compute as the commands do)
 
 import dataclasses
 import gc
@@ -139,20 +140,17 @@ def small(monkeypatch: pytest.MonkeyPatch) -> str:
     return "small"
 
 
-def run_here(script: ModuleType | str, *arguments: object) -> None:
-    """Run a script's main, or its study, in this process. A name is one of experiments/."""
-    module = importlib.import_module(f"experiments.{script}") if isinstance(script, str) else script
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [Path(module.__file__).name, *map(str, arguments)])
-        run_main(module.main if hasattr(module, "main") else module.STUDY.run)
-
-
 def call(script: ModuleType | str, *arguments: object) -> subprocess.CompletedProcess:
-    """The same: its exit status, and what it printed. A process of its own would import torch."""
+    """Run a script's main, or its study, in this process: its exit status, and what it printed.
+
+    A name is one of experiments/. A process of its own would import torch.
+    """
+    module = importlib.import_module(f"experiments.{script}") if isinstance(script, str) else script
+    argv = [Path(module.__file__).name, *map(str, arguments)]
     out, err, status = StringIO(), StringIO(), 0
-    with redirect_stdout(out), redirect_stderr(err):
+    with redirect_stdout(out), redirect_stderr(err), mock.patch.object(sys, "argv", argv):
         try:
-            run_here(script, *arguments)
+            run_main(module.main if hasattr(module, "main") else module.STUDY.run)
         except SystemExit as ended:
             status = ended.code
     return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from watch import wait_for
@@ -110,14 +111,14 @@ class Served:
 @contextlib.contextmanager
 def served(
     engine: Engine, chat: Chat | None = None, queue: int = 256, lenient: bool = False,
-    **options: object
+    pyodide: Path | None = None, **options: object
 ) -> Iterator[Served]:  # fmt: skip
     """All that serve.py serves."""
     listener = listen("127.0.0.1", 0)
     api = Api(engine, engine.name, chat, lenient)
     runner = Runner(engine, queue=queue, deliver=api.deliver)
     api.runner = runner
-    routers = [api_routes(api), live.router(runner), explore_routes.router()]
+    routers = [api_routes(api), live.router(runner), explore_routes.router(pyodide)]
     server = Server(api, routers, **options)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     runner.start()

@@ -1,30 +1,21 @@
-"""Beam search in the engine: two caches, the rules, memory, broken logits."""
+"""Beam search in the engine: two caches, the rules, memory."""
 
 import pytest
-import torch
 from conftest import one_at_a_time, tiny_model
 
 from attention import PLAIN
 from batch import Request
-from engine import LLM, SamplingParams
 from executor import ModelExecutor
 from kvcache import KVCache
 from loop import Loop
 from model import Transformer
 from more.beam.executor import enable_beams
-from more.beam.outputs import beam_requests
-from more.beam.request import CACHES, BeamRequest, BeamSearchParams, cached_tokens, rows_of
-from more.beam.search import BeamSearch, Candidate, best_candidates
+from more.beam.request import CACHES, BeamSearchParams, cached_tokens, rows_of
+from more.beam.search import BeamSearch, Candidate
 from scheduler import make_scheduler
+from tests.oracle import Search
 
-Case = tuple[list[int], BeamSearchParams]
-
-
-def search(model: Transformer, case: Case, number: int, cache: str) -> BeamRequest:
-    prompt, params = case
-    request = Request(number, prompt, params.max_tokens, frozenset(params.stop_ids))
-    slots = KVCache(model.config, 1, model.config.max_length)
-    return beam_requests([request], params, cache, model.config, slots)[0]
+PROMPT = [1, 2, 3, 4, 5]
 
 
 def beam_loop(
@@ -41,7 +32,7 @@ def beam_loop(
 def test_the_scheduler_counts_what_the_memory_holds(cache: str) -> None:
     """At 16, 17, 32 and 33 response tokens, as at all others: in tokens, and in bytes."""
     model = tiny_model("llama-gqa")
-    request = search(model, ([5] * 7, BeamSearchParams(3, 36)), 0, cache)
+    request = Search("llama-gqa", [5] * 7, BeamSearchParams(3, 36), cache).request(0)
     loop = beam_loop(model, "sarathi", 1, 4)
     loop.add(request)
     one = model.config.kv_bytes_per_token(model.dtype.itemsize)
@@ -72,7 +63,7 @@ def test_the_shortest_searches(cache: str) -> None:
         (BeamSearchParams(3, 5, stop_ids=(best,), length_penalty=0.0), None),
     ):
         loop = beam_loop(model, "sarathi", 1, 64)
-        loop.add(request := search(model, (PROMPT, params), 0, cache))
+        loop.add(request := Search("llama-gqa", PROMPT, params, cache).request(0))
         loop.run()
         assert request.search.finished[0].token_ids == [best]
         assert reason is None or (len(request.output) == 1 and request.finish_reason == reason)
@@ -93,17 +84,6 @@ def test_a_finished_beam_makes_room_for_the_next_best() -> None:
     assert search.done, "-3.5 cannot overtake -2.9 without a penalty"
 
 
-def test_the_company_does_not_decide_between_equal_candidates() -> None:
-    """Logits in bfloat16 have many equals, and `topk` orders them by how many it is asked for."""
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(100):
-        rows = [torch.randn(1, 4000, generator=generator).bfloat16() for _ in range(2)]
-        one, wide = (BeamSearch(BeamSearchParams(w, 9), frozenset(), 4000) for w in (3, 30))
-        [alone] = best_candidates([one], rows[0])
-        beside, _ = best_candidates([one, wide], torch.cat(rows))
-        assert alone == beside
-
-
 def test_never_looks_as_far_as_max_tokens() -> None:
     """A running beam of -4 could be -4 / 8 = -0.5 in the end: better than a finished -3 / 3."""
     for rule, done in ((False, True), ("never", False), (True, True)):
@@ -115,43 +95,14 @@ def test_never_looks_as_far_as_max_tokens() -> None:
         assert search.done is done, rule
 
 
-@pytest.fixture
-def llm(small: str) -> LLM:
-    return LLM(small, dtype="float32", device="cpu", max_batch_size=3, chunk_size=8)
-
-
-PROMPT = [1, 2, 3, 4, 5]
-
-
 def test_the_rows_of_beams_count_for_the_token_budget() -> None:
     """sarathi: C = 12 rows. A search of 5 beams leaves 7 of them to a chunk."""
     model = tiny_model("llama")
     loop = beam_loop(model, "sarathi", 2, 12)
-    loop.add(search(model, (PROMPT, BeamSearchParams(5, 9)), 0, "segment"))
+    loop.add(Search("llama", PROMPT, BeamSearchParams(5, 9), "segment").request(0))
     loop.add(Request(1, [7] * 30, 2))
     rows = []
     while loop.step():
         rows.append((loop.batch.num_prefill_tokens, rows_of(loop.batch)))
     assert (7, 12) in rows
     assert max(total for _, total in rows) == 12
-
-
-@pytest.mark.parametrize("cache", ["segment", "standard"])
-def test_broken_logits_end_their_search_alone(llm: LLM, cache: str) -> None:
-    """At its prompt, or later. Searches and other requests beside it go on."""
-    prompts, params = [PROMPT, [96], [5, 6]], BeamSearchParams(3, 9)
-    good = llm.beam_search(prompts, params, cache)
-    seen = [{t for s in out.sequences for t in s.token_ids} for out in good]
-    late = min(seen[2] - seen[0] - {*PROMPT})
-    with torch.no_grad():
-        llm.model.embed.weight[[96, late]] = float("nan")
-    stream = llm.stream(PROMPT, SamplingParams(20))
-    tokens = [next(stream).token_id]
-    first, *broken = llm.beam_search(prompts, params, cache)
-    assert first.sequences == good[0].sequences
-    for out in broken:
-        [none] = out.sequences
-        assert (none.token_ids, none.text, none.finish_reason) == ([], "", "error")
-    tokens += [each.token_id for each in stream]
-    assert not llm._loop.executor.memories
-    assert tokens == llm.generate(PROMPT, SamplingParams(20))[0].token_ids

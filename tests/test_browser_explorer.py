@@ -7,7 +7,6 @@ Skipped where Playwright, Chromium or Pyodide is missing.
 
 import json
 import re
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +15,11 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-import uvicorn
-from fastapi import FastAPI
+from served import served
 from test_explorer import close
 
-from more.web import bundle, explore_routes, explorer
+from more.web import bundle, explorer
+from more.web.priced import PricedEngine
 from tests.conftest import Opened
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -30,6 +29,9 @@ AXE = PYODIDE.parent / "axe-core" / "axe.min.js"
 SERIOUS = """async (rules) => (await axe.run({ resultTypes: ["violations"], ...rules })).violations
     .filter(({ impact }) => ["serious", "critical"].includes(impact))
     .map(({ id, nodes }) => `${id}: ${nodes.slice(0, 3).map(({ html }) => html.slice(0, 200))}`)"""
+SMALLEST_LETTER = """() => Math.min(...[...document.querySelectorAll("body *")]
+    .filter((each) => each.innerText || each.value)
+    .map((each) => parseFloat(getComputedStyle(each).fontSize)))"""
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(not PYODIDE.is_dir(), reason="make browser"),
@@ -87,15 +89,18 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """The same page with the Python of the server."""
-    app = FastAPI()
-    app.include_router(explore_routes.router(PYODIDE))
-    listener = socket.create_server(("127.0.0.1", 0))
-    running = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
-    thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}/explore/"
-    running.should_exit = True
-    thread.join(30)
+    with served(PricedEngine(), pyodide=PYODIDE) as running:
+        yield f"{running.url}/explore/"
+
+
+def serious(page: "playwright.Page", **rules: object) -> list[str]:
+    """What axe finds; and nothing may be wider than the screen."""
+    if not AXE.is_file():
+        pytest.skip("make browser")
+    width = page.viewport_size["width"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, page.url
+    page.evaluate(AXE.read_text("utf-8"))
+    return page.evaluate(SERIOUS, rules)
 
 
 def drawn(page: "playwright.Page", times: int = 1) -> None:
@@ -225,15 +230,7 @@ def test_all_words_can_be_read_on_a_projector(
     page.wait_for_selector("body[data-gain]:not([data-gain=''])")
     for summary in page.locator("summary").all():
         summary.click()
-    assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
-    page.evaluate(AXE.read_text("utf-8"))
-    assert page.evaluate(SERIOUS, {}) == []
-    sizes = page.evaluate(
-        "() => [...document.querySelectorAll('body *')]"
-        ".filter((each) => each.innerText || each.value)"
-        ".map((each) => parseFloat(getComputedStyle(each).fontSize))"
-    )
-    assert len(sizes) > 100 and min(sizes) >= SMALLEST
+    assert serious(page) == [] and page.evaluate(SMALLEST_LETTER) >= SMALLEST
     script = (bundle.STATIC / "explore_draw.js").read_text(encoding="utf-8")
     assert {int(each) for each in re.findall(r"(\d+)px", script)} == {SMALLEST}, "in the pictures"
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from test_browser_explorer import SMALLEST_LETTER, serious
 
 from batch import Request
 from more.web.lanes import Lanes
@@ -256,18 +257,8 @@ def test_the_page_fits_and_can_be_read(
     page.emulate_media(color_scheme=colours, reduced_motion="reduce")
     Reader(page).connected()
     assert (page.evaluate(key) == light) == (colours == "light")
-    assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
-    small = page.evaluate(
-        """(least) => [...document.querySelectorAll("body *")].filter((each) => each.innerText
-          && parseFloat(getComputedStyle(each).fontSize) < least).map((each) => each.id)""",
-        SMALLEST,
-    )
-    unnamed = page.evaluate(
-        """() => [...document.querySelectorAll("button, input, select, textarea, canvas[role]")]
-          .filter((each) => !(each.labels?.length || each.textContent.trim() || each.ariaLabel))
-          .map((each) => each.id)"""
-    )
-    assert small == unnamed == page.wrong == []
+    assert (serious(page), page.wrong) == ([], [])
+    assert page.evaluate(SMALLEST_LETTER) >= SMALLEST
     for name in ("sentence", "chats", "long", "lanes"):
         box = page.locator(f"#{name}").bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= size[0]

@@ -34,7 +34,6 @@ from more.fast.graphs import GraphExecutor, Graphs
 from more.loading.load import new_model
 
 GPU = torch.device("cuda")
-BLOCK = 256  # tokens
 
 
 # ---- stand-ins for the kernels
@@ -123,7 +122,7 @@ def as_recorded(attend: Callable) -> Attention:
     )
 
 
-def hybrid_batch(rng: random.Random, length: int = BLOCK) -> tuple[FlatBatch, KVCache, Tensor]:
+def hybrid_batch(rng: random.Random, length: int = 256) -> tuple[FlatBatch, KVCache, Tensor]:
     """Chunks and decodes in some of the slots, in any order. The rest of the cache is NaN."""
     heads, head_dim = rng.choice([(4, 4), (4, 2), (4, 1), (6, 3)]), 8
     config = ModelConfig("any", 1, heads[0], heads[0] * head_dim, 16, 97, 256, n_kv_head=heads[1])
@@ -220,11 +219,6 @@ def validated() -> Iterator[None]:
         yield
 
 
-def needed(backend: str) -> None:
-    if backend == "xformers":
-        pytest.importorskip("xformers")
-
-
 SHAPES = {  # heads of 8 elements: FlashAttention takes no others
     name: replace(shape, head_dim=8) if shape.head_dim % 8 else shape
     for name, shape in TINY.items()
@@ -242,7 +236,8 @@ SHAPES = {  # heads of 8 elements: FlashAttention takes no others
 @pytest.mark.usefixtures("validated")
 def test_devices_and_shapes(name: str, backend: str) -> None:
     """On the second GPU: what goes to "cuda" goes to the first."""
-    needed(backend)
+    if backend == "xformers":
+        pytest.importorskip("xformers")
     with fake_cuda(count=2):
         model = new_model(SHAPES[name], torch.bfloat16, torch.device("cuda:1"))
         for before, batch in batches():
@@ -317,31 +312,23 @@ def test_llm_and_beams(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @LINUX
-@pytest.mark.parametrize("name", ["sdpa", "rows"])
-def test_graphs_where_launches_take_longer_than_bytes(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with fake_cuda((8, 0)):
-        model = new_model(SHAPES["llama"], torch.float16, GPU)
-        cache = KVCache(SHAPES["llama"], 2, 256, torch.float16, GPU)
-        for rate, expected in ((1e30, True), (1.0, False)):  # bytes/s
-            monkeypatch.setattr(graphs, "copy_rate", lambda device, rate=rate: rate)
-            assert (graphs.graphs_for(model, cache, "auto", name) is not None) == expected
-        assert graphs.graphs_for(model, cache, "off", name) is None
-
-
-@LINUX
-def test_what_is_recorded_is_the_back_end_that_was_chosen() -> None:
-    """So `--attention math` tells whether a kernel is wrong."""
+def test_what_is_recorded_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where launches take longer than bytes; and by the back end that was chosen, so that
+    `--attention math` tells whether a kernel is wrong.
+    """
     with fake_cuda():
         model = new_model(SHAPES["llama"], torch.float16, GPU)
         cache = KVCache(SHAPES["llama"], 2, 256, torch.float16, GPU)
+        made = partial(graphs.graphs_for, model, cache)
         for name, expected in (("sdpa", cuda.gathered), ("rows", cuda.rows)):
-            assert graphs.graphs_for(model, cache, "on", name).attend is expected
+            assert made("on", name).attend is expected and made("off", name) is None
+            for rate, worth in ((1e30, True), (1.0, False)):  # bytes/s
+                monkeypatch.setattr(graphs, "copy_rate", lambda device, rate=rate: rate)
+                assert (made("auto", name) is not None) == worth
         for name in ("math", "xformers"):
-            assert graphs.graphs_for(model, cache, "auto", name) is None
+            assert made("auto", name) is None
             with pytest.raises(UserError, match=f"needs attention sdpa or rows, .* is {name}"):
-                graphs.graphs_for(model, cache, "on", name)
+                made("on", name)
 
 
 @pytest.mark.cuda

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from attention import sdpa
 from command.checks import UserError
 from configs import MODELS, ModelConfig
 from executor import synchronized_clock
@@ -16,7 +15,6 @@ from more.loading import device as devices
 from more.loading.device import batch_bytes, check_memory, choose_device, default_length, why_unseen
 from more.loading.load import load_model
 from more.loading.requests import usual_length
-from tests.fake_cuda import LINUX, fake_cuda
 
 CUDA = torch.device("cuda")
 ANOTHER = "update it, or install an older PyTorch: docs/gpu.md"
@@ -163,12 +161,3 @@ def test_what_nobody_asks_for_fits_and_is_said(
     for model, length in ((MODELS["demo"], 1024), (replace(QWEN, window=300), 300)):
         assert default_length(model, 8, torch.bfloat16, torch.device("cpu")) == length
     assert capsys.readouterr().err.count("\n") == 1
-
-
-@LINUX
-def test_one_decode_with_grouped_heads_runs_on_a_gpu() -> None:
-    """Heads come before rows in a fused kernel's result, and lie behind them in memory."""
-    with fake_cuda():
-        q = torch.empty(1, 1, 4, 16, device="cuda")
-        keys = torch.empty(2, 3, 32, 16, device="cuda")
-        assert sdpa(q, keys, keys, (2,), (9,)).shape == q.shape

@@ -13,13 +13,12 @@ from engine import LLM, SamplingParams, StreamedToken
 from generate import read_prompts
 from more.loading.prompts import make_requests
 from simulate import simulate
-from tests import spawn
 
 
 def test_streams_text_and_ends_with_a_table() -> None:
-    """As a process of its own, with nothing but the text on its streams."""
+    """With nothing but the text on its streams."""
     flags = ["--policy", "sarathi", "--chunk-size", "64", "--max-tokens", "24", "--ignore-eos"]
-    done = spawn.run("generate.py", "The with statement", *flags)
+    done = call(generate, "The with statement", *flags)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     text, table = done.stdout.split("\npolicy ")
     assert text.startswith("The with statement") and len(text) > len("The with statement") + 20

@@ -14,7 +14,6 @@ import tempfile
 import threading
 import zipfile
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,7 +37,6 @@ from course.submissions import Submission, submissions
 from tests import spawn
 
 ROOT = Path(__file__).parent.parent
-INSTRUCTOR = ROOT / "course" / "instructor"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals, links and /proc")
 
 
@@ -217,8 +215,6 @@ ATTACKS: dict[str, tuple[str, str]] = {
     "floods": ("", FLOODS),
     "forges": ("", FORGES),
     "says more": ("", FRAMES.replace("DATA", "said + b'boom boom' + bytes([10])")),
-    "says no time": ("", FRAMES.replace("DATA", "said + b'nan ' + said")),
-    "says twice": ("", FRAMES.replace("DATA", "said")),
     "says half": ("", FRAMES.replace("DATA", "said[:9]")),
     "says late": ("", FRAMES.replace("DATA", "b'boom' + bytes([10]) + said")),
     "says megabytes": ("", FRAMES.replace("DATA", "said + bytes(9 << 20)")),
@@ -481,15 +477,6 @@ def test_the_rubric_is_read_from_its_document(
         feedback.rubric()
 
 
-class Tags(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: set[str] = set()
-
-    def handle_starttag(self, tag: str, attrs: list) -> None:
-        self.found |= {tag, *(name for name, _ in attrs if name.startswith("on"))}
-
-
 NASTY = "</pre><script>alert(1)</script><img src=x onerror=alert(1)>\ud800\u202e\x1b[2J$title"
 
 
@@ -500,10 +487,10 @@ def test_a_page_shows_what_a_stranger_wrote_and_obeys_none_of_it(tmp_path: Path)
     feedback.write_feedback(tmp_path, [one, one], feedback.rubric(), 5)
     first, second = sorted(tmp_path.glob("*.html"))
     ours = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "b", "pre"}
-    text, tags = first.read_text("utf-8"), Tags()
+    text = first.read_text("utf-8")
     assert second.read_text("utf-8") == text, "names collide: two pages"
-    tags.feed(text)
-    assert tags.found <= ours | {"table", "tr", "th", "td", "section"}
+    assert {*re.findall(r"<(\w+)", text)} <= ours | {"table", "tr", "th", "td", "section"}
+    assert not re.search(r"<[^>]* on\w+=", text)
     assert "&lt;script&gt;" in text and not re.search("[\u202e\x1b\ud800]", text)
     said = "10 of 95 points|check 7 --seed 5|white-space: pre-wrap;|>not yet: Q1<"
     assert [each for each in said.split("|") if each not in text] == []
@@ -622,7 +609,8 @@ def test_graded_again_nobody_keeps_an_old_page(tmp_path: Path) -> None:
 
 def test_the_quiz_says_what_the_cost_model_predicts() -> None:
     cost = CostModel(MODELS["llama-13b"], GPUS["a6000"])
-    question, answers = (INSTRUCTOR / "quiz.md").read_text("utf-8").split("\n## Answers\n")
+    quiz = (ROOT / "course/instructor/quiz.md").read_text("utf-8")
+    question, answers = quiz.split("\n## Answers\n")
     for text, decodes, context in ((question, 1, 256), (answers, 4, 256), (answers, 4, 2048)):
         seconds = cost.seconds(make_batch(decodes=decodes, context=context))
         assert f" {1e3 * seconds:.0f} ms" in text

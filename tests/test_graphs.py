@@ -26,7 +26,6 @@ from more.policies import compared
 from scheduler import make_scheduler
 
 COUNT, BATCH_SIZE, CHUNK_SIZE = 9, 3, 8
-ATTEND = {"gathered": cuda.gathered, "rows": cuda.rows}
 
 
 def recordings(model: Transformer, attend: Callable = cuda.gathered) -> Graphs:
@@ -67,14 +66,14 @@ def replays() -> Iterator[Callable[[], int]]:
 
 @pytest.mark.parametrize(
     ("name", "attend"),
-    [*((name, "gathered") for name in RECORDED), ("llama-gqa", "rows"), ("gpt2", "rows")],
+    [*((each, cuda.gathered) for each in RECORDED), ("llama-gqa", cuda.rows), ("gpt2", cuda.rows)],
 )
-def test_same_tokens_under_every_policy(name: str, attend: str, replays: Callable) -> None:
+def test_same_tokens_under_every_policy(name: str, attend: Callable, replays: Callable) -> None:
     """A third of the policies for each model, twice each: the second run finds the recordings of
     the first, full of its numbers.
     """
     model = tiny_model(name)
-    recorded = recordings(model, ATTEND[attend])
+    recorded = recordings(model, attend)
     for policy in compared()[RECORDED.index(name) % 3 :: 3]:
         for _ in range(2):
             assert generate_replaying(model, recorded, policy) == tiny_expected(name, COUNT), policy
@@ -106,9 +105,8 @@ def engine() -> LLM:
     return llm
 
 
-@pytest.mark.parametrize("attend", ATTEND)
 @pytest.mark.usefixtures("small")
-def test_an_engine(attend: str, replays: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine(replays: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seeds, preemption, a new cache; and beams, which get longer rotary tables."""
     prompts = PROMPTS[:6]
     params = [SamplingParams(12, temperature=0.9 * (i % 2), seed=i) for i in range(6)]
@@ -117,14 +115,10 @@ def test_an_engine(attend: str, replays: Callable, monkeypatch: pytest.MonkeyPat
     expected = [output.token_ids for output in plain.generate(prompts, params)]
     best = plain.beam_search(*beams)[0].sequences[0].token_ids
 
-    def graphs_for(model: Transformer, cache: KVCache, *_: str) -> Graphs:
-        return Graphs(cache, ATTEND[attend])
-
-    monkeypatch.setattr("engine.graphs_for", graphs_for)
+    monkeypatch.setattr("engine.graphs_for", lambda _, cache, *__: Graphs(cache, cuda.gathered))
     llm = engine()
     llm.resize_cache(3, 48)
-    own = compared()[[*ATTEND].index(attend) :: 2]
-    for policy, tokens in zip(own, cycle((None, 48)), strict=False):
+    for policy, tokens in zip(compared()[::2], cycle((None, 48)), strict=False):
         llm.policy, llm.cache_tokens = policy, tokens
         assert [o.token_ids for o in llm.generate(prompts, params)] == expected, policy
     llm.cache_tokens = None

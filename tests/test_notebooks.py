@@ -5,7 +5,7 @@ stand in the lesson, sliders for a reader. `make notebooks` executes them.
 import importlib.util
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -243,18 +243,12 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[ipywidgets.Widget]:
     return found
 
 
-def noted() -> tuple[list[tuple[int, str]], Callable]:
-    """A function for sliders, and what it is called with."""
+def test_a_slider_shows_it_again(shown: list) -> None:
     calls = []
 
     def what_if(size: int = 3, word: str = "b") -> None:
         calls.append((size, word))
 
-    return calls, what_if
-
-
-def test_a_slider_shows_it_again(shown: list) -> None:
-    calls, what_if = noted()
     lesson.sliders(what_if, size=(1, 9, 2), word=["a", "b"])
     [box] = shown
     size, word, _ = box.children

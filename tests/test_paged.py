@@ -29,17 +29,15 @@ from sampling import SamplingParams
 from scheduler import SarathiServe, Scheduler, make_scheduler, next_chunk
 from simulate import simulate
 from tests import oracle
-from tests.oracle import DRIVERS, CheckedMemory, check, check_blocks, draw, in_blocks
-
-IN_BLOCKS = ["Loop", "LLM", "Runner"]
+from tests.oracle import DRIVERS, check, check_blocks, draw, in_blocks
 
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """All memories of blocks are compared with a set of prefixes. What has happened is counted."""
+    """What happens to memories of blocks is counted."""
     count: Counter[str] = Counter()
 
-    class Counted(CheckedMemory):
+    class Counted(BlockMemory):
         def take(self, newcomer: Request) -> int:
             known, hit = len(self.block_of), super().take(newcomer)
             count.update(hits=hit > 0, own=hit > 0 and newcomer.preemptions > 0)
@@ -61,7 +59,7 @@ def perform(driver: str, policy: str, seeds: range) -> None:
         check(play, DRIVERS[driver](play))
 
 
-@pytest.mark.parametrize("driver", IN_BLOCKS)
+@pytest.mark.parametrize("driver", ["Loop", "LLM", "Runner"])
 def test_blocks_give_the_tokens_of_slots(driver: str, seen: Counter[str]) -> None:
     for policy in compared():
         perform(driver, policy, range(2 if driver == "Loop" else 1))
@@ -219,6 +217,15 @@ def test_what_is_no_hit_yet() -> None:
     assert scheduler.memory.prefill(late) == (4, 8)
     scheduler.preempt()
     assert scheduler.memory.prefill(late) == (12, 0) and len(scheduler.memory.free) == 3
+
+
+def test_the_last_block_is_evicted_first() -> None:
+    """Of four: a prefix is of use without what follows it. What has just ended is found, too."""
+    scheduler, one, other = paged("sarathi_serve", 1, 64, 16, 4), range(9), range(100, 105)
+    for own, prompt in enumerate((one, other, range(200, 208))):
+        scheduler.add(Request(own, prompt, max_tokens=1))
+        step(scheduler)
+    assert [scheduler.memory.prefill(Request(9, each, 1))[1] for each in (one, other)] == [4, 4]
 
 
 def test_a_chunk_that_is_left_out_is_missed() -> None:

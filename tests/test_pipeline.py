@@ -26,11 +26,14 @@ from more.policies import compared
 from scheduler import SarathiServe
 from simulate import simulate
 
-Work = list[tuple[int, int, float]]  # prompt and output tokens, arrival of each request
+Work = list[tuple]  # prompt and output tokens of each request; and when it arrives, if not at 0
 
 
 def requests_of(work: Work) -> list[Request]:
-    return [Request(i, range(p), output, arrival=at) for i, (p, output, at) in enumerate(work)]
+    return [
+        Request(i, range(prompt), output, arrival=sum(arrival))
+        for i, (prompt, output, *arrival) in enumerate(work)
+    ]
 
 
 def run_by_hand(
@@ -71,7 +74,7 @@ def test_chunks_of_one_prompt_by_hand() -> None:
         stage 1  |...|P0 |///|P1 |///|P2 |///|P3 |         |...|P0 |P1 |P2 |P3 |
     """
     for deal, seconds, waited in (("queue", 8, 6), ("any", 8, 6), ("ahead", 5, 0)):
-        filled = filled_with(requests_of([(8, 1, 0.0)]), "sarathi_serve", 2, 2, 4, 2, deal=deal)
+        filled = filled_with(requests_of([(8, 1)]), "sarathi_serve", 2, 2, 4, 2, deal=deal)
         trace = run_pipeline(filled, lambda batch: [1.0, 1.0], PipelineTrace(2, 2, keep=True))
         assert (trace.seconds, trace.idle["inter-chunk"], trace.bubble) == (seconds, waited, waited)
         assert trace.busy_share == 8 / (2 * seconds)
@@ -80,7 +83,7 @@ def test_chunks_of_one_prompt_by_hand() -> None:
 
 def test_one_pool_has_the_sum_of_all() -> None:
     """Of B and of the caches; token throttling gives each micro-batch its share of the decodes."""
-    requests = requests_of([(4, 9, 0.0)] * 6)
+    requests = requests_of([(4, 9)] * 6)
     options = {"deal": "ahead", "memory": "split"}
     filled = filled_with(requests, "token_throttling", 3, 3, 2, 64, 40, **options)
     [scheduler] = filled.schedulers
@@ -102,7 +105,7 @@ def test_three_unequal_micro_batches() -> None:
     Stage 1 is done with A at 2, and B, three times as long a prompt, comes at 4: PB1. Stage 0 is
     done with the decode B' at 8, and C' has to wait until the prompt C leaves stage 1 at 9: PB2.
     """
-    work = [(1, 2, 0.0), (3, 2, 0.0), (2, 2, 0.0)]
+    work = [(1, 2), (3, 2), (2, 2)]
     trace = run_by_hand(work, lambda batch: [float(batch.num_tokens)] * 2, 3)
     assert waits(trace) == [(1, 0.0, 1.0, "start-up"), (1, 2.0, 4.0, "PB1"), (0, 8.0, 9.0, "PB2")]
     assert trace.steps[-1].end == trace.seconds == 12.0
@@ -118,7 +121,7 @@ def test_contexts_of_different_length() -> None:
     stage 0  |A      |B      |A' |...|B'         |
     stage 1          |A      |B      |A' |.......|B'         |
     """
-    work = [(10, 2, 0.0), (30, 2, 0.0)]
+    work = [(10, 2), (30, 2)]
     trace = run_by_hand(
         work, lambda batch: [batch.decodes[0].context / 10 if batch.decodes else 2.0] * 2, 2
     )
@@ -130,7 +133,7 @@ def test_a_wait_that_is_handed_on_keeps_its_cause() -> None:
     """Three stages. A's prompt takes 4 s and everything else 1 s, so that A' comes back late, at 12
     s.
     """
-    work = [(4, 3, 0.0), (1, 3, 0.0), (1, 3, 0.0)]
+    work = [(4, 3), (1, 3), (1, 3)]
     trace = run_by_hand(work, lambda batch: [float(batch.num_tokens)] * 3, 3, stages=3)
     late = [step for step in trace.steps if step.micro_batch == 0][1]
     assert late.waits == [6.0, 3.0, 0.0]
@@ -149,14 +152,14 @@ def test_a_wait_that_is_handed_on_keeps_its_cause() -> None:
 def test_what_equal_micro_batches_wait_for(
     micro_batches: int, costs: list[float], latency: float, causes: set[str]
 ) -> None:
-    work = [(1, 50, 0.0)] * micro_batches
+    work = [(1, 50)] * micro_batches
     trace = run_by_hand(work, lambda batch: costs, micro_batches, hop=Hop(latency))
     assert {cause for *_, cause in waits(trace)} == causes
 
 
 def test_a_link_takes_its_time() -> None:
     """Half a second, and a tenth for each of two tokens, from stage 0 to stage 1."""
-    trace = run_by_hand([(2, 1, 0.0)], lambda batch: [1.0, 1.0], 1, hop=Hop(0.5, 0.1))
+    trace = run_by_hand([(2, 1)], lambda batch: [1.0, 1.0], 1, hop=Hop(0.5, 0.1))
     assert trace.steps[0].starts == pytest.approx([0.0, 1.7])
 
 
@@ -197,7 +200,7 @@ def test_what_a_policy_counts_is_one_for_all_micro_batches(deal: str) -> None:
 
 
 def test_chunked_only_alternates_in_each_micro_batch() -> None:
-    work = [(1, 9, 0.0)] * 2 + [(40, 9, 0.0)] * 2
+    work = [(1, 9)] * 2 + [(40, 9)] * 2
     filled = filled_with(requests_of(work), "chunked_only", 2, 2, 2, 4, deal="turns")
     kinds: list[list[bool]] = [[], []]
     for number in 6 * [0, 1]:
@@ -209,7 +212,7 @@ def test_chunked_only_alternates_in_each_micro_batch() -> None:
 
 def test_want_of_requests_is_no_bubble() -> None:
     """Fewer micro-batches than stages, and arrivals with long pauses: stages starve."""
-    alone = run_by_hand([(1, 9, 0.0)], lambda batch: [1.0, 1.0], 1)
+    alone = run_by_hand([(1, 9)], lambda batch: [1.0, 1.0], 1)
     # 9 steps of 2 s; each stage works every other second
     assert alone.bubble == 0 and alone.idle["starved"] == 2 * 8.0
     apart = [(1, 1, 10.0 * i) for i in range(3)]

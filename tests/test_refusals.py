@@ -24,6 +24,7 @@ from conftest import TINY, call, tiny_model
 from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 from served import Served, parse, raw, request, served
+from test_families import LLAMA3  # noqa: F401  (for rows)
 
 from batch import Request
 from command.checks import UserError
@@ -59,12 +60,6 @@ GROUP = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_POR
 EIGHT_BITS = {"num_bits": 8, "type": "int"}
 FP8_ALONE = {"weights": {"num_bits": 8, "type": "float"}}  # of 16 bits otherwise
 INT8 = {"weights": EIGHT_BITS, "input_activations": EIGHT_BITS}
-LLAMA3 = {
-    "rope_type": "llama3", "rope_theta": 50.0, "factor": 8.0, "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
-}  # fmt: skip
-
-
 LLAMA = {
     "model_type": "llama", "hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 2,
     "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 97, "rms_norm_eps": 1e-5,

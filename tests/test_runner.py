@@ -442,7 +442,7 @@ def test_real_time_is_that_of_the_simulator(policy: str) -> None:
     clients.finish()
     for event, iteration in zip(clients.told("iteration"), trace.iterations, strict=True):
         assert event["t"] == pytest.approx(iteration.start, abs=1e-9)
-        assert event["seconds"] == iteration.seconds
+        assert (event["seconds"], event["policy"]) == (iteration.seconds, policy)
         assert [(i, *rest) for i, _, *rest in event["chunks"]] == [
             (i, start, n, start + n == whole) for i, start, n, whole in iteration.chunks
         ]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_pipeline import requests_of
 
 from batch import Batch, Request
 from more.pipeline import Hop, PipelineTrace, make_micro_batches, run_pipeline
@@ -12,15 +13,6 @@ from more.pipeline.phases import STEALING, Intensity, LookAhead, Rules
 from more.pipeline.predictors import Classes, Constant, Predictor, oracle
 from more.pipeline.td_pipe import Ledger, TDPipe
 from scheduler import Memory
-
-Work = list[tuple[int, int]]  # prompt and output tokens of each request
-
-
-def requests_of(work: Work, arrivals: list[float] | None = None) -> list[Request]:
-    return [
-        Request(i, range(prompt), output, arrival=arrivals[i] if arrivals else 0.0)
-        for i, (prompt, output) in enumerate(work)
-    ]
 
 
 def rows(count: int) -> float:
@@ -114,14 +106,6 @@ def test_worked_example(stealing: str) -> None:
         assert (len(flying[number].decodes), len(controller.withheld)) == expected
 
 
-def true_peak(futures: list[tuple[int, int]]) -> int:
-    """Step by step: all decode in step, and who has ended leaves the memory."""
-    last = max(steps for _, steps in futures)
-    return max(
-        sum(cached + step for cached, steps in futures if steps >= step) for step in range(last + 1)
-    )
-
-
 def look_ahead(futures: list[tuple[int, int]], points: list[int], between: bool) -> LookAhead:
     ahead = LookAhead(points, between)
     for cached, steps in futures:
@@ -130,39 +114,22 @@ def look_ahead(futures: list[tuple[int, int]], points: list[int], between: bool)
 
 
 def test_look_ahead_by_hand() -> None:
-    """Tokens at each decode step from now:
+    """Tokens at each decode step from now. D ends at a point.
 
     step  0   1   2   3   4   5   6
     A     10  11
     B     5   6   7   8
     C     7   8   9   10  11  12  13
+    D     2   3   4   5   6
     """
-    futures = [(10, 1), (5, 3), (7, 6)]
-    # at 2: B 7, C 9; at 4: C 11. It misses A, which ends before
-    assert look_ahead(futures, [2, 4], between=False).usage() == [16, 11]
-    # until 2: A 11, B 7, C 9; until 4: B 8, C 11; after: C 13
+    futures = [(10, 1), (5, 3), (7, 6), (2, 4)]
+    # at 2: B 7, C 9, D 4; at 4: C 11, D 6. It misses A, which ends before
+    assert look_ahead(futures, [2, 4], between=False).usage() == [20, 17]
+    # until 2: A 11, B 7, C 9, D 4; until 4: B 8, C 11, D 6; after: C 13
     ahead = look_ahead(futures, [2, 4], between=True)
-    assert ahead.usage() == [27, 19, 13] and ahead.peak() == 27
-    assert true_peak(futures) == 11 + 6 + 8
-    assert not ahead.admits(4, 1, limit=31) and ahead.usage() == [27, 19, 13]
-    assert ahead.admits(4, 1, limit=32) and ahead.usage() == [32, 19, 13]
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(1, 60), st.integers(0, 50)), min_size=1, max_size=12),
-    st.lists(st.integers(1, 60), min_size=1, max_size=6, unique=True),
-)
-def test_look_ahead_never_misses_a_peak(futures: list[tuple[int, int]], points: list[int]) -> None:
-    """With `between`, whatever the points are; and it is exact where every step is a point."""
-    peak = true_peak(futures)
-    assert look_ahead(futures, sorted(points), between=True).peak() >= peak
-    every = list(range(1, 61))
-    # point 1 stands for steps 0 and 1, and without `between` nothing stands for step 0
-    first = sum(cached + min(1, steps) for cached, steps in futures)
-    assert look_ahead(futures, every, between=True).peak() == max(peak, first)
-    now = sum(cached for cached, _ in futures)
-    assert max(now, look_ahead(futures, every, between=False).peak()) == peak
+    assert ahead.usage() == [31, 25, 13] and ahead.peak() == 31
+    assert not ahead.admits(4, 1, limit=35) and ahead.usage() == [31, 25, 13]
+    assert ahead.admits(4, 1, limit=36) and ahead.usage() == [36, 25, 13]
 
 
 def test_intensity_by_hand() -> None:
@@ -212,7 +179,7 @@ def test_when_to_prefill_again() -> None:
 @pytest.mark.parametrize("early", [1, 3, 8])
 def test_late_arrivals_do_not_wait_for_the_early_to_end(early: int) -> None:
     """A few long requests began the decode phase; there is room for 40 more."""
-    requests = requests_of([(50, 400)] * early + [(50, 10)] * 40, [0.0] * early + [0.5] * 40)
+    requests = requests_of([(50, 400)] * early + [(50, 10, 0.5)] * 40)
     trace, _ = run(requests, 4, 64)
     end = dict(trace.finished)
     assert max(end[r.request_id] for r in requests[early:]) < end[0] / 2
@@ -285,15 +252,14 @@ def test_every_workload(
     switch or withheld for ever, the memory holds all, and no batch mixes prefills and decodes.
     """
     stages, groups, batch_size = sizes
-    lengths = [(prompt, output) for prompt, output, _ in work]
-    requests = requests_of(lengths, [arrival for *_, arrival in work])
+    requests = requests_of(work)
     largest = max(request.most_cached for request in requests)
     memory = None if spare is None else largest + spare
     hop = Hop(latency, latency / 10)
     options = Rules(**rules, **fixed)
     trace, controller = run(requests, stages, batch_size, memory, groups, options, hop=hop)
     assert sorted(request for request, _ in trace.finished) == list(range(len(work)))
-    assert [len(request.output) for request in requests] == [output for _, output in lengths]
+    assert [len(request.output) for request in requests] == [output for _, output, _ in work]
     assert not controller.busy and not controller.withheld and controller.ledger.memory.taken == 0
     preemptions = sum(request.preemptions for request in requests)
     assert len(trace.requests.preempted) == preemptions and (spare is not None or not preemptions)
