@@ -72,7 +72,7 @@ FITS = {
     APART: {"profile": ((13.4027, 0.0623429, 2.22688e-6), (19.9347, 6.26936e-4, 0.038507))},
 }
 BY = {system: tuple(dict.fromkeys(("none", *fits))) for system, fits in FITS.items()}
-BY[VLLM] += ("vllm-2024",)  # later hosts are as none; with Sarathi-Serve's, vLLM serves nothing
+BY[VLLM] += ("vllm-2024", "sarathi-serve")  # later hosts are as none
 QUANTITIES = ("attainment", "TTFT alone", "TPOT alone")
 GOODPUTS = ("goodput of vllm", "goodput of distserve")
 Run = list[tuple[Request, float, float]]  # with TTFT and TPOT in seconds

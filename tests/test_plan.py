@@ -29,7 +29,14 @@ from configs.hosts import HOSTS
 from costmodel import CostModel, make_batch, tokens_that_fit
 from experiments.lib import plan_report
 from experiments.lib.plan_names import slo_of
-from experiments.lib.plan_report import error_of, link_words, print_layouts, rounded, who_holds
+from experiments.lib.plan_report import (
+    ANCHORED,
+    error_of,
+    link_words,
+    print_layouts,
+    rounded,
+    who_holds,
+)
 from experiments.lib.rows import read_rows
 from more.loading.priced import shape_of
 from more.pipeline import simulate_pipeline
@@ -536,10 +543,12 @@ def test_whose_errors_are_shown(tmp_path: Path) -> None:
     head = "source,model,hardware,number,sources,card and host (x),anchored (x)\n"
     lines = "h100,a,kept apart,0.5,1.1", "h100,b,looked at,9,9", "2 x h100,c,looked at,4,"
     (file := tmp_path / "x.csv").write_text(head + "".join(f"predicted,m,{x}\n" for x in lines))
-    with mock.patch.object(plan_report, "MEASURED", file):
-        (half, most, words), (other, *_) = (error_of(gpus, anchored=False) for gpus in (1, 2))
-        assert (half, most, other) == (2, 2, 4) and words.endswith("of one GPU kept apart")
-        assert error_of(1, anchored=True)[0] == 1.1 and error_of(2, anchored=True) is None
+    with mock.patch.multiple(plan_report, MEASURED=file, FEWEST=1):
+        (half, most, words), (other, *_) = (error_of(tp) for tp in (1, 2))
+        assert (half, most, other) == (2, 2, 4) and words.endswith("of one GPU, kept apart")
+        assert error_of(1, ANCHORED[1])[0] == 1.1 and error_of(2, ANCHORED[1]) is None
+        with mock.patch.object(plan_report, "FEWEST", 2):
+            assert error_of(1)[:2] == (5.5, pytest.approx(8.3))
 
 
 def test_layouts_have_the_gpus_of_the_expected_rate(capsys: pytest.CaptureFixture) -> None:

@@ -22,6 +22,7 @@ from more.serving.search import percentile
 
 NAME = "plan"
 UNITS = dict.fromkeys(("capacity", "capacity per GPU"), "requests/s") | {"latency": "ms"}
+FEWEST = 10  # numbers that say how far off we are
 FEW = 100  # requests of a trace; fewer give an interval that says little
 ABOUT = "searched to 5 % on short runs"
 USUAL = (("tbt", 99), ("ttft", 90))  # latencies that every answer states
@@ -51,31 +52,32 @@ def kind_of(tp: int, prompt_tokens: float, single: bool = False) -> str:
     return KINDS[1] if prompt_tokens >= LONG else KINDS[3]
 
 
-def error_of(gpus: int, anchored: bool) -> tuple[float, float, str] | None:
+def error_of(tp: int, way: str = WAY) -> tuple[float, float, str] | None:
     """How far predictions of this kind are from servers that others measured; None: unknown.
 
-    Factors that half and nine of ten are within, and of what. Of sources that were kept apart,
-    unless none of these has such numbers.
+    way: one of ANCHORED, of the same servers; WAY: of all. Factors that half and nine of ten are
+    within, and of what. Of sources that were kept apart, unless they have less than FEWEST numbers.
     """
     if not MEASURED.exists():
         return None
-    way, kind = ANCHORED[1] if anchored else WAY, "several GPUs" if gpus > 1 else "one GPU"
+    kind = "several GPUs" if tp > 1 else "one GPU"
     every = read_rows(MEASURED).where("number", way)
-    own = Rows(row for row in every if (" x " in row["hardware"]) == (gpus > 1))
+    own = Rows(row for row in every if (" x " in row["hardware"]) == (tp > 1))
     kept = own.where(sources="kept apart")
+    kept = kept if len(kept) >= FEWEST else Rows()
     sizes = [max(ratio, 1 / ratio) for ratio in (kept or own).column(way)]
-    what = f"{len(sizes)} public numbers of {kind}{'' if kept else ', none of them'} kept apart"
+    what = f"{len(sizes)} public numbers of {kind}{', kept apart' if kept else ''}"
     return (percentile(sizes, 50), percentile(sizes, 90), what) if sizes else None
 
 
 def print_first(options: Namespace, replica: Replica, traffic: Traffic) -> None:
     """What an anchor is worth, and the command that makes one."""
     mean = [round(float(sizes.mean())) for sizes in (traffic.prompts, traffic.outputs)]
-    print("\nanchor     none: give one run of your own server, and the answer is far more exact")
-    for way, anchored in (("without", False), ("with", True)):
-        if error := error_of(replica.gpus, anchored):
+    print("\nanchor     none: give one run of your own server, and the answer is more exact")
+    for word, way in zip(("without", "with"), ANCHORED, strict=True):
+        if error := error_of(replica.cost.tp, way):
             half, most, what = error
-            print(f"  {way:<7}  a factor of {half:.2f} is usual; one of ten is beyond {most:.1f}")
+            print(f"  {word:<7}  a factor of {half:.2f} is usual; one of ten is beyond {most:.1f}")
             print(f"           ({what})")
     lines = (
         f"vllm bench serve --model {name_of(options)} --dataset-name random",
@@ -193,7 +195,7 @@ def print_answer(plan: Plan) -> None:
         f"worth          with iterations {100 * (SLOWER - 1):.0f} % slower: {rounded(plan.slower)}"
         f" requests/s instead of {rounded(best.rate)}"
     )
-    if error := error_of(replica.gpus, plan.question.anchor is not None):
+    if error := error_of(replica.cost.tp, ANCHORED[1] if plan.question.anchor else WAY):
         half, most, what = error
         words = f"a factor of {half:.2f} is usual, and one of ten is beyond {most:.1f} ({what})"
         said.append(f"{'':<14} {words}")
