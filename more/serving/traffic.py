@@ -210,6 +210,7 @@ HEADERS = {
 }  # fmt: skip
 TEXTS = "conversations"  # of ShareGPT
 Lines, Count = list[tuple[str, list[str]]], Callable[[str], int]  # places and cells; tokens
+Counter = Callable[[], Count | None]  # loads a tokenizer, if there is one
 # Mooncake's (github.com/kvcache-ai/Mooncake, FAST25-release/traces): its times are milliseconds.
 MOONCAKE = {"arrival": ("timestamp",), "prompt": ("input_length",), "output": ("output_length",)}
 HASHES = "hash_ids"
@@ -217,7 +218,7 @@ HASHES = "hash_ids"
 ARRIVES = re.compile("arriv.*|timestamps?|created|sent|date")
 
 
-def read_trace(path: Path | str, count: Count | None = None) -> list[Request]:
+def read_trace(path: Path | str, counter: Counter = lambda: None) -> list[Request]:
     """The requests of a CSV, JSON or JSONL file, in order of arrival. The first arrives at 0 s.
 
     It sorts the lines of a file that has another order, and says so in a line. The header (in
@@ -229,11 +230,11 @@ def read_trace(path: Path | str, count: Count | None = None) -> list[Request]:
     begin alike share these blocks of 512 tokens. No other prompts share anything. Lengths are whole
     numbers of tokens, at least 1. Lines of BurstGPT without tokens are requests that failed: they
     are left out, and a line says how many. For a wrong cell, the UserError names file, line (in
-    JSON: row) and column. count: the tokens of a text, for ShareGPT's conversations.
+    JSON: row) and column. counter: of the tokens of ShareGPT's texts, asked for at need.
     """
     header, lines = read_table(path, MOST_JSON if is_json(path) else MOST_BYTES)
     if TEXTS in header:
-        header, lines = counted(path, header, lines, count)
+        header, lines = counted(path, header, lines, counter())
     columns = find_columns(path, header)
     for place, cells in lines:
         if len(cells) != len(header):
