@@ -171,5 +171,5 @@ def test_sharegpts_conversations(tmp_path: Path, capsys: pytest.CaptureFixture) 
     assert [(len(r.prompt), r.max_tokens, r.tags) for r in found] == [(4, 9, {"id": "x"})]
     assert "1 of 4 conversations have a prompt and an answer" in capsys.readouterr().out
     (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")  # not asked for what it counts
-    path.write_text('[{"prompt_tokens": 5, "output_tokens": 6}]')
+    path.write_text(json.dumps([rows[0] | {"prompt_tokens": 5, "output_tokens": 6}]))
     assert [len(r.prompt) for r in requests_of(plan.read_options(flags))[1]] == [5]

@@ -233,7 +233,7 @@ def read_trace(path: Path | str, counter: Counter = lambda: None) -> list[Reques
     JSON: row) and column. counter: of the tokens of ShareGPT's texts, asked for at need.
     """
     header, lines = read_table(path, MOST_JSON if is_json(path) else MOST_BYTES)
-    if TEXTS in header:
+    if TEXTS in header and not {"prompt_tokens", "output_tokens"} & {*header}:
         header, lines = counted(path, header, lines, counter())
     columns = find_columns(path, header)
     for place, cells in lines:
@@ -272,7 +272,10 @@ def read_trace(path: Path | str, counter: Counter = lambda: None) -> list[Reques
 def counted(
     path: Path | str, header: list[str], lines: Lines, count: Count | None
 ) -> tuple[list[str], Lines]:
-    """With the tokens of a conversation's first text and its answer, as vLLM's benchmark has it."""
+    """With the tokens of a conversation's first text and of its second.
+
+    As in vLLM's benchmark, the first is the prompt, whoever wrote it.
+    """
     if count is None:
         raise UserError(
             f"{path}: its {TEXTS} are texts; plan.py counts their tokens where --model is a folder"
