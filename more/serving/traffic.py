@@ -228,9 +228,9 @@ def read_trace(path: Path | str, counter: Counter = lambda: None) -> list[Reques
     Arrivals are seconds, or all of them are dates and times (ISO 8601). A file with an
     `input_length` is one of Mooncake's: there they are milliseconds, and prompts whose `hash_ids`
     begin alike share these blocks of 512 tokens. No other prompts share anything. Lengths are whole
-    numbers of tokens, at least 1. Lines of BurstGPT without tokens are requests that failed: they
-    are left out, and a line says how many. For a wrong cell, the UserError names file, line (in
-    JSON: row) and column. counter: of the tokens of ShareGPT's texts, asked for at need.
+    numbers of tokens, at least 1. Requests of BurstGPT, or of a log with `usage`, without tokens
+    have failed: they are left out, and a line says how many. For a wrong cell, the UserError names
+    file, line (in JSON: row) and column. counter: of the tokens of ShareGPT's texts.
     """
     header, lines = read_table(path, MOST_JSON if is_json(path) else MOST_BYTES)
     if TEXTS in header and not {"prompt_tokens", "output_tokens"} & {*header}:
@@ -243,9 +243,10 @@ def read_trace(path: Path | str, counter: Counter = lambda: None) -> list[Reques
     if columns["arrival"][0] == len(header):
         print(f"{path}: no {' or '.join(HEADERS['arrival'])}: all requests come at once")
         lines = [(place, [*cells, "0"]) for place, cells in lines]
-    if columns["output"][1] == "Response tokens":
-        sizes = [columns[each][0] for each in ("prompt", "output")]
-        kept = [line for line in lines if all(line[1][at] != "0" for at in sizes)]
+    if columns["output"][1].startswith(("Response", "usage.")):
+        named = HEADERS["prompt"] + HEADERS["output"]
+        sizes = [place for place, name in enumerate(header) if name in named]
+        kept = [line for line in lines if sum(line[1][at] not in ("", "0") for at in sizes) > 1]
         if len(kept) < len(lines):
             print(f"{path}: left out {len(lines) - len(kept)} of {len(lines)} requests: no tokens")
         lines = kept
