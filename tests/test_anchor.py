@@ -135,6 +135,10 @@ def test_sglangs_settings_are_its_own(file: Path) -> None:
         small = replace(SERVER, cost=CostModel(MODELS["llama3.1-8b"], GPUS["l40s"]))
         found = anchor_of(file, small)
         assert f"C = {C}, " in found.load and policy in found.notes[0]
+    flags |= {"tp_size": 4, "quantization": "fp8", "dp_size": 2, "enable_dp_attention": True}
+    file.write_text(json.dumps(entry | {"server_info": flags}))
+    told = read_load(file).notes(SERVER)
+    assert all(any(word in note for note in told) for word in ("of fp8", "TP 4", "2 replicas"))
 
 
 def test_replicas_share_a_load(file: Path) -> None:
@@ -202,6 +206,11 @@ def test_lengths_and_notes(file: Path) -> None:
     assert [note[:12] for note in run.notes(SERVER)] == ["lengths are "]
     other = Replica(CostModel(MODELS["mistral-7b"], GPUS["h100"]), 8, None)
     assert "'meta-llama/Llama-3.1-8B'" in run.notes(other)[0]
+    for word in ("AWQ", "FP8"):
+        packed = replace(run, model=f"{run.model}-Instruct-{word}")
+        assert word.lower() in packed.notes(SERVER)[0]
+    cost = CostModel(replace(COST.model, weights="fp8"), GPUS["h100"], software="vllm")
+    assert [note[:12] for note in packed.notes(replace(SERVER, cost=cost))] == ["lengths are "]
     detailed = {"input_lens": [5, 6, 7], "output_lens": [1, 0, 3], "num_prompts": COUNT + 2}
     file.write_text(json.dumps(entry | detailed))
     run = read_load(file)
