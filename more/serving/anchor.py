@@ -18,12 +18,13 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 
 from batch import Request
 from command.checks import MOST, UserError, range_of, shown
 from command.cli import read_text
-from configs import GPU, ModelConfig
+from configs import GPU
 from more.loading.priced import shape_of
 from more.serving.comparison import OURS, Anchor, measure_of
 from more.serving.engines import sglang_defaults, vllm_defaults
@@ -143,7 +144,7 @@ class Run:
         """What the user should know."""
         count, model, found = len(self.lengths), replica.cost.model, list(self.said)
         ours, theirs = (re.sub(r"\W|_", "", name.lower()) for name in (model.name, self.model))
-        known = shape_of(self.model)
+        known, shape = shape_of(self.model), attrgetter("linears", "parameters", "chosen")
         if shape(known) != shape(model) if known else ours not in theirs and theirs:
             found.append(f"its model is {shown(self.model)}, and --model {model.name}: the same?")
         packed = formats(f"{self.model} {self.quantization}")
@@ -166,11 +167,6 @@ class Run:
         if count < FEW:
             found.append(f"{count} requests: a server's first ones are slow; send {FEW} or more")
         return found
-
-
-def shape(model: ModelConfig) -> tuple[object, ...]:
-    """What two models of one shape have in common, whatever their names and weights."""
-    return model.n_layer, model.linears, model.parameters, model.chosen
 
 
 def formats(text: str) -> set[str]:
