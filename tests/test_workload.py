@@ -14,15 +14,7 @@ from hypothesis import strategies as st
 
 import plan
 from experiments.lib.plan_names import requests_of
-from more.serving.traffic import (
-    Fixed,
-    Uniform,
-    at_rate,
-    gamma,
-    make_requests,
-    poisson,
-    read_trace,
-)
+from more.serving.traffic import Fixed, Uniform, at_rate, gamma, make_requests, poisson, read_trace
 
 COUNT = 100_000
 
