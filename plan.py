@@ -177,7 +177,8 @@ def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
         replica = replicas[place]
     slo = slo_of(options, replica.decode_iteration)
     slower = scaled(replica, SLOWER * replica.cost.host.factor)
-    return Question(replicas, slower, traffic, slo, sizes, demands, anchor), refused
+    named = bool(options.chunk_size)
+    return Question(replicas, slower, traffic, slo, sizes, demands, anchor, named), refused
 
 
 def on_all_cores(
@@ -207,10 +208,10 @@ def main() -> None:
         PARTS[part](plan)
         if part == "answer":
             print_engines(options, plan)
-            print(
-                f"\nin {time.monotonic() - begin:.0f} s. More: --tables {' '.join(TABLES)}, or"
-                " all.\nPrefill and decode on GPUs of their own: docs/apart.md compares."
-            )
+            print(f"\nin {time.monotonic() - begin:.0f} s. ", end="")
+            if not tables:
+                print(f"More: --tables {' '.join(TABLES)}, or all.", end="")
+            print("\nPrefill and decode on GPUs of their own: docs/apart.md compares.")
         sys.stdout.flush()
     if options.out:
         save(plan, options.out / f"{NAME}.csv")

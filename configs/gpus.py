@@ -180,7 +180,7 @@ def gpu_named(text: str) -> str:
     """
 
     def parts(name: str) -> set[str]:
-        return {*re.findall("[a-z]+|[0-9]+", ADDED.sub(" ", name.lower()))}
+        return {*re.findall("[a-z]*[0-9]+|[a-z]+", ADDED.sub(" ", name.lower()))}
 
     said, sizes = parts(text), []
     for gpu in sorted(GPUS.values(), key=lambda gpu: -gpu.memory):

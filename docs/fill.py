@@ -26,13 +26,7 @@ from command.checks import UserError, lookup
 from command.cli import run_main, write_file
 from command.flags import Parser, markdown
 from course.exercises import LESSONS
-from experiments import (
-    bench,
-    beside_benchmarks,
-    fidelity,
-    studies,
-    validate,
-)
+from experiments import bench, beside_benchmarks, fidelity, studies, validate
 from experiments.lib import common, holes
 from experiments.lib.rows import Rows, read_rows
 

@@ -45,15 +45,7 @@ from experiments.lib.common import print_table
 from experiments.lib.engines import median_row
 from experiments.lib.flags import start
 from experiments.lib.measuring import hardware_of
-from experiments.lib.peers import (
-    BATCH_SIZE,
-    REST,
-    TASKS,
-    VLLM,
-    Peer,
-    Work,
-    saved_model,
-)
+from experiments.lib.peers import BATCH_SIZE, REST, TASKS, VLLM, Peer, Work, saved_model
 from experiments.lib.rows import Row, Rows, spread, with_kept
 from kvcache import KVCache
 from more.loading.device import choose_dtype

@@ -191,7 +191,8 @@ def summary(rows: list[Row]) -> list[str]:
     bounds = [row.verdict for row in rows if row.kind == "bound"]
     lines.append(f"Bounds: {bounds.count('met')} of {len(bounds)} met.")
     for paper, theirs in (("SARATHI", False), ("Sarathi-Serve", True)):
-        own = [row for row in rows if row.error and row.id.startswith("ss_") == theirs]
+        found = [row for row in rows if row.error and row.kind not in ("given", "fitted")]
+        own = [row for row in found if row.id.startswith("ss_") == theirs]
         large = distinct(row for row in own if abs(row.error) > LIMIT)
         tried = [abs(row.tried) for row in large if row.tried is not None]
         within = sum(size < LIMIT for size in tried)

@@ -19,16 +19,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from experiments.lib.claims import Claim, Finding, bounded
-from experiments.lib.engines import (
-    LLAMA_13B,
-    LLAMA_33B,
-    Cases,
-    Engine,
-    Sweep,
-    cases,
-    gain,
-    setups,
-)
+from experiments.lib.engines import LLAMA_13B, LLAMA_33B, Cases, Engine, Sweep, cases, gain, setups
 from experiments.lib.flags import POLICIES, PRICED
 from experiments.lib.panels import words
 from experiments.lib.rows import Rows

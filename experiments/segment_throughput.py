@@ -22,16 +22,7 @@ from experiments.lib.beam_engines import RealBeams, real_beams
 from experiments.lib.claims import Claim, bounded
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Row, Rows, print_rows
-from experiments.lib.segment import (
-    COLOURS,
-    OURS,
-    THEIRS,
-    TILE,
-    TILES,
-    WAYS,
-    WIDTH,
-    PricedBeams,
-)
+from experiments.lib.segment import COLOURS, OURS, THEIRS, TILE, TILES, WAYS, WIDTH, PricedBeams
 from experiments.lib.study import Panel, Study
 from more.beam.cost import throughput
 

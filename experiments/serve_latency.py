@@ -37,15 +37,7 @@ from experiments.lib import look, measuring
 from experiments.lib.claims import Claim, Finding, bounded
 from experiments.lib.engines import Real, Sweep, cases, median_row
 from experiments.lib.flags import SERVED
-from experiments.lib.papers import (
-    CHAT,
-    OURS,
-    RIVALS,
-    YI,
-    Recorded,
-    burst_rate,
-    deployments,
-)
+from experiments.lib.papers import CHAT, OURS, RIVALS, YI, Recorded, burst_rate, deployments
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study, title_of
 from experiments.lib.windows import UNITS, Windows, by_tag

@@ -135,6 +135,10 @@ def test_sglangs_settings_are_its_own(file: Path) -> None:
         small = replace(SERVER, cost=CostModel(MODELS["llama3.1-8b"], GPUS["l40s"]))
         found = anchor_of(file, small)
         assert f"C = {C}, " in found.load and policy in found.notes[0]
+    flags |= {"tp_size": 4, "quantization": "fp8", "dp_size": 2, "enable_dp_attention": True}
+    file.write_text(json.dumps(entry | {"server_info": flags}))
+    told = read_load(file).notes(SERVER)
+    assert all(any(word in note for note in told) for word in ("of fp8", "TP 4", "2 replicas"))
 
 
 def test_replicas_share_a_load(file: Path) -> None:
@@ -161,21 +165,14 @@ def test_of_several_loads_the_middle_one(file: Path) -> None:
     assert run.said == ["of 4 loads, the middle one of 3 that can be read"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "warned"),
-    [
-        ({}, False),
-        ({"total_input_tokens": 4000 * COUNT, "request_throughput": 40.0}, True),  # 160,000 a s
-        (
-            {"total_input_tokens": 4000 * COUNT, "request_throughput": 1.0, "mean_ttft_ms": 30.0},
-            True,
-        ),
-    ],
-)
-def test_prompts_of_a_prefix_cache(changes: dict, warned: bool, file: Path) -> None:
+def test_prompts_of_a_prefix_cache(file: Path) -> None:
     """An H100 computes 71,000 tokens/s of 7 B weights at its peak: 4,000 of them in 57 ms."""
-    file.write_text(json.dumps(vllm("closed") | changes))
-    assert any("prefix cache" in note for note in read_load(file).notes(SERVER)) == warned
+    usual = vllm("closed")
+    long, slow = usual | {"total_input_tokens": 4000 * COUNT}, {"request_throughput": 1.0}
+    fast = long | {"request_throughput": 40.0}  # 160,000 a s
+    for entry, warned in ((usual, 0), (fast, 1), (long | slow | {"mean_ttft_ms": 30.0}, 1)):
+        file.write_text(json.dumps(entry))
+        assert any("prefix cache" in note for note in read_load(file).notes(SERVER)) == warned
 
 
 def test_what_limits_the_load(file: Path) -> None:
@@ -202,6 +199,11 @@ def test_lengths_and_notes(file: Path) -> None:
     assert [note[:12] for note in run.notes(SERVER)] == ["lengths are "]
     other = Replica(CostModel(MODELS["mistral-7b"], GPUS["h100"]), 8, None)
     assert "'meta-llama/Llama-3.1-8B'" in run.notes(other)[0]
+    for word in ("AWQ", "FP8"):
+        packed = replace(run, model=f"{run.model}-Instruct-{word}")
+        assert word.lower() in packed.notes(SERVER)[0]
+    cost = CostModel(replace(COST.model, weights="fp8"), GPUS["h100"], software="vllm")
+    assert [note[:12] for note in packed.notes(replace(SERVER, cost=cost))] == ["lengths are "]
     detailed = {"input_lens": [5, 6, 7], "output_lens": [1, 0, 3], "num_prompts": COUNT + 2}
     file.write_text(json.dumps(entry | detailed))
     run = read_load(file)

@@ -5,13 +5,7 @@ import pytest
 from batch import Batch, Chunk, Request
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel, make_batch
-from more.beam.cost import (
-    BeamCostModel,
-    cache_bytes,
-    make_beams,
-    moved_tokens,
-    read_tokens,
-)
+from more.beam.cost import BeamCostModel, cache_bytes, make_beams, moved_tokens, read_tokens
 from more.beam.request import CACHES, rows_of
 
 TILE, LLAMA = GPUS["max-1550-tile"], MODELS["llama2-13b"]

@@ -87,7 +87,7 @@ def test_the_host_waits_for_nobody_or_works_beside_the_gpu(cost):
     ],
 )
 def test_an_all_reduce_waits(host, model, weights, gpu, tp, decodes, context, ms):
-    """Five of the six iterations that constants.WAIT is of; the sixth, of 42 requests, is longer."""
+    """Five of the six iterations that constants.WAIT is of; that of 42 requests is longer."""
     model = replace(MODELS[model], weights=weights)
     cost = CostModel(model, GPUS[gpu], tp=tp, software="vllm", host=HOSTS[host])
     batch = make_batch(decodes=decodes, context=context)

@@ -8,15 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import (
-    SEVERAL,
-    THREADS,
-    assert_within,
-    attend_spans,
-    spans_bound,
-    sum_bound,
-    unit,
-)
+from conftest import SEVERAL, THREADS, assert_within, attend_spans, spans_bound, sum_bound, unit
 from torch import Tensor
 
 import model

@@ -357,8 +357,8 @@ NAMES = {
     "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
     "qwen2.5-7b": "Qwen2.5-7B-Instruct, QWEN2.5-7B",
     "mixtral-8x7b": "mistralai/Mixtral-8x7B-Instruct-v0.1",
-    # of other weights, another length, another vocabulary; another card
-    "": "Qwen/Qwen3-8B-FP8, Qwen/Qwen2.5-7B, meta-llama/Llama-2-70b-hf, Mistral-7B-v0.3, H100 NVL",
+    # of other weights, another length, another vocabulary; another card, no card
+    "": "Qwen/Qwen3-8B-FP8, Qwen/Qwen2.5-7B, Llama-2-70b-hf, Mistral-7B-v0.3, H100 NVL, 100a",
 }
 
 

@@ -14,15 +14,7 @@ from hypothesis import strategies as st
 
 import plan
 from experiments.lib.plan_names import requests_of
-from more.serving.traffic import (
-    Fixed,
-    Uniform,
-    at_rate,
-    gamma,
-    make_requests,
-    poisson,
-    read_trace,
-)
+from more.serving.traffic import Fixed, Uniform, at_rate, gamma, make_requests, poisson, read_trace
 
 COUNT = 100_000
 
@@ -148,16 +140,20 @@ def test_the_requests_of_td_pipes_artefact(tmp_path: Path, capsys: pytest.Captur
     assert found[2].tags["late"] == "x"
 
 
-def test_answers_of_openais_api(tmp_path: Path) -> None:
+def test_answers_of_openais_api(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Those that failed are left out."""
     path = tmp_path / "log.jsonl"
     old = {"created": 1700000005, "usage": {"prompt_tokens": 30, "completion_tokens": 4}}
     new = {"created_at": 1.7e9, "usage": {"input_tokens": 20, "output_tokens": 3}, "model": "m"}
     for answer, size in ((old, (30, 4)), (new, (20, 3))):
         later = {key: value + 2 if key[:3] == "cre" else value for key, value in answer.items()}
-        path.write_text("\n".join(map(json.dumps, (answer, later))), encoding="utf-8")
+        none = answer | {"usage": dict.fromkeys(answer["usage"], 0)}
+        failed = none, {"usage": None}, {"error": {"code": 500}}
+        path.write_text("\n".join(map(json.dumps, (*failed, answer, later))), encoding="utf-8")
         found = [(r.arrival, len(r.prompt), r.max_tokens, r.tags) for r in read_trace(path)]
-        tags = {"model": "m"} if "model" in answer else {}
-        assert found == [(0, *size, tags), (2, *size, tags)]
+        assert [each[:3] for each in found] == [(0, *size), (2, *size)]
+        assert found[0][3].get("model") == answer.get("model")
+        assert "left out 3 of 5 requests: no tokens" in capsys.readouterr().out
 
 
 def test_sharegpts_conversations(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -170,3 +166,6 @@ def test_sharegpts_conversations(tmp_path: Path, capsys: pytest.CaptureFixture) 
     _, found, _ = requests_of(plan.read_options(flags))
     assert [(len(r.prompt), r.max_tokens, r.tags) for r in found] == [(4, 9, {"id": "x"})]
     assert "1 of 4 conversations have a prompt and an answer" in capsys.readouterr().out
+    (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")  # not asked for what it counts
+    path.write_text(json.dumps([rows[0] | {"prompt_tokens": 5, "output_tokens": 6}]))
+    assert [len(r.prompt) for r in requests_of(plan.read_options(flags))[1]] == [5]

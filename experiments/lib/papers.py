@@ -21,7 +21,7 @@ from more.serving.planner import EXACT, Replica, Traffic, find_capacity
 from more.serving.traffic import (
     FASTEST,
     HASHES,
-    Count,
+    Counter,
     Lengths,
     LogNormal,
     at_rate,
@@ -91,9 +91,9 @@ class Dataset:
 CHAT, ARXIV = Dataset.published("chat", 8192), Dataset.published("arxiv", 16384)
 
 
-def read_whole(path: Path, count: Count | None = None) -> list[Request]:
+def read_whole(path: Path, *counter: Counter) -> list[Request]:
     """The requests of a file, for an engine that computes each prompt whole. It says so."""
-    requests = read_trace(path, count)
+    requests = read_trace(path, *counter)
     if not all(isinstance(each.prompt, range) for each in requests):
         print(f"{path}: the blocks that its {HASHES} share are computed again: no prefix caching")
     return requests

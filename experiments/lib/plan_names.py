@@ -5,6 +5,7 @@ import re
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def requests_of(options: Namespace) -> tuple[str, list[Request], bool]:
         return options.anchor.name, made, False
     path = options.requests_file or Path(CHAT.name)
     if path.exists():
-        return path.name, read_whole(path, counter_of(options.model)), True
+        return path.name, read_whole(path, partial(counter_of, options.model)), True
     word = str(path)
     if word in DATASETS:
         return word, DATASETS[word].requests(count, seed=options.seed), False

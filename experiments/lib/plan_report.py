@@ -7,6 +7,8 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from configs.constants import ALL_REDUCES
 from configs.hosts import HOSTS
 from costmodel import CostModel, constants
@@ -14,7 +16,7 @@ from experiments.lib.common import ROOT, print_table, three_digits
 from experiments.lib.plan_names import budgets_tried, gpu_of
 from experiments.lib.rows import Rows, read_rows
 from more.loading.priced import shape_of
-from more.serving.capacity import MAX_DELAY, Slo
+from more.serving.capacity import MAX_DELAY, Slo, worst_iteration
 from more.serving.comparison import OURS, SLOWER, Anchor, Demand, Plan
 from more.serving.engines import engine_flags
 from more.serving.planner import WHOLE, Replica, Traffic
@@ -23,6 +25,8 @@ from more.serving.search import percentile
 NAME = "plan"
 UNITS = dict.fromkeys(("capacity", "capacity per GPU"), "requests/s") | {"latency": "ms"}
 FEWEST = 10  # numbers that say how far off we are
+AT_ONCE = 16  # requests; a replica with room for fewer hardly batches
+OFF = 1.25  # what one factor should leave, at most
 FEW = 100  # requests of a trace; fewer give an interval that says little
 ABOUT = "searched to 5 % on short runs"
 USUAL = (("tbt", 99), ("ttft", 90))  # latencies that every answer states
@@ -166,7 +170,10 @@ def print_anchor(anchor: Anchor | None, replica: Replica) -> None:
     ]  # fmt: skip
     header = ["per s, or ms", "measured", "predicted", "scaled", "remains", ""]
     print_table(header, rows, anchor.load)
-    for note in anchor.notes:
+    ratios = {name: each[2] / each[0] for name, each in anchor.compared.items()}
+    off = [name for name, ratio in ratios.items() if not 1 / OFF < ratio < OFF]
+    far = f"far off: {', '.join(off)}; the plan is, too, where the SLO bounds one of these"
+    for note in [*anchor.notes, *[far] * bool(off)]:
         print(f"  {note}")
 
 
@@ -191,6 +198,13 @@ def print_answer(plan: Plan) -> None:
         there = [f"{x} {three_digits(1e3 * load.value(*each))} ms" for x, each in shown.items()]
         there.append(f"median scheduling delay {load.median_delay:.2g} s")
         said = [f"there          {', '.join(there)}"]
+    usual = int(np.median(plan.question.traffic.prompts))
+    longest = worst_iteration(replica.cost, best.budget, 0, longest=usual)
+    if longest > (gap := plan.question.slo.gap):
+        said.append(
+            f"stalls         prompts of C tokens take {1e3 * longest:.0f} ms, longer than the"
+            f" {1e3 * gap:.0f} ms: decodes rarely wait for them, or the P99 would be longer"
+        )
     said.append(
         f"worth          with iterations {100 * (SLOWER - 1):.0f} % slower: {rounded(plan.slower)}"
         f" requests/s instead of {rounded(best.rate)}"
@@ -199,7 +213,13 @@ def print_answer(plan: Plan) -> None:
         half, most, what = error
         words = f"a factor of {half:.2f} is usual, and one of ten is beyond {most:.1f} ({what})"
         said.append(f"{'':<14} {words}")
-    demands = plan.question.demands
+    demands, mean = plan.question.demands, float(plan.question.traffic.prompts.mean())
+    mean += float(plan.question.traffic.outputs.mean())
+    if demands and (at_once := (replica.holds(best.budget) or math.inf) / mean) < AT_ONCE:
+        said.append(
+            f"memory         for {at_once:.0f} requests at once: more GPUs in a replica (--tp) may"
+            " need fewer in all, see --tables layouts"
+        )
     said += [f"{demand.who:<14} {who_holds(plan, demand)}" for demand in demands]
     if demands:
         said.append(f"assumed        {demands[0].gaps}; replicas share requests evenly")
@@ -210,14 +230,16 @@ def print_answer(plan: Plan) -> None:
         load = found.load
         cells = [three_digits(1e3 * load.value(*each)) if load else "-" for each in shown.values()]
         cells += ["chosen" if budget == best.budget else ""]
-        rows.append([budget, rounded(found.rate), *cells])
+        # an exact search ends where it is surely less than the chosen one
+        less = f"< {rounded(1.01 * best.rate)}"
+        rows.append([budget, rounded(found.rate) if load or not found.rate else less, *cells])
     header = ["C", "requests/s", *[f"{name}, ms" for name in shown], ""]
     print_table(header, rows, f"capacity over the token budget, {OURS}, {ABOUT}")
 
 
 def print_samples(plan: Plan) -> None:
-    low, high = min(plan.draws), max(plan.draws)
-    print(f"\ninterval       {len(plan.draws)} other samples: {rounded(low)} to {rounded(high)}")
+    low, high = (rounded(end([*plan.draws, plan.best.rate])) for end in (min, max))
+    print(f"\ninterval       this and {len(plan.draws)} other samples: {low} to {high} (to 2.5 %)")
 
 
 def who_holds(plan: Plan, demand: Demand) -> str:

@@ -18,6 +18,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 
 from batch import Request
@@ -29,7 +30,14 @@ from more.serving.comparison import OURS, Anchor, measure_of
 from more.serving.engines import sglang_defaults, vllm_defaults
 from more.serving.planner import MOST as MOST_REPLAYED
 from more.serving.planner import Replica
-from more.serving.traffic import FASTEST, MOST_JSON, MOST_REQUESTS, MOST_TOKENS, gamma
+from more.serving.traffic import (
+    FASTEST,
+    MOST_JSON,
+    MOST_REQUESTS,
+    MOST_TOKENS,
+    at_rate,
+    gamma,
+)
 from timeline import Trace
 
 STATISTICS = ("mean", "median", "P99")
@@ -41,6 +49,7 @@ FAILED = 0.1  # share of requests, at most
 FEW = 32  # requests: of fewer, a server's first ones are most
 STEPS, MOST_OUTPUT = 60_000, 2 * 10**7  # of a replay: iterations, about, and output tokens
 SAME = "are --model, --gpu and --tp those of the server?"
+FORMAT = re.compile("fp[48]|..fp4|awq|gptq|int[48]|w[48]a[0-9]+|[48]bit|gguf")  # of weights
 BUSY = 0.75  # of the clients, on average: then they limit the load, and not the rate
 LATENCY = 10.0**9  # ms
 # vllm-project/guidellm, src/guidellm/benchmark/schemas: vLLM's name of a number, and its place in
@@ -63,8 +72,8 @@ class Run:
     """One load of a benchmark, and what was measured: see `measure_of`.
 
     lengths: prompt and output tokens of each request. clients: of a closed loop. rate: requests/s,
-    whose gaps have this `cv`; without both, all requests come at once. budget, size: C and B of the
-    server; None: unknown. said: by the reader of the file.
+    whose gaps have this `cv`; without both, all requests come at once. budget, size, tp: C, B and
+    TP of the server; None: unknown. said: by the reader of the file.
     """
 
     where: str
@@ -81,6 +90,8 @@ class Run:
     policy: str = OURS
     defaults: Callable[[GPU], tuple[int, int]] = vllm_defaults  # C and B of the engine
     said: Sequence[str] = ()
+    tp: int | None = None
+    quantization: str = ""  # of the weights; "": unknown
 
     @property
     def load(self) -> str:
@@ -119,10 +130,12 @@ class Run:
         if (tokens := sum(output for _, output in lengths)) > MOST_OUTPUT:
             raise UserError(f"{self.where}: {tokens} output tokens; {MOST_OUTPUT} can be replayed")
         arrivals = gamma(len(lengths), self.rate or FASTEST, self.cv if self.rate else 0.0)
-        return [
+        requests = [
             Request(i, range(prompt), output, arrival=arrivals[i] if self.rate else 0.0)
             for i, (prompt, output) in enumerate(lengths)
         ]
+        # vLLM's benchmark, too, stretches what it draws, so that the mean rate is as asked
+        return at_rate(requests, self.rate) if self.rate else requests
 
     def too_fast(self, replica: Replica) -> bool:
         """Whether the GPUs cannot compute all these tokens, even at their peak."""
@@ -140,8 +153,16 @@ class Run:
         """What the user should know."""
         count, model, found = len(self.lengths), replica.cost.model, list(self.said)
         ours, theirs = (re.sub(r"\W|_", "", name.lower()) for name in (model.name, self.model))
-        if theirs and ours not in theirs and shape_of(self.model) != model:
+        known, shape = shape_of(self.model), attrgetter("linears", "parameters", "chosen")
+        if shape(known) != shape(model) if known else ours not in theirs and theirs:
             found.append(f"its model is {shown(self.model)}, and --model {model.name}: the same?")
+        packed = formats(f"{self.model} {self.quantization}")
+        own = formats(f"{model.name} {model.weights}")
+        if (known or packed) and packed != own:
+            each = (" ".join(sorted(names)) or "16 bits" for names in (packed, own))
+            found.append("its weights are of {}, and ours of {}: the same?".format(*each))
+        if self.tp not in (None, replica.cost.tp):
+            found.append(f"its server has TP {self.tp}, and --tp {replica.cost.tp}: the same?")
         if self.too_fast(replica):
             found.append(
                 "Warning: faster than this GPU at its peak: a prefix cache had the prompts. Send"
@@ -155,6 +176,11 @@ class Run:
         if count < FEW:
             found.append(f"{count} requests: a server's first ones are slow; send {FEW} or more")
         return found
+
+
+def formats(text: str) -> set[str]:
+    """The formats of weights that are words of a text."""
+    return set(filter(FORMAT.fullmatch, re.split(r"[\W_]+", text.lower())))
 
 
 # --------------------------------------------------------------------------------------- the files
@@ -251,7 +277,7 @@ def run_of(where: str, entry: object) -> Run:
         "output": number("output_throughput", 1 / FASTEST, FASTEST),
     } | {name: value for name, value in times.items() if value}  # 0: no request had one
     clients = maybe("max_concurrency", 1)
-    rate, shape = entry.get("request_rate"), entry.get("burstiness")
+    rate, burst = entry.get("request_rate"), entry.get("burstiness")
     if not clients and rate is None:
         raise UserError(
             f"{where}: neither request_rate nor max_concurrency; give one, request_rate as"
@@ -263,12 +289,14 @@ def run_of(where: str, entry: object) -> Run:
         each = measured.get("mean TTFT", 0) + later * outputs / done
         busy = measured["requests"] * each / 1e3 >= BUSY * clients
         clients, rate = (clients, None) if busy else (None, rate)
-    if shape not in (None, math.inf):
-        shape = number("burstiness", 1e-6, FASTEST)
+    if burst not in (None, math.inf):
+        burst = number("burstiness", 1e-6, FASTEST)
     flag = partial(number_of, where, flags, least=1, whole=True, needed=False)
     # of an even share, where several replicas stand behind one address
-    shared = None if flags.get("enable_dp_attention") else flag("dp_size")
-    replicas = maybe("data_parallel_size", 1) or shared or 1
+    shared, apart = flag("dp_size") or 1, flags.get("enable_dp_attention")
+    if apart and shared > 1:
+        said.append(f"its attention is of {shared} replicas (enable_dp_attention), and ours of one")
+    replicas = maybe("data_parallel_size", 1) or (1 if apart else shared)
     if replicas > 1:
         if clients and clients < replicas:
             raise UserError(f"{where}: {clients} clients for {replicas} replicas; give each one")
@@ -277,12 +305,15 @@ def run_of(where: str, entry: object) -> Run:
         lengths, clients = lengths[::replicas], clients and clients // replicas
         rate = rate and rate / replicas
     model = entry.get("model_id") or flags.get("model_path")
+    packed = entry.get("quantization") or flags.get("quantization")
     return Run(
-        where, lengths, measured, clients, rate, 1.0 if shape is None else shape**-0.5,
+        where, lengths, measured, clients, rate, 1.0 if burst is None else burst**-0.5,
         model if isinstance(model, str) else "",
         maybe("max_num_batched_tokens", 1) or flag("chunked_prefill_size"),
         maybe("max_num_seqs", 1) or flag("max_running_requests"), failed, bool(own), policy,
         sglang_defaults if sglang else vllm_defaults, said,
+        maybe("tensor_parallel_size", 1) or flag("tp_size"),
+        packed if isinstance(packed, str) else "",
     )  # fmt: skip
 
 

@@ -92,6 +92,7 @@ class Question:
     sizes: Sequence[int]  # token budgets
     demands: Sequence[Demand] = ()
     anchor: Anchor | None = None
+    named: bool = False  # the budgets are the user's: all are tried
 
     def budgets(self, tp: int, pp: int) -> list[int]:
         """Those that are tried with so many GPUs, and leave room for the longest request.
@@ -100,6 +101,8 @@ class Question:
         """
         replica = self.replicas[tp, pp]
         fit = [size for size in self.sizes if fits(replica.holds(size), self.traffic)]
+        if self.named:
+            return fit
         return budgets_of(replica, self.traffic, self.slo, fit)
 
     def answer(self, job: Job, starts: Mapping[int, float]) -> Found:
@@ -185,7 +188,8 @@ def search(
     if rough.rate:
         at = {rough.budget: rough.rate}
         [best] = run([Job("exact", OURS, rough.budget, *here)], "capacity", at).values()
-        near = [size for size, each in curve.items() if each.rate * ROUGH >= rough.rate]
+        least = min(best.rate, rough.rate / ROUGH)
+        near = [size for size, each in curve.items() if each.rate >= least]
         near = [size for size in near + beside(budgets, rough.budget) if size != rough.budget]
         # one that serves no step more is not searched
         jobs = [Job("exact", OURS, size, *here, least=1.01 * best.rate) for size in near]

@@ -210,6 +210,7 @@ HEADERS = {
 }  # fmt: skip
 TEXTS = "conversations"  # of ShareGPT
 Lines, Count = list[tuple[str, list[str]]], Callable[[str], int]  # places and cells; tokens
+Counter = Callable[[], Count | None]  # loads a tokenizer, if there is one
 # Mooncake's (github.com/kvcache-ai/Mooncake, FAST25-release/traces): its times are milliseconds.
 MOONCAKE = {"arrival": ("timestamp",), "prompt": ("input_length",), "output": ("output_length",)}
 HASHES = "hash_ids"
@@ -217,7 +218,7 @@ HASHES = "hash_ids"
 ARRIVES = re.compile("arriv.*|timestamps?|created|sent|date")
 
 
-def read_trace(path: Path | str, count: Count | None = None) -> list[Request]:
+def read_trace(path: Path | str, counter: Counter = lambda: None) -> list[Request]:
     """The requests of a CSV, JSON or JSONL file, in order of arrival. The first arrives at 0 s.
 
     It sorts the lines of a file that has another order, and says so in a line. The header (in
@@ -227,13 +228,13 @@ def read_trace(path: Path | str, count: Count | None = None) -> list[Request]:
     Arrivals are seconds, or all of them are dates and times (ISO 8601). A file with an
     `input_length` is one of Mooncake's: there they are milliseconds, and prompts whose `hash_ids`
     begin alike share these blocks of 512 tokens. No other prompts share anything. Lengths are whole
-    numbers of tokens, at least 1. Lines of BurstGPT without tokens are requests that failed: they
-    are left out, and a line says how many. For a wrong cell, the UserError names file, line (in
-    JSON: row) and column. count: the tokens of a text, for ShareGPT's conversations.
+    numbers of tokens, at least 1. Requests of BurstGPT, or of a log with `usage`, without tokens
+    have failed: they are left out, and a line says how many. For a wrong cell, the UserError names
+    file, line (in JSON: row) and column. counter: of the tokens of ShareGPT's texts.
     """
     header, lines = read_table(path, MOST_JSON if is_json(path) else MOST_BYTES)
-    if TEXTS in header:
-        header, lines = counted(path, header, lines, count)
+    if TEXTS in header and not {"prompt_tokens", "output_tokens"} & {*header}:
+        header, lines = counted(path, header, lines, counter())
     columns = find_columns(path, header)
     for place, cells in lines:
         if len(cells) != len(header):
@@ -242,9 +243,10 @@ def read_trace(path: Path | str, count: Count | None = None) -> list[Request]:
     if columns["arrival"][0] == len(header):
         print(f"{path}: no {' or '.join(HEADERS['arrival'])}: all requests come at once")
         lines = [(place, [*cells, "0"]) for place, cells in lines]
-    if columns["output"][1] == "Response tokens":
-        sizes = [columns[each][0] for each in ("prompt", "output")]
-        kept = [line for line in lines if all(line[1][at] != "0" for at in sizes)]
+    if columns["output"][1].startswith(("Response", "usage.")):
+        named = HEADERS["prompt"] + HEADERS["output"]
+        sizes = [place for place, name in enumerate(header) if name in named]
+        kept = [line for line in lines if sum(line[1][at] not in ("", "0") for at in sizes) > 1]
         if len(kept) < len(lines):
             print(f"{path}: left out {len(lines) - len(kept)} of {len(lines)} requests: no tokens")
         lines = kept
@@ -271,7 +273,10 @@ def read_trace(path: Path | str, count: Count | None = None) -> list[Request]:
 def counted(
     path: Path | str, header: list[str], lines: Lines, count: Count | None
 ) -> tuple[list[str], Lines]:
-    """With the tokens of a conversation's first text and its answer, as vLLM's benchmark has it."""
+    """With the tokens of a conversation's first text and of its second.
+
+    As in vLLM's benchmark, the first is the prompt, whoever wrote it.
+    """
     if count is None:
         raise UserError(
             f"{path}: its {TEXTS} are texts; plan.py counts their tokens where --model is a folder"
