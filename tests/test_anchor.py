@@ -26,7 +26,7 @@ EXAMPLE = ROOT / "examples" / "vllm_bench.json"
 COST = CostModel(MODELS["llama3.1-8b"], GPUS["h100"], software="vllm", host=HOSTS["vllm-async"])
 SERVER = Replica(COST, 1024, None, utilization=0.9)
 COUNT, PROMPT, OUTPUT = 60, 300, 20
-LOADS = {"closed": (8, None, 1.0), "rate": (None, 20.0, 1.0), "burst": (None, None, 1.0)}
+LOADS = {"closed": (8, None, 1.0), "rate": (None, 16.0, 1.0), "burst": (None, None, 1.0)}
 
 
 def vllm(load: str, policy: str = OURS) -> dict[str, object]:
@@ -115,7 +115,10 @@ def test_a_known_factor_comes_back(
     for name, (measured, _, then) in found.compared.items():
         assert name[:3] in ("P99", "med") or then == pytest.approx(measured, rel=0.1)
     print_anchor(found, SERVER)
-    assert "take 1.30 x" in capsys.readouterr().out
+    assert "take 1.30 x" in (said := capsys.readouterr().out) and "far off" not in said
+    compared = found.compared | {"mean TTFT": (50.0, 9.0, 10.0)}
+    print_anchor(replace(found, compared=compared), SERVER)
+    assert "far off: mean TTFT;" in capsys.readouterr().out
 
 
 def test_the_server_has_its_own_budget(file: Path) -> None:

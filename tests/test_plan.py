@@ -519,6 +519,9 @@ def test_budgets_end_with_the_first_that_is_too_long() -> None:
     *_, last, over = budgets_of(of, traffic, SLO, BUDGETS)
     longest = partial(worst_iteration, of.cost, decodes=0, longest=100)
     assert longest(last) <= SLO.gap < longest(over)
+    asked = Question({(1, 1): of}, of, traffic, SLO, BUDGETS)
+    assert asked.budgets(1, 1)[-1] == over
+    assert tuple(replace(asked, named=True).budgets(1, 1)) == BUDGETS, "those that a user names"
     decodes = make_batch(decodes=8, context=4096)
     assert of.decode_iteration == of.cost.seconds(decodes), "as many as run at once"
 
