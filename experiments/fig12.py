@@ -65,14 +65,13 @@ ATTENTION, NOISE, STARTED = "attention 32.5 %", "noise 15 %", f"{1e6 * START:.0f
 GUESSED = "150 us a product"
 CAUSES = {
     ATTENTION: {"attention_share": 0.325},  # the middle of FlashAttention's range
-    "noise 5 %": {"noise": 0.05},
     NOISE: {"noise": 0.15},
     STARTED: {"start": START},
     GUESSED: {"start": 1.5e-4},
     "Sarathi-Serve's host": {"host_time": "sarathi-serve"},
     IN_FLIGHT: {"deal": "ahead"},  # not in the paper's engines, but in today's
 }
-WITHOUT_SOURCE = "noise 5 %", NOISE, GUESSED  # chosen in view of the paper's ratios
+WITHOUT_SOURCE = NOISE, GUESSED  # chosen in view of the paper's ratios
 SEVERAL = combinations((ATTENTION, NOISE, STARTED, GUESSED), 2)
 PAIRS = {" + ".join(each): each for each in SEVERAL if each != (STARTED, GUESSED)}
 FULL = "all", "together"  # runs with all requests
