@@ -208,10 +208,9 @@ def main() -> None:
         PARTS[part](plan)
         if part == "answer":
             print_engines(options, plan)
-            print(f"\nin {time.monotonic() - begin:.0f} s. ", end="")
-            if not tables:
-                print(f"More: --tables {' '.join(TABLES)}, or all.", end="")
-            print("\nPrefill and decode on GPUs of their own: docs/apart.md compares.")
+            more = "" if tables else f" More: --tables {' '.join(TABLES)}, or all."
+            print(f"\nin {time.monotonic() - begin:.0f} s.{more}")
+            print("Prefill and decode on GPUs of their own: docs/apart.md compares.")
         sys.stdout.flush()
     if options.out:
         save(plan, options.out / f"{NAME}.csv")
