@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import matplotlib.pyplot as plt
 import pytest
@@ -45,17 +46,18 @@ def test_rows_come_back_from_their_file(tmp_path: Path) -> None:
 
 
 def test_a_measurement_replaces_only_its_own(tmp_path: Path) -> None:
-    other = MEASURED | {"hardware": "another"}
-    path = tmp_path / "a.csv"
-    Rows([PREDICTED | {"rate": 1.0}, MEASURED | {"rate": 2.0}, other | {"rate": 3.0}], UNITS).write(
-        path
-    )
+    other, path = MEASURED | {"hardware": "another"}, tmp_path / "a.csv"
+    old = [PREDICTED | {"rate": 1.0}, MEASURED | {"rate": 2.0}, other | {"rate": 3.0}]
+    Rows(old, UNITS).write(path)
     new = Rows([PREDICTED | {"rate": 4.0}, MEASURED | {"rate": 5.0}], UNITS)
     found = [(row["hardware"], row["rate"]) for row in with_kept(path, new)]
     assert found == [("h", 4.0), ("another", 3.0), ("one, two", 5.0)]
     assert with_kept(path, Rows(new[:1], UNITS)).newest().column("rate") == [4.0, 3.0]
     again = Rows([MEASURED | {"P": 8, "rate": 6.0}], UNITS)
-    assert with_kept(path, again, "P").column("rate") == [2.0, 3.0, 6.0], "another case"
+    with mock.patch.dict("os.environ", PATH=""):  # no git: a folder that was downloaded
+        found = with_kept(path, again, "P")
+    assert found.column("rate") == [2.0, 3.0, 6.0], "another case"
+    assert found[-1]["commit"] == "unknown"
 
 
 def test_a_number_has_as_many_words_as_it_takes() -> None:

@@ -216,6 +216,8 @@ def run_jobs(
 def commit() -> str:
     """Of this clone; it ends with -dirty, where files differ from it."""
     command = ["git", "describe", "--always", "--dirty"]
+    if not shutil.which("git"):
+        return "unknown"
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return said.stdout.strip() or "unknown"
 

@@ -262,9 +262,10 @@ def with_kept(path: Path, rows: Rows, *keys: str, sources: Sequence[str] = ("mea
     overwritten (--force), and holds nothing. sources: predicted, too, where each machine has its
     own prediction. A row that was measured now gets the commit.
     """
-    now = common.commit()
-    for row in rows.where(source="measured"):
-        row.setdefault("commit", now)
+    if measured := rows.where(source="measured"):
+        now = common.commit()
+        for row in measured:
+            row.setdefault("commit", now)
     if foreign(path):
         return rows
 
