@@ -145,12 +145,11 @@ def print_outcomes(rows: Rows) -> None:
             line["drift"] = real["drift"]
     print_rows(lines, list(dict.fromkeys(name for line in lines for name in line)))
     print_errors(rows)
-    drifts = newest(rows).column("drift")
-    print(f"\nmedian drift since the calibration: {100 * (median(drifts) - 1):+.1f} %")
 
 
 def print_errors(rows: Rows) -> None:
-    title = f"Absolute error over {len(pairs(rows))} workloads"
+    drift = 100 * (median(newest(rows).column("drift")) - 1)
+    title = f"Absolute error over {len(pairs(rows))} workloads; median drift {drift:+.1f} %"
     table = [[name, *error_summary(errors(rows, name))] for name in QUANTITIES]
     print_table(["quantity", "median", "p90", "worst", "signed median"], table, title)
 
