@@ -8,8 +8,7 @@
         scaled to your own server: `vllm bench serve --save-result`, SGLang's or guidellm's file
 
 The answer: a token budget, its capacity, what that is worth, the command lines of engines. --tables
-adds what it is compared with. Each part is printed as soon as it is known. Prefill apart from
-decode: experiments/apart_map.py, of LLaMA-3.1-8B on H100s alone. Prefix caching:
+adds what it is compared with. Each part is printed once known. Prefix caching:
 experiments/prefix_caching.py, of Mistral-7B on an A100 alone.
 more/serving/planner.py says how it searches; docs/planner.md what the answer is worth.
 """
@@ -17,11 +16,10 @@ more/serving/planner.py says how it searches; docs/planner.md what the answer is
 import command.enter  # noqa: F401
 
 import gc
-import os
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from command.checks import UserError
 from command.cli import run_main
@@ -57,13 +55,12 @@ from more.serving.anchor import anchor_of, scaled
 from more.serving.comparison import (
     SLOWER,
     TABLES,
-    Job,
     Question,
     fits,
     policies_of,
     search,
 )
-from more.serving.planner import Found, Replica, Traffic
+from more.serving.planner import Replica, Traffic
 
 REQUESTS = 2048  # that are drawn, where no file has them
 TP, PP = (1, 2, 4, 8), (2, 4)
@@ -181,13 +178,6 @@ def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
     return Question(replicas, slower, traffic, slo, sizes, demands, anchor, named), refused
 
 
-def on_all_cores(
-    answer: Callable[[Job], Found], jobs: Sequence[Job], what: str
-) -> dict[Job, Found]:
-    processes = min(os.cpu_count() or 1, len(jobs))
-    return run_jobs(answer, jobs, processes, what)
-
-
 def main() -> None:
     options, begin = read_options(), time.monotonic()
     gc.disable()  # a run leaves many small objects and no cycles
@@ -204,7 +194,7 @@ def main() -> None:
     tables = [*(TABLES if "all" in options.tables else options.tables)]
     tables += ["policies"] * (bool(options.policy) and "policies" not in tables)
     policies = policies_of(options.policy)
-    for part, plan in search(question, place, tables, policies, refused, on_all_cores):
+    for part, plan in search(question, place, tables, policies, refused, run_jobs):
         PARTS[part](plan)
         if part == "answer":
             print_engines(options, plan)

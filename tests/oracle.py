@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 
 import pytest
@@ -264,11 +264,9 @@ class Play:
 
     def numbered(self) -> list[tuple[Call, range]]:
         """Each call, and the numbers of its requests."""
-        found, first = [], 0
-        for call in self.calls:
-            found.append((call, range(first, first + len(call.asked))))
-            first += len(call.asked)
-        return found
+        ends = accumulate(len(call.asked) for call in self.calls)
+        pairs = zip(self.calls, ends, strict=True)
+        return [(call, range(end - len(call.asked), end)) for call, end in pairs]
 
     def script(self) -> deque[tuple[int, str, tuple]]:
         """(step, act, what it is about) in the order of the steps: "come", "leave", "switch"."""

@@ -173,7 +173,7 @@ import multiprocessing, signal, sys, time
 from command.cli import run_main
 from experiments.lib.common import run_jobs
 multiprocessing.set_start_method(sys.argv[1])
-run_main(lambda: print(run_jobs(eval(sys.argv[2]), eval(sys.argv[3]), 2)))
+run_main(lambda: print(run_jobs(eval(sys.argv[2]), eval(sys.argv[3]), most=2)))
 """
 
 

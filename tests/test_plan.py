@@ -461,15 +461,12 @@ def check_answer(words: list[str]) -> Plan | None:
 
 def test_random_questions() -> None:
     """With made-up capacities: all that is printed is accepted, and agrees."""
-    draw, seen = random.Random(1), set()
-    seen_load = Load(dict.fromkeys(PERCENTS, 0.01), 0.0, np.full((1, 3), 0.01))
-
-    rates, seeds = {}, set()
+    draw, seen, rates, seeds = random.Random(1), set(), {}, set()
 
     def find(*asked: object, **_: float) -> Found:
         rate = rates.setdefault(asked[4], draw.choice([0.0, 1.0, 1.02, 4.0, 50.0]))
         seeds.update(asked[6:7])
-        return Found(rate, asked[4], 64, {rate: seen_load} if rate else {})
+        return Found(rate, asked[4], 64, {rate: LIGHT} if rate else {})
 
     with mock.patch.multiple(comparison, find_capacity=find):
         for _ in range(40):
@@ -568,14 +565,19 @@ def test_layouts_have_the_gpus_of_the_expected_rate(capsys: pytest.CaptureFixtur
     assert [line[6:] for line in lines] == [["3"], ["4"]]
 
 
-SMALL = ("--requests-file", "2000:60", "--requests", 64, "--tbt-slo", 40, "--chunk-size", 512)
+LIGHT = Load(dict.fromkeys(PERCENTS, 0.01), 0.0, np.full((1, 3), 0.01))
+SMALL = ("--requests-file", "2000:60", "--requests", 64, "--tbt-slo", 40)
 
 
 def test_an_interrupt_keeps_what_is_there(llama: Path) -> None:
-    few = {"EXACT": 1.2, "ROUGH": 1.5, "latencies": mock.Mock(side_effect=KeyboardInterrupt)}
-    asked = "--rate", 9, "--tables", "all"
-    with mock.patch("os.cpu_count", lambda: 1), mock.patch.multiple(comparison, DRAWS=1, **few):
+    load_at = mock.Mock(side_effect=[(LIGHT, 1.0), KeyboardInterrupt])  # --rate; a table
+    few = {"EXACT": 1.2, "ROUGH": 1.5, "DRAWS": 1, "load_at": load_at}
+    asked = "--rate", 9, "--chunk-size", 512, "--tables", "all"
+    with mock.patch("os.cpu_count", lambda: 1), mock.patch.multiple(comparison, **few):
         done = call(plan, "--model", llama, *SMALL, *asked)
+    (of, rate), _ = load_at.call_args_list[0]
+    assert rate <= of.best.rate and (9 / rate).is_integer(), "replicas share it"
+    assert "at this rate P99 TBT 10.0 ms, P90 TTFT 10.0 ms" in done.stdout
     assert done.returncode == 130 and "1 other samples" in done.stdout
     assert "you expect     9.00 requests/s" in done.stdout and "of one GPU" in done.stdout
     assert "policies, each" not in done.stdout
@@ -584,8 +586,7 @@ def test_an_interrupt_keeps_what_is_there(llama: Path) -> None:
 @pytest.mark.slow
 def test_a_small_plan(llama: Path, tmp_path: Path) -> None:
     """All that it says, prints and writes, with a policy of one's own, on few requests."""
-    flags = ("--model", llama, "--requests-file", "2000:60", "--requests", 64, "--tbt-slo", 40)
-    flags += ("--slo", "ttft:p50:900")
+    flags = "--model", llama, *SMALL, "--slo", "ttft:p50:900"
     policy = ("--policy-file", ROOT / "examples" / "priority.py", "--rate", 9)
     few = {"DRAWS": 2, "LOADS": (0.9, 1.0), "EXACT": 1.2, "ROUGH": 1.5}
     here = mock.patch("os.cpu_count", lambda: 1)  # so small that more processes would only cost

@@ -50,7 +50,7 @@ def test_what_a_baseline_runs() -> None:
 def test_jobs_of_several_processes_come_in_order() -> None:
     """The first takes longest."""
     jobs = [(NODE, "TD-Pipe", tuple(SHORT)), (NODE, "TP+SB", tuple(SHORT[:2]))]
-    found = run_jobs(throughput, jobs, 2)
+    found = run_jobs(throughput, jobs, most=2)
     assert [*found] == jobs and found == {job: throughput(job) for job in jobs}
 
 

@@ -10,6 +10,7 @@ import csv
 import gc
 import math
 import multiprocessing
+import os
 import shutil
 import statistics
 import subprocess
@@ -181,14 +182,14 @@ def begin_worker(policies: Sequence[Path]) -> None:
 
 
 def run_jobs(
-    perform: Callable[[Job], Outcome], jobs: Sequence[Job], processes: int, what: str = "runs"
+    perform: Callable[[Job], Outcome], jobs: Sequence[Job], what: str = "runs", most: int = 0
 ) -> dict[Job, Outcome]:
-    """What `perform` makes of each job. It runs in other processes, unless processes is 1.
+    """What `perform` makes of each job, in `most` other processes; 1: in this one.
 
-    what: the name of the progress bar. After Ctrl-C or an error, no process is left. Raises OSError
-    if one of them is killed.
+    what: the name of the progress bar. most: 0: one for each core. After Ctrl-C or an error, no
+    process is left. Raises OSError if one of them is killed.
     """
-    if processes == 1:
+    if (processes := min(most or os.cpu_count() or 1, len(jobs))) == 1:
         return {job: perform(job) for job in progress(jobs, what)}
     found = {}
     with ProcessPoolExecutor(processes, None, begin_worker, [list(LOADED)]) as pool:

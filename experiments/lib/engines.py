@@ -10,7 +10,6 @@ Both have the same methods, and a study's function cannot tell them apart.
 """
 
 import math
-import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -326,9 +325,7 @@ class Sweep:
         cases = self.cases if not quick or self.quick is None else self.quick
         jobs = [(engine, case) for engine in self.on for case in cases]
         if self.processes and not quick:
-            processes, numbers = min(os.cpu_count() or 1, len(jobs)), range(len(jobs))
-            numbered = run_jobs(self.perform, numbers, processes, "predicting")
-            answers = list(numbered.values())
+            answers = [*run_jobs(self.perform, range(len(jobs)), "predicting").values()]
         else:
             answers = [self.run(engine, **case) for engine, case in progress(jobs, "predicting")]
         return rows_of("predicted", jobs, answers)

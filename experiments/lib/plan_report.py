@@ -4,7 +4,7 @@ import math
 import shlex
 import textwrap
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from experiments.lib.common import ROOT, print_table, three_digits
 from experiments.lib.plan_names import budgets_tried, gpu_of
 from experiments.lib.rows import Rows, read_rows
 from more.loading.priced import shape_of
-from more.serving.capacity import MAX_DELAY, Slo, worst_iteration
+from more.serving.capacity import MAX_DELAY, Load, Slo, worst_iteration
 from more.serving.comparison import OURS, SLOWER, Anchor, Demand, Plan
 from more.serving.engines import engine_flags
 from more.serving.planner import WHOLE, Replica, Traffic
@@ -195,9 +195,7 @@ def print_answer(plan: Plan) -> None:
     shown = latencies_of(plan.question.slo, USUAL)
     said = []
     if load:
-        there = [f"{x} {three_digits(1e3 * load.value(*each))} ms" for x, each in shown.items()]
-        there.append(f"median scheduling delay {load.median_delay:.2g} s")
-        said = [f"there          {', '.join(there)}"]
+        said = [f"there          {seen_of(load, shown)}"]
     usual = int(np.median(plan.question.traffic.prompts))
     longest = worst_iteration(replica.cost, best.budget, 0, longest=usual)
     if longest > (gap := plan.question.slo.gap):
@@ -220,7 +218,9 @@ def print_answer(plan: Plan) -> None:
             f"memory         for {at_once:.0f} requests at once: more GPUs in a replica (--tp) may"
             " need fewer in all, see --tables layouts"
         )
-    said += [f"{demand.who:<14} {who_holds(plan, demand)}" for demand in demands]
+    for demand, load in zip(demands, plan.expected, strict=True):
+        said.append(f"{demand.who:<14} {who_holds(plan, demand)}")
+        said.append(f"{'':<14} at this rate {seen_of(load, shown)}")
     if demands:
         said.append(f"assumed        {demands[0].gaps}; replicas share requests evenly")
     for line in said:
@@ -235,6 +235,11 @@ def print_answer(plan: Plan) -> None:
         rows.append([budget, rounded(found.rate) if load or not found.rate else less, *cells])
     header = ["C", "requests/s", *[f"{name}, ms" for name in shown], ""]
     print_table(header, rows, f"capacity over the token budget, {OURS}, {ABOUT}")
+
+
+def seen_of(load: Load, shown: Mapping[str, tuple[str, float]]) -> str:
+    seen = [f"{name} {three_digits(1e3 * load.value(*each))} ms" for name, each in shown.items()]
+    return f"{', '.join(seen)}, median scheduling delay {load.median_delay:.2g} s"
 
 
 def print_samples(plan: Plan) -> None:

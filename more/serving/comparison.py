@@ -1,8 +1,7 @@
 """What a plan compares: token budgets, policies, numbers of GPUs, samples of the traffic. No torch.
 
 Each comparison asks more/serving/planner.py for many capacities. This file says for which, in which
-order, and how precisely. Who wants to know how one capacity is found may skip it. plan.py reads the
-question; experiments/lib/plan_report.py prints the answer.
+order, and how precisely. plan.py reads the question; experiments/lib/plan_report.py prints.
 """
 
 import math
@@ -135,8 +134,10 @@ class Plan:
     best: Found
     slower: float  # the capacity if iterations take SLOWER as long
     refused: dict[tuple[int, int], str]  # why a layout is none
+    expected: list[Load] = field(default_factory=list)  # of a replica, at each of the demands
     draws: list[float] = field(default_factory=list)  # capacities of other samples
-    loads: list[tuple[float, float, Load, float]] = field(default_factory=list)  # `latencies`
+    # at LOADS: the share, the rate, the load, and the mean batch size
+    loads: list[tuple[float, float, Load, float]] = field(default_factory=list)
     layouts: dict[tuple[int, int], Found] = field(default_factory=dict)
     policies: dict[str, Found] = field(default_factory=dict)
 
@@ -209,6 +210,8 @@ def search(
         raise UserError(too_strict(question, here))
     curve = dict(sorted(curve.items()))
     plan = Plan(question, question.replicas[here], curve, best, slow.rate, refused)
+    rates = [each.rate / math.ceil(each.rate / best.rate) for each in question.demands]
+    plan.expected = [load_at(plan, rate)[0] for rate in rates]
     yield "answer", plan
     if "samples" in tables:
         jobs = [Job("draw", OURS, best.budget, *here, seed) for seed in range(DRAWS)]
@@ -216,7 +219,8 @@ def search(
         plan.draws = [each.rate for each in found.values()]
         yield "samples", plan
     if "latencies" in tables:
-        plan.loads = latencies(plan)
+        rates = {share: share * best.rate for share in LOADS}
+        plan.loads = [(share, rate, *load_at(plan, rate)) for share, rate in rates.items()]
         yield "latencies", plan
     if "layouts" in tables:
         places = [each for each in question.replicas if each != here]
@@ -252,18 +256,11 @@ def too_strict(question: Question, here: tuple[int, int]) -> str:
     return f"no rate meets the SLO ({slo}): {why}; allow more, or give more GPUs with --tp"
 
 
-def latencies(plan: Plan) -> list[tuple[float, float, Load, float]]:
-    """At shares of the capacity: the share, the rate, the load, and the mean batch size.
-
-    On the requests of a long run; their load is without its start and its end.
-    """
-    found = []
-    for share in LOADS:
-        rate = share * plan.best.rate
-        requests = at_rate(plan.question.traffic.sample(plan.best.requests), rate)
-        trace = plan.replica.serve(requests, OURS, plan.best.budget)
-        found.append((share, rate, Load.steady(trace), trace.mean_batch_size))
-    return found
+def load_at(plan: Plan, rate: float) -> tuple[Load, float]:
+    """The load of the requests of a long run, without its start and end; the mean batch size."""
+    requests = at_rate(plan.question.traffic.sample(plan.best.requests), rate)
+    trace = plan.replica.serve(requests, OURS, plan.best.budget)
+    return Load.steady(trace), trace.mean_batch_size
 
 
 def measure_of(quantity: str, trace: Trace) -> float:
