@@ -184,7 +184,7 @@ def begin_worker(policies: Sequence[Path]) -> None:
 def run_jobs(
     perform: Callable[[Job], Outcome], jobs: Sequence[Job], what: str = "runs", most: int = 0
 ) -> dict[Job, Outcome]:
-    """What `perform` makes of each job, in `most` other processes; 1: in this one.
+    """What `perform` makes of each job, in at most `most` processes; 1: this one.
 
     what: the name of the progress bar. most: 0: one for each core. After Ctrl-C or an error, no
     process is left. Raises OSError if one of them is killed.
