@@ -5,7 +5,7 @@ Process 0 writes what came out.
 import json
 import sys
 from datetime import timedelta
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import torch
@@ -38,9 +38,11 @@ def main(out: Path) -> None:
                 "phases": [phase for *_, phase in trace.history],
                 "accounted": sum(trace.busy) + sum(trace.idle.values()),
                 "seconds": len(trace.busy) * trace.seconds,
+                "ahead": any(  # a micro-batch starts before the tokens of the last one are back
+                    two.start < one.end for one, two in pairwise(trace.requests.iterations)
+                ),
                 "overlap": any(  # stage 0 works on a micro-batch while stage 1 works on another
-                    after.starts[0] < before.end
-                    for before, after in zip(trace.steps, trace.steps[1:], strict=False)
+                    two.starts[0] < one.end for one, two in pairwise(trace.steps)
                 ),
                 "hops": [step.starts[1] - step.starts[0] - step.seconds[0] for step in trace.steps],
             }
