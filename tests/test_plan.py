@@ -300,9 +300,9 @@ def test_whose_rate_is_judged(tmp_path: Path) -> None:
     ("rate", "busiest", "tp", "said"),
     [
         (17.0, 40.0, 1, ("17.0 requests/s (busiest minute 40.0/s): 2 replicas of TP1 (2 GPUs) hold"
-                         " this at 53 % load. The busiest minute takes 3")),
+                         " this at 53 % load. The busiest minute takes 3 replicas")),
         (15.5, None, 2, ("15.5 requests/s: 1 replica of TP2 (2 GPUs) holds this at 97 % load. With"
-                         " iterations 5 % slower: 2")),
+                         " iterations 5 % slower: 2 replicas")),
     ],
 )  # fmt: skip
 def test_how_many_replicas_hold_a_rate(
@@ -577,7 +577,8 @@ def test_an_interrupt_keeps_what_is_there(llama: Path) -> None:
         done = call(plan, "--model", llama, *SMALL, *asked)
     (of, rate), _ = load_at.call_args_list[0]
     assert rate <= of.best.rate and (9 / rate).is_integer(), "replicas share it"
-    assert "at this rate P99 TBT 10.0 ms, P90 TTFT 10.0 ms" in done.stdout
+    assert "at this rate: P99 TBT 10.0 ms, P90 TTFT 10.0 ms" in done.stdout
+    assert "no TTFT is bounded" in done.stdout
     assert done.returncode == 130 and "1 other samples" in done.stdout
     assert "you expect     9.00 requests/s" in done.stdout and "of one GPU" in done.stdout
     assert "policies, each" not in done.stdout
@@ -602,6 +603,7 @@ def test_a_small_plan(llama: Path, tmp_path: Path) -> None:
     assert float(two[3]) > float(one[3]) > 0, "requests/s"
     assert {"priority", "sarathi_serve"} <= {line[0] for line in lines if line}
     assert "you expect     9.00 requests/s" in said and "100 %" in said
+    assert "no TTFT is bounded" not in said
     rows = read_rows(tmp_path / "plan.csv")
     assert len(rows.where("best")) == 2 and {*rows.by("layout")} == {"TP1", "TP2", "TP1-PP2"}
     assert 2 * rows.one("capacity per GPU", layout="TP2") == pytest.approx(float(two[3]), rel=0.01)

@@ -184,7 +184,7 @@ def describe_lengths(sizes: Sequence[int]) -> str:
 
 def print_answer(plan: Plan) -> None:
     """The budget, its capacity, what that is worth, and the curve that it is chosen from."""
-    best, replica, load = plan.best, plan.replica, plan.best.load
+    best, replica, slo = plan.best, plan.replica, plan.question.slo
     tokens = best.rate * float(plan.question.traffic.outputs.mean())
     print(f"\ntoken budget   C = {best.budget}")
     print(
@@ -192,13 +192,14 @@ def print_answer(plan: Plan) -> None:
         f" {rounded(best.rate / replica.gpus)} a GPU"
     )
     print(f"               {tokens:.0f} output tokens/s")
-    shown = latencies_of(plan.question.slo, USUAL)
-    said = []
-    if load:
-        said = [f"there          {seen_of(load, shown)}"]
+    shown = latencies_of(slo, USUAL)
+    said = [f"there          {seen_of(best.load, shown)}"] if best.load else []
+    if all(each.quantity != "ttft" for each in slo.bounds):
+        say = "no TTFT is bounded: requests may wait long. --slo ttft:p90:1000 bounds it"
+        said.append(f"{'':<14} {say}")
     usual = int(np.median(plan.question.traffic.prompts))
     longest = worst_iteration(replica.cost, best.budget, 0, longest=usual)
-    if longest > (gap := plan.question.slo.gap):
+    if longest > (gap := slo.gap):
         said.append(
             f"stalls         prompts of C tokens take {1e3 * longest:.0f} ms, longer than the"
             f" {1e3 * gap:.0f} ms: decodes rarely wait for them, or the P99 would be longer"
@@ -220,7 +221,8 @@ def print_answer(plan: Plan) -> None:
         )
     for demand, load in zip(demands, plan.expected, strict=True):
         said.append(f"{demand.who:<14} {who_holds(plan, demand)}")
-        said.append(f"{'':<14} at this rate {seen_of(load, shown)}")
+        replicas = counted(plan.replicas_for(demand.rate))
+        said.append(f"{'':<14} with {replicas} at this rate: {seen_of(load, shown)}")
     if demands:
         said.append(f"assumed        {demands[0].gaps}; replicas share requests evenly")
     for line in said:
@@ -255,21 +257,25 @@ def who_holds(plan: Plan, demand: Demand) -> str:
         percent = 100 * rate / (count * capacity)
         return f"{percent:.0f} %" if percent >= 1 else "less than 1 %"
 
-    count = math.ceil(demand.rate / capacity)
-    kind = f"replica{'s' * (count > 1)} of {plan.replica.layout}"
+    count = plan.replicas_for(demand.rate)
+    kind = f"{counted(count)} of {plan.replica.layout}"
     if (gpus := count * plan.replica.gpus) > 1:
         kind += f" ({gpus} GPUs)"
     said = f"{rounded(demand.rate)} requests/s"
     said += f" (busiest minute {rounded(busiest)}/s)" if busiest else ""
-    said += f": {count} {kind} hold{'s' * (count == 1)} this"
+    said += f": {kind} hold{'s' * (count == 1)} this"
     said += f" at {load(demand.rate)} load"
     if busiest and busiest <= count * capacity:
         said += f", the busiest minute at {load(busiest)}"
     elif busiest:
-        said += f". The busiest minute takes {math.ceil(busiest / capacity)}"
+        said += f". The busiest minute takes {counted(plan.replicas_for(busiest))}"
     if plan.slower and (more := math.ceil(demand.rate / plan.slower)) > count:
-        said += f". With iterations {100 * (SLOWER - 1):.0f} % slower: {more}"
+        said += f". With iterations {100 * (SLOWER - 1):.0f} % slower: {counted(more)}"
     return said
+
+
+def counted(replicas: int) -> str:
+    return f"{replicas} replica{'s' * (replicas > 1)}"
 
 
 def reads_none(policy: str) -> bool:

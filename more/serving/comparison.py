@@ -141,6 +141,10 @@ class Plan:
     layouts: dict[tuple[int, int], Found] = field(default_factory=dict)
     policies: dict[str, Found] = field(default_factory=dict)
 
+    def replicas_for(self, rate: float) -> int:
+        """How many replicas hold a rate, in requests per second."""
+        return math.ceil(rate / self.best.rate)
+
 
 def first_budget(question: Question, here: tuple[int, int]) -> int:
     """The largest that keeps the SLO by `token_budget`, or the smallest."""
@@ -210,7 +214,7 @@ def search(
         raise UserError(too_strict(question, here))
     curve = dict(sorted(curve.items()))
     plan = Plan(question, question.replicas[here], curve, best, slow.rate, refused)
-    rates = [each.rate / math.ceil(each.rate / best.rate) for each in question.demands]
+    rates = [each.rate / plan.replicas_for(each.rate) for each in question.demands]
     plan.expected = [load_at(plan, rate)[0] for rate in rates]
     yield "answer", plan
     if "samples" in tables:
