@@ -1,4 +1,4 @@
-"""The whole engine on one screen: schedule, execute, update.
+"""The whole engine on one screen: schedule, check, execute, update.
 
 `Loop.step` is the engine. Everything that generates text or simulates drives this loop, with one of
 two executors. The loop cannot tell them apart:

@@ -224,6 +224,15 @@ TABLE: dict[str, dict[str, Kind]] = {
     },
 }  # fmt: skip
 KINDS = {name: kind for kinds in TABLE.values() for name, kind in kinds.items()}
+ELSEWHERE = {  # what other engines call our flags
+    "--max-num-batched-tokens": "--chunk-size", "--chunked-prefill-size": "--chunk-size",
+    "--max-num-seqs": "--max-batch-size", "--max-running-requests": "--max-batch-size",
+    "--max-model-len": "--max-length", "--context-length": "--max-length",
+    "--tensor-parallel-size": "--tp", "--tp-size": "--tp", "--pipeline-parallel-size": "--pp",
+    "--pp-size": "--pp", "--gpu-memory-utilization": "--memory-utilization",
+    "--request-rate": "--rate", "--qps": "--rate", "--trace": "--requests-file",
+    "--ttft-slo": "--slo", "--tpot-slo": "--slo",
+}  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------- the parser
@@ -303,7 +312,8 @@ class Parser(argparse.ArgumentParser):
         options, unknown = self.parse_known_args(words, namespace)
         if unknown:
             name = unknown[0].partition("=")[0]
-            near = did_you_mean(name, self._option_string_actions) if name[:2] == "--" else ""
+            own = ELSEWHERE.get(name, name)
+            near = did_you_mean(own, self._option_string_actions) if name[:2] == "--" else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
         self.set_defaults_of(options)
         self.check_outputs(options)

@@ -23,7 +23,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import scheduler
 from batch import Request
 from command.cli import run_main
 from command.flags import Flag
@@ -41,9 +40,7 @@ from more.serving.planner import EXACT
 DEPLOYMENTS, DATASETS = (MISTRAL, YI), (CHAT, ARXIV)
 REQUESTS = 1024
 BUDGETS_TRIED = (256, 512, 1024, 2048)  # tokens: with --policy, each policy gets the best of them
-ALL = "all"  # --policy
 GROUP = ("model", "data", "slo")  # what has a capacity of each policy
-MORE = SERVED["policy"].help
 NUMBERS = paper_numbers()
 PAPER_SLOS = {  # s
     MISTRAL: {STRICT: NUMBERS["ss_slo_strict_mistral"], RELAXED: NUMBERS["ss_slo_relaxed_mistral"]},
@@ -81,9 +78,7 @@ def capacities(
 
 def more_policies(names: Sequence[str] | None) -> list[str]:
     """The policies that --policy adds to the published comparison."""
-    every = scheduler.POLICIES if ALL in (names or ()) else ()
-    others = [name for name in dict.fromkeys([*(names or ()), *every]) if name != ALL]
-    return [name for name in others if name not in POLICIES]
+    return [name for name in dict.fromkeys(names or ()) if name not in POLICIES]
 
 
 def sweeps(
@@ -182,8 +177,7 @@ STUDY = Study(
         "seed": Flag("seed of arrivals and lengths", 0),
         "requests": Flag("requests of each search", REQUESTS, 64),
     }
-    | {name: SERVED[name] for name in ("policy_file", "requests_file")}
-    | {"policy": replace(SERVED["policy"], help=f"{MORE}; all means every one")},
+    | {name: SERVED[name] for name in ("policy", "policy_file", "requests_file")},
 )
 
 

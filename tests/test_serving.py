@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from batch import Request
 from costmodel import TILE
 from experiments import serve_capacity, serve_stalls
+from experiments.lib.flags import WRITES, ScriptParser, file_name
 from experiments.lib.papers import LOOKS, MISTRAL, YI, looks_of
 from experiments.lib.rows import read_rows
 from more.serving.capacity import Deployment, Load, token_budget, worst_iteration
@@ -104,6 +105,11 @@ def test_a_policy_of_ones_own_is_compared_with_a_budget_and_a_colour_of_its_own(
     assert (tmp_path / "serve_capacity-short-picky.png").exists()
     looks = looks_of([*LOOKS, "picky", "another"])
     assert len(set(looks.values())) == len(looks)
+
+
+def test_all_means_every_policy() -> None:
+    options = ScriptParser("", serve_capacity.STUDY.flags | WRITES).parse_args(["--policy", "all"])
+    assert options.policy == list(POLICIES) and file_name("name", options) == "name-all"
 
 
 def test_the_curve_of_stalls_ends_with_all_tokens() -> None:

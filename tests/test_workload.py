@@ -105,7 +105,7 @@ def test_columns_in_any_order_and_others_ignored(
         (0.0, 30, 4),
         (1.0, 20, 3),
     ]
-    said = "sorted by arrival; 1 of 2 lines came before the one above"
+    said = "sorted by arrival: 1 of 2 lines stood after a later one"
     assert capsys.readouterr().out == f"{path}: {said}\n"
 
 

@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+import scheduler
 from command.checks import MOST
 from command.flags import Flag, Parser
 from configs import GPUS, MODELS, gpu_named
@@ -27,8 +28,8 @@ MEASURE = {
 # Of every script that compares policies: those of --policy are added to the comparison.
 POLICIES = {
     "policy": Flag(
-        "a policy to compare, too", shown="all of --policy-file, where that is given",
-        repeated=True,
+        "a policy to compare, too; all: every one",
+        shown="all of --policy-file, where that is given", repeated=True,
     ),
     "policy_file": Flag(repeated=True),
 }  # fmt: skip
@@ -82,9 +83,10 @@ class ScriptParser(Parser):
             names = [name for path in options.policy_file for name in load_policies(path)]
             options.policy = getattr(options, "policy", None) or [*dict.fromkeys(names)]
         given = getattr(options, "policy", None) or ()
+        if "all" in given:
+            given = options.policy = list(scheduler.POLICIES)
         for policy in [given] if isinstance(given, str) else given:
-            if policy != "all":  # of serve_capacity.py
-                make_scheduler(policy, MOST, MOST)  # refuses an unknown name before any work
+            make_scheduler(policy, MOST, MOST)  # refuses an unknown name before any work
         common.set_wide(options.wide)
         return options
 
@@ -100,7 +102,9 @@ def file_name(name: str, options: Namespace) -> str:
         sizes = {"tp": options.tp, "B": given["max_batch_size"]}
         own += [f"{size}{number}" for size, number in sizes.items() if number]
         own += [given["software"]]
-    own += [given["predicted_lengths"], *(given["policy"] or ())]
+    policies = given["policy"] or ()
+    every = len(policies) > 1 and {*policies} >= {*scheduler.POLICIES}
+    own += [given["predicted_lengths"], *(["all"] if every else policies)]
     own += [f"rate{rate:g}" for rate in given["rate"] or ()]
     own += [f"seed{given['seed']}"] if given["seed"] else []
     return "-".join([name, *map(word_of, filter(None, own))])

@@ -260,7 +260,7 @@ def read_trace(path: Path | str, counter: Counter = lambda: None) -> list[Reques
     tags = [{header[place]: cells[place].strip() for place in places} for _, cells in lines]
     early = sum(after[0] < before[0] for before, after in pairwise(rows))
     if early:
-        print(f"{path}: sorted by arrival; {early} of {len(rows)} lines came before the one above")
+        print(f"{path}: sorted by arrival: {early} of {len(rows)} lines stood after a later one")
     order = sorted(range(len(rows)), key=lambda line: rows[line][0])
     first = rows[order[0]][0]
     return [
