@@ -545,12 +545,9 @@ def test_whose_errors_are_shown(tmp_path: Path) -> None:
     (file := tmp_path / "x.csv").write_text(head + "".join(f"predicted,m,{x}\n" for x in lines))
     with mock.patch.multiple(plan_report, MEASURED=file, FEWEST=1):
         (half, most, words), (other, *_) = (error_of(tp) for tp in (1, 2))
-        assert [half, most, other] == pytest.approx([2, 2, 4]) and words.endswith(
-            "of one GPU, kept apart"
-        )
-        assert (
-            error_of(1, ANCHORED[1])[0] == pytest.approx(1.1) and error_of(2, ANCHORED[1]) is None
-        )
+        assert [half, most, other] == pytest.approx([2, 2, 4])
+        assert words.endswith("of one GPU, kept apart") and error_of(2, ANCHORED[1]) is None
+        assert error_of(1, ANCHORED[1])[0] == pytest.approx(1.1)
         with mock.patch.object(plan_report, "FEWEST", 2):
             assert error_of(1)[:2] == pytest.approx((18**0.5, 2 * 4.5**0.9))
 
