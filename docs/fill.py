@@ -195,6 +195,17 @@ def lessons(_: str) -> str:
     return "\n".join(rows)
 
 
+def shapes(names: str) -> str:
+    """NAME ...: of what studies claim, the comparisons that hold where this machine measured."""
+    lines = ["| the paper's shape | figure | comparisons that hold |", "|---|---|---|"]
+    for name in names.split():
+        rows = results(name).newest().where(source="measured")
+        for claim in lookup(studies(), name, "study").claims:
+            held = [each for found in claim.found(rows) for each in found.comparisons]
+            lines += [f"| {claim.says} | {name[3:]} | {sum(held)} of {len(held)} |"] * bool(held)
+    return "\n".join(lines)
+
+
 def gpu_day(kind: str) -> str:
     """Iterations of LLaMA-13B on an H200, as experiments/gpu_day.py measured them."""
     rows = read_rows(common.ROOT / "results" / "h200" / "gpu.csv").where(kind=kind)
@@ -225,6 +236,7 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "lessons": lessons,
     "fidelity": summary,
     "plan": plan_printed,
+    "shapes": shapes,
     "validate": lambda name: below("Absolute error", printed(validate.print_errors, results(name))),
 }
 
