@@ -224,15 +224,18 @@ TABLE: dict[str, dict[str, Kind]] = {
     },
 }  # fmt: skip
 KINDS = {name: kind for kinds in TABLE.values() for name, kind in kinds.items()}
-ELSEWHERE = {  # what other engines call our flags
-    "--max-num-batched-tokens": "--chunk-size", "--chunked-prefill-size": "--chunk-size",
-    "--max-num-seqs": "--max-batch-size", "--max-running-requests": "--max-batch-size",
-    "--max-model-len": "--max-length", "--context-length": "--max-length",
-    "--tensor-parallel-size": "--tp", "--tp-size": "--tp", "--pipeline-parallel-size": "--pp",
-    "--pp-size": "--pp", "--gpu-memory-utilization": "--memory-utilization",
-    "--request-rate": "--rate", "--qps": "--rate", "--trace": "--requests-file",
-    "--ttft-slo": "--slo", "--tpot-slo": "--slo",
-}  # fmt: skip
+THEIRS = {  # what other engines and their benchmarks call ours
+    "chunk-size": "max-num-batched-tokens chunked-prefill-size",
+    "max-batch-size": "max-num-seqs max-running-requests",
+    "max-length": "max-model-len context-length",
+    "memory-utilization": "gpu-memory-utilization mem-fraction-static",
+    "tp": "tensor-parallel-size tp-size",
+    "pp": "pipeline-parallel-size pp-size",
+    "rate": "request-rate qps",
+    "requests-file": "trace",
+    "slo": "ttft-slo tpot-slo",
+}
+OURS = {f"--{name}": f"--{own}" for own, names in THEIRS.items() for name in names.split()}
 
 
 # --------------------------------------------------------------------------------------- the parser
@@ -311,9 +314,8 @@ class Parser(argparse.ArgumentParser):
         words = list(sys.argv[1:] if args is None else args)
         options, unknown = self.parse_known_args(words, namespace)
         if unknown:
-            name = unknown[0].partition("=")[0]
-            own = ELSEWHERE.get(name, name)
-            near = did_you_mean(own, self._option_string_actions) if name[:2] == "--" else ""
+            name, names = unknown[0].partition("=")[0], self._option_string_actions
+            near = did_you_mean(OURS.get(name, name), names) if name[:2] == "--" else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
         self.set_defaults_of(options)
         self.check_outputs(options)
