@@ -152,6 +152,7 @@ def sweeps(quick: bool, seed: int = 0) -> list[Sweep]:
     ]
 
 
+SHOW = {"xlabel": "requests whose total is predicted"}
 STUDY = Study(
     "td_lengths",
     __doc__,
@@ -166,13 +167,7 @@ STUDY = Study(
     },
     title="TD-Pipe Fig 14: errors of predicted lengths, and what they cost (predicted)",
     panels=[
-        Panel(
-            "group",
-            "error",
-            "predictor",
-            log="xy",
-            show={"xlabel": "requests whose total is predicted"},
-        ),
+        Panel("group", "error", "predictor", log="xy", show=SHOW),
         *(
             Panel("predictor", name, "look_ahead", "bars", facet="node")
             for name in ("throughput", "recomputed")

@@ -58,6 +58,8 @@ def sweeps(quick: bool) -> list[Sweep]:
     return [Sweep(switching, nodes, every)]
 
 
+ALL = {"requests": (1000, 1500)}
+SHOW = {"xlabel": "threshold (%)", "ylabel": "output tokens/s (rules = 100 %)", "ylim": (40, 105)}
 STUDY = Study(
     "td_switches",
     __doc__,
@@ -75,17 +77,7 @@ STUDY = Study(
     ),
     panels=[
         Panel(
-            "threshold",
-            "relative",
-            "switch",
-            facet="node",
-            where={"requests": (1000, 1500)},
-            rule="relative",
-            show={
-                "xlabel": "threshold (%)",
-                "ylabel": "output tokens/s (rules = 100 %)",
-                "ylim": (40, 105),
-            },
+            "threshold", "relative", "switch", facet="node", where=ALL, rule="relative", show=SHOW
         )
     ],
     columns=2,

@@ -37,6 +37,8 @@ COUNTS = (1, 2, 4)  # GPUs
 MOST = COUNTS[-1]
 OUTPUTS = (80, 250, 350, 450)  # mean output tokens beside Azure's own
 CHANGED = ("outputs", "host", "reading")  # by CASES
+PLAIN = dict.fromkeys(CHANGED)
+LARGEST = {"which": "largest", "system": OURS}
 ALL = "all three"
 TOGETHER = {"outputs": 350, "host": "vllm-2024"}
 CASES: dict[str, dict[str, object]] = {  # that are compared with the paper; {}: as they are
@@ -114,7 +116,7 @@ def compare(rows: Rows) -> None:
 
 def report(rows: Rows) -> None:
     predicted = rows.where(source="predicted")
-    plain = predicted.where(**dict.fromkeys(CHANGED))
+    plain = predicted.where(**PLAIN)
     title = "output tokens/s; on 1 GPU, SB and HB are neither TP nor PP"
     columns = ("node", "GPUs", "SB", "HB", *SYSTEMS, CEILING)
     print_rows(plain.across("system", "throughput"), columns, title)
@@ -124,7 +126,7 @@ def report(rows: Rows) -> None:
 
 def print_leads(rows: Rows) -> None:
     """TD-Pipe over each baseline on all GPUs in each case, and what the paper has."""
-    table = rows.where("lead", which="largest", system=OURS).across("baseline", "lead")
+    table = rows.where("lead", **LARGEST).across("baseline", "lead")
     for row in table:
         same = rows.where(source=row["source"], case=row["case"])
         row["time"] = max(same.column("time"), default=None)
@@ -171,6 +173,8 @@ def sweeps(
     return found
 
 
+LEADS = f"{OURS} over each baseline, the largest of four nodes"
+SHOW, LOOKS = {"ylim": (0, None)}, {"colours": td.LOOKS}
 STUDY = Study(
     "td_throughput",
     __doc__,
@@ -187,29 +191,12 @@ STUDY = Study(
     },
     title=f"TD-Pipe Fig 11: throughput of four configurations; what decides it on {MOST} GPUs",
     panels=[
-        Panel(
-            "GPUs",
-            "throughput",
-            "system",
-            facet="node",
-            where=dict.fromkeys(CHANGED),
-            show={"ylim": (0, None)},
-            colours=td.LOOKS,
-        ),
-        Panel(
-            "case",
-            "lead",
-            "baseline",
-            "bars",
-            where={"which": "largest", "system": OURS},
-            title="TD-Pipe over each baseline, the largest of four nodes",
-            rule=1,
-            colours=td.LOOKS,
-        ),
+        Panel("GPUs", "throughput", "system", facet="node", where=PLAIN, show=SHOW, **LOOKS),
+        Panel("case", "lead", "baseline", "bars", where=LARGEST, title=LEADS, rule=1, **LOOKS),
     ],
     columns=3,
     paper={
-        number: ("lead", {"case": ALL, "which": "largest", "system": OURS, "baseline": baseline})
+        number: ("lead", LARGEST | {"case": ALL, "baseline": baseline})
         for baseline, number in td.PUBLISHED.items()
     }
     | {"td_scaling_l20_32b": ("over 2 GPUs", {"case": ALL, "node": "L20 + 32B"})},
