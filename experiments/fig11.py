@@ -8,8 +8,8 @@
 Orca's worst and best case are workloads, not policies (Sec 5.2). Worst: all requests start and end
 together. No prefill ever meets a decode, and Orca is the baseline. Best: requests are staggered, so
 that each whole prompt rides with the decodes of the others. (a) over lengths, where P:D is balanced
-(see `balance` in lib/steady.py); (b) over P:D, at L = 1K. All gains are those of a steady state
-over the baseline's (see fig9.py).
+(`balance` in more/serving/steady.py); (b) over P:D, at L = 1K. All gains are those of a steady
+state over the baseline's (see fig9.py).
 """
 
 import enter  # noqa: F401
@@ -23,8 +23,8 @@ from experiments.lib.engines import LLAMA_13B, LLAMA_33B, Cases, Engine, Sweep, 
 from experiments.lib.flags import POLICIES, PRICED
 from experiments.lib.panels import words
 from experiments.lib.rows import Rows
-from experiments.lib.steady import Workload, balance, split
 from experiments.lib.study import Panel, Study
+from more.serving.steady import Workload, balance, split
 
 C, L = 256, 1024  # C of panel (a), L of panel (b)
 

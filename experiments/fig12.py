@@ -33,9 +33,9 @@ from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.papers import LOOKS
 from experiments.lib.rows import Row, Rows, print_rows
-from experiments.lib.steady import split
 from experiments.lib.study import Panel, Study
 from more import pipeline
+from more.serving.steady import split
 from more.serving.traffic import Zipf
 
 NUMBERS = paper_numbers()

@@ -14,9 +14,8 @@ import enter  # noqa: F401
 
 from costmodel import make_batch
 from experiments.lib.claims import Claim, falls
-from experiments.lib.engines import Engine, Priced, Sweep, cases
+from experiments.lib.engines import BATCH_SIZES, Engine, Priced, Sweep, cases
 from experiments.lib.rows import Rows
-from experiments.lib.steady import BATCH_SIZES
 from experiments.lib.study import Panel, Study
 
 C = 256

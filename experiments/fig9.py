@@ -34,8 +34,8 @@ from experiments.lib.claims import Claim, curves, peaks_at
 from experiments.lib.engines import LLAMA_13B, LLAMA_33B, Cases, Engine, Sweep, gain, setups
 from experiments.lib.flags import POLICIES, PRICED
 from experiments.lib.rows import Row, Rows, print_rows, read_rows, with_paper
-from experiments.lib.steady import Workload, balance, split
 from experiments.lib.study import Panel, Study, draw_panels
+from more.serving.steady import Workload, balance, split
 
 CHUNK_SIZES = (128, 256, 512)
 PAPER = {  # id of a published gain (paper_numbers.csv) -> model and GPU, L, C, P:D

@@ -32,7 +32,7 @@ from batch import Request
 from command.flags import Flag
 from experiments.lib import td
 from experiments.lib.claims import Claim, falls
-from experiments.lib.engines import Sweep, cases
+from experiments.lib.engines import ANY, Sweep, cases
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
 from more.pipeline.phases import Rules
@@ -96,9 +96,9 @@ def errors(node: td.Node, predictor: str, seed: int, splits: int) -> list[Row]:
             groups = draw.integers(len(truth), size=(GROUPS, size))
             totals = truth[groups].sum(axis=1)
             missed.extend(100 * np.abs(guesses[groups].sum(axis=1) - totals) / totals)
-    where = {"model": "any model", "hardware": "any hardware"}
-    return [where | {"class accuracy": float(np.mean(right))}] + [
-        where | {"group": size, "error": float(np.median(missed))} for size, missed in off.items()
+    return [vars(ANY) | {"class accuracy": float(np.mean(right))}] + [
+        vars(ANY) | {"group": size, "error": float(np.median(missed))}
+        for size, missed in off.items()
     ]
 
 

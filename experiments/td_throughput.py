@@ -26,7 +26,7 @@ from pathlib import Path
 
 from command.flags import Flag
 from experiments.lib import td
-from experiments.lib.engines import Sweep
+from experiments.lib.engines import ANY, Sweep
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
 from experiments.lib.td import BASELINES, NODES, OURS, RIVALS, SYSTEMS
@@ -111,7 +111,10 @@ def compare(rows: Rows) -> None:
         for system, baseline in product((OURS, CEILING), RIVALS):
             place = {"case": name, "node": node, "system": system, "baseline": baseline}
             rows.add(runs[OURS], **place, lead=speeds[system] / speeds[baseline])
-    td.add_largest(rows, "lead", "case", "system", "baseline")
+    keys = ("case", "system", "baseline")
+    for values, group in rows.where("lead").by(*keys).items():
+        place = dict(zip(keys, values, strict=True)) | {"which": "largest"}
+        rows.add(**vars(ANY) | place, lead=max(group.column("lead")))
 
 
 def report(rows: Rows) -> None:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from batch import Batch, Request
 from command.checks import UserError
 from experiments.lib.common import progress
-from experiments.lib.steady import Workload, first_period
 from loop import Result
 from more.serving.calibration import cost_here, this_machine
+from more.serving.steady import Workload
 from timeline import Trace
 
 if TYPE_CHECKING:  # see above
@@ -176,6 +176,17 @@ def warm_up(llm: "LLM") -> None:
     """
     prompt = range(min(512, llm.max_length - 2))
     generate(llm, [Request(i, prompt, 2) for i in range(llm.max_batch_size)], "baseline", 1)
+
+
+def first_period(work: Workload, policy: str) -> tuple[int, int]:
+    """`first` and `last` of the shortest window that holds a whole period.
+
+    It is for runs that cost real time. Where all requests end together, as the baseline's do, the
+    first B are like any others. Else slots fall free one by one from the first completion on. The
+    window is then that of the next B, and 2 B + 1 requests keep all slots busy until it ends.
+    """
+    together = policy == "baseline" or (policy == "orca" and not work.staggered)
+    return (0, work.batch_size) if together else (1, work.batch_size + 1)
 
 
 def measured_trace(
