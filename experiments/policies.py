@@ -27,7 +27,7 @@ from experiments.lib import flags, look, measuring
 from experiments.lib.common import progress
 from experiments.lib.engines import Priced
 from experiments.lib.flags import MEASURE, file_name, start
-from experiments.lib.rows import Row, Rows, print_rows, with_kept
+from experiments.lib.rows import WHERE, Row, Rows, print_rows, with_kept
 from experiments.lib.study import finish
 from more.pictures import perfetto
 from more.pictures.gantt import draw_lanes, legend_handles
@@ -94,7 +94,7 @@ class Comparison:
     """The same requests under every policy.
 
     arrival: of C and D. bound: a longer gap between tokens is a stall. Both are in seconds. where:
-    model, hardware, source.
+    source, model, hardware.
     """
 
     traces: dict[str, Trace]
@@ -104,16 +104,14 @@ class Comparison:
     where: tuple[str, str, str]
 
     def describe(self) -> str:
-        model, hardware, source = self.where
+        source, model, hardware = self.where
         place = f"{model} on {hardware}" if source == "predicted" else f"{model}, {hardware}"
         bound = f"a stall is a gap over {1e3 * self.bound:.0f} ms"
         return f"{source}: {place}, C = {self.chunk_size} tokens; {bound}"
 
     def about(self) -> dict[str, perfetto.About]:
         """What each run was, for --perfetto."""
-        model, hardware, source = self.where
-        place = (source, model, hardware)
-        return {policy: perfetto.About(*place, policy, self.chunk_size) for policy in self.traces}
+        return {name: perfetto.About(*self.where, name, self.chunk_size) for name in self.traces}
 
 
 def compare(
@@ -145,7 +143,7 @@ def predict(policies: Sequence[str] | None = None) -> Comparison:
     def run(policy: str, requests: list[Request]) -> Trace:
         return engine.trace(requests, policy, CHUNK_SIZE, len(NAMES), operators=True)
 
-    return compare(run, (MODEL, GPU, "predicted"), policies=policies)
+    return compare(run, ("predicted", MODEL, GPU), policies=policies)
 
 
 def measure(
@@ -156,7 +154,7 @@ def measure(
         return llm.trace
 
     measuring.warm_up(llm)
-    where = llm.config.name, measuring.hardware_of(llm), "measured"
+    where = "measured", llm.config.name, measuring.hardware_of(llm)
     return compare(run, where, chunk_size, repeats, policies)
 
 
@@ -172,8 +170,7 @@ def figures_of(trace: Trace) -> dict[str, float]:
 
 def rows_of(found: Comparison) -> list[Row]:
     """A row for each policy, and one for what all share. C: the token budget."""
-    model, hardware, source = found.where
-    run = {"source": source, "model": model, "hardware": hardware, "C": found.chunk_size}
+    run = dict(zip(WHERE, found.where, strict=True)) | {"C": found.chunk_size}
     rows = [
         {**run, "policy": policy, **figures_of(trace), "stalls": len(trace.stalls(found.bound))}
         for policy, trace in found.traces.items()
