@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from experiments.fig9 import ratios
 from experiments.lib.claims import Claim, Finding, bounded
 from experiments.lib.engines import LLAMA_13B, LLAMA_33B, Cases, Engine, Sweep, cases, gain, setups
 from experiments.lib.flags import POLICIES, PRICED
@@ -48,11 +49,9 @@ def contenders(
     L: int, B: int, PD: float, sizes: Sequence[int], more: Sequence[str] | None, **panel: str
 ) -> Cases:
     """What runs against the baseline on these lengths. more: policies beside SARATHI."""
-    shape = {"L": L, "B": B, "PD": PD}
-    orca = cases(**panel, **shape, policy="orca", start=("together", "staggered"))
-    return orca + cases(
-        **panel, **shape, policy=list(dict.fromkeys(["sarathi", *(more or ())])), C=sizes
-    )
+    shape = {**panel, "L": L, "B": B, "PD": PD}
+    orca = cases(**shape, policy="orca", start=("together", "staggered"))
+    return orca + cases(**shape, policy=list(dict.fromkeys(["sarathi", *(more or ())])), C=sizes)
 
 
 def predicted(sizes: Mapping[int, int], quick: bool, policy: Sequence[str] | None) -> Cases:
@@ -63,12 +62,10 @@ def predicted(sizes: Mapping[int, int], quick: bool, policy: Sequence[str] | Non
         for case in contenders(length, B, balance(C, B), (C,), policy, panel="a")
     ]
     count, B = 5 if quick else 33, sizes[L]
-    ratios = [200 ** (i / (count - 1)) for i in range(count)]
-    # where a curve peaks: the last one is best-case Orca's
-    ratios += [balance(size, B) for size in (256, 512, L)]
+    places = ratios(B, count, (256, 512, L))  # the last peak is best-case Orca's
     over_ratio = [
         case
-        for prompt, decodes in sorted({split(L, ratio) for ratio in ratios})
+        for prompt, decodes in sorted({split(L, ratio) for ratio in places})
         for case in contenders(L, B, prompt / decodes, (256, 512), policy, panel="b")
         if case.get("start") != "together"  # the baseline by another name
     ]

@@ -56,10 +56,10 @@ def gain_of(engine: Engine, L: int, B: int, PD: float, C: int, policy: str = "sa
 
 
 # ---- What it asks: which cases
-def ratios(B: int, count: int) -> list[float]:
+def ratios(B: int, count: int, sizes: Sequence[int] = CHUNK_SIZES) -> list[float]:
     """`count` P:D from 1 to 200, even on a log axis, and where each C peaks."""
     even = [200 ** (i / (count - 1)) for i in range(count)]
-    return [*even, *(balance(C, B) for C in CHUNK_SIZES)]
+    return [*even, *(balance(C, B) for C in sizes)]
 
 
 def grid(L: int, B: int, places: Sequence[float], sizes: Sequence, more: Sequence[str]) -> Cases:
