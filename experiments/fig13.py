@@ -78,10 +78,9 @@ def largest(rows: Rows) -> None:
             rows.add(own[0], C=size, which="largest", **most, **overhead)
 
 
-tiles_matter = compared(
-    "end to end", "C", lambda ys: [ys[1] == min(ys)] * (len(ys) == 3),
-    {"C": (256, 320, 512), "which": None},
-)  # fmt: skip
+middle_is_least = lambda ys: [ys[1] == min(ys)] * (len(ys) == 3)
+AROUND = {"C": (256, 320, 512), "which": None}
+tiles_matter = compared("end to end", "C", middle_is_least, AROUND)
 
 
 STUDY = Study(

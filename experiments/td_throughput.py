@@ -176,22 +176,16 @@ def sweeps(
     return found
 
 
+UNITS = {"throughput": "output tokens/s", "lead": "x", "over 2 GPUs": "x", "mean output": "tokens"}
+UNITS |= {"time": "minutes", "share of the ceiling": "%", "preemptions": "times"}
+UNITS |= {"bubble share": "%"}
 LEADS = f"{OURS} over each baseline, the largest of four nodes"
 SHOW, LOOKS = {"ylim": (0, None)}, {"colours": td.LOOKS}
 STUDY = Study(
     "td_throughput",
     __doc__,
     sweeps,
-    units={
-        "throughput": "output tokens/s",
-        "lead": "x",
-        "over 2 GPUs": "x",
-        "mean output": "tokens",
-        "time": "minutes",
-        "share of the ceiling": "%",
-        "preemptions": "times",
-        "bubble share": "%",
-    },
+    units=UNITS,
     title=f"TD-Pipe Fig 11: throughput of four configurations; what decides it on {MOST} GPUs",
     panels=[
         Panel("GPUs", "throughput", "system", facet="node", where=PLAIN, show=SHOW, **LOOKS),
