@@ -4,12 +4,10 @@
         predicted for Falcon-180B on two nodes of four A100s, as TP4-PP2 and as TP8, and for
         LLaMA2-70B on eight A40s as TP4-PP2: ten minutes of CPU time
 
-more/serving/capacity.py defines capacity, SLO and served rate. Each search has 1024 requests. It
-repeats them until a rate that is too high shows it (`more.serving.planner.find_capacity`).
-Machines, batch sizes and budgets are the paper's (its artefact, osdi-experiments/figure-5-6 and
-figure-8). GPUs are joined by NVLink in pairs, so that a ring of four crosses PCIe. 100 Gb Ethernet
-joins the two nodes, for the hop of the pipeline and for TP8 (configs/gpus.py has the rates and
-their source).
+Searches are those of serve_capacity.py. Machines, batch sizes and budgets are the paper's (its
+artefact, osdi-experiments/figure-5-6 and figure-8). GPUs are joined by NVLink in pairs, so that a
+ring of four crosses PCIe. 100 Gb Ethernet joins the two nodes, for the hop of the pipeline and for
+TP8 (configs/gpus.py has the rates and their source).
 
 All policies have 128 requests, but Orca 8; the micro-batches, as many as stages, share them evenly.
 The budget is 512 tokens under the strict SLO and 2048 under the relaxed one (1536 for LLaMA2-70B).
@@ -205,6 +203,10 @@ PAPER_DECODE = NUMBERS["ss_falcon_decode"]
 IN_ITERATIONS, IN_SECONDS = compared("strict", "in iterations"), compared("1 s", "in seconds")
 # of the picture
 WHERE, BOTH_LAYOUTS = ("model", "layout", "data"), {"layout": (FALCON.layout, FALCON_TP8.layout)}
+UNITS = dict.fromkeys(("prefill of 4K, one stage", "prefill of 4K, all stages", AT_PEAK), "ms")
+UNITS |= dict.fromkeys((DECODE, HOSTED, EACH_HOSTED, "decode iteration"), "ms")
+UNITS |= {"SLO": "s", "capacity": "requests/s"} | dict.fromkeys(("gain", *GAINS), "x")
+UNITS |= {"repeated to": "requests"}
 LARGEST = {"which": "largest", "layout": FALCON.layout}
 bars = partial(Panel, line="policy", kind="bars")
 gains_of = partial(bars, y="gain", rule=1)
@@ -212,14 +214,7 @@ STUDY = Study(
     "serve_pipelines",
     __doc__,
     sweeps,
-    units={
-        **dict.fromkeys(("prefill of 4K, one stage", "prefill of 4K, all stages"), "ms"),
-        **dict.fromkeys((AT_PEAK, DECODE, HOSTED, EACH_HOSTED, "decode iteration"), "ms"),
-        "SLO": "s",
-        "capacity": "requests/s",
-        **dict.fromkeys(("gain", *GAINS), "x"),
-        "repeated to": "requests",
-    },
+    units=UNITS,
     title=(
         "Sarathi-Serve Fig 11 and 13: pipelines over two nodes (Falcon-180B, A100s) and one"
         " (LLaMA2-70B, A40s)"
