@@ -86,14 +86,14 @@ def perform(
     return found
 
 
-def speeds_of(rows: Rows, node: str, case: Mapping[str, object], GPUs: int = MOST) -> dict:
-    """Of a node's runs of this case, by system: the row."""
+def runs_of(rows: Rows, node: str, case: Mapping[str, object], GPUs: int = MOST) -> tuple:
+    """A node's runs of this case, and their throughputs, by system."""
     found = {}
     for row in rows.where("throughput", node=node, GPUs=GPUs):
         mine = own(NODES[node], row["system"], case)
         if all(row.get(key) == mine.get(key) for key in CHANGED):
             found[row["system"]] = row
-    return found
+    return found, {system: row["throughput"] for system, row in found.items()}
 
 
 def compare(rows: Rows) -> None:
@@ -101,12 +101,11 @@ def compare(rows: Rows) -> None:
     rows.sort(key=lambda row: list(NODES).index(row["node"]))
     nodes = list(rows.by("node"))
     for (name, case), node in product(CASES.items(), nodes):
-        runs = speeds_of(rows, node, case)
-        speeds = {system: row["throughput"] for system, row in runs.items()}
+        runs, speeds = runs_of(rows, node, case)
         runs[OURS]["share of the ceiling"] = 100 * speeds[OURS] / speeds[CEILING]
         more = {"time": runs[OURS]["time"]}
-        if two := speeds_of(rows, node, case, GPUs=2).get(OURS):
-            more["over 2 GPUs"] = speeds[OURS] / two["throughput"]
+        if two := runs_of(rows, node, case, GPUs=2)[1].get(OURS):
+            more["over 2 GPUs"] = speeds[OURS] / two
         rows.add(runs[OURS], case=name, node=node, **more)
         for system, baseline in product((OURS, CEILING), RIVALS):
             place = {"case": name, "node": node, "system": system, "baseline": baseline}
@@ -146,8 +145,7 @@ def print_winners(rows: Rows) -> None:
     for node in rows.by("node"):
         table.append({"node": node})
         for case in ({}, *({"outputs": mean} for mean in OUTPUTS)):
-            runs = speeds_of(rows, node, case)
-            speeds = {system: row["throughput"] for system, row in runs.items()}
+            runs, speeds = runs_of(rows, node, case)
             best, mean = max(BASELINES, key=speeds.get), round(runs[OURS]["mean output"])
             table[-1][mean] = f"{speeds[OURS] / speeds[best]:.2f} {best}"
     means = sorted(key for key in table[0] if key != "node")

@@ -44,18 +44,10 @@ class Rows(list[Row]):
 
     def where(self, *columns: str, **wanted: object) -> "Rows":
         """Those that have these columns and these values. A tuple as a value: one of it."""
-        return Rows(
-            (
-                row
-                for row in self
-                if all(column in row for column in columns)
-                and all(
-                    row.get(key) in value if isinstance(value, tuple) else row.get(key) == value
-                    for key, value in wanted.items()
-                )
-            ),
-            self.units,
-        )
+        allowed = {key: own if isinstance(own, tuple) else (own,) for key, own in wanted.items()}
+        having = (row for row in self if all(column in row for column in columns))
+        found = (row for row in having if all(row.get(key) in allowed[key] for key in allowed))
+        return Rows(found, self.units)
 
     def by(self, *columns: str) -> "dict[object, Rows]":
         """Groups by the value of a column (of several: by tuples), in order of appearance."""
