@@ -17,6 +17,8 @@ import enter  # noqa: F401
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
 
 import matplotlib.pyplot as plt
 
@@ -127,14 +129,13 @@ def compare(
     policy is kept, since whatever else a machine does only ever adds time.
     """
     alone = [run("sarathi_serve", workload(chunk_size)[:2]) for _ in range(repeats)]
-    arrival, bound = arrival_and_bound(min(alone, key=lambda trace: trace.seconds))
+    fastest = partial(min, key=attrgetter("seconds"))
+    arrival, bound = arrival_and_bound(fastest(alone))
     runs: dict[str, list[Trace]] = {policy: [] for policy in (*compared(), *(policies or ()))}
     for policy in progress(repeats * list(runs), "running"):
         runs[policy].append(run(policy, workload(chunk_size, arrival)))
-    fastest = {
-        policy: min(traces, key=lambda trace: trace.seconds) for policy, traces in runs.items()
-    }
-    return Comparison(fastest, chunk_size, arrival, bound, where)
+    kept = {policy: fastest(traces) for policy, traces in runs.items()}
+    return Comparison(kept, chunk_size, arrival, bound, where)
 
 
 def predict(policies: Sequence[str] | None = None) -> Comparison:

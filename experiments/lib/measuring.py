@@ -61,12 +61,8 @@ def device_for(model: str, dtype: str, device: str) -> "torch.device":
     chosen, config = choose_device(device), find_model(model)[0]
     size = config.parameters * choose_dtype(dtype, chosen).itemsize
     if chosen.type == "cpu" and size > LARGE:
-        print(
-            f"{config.name} has {size / 1e9:.1f} GB of weights, and the device is a CPU: this may"
-            " take hours",
-            file=sys.stderr,
-            flush=True,
-        )
+        said = f"{config.name} has {size / 1e9:.1f} GB of weights, and the device is a CPU"
+        print(f"{said}: this may take hours", file=sys.stderr, flush=True)
     return chosen
 
 
@@ -153,12 +149,8 @@ def prepare(
     llm.policy, llm.chunk_size, llm.time_operators = policy, chunk_size, operators
     vocabulary = llm.config.vocab_size
     prompts = [[(31 * r.request_id + 7 * j) % vocabulary for j in r.prompt] for r in requests]
-    params = [
-        SamplingParams(
-            max_tokens=request.max_tokens, temperature=0.0, ignore_eos=True, tags=request.tags
-        )
-        for request in requests
-    ]
+    fixed = {"temperature": 0.0, "ignore_eos": True}
+    params = [SamplingParams(max_tokens=r.max_tokens, tags=r.tags, **fixed) for r in requests]
     return prompts, params, [request.arrival for request in requests]
 
 
