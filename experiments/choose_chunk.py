@@ -195,12 +195,10 @@ def main() -> None:
     answer = {"which": "best", **chosen, "chunk size": best.chunk_size}
     rows.append({key: value for key, value in answer.items() if key != "C"})
     tbt = Panel("C", "longest TBT", rule=options.tbt_slo, show=SHOW | {"ylim": (0, None)})
-
     word = f"sarathi; best: C = {best.chunk_size}"
     drawn = [Panel("C", "gain", rule=1, title=word, show=SHOW), tbt]
     draw = partial(draw_panels, panels=drawn, title=f"{title}: predicted")
-    guess = [cost.guess] if cost.guess else []
-    finish(options.out / "choose_chunk.csv", rows, draw, guess)
+    finish(options.out / "choose_chunk.csv", rows, draw, filter(None, [cost.guess]))
 
 
 if __name__ == "__main__":
