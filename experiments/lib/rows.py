@@ -296,14 +296,13 @@ class Numbers(dict[str, float]):
 COUNTED = ("numbers", "tokens", "requests", "iterations")  # units of whole numbers, mostly
 
 
-def print_rows(rows: Rows, columns: Sequence[object], title: str = "", digits: int = 3) -> None:
+def print_rows(rows: Rows, columns: Sequence[object], title: str = "") -> None:
     """A line for each row. Of quantities the head has the unit."""
 
     def text(value: object, unit: str | None) -> str:
         if not isinstance(value, float):
             return "-" if value is None else str(value)
-        whole = abs(value) >= 10 ** (digits - 1) or (unit in COUNTED and value.is_integer())
-        return f"{value:.0f}" if whole else f"{value:#.{digits}g}"
+        return f"{value:.0f}" if unit in COUNTED and value.is_integer() else three_digits(value)
 
     units = {name: f"{name} ({unit})" for name, unit in rows.units.items()}
     header = [units.get(column, column) for column in columns]
