@@ -42,7 +42,6 @@ REQUESTS = 1024
 BUDGETS_TRIED = (256, 512, 1024, 2048)  # tokens: with --policy, each policy gets the best of them
 ALL = "all"  # --policy
 GROUP = ("model", "data", "slo")  # what has a capacity of each policy
-MORE = SERVED["policy"].help
 NUMBERS = paper_numbers()
 PAPER_SLOS = {  # s
     MISTRAL: {STRICT: NUMBERS["ss_slo_strict_mistral"], RELAXED: NUMBERS["ss_slo_relaxed_mistral"]},
@@ -151,7 +150,7 @@ STUDY = Study(
         "requests": Flag("requests of each search", REQUESTS, 64),
     }
     | {name: SERVED[name] for name in ("policy_file", "requests_file")}
-    | {"policy": replace(SERVED["policy"], help=f"{MORE}; all means every one")},
+    | {"policy": replace(SERVED["policy"], help=SERVED["policy"].help + "; all means every one")},
 )
 
 

@@ -105,9 +105,9 @@ def errors(node: td.Node, predictor: str, seed: int, splits: int) -> list[Row]:
 @cache
 def served(requests: int, seed: int) -> tuple[td.Lengths, dict[str, list[float]]]:
     """Requests of the first split's test set, and what each predictor says of them."""
-    train, test = split(td.azure(), seed)
+    test, known, _ = trained(seed)
     lengths = random.Random(seed + 1).choices(test, k=requests)
-    made, known = td.make(lengths), predictors(train, seed)
+    made = td.make(lengths)
     return lengths, {name: ask(each, made).tolist() for name, each in known.items()}
 
 
