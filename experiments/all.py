@@ -32,7 +32,7 @@ from experiments import fidelity, studies
 from experiments.lib import common, holes, look
 from experiments.lib.common import ROOT, three_digits
 from experiments.lib.flags import start
-from experiments.lib.rows import SOURCES, Rows, read_rows
+from experiments.lib.rows import SOURCES, Rows, error_text, read_rows
 
 STUDIES = studies()
 # They take minutes: without --slow the gallery shows the results that are there.
@@ -110,8 +110,8 @@ def published(rows: Rows) -> list[list[str]]:
     paper, predicted = rows.named("paper"), rows.named()
     found = []
     for name in [name for name in paper if predicted.get(name) is not None]:
-        error = f"{100 * (predicted[name] / paper[name] - 1):+.1f} %"
-        found.append([name, three_digits(paper[name]), three_digits(predicted[name]), error])
+        ours, theirs = predicted[name], paper[name]
+        found.append([name, three_digits(theirs), three_digits(ours), error_text(ours, theirs)])
     return found
 
 

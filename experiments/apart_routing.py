@@ -25,7 +25,7 @@ from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
 from more.apart.routers import ROUTERS
 from more.apart.simulate import simulate_fleet
-from more.paged.prompts import Parts
+from more.paged.prompts import shared
 from more.serving.search import percentile
 from more.serving.traffic import poisson
 from timeline import Life
@@ -43,19 +43,15 @@ def run(
     seed: int,
 ) -> Row:  # fmt: skip
     asked = np.random.default_rng(seed).integers(documents, size=count).tolist()
-    document, ttfts, hits = round(share * PROMPT), [], []
-    parts = [
-        Parts((range(PROMPT * d, PROMPT * d + document), range(own, own + PROMPT - document)))
-        for own, d in zip(range(10**9, 10**9 + PROMPT * count, PROMPT), asked, strict=True)
-    ]
-    arrivals = poisson(count, rate, seed)
+    prompts = [shared(PROMPT, round(share * PROMPT), i, each) for i, each in enumerate(asked)]
+    ttfts, hits, arrivals = [], [], poisson(count, rate, seed)
 
     def see(life: Life) -> None:
         ttfts.append(life.ttft)
         hits.append(life.cached)
 
     simulate_fleet(
-        (Request(i, parts[i], OUTPUT, arrival=arrivals[i]) for i in range(count)),
+        (Request(i, prompts[i], OUTPUT, arrival=arrivals[i]) for i in range(count)),
         engine.model, engine.gpu, layout=str(engine.gpus), router=router, cache="paged",
         prefix_caching=True, cache_tokens=MEMORY, software=engine.software, done=see,
     )  # fmt: skip

@@ -180,9 +180,8 @@ Engine = Ours | Beside
 def start_engine(name: str, llm: LLM, directory: str, options: argparse.Namespace) -> Engine:
     if name == OURS or name in CACHES:
         blocks = CACHES.get(name)
-        cache = make_cache(
-            llm.part, BATCH_SIZE, llm.max_length, llm.dtype, llm.device, blocks, None
-        )
+        sizes = BATCH_SIZE, llm.max_length
+        cache = make_cache(llm.part, *sizes, llm.dtype, llm.device, blocks, None)
         return Ours(llm, options.chunk_size, cache, blocks)
     python = options.vllm_python if TASKS["generate"][name][0] == VLLM else sys.executable
     dtype = str(llm.dtype).removeprefix("torch.")

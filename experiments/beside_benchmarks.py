@@ -22,7 +22,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 
 from batch import Request
 from configs import GPUS, MODELS
@@ -248,9 +248,7 @@ def anchor_of(place: tuple) -> Benchmark | None:
 
 @cache
 def factor_of(anchor: Benchmark) -> float:
-    return find_factor(
-        lambda factor: predicted(anchor, factor), anchor.value, anchor.load_kind == "rate",
-    )  # fmt: skip
+    return find_factor(partial(predicted, anchor), anchor.value, anchor.load_kind == "rate")
 
 
 def beside(each: Benchmark, number: str) -> Row:

@@ -16,7 +16,6 @@ out too slow there.
 import command.first  # before torch  # noqa: F401
 import enter  # noqa: F401
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +37,7 @@ from experiments.lib.flags import MEASURE, ScriptParser
 from experiments.lib.measuring import batch_runner, device_for, hardware_of
 from experiments.lib.rows import make_directory
 from loop import Result
+from more.loading.device import whole_memory
 from more.serving.calibration import (
     BATCH_SIZE,
     LENGTH,
@@ -197,7 +197,7 @@ def calibrate(llm: LLM, load: str, plan: Plan, results: Sequence[Result]) -> Cal
         model=llm.config,
         gpu=GPU(
             hardware_of(llm),
-            memory_of(llm.device),
+            float(whole_memory(llm.device)),
             peak=max(2 * rows * weights / seconds for rows, seconds in linear.items()),
             bandwidth=weights * llm.dtype.itemsize / linear[1],
             source=f"measured by experiments/calibrate.py, commit {commit()}",
@@ -229,13 +229,6 @@ def fit_decodes(seconds: dict[tuple[int, int], float]) -> tuple[float, Curve]:
     scaled = np.array(rows) / measured[:, None]
     solution = np.linalg.lstsq(scaled, np.ones(len(rows)), rcond=None)[0].clip(min=0.0).tolist()
     return solution[0], Curve([context - 1 for context in contexts], solution[1:])
-
-
-def memory_of(device: torch.device) -> float:
-    """Bytes of memory of a GPU, or of this computer."""
-    if device.type == "cuda":
-        return float(torch.cuda.get_device_properties(device).total_memory)
-    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def print_calibration(found: Calibration) -> None:

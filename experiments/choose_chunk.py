@@ -28,11 +28,11 @@ from experiments.lib.common import progress
 from experiments.lib.engines import Priced
 from experiments.lib.flags import gpu_flag, model_flag, start
 from experiments.lib.rows import Row, Rows, print_rows
-from experiments.lib.steady import Workload, split
 from experiments.lib.study import Panel, draw_panels, finish
 from more.loading.priced import priced_model
 from more.serving.calibration import BATCH_SIZE, CalibratedModel, Calibration
 from more.serving.engines import engine_flags
+from more.serving.steady import Workload, split
 
 MOST_REQUESTS = 256  # B above which the sweep would take longer than anybody waits
 # prompt tokens that a chunk must have room for beside B - 1 decodes: fewer are never worth their
@@ -195,12 +195,10 @@ def main() -> None:
     answer = {"which": "best", **chosen, "chunk size": best.chunk_size}
     rows.append({key: value for key, value in answer.items() if key != "C"})
     tbt = Panel("C", "longest TBT", rule=options.tbt_slo, show=SHOW | {"ylim": (0, None)})
-
     word = f"sarathi; best: C = {best.chunk_size}"
     drawn = [Panel("C", "gain", rule=1, title=word, show=SHOW), tbt]
     draw = partial(draw_panels, panels=drawn, title=f"{title}: predicted")
-    guess = [cost.guess] if cost.guess else []
-    finish(options.out / "choose_chunk.csv", rows, draw, guess)
+    finish(options.out / "choose_chunk.csv", rows, draw, filter(None, [cost.guess]))
 
 
 if __name__ == "__main__":

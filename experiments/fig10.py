@@ -11,9 +11,8 @@ gives. Times are of a steady state, per request: see `balance` in more/serving/s
 import enter  # noqa: F401
 
 from experiments.lib.claims import Claim, bounded
-from experiments.lib.engines import Engine, Priced, Sweep, cases
+from experiments.lib.engines import BATCH_SIZES, Engine, Priced, Sweep, balanced, cases
 from experiments.lib.rows import Row, Rows
-from experiments.lib.steady import BATCH_SIZES, balanced
 from experiments.lib.study import Panel, Study
 
 CHUNK_SIZES, DRAWN = (256, 512), {"C": (256, 16)}  # 16: with --quick --measure

@@ -8,8 +8,8 @@
 Orca's worst and best case are workloads, not policies (Sec 5.2). Worst: all requests start and end
 together. No prefill ever meets a decode, and Orca is the baseline. Best: requests are staggered, so
 that each whole prompt rides with the decodes of the others. (a) over lengths, where P:D is balanced
-(see `balance` in lib/steady.py); (b) over P:D, at L = 1K. All gains are those of a steady state
-over the baseline's (see fig9.py).
+(`balance` in more/serving/steady.py); (b) over P:D, at L = 1K. All gains are those of a steady
+state over the baseline's (see fig9.py).
 """
 
 import enter  # noqa: F401
@@ -18,26 +18,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from experiments.fig9 import ratios
 from experiments.lib.claims import Claim, Finding, bounded
 from experiments.lib.engines import LLAMA_13B, LLAMA_33B, Cases, Engine, Sweep, cases, gain, setups
 from experiments.lib.flags import POLICIES, PRICED
 from experiments.lib.panels import words
 from experiments.lib.rows import Rows
-from experiments.lib.steady import Workload, balance, split
 from experiments.lib.study import Panel, Study
+from more.serving.steady import Workload, balance, split
 
 C, L = 256, 1024  # C of panel (a), L of panel (b)
 
 
 def gain_of(
-    engine: Engine,
-    L: int,
-    B: int,
-    PD: float,
-    policy: str,
-    start: str = "",
-    C: int = 1,
-    panel: str = "",
+    engine: Engine, L: int, B: int, PD: float, policy: str, start: str = "", C: int = 1, **_: str
 ) -> dict[str, float]:
     """Throughput over the baseline's. start: "staggered" requests, or all together."""
     work = Workload(L, B, PD, staggered=start == "staggered")
@@ -48,11 +42,9 @@ def contenders(
     L: int, B: int, PD: float, sizes: Sequence[int], more: Sequence[str] | None, **panel: str
 ) -> Cases:
     """What runs against the baseline on these lengths. more: policies beside SARATHI."""
-    shape = {"L": L, "B": B, "PD": PD}
-    orca = cases(**panel, **shape, policy="orca", start=("together", "staggered"))
-    return orca + cases(
-        **panel, **shape, policy=list(dict.fromkeys(["sarathi", *(more or ())])), C=sizes
-    )
+    shape = {**panel, "L": L, "B": B, "PD": PD}
+    orca = cases(**shape, policy="orca", start=("together", "staggered"))
+    return orca + cases(**shape, policy=list(dict.fromkeys(["sarathi", *(more or ())])), C=sizes)
 
 
 def predicted(sizes: Mapping[int, int], quick: bool, policy: Sequence[str] | None) -> Cases:
@@ -63,12 +55,10 @@ def predicted(sizes: Mapping[int, int], quick: bool, policy: Sequence[str] | Non
         for case in contenders(length, B, balance(C, B), (C,), policy, panel="a")
     ]
     count, B = 5 if quick else 33, sizes[L]
-    ratios = [200 ** (i / (count - 1)) for i in range(count)]
-    # where a curve peaks: the last one is best-case Orca's
-    ratios += [balance(size, B) for size in (256, 512, L)]
+    places = ratios(B, count, (256, 512, L))  # the last peak is best-case Orca's
     over_ratio = [
         case
-        for prompt, decodes in sorted({split(L, ratio) for ratio in ratios})
+        for prompt, decodes in sorted({split(L, ratio) for ratio in places})
         for case in contenders(L, B, prompt / decodes, (256, 512), policy, panel="b")
         if case.get("start") != "together"  # the baseline by another name
     ]

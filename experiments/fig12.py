@@ -33,9 +33,9 @@ from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.papers import LOOKS
 from experiments.lib.rows import Row, Rows, print_rows
-from experiments.lib.steady import split
 from experiments.lib.study import Panel, Study
 from more import pipeline
+from more.serving.steady import split
 from more.serving.traffic import Zipf
 
 NUMBERS = paper_numbers()
@@ -272,6 +272,8 @@ def sweeps(quick: bool, requests: int) -> list[Sweep]:
     ]
 
 
+SHOW_A = {"title": "(a) bubble time of a request, all stages", "log": "x"}
+SHOW_A |= {"show": {"ylabel": "requests (%)"}}
 STUDY = Study(
     "fig12",
     __doc__,
@@ -283,15 +285,7 @@ STUDY = Study(
     | dict.fromkeys(("busy", *pipeline.IDLE), "%"),
     title=f"SARATHI Fig 12: {MODEL} on {TP * STAGES} {GPU}",
     panels=[
-        Panel(
-            "bubble time",
-            "percentile",
-            "system",
-            title="(a) bubble time of a request, all stages",
-            log="x",
-            colours=COLOURS,
-            show={"ylabel": "requests (%)"},
-        ),
+        Panel("bubble time", "percentile", "system", colours=COLOURS, **SHOW_A),
         Panel("completion", "done", "system", title="(b) requests done", colours=COLOURS),
         Panel("option", RATIOS[0], kind="bars", where=PICTURED, title="(c) bubbles"),
         Panel("option", RATIOS[1:], kind="bars", where=PICTURED, title="(d) times"),

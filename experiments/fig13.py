@@ -9,7 +9,7 @@ has (b) and (c), and the table has all.
 
 (a) and (b): the prefill of one prompt of L tokens, in chunks of C over whole. (c): throughput over
 the baseline's in a steady state (see fig9.py), at the P:D where the chunks carry all decodes
-(`balance` in lib/steady.py). C = 320 is no multiple of the tile, and shows it.
+(`balance` in more/serving/steady.py). C = 320 is no multiple of the tile, and shows it.
 
 In (a) the cost model falls below 1, where the paper stays above. The cost model counts the masked
 half of a whole prompt as work, as its fit wants, and a chunk has less of it. Attention is a small
@@ -18,14 +18,20 @@ part of the prefill, so (b) hardly changes.
 
 import enter  # noqa: F401
 
-from operator import itemgetter
-
 from batch import Request
-from experiments.lib.claims import Claim, Finding, curves, falls, listed
-from experiments.lib.engines import LLAMA_13B, LLAMA_33B, Engine, Sweep, cases, gain, setups
+from experiments.lib.claims import Claim, compared, falls
+from experiments.lib.engines import (
+    LLAMA_13B,
+    LLAMA_33B,
+    Engine,
+    Sweep,
+    balanced,
+    cases,
+    gain,
+    setups,
+)
 from experiments.lib.flags import PRICED
 from experiments.lib.rows import Rows
-from experiments.lib.steady import balanced
 from experiments.lib.study import Panel, Study
 
 CHUNK_SIZES = (64, 128, 256, 320, 512)
@@ -72,16 +78,9 @@ def largest(rows: Rows) -> None:
             rows.add(own[0], C=size, which="largest", **most, **overhead)
 
 
-def tiles_matter(rows: Rows) -> list[Finding]:
-    return [
-        Finding(
-            where,
-            listed(own, "end to end", "x", "C"),
-            [own[1] is min(own, key=itemgetter("end to end"))],
-        )
-        for where, own in curves(rows.where("L"), "end to end", "C", C=(256, 320, 512))
-        if len(own) == 3
-    ]
+middle_is_least = lambda ys: [ys[1] == min(ys)] * (len(ys) == 3)
+AROUND = {"C": (256, 320, 512), "which": None}
+tiles_matter = compared("end to end", "C", middle_is_least, AROUND)
 
 
 STUDY = Study(

@@ -27,7 +27,8 @@ from experiments.lib.study import Panel, Study
 MODEL, GPU, CONTEXT = "llama-13b", "a6000", 1024
 LAYER = Priced(replace(MODELS[MODEL], n_layer=1), GPU)
 WIDE = Priced(replace(MODELS["gpt3-175b"], n_layer=1), "a100-80gb")  # SARATHI, Sec 4.2
-SATURATED, UNIT = 0.9, "tokens/ms of one layer"
+SATURATED, RATIO = 0.9, "FLOP to bandwidth ratio"
+OWN = {"model": MODEL}
 SIZES = [2**i for i in range(11)]
 
 
@@ -98,39 +99,25 @@ def stated(rows: Rows) -> None:
     gpu = GPUS[GPU]
     rows.add(phase="prefill", which="largest", throughput=max(prefills.column("throughput")))
     rows.add(L=256, **{"throughput lost": 100 * lost})
-    rows.add(
-        phase="decode",
-        **{"saturates at": min(row["B"] for row in rates if row["throughput"] >= enough)},
-    )
-    rows.add(**{"FLOP to bandwidth ratio": gpu.peak / gpu.bandwidth})
+    least = min(row["B"] for row in rates if row["throughput"] >= enough)
+    rows.add(phase="decode", **{"saturates at": least})
+    rows.add(**{RATIO: gpu.peak / gpu.bandwidth})
     rows.add(wide[0], L=256, **{"share of the peak": 100 * share})
 
 
+UNITS = {"throughput": "tokens/ms of one layer", "intensity": "FLOP/B"}
+UNITS |= dict.fromkeys(("throughput lost", "share of the peak"), "%")
+UNITS |= {"saturates at": "requests", RATIO: "FLOP/B"}
 THROUGHPUT = Panel("B", "throughput", "L", facet="phase", log="x", show={"ylim": (0, None)})
 STUDY = Study(
     "fig4",
     __doc__,
     sweeps,
-    units={
-        "throughput": UNIT,
-        "intensity": "FLOP/B",
-        "throughput lost": "%",
-        "share of the peak": "%",
-        "saturates at": "requests",
-        "FLOP to bandwidth ratio": "FLOP/B",
-    },
+    units=UNITS,
     title="SARATHI Fig 4: prefill saturates with one prompt, decode only with hundreds of requests",
     panels=[
-        replace(THROUGHPUT, where={"model": MODEL}),
-        Panel(
-            "B",
-            "intensity",
-            "operator",
-            facet="phase",
-            where={"model": MODEL},
-            rule="FLOP to bandwidth ratio",
-            log="xy",
-        ),
+        replace(THROUGHPUT, where=OWN),
+        Panel("B", "intensity", "operator", facet="phase", where=OWN, rule=RATIO, log="xy"),
         replace(THROUGHPUT, where={"source": "measured"}),
     ],
     columns=2,

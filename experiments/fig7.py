@@ -26,6 +26,8 @@ def sizes(largest: int, step: int) -> list[int]:
     return sorted({*range(step, largest + 1, step), *range(TILE + 1, largest + 1, TILE)})
 
 
+SHOW = {"xlabel": "prompt tokens in the iteration", "xticks": range(0, 641, TILE), "ylabel": "ms"}
+SHOW |= {"xlim": (0, None), "ylim": (0, None)}
 STUDY = Study(
     "fig7",
     __doc__,
@@ -41,19 +43,7 @@ STUDY = Study(
     ],
     units={"iteration": "ms"},
     title="SARATHI Fig 7: one token more, and another tile of 128 rows",
-    panels=[
-        Panel(
-            "L",
-            "iteration",
-            show={
-                "xlabel": "prompt tokens in the iteration",
-                "ylabel": "ms",
-                "xlim": (0, None),
-                "ylim": (0, None),
-                "xticks": range(0, 641, TILE),
-            },
-        )
-    ],
+    panels=[Panel("L", "iteration", show=SHOW)],
     paper={f"f7_{tokens}": ("iteration", {"L": tokens}) for tokens in (128, 256, 257)},
     shown=lambda row, _: row["L"] % TILE in (0, 1),
     predicted="fitted",

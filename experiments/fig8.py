@@ -14,9 +14,8 @@ import enter  # noqa: F401
 
 from costmodel import make_batch
 from experiments.lib.claims import Claim, falls
-from experiments.lib.engines import Engine, Priced, Sweep
+from experiments.lib.engines import BATCH_SIZES, Engine, Priced, Sweep, cases
 from experiments.lib.rows import Rows
-from experiments.lib.steady import BATCH_SIZES
 from experiments.lib.study import Panel, Study
 
 C = 256
@@ -46,14 +45,10 @@ STUDY = Study(
         Sweep(
             speedup,
             [Priced("llama-13b", "a6000")],
-            [
-                {"L": L, "B": B, "C": C}
-                for L, most in BATCH_SIZES.items()
-                for B in range(2, most + 1)
-            ],
-            [{"L": L, "B": B, "C": C} for L, most in BATCH_SIZES.items() for B in (2, most)],
-            [{"L": L, "B": B, "C": C} for L in (256, 512, 1024) for B in (2, 4, 6, 8)],
-            [{"L": L, "B": B, "C": 32} for L in (64, 128) for B in (2, 4)],
+            [c for L, B in BATCH_SIZES.items() for c in cases(L=L, B=range(2, B + 1), C=C)],
+            [c for L, B in BATCH_SIZES.items() for c in cases(L=L, B=(2, B), C=C)],
+            cases(L=(256, 512, 1024), B=(2, 4, 6, 8), C=C),
+            cases(L=(64, 128), B=(2, 4), C=32),
         )
     ],
     units={"speedup": "x"},

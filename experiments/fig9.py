@@ -34,8 +34,8 @@ from experiments.lib.claims import Claim, curves, peaks_at
 from experiments.lib.engines import LLAMA_13B, LLAMA_33B, Cases, Engine, Sweep, gain, setups
 from experiments.lib.flags import POLICIES, PRICED
 from experiments.lib.rows import Row, Rows, print_rows, read_rows, with_paper
-from experiments.lib.steady import Workload, balance, split
 from experiments.lib.study import Panel, Study, draw_panels
+from more.serving.steady import Workload, balance, split
 
 CHUNK_SIZES = (128, 256, 512)
 PAPER = {  # id of a published gain (paper_numbers.csv) -> model and GPU, L, C, P:D
@@ -56,10 +56,10 @@ def gain_of(engine: Engine, L: int, B: int, PD: float, C: int, policy: str = "sa
 
 
 # ---- What it asks: which cases
-def ratios(B: int, count: int) -> list[float]:
+def ratios(B: int, count: int, sizes: Sequence[int] = CHUNK_SIZES) -> list[float]:
     """`count` P:D from 1 to 200, even on a log axis, and where each C peaks."""
     even = [200 ** (i / (count - 1)) for i in range(count)]
-    return [*even, *(balance(C, B) for C in CHUNK_SIZES)]
+    return [*even, *(balance(C, B) for C in sizes)]
 
 
 def grid(L: int, B: int, places: Sequence[float], sizes: Sequence, more: Sequence[str]) -> Cases:

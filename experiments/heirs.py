@@ -27,13 +27,13 @@ from experiments.lib.claims import Claim, Finding
 from experiments.lib.engines import Sweep, median_row
 from experiments.lib.papers import OURS, Recorded, looks_of
 from experiments.lib.rows import Row, Rows, print_rows, spread
-from experiments.lib.steady import split
 from experiments.lib.study import Study
 from experiments.lib.td import SAMPLE
 from experiments.lib.windows import UNITS, Windows
 from more.policies import HEIRS
 from more.serving.capacity import Deployment
 from more.serving.lengths import tag_lengths
+from more.serving.steady import split
 from more.serving.traffic import copy_of, poisson
 
 BUDGETS = (512, 2048)

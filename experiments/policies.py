@@ -17,6 +17,8 @@ import enter  # noqa: F401
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
 
 import matplotlib.pyplot as plt
 
@@ -27,7 +29,7 @@ from experiments.lib import flags, look, measuring
 from experiments.lib.common import progress
 from experiments.lib.engines import Priced
 from experiments.lib.flags import MEASURE, file_name, start
-from experiments.lib.rows import Row, Rows, print_rows, with_kept
+from experiments.lib.rows import WHERE, Row, Rows, print_rows, with_kept
 from experiments.lib.study import finish
 from more.pictures import perfetto
 from more.pictures.gantt import draw_lanes, legend_handles
@@ -94,7 +96,7 @@ class Comparison:
     """The same requests under every policy.
 
     arrival: of C and D. bound: a longer gap between tokens is a stall. Both are in seconds. where:
-    model, hardware, source.
+    source, model, hardware.
     """
 
     traces: dict[str, Trace]
@@ -104,16 +106,14 @@ class Comparison:
     where: tuple[str, str, str]
 
     def describe(self) -> str:
-        model, hardware, source = self.where
+        source, model, hardware = self.where
         place = f"{model} on {hardware}" if source == "predicted" else f"{model}, {hardware}"
         bound = f"a stall is a gap over {1e3 * self.bound:.0f} ms"
         return f"{source}: {place}, C = {self.chunk_size} tokens; {bound}"
 
     def about(self) -> dict[str, perfetto.About]:
         """What each run was, for --perfetto."""
-        model, hardware, source = self.where
-        place = (source, model, hardware)
-        return {policy: perfetto.About(*place, policy, self.chunk_size) for policy in self.traces}
+        return {name: perfetto.About(*self.where, name, self.chunk_size) for name in self.traces}
 
 
 def compare(
@@ -129,14 +129,13 @@ def compare(
     policy is kept, since whatever else a machine does only ever adds time.
     """
     alone = [run("sarathi_serve", workload(chunk_size)[:2]) for _ in range(repeats)]
-    arrival, bound = arrival_and_bound(min(alone, key=lambda trace: trace.seconds))
+    fastest = partial(min, key=attrgetter("seconds"))
+    arrival, bound = arrival_and_bound(fastest(alone))
     runs: dict[str, list[Trace]] = {policy: [] for policy in (*compared(), *(policies or ()))}
     for policy in progress(repeats * list(runs), "running"):
         runs[policy].append(run(policy, workload(chunk_size, arrival)))
-    fastest = {
-        policy: min(traces, key=lambda trace: trace.seconds) for policy, traces in runs.items()
-    }
-    return Comparison(fastest, chunk_size, arrival, bound, where)
+    kept = {policy: fastest(traces) for policy, traces in runs.items()}
+    return Comparison(kept, chunk_size, arrival, bound, where)
 
 
 def predict(policies: Sequence[str] | None = None) -> Comparison:
@@ -145,7 +144,7 @@ def predict(policies: Sequence[str] | None = None) -> Comparison:
     def run(policy: str, requests: list[Request]) -> Trace:
         return engine.trace(requests, policy, CHUNK_SIZE, len(NAMES), operators=True)
 
-    return compare(run, (MODEL, GPU, "predicted"), policies=policies)
+    return compare(run, ("predicted", MODEL, GPU), policies=policies)
 
 
 def measure(
@@ -156,7 +155,7 @@ def measure(
         return llm.trace
 
     measuring.warm_up(llm)
-    where = llm.config.name, measuring.hardware_of(llm), "measured"
+    where = "measured", llm.config.name, measuring.hardware_of(llm)
     return compare(run, where, chunk_size, repeats, policies)
 
 
@@ -172,8 +171,7 @@ def figures_of(trace: Trace) -> dict[str, float]:
 
 def rows_of(found: Comparison) -> list[Row]:
     """A row for each policy, and one for what all share. C: the token budget."""
-    model, hardware, source = found.where
-    run = {"source": source, "model": model, "hardware": hardware, "C": found.chunk_size}
+    run = dict(zip(WHERE, found.where, strict=True)) | {"C": found.chunk_size}
     rows = [
         {**run, "policy": policy, **figures_of(trace), "stalls": len(trace.stalls(found.bound))}
         for policy, trace in found.traces.items()

@@ -81,11 +81,7 @@ def over_share(engine: Deployment, share: float, cache: str, n: int, seed: int) 
 
 def over_memory(engine: Deployment, memory: int, cache: str, n: int, seed: int) -> dict[str, float]:
     chosen = np.random.default_rng(seed).integers(DOCUMENTS, size=n)
-    prompts = []
-    for i, document in enumerate(chosen.tolist()):
-        begin, own = PROMPT * document, 10**9 + PROMPT * i
-        parts = range(begin, begin + DOCUMENT), range(own, own + PROMPT - DOCUMENT)
-        prompts.append(Parts(parts))
+    prompts = [shared(PROMPT, DOCUMENT, i, each) for i, each in enumerate(chosen.tolist())]
     return quantities(engine, prompts, cache, memory, seed)
 
 

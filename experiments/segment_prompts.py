@@ -14,7 +14,7 @@ import enter  # noqa: F401
 from functools import partial
 
 from experiments.lib import segment
-from experiments.lib.beam_engines import real_beams
+from experiments.lib.beam_engines import MEASURED
 from experiments.lib.claims import Claim, bounded, rises
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Rows
@@ -86,9 +86,7 @@ STUDY = Study(
     ],
     shown=lambda row, quantity: quantity == "knee",
     report=partial(segment.print_latencies, keys=("P",)),
-    measure=True,
-    repeats=3,
-    real=real_beams,
+    **MEASURED,
 )  # fmt: skip
 
 

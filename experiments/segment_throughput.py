@@ -18,7 +18,7 @@ import enter  # noqa: F401
 from collections.abc import Sequence
 
 from command.flags import Flag
-from experiments.lib.beam_engines import RealBeams, real_beams
+from experiments.lib.beam_engines import MEASURED, RealBeams
 from experiments.lib.claims import Claim, bounded
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Row, Rows, print_rows
@@ -104,9 +104,7 @@ STUDY = Study(
     shown=lambda row, quantity: "which" in row or row["source"] == "measured",
     report=report,
     flags={"memory": Flag("", 1.0, 0.02, measure=True)},
-    measure=True,
-    repeats=3,
-    real=real_beams,
+    **MEASURED,
 )
 
 if __name__ == "__main__":

@@ -18,12 +18,11 @@ for Orca; token budgets 512 (strict) and 2048 (relaxed), but the best of several
 
 import enter  # noqa: F401
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from batch import Request
 from command.cli import run_main
 from command.flags import Flag
 from experiments.lib import papers
@@ -48,8 +47,8 @@ PAPER_SLOS = {  # s
 }
 
 
-def slos(deployment: Deployment) -> dict[str, tuple[float, int]]:
-    """Name -> bound in seconds, and the token budget that the paper uses for it."""
+def slos(deployment: Deployment) -> papers.Slos:
+    """With the token budgets that the paper uses."""
     found = {}
     for kind, iterations in (("strict", STRICT), ("relaxed", RELAXED)):
         found[kind] = iterations * deployment.decode_iteration, BUDGETS[iterations]
@@ -62,18 +61,6 @@ def slos(deployment: Deployment) -> dict[str, tuple[float, int]]:
 def bounds(engine: Deployment) -> list[Row]:
     """Seconds: what 5 and 25 decode iterations take."""
     return [{"slo": kind, "SLO": slos(engine)[kind][0]} for kind in ("strict", "relaxed")]
-
-
-def capacities(
-    engine: Deployment,
-    data: str,
-    policy: str,
-    workloads: Mapping[str, Sequence[Request]],
-    budgets: Sequence[int],
-    precision: float,
-) -> list[Row]:
-    """Under each SLO. workloads: requests by name. budgets: those to try; none: the paper's."""
-    return papers.capacity_rows(engine, policy, workloads[data], slos(engine), budgets, precision)
 
 
 def more_policies(names: Sequence[str] | None) -> list[str]:
@@ -95,12 +82,9 @@ def sweeps(
     count = requests or (64 if quick else REQUESTS)
     given = [papers.Recorded(requests_file, engines=DEPLOYMENTS)] if requests_file else DATASETS
     workloads = {data.name: data.requests(count, seed=seed) for data in given}
-    run = partial(
-        capacities,
-        workloads=workloads,
-        budgets=BUDGETS_TRIED if policy else (),
-        precision=1.3 if quick else EXACT,
-    )
+    budgets, precision = BUDGETS_TRIED if policy else (), 1.3 if quick else EXACT
+    searched = {"slos": slos, "budgets": budgets, "precision": precision}
+    run = partial(papers.capacity_rows, workloads=workloads, **searched)
     jobs = cases(data=list(workloads), policy=[*POLICIES, *more_policies(policy)])
     bound = Sweep(bounds, DEPLOYMENTS, [{}])
     return [bound, Sweep(run, DEPLOYMENTS, jobs, processes=True)]
@@ -139,6 +123,7 @@ PAPER = {
     "ss_fig12_mistral": gain(MISTRAL.model, data="chat", slo="0.1 s", policy="vllm_v0"),
     "ss_fig12_yi": gain(YI.model, data="chat", slo="1 s", policy="vllm_v0"),
 }
+bars = partial(Panel, ("model", "data"), line="policy", kind="bars", facet="slo")
 
 STUDY = Study(
     "serve_capacity",
@@ -148,25 +133,8 @@ STUDY = Study(
     | {"repeated to": "requests", "budget": "tokens"},
     title="Sarathi-Serve Fig 10, A100s: the largest request rate that meets the SLO",
     panels=[
-        Panel(
-            ("model", "data"),
-            "capacity",
-            "policy",
-            "bars",
-            facet="slo",
-            where={"slo": ("strict", "relaxed")},
-            title="SLO",
-        ),
-        Panel(
-            ("model", "data"),
-            "gain",
-            "policy",
-            "bars",
-            "slo",
-            {"slo": "strict"},
-            "gain of sarathi_serve",
-            rule=1,
-        ),
+        bars("capacity", where={"slo": ("strict", "relaxed")}, title="SLO"),
+        bars("gain", where={"slo": "strict"}, title="gain of sarathi_serve", rule=1),
     ],
     paper=PAPER,
     derive=gains,

@@ -53,6 +53,8 @@ def largest(rows: Rows) -> None:
     rows.add(times[0], which="largest", C=CHUNKS[0], overhead=100 * (max(times.column("time")) - 1))
 
 
+FIG_9 = f"(Fig 9) an iteration that the last C tokens of {PROMPT} join"
+SHOW = {"xlabel": f"decodes in the batch, {CONTEXT} tokens each"}
 STUDY = Study(
     "serve_chunking",
     __doc__,
@@ -66,14 +68,7 @@ STUDY = Study(
         Panel(
             "L", "time", "C", title="(Fig 14) a prompt in chunks over a whole one", rule=1, log="x"
         ),
-        Panel(
-            "B",
-            "growth",
-            "C",
-            title=f"(Fig 9) an iteration that the last C tokens of {PROMPT} join",
-            log="xy",
-            show={"xlabel": f"decodes in the batch, {CONTEXT} tokens each"},
-        ),
+        Panel("B", "growth", "C", title=FIG_9, log="xy", show=SHOW),
     ],
     paper={
         "ss_fig14_overhead": ("overhead", {"which": "largest"}),

@@ -34,6 +34,7 @@ LARGE_SHARE = 80  # %: what the paper states
 PROMPTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 SHAPES = cases(phase="prefill", L=PROMPTS, B=1) + cases(phase="decode", L=LENGTH, B=BATCH_SIZES)
+FIG_3 = f"(Fig 3) {LENGTH} tokens each"
 MANY_PROMPTS = cases(phase="prefill", L=LENGTH, B=BATCH_SIZES[1:])
 # those whose times we take; its 256 tokens were the first batch of a run, and took longer than 512
 MEASURED = {
@@ -111,12 +112,17 @@ def one_decode(engine: Deployment) -> dict[str, float]:
 
 
 def compare(rows: Rows) -> None:
-    """Errors beside the artefact's times, without the host and with it; and `extremes`."""
+    """Errors beside the artefact's times, and what the paper states of the shares."""
     for number, case in MEASURED.items():
         for row in rows.where("with the host", **case):
             for error, quantity in ERRORS.items():
                 row[error] = 100 * (row[quantity] / paper_numbers()[number] - 1)
-    extremes(rows)
+    own = rows.where("share of linear")
+    large = Rows(row for row in own if row["share of linear"] >= LARGE_SHARE)
+    rows.add(which="smallest", **{"share of linear": min(own.column("share of linear"))})
+    for phase, key, case in (("prefill", "L", {"B": 1}), ("decode", "B", {})):
+        if found := large.where(phase=phase, **case).column(key):
+            rows.add(**{f"largest {phase} with a share of {LARGE_SHARE} %": max(found)})
 
 
 def report(rows: Rows) -> None:
@@ -127,17 +133,8 @@ def report(rows: Rows) -> None:
     print_rows(rows.where(next(iter(ERRORS))), columns, "Yi-34B on two A100s beside the artefact")
 
 
-def extremes(rows: Rows) -> None:
-    """What the paper states of the shares."""
-    own = rows.where("share of linear")
-    large = Rows(row for row in own if row["share of linear"] >= LARGE_SHARE)
-    rows.add(which="smallest", **{"share of linear": min(own.column("share of linear"))})
-    for phase, key, case in (("prefill", "L", {"B": 1}), ("decode", "B", {})):
-        if found := large.where(phase=phase, **case).column(key):
-            rows.add(**{f"largest {phase} with a share of {LARGE_SHARE} %": max(found)})
-
-
 # what a bar or a point stands for: a prompt, or a batch of decodes
+PRINTED = ("throughput", "iteration", "linear operators")
 ONE_BY_ONE = {"L": {"phase": "prefill", "B": 1}, "B": {"phase": "decode"}}
 STUDY = Study(
     "serve_phases",
@@ -149,8 +146,7 @@ STUDY = Study(
         Sweep(one_decode, [MISTRAL], [{}]),
     ],
     units={
-        "iteration": "ms",
-        "with the host": "ms",
+        **dict.fromkeys(("iteration", "with the host"), "ms"),
         **dict.fromkeys(ERRORS, "%"),
         "throughput": "tokens/s",
         **dict.fromkeys(PARTS, "ms per token"),
@@ -162,14 +158,7 @@ STUDY = Study(
     },
     title="Sarathi-Serve Fig 3 and 4",
     panels=[
-        Panel(
-            "B",
-            "throughput",
-            "phase",
-            where={"L": LENGTH},
-            title=f"(Fig 3) {LENGTH} tokens each",
-            log="xy",
-        ),
+        Panel("B", "throughput", "phase", where={"L": LENGTH}, title=FIG_3, log="xy"),
         *[
             Panel(key, PARTS, kind="stacks", where=case, title="(Fig 4)")
             for key, case in ONE_BY_ONE.items()
@@ -183,10 +172,7 @@ STUDY = Study(
     paper={
         "ss_linear_share": ("share of linear", {"which": "smallest"}),
         "ss_decode_eq_prefill": ("prefill tokens as dear as one decode", {}),
-        **{
-            number: ("iteration", {"model": NODE.model, **case})
-            for number, case in MEASURED.items()
-        },
+        **{name: ("iteration", {"model": NODE.model, **case}) for name, case in MEASURED.items()},
         **{f"ss_yi_linear_{name}": ("linear operators", {"batch": name}) for name in TABLE_2},
     },
     derive=compare,
@@ -195,11 +181,7 @@ STUDY = Study(
         Claim("one prompt fills the GPU", flat("throughput", "B", phase="prefill", L=LENGTH)),
         Claim("decodes need a large batch", rises("throughput", "B", phase="decode")),
     ],
-    shown=lambda row, quantity: (
-        quantity in ("throughput", "iteration", "linear operators")
-        or "which" in row
-        or "L" not in row
-    ),
+    shown=lambda row, name: name in PRINTED or "which" in row or "L" not in row,
 )
 
 if __name__ == "__main__":

@@ -4,12 +4,10 @@
         predicted for Falcon-180B on two nodes of four A100s, as TP4-PP2 and as TP8, and for
         LLaMA2-70B on eight A40s as TP4-PP2: ten minutes of CPU time
 
-more/serving/capacity.py defines capacity, SLO and served rate. Each search has 1024 requests. It
-repeats them until a rate that is too high shows it (`more.serving.planner.find_capacity`).
-Machines, batch sizes and budgets are the paper's (its artefact, osdi-experiments/figure-5-6 and
-figure-8). GPUs are joined by NVLink in pairs, so that a ring of four crosses PCIe. 100 Gb Ethernet
-joins the two nodes, for the hop of the pipeline and for TP8 (configs/gpus.py has the rates and
-their source).
+Searches are those of serve_capacity.py. Machines, batch sizes and budgets are the paper's (its
+artefact, osdi-experiments/figure-5-6 and figure-8). GPUs are joined by NVLink in pairs, so that a
+ring of four crosses PCIe. 100 Gb Ethernet joins the two nodes, for the hop of the pipeline and for
+TP8 (configs/gpus.py has the rates and their source).
 
 All policies have 128 requests, but Orca 8; the micro-batches, as many as stages, share them evenly.
 The budget is 512 tokens under the strict SLO and 2048 under the relaxed one (1536 for LLaMA2-70B).
@@ -21,11 +19,9 @@ A last table has the gains of chat at 1 s, if the link or the host is another on
 
 import enter  # noqa: F401
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from batch import Request
 from command.flags import Flag
 from configs.hosts import HOSTS
 from costmodel import make_batch
@@ -81,8 +77,8 @@ SECONDS = {  # as published
 }
 
 
-def slos(deployment: Deployment) -> dict[str, tuple[float, int]]:
-    """Name -> bound in seconds, and the token budget that the paper uses for it."""
+def slos(deployment: Deployment) -> papers.Slos:
+    """With the token budgets that the paper uses."""
     pipeline = FALCON if deployment == FALCON_TP8 else deployment
     bounds = {name: many * pipeline.decode_iteration for name, many in SLOS.items()} | SECONDS
     strict = int(NUMBERS["ss_budget_strict"])
@@ -94,12 +90,9 @@ def slos(deployment: Deployment) -> dict[str, tuple[float, int]]:
     }
 
 
-def capacities(
-    engine: Deployment, data: str, policy: str, workloads: Mapping[str, Sequence[Request]],
-    precision: float,
-) -> list[Row]:  # fmt: skip
-    """Under each SLO. workloads: requests by name."""
-    rows = papers.capacity_rows(engine, policy, workloads[data], slos(engine), (), precision)
+def capacities(engine: Deployment, **case: object) -> list[Row]:
+    """Under each SLO."""
+    rows = papers.capacity_rows(engine, slos=slos, **case)
     return [{"layout": engine.layout, **row} for row in rows]
 
 
@@ -128,10 +121,10 @@ def iterations(engine: Deployment) -> Row:
 def cause(engine: Deployment, link: str, host: str, count: int, seed: int, precision: float) -> Row:
     """Gains of chat at 1 s, where Falcon's nodes have another link, or the software a host."""
     pipeline, tp8 = falcon(ETHERNETS[link], SOFTWARE[host])
-    requests, slo = CHAT.requests(count, seed=seed), {"1 s": slos(engine)["1 s"]}
-    found = partial(papers.capacity_rows, requests=requests, slos=slo, precision=precision)
+    given = {"workloads": {"chat": CHAT.requests(count, seed=seed)}, "precision": precision}
+    given["slos"] = lambda _: {"1 s": slos(engine)["1 s"]}
     ours, pp, tp = (
-        found(where, policy)[0]["capacity"]
+        papers.capacity_rows(where, "chat", policy, **given)[0]["capacity"]
         for where, policy in ((pipeline, OURS), (pipeline, "vllm_v0"), (tp8, "vllm_v0"))
     )
     return {
@@ -208,51 +201,28 @@ def compared(strict: str, way: str) -> dict[str, Row]:
 
 PAPER_DECODE = NUMBERS["ss_falcon_decode"]
 IN_ITERATIONS, IN_SECONDS = compared("strict", "in iterations"), compared("1 s", "in seconds")
-WHERE = ("model", "layout", "data")
+# of the picture
+WHERE, BOTH_LAYOUTS = ("model", "layout", "data"), {"layout": (FALCON.layout, FALCON_TP8.layout)}
+UNITS = dict.fromkeys(("prefill of 4K, one stage", "prefill of 4K, all stages", AT_PEAK), "ms")
+UNITS |= dict.fromkeys((DECODE, HOSTED, EACH_HOSTED, "decode iteration"), "ms")
+UNITS |= {"SLO": "s", "capacity": "requests/s"} | dict.fromkeys(("gain", *GAINS), "x")
+UNITS |= {"repeated to": "requests"}
+LARGEST = {"which": "largest", "layout": FALCON.layout}
+bars = partial(Panel, line="policy", kind="bars")
+gains_of = partial(bars, y="gain", rule=1)
 STUDY = Study(
     "serve_pipelines",
     __doc__,
     sweeps,
-    units={
-        **dict.fromkeys(("prefill of 4K, one stage", "prefill of 4K, all stages"), "ms"),
-        **dict.fromkeys((AT_PEAK, DECODE, HOSTED, EACH_HOSTED, "decode iteration"), "ms"),
-        "SLO": "s",
-        "capacity": "requests/s",
-        **dict.fromkeys(("gain", *GAINS), "x"),
-        "repeated to": "requests",
-    },
+    units=UNITS,
     title=(
         "Sarathi-Serve Fig 11 and 13: pipelines over two nodes (Falcon-180B, A100s) and one"
         " (LLaMA2-70B, A40s)"
     ),
     panels=[
-        Panel(
-            WHERE,
-            "capacity",
-            "policy",
-            "bars",
-            where={"slo": "strict", "layout": (FALCON.layout, FALCON_TP8.layout)},
-            title="strict SLO",
-        ),
-        Panel(
-            WHERE,
-            "gain",
-            "policy",
-            "bars",
-            facet="slo",
-            where={"slo": ("strict", "1 s")},
-            title="gain of sarathi_serve",
-            rule=1,
-        ),
-        Panel(
-            ("model", "SLOs"),
-            "gain",
-            "policy",
-            "bars",
-            rule=1,
-            where={"which": "largest", "layout": FALCON.layout},
-            title="largest gain of sarathi_serve, TP4-PP2",
-        ),
+        bars(WHERE, "capacity", where=BOTH_LAYOUTS | {"slo": "strict"}, title="strict SLO"),
+        gains_of(WHERE, facet="slo", where={"slo": ("strict", "1 s")}, title=f"gain of {OURS}"),
+        gains_of(("model", "SLOs"), where=LARGEST, title=f"largest gain of {OURS}, TP4-PP2"),
         *[
             Panel(("link", "host"), gain, kind="bars", title="vllm_v0, chat, 1 s", rule=1)
             for gain in (OVER_PP, OVER_TP8)

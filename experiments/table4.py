@@ -18,8 +18,8 @@ import enter  # noqa: F401
 from configs import GPUS
 from experiments.fig8 import speedup
 from experiments.lib.engines import Engine, Priced, Sweep, cases, gain
-from experiments.lib.steady import Workload, balance
 from experiments.lib.study import Panel, Study
+from more.serving.steady import Workload, balance
 
 SMALL, LARGE = Priced("llama-13b", "a6000"), Priced("llama-33b", "a100-80gb")
 PLACES = {  # id of the paper's numbers: engine, L, B, P:D

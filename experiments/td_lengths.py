@@ -32,7 +32,7 @@ from batch import Request
 from command.flags import Flag
 from experiments.lib import td
 from experiments.lib.claims import Claim, falls
-from experiments.lib.engines import Sweep, cases
+from experiments.lib.engines import ANY, Sweep, cases
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
 from more.pipeline.phases import Rules
@@ -96,18 +96,18 @@ def errors(node: td.Node, predictor: str, seed: int, splits: int) -> list[Row]:
             groups = draw.integers(len(truth), size=(GROUPS, size))
             totals = truth[groups].sum(axis=1)
             missed.extend(100 * np.abs(guesses[groups].sum(axis=1) - totals) / totals)
-    where = {"model": "any model", "hardware": "any hardware"}
-    return [where | {"class accuracy": float(np.mean(right))}] + [
-        where | {"group": size, "error": float(np.median(missed))} for size, missed in off.items()
+    return [vars(ANY) | {"class accuracy": float(np.mean(right))}] + [
+        vars(ANY) | {"group": size, "error": float(np.median(missed))}
+        for size, missed in off.items()
     ]
 
 
 @cache
 def served(requests: int, seed: int) -> tuple[td.Lengths, dict[str, list[float]]]:
     """Requests of the first split's test set, and what each predictor says of them."""
-    train, test = split(td.azure(), seed)
+    test, known, _ = trained(seed)
     lengths = random.Random(seed + 1).choices(test, k=requests)
-    made, known = td.make(lengths), predictors(train, seed)
+    made = td.make(lengths)
     return lengths, {name: ask(each, made).tolist() for name, each in known.items()}
 
 
@@ -152,27 +152,17 @@ def sweeps(quick: bool, seed: int = 0) -> list[Sweep]:
     ]
 
 
+UNITS = {"class accuracy": "fraction", "error": "%", "throughput": "tokens/s", "over oracle": "%"}
+UNITS |= {"recomputed": "per 1000 requests", "most of the memory": "%"}
+SHOW = {"xlabel": "requests whose total is predicted"}
 STUDY = Study(
     "td_lengths",
     __doc__,
     sweeps,
-    units={
-        "class accuracy": "fraction",
-        "error": "%",
-        "throughput": "tokens/s",
-        "over oracle": "%",
-        "recomputed": "per 1000 requests",
-        "most of the memory": "%",
-    },
+    units=UNITS,
     title="TD-Pipe Fig 14: errors of predicted lengths, and what they cost (predicted)",
     panels=[
-        Panel(
-            "group",
-            "error",
-            "predictor",
-            log="xy",
-            show={"xlabel": "requests whose total is predicted"},
-        ),
+        Panel("group", "error", "predictor", log="xy", show=SHOW),
         *(
             Panel("predictor", name, "look_ahead", "bars", facet="node")
             for name in ("throughput", "recomputed")

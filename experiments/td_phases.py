@@ -85,10 +85,8 @@ def draw(rows: Rows) -> plt.Figure:
     top.legend(handles=legend_handles(lanes, STAGE_LOOKS), loc="outside lower center", ncols=4)
     title = "all nodes, from 50 % on. White: work; the rest as above"
     show = {"ylim": (50, 100), "ylabel": "all stages' time (%)", "title": title}
-    panel = Panel(
-        ("node", "system"), seen, kind="stacks", colours=CAUSES, hatches=HATCHES, show=show
-    )
-    panel.draw(below, rows, Rows(), "")
+    looks = {"colours": CAUSES, "hatches": HATCHES, "show": show}
+    Panel(("node", "system"), seen, kind="stacks", **looks).draw(below, rows, Rows(), "")
     below.get_legend().remove()
     figure.suptitle(f"{STUDY.title}: {count} requests on four stages (predicted)")
     return figure

@@ -58,34 +58,22 @@ def sweeps(quick: bool) -> list[Sweep]:
     return [Sweep(switching, nodes, every)]
 
 
+UNITS = {"throughput": "tokens/s", "relative": "%", "phases": "both kinds"}
+UNITS |= {"phase switch": "%", "preemptions": "times"}
+ALL = {"requests": (1000, 1500)}
+SHOW = {"xlabel": "threshold (%)", "ylabel": "output tokens/s (rules = 100 %)", "ylim": (40, 105)}
 STUDY = Study(
     "td_switches",
     __doc__,
     sweeps,
-    units={
-        "throughput": "tokens/s",
-        "relative": "%",
-        "phases": "both kinds",
-        "phase switch": "%",
-        "preemptions": "times",
-    },
+    units=UNITS,
     title=(
         "TD-Pipe Fig 13, 16: prefill until the memory is full to a threshold (occupancy),\n"
         "or decode until a share of the phase has finished (finish ratio)"
     ),
     panels=[
         Panel(
-            "threshold",
-            "relative",
-            "switch",
-            facet="node",
-            where={"requests": (1000, 1500)},
-            rule="relative",
-            show={
-                "xlabel": "threshold (%)",
-                "ylabel": "output tokens/s (rules = 100 %)",
-                "ylim": (40, 105),
-            },
+            "threshold", "relative", "switch", facet="node", where=ALL, rule="relative", show=SHOW
         )
     ],
     columns=2,

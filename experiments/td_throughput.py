@@ -26,7 +26,7 @@ from pathlib import Path
 
 from command.flags import Flag
 from experiments.lib import td
-from experiments.lib.engines import Sweep
+from experiments.lib.engines import ANY, Sweep
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
 from experiments.lib.td import BASELINES, NODES, OURS, RIVALS, SYSTEMS
@@ -37,6 +37,8 @@ COUNTS = (1, 2, 4)  # GPUs
 MOST = COUNTS[-1]
 OUTPUTS = (80, 250, 350, 450)  # mean output tokens beside Azure's own
 CHANGED = ("outputs", "host", "reading")  # by CASES
+PLAIN = dict.fromkeys(CHANGED)
+LARGEST = {"which": "largest", "system": OURS}
 ALL = "all three"
 TOGETHER = {"outputs": 350, "host": "vllm-2024"}
 CASES: dict[str, dict[str, object]] = {  # that are compared with the paper; {}: as they are
@@ -84,14 +86,14 @@ def perform(
     return found
 
 
-def speeds_of(rows: Rows, node: str, case: Mapping[str, object], GPUs: int = MOST) -> dict:
-    """Of a node's runs of this case, by system: the row."""
+def runs_of(rows: Rows, node: str, case: Mapping[str, object], GPUs: int = MOST) -> tuple:
+    """A node's runs of this case, and their throughputs, by system."""
     found = {}
     for row in rows.where("throughput", node=node, GPUs=GPUs):
         mine = own(NODES[node], row["system"], case)
         if all(row.get(key) == mine.get(key) for key in CHANGED):
             found[row["system"]] = row
-    return found
+    return found, {system: row["throughput"] for system, row in found.items()}
 
 
 def compare(rows: Rows) -> None:
@@ -99,22 +101,24 @@ def compare(rows: Rows) -> None:
     rows.sort(key=lambda row: list(NODES).index(row["node"]))
     nodes = list(rows.by("node"))
     for (name, case), node in product(CASES.items(), nodes):
-        runs = speeds_of(rows, node, case)
-        speeds = {system: row["throughput"] for system, row in runs.items()}
+        runs, speeds = runs_of(rows, node, case)
         runs[OURS]["share of the ceiling"] = 100 * speeds[OURS] / speeds[CEILING]
         more = {"time": runs[OURS]["time"]}
-        if two := speeds_of(rows, node, case, GPUs=2).get(OURS):
-            more["over 2 GPUs"] = speeds[OURS] / two["throughput"]
+        if two := runs_of(rows, node, case, GPUs=2)[1].get(OURS):
+            more["over 2 GPUs"] = speeds[OURS] / two
         rows.add(runs[OURS], case=name, node=node, **more)
         for system, baseline in product((OURS, CEILING), RIVALS):
             place = {"case": name, "node": node, "system": system, "baseline": baseline}
             rows.add(runs[OURS], **place, lead=speeds[system] / speeds[baseline])
-    td.add_largest(rows, "lead", "case", "system", "baseline")
+    keys = ("case", "system", "baseline")
+    for values, group in rows.where("lead").by(*keys).items():
+        place = dict(zip(keys, values, strict=True)) | {"which": "largest"}
+        rows.add(**vars(ANY) | place, lead=max(group.column("lead")))
 
 
 def report(rows: Rows) -> None:
     predicted = rows.where(source="predicted")
-    plain = predicted.where(**dict.fromkeys(CHANGED))
+    plain = predicted.where(**PLAIN)
     title = "output tokens/s; on 1 GPU, SB and HB are neither TP nor PP"
     columns = ("node", "GPUs", "SB", "HB", *SYSTEMS, CEILING)
     print_rows(plain.across("system", "throughput"), columns, title)
@@ -124,7 +128,7 @@ def report(rows: Rows) -> None:
 
 def print_leads(rows: Rows) -> None:
     """TD-Pipe over each baseline on all GPUs in each case, and what the paper has."""
-    table = rows.where("lead", which="largest", system=OURS).across("baseline", "lead")
+    table = rows.where("lead", **LARGEST).across("baseline", "lead")
     for row in table:
         same = rows.where(source=row["source"], case=row["case"])
         row["time"] = max(same.column("time"), default=None)
@@ -141,8 +145,7 @@ def print_winners(rows: Rows) -> None:
     for node in rows.by("node"):
         table.append({"node": node})
         for case in ({}, *({"outputs": mean} for mean in OUTPUTS)):
-            runs = speeds_of(rows, node, case)
-            speeds = {system: row["throughput"] for system, row in runs.items()}
+            runs, speeds = runs_of(rows, node, case)
             best, mean = max(BASELINES, key=speeds.get), round(runs[OURS]["mean output"])
             table[-1][mean] = f"{speeds[OURS] / speeds[best]:.2f} {best}"
     means = sorted(key for key in table[0] if key != "node")
@@ -171,45 +174,24 @@ def sweeps(
     return found
 
 
+UNITS = {"throughput": "output tokens/s", "lead": "x", "over 2 GPUs": "x", "mean output": "tokens"}
+UNITS |= {"time": "minutes", "share of the ceiling": "%", "preemptions": "times"}
+UNITS |= {"bubble share": "%"}
+LEADS = f"{OURS} over each baseline, the largest of four nodes"
+SHOW, LOOKS = {"ylim": (0, None)}, {"colours": td.LOOKS}
 STUDY = Study(
     "td_throughput",
     __doc__,
     sweeps,
-    units={
-        "throughput": "output tokens/s",
-        "lead": "x",
-        "over 2 GPUs": "x",
-        "mean output": "tokens",
-        "time": "minutes",
-        "share of the ceiling": "%",
-        "preemptions": "times",
-        "bubble share": "%",
-    },
+    units=UNITS,
     title=f"TD-Pipe Fig 11: throughput of four configurations; what decides it on {MOST} GPUs",
     panels=[
-        Panel(
-            "GPUs",
-            "throughput",
-            "system",
-            facet="node",
-            where=dict.fromkeys(CHANGED),
-            show={"ylim": (0, None)},
-            colours=td.LOOKS,
-        ),
-        Panel(
-            "case",
-            "lead",
-            "baseline",
-            "bars",
-            where={"which": "largest", "system": OURS},
-            title="TD-Pipe over each baseline, the largest of four nodes",
-            rule=1,
-            colours=td.LOOKS,
-        ),
+        Panel("GPUs", "throughput", "system", facet="node", where=PLAIN, show=SHOW, **LOOKS),
+        Panel("case", "lead", "baseline", "bars", where=LARGEST, title=LEADS, rule=1, **LOOKS),
     ],
     columns=3,
     paper={
-        number: ("lead", {"case": ALL, "which": "largest", "system": OURS, "baseline": baseline})
+        number: ("lead", LARGEST | {"case": ALL, "baseline": baseline})
         for baseline, number in td.PUBLISHED.items()
     }
     | {"td_scaling_l20_32b": ("over 2 GPUs", {"case": ALL, "node": "L20 + 32B"})},

@@ -54,7 +54,7 @@ print_table(["B", "C", "C/(B-1)", "C/(B-1) - 1"], rows)
 
 # %%
 from experiments.lib.engines import Priced
-from experiments.lib.steady import Workload, split
+from more.serving.steady import Workload, split
 
 
 def iterations(ratio, chunk_size=256, requests=18, length=1024):

@@ -11,7 +11,7 @@ from costmodel import CostModel
 from experiments import choose_chunk
 from experiments.choose_chunk import candidates, choose, steady
 from experiments.lib.rows import read_rows
-from experiments.lib.steady import Workload
+from more.serving.steady import Workload
 from scheduler import make_scheduler
 
 pytestmark = pytest.mark.usefixtures("sketches")

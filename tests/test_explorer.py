@@ -17,8 +17,8 @@ from batch import Request
 from command.checks import UserError
 from costmodel import make_batch
 from experiments.lib.engines import Priced
-from experiments.lib.steady import Workload, balance, split
 from more.pictures.gantt import LOOKS
+from more.serving.steady import Workload, balance, split
 from more.web import bundle, explore_routes, explore_side, explore_state, explorer
 from more.web.explore_state import State, read_state
 from more.web.explorer import answer, gain_point, gain_points, schedule

@@ -4,8 +4,9 @@ import pytest
 
 from experiments import fig9
 from experiments.lib.engines import LLAMA_33B, setups
+from experiments.lib.measuring import first_period
 from experiments.lib.rows import with_paper
-from experiments.lib.steady import Workload, balance, first_period, steady_window, tokens_per_second
+from more.serving.steady import Workload, balance, steady_window, tokens_per_second
 from simulate import simulate
 from timeline import Iteration, Trace
 

@@ -21,12 +21,12 @@ from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Real, gain
 from experiments.lib.panels import Panel
 from experiments.lib.rows import Rows, name_of, read_rows
-from experiments.lib.steady import Workload
 from experiments.lib.study import Study
 from loop import Result
 from more.loading import checkpoint
 from more.loading.load import new_model, random_weights
 from more.serving import planner
+from more.serving.steady import Workload
 
 gallery = importlib.import_module("experiments.all")
 STUDIES = studies()

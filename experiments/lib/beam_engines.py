@@ -126,3 +126,6 @@ def real_beams(llm: "LLM", repeats: int) -> Generator[RealBeams]:
         raise UserError(f"device {llm.device}: the engines beside ours run on the CPU; choose cpu")
     with started(llm.config, str(llm.dtype).removeprefix("torch.")) as engines:
         yield RealBeams(llm, engines, repeats)
+
+
+MEASURED = {"measure": True, "repeats": 3, "real": real_beams}  # of a `Study`

@@ -1,9 +1,8 @@
 """What all experiments share: published numbers, tables, jobs in several processes, files.
 
 Above this module stand `rows` (results with columns), `flags` (command lines), `look` (pictures),
-`steady` (what is run), `measuring` (the real engine on this machine), `engines` (what a study asks:
-priced or real), `claims`, `papers` (Sarathi-Serve's set-ups) and `study` (what makes a script of
-all that).
+`measuring` (the real engine on this machine), `engines` (what a study asks: priced or real),
+`claims`, `papers` (Sarathi-Serve's set-ups) and `study` (what makes a script of all that).
 """
 
 import csv

@@ -22,12 +22,12 @@ from batch import Batch, Request
 from command.checks import UserError, lookup
 from configs import GPUS, ModelConfig
 from costmodel import CostModel, requests_that_fit
-from experiments.lib import measuring, steady
+from experiments.lib import measuring
 from experiments.lib.common import progress, run_jobs
 from experiments.lib.rows import SPREAD, Row
-from experiments.lib.steady import BATCH_SIZES, Workload
 from loop import Loop, Result
 from more.loading.priced import priced_model
+from more.serving.steady import Workload, balance, steady_window, tokens_per_second
 from scheduler import make_scheduler
 from simulate import CostExecutor, run_all
 from timeline import Trace
@@ -48,12 +48,12 @@ class Steady:
     @property
     def throughput(self) -> float:
         """Tokens per second, prompts and decodes together."""
-        return steady.tokens_per_second(self.trace, self.length, self.first, self.last)
+        return tokens_per_second(self.trace, self.length, self.first, self.last)
 
     @property
     def operators(self) -> dict[str, float]:
         """Seconds of each operator, per request."""
-        begin, end = steady.steady_window(self.trace, self.first, self.last)
+        begin, end = steady_window(self.trace, self.first, self.last)
         inside = [each.operators for each in self.trace.iterations if begin <= each.start < end]
         count = self.last - self.first
         return {name: sum(each[name] for each in inside) / count for name in inside[0]}
@@ -216,7 +216,7 @@ class Real:
             if key not in self.runs:  # one baseline serves all chunk sizes of a turn
                 self.llm.max_batch_size = work.batch_size
                 trace = measuring.measured_trace(self.llm, work, policy, chunk_size, operators)
-                self.runs[key] = Steady(trace, work.length, *steady.first_period(work, policy))
+                self.runs[key] = Steady(trace, work.length, *measuring.first_period(work, policy))
             return self.runs[key]
 
         return self.in_turn(measure)
@@ -227,6 +227,9 @@ Engine = Priced | Real
 # SARATHI's two setups, as their rows name them
 LLAMA_13B = {"model": "llama-13b", "hardware": "a6000"}
 LLAMA_33B = {"model": "llama-33b", "hardware": "a100-80gb"}
+# What fitted the paper's A6000 with LLaMA-13B, L -> B: Sec 3.1 says 18 at 1K; at 2K and 3K requests
+# are twice and three times as long.
+BATCH_SIZES = {1024: 18, 2048: 9, 3072: 6}
 
 
 def setups(model: str | None, gpu: str | None) -> dict[Priced, dict[int, int]]:
@@ -262,6 +265,11 @@ def setups(model: str | None, gpu: str | None) -> dict[Priced, dict[int, int]]:
 
 # what needs no model and no hardware
 ANY = SimpleNamespace(model="any model", hardware="any hardware")
+
+
+def balanced(length: int, batch_size: int, chunk_size: int) -> Workload:
+    """The workload of B requests of L tokens from which SARATHI gains most; see `balance`."""
+    return Workload(length, batch_size, balance(chunk_size, batch_size))
 
 
 def gain(engine: Engine, work: Workload, policy: str, chunk_size: int) -> float:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from batch import Batch, Request
 from command.checks import UserError
 from experiments.lib.common import progress
-from experiments.lib.steady import Workload, first_period
 from loop import Result
 from more.serving.calibration import cost_here, this_machine
+from more.serving.steady import Workload
 from timeline import Trace
 
 if TYPE_CHECKING:  # see above
@@ -61,12 +61,8 @@ def device_for(model: str, dtype: str, device: str) -> "torch.device":
     chosen, config = choose_device(device), find_model(model)[0]
     size = config.parameters * choose_dtype(dtype, chosen).itemsize
     if chosen.type == "cpu" and size > LARGE:
-        print(
-            f"{config.name} has {size / 1e9:.1f} GB of weights, and the device is a CPU: this may"
-            " take hours",
-            file=sys.stderr,
-            flush=True,
-        )
+        said = f"{config.name} has {size / 1e9:.1f} GB of weights, and the device is a CPU"
+        print(f"{said}: this may take hours", file=sys.stderr, flush=True)
     return chosen
 
 
@@ -153,12 +149,8 @@ def prepare(
     llm.policy, llm.chunk_size, llm.time_operators = policy, chunk_size, operators
     vocabulary = llm.config.vocab_size
     prompts = [[(31 * r.request_id + 7 * j) % vocabulary for j in r.prompt] for r in requests]
-    params = [
-        SamplingParams(
-            max_tokens=request.max_tokens, temperature=0.0, ignore_eos=True, tags=request.tags
-        )
-        for request in requests
-    ]
+    fixed = {"temperature": 0.0, "ignore_eos": True}
+    params = [SamplingParams(max_tokens=r.max_tokens, tags=r.tags, **fixed) for r in requests]
     return prompts, params, [request.arrival for request in requests]
 
 
@@ -176,6 +168,17 @@ def warm_up(llm: "LLM") -> None:
     """
     prompt = range(min(512, llm.max_length - 2))
     generate(llm, [Request(i, prompt, 2) for i in range(llm.max_batch_size)], "baseline", 1)
+
+
+def first_period(work: Workload, policy: str) -> tuple[int, int]:
+    """`first` and `last` of the shortest window that holds a whole period.
+
+    It is for runs that cost real time. Where all requests end together, as the baseline's do, the
+    first B are like any others. Else slots fall free one by one from the first completion on. The
+    window is then that of the next B, and 2 B + 1 requests keep all slots busy until it ends.
+    """
+    together = policy == "baseline" or (policy == "orca" and not work.staggered)
+    return (0, work.batch_size) if together else (1, work.batch_size + 1)
 
 
 def measured_trace(

@@ -1,6 +1,6 @@
 """Sarathi-Serve's deployments, data sets and capacities (Sec 5, Table 2); looks of policies."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import cycle
@@ -200,23 +200,21 @@ def burst_rate(engine: Deployment, data: Data, count: int, budget: int) -> float
 
 OURS, RIVALS = "sarathi_serve", ("vllm_v0", "orca")
 POLICIES = (*RIVALS, OURS)
+Slos = Mapping[str, tuple[float, int]]  # name -> bound in seconds, and the token budget for it
 NO_BUDGET = 1  # token: the RIVALS run whole prompts and read no budget, so one run serves all SLOs
 
 
 def capacity_rows(
-    engine: Deployment,
-    policy: str,
-    requests: Sequence[Request],
-    slos: Mapping[str, tuple[float, int]],
-    budgets: Sequence[int] = (),
-    precision: float = EXACT,
-) -> list[Row]:
+    engine: Deployment, data: str, policy: str, workloads: Mapping[str, Sequence[Request]],
+    slos: Callable[[Deployment], Slos], budgets: Sequence[int] = (), precision: float = EXACT,
+) -> list[Row]:  # fmt: skip
     """The capacity under each SLO, in requests/s; and where they differ from what was given, how
     many requests and which token budget it was found with.
 
-    slos: name -> bound in seconds, and the token budget. budgets: others to try, of which the best
-    is taken; the RIVALS read no budget.
+    workloads: requests by the name of the data. budgets: others to try beside the SLO's, of which
+    the best is taken; the RIVALS read no budget.
     """
+    requests = workloads[data]
     size = engine.orca_batch_size if policy == "orca" else engine.max_batch_size
     hop, traffic = LINKS[engine.hop], Traffic.of(policy, requests)
     replica = Replica(
@@ -224,7 +222,7 @@ def capacity_rows(
     )
     search = partial(find_capacity, replica, traffic, runs={})
     rows = []
-    for slo, (bound, budget) in slos.items():
+    for slo, (bound, budget) in slos(engine).items():
         sizes = [NO_BUDGET] if policy in RIVALS else dict.fromkeys([budget, *budgets])
         first, *others = sizes
         best = search(Slo.of(bound), policy, first, precision)

@@ -29,6 +29,7 @@ AT_ONCE = 16  # requests; a replica with room for fewer hardly batches
 OFF = 1.25  # what one factor should leave, at most
 FEW = 100  # requests of a trace; fewer give an interval that says little
 ABOUT = "searched to 5 % on short runs"
+POLICIES = "policies, each at its best budget"
 USUAL = (("tbt", 99), ("ttft", 90))  # latencies that every answer states
 LATER = (("ttft", 50), ("ttft", 90), ("tbt", 50), ("tbt", 99))  # at each load
 # Of servers that others measured, and how they are predicted (beside_benchmarks.py)
@@ -295,7 +296,7 @@ def print_policies(plan: Plan) -> None:
         budget = "-" if reads_none(name) else best.budget
         rows.append([name, budget, rounded(best.rate), f"{100 * best.rate / ours:.0f} %"])
     header = ["policy", "C", "requests/s", f"of {OURS}"]
-    print_table(header, rows, f"policies, each at its best budget, {ABOUT}")
+    print_table(header, rows, f"{POLICIES}, {ABOUT}")
 
 
 def print_layouts(plan: Plan) -> None:
@@ -382,13 +383,7 @@ def save(plan: Plan, path: Path) -> None:
     title = f"{plan.question.traffic.name}: {plan.question.slo}"
     panels = [
         Panel("C", "capacity", "policy", title="capacity over the token budget"),
-        Panel(
-            "best",
-            "capacity",
-            kind="bars",
-            title="policies, each at its best budget",
-            show={"xlabel": ""},
-        ),
+        Panel("best", "capacity", kind="bars", title=POLICIES, show={"xlabel": ""}),
         Panel("layout", "capacity per GPU", kind="bars", title="layouts of GPUs"),
         Panel("rate", "latency", "quantity", title="latency below the capacity", log="y"),
     ]

@@ -44,18 +44,10 @@ class Rows(list[Row]):
 
     def where(self, *columns: str, **wanted: object) -> "Rows":
         """Those that have these columns and these values. A tuple as a value: one of it."""
-        return Rows(
-            (
-                row
-                for row in self
-                if all(column in row for column in columns)
-                and all(
-                    row.get(key) in value if isinstance(value, tuple) else row.get(key) == value
-                    for key, value in wanted.items()
-                )
-            ),
-            self.units,
-        )
+        allowed = {key: own if isinstance(own, tuple) else (own,) for key, own in wanted.items()}
+        having = (row for row in self if all(column in row for column in columns))
+        found = (row for row in having if all(row.get(key) in allowed[key] for key in allowed))
+        return Rows(found, self.units)
 
     def by(self, *columns: str) -> "dict[object, Rows]":
         """Groups by the value of a column (of several: by tuples), in order of appearance."""
@@ -304,14 +296,13 @@ class Numbers(dict[str, float]):
 COUNTED = ("numbers", "tokens", "requests", "iterations")  # units of whole numbers, mostly
 
 
-def print_rows(rows: Rows, columns: Sequence[object], title: str = "", digits: int = 3) -> None:
+def print_rows(rows: Rows, columns: Sequence[object], title: str = "") -> None:
     """A line for each row. Of quantities the head has the unit."""
 
     def text(value: object, unit: str | None) -> str:
         if not isinstance(value, float):
             return "-" if value is None else str(value)
-        whole = abs(value) >= 10 ** (digits - 1) or (unit in COUNTED and value.is_integer())
-        return f"{value:.0f}" if whole else f"{value:#.{digits}g}"
+        return f"{value:.0f}" if unit in COUNTED and value.is_integer() else three_digits(value)
 
     units = {name: f"{name} ({unit})" for name, unit in rows.units.items()}
     header = [units.get(column, column) for column in columns]

@@ -217,7 +217,7 @@ class Study:
     ) -> "LLM":
         """The model, with room for the largest case, or for what flags say."""
         found = [each.measured_cases(options.quick) for each in sweeps]
-        cases = [case for several in found if not callable(several) for case in several]
+        cases = [case for several in found for case in several]
         room = [
             max(int(case.get(key, 1)) for case in cases) if cases else given[flag]
             for flag, key in (("max_batch_size", "B"), ("max_length", "L"))

@@ -32,7 +32,6 @@ from configs.hosts import Host
 from costmodel import CostModel, make_batch, tokens_that_fit
 from experiments.lib.colours import COLOURS
 from experiments.lib.common import ROOT
-from experiments.lib.rows import Rows
 from more.pipeline import PipelineTrace, simulate_pipeline
 from more.pipeline.phases import Rules
 from simulate import make_cost_model, simulate
@@ -151,14 +150,6 @@ class Run:
         return sum(1 for _ in groupby(self.trace.history, key=lambda row: row[2]))
 
 
-def add_largest(rows: Rows, quantity: str, *keys: str) -> None:
-    """A row with the largest of all nodes for each value of the keys."""
-    for values, group in rows.where(quantity).by(*keys).items():
-        case = dict(zip(keys, values, strict=True)) | {"which": "largest"}
-        where = {"model": "any model", "hardware": "any hardware"}
-        rows.add(**where | case, **{quantity: max(group.column(quantity))})
-
-
 def azure(count: int = COUNT, seed: int = 0, path: Path | None = None) -> Lengths:
     """Lengths of the sample, in order; past its end, drawn from it again. path: another file."""
     lengths = usable(path or SAMPLE)
@@ -217,8 +208,8 @@ def run(
         common |= {"tp": node.gpus, "cache_tokens": node.cache_tokens} | options
         trace, seconds = None, simulate(requests, node.model, node.gpu, **common).seconds
     else:
-        own = {"deal": "turns", "memory": "split"} if system in BASELINES else {}
-        own = {"deal": "ahead"} if system == AHEAD else own
+        other = {"deal": "ahead"} if system == AHEAD else {}
+        own = {"deal": "turns", "memory": "split"} if system in BASELINES else other
         common |= {"memory": "pool", "stages": node.gpus, "hop": "pcie4"} | own | options
         shares = node.gpus if common["memory"] == "split" else 1
         memory = node.cache_tokens // shares

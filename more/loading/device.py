@@ -23,9 +23,7 @@ def default_length(
 
     The same on each start: all the memory of the machine or of the GPU counts, free or not.
     """
-    on_cpu = device.type == "cpu"
-    memory = memory_of(device) if on_cpu else torch.cuda.mem_get_info(device)[1]
-    length = usual_length(config, slots, dtype.itemsize, memory)
+    length = usual_length(config, slots, dtype.itemsize, whole_memory(device))
     check_memory(config, slots, length, dtype, device)  # the line comes only if it runs
     if length < config.longest:
         cache = slots * length * config.kv_bytes_per_token(dtype.itemsize) / 1e9
@@ -127,6 +125,11 @@ def memory_of(device: torch.device) -> int | None:
     if hasattr(os, "sysconf"):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
+
+
+def whole_memory(device: torch.device) -> int | None:
+    """Bytes, free or not: of a GPU, or as `memory_of` of the machine."""
+    return memory_of(device) if device.type == "cpu" else torch.cuda.mem_get_info(device)[1]
 
 
 def choose_device(name: str) -> torch.device:

@@ -41,10 +41,11 @@ class Parts(Sequence):
         return list(chain.from_iterable(pieces))[::step]
 
 
-def shared(prompt: int, same: int, number: int) -> Parts:
-    """`prompt` tokens, whose first `same` are those of all other such prompts. number: from 0."""
+def shared(prompt: int, same: int, number: int, document: int = 0) -> Parts:
+    """`prompt` tokens: the first `same` are those of all about a document. number: from 0."""
+    begin = prompt * document
     own = 10**9 + number * 10**6  # a model's tokens are fewer
-    return Parts([range(same), range(own, own + prompt - same)])
+    return Parts([range(begin, begin + same), range(own, own + prompt - same)])
 
 
 def stated(prompt: Sequence[int]) -> Sequence[int]:
