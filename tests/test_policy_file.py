@@ -91,9 +91,6 @@ def test_a_method_or_a_property_cannot_end_the_program(
         simulate([Request(0, range(9), 3)], policy="mine")
 
 
-# ------------------------------------------------------------------------------------------- tags
-
-
 def test_tags_reach_a_scheduler_for_real() -> None:
     load_policies(PRIORITY)
     llm = LLM("demo", policy="priority", chunk_size=16, max_batch_size=1, dtype="float64")
@@ -102,9 +99,6 @@ def test_tags_reach_a_scheduler_for_real() -> None:
     assert [request for request, _ in llm.trace.finished] == [1, 2, 0]
     llm.policy = "sarathi_serve"
     assert texts == [output.text for output in llm.generate(PROMPTS, params)]
-
-
-# --------------------------------------------------------------------------------------- priority
 
 
 def ranked(count: int, rate: float) -> list[Request]:
