@@ -208,7 +208,7 @@ def test_what_a_benchmark_measures_by_hand() -> None:
     assert {name: measure_of(name, trace) for name in expected} == pytest.approx(expected)
 
 
-def test_a_replay_has_about_as_many_iterations_as_it_may() -> None:
+def test_how_long_a_replay_is() -> None:
     """60,000: 8 clients get 8 tokens in each. At 1 request/s, 10 ms each are 600 s."""
     lengths, loads = [(9, 100)] * 9000, ((8, None), (None, 1.0))
     counts = [len(Run("", lengths, {"mean TPOT": 10.0}, *load).requests()) for load in loads]

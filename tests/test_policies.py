@@ -10,6 +10,7 @@ from test_scheduler import drive, requests_of, shapes
 from batch import Request
 from command.checks import UserError
 from more.policies.qoserve import kept
+from more.serving.lengths import tag_lengths
 from scheduler import Scheduler, make_scheduler
 from timeline import Life
 
@@ -203,11 +204,11 @@ def test_srpt_by_hand() -> None:
     if that is a smaller share than c; then the long one prefills 10 + 3 tokens.
     """
     for policy, order in (("srpt:80", [0, 1, 0]), ("srpt:30", [0, 1]), ("srpt:0", [0, 1])):
-        requests = requests_of((10, 10), (10, 4))
-        for request in requests:
-            request.tags = {"predicted_tokens": str(request.max_tokens)}
+        requests = tag_lengths(requests_of((10, 10), (10, 4)), "oracle")
         assert ended(policy, requests, [0, 3]) == order
         assert requests[0].prefill_length == (13 if len(order) > 2 else 10)
+    requests = tag_lengths(requests_of((10, 10), (10, 20), (10, 4)), "oracle")
+    assert ended("srpt", requests, [0, 0, 3], size=2) == [0, 1, 2, 1], "the longest makes room"
 
 
 def test_token_throttling_by_hand() -> None:
@@ -220,6 +221,10 @@ def test_token_throttling_by_hand() -> None:
         scheduler = make_scheduler("token_throttling", 4, C, cache)
         batches = drive(scheduler, requests_of((800, 2)))
         assert [batch.num_tokens for batch in batches][: len(chunks)] == chunks
+    scheduler.shares, requests = 2, requests_of(*[(2, 9)] * 4)  # of two micro-batches
+    running(scheduler, requests, [2] * 4)
+    requests[0].output.append(7)
+    assert scheduler.schedule(0.0).decodes == requests[1:3]
 
 
 def test_qoserve_by_hand() -> None:

@@ -45,9 +45,6 @@ class Mine(SarathiServe):
 """
 
 
-# --------------------------------------------------------------------------------------- the file
-
-
 def test_its_classes_are_policies(tmp_path: Path) -> None:
     more = "\nclass Helper(SarathiServe):\n    pass\n\nclass Other(Mine):\n    name = 'other'\n"
     path = file_of(tmp_path, GOOD + more)
@@ -124,9 +121,6 @@ def test_priority_serves_the_urgent_first() -> None:
     assert len(pipeline.requests.finished) == 60
 
 
-# ------------------------------------------------------------------------ as many decodes as tokens
-
-
 @pytest.mark.parametrize("policy", [
     "sarathi", "dynamic:8,4", "vllm_v1", "priority", "orca", "request_level", "chunked_only",
 ])  # fmt: skip
@@ -155,9 +149,6 @@ def test_a_policy_file_alone_picks_no_policy(capsys: pytest.CaptureFixture) -> N
         load_files([PRIORITY], policy)
         told = f"{policy} runs; --policy-file has priority: choose with --policy NAME\n"
         assert capsys.readouterr().err == told * said
-
-
-# ------------------------------------------------------------------------------ what a batch costs
 
 
 def test_target_tbt_keeps_its_target() -> None:
@@ -201,9 +192,6 @@ def test_the_calibration_must_fit(tmp_path: Path) -> None:
         mine.write_text(text.replace(name, "a machine, float16"), encoding="utf-8")
         cost = cost_here("laptop", "cpu", "torch.float16", mine)
     assert 0 < cost(make_batch(decodes=1)) < cost(make_batch([(0, 256, 256)]))
-
-
-# ------------------------------------------------------------------------- the comparing scripts
 
 
 def test_both_are_compared_without_an_edit(tmp_path: Path) -> None:
