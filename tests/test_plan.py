@@ -88,9 +88,6 @@ def load_at(of: Replica, traffic: Traffic, budget: int, rate: float, share: floa
     return Load.steady(of.serve(requests, OURS, budget))
 
 
-# ------------------------------------------------------------------------------------- the search
-
-
 @pytest.mark.parametrize("start", [0.01, 1.0, 3.1, 900.0])
 @pytest.mark.parametrize("precision", [1.025, 1.1, 1.5])
 def test_every_start_finds_the_same_rate(start: float, precision: float) -> None:
@@ -238,9 +235,6 @@ def test_a_jump_over_decodes_changes_no_bit(policy: str, cache_tokens: int) -> N
             seen.append((trace.iterations, lives, trace.finished, trace.preempted))
         assert seen[0] == seen[1]
         assert max(each.num_decodes for each in trace.iterations) <= (clients or 8)
-
-
-# ------------------------------------------------------------------------------------- the command
 
 
 def demands(*flags: object) -> list[Demand]:
