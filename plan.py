@@ -52,14 +52,7 @@ from experiments.lib.plan_report import (
 )
 from more.loading.priced import priced_model
 from more.serving.anchor import anchor_of, scaled
-from more.serving.comparison import (
-    SLOWER,
-    TABLES,
-    Question,
-    fits,
-    policies_of,
-    search,
-)
+from more.serving.comparison import SLOWER, TABLES, Question, fits, policies_of, search
 from more.serving.planner import Replica, Traffic
 
 REQUESTS = 2048  # that are drawn, where no file has them

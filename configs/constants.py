@@ -164,10 +164,7 @@ NCCL = 8 * 2**20
 # (link, software) -> GPUs -> the ways.
 ALL_REDUCES: dict[tuple[str, str], dict[int, tuple[AllReduce, ...]]] = {
     ("nvlink-a100", "vllm"): {
-        2: (
-            AllReduce(0, 5.19e-06, 209e9),
-            AllReduce(8388608, 3.95e-05, 193e9),
-        ),
+        2: (AllReduce(0, 5.19e-06, 209e9), AllReduce(8388608, 3.95e-05, 193e9)),
         4: (
             AllReduce(0, 5.15e-06, 74.8e9),
             AllReduce(524288, 1.07e-05, 205e9),
@@ -180,10 +177,7 @@ ALL_REDUCES: dict[tuple[str, str], dict[int, tuple[AllReduce, ...]]] = {
         ),
     },
     ("nvlink-h100", "vllm"): {
-        2: (
-            AllReduce(0, 4.28e-06, 263e9),
-            AllReduce(8388608, 2.78e-05, 313e9),
-        ),
+        2: (AllReduce(0, 4.28e-06, 263e9), AllReduce(8388608, 2.78e-05, 313e9)),
         4: (
             AllReduce(0, 4.56e-06, 158e9),
             AllReduce(524288, 9e-06, 328e9),
@@ -196,18 +190,9 @@ ALL_REDUCES: dict[tuple[str, str], dict[int, tuple[AllReduce, ...]]] = {
         ),
     },
     ("pcie-l40s-node", "vllm"): {
-        2: (
-            AllReduce(0, 5.37e-06, 19.1e9),
-            AllReduce(8388608, 1.39e-05, 19.1e9),
-        ),
-        4: (
-            AllReduce(0, 1.29e-05, 3.82e9),
-            AllReduce(8388608, 0.0, 3.7e9),
-        ),
-        8: (
-            AllReduce(0, 2.48e-05, 2.52e9),
-            AllReduce(8388608, 0.000799, 1.96e9),
-        ),
+        2: (AllReduce(0, 5.37e-06, 19.1e9), AllReduce(8388608, 1.39e-05, 19.1e9)),
+        4: (AllReduce(0, 1.29e-05, 3.82e9), AllReduce(8388608, 0.0, 3.7e9)),
+        8: (AllReduce(0, 2.48e-05, 2.52e9), AllReduce(8388608, 0.000799, 1.96e9)),
     },
 }
 

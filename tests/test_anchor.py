@@ -20,6 +20,7 @@ from more.serving.anchor import QUANTITIES, Run, anchor_of, measure_of, read_loa
 from more.serving.comparison import OURS
 from more.serving.engines import vllm_defaults
 from more.serving.planner import Replica
+from timeline import Life, Trace
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "vllm_bench.json"
@@ -112,8 +113,8 @@ def test_a_known_factor_comes_back(
     size = 4096 if form is sglang else 1024
     assert found.load.endswith(f": {COUNT} requests, C = 8192, B = {size}")
     assert {"requests", "output", "mean TTFT", "mean ITL", found.matched} <= found.compared.keys()
-    for name, (measured, _, then) in found.compared.items():
-        assert name[:3] in ("P99", "med") or then == pytest.approx(measured, rel=0.1)
+    for name, (measured, ours, then) in found.compared.items():
+        assert name[:3] in ("P99", "med") or ours != then == pytest.approx(measured, rel=0.1)
     print_anchor(found, SERVER)
     assert "take 1.30 x" in (said := capsys.readouterr().out) and "far off" not in said
     compared = found.compared | {"mean TTFT": (50.0, 9.0, 10.0)}
@@ -184,14 +185,42 @@ def test_what_limits_the_load(file: Path) -> None:
         few = {} if rate > 1 else {"request_throughput": 0.5}
         file.write_text(json.dumps(vllm("closed") | {"request_rate": rate} | few))
         assert read_load(file).load == load
+    kinds = ("rate", "constant", "16 requests/s", 0.0), ("burst", "synchronous", "1 client", 1.0)
+    for form, kind, load, cv in kinds:
+        entry = guidellm(form)
+        entry["benchmarks"][0]["config"]["strategy"]["type_"] = kind
+        file.write_text(json.dumps(entry))
+        assert (read_load(file).load, read_load(file).cv) == (load, cv)
+
+
+def test_what_a_benchmark_measures_by_hand() -> None:
+    """Two requests come at 0 s. Their tokens are there at 1, 2 and 4 s, and one at 3 s."""
+    lives = {n: Life(n, 0.0, 5, 0.0, each) for n, each in enumerate(([1.0, 2.0, 4.0], [3.0]))}
+    trace = Trace(lives=lives, finished=[(0, 4.0), (1, 3.0)])
+    expected = {
+        "requests": 0.5,
+        "output": 1.0,
+        "all tokens": 3.5,
+        "mean ITL": 1500,
+        "P99 ITL": 1990,
+    }
+    expected |= {"mean TTFT": 2000, "P99 TTFT": 2980, "mean TPOT": 1500, "median latency": 3500}
+    assert {name: measure_of(name, trace) for name in expected} == pytest.approx(expected)
+
+
+def test_how_long_a_replay_is() -> None:
+    """60,000: 8 clients get 8 tokens in each. At 1 request/s, 10 ms each are 600 s."""
+    lengths, loads = [(9, 100)] * 9000, ((8, None), (None, 1.0))
+    counts = [len(Run("", lengths, {"mean TPOT": 10.0}, *load).requests()) for load in loads]
+    assert counts == [4800, 600]
 
 
 def test_gaps_and_failures(file: Path) -> None:
     """vLLM's burstiness is the shape of gamma gaps: of 4, they vary by a half."""
-    entry = vllm("rate") | {"burstiness": 4.0, "completed": COUNT - 6}
+    entry = vllm("rate") | {"burstiness": 4.0, "completed": COUNT - 6, "p99_itl_ms": 0}
     file.write_text(json.dumps(entry))
     run = read_load(file)
-    assert (run.cv, run.failed) == (0.5, 6)
+    assert (run.cv, run.failed) == (0.5, 6) and "P99 ITL" not in run.measured
 
 
 def test_lengths_and_notes(file: Path) -> None:

@@ -1,6 +1,7 @@
 """Beam search in the engine: two caches, the rules, memory."""
 
 import pytest
+import torch
 from conftest import one_at_a_time, tiny_model
 
 from attention import PLAIN
@@ -11,7 +12,7 @@ from loop import Loop
 from model import Transformer
 from more.beam.executor import enable_beams
 from more.beam.request import CACHES, BeamSearchParams, cached_tokens, rows_of
-from more.beam.search import BeamSearch, Candidate
+from more.beam.search import BeamSearch, Candidate, best_candidates
 from scheduler import make_scheduler
 from tests.oracle import Search
 
@@ -82,6 +83,9 @@ def test_a_finished_beam_makes_room_for_the_next_best() -> None:
     search.step([Candidate(-2.9, 1, 0), Candidate(-3.5, 0, 8), Candidate(-3.6, 1, 8)])
     assert [h.token_ids for h in search.finished] == [[0], [5, 8, 0]]
     assert search.done, "-3.5 cannot overtake -2.9 without a penalty"
+    logits = torch.zeros(2, 10)
+    logits[1, 3] = torch.nan  # of the second beam alone
+    assert best_candidates([search], logits) == [[]], "they cannot be ranked"
 
 
 def test_never_looks_as_far_as_max_tokens() -> None:

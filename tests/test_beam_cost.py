@@ -11,26 +11,9 @@ from more.beam.request import CACHES, rows_of
 TILE, LLAMA = GPUS["max-1550-tile"], MODELS["llama2-13b"]
 
 
-@pytest.fixture(scope="module")
-def cost() -> BeamCostModel:
-    return BeamCostModel(LLAMA, TILE)
-
-
-def decode(cache: str, width: int, prompt: int = 1024, response: int = 64, count: int = 1) -> Batch:
-    return Batch([], make_beams(cache, count, width, prompt, response))
-
-
 def prefill(cache: str, width: int, prompt: int = 1024) -> Batch:
     (request,) = make_beams(cache, 1, width, prompt, 0)
     return Batch([Chunk(request, 0, prompt)], [])
-
-
-def ordinary_batches() -> list[Batch]:
-    return [
-        make_batch([(0, 300, 300)]),
-        make_batch([(256, 128, 900), (0, 20, 20)], decodes=7, context=400),
-        make_batch(decodes=5, context=1024),
-    ]
 
 
 @pytest.mark.parametrize("tp", [1, 8])
@@ -39,7 +22,11 @@ def test_without_beams_it_is_the_cost_model(tp: int, expanded: bool) -> None:
     gpu, link = GPUS["a100-80gb"], LINKS["nvlink-a100"]
     plain = CostModel(LLAMA, gpu, tp=tp, link=link)
     beams = BeamCostModel(LLAMA, gpu, tp=tp, link=link, expanded=expanded)
-    for batch in ordinary_batches():
+    for batch in (
+        make_batch([(0, 300, 300)]),
+        make_batch([(256, 128, 900), (0, 20, 20)], decodes=7, context=400),
+        make_batch(decodes=5, context=1024),
+    ):
         assert beams.seconds(batch) == pytest.approx(plain.seconds(batch), rel=1e-12)
         assert beams.operators(batch) == plain.operators(batch)
 
@@ -73,6 +60,12 @@ def test_what_attention_reads() -> None:
     (segment,), (standard,) = (make_beams(cache, 1, 4, 1000, 20) for cache in CACHES)
     assert read_tokens(segment) == 1000 + 4 * 20
     assert read_tokens(standard) == 4 * (1000 + 20)
+    [wide] = make_beams("segment", 1, 4096, 8000, 1)  # its FLOPs take longer than reading
+    flops = 2 * 2 * 4096 * 8001 * 40 * 40 * 128  # layers, heads, channels
+    for tp in (1, 8):
+        cost = BeamCostModel(LLAMA, TILE, tp=tp, link=LINKS["max-1550-cards"])
+        seconds = flops / tp / (TILE.peak * cost.efficiency.attention)
+        assert cost.beam_attention(wide) == pytest.approx(seconds)
 
 
 def test_what_moves_besides() -> None:
@@ -96,12 +89,12 @@ def test_the_prefill_runs_once_unless_prompts_are_repeated() -> None:
     assert expanded.seconds(prefill("segment", 4)) == once.seconds(prefill("segment", 1))
     four = Batch([Chunk(Request(i, range(1024), 2), 0, 1024) for i in range(4)], [])
     assert expanded.seconds(prefill("standard", 4)) == once.seconds(four)
-    assert "expand" not in expanded.operators(decode("standard", 4, response=1))
+    assert "expand" not in expanded.operators(Batch([], make_beams("standard", 1, 4, 1024, 1)))
 
 
-def test_a_chunk_beside_beams_shares_the_weights(cost: BeamCostModel) -> None:
-    chunk = make_batch([(0, 240, 1024)])
-    beams = decode("segment", 4, count=4)
+def test_a_chunk_beside_beams_shares_the_weights() -> None:
+    cost, chunk = BeamCostModel(LLAMA, TILE), make_batch([(0, 240, 1024)])
+    beams = Batch([], make_beams("segment", 4, 4, 1024, 64))
     together = Batch(chunk.chunks, beams.decodes)
     assert rows_of(together) == 240 + 16 == cost.rows(together)[0]
     assert cost.rows(together)[1] == 16, "logits of the beams' rows; the chunk is not the last"

@@ -32,10 +32,7 @@ SERIOUS = """async (rules) => (await axe.run({ resultTypes: ["violations"], ...r
 SMALLEST_LETTER = """() => Math.min(...[...document.querySelectorAll("body *")]
     .filter((each) => each.innerText || each.value)
     .map((each) => parseFloat(getComputedStyle(each).fontSize)))"""
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not PYODIDE.is_dir(), reason="make browser"),
-]
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(not PYODIDE.is_dir(), reason="make browser")]
 
 SIZES = [(1280, 800), (390, 844)]
 SMALLEST = 14  # px of a letter

@@ -3,7 +3,7 @@ mistakes are one line.
 """
 
 import pytest
-from conftest import ran
+from conftest import ran, run_loop
 from test_calibrate import MODEL, calibrated
 
 from configs import GPUS, MODELS
@@ -13,6 +13,7 @@ from experiments.choose_chunk import candidates, choose, steady
 from experiments.lib.rows import read_rows
 from more.serving.steady import Workload
 from scheduler import make_scheduler
+from simulate import CostExecutor
 
 pytestmark = pytest.mark.usefixtures("sketches")
 
@@ -46,19 +47,8 @@ def test_longest_tbt_is_that_of_a_request(cost):
     """
     for chunk_size in (0, 128, 512):
         work = Workload(512, 4, 20.0)
-        requests, gaps, last, now = work.requests(20), [], {}, 0.0
         scheduler = make_scheduler("sarathi" if chunk_size else "baseline", 4, chunk_size or 1)
-        for request in requests:
-            scheduler.add(request)
-        while (batch := scheduler.schedule(now)) is not None:
-            now += cost.seconds(batch)
-            gaps += [
-                now - last[request.request_id]
-                for request in batch.sampled
-                if request.request_id in last
-            ]
-            last |= {request.request_id: now for request in batch.sampled}
-            scheduler.update(batch, [0] * len(batch.sampled))
+        gaps = run_loop(scheduler, CostExecutor(cost), work.requests(20)).trace.tbts
         assert steady(cost, work, chunk_size).longest_tbt == pytest.approx(max(gaps), rel=1e-9)
 
 

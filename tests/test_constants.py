@@ -20,22 +20,12 @@ from simulate import make_cost_model, simulate
 L20 = EFFICIENCY["l20", "td_pipe"]
 
 
-def test_a_gpu_without_constants_borrows_them_and_says_so() -> None:
-    guess = "sarathi was not measured on the h100, which borrows the a6000's constants"
-    guess += f"; for the L20, such a guess was {BORROWED['sarathi']:.0f} % too slow"
-    assert constants("h100", "sarathi") == (EFFICIENCY["a6000", "sarathi"], guess)
-    cost = make_cost_model("llama-13b", "h100", 1, "nvlink-h100", "sarathi")
-    assert cost.guess == guess and cost.efficiency == EFFICIENCY["a6000", "sarathi"]
-    assert CostModel(MODELS["llama-13b"], GPUS["h100"]).guess == guess
-    own = CostModel(MODELS["llama-13b"], GPUS["h100"], EFFICIENCY["a6000", "sarathi"])
-    assert own.guess == "", "whoever gives constants vouches for them"
-
-
 @pytest.mark.parametrize("run", [simulate, simulate_pipeline])
 def test_a_trace_says_whose_constants_it_borrowed(run) -> None:
     hop = {"hop": "pcie4"} if run is simulate_pipeline else {}
     for gpu, guess in (("a6000", ""), ("h100", constants("h100", "sarathi")[1])):
         assert run([Request(0, [1] * 9, 3)], "llama-13b", gpu, **hop).guess == guess
+    assert CostModel(MODELS["llama-13b"], GPUS["h100"], L20).guess == "", "who gives them vouches"
 
 
 def test_a_trace_says_that_its_memory_is_too_small() -> None:

@@ -60,13 +60,8 @@ def prefill_logits(
         start = cache.extend(slot, length)
         rows = torch.arange(length, device=model.device)
         ids = torch.tensor(tokens[start : start + length], device=model.device)
-        flat = FlatBatch(
-            ids,
-            torch.full_like(rows, slot),
-            start + rows,
-            [Span(slice(0, length), (slot,), (start + length,))],
-            rows,
-        )
+        spans = [Span(slice(0, length), (slot,), (start + length,))]
+        flat = FlatBatch(ids, torch.full_like(rows, slot), start + rows, spans, rows)
         logits.append(model(flat, cache, BACKENDS[backend]))
     return torch.cat(logits)
 
@@ -327,12 +322,8 @@ def test_preemption_and_sampling_on_cuda(small: str) -> None:
     expected = [out.token_ids for out in llm.generate(PROMPTS[:6], params)]
     for policy in compared():
         llm.policy, llm.cache_tokens = policy, 48
-        assert [
-            out.token_ids
-            for out in llm.generate(
-                PROMPTS[:6], params, arrival_times=[0.002 * i for i in range(6)]
-            )
-        ] == expected, policy
+        found = llm.generate(PROMPTS[:6], params, [0.002 * i for i in range(6)])
+        assert [out.token_ids for out in found] == expected, policy
 
 
 def test_a_small_model_takes_one_thread_and_gives_it_back(llm: LLM) -> None:

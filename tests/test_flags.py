@@ -78,6 +78,8 @@ def flags_of(script: str) -> dict[str, argparse.Action]:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_flag_is_of_the_table(script: str) -> None:
+    help = "".join(parser_of(script).format_help().split())  # without the ends of lines
+    assert str(ROOT) not in help, "it is the same everywhere"
     for name, action in flags_of(script).items():
         kind = KINDS[name]  # a flag that is not there has no kind
         assert (action.nargs == 0) == (kind.metavar == ""), name

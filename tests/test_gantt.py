@@ -45,9 +45,8 @@ def test_priced_run() -> None:
     assert len(boxes(axes, "stall")) == len(trace.stalls(0.15)) > 0
     crosses = [line for line in axes.lines if line.get_marker() == "X"]
     assert sum(len(line.get_xdata()) for line in crosses) == len(trace.preempted) > 0
-    assert [handle.get_label() for handle in legend_handles([lanes])] == [
-        look.meaning for look in LOOKS.values()
-    ]
+    meanings = [look.meaning for look in LOOKS.values()]
+    assert [handle.get_label() for handle in legend_handles([lanes])] == meanings
 
 
 def test_labels_only_where_there_is_room() -> None:

@@ -157,8 +157,7 @@ def test_only_a_chunk_s_own_keys_lie_in_the_cache() -> None:
 
 
 @pytest.mark.parametrize(
-    "gpu, owner",
-    [("t4", "a100-80gb"), ("l4", "l40s"), ("b200", "h100"), ("mi300x", "a100-80gb")],
+    "gpu, owner", [("t4", "a100-80gb"), ("l4", "l40s"), ("b200", "h100"), ("mi300x", "a100-80gb")]
 )
 def test_a_gpu_borrows_from_its_own_generation(gpu: str, owner: str) -> None:
     found, guess = constants(gpu, "vllm")

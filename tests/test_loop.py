@@ -6,10 +6,7 @@ from batch import Batch, Request
 from command.checks import UserError
 from loop import Loop, Result
 from more.policies import compared
-from scheduler import (
-    POLICIES,
-    make_scheduler,
-)
+from scheduler import POLICIES, make_scheduler
 
 
 class Placeholders:

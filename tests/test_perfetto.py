@@ -38,20 +38,17 @@ def events_of(path: Path) -> list[dict]:
     events = document["traceEvents"]
     for event in events:
         assert {"ph", "pid", "tid", "ts", "name"} | NEEDED[event["ph"]] <= set(event)
-        assert (
-            all(isinstance(event[key], int) and event[key] >= 0 for key in ("pid", "tid", "ts"))
-            and event["name"]
-        )
+        numbers = [event[key] for key in ("pid", "tid", "ts")]
+        assert event["name"] and all(isinstance(n, int) and n >= 0 for n in numbers)
         if event["ph"] == "C":
             assert all(isinstance(value, int | float) for value in event["args"].values())
     timed = [event for event in events if event["ph"] != "M"]
     assert events == [event for event in events if event["ph"] == "M"] + timed, "names come first"
     assert all(before["ts"] <= after["ts"] for before, after in pairwise(timed)), "sorted by time"
     named = {(event["name"], event["pid"], event["tid"]) for event in events if event["ph"] == "M"}
-    for pid, tid in {(event["pid"], event["tid"]) for event in timed}:
-        assert ("process_name", pid, 0) in named and (
-            tid == 0 or ("thread_name", pid, tid) in named
-        )
+    for pid, tid in map(lane_of, timed):
+        assert ("process_name", pid, 0) in named
+        assert tid == 0 or ("thread_name", pid, tid) in named
     check_nesting(timed)
     names = {event["name"] for event in timed}
     assert not [name for name in names - WITH_DIGITS if re.search(r"\d", name)]
@@ -59,13 +56,22 @@ def events_of(path: Path) -> list[dict]:
     return events
 
 
+def lane_of(event: dict) -> tuple[int, int]:
+    return event["pid"], event["tid"]
+
+
+def slices(events: list[dict], lane: tuple[int, int] | None = None) -> list[dict]:
+    """Of a lane, or of all."""
+    return [each for each in events if each["ph"] == "X" and lane in (None, lane_of(each))]
+
+
 def check_nesting(events: list[dict]) -> None:
     """On each lane, a slice lies after the one before it or inside it: Perfetto drops those that
     cross.
     """
     open_until: dict[tuple[int, int], list[int]] = {}
-    for event in [event for event in events if event["ph"] == "X"]:
-        ends = open_until.setdefault((event["pid"], event["tid"]), [])
+    for event in slices(events):
+        ends = open_until.setdefault(lane_of(event), [])
         while ends and ends[-1] <= event["ts"]:
             ends.pop()
         end = event["ts"] + event["dur"]
@@ -74,11 +80,7 @@ def check_nesting(events: list[dict]) -> None:
 
 
 def named(events: list[dict], kind: str) -> dict[str, tuple[int, int]]:
-    return {
-        event["args"]["name"]: (event["pid"], event["tid"])
-        for event in events
-        if event["name"] == kind
-    }
+    return {each["args"]["name"]: lane_of(each) for each in events if each["name"] == kind}
 
 
 def groups_of(events: list[dict]) -> list[str]:
@@ -98,20 +100,12 @@ def test_priced_run_with_preemptions(policy: str, tmp_path: Path) -> None:
     assert list(groups) == [f"{policy}: engine {told}", f"{policy}: requests {told}"]
     assert list(lanes) == ["iterations"] + [f"request {i}" for i in range(5)]
 
-    iterations = [
-        event
-        for event in events
-        if event["ph"] == "X" and (event["pid"], event["tid"]) == lanes["iterations"]
-    ]
-    assert [event["name"] for event in iterations] == [
-        iteration.kind for iteration in trace.iterations
-    ]
+    iterations = slices(events, lanes["iterations"])
+    assert [event["name"] for event in iterations] == [each.kind for each in trace.iterations]
     for event, iteration in zip(iterations, trace.iterations, strict=True):
         assert event["args"]["tokens"] == iteration.num_prefill_tokens + iteration.num_decodes
-        assert (
-            abs(event["ts"] - 1e6 * iteration.start) < 1
-            and abs(event["dur"] - 1e6 * iteration.seconds) < 1
-        )
+        microseconds = [1e6 * iteration.start, 1e6 * iteration.seconds]
+        assert [event["ts"], event["dur"]] == pytest.approx(microseconds, abs=1)
     assert sum(event["name"] == "preemption" for event in events) == len(trace.preempted)
     requests = [event for event in events if event["pid"] == 2]
     assert sum(event["name"] == "decode" for event in requests) == trace.num_decodes
@@ -126,16 +120,9 @@ def test_operators_nest_in_their_iteration(tmp_path: Path) -> None:
     events = events_of(tmp_path / "run.json")
     lanes = named(events, "thread_name")
     assert "A" in lanes and "request 1" in lanes
-    inside = [
-        event
-        for event in events
-        if event["ph"] == "X" and (event["pid"], event["tid"]) == lanes["iterations"]
-    ]
-    assert (
-        len(inside) == 7 * len(trace.iterations)
-        and inside[0]["name"] == "prefill"
-        and inside[1]["name"] == "preproj"
-    )
+    inside = slices(events, lanes["iterations"])
+    assert len(inside) == 7 * len(trace.iterations)
+    assert [event["name"] for event in inside[:2]] == ["prefill", "preproj"]
     assert inside[0]["args"]["chunks"] == "A: 0 to 59"
 
 

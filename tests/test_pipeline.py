@@ -22,6 +22,7 @@ from more.pipeline import (
     run_pipeline,
     simulate_pipeline,
 )
+from more.pipeline.account import Step, difference
 from more.policies import compared
 from scheduler import SarathiServe
 from simulate import simulate
@@ -109,7 +110,7 @@ def test_three_unequal_micro_batches() -> None:
     trace = run_by_hand(work, lambda batch: [float(batch.num_tokens)] * 2, 3)
     assert waits(trace) == [(1, 0.0, 1.0, "start-up"), (1, 2.0, 4.0, "PB1"), (0, 8.0, 9.0, "PB2")]
     assert trace.steps[-1].end == trace.seconds == 12.0
-    assert trace.busy == [9.0, 9.0] and trace.idle["drain"] == 2.0
+    assert trace.busy == [9.0, 9.0] and trace.idle["drain"] == 2.0 and trace.bubble_share == 3 / 24
     assert trace.bubble_of == {0: 0.0, 1: 2.0, 2: 1.0}
     assert trace.finished == [(0, 10.0), (1, 11.0), (2, 12.0)]
 
@@ -127,6 +128,8 @@ def test_contexts_of_different_length() -> None:
     )
     assert waits(trace) == [(1, 0.0, 2.0, "start-up"), (0, 5.0, 6.0, "PB2"), (1, 7.0, 9.0, "PB3")]
     assert trace.idle["drain"] == 3.0 and trace.seconds == 12.0
+    few, many = (Step(0, 0, decodes, [], []) for decodes in (1, 4))
+    assert difference(few, many) == "PB3", "the paper has no name for that"
 
 
 def test_a_wait_that_is_handed_on_keeps_its_cause() -> None:

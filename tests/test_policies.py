@@ -2,17 +2,16 @@
 them.
 """
 
-from unittest import mock
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_scheduler import drive, requests_of, shapes
 
-from batch import Batch, Request
+from batch import Request
 from command.checks import UserError
 from more.policies.qoserve import kept
-from scheduler import POLICIES, SarathiServe, Scheduler, make_scheduler
+from more.serving.lengths import tag_lengths
+from scheduler import Scheduler, make_scheduler
 from timeline import Life
 
 
@@ -28,26 +27,11 @@ def running(scheduler: Scheduler, requests: list[Request], prefilled: list[int])
             request.output.append(7)
 
 
-def test_worked_example_of_a_dynamic_schedule() -> None:
-    """Its schedule [1024, 512, 256]: 2 decodes, the last 250 tokens of a request in stage 3, and
-    772 of one in stage 1: 1024 together. The stage is the number of chunks that have run.
-    """
-    for policy, chunk_size in (("dynamic:1024,512,256", 8), ("dynamic", 1024)):
-        scheduler = make_scheduler(policy, 8, chunk_size)
-        requests = requests_of((9, 5), (9, 5), (600, 5))
-        running(scheduler, requests, [9, 9, 350])
-        requests[2].chunks_run = 2
-        scheduler.add(Request(3, range(3000), 5))
-        batch = scheduler.schedule(0.0)
-        assert shapes([batch]) == [([250, 772], 2)] and batch.num_tokens == 1024
-
-
 def test_dynamic_stages() -> None:
     """Alone, a prompt is cut into C, C/2, and then C/4 to its end, or into the sizes given."""
     for policy, lengths in (("dynamic", (16, 8, 4, 4, 1)), ("dynamic:20,6", (20, 6, 6, 1))):
-        assert shapes(drive(make_scheduler(policy, 1, 16), requests_of((33, 1)))) == [
-            ([n], 0) for n in lengths
-        ]
+        batches = drive(make_scheduler(policy, 1, 16), requests_of((33, 1)))
+        assert shapes(batches) == [([length], 0) for length in lengths]
 
 
 def test_dynamic_always_gives_something() -> None:
@@ -169,39 +153,16 @@ SIZES = st.tuples(st.integers(1, 40), st.integers(1, 12), st.integers(0, 30))
 @given(st.integers(1, 6), st.integers(1, 30), st.integers(0, 60), st.lists(SIZES, min_size=1))
 def test_sarathi_serve_by_other_names(size: int, budget: int, spare: int, work: list) -> None:
     """vllm_v1 has its batches, also with little memory and B > C, unless a threshold is given.
+    DeepSpeed-FastGen's SplitFuse has, too: it bounds the decodes by C, and that never binds.
     no_evict has them where all fit; else it never preempts.
     """
     for memory in (None, spare + max(prompt + output for prompt, output, _ in work)):
         ours = content("sarathi_serve", size, budget, work, memory)
-        for policy in ("vllm_v1", "vllm_v1:40"):
+        assert all(len(decodes) <= budget for _, decodes in ours[0])
+        for policy in ("vllm_v1", "vllm_v1:40", "splitfuse"):
             assert content(policy, size, budget, work, memory) == ours
         careful = content("no_evict", size, budget, work, memory)
         assert careful == ours if memory is None else careful[1] == 0
-
-
-class SplitFuse(SarathiServe):
-    """As DeepSpeed-FastGen has it: C bounds the decodes, too, and they take turns."""
-
-    name, turn = "splitfuse", 0
-
-    def schedule(self, now: float) -> Batch | None:
-        decodes, size = self.decodes(), self.chunk_size
-        if len(decodes) > size:
-            first, self.turn = self.turn % len(decodes), self.turn + size
-            decodes = [*decodes[first:], *decodes[:first]][:size]
-        chunks = self.prefills(len(decodes))
-        return Batch(chunks, decodes) if chunks or decodes else None
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.integers(1, 40), st.integers(1, 30), st.integers(0, 60), st.lists(SIZES, min_size=1))
-def test_splitfuse_is_sarathi_serve(size: int, budget: int, spare: int, work: list) -> None:
-    """The bound on the decodes never binds: so it is an alias, and no policy."""
-    assert type(make_scheduler("splitfuse", 4, 8)) is SarathiServe
-    for memory in (None, spare + max(prompt + output for prompt, output, _ in work)):
-        ours = content("sarathi_serve", size, budget, work, memory)
-        with mock.patch.dict(POLICIES, sarathi_serve=SplitFuse):
-            assert content("sarathi_serve", size, budget, work, memory) == ours
 
 
 def test_sarathi_pd_by_the_papers_example() -> None:
@@ -243,11 +204,11 @@ def test_srpt_by_hand() -> None:
     if that is a smaller share than c; then the long one prefills 10 + 3 tokens.
     """
     for policy, order in (("srpt:80", [0, 1, 0]), ("srpt:30", [0, 1]), ("srpt:0", [0, 1])):
-        requests = requests_of((10, 10), (10, 4))
-        for request in requests:
-            request.tags = {"predicted_tokens": str(request.max_tokens)}
+        requests = tag_lengths(requests_of((10, 10), (10, 4)), "oracle")
         assert ended(policy, requests, [0, 3]) == order
         assert requests[0].prefill_length == (13 if len(order) > 2 else 10)
+    requests = tag_lengths(requests_of((10, 10), (10, 20), (10, 4)), "oracle")
+    assert ended("srpt", requests, [0, 0, 3], size=2) == [0, 1, 2, 1], "the longest makes room"
 
 
 def test_token_throttling_by_hand() -> None:
@@ -260,6 +221,10 @@ def test_token_throttling_by_hand() -> None:
         scheduler = make_scheduler("token_throttling", 4, C, cache)
         batches = drive(scheduler, requests_of((800, 2)))
         assert [batch.num_tokens for batch in batches][: len(chunks)] == chunks
+    scheduler.shares, requests = 2, requests_of(*[(2, 9)] * 4)  # of two micro-batches
+    running(scheduler, requests, [2] * 4)
+    requests[0].output.append(7)
+    assert scheduler.schedule(0.0).decodes == requests[1:3]
 
 
 def test_qoserve_by_hand() -> None:
@@ -275,6 +240,7 @@ def test_qoserve_by_hand() -> None:
         scheduler.add(second)
         batch = scheduler.schedule(0.0)
         assert (batch.num_tokens, batch.decodes) == (budget, [first])
+        assert scheduler.rate == pytest.approx(1e-4), "seconds of a token"
 
 
 def test_qoserve_orders_and_relegates() -> None:
@@ -288,7 +254,9 @@ def test_qoserve_orders_and_relegates() -> None:
     # 2000 tokens in 60 s: half of the time is for the first one, so it is not late at once
     scheduler = make_scheduler("qoserve_fixed", 4, 100)
     mail = Request(0, range(10), 2000, tags={"ttlt": "60"})
-    assert scheduler.due(mail) == pytest.approx(30, abs=0.1) and not scheduler.urgency(mail)[0]
+    assert scheduler.due(mail) == pytest.approx(30.015) and not scheduler.urgency(mail)[0]
+    scheduler.add(mail)
+    assert scheduler.schedule(0.0) and scheduler.schedule(0.5) and scheduler.rate == 0.5 / 10
     with pytest.raises(UserError, match="the tag ttft of a request is 'soon'; it must be a number"):
         scheduler.add(Request(1, range(10), 2, tags={"ttft": "soon"}))
     life = Life(0, 1.0, 10, 1.0, [2.0, 2.6], tags={"ttft": "1", "tbt": "0.6"})

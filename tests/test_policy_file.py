@@ -45,9 +45,6 @@ class Mine(SarathiServe):
 """
 
 
-# --------------------------------------------------------------------------------------- the file
-
-
 def test_its_classes_are_policies(tmp_path: Path) -> None:
     more = "\nclass Helper(SarathiServe):\n    pass\n\nclass Other(Mine):\n    name = 'other'\n"
     path = file_of(tmp_path, GOOD + more)
@@ -91,9 +88,6 @@ def test_a_method_or_a_property_cannot_end_the_program(
         simulate([Request(0, range(9), 3)], policy="mine")
 
 
-# ------------------------------------------------------------------------------------------- tags
-
-
 def test_tags_reach_a_scheduler_for_real() -> None:
     load_policies(PRIORITY)
     llm = LLM("demo", policy="priority", chunk_size=16, max_batch_size=1, dtype="float64")
@@ -102,9 +96,6 @@ def test_tags_reach_a_scheduler_for_real() -> None:
     assert [request for request, _ in llm.trace.finished] == [1, 2, 0]
     llm.policy = "sarathi_serve"
     assert texts == [output.text for output in llm.generate(PROMPTS, params)]
-
-
-# --------------------------------------------------------------------------------------- priority
 
 
 def ranked(count: int, rate: float) -> list[Request]:
@@ -128,9 +119,6 @@ def test_priority_serves_the_urgent_first() -> None:
     pipeline = simulate_pipeline(ranked(60, 2.0), "llama-13b", "a6000", stages=2, keep=True,
                                  **options)  # fmt: skip
     assert len(pipeline.requests.finished) == 60
-
-
-# ------------------------------------------------------------------------ as many decodes as tokens
 
 
 @pytest.mark.parametrize("policy", [
@@ -161,9 +149,6 @@ def test_a_policy_file_alone_picks_no_policy(capsys: pytest.CaptureFixture) -> N
         load_files([PRIORITY], policy)
         told = f"{policy} runs; --policy-file has priority: choose with --policy NAME\n"
         assert capsys.readouterr().err == told * said
-
-
-# ------------------------------------------------------------------------------ what a batch costs
 
 
 def test_target_tbt_keeps_its_target() -> None:
@@ -207,9 +192,6 @@ def test_the_calibration_must_fit(tmp_path: Path) -> None:
         mine.write_text(text.replace(name, "a machine, float16"), encoding="utf-8")
         cost = cost_here("laptop", "cpu", "torch.float16", mine)
     assert 0 < cost(make_batch(decodes=1)) < cost(make_batch([(0, 256, 256)]))
-
-
-# ------------------------------------------------------------------------- the comparing scripts
 
 
 def test_both_are_compared_without_an_edit(tmp_path: Path) -> None:

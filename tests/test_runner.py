@@ -443,9 +443,8 @@ def test_real_time_is_that_of_the_simulator(policy: str) -> None:
     for event, iteration in zip(clients.told("iteration"), trace.iterations, strict=True):
         assert event["t"] == pytest.approx(iteration.start, abs=1e-9)
         assert (event["seconds"], event["policy"]) == (iteration.seconds, policy)
-        assert [(i, *rest) for i, _, *rest in event["chunks"]] == [
-            (i, start, n, start + n == whole) for i, start, n, whole in iteration.chunks
-        ]
+        ran = [(i, start, n, start + n == whole) for i, start, n, whole in iteration.chunks]
+        assert [(i, *rest) for i, _, *rest in event["chunks"]] == ran
         assert tuple(own for own, _ in event["decodes"]) == iteration.decodes
     for tag in range(20):
         moments = [delta.moment for delta in clients.deltas[tag]]

@@ -14,8 +14,6 @@ from costmodel import make_batch
 from experiments import fig5, fig12, td_lengths, td_throughput
 from experiments.lib import td
 from experiments.lib.common import run_jobs
-from more.pictures.gantt import STAGE_LOOKS
-from more.pictures.lanes import MOST_NAMED, stage_lanes
 from more.pipeline import MicroBatches
 
 NODE = td.NODES["L20 + 32B"]
@@ -97,22 +95,6 @@ def test_the_ceiling_where_memory_and_batch_size_do_not_bind() -> None:
     prefill = 8 * cost.seconds(make_batch([(0, 256, 256)])) / stages
     each = min(cost.seconds(make_batch(decodes=n, context=257)) / n / stages for n in range(1, 257))
     assert td.ceiling(NODE, lengths) == pytest.approx(16 / (prefill + 8 * each), rel=1e-6)
-
-
-@pytest.fixture(scope="module")
-def run() -> td.Run:
-    return td.run(td.NODES["A100 + 70B"], "TD-Pipe", td.azure(1000), keep=True)
-
-
-def test_phase_switches_have_a_look_and_large_steps_a_short_label(run: td.Run) -> None:
-    (lane, *_) = stage_lanes(run.trace).values()
-    assert {bar.kind for bar in lane} <= STAGE_LOOKS.keys()
-    assert any(bar.kind == "phase switch" for bar in lane)
-    labels = [bar.label for bar in lane if bar.kind == "decode"]
-    sizes = [step.num_tokens for step in run.trace.steps if step.kind == "decode"]
-    for label, size in zip(labels, sizes, strict=True):
-        by_name = len(label.split()) == size and label.endswith("d")
-        assert by_name if size <= MOST_NAMED else label == f"{size} decodes"
 
 
 def test_accuracy_is_that_of_the_classes() -> None:

@@ -139,6 +139,8 @@ def test_intensity_by_hand() -> None:
     # 4 of 8 s against 16 of 20 s
     assert intensity.spatial(4, 16) == pytest.approx((4 / 8) / (16 / 20))
     assert intensity.spatial(0, 16) == 0
+    stairs = Intensity(lambda n: 1.0 if n < 5 else 3.0, stages=4)
+    assert stairs.spatial(4, 5) == 1, "no better than the peak"
     # Prompts take 16, 32 and 8 s, so 14 s on a stage, and 3 x 8 s more until the longest has left.
     # The decode before them takes 2 s there: every stage but one waits for 8 - 2 s.
     assert intensity.temporal([12, 28, 4], 4) == pytest.approx(1 - 3 * 6 / (14 + 24))

@@ -3,6 +3,7 @@
 import base64
 import json
 import shutil
+from itertools import pairwise
 
 import pytest
 import tiktoken
@@ -41,9 +42,8 @@ def library_bpe() -> tokenizers.Tokenizer:
     for token, limit in ranks.items():
         parts = [bytes([byte]) for byte in token]
         while len(parts) > 2:
-            rank, i = min(
-                (ranks.get(parts[i] + parts[i + 1], limit), i) for i in range(len(parts) - 1)
-            )
+            pairs = enumerate(pairwise(parts))
+            rank, i = min((ranks.get(one + other, limit), i) for i, (one, other) in pairs)
             assert rank < limit
             parts[i : i + 2] = [parts[i] + parts[i + 1]]
         if len(parts) == 2:
@@ -58,10 +58,8 @@ def library_bpe() -> tokenizers.Tokenizer:
 
 def demo_tokens() -> list[bytes]:
     """The demo's tokens by id, read without the code under test."""
-    return [
-        base64.b64decode(line.split()[0])
-        for line in (DEMO / "merges.tiktoken").read_bytes().splitlines()
-    ]
+    lines = (DEMO / "merges.tiktoken").read_bytes().splitlines()
+    return [base64.b64decode(line.split()[0]) for line in lines]
 
 
 def test_demo_tokenizer_equals_the_tokenizers_library():
@@ -78,11 +76,8 @@ def test_demo_tokenizer_round_trips(text):
 
 
 def test_end_of_text_is_a_token_of_the_model_but_not_of_prompts():
-    assert (
-        DEMO_TOKENIZER.eos_id
-        == MODELS["demo"].vocab_size - 1
-        == json.loads((DEMO / "config.json").read_text())["eos_token_id"]
-    )
+    told = json.loads((DEMO / "config.json").read_text())["eos_token_id"]
+    assert DEMO_TOKENIZER.eos_id == MODELS["demo"].vocab_size - 1 == told
     assert DEMO_TOKENIZER.eos_id not in DEMO_TOKENIZER.encode("<|endoftext|>")
     assert DEMO_TOKENIZER.decode([DEMO_TOKENIZER.eos_id]) == "<|endoftext|>"
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import plan
 from experiments.lib.plan_names import requests_of
+from more.serving import traffic
 from more.serving.traffic import Fixed, Uniform, at_rate, gamma, make_requests, poisson, read_trace
 
 COUNT = 100_000
@@ -43,7 +44,7 @@ def test_at_rate_scales_time_alone(rate: float, count: int) -> None:
         [(each.request_id, each.prompt, each.max_tokens) for each in some]
         for some in (before, after)
     ]
-    assert told[0] == told[1]
+    assert told[0] == told[1] and any(len(prompt) != most for _, prompt, most in told[0])
     old, new = (np.diff([each.arrival for each in some]) for some in (before, after))
     assert after[0].arrival == 0 and new.mean() == pytest.approx(1 / rate)
     assert np.allclose(new / new.mean(), old / old.mean())
@@ -53,11 +54,17 @@ def draw(lengths: object) -> np.ndarray:
     return lengths.draw(COUNT, np.random.default_rng(11))
 
 
-def test_fixed_and_uniform() -> None:
+def test_lengths_are_drawn_as_asked() -> None:
     assert set(draw(Fixed(7))) == {7}
     found = draw(Uniform(3, 12))
     assert set(found) == set(range(3, 13))
     assert np.allclose(np.bincount(found)[3:] / COUNT, 0.1, atol=5 * math.sqrt(0.09 / COUNT))
+    shares = np.bincount(draw(traffic.Zipf(3, 5)))[3:] / COUNT
+    assert shares == pytest.approx([6 / 11, 3 / 11, 2 / 11], rel=0.03)
+    found = np.percentile(draw(traffic.LogNormal(100, 400, 500)), (50, 90, 99))
+    assert found == pytest.approx([100, 400, 500], rel=0.03)
+    [cut] = make_requests([0.0], Fixed(9), Fixed(99), max_length=10)
+    assert (len(cut.prompt), cut.max_tokens) == (1, 9)
 
 
 START = datetime(2023, 11, 16, 23, 59, 58, tzinfo=UTC)
@@ -86,9 +93,8 @@ def test_a_trace_is_read_as_written_under_every_header(
         lines = [f"{arrival(ms)},{prompt},{output}" for ms, prompt, output in rows]
         path.write_text("\n".join([header, *lines]), encoding="utf-8")
         found = read_trace(path)
-        assert [(len(each.prompt), each.max_tokens) for each in found] == [
-            row[1:] for row in expected
-        ]
+        sizes = [(len(each.prompt), each.max_tokens) for each in found]
+        assert sizes == [row[1:] for row in expected]
         assert np.allclose([each.arrival for each in found], arrivals, atol=1e-5)
 
 
@@ -99,12 +105,10 @@ def test_columns_in_any_order_and_others_ignored(
     path = tmp_path / "trace.csv"
     path.write_bytes(
         b"\xef\xbb\xbfuser,output_tokens,"
-        b" arrival,prompt_tokens\r\nme,3,1.5,20\r\nyou,4,0.5,30\r\n\r\n"
+        b" arrival,prompt_tokens\r\n me,3,1.5,20\r\nyou ,4,0.5,30\r\n\r\n"
     )
-    assert [(r.arrival, len(r.prompt), r.max_tokens) for r in read_trace(path)] == [
-        (0.0, 30, 4),
-        (1.0, 20, 3),
-    ]
+    found = [(r.arrival, len(r.prompt), r.max_tokens, r.tags["user"]) for r in read_trace(path)]
+    assert found == [(0.0, 30, 4, "you"), (1.0, 20, 3, "me")]
     said = "sorted by arrival: 1 of 2 lines stood after a later one"
     assert capsys.readouterr().out == f"{path}: {said}\n"
 

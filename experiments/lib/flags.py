@@ -54,10 +54,7 @@ def gpu_flag(shown: str) -> Flag:
 
 
 # Of every script that prices a model on a GPU (lib/engines.py: `setups`).
-PRICED = {
-    "model": model_flag(shown="the paper's"),
-    "gpu": gpu_flag("the paper's"),
-}
+PRICED = {"model": model_flag(shown="the paper's"), "gpu": gpu_flag("the paper's")}
 # ... and a deployment (lib/papers.py: `deployments`).
 DEPLOYED = PRICED | {"tp": Flag("", shown="the paper's"), "software": Flag(shown="sarathi_serve")}
 # ... and of those that serve requests over time on it (lib/papers.py: `Recorded`).

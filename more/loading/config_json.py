@@ -116,10 +116,7 @@ _UNSUPPORTED = (
 GRANITE = "embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier"
 _SCALES = "partial_rotary_factor", "rotary_pct", "logit_scale", *GRANITE[:3]
 # numbers that more/loading/variants.py makes part of a family's weights, each with its default
-FOLDED = {
-    "granite": dict.fromkeys(GRANITE, 1),
-    "gemma3_text": {"query_pre_attn_scalar": 256},
-}
+FOLDED = {"granite": dict.fromkeys(GRANITE, 1), "gemma3_text": {"query_pre_attn_scalar": 256}}
 # keys that are no single value, and what they must be
 _KINDS = {
     "architectures": (list, "a list of names"),

@@ -30,14 +30,7 @@ from more.serving.comparison import OURS, Anchor, measure_of
 from more.serving.engines import sglang_defaults, vllm_defaults
 from more.serving.planner import MOST as MOST_REPLAYED
 from more.serving.planner import Replica
-from more.serving.traffic import (
-    FASTEST,
-    MOST_JSON,
-    MOST_REQUESTS,
-    MOST_TOKENS,
-    at_rate,
-    gamma,
-)
+from more.serving.traffic import FASTEST, MOST_JSON, MOST_REQUESTS, MOST_TOKENS, at_rate, gamma
 from timeline import Trace
 
 STATISTICS = ("mean", "median", "P99")
