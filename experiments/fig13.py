@@ -78,7 +78,7 @@ def largest(rows: Rows) -> None:
             rows.add(own[0], C=size, which="largest", **most, **overhead)
 
 
-middle_is_least = lambda ys: [ys[1] == min(ys)] * (len(ys) == 3)
+middle_is_least = lambda ys: [ys.index(min(ys)) == 1] * (len(ys) == 3)
 AROUND = {"C": (256, 320, 512), "which": None}
 tiles_matter = compared("end to end", "C", middle_is_least, AROUND)
 
