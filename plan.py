@@ -84,7 +84,8 @@ FLAGS = {
     "anchor": Flag("your own server: the file of vllm bench serve --save-result, of SGLang's"
                    " bench_serving, or of guidellm. All times are scaled to it"),
     **POLICY_FLAGS,
-    "policy": Flag("a policy to compare", shown="all; those of --policy-file, if it is given",
+    "policy": Flag("a policy to compare; all: every one", shown="all but SARATHI's heirs; those of"
+                   " --policy-file, if it is given",
                    repeated=True),
     "tables": Flag("also: other samples of the traffic, latencies against the load, layouts of"
                    " GPUs, policies", (), shown="none; policies with --policy or --policy-file",

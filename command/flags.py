@@ -315,7 +315,8 @@ class Parser(argparse.ArgumentParser):
         options, unknown = self.parse_known_args(words, namespace)
         if unknown:
             name, names = unknown[0].partition("=")[0], self._option_string_actions
-            near = did_you_mean(OURS.get(name, name), names) if name[:2] == "--" else ""
+            own = OURS[name] if OURS.get(name) in names else name
+            near = did_you_mean(own, names) if name[:2] == "--" else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
         self.set_defaults_of(options)
         self.check_outputs(options)

@@ -202,7 +202,8 @@ def shapes(names: str) -> str:
         rows = results(name).newest().where(source="measured")
         for claim in lookup(studies(), name, "study").claims:
             held = [each for found in claim.found(rows) for each in found.comparisons]
-            lines += [f"| {claim.says} | {name[3:]} | {sum(held)} of {len(held)} |"] * bool(held)
+            if held:
+                lines.append(f"| {claim.says} | {name[3:]} | {sum(held)} of {len(held)} |")
     return "\n".join(lines)
 
 

@@ -198,7 +198,7 @@ def main() -> None:
     word = f"sarathi; best: C = {best.chunk_size}"
     drawn = [Panel("C", "gain", rule=1, title=word, show=SHOW), tbt]
     draw = partial(draw_panels, panels=drawn, title=f"{title}: predicted")
-    finish(options.out / "choose_chunk.csv", rows, draw, filter(None, [cost.guess]))
+    finish(options.out / "choose_chunk.csv", rows, draw, [cost.guess] if cost.guess else [])
 
 
 if __name__ == "__main__":

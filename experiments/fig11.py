@@ -31,8 +31,9 @@ C, L = 256, 1024  # C of panel (a), L of panel (b)
 
 
 def gain_of(
-    engine: Engine, L: int, B: int, PD: float, policy: str, start: str = "", C: int = 1, **_: str
-) -> dict[str, float]:
+    engine: Engine, L: int, B: int, PD: float, policy: str, start: str = "", C: int = 1,
+    panel: str = "",
+) -> dict[str, float]:  # fmt: skip
     """Throughput over the baseline's. start: "staggered" requests, or all together."""
     work = Workload(L, B, PD, staggered=start == "staggered")
     return {"gain": gain(engine, work, policy, C)}

@@ -272,8 +272,6 @@ def sweeps(quick: bool, requests: int) -> list[Sweep]:
     ]
 
 
-SHOW_A = {"title": "(a) bubble time of a request, all stages", "log": "x"}
-SHOW_A |= {"show": {"ylabel": "requests (%)"}}
 STUDY = Study(
     "fig12",
     __doc__,
@@ -285,7 +283,15 @@ STUDY = Study(
     | dict.fromkeys(("busy", *pipeline.IDLE), "%"),
     title=f"SARATHI Fig 12: {MODEL} on {TP * STAGES} {GPU}",
     panels=[
-        Panel("bubble time", "percentile", "system", colours=COLOURS, **SHOW_A),
+        Panel(
+            "bubble time",
+            "percentile",
+            "system",
+            log="x",
+            colours=COLOURS,
+            title="(a) bubble time of a request, all stages",
+            show={"ylabel": "requests (%)"},
+        ),
         Panel("completion", "done", "system", title="(b) requests done", colours=COLOURS),
         Panel("option", RATIOS[0], kind="bars", where=PICTURED, title="(c) bubbles"),
         Panel("option", RATIOS[1:], kind="bars", where=PICTURED, title="(d) times"),

@@ -105,9 +105,14 @@ def stated(rows: Rows) -> None:
     rows.add(wide[0], L=256, **{"share of the peak": 100 * share})
 
 
-UNITS = {"throughput": "tokens/ms of one layer", "intensity": "FLOP/B"}
-UNITS |= dict.fromkeys(("throughput lost", "share of the peak"), "%")
-UNITS |= {"saturates at": "requests", RATIO: "FLOP/B"}
+UNITS = {
+    "throughput": "tokens/ms of one layer",
+    "intensity": "FLOP/B",
+    "throughput lost": "%",
+    "share of the peak": "%",
+    "saturates at": "requests",
+    RATIO: "FLOP/B",
+}
 THROUGHPUT = Panel("B", "throughput", "L", facet="phase", log="x", show={"ylim": (0, None)})
 STUDY = Study(
     "fig4",

@@ -201,12 +201,15 @@ def compared(strict: str, way: str) -> dict[str, Row]:
 
 PAPER_DECODE = NUMBERS["ss_falcon_decode"]
 IN_ITERATIONS, IN_SECONDS = compared("strict", "in iterations"), compared("1 s", "in seconds")
-# of the picture
 WHERE, BOTH_LAYOUTS = ("model", "layout", "data"), {"layout": (FALCON.layout, FALCON_TP8.layout)}
-UNITS = dict.fromkeys(("prefill of 4K, one stage", "prefill of 4K, all stages", AT_PEAK), "ms")
-UNITS |= dict.fromkeys((DECODE, HOSTED, EACH_HOSTED, "decode iteration"), "ms")
-UNITS |= {"SLO": "s", "capacity": "requests/s"} | dict.fromkeys(("gain", *GAINS), "x")
-UNITS |= {"repeated to": "requests"}
+PRICED = "prefill of 4K, one stage", "prefill of 4K, all stages", "decode iteration"
+UNITS = {
+    **dict.fromkeys((*PRICED, AT_PEAK, DECODE, HOSTED, EACH_HOSTED), "ms"),
+    "SLO": "s",
+    "capacity": "requests/s",
+    **dict.fromkeys(("gain", *GAINS), "x"),
+    "repeated to": "requests",
+}
 LARGEST = {"which": "largest", "layout": FALCON.layout}
 bars = partial(Panel, line="policy", kind="bars")
 gains_of = partial(bars, y="gain", rule=1)

@@ -152,8 +152,14 @@ def sweeps(quick: bool, seed: int = 0) -> list[Sweep]:
     ]
 
 
-UNITS = {"class accuracy": "fraction", "error": "%", "throughput": "tokens/s", "over oracle": "%"}
-UNITS |= {"recomputed": "per 1000 requests", "most of the memory": "%"}
+UNITS = {
+    "class accuracy": "fraction",
+    "error": "%",
+    "throughput": "tokens/s",
+    "over oracle": "%",
+    "recomputed": "per 1000 requests",
+    "most of the memory": "%",
+}
 SHOW = {"xlabel": "requests whose total is predicted"}
 STUDY = Study(
     "td_lengths",

@@ -58,9 +58,14 @@ def sweeps(quick: bool) -> list[Sweep]:
     return [Sweep(switching, nodes, every)]
 
 
-UNITS = {"throughput": "tokens/s", "relative": "%", "phases": "both kinds"}
-UNITS |= {"phase switch": "%", "preemptions": "times"}
-ALL = {"requests": (1000, 1500)}
+UNITS = {
+    "throughput": "tokens/s",
+    "relative": "%",
+    "phases": "both kinds",
+    "phase switch": "%",
+    "preemptions": "times",
+}
+DRAWN = {"requests": (1000, 1500)}
 SHOW = {"xlabel": "threshold (%)", "ylabel": "output tokens/s (rules = 100 %)", "ylim": (40, 105)}
 STUDY = Study(
     "td_switches",
@@ -73,7 +78,7 @@ STUDY = Study(
     ),
     panels=[
         Panel(
-            "threshold", "relative", "switch", facet="node", where=ALL, rule="relative", show=SHOW
+            "threshold", "relative", "switch", facet="node", where=DRAWN, rule="relative", show=SHOW
         )
     ],
     columns=2,

@@ -86,7 +86,9 @@ def perform(
     return found
 
 
-def runs_of(rows: Rows, node: str, case: Mapping[str, object], GPUs: int = MOST) -> tuple:
+def runs_of(
+    rows: Rows, node: str, case: Mapping[str, object], GPUs: int = MOST
+) -> tuple[dict[str, Row], dict[str, float]]:
     """A node's runs of this case, and their throughputs, by system."""
     found = {}
     for row in rows.where("throughput", node=node, GPUs=GPUs):
@@ -174,11 +176,18 @@ def sweeps(
     return found
 
 
-UNITS = {"throughput": "output tokens/s", "lead": "x", "over 2 GPUs": "x", "mean output": "tokens"}
-UNITS |= {"time": "minutes", "share of the ceiling": "%", "preemptions": "times"}
-UNITS |= {"bubble share": "%"}
+UNITS = {
+    "throughput": "output tokens/s",
+    "lead": "x",
+    "over 2 GPUs": "x",
+    "mean output": "tokens",
+    "time": "minutes",
+    "share of the ceiling": "%",
+    "preemptions": "times",
+    "bubble share": "%",
+}
 LEADS = f"{OURS} over each baseline, the largest of four nodes"
-SHOW, LOOKS = {"ylim": (0, None)}, {"colours": td.LOOKS}
+SHOW, LOOKS = {"ylim": (0, None)}, td.LOOKS
 STUDY = Study(
     "td_throughput",
     __doc__,
@@ -186,8 +195,10 @@ STUDY = Study(
     units=UNITS,
     title=f"TD-Pipe Fig 11: throughput of four configurations; what decides it on {MOST} GPUs",
     panels=[
-        Panel("GPUs", "throughput", "system", facet="node", where=PLAIN, show=SHOW, **LOOKS),
-        Panel("case", "lead", "baseline", "bars", where=LARGEST, title=LEADS, rule=1, **LOOKS),
+        Panel("GPUs", "throughput", "system", facet="node", where=PLAIN, show=SHOW, colours=LOOKS),
+        Panel(
+            "case", "lead", "baseline", "bars", where=LARGEST, title=LEADS, rule=1, colours=LOOKS
+        ),
     ],
     columns=3,
     paper={

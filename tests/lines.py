@@ -13,10 +13,10 @@ TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 OTHERS = ("toml", "js", "html", "css", "cpp", "sh")  # what is written by hand
 MOST = {
-    "lines of .py": 61_140,
-    "bytes of .py": 2_735_800,
-    "marks of .py for the formatter": 326,
-    f"lines of .{', .'.join(OTHERS)}": 7_794,
+    "lines of .py": 61_206,
+    "bytes of .py": 2_737_100,
+    "marks of .py for the formatter": 327,
+    f"lines of .{', .'.join(OTHERS)}": 7_793,
 }
 
 # The core of the book: the first files of the README's map, in its order.

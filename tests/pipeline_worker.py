@@ -41,9 +41,6 @@ def main(out: Path) -> None:
                 "ahead": any(  # a micro-batch starts before the tokens of the last one are back
                     two.start < one.end for one, two in pairwise(trace.requests.iterations)
                 ),
-                "overlap": any(  # stage 0 works on a micro-batch while stage 1 works on another
-                    two.starts[0] < one.end for one, two in pairwise(trace.steps)
-                ),
                 "hops": [step.starts[1] - step.starts[0] - step.seconds[0] for step in trace.steps],
             }
     if dist.get_rank() == 0:

@@ -9,8 +9,10 @@ from matplotlib.colors import to_hex
 from batch import Request
 from more.apart.simulate import simulate_fleet
 from more.pictures.gantt import LOOKS, Bar, draw_lanes, legend_handles
-from more.pictures.lanes import engine_lanes, request_lanes
+from more.pictures.lanes import MOST_NAMED, engine_lanes, request_lanes, step_label
 from simulate import simulate
+
+MANY = MOST_NAMED + 1  # requests
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +49,13 @@ def test_priced_run() -> None:
     assert sum(len(line.get_xdata()) for line in crosses) == len(trace.preempted) > 0
     meanings = [look.meaning for look in LOOKS.values()]
     assert [handle.get_label() for handle in legend_handles([lanes])] == meanings
+
+
+@pytest.mark.parametrize(("count", "label"), [(2, "0d 1d"), (MANY, f"{MANY} decodes")])
+def test_a_step_names_few_requests_and_counts_many(count: int, label: str) -> None:
+    work = [Request(i, range(9), 3) for i in range(count)]
+    trace = simulate(work, policy="orca", max_batch_size=count)
+    assert step_label(trace.iterations[-1], {}) == label
 
 
 def test_labels_only_where_there_is_room() -> None:

@@ -153,13 +153,13 @@ SIZES = st.tuples(st.integers(1, 40), st.integers(1, 12), st.integers(0, 30))
 @given(st.integers(1, 6), st.integers(1, 30), st.integers(0, 60), st.lists(SIZES, min_size=1))
 def test_sarathi_serve_by_other_names(size: int, budget: int, spare: int, work: list) -> None:
     """vllm_v1 has its batches, also with little memory and B > C, unless a threshold is given.
-    DeepSpeed-FastGen's SplitFuse has, too: it bounds the decodes by C, and that never binds.
+    DeepSpeed-FastGen's SplitFuse bounds the decodes by C, which never binds: it is an alias.
     no_evict has them where all fit; else it never preempts.
     """
     for memory in (None, spare + max(prompt + output for prompt, output, _ in work)):
         ours = content("sarathi_serve", size, budget, work, memory)
         assert all(len(decodes) <= budget for _, decodes in ours[0])
-        for policy in ("vllm_v1", "vllm_v1:40", "splitfuse"):
+        for policy in ("vllm_v1", "vllm_v1:40"):
             assert content(policy, size, budget, work, memory) == ours
         careful = content("no_evict", size, budget, work, memory)
         assert careful == ours if memory is None else careful[1] == 0

@@ -359,7 +359,7 @@ def test_a_policy_that_will_not_let_go_is_replaced(llm: LLM) -> None:
     [("loses", "a policy has lost 3 requests: they neither wait nor run"), ("exits", "SystemExit")],
 )
 def test_a_policy_that_fails_ends_all_streams_and_can_be_replaced(
-    llm: LLM, policy: str, message: str
+    llm: LLM, policy: str, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = alone(llm, [5] * 20, 9)
     clients = Clients(RealEngine(llm))
@@ -370,6 +370,7 @@ def test_a_policy_that_fails_ends_all_streams_and_can_be_replaced(
     clients.wait(range(3))
     assert {clients.reason(tag) for tag in range(3)} == {"error"}
     assert message in runner.state()["error"] and runner.state()["failures"] == 1
+    assert message in caplog.text and ("Traceback" in caplog.text) == (policy == "exits")
     runner.switch("sarathi", 8).result(PATIENCE)
     clients.submit(["next"], [5] * 20, 9)
     clients.finish()

@@ -97,7 +97,10 @@ def test_a_policy_of_ones_own_is_compared_with_a_budget_and_a_colour_of_its_own(
     ran("serve_capacity", *flags)
     found = read_rows(tmp_path / "serve_capacity-short-picky.csv")
     assert list(found.by("policy")) == [*serve_capacity.POLICIES, "picky"]
-    picky, ours = (found.where(policy=name, slo="relaxed") for name in ("picky", "sarathi_serve"))
+    picky, ours, rival = (
+        found.where(policy=name, slo="relaxed") for name in ("picky", "sarathi_serve", "vllm_v0")
+    )
+    assert not rival.column("budget"), "it runs whole prompts"
     assert picky.one("budget") == 1024
     assert picky.one("capacity") == pytest.approx(ours.one("capacity"), rel=0.35)
     looks = looks_of([*LOOKS, "picky", "another"])
@@ -105,8 +108,10 @@ def test_a_policy_of_ones_own_is_compared_with_a_budget_and_a_colour_of_its_own(
 
 
 def test_all_means_every_policy() -> None:
-    options = ScriptParser("", serve_capacity.STUDY.flags | WRITES).parse_args(["--policy", "all"])
-    assert options.policy == list(POLICIES) and file_name("name", options) == "name-all"
+    parser = ScriptParser("", serve_capacity.STUDY.flags | WRITES)
+    options = parser.parse_args(["--policy", "all", "--policy", "vllm_v0:4096"])
+    assert options.policy == ["vllm_v0:4096", *POLICIES]
+    assert file_name("name", options) == "name-all-vllm_v0-4096"
 
 
 def test_the_curve_of_stalls_ends_with_all_tokens() -> None:

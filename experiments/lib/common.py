@@ -188,7 +188,7 @@ def run_jobs(
     what: the name of the progress bar. most: 0: one for each core. After Ctrl-C or an error, no
     process is left. Raises OSError if one of them is killed.
     """
-    if (processes := min(most or os.cpu_count() or 1, len(jobs))) == 1:
+    if (processes := min(most or os.cpu_count() or 1, len(jobs))) <= 1:
         return {job: perform(job) for job in progress(jobs, what)}
     found = {}
     with ProcessPoolExecutor(processes, None, begin_worker, [list(LOADED)]) as pool:

@@ -7,6 +7,7 @@ import re
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import scheduler
 from command.checks import MOST
@@ -16,7 +17,6 @@ from experiments.lib import common
 from experiments.lib.common import ROOT
 from experiments.lib.rows import make_directory
 from more.loading.policyfile import load_policies
-from scheduler import make_scheduler
 
 MEASURE = {
     "device": Flag(default="auto", measure=True),
@@ -28,8 +28,8 @@ MEASURE = {
 # Of every script that compares policies: those of --policy are added to the comparison.
 POLICIES = {
     "policy": Flag(
-        "a policy to compare, too; all: every one",
-        shown="all of --policy-file, where that is given", repeated=True,
+        "a policy to compare, too", shown="all of --policy-file, where that is given",
+        repeated=True,
     ),
     "policy_file": Flag(repeated=True),
 }  # fmt: skip
@@ -60,6 +60,7 @@ DEPLOYED = PRICED | {"tp": Flag("", shown="the paper's"), "software": Flag(shown
 # ... and of those that serve requests over time on it (lib/papers.py: `Recorded`).
 SERVED = {
     **POLICIES,
+    "policy": replace(POLICIES["policy"], help="a policy to compare, too; all: every one"),
     "requests_file": Flag("requests of a file, instead of the paper's lengths: the first of them"),
     **DEPLOYED,
     "max_batch_size": Flag("", shown="the paper's; measured, 8"),
@@ -80,10 +81,11 @@ class ScriptParser(Parser):
             names = [name for path in options.policy_file for name in load_policies(path)]
             options.policy = getattr(options, "policy", None) or [*dict.fromkeys(names)]
         given = getattr(options, "policy", None) or ()
-        if "all" in given:
-            given = options.policy = list(scheduler.POLICIES)
-        for policy in [given] if isinstance(given, str) else given:
-            make_scheduler(policy, MOST, MOST)  # refuses an unknown name before any work
+        if "all" in given and hasattr(options, "requests_file"):  # the others draw only a few
+            others = [name for name in given if name != "all"]
+            given = options.policy = [*dict.fromkeys([*others, *scheduler.POLICIES])]
+        for policy in given:
+            scheduler.make_scheduler(policy, MOST, MOST)  # refuses an unknown name before any work
         common.set_wide(options.wide)
         return options
 
@@ -100,8 +102,9 @@ def file_name(name: str, options: Namespace) -> str:
         own += [f"{size}{number}" for size, number in sizes.items() if number]
         own += [given["software"]]
     policies = given["policy"] or ()
-    every = len(policies) > 1 and {*policies} >= {*scheduler.POLICIES}
-    own += [given["predicted_lengths"], *(["all"] if every else policies)]
+    if {*policies} >= {*scheduler.POLICIES}:
+        policies = ["all", *(name for name in policies if name not in scheduler.POLICIES)]
+    own += [given["predicted_lengths"], *policies]
     own += [f"rate{rate:g}" for rate in given["rate"] or ()]
     own += [f"seed{given['seed']}"] if given["seed"] else []
     return "-".join([name, *map(word_of, filter(None, own))])

@@ -70,11 +70,10 @@ def error_of(tp: int, way: str = WAY) -> tuple[float, float, str] | None:
     own = Rows(row for row in every if (" x " in row["hardware"]) == (tp > 1))
     kept = own.where(sources="kept apart")
     kept = kept if len(kept) >= FEWEST else Rows()
-    sizes = [abs(math.log(ratio)) for ratio in (kept or own).column(way)]
+    sizes = [max(ratio, 1 / ratio) for ratio in (kept or own).column(way)]
     what = f"{len(sizes)} public numbers of {kind}{', kept apart' if kept else ''}"
     what += ", of servers with several loads" if way in ANCHORED else ""
-    half, most = (math.exp(percentile(sizes, percent)) for percent in (50, 90))
-    return (half, most, what) if sizes else None
+    return (percentile(sizes, 50), percentile(sizes, 90), what) if sizes else None
 
 
 def print_first(options: Namespace, replica: Replica, traffic: Traffic) -> None:
@@ -197,11 +196,8 @@ def print_answer(plan: Plan) -> None:
     print(f"               {tokens:.0f} output tokens/s")
     shown = latencies_of(slo, USUAL)
     said = [f"there          {seen_of(best.load, shown)}"] if best.load else []
-    if replica.gpus > 1:
-        say = "fewer GPUs in a replica may serve more a GPU: --tables layouts compares"
-        said.append(f"{'':<14} {say}")
-    if all(each.quantity != "ttft" for each in slo.bounds):
-        say = "no TTFT is bounded: requests may wait long. --slo ttft:p90:1000 bounds it"
+    if all(each.quantity not in ("ttft", "e2e") for each in slo.bounds):
+        say = "no TTFT is bounded: first tokens may be late. --slo ttft:p90:1000 bounds it"
         said.append(f"{'':<14} {say}")
     usual = int(np.median(plan.question.traffic.prompts))
     longest = worst_iteration(replica.cost, best.budget, 0, longest=usual)
@@ -225,6 +221,9 @@ def print_answer(plan: Plan) -> None:
             f"memory         for {at_once:.0f} requests at once: more GPUs in a replica (--tp) may"
             " need fewer in all, see --tables layouts"
         )
+    elif any(each.gpus < replica.gpus for each in plan.question.replicas.values()):
+        words = "fewer GPUs in a replica may serve more requests a GPU, see --tables layouts"
+        said.append(f"{'':<14} {words}")
     for demand, load in zip(demands, plan.expected, strict=True):
         said.append(f"{demand.who:<14} {who_holds(plan, demand)}")
         replicas = counted(plan.replicas_for(demand.rate))

@@ -208,8 +208,11 @@ def run(
         common |= {"tp": node.gpus, "cache_tokens": node.cache_tokens} | options
         trace, seconds = None, simulate(requests, node.model, node.gpu, **common).seconds
     else:
-        other = {"deal": "ahead"} if system == AHEAD else {}
-        own = {"deal": "turns", "memory": "split"} if system in BASELINES else other
+        own = {}
+        if system in BASELINES:
+            own = {"deal": "turns", "memory": "split"}
+        elif system == AHEAD:
+            own = {"deal": "ahead"}
         common |= {"memory": "pool", "stages": node.gpus, "hop": "pcie4"} | own | options
         shares = node.gpus if common["memory"] == "split" else 1
         memory = node.cache_tokens // shares

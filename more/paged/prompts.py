@@ -42,7 +42,10 @@ class Parts(Sequence):
 
 
 def shared(prompt: int, same: int, number: int, document: int = 0) -> Parts:
-    """`prompt` tokens: the first `same` are those of all about a document. number: from 0."""
+    """`prompt` tokens: the first `same` are those of all about the same `document`.
+
+    number: of the prompt, from 0. So are documents.
+    """
     begin = prompt * document
     own = 10**9 + number * 10**6  # a model's tokens are fewer
     return Parts([range(begin, begin + same), range(own, own + prompt - same)])

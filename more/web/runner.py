@@ -380,7 +380,8 @@ class Runner:
 
     def _fail(self, error: BaseException) -> None:
         """End all streams with "error", and go on with a new loop on an empty cache."""
-        log.error("the engine failed and was restarted", exc_info=error)
+        traced = None if isinstance(error, UserError) else error
+        log.error("the engine failed and was restarted: %s", why(error), exc_info=traced)
         failed = self.in_force
         self.failures, self.error = self.failures + 1, why(error)
         own = not is_ours(type(self.loop.scheduler))
