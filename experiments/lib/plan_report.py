@@ -197,7 +197,7 @@ def print_answer(plan: Plan) -> None:
     shown = latencies_of(slo, USUAL)
     said = [f"there          {seen_of(best.load, shown)}"] if best.load else []
     if all(each.quantity not in ("ttft", "e2e") for each in slo.bounds):
-        say = "no TTFT is bounded: first tokens may be late. --slo ttft:p90:1000 bounds it"
+        say = "no TTFT is bounded: first tokens may be late (--slo ttft:p90:1000)"
         said.append(f"{'':<14} {say}")
     usual = int(np.median(plan.question.traffic.prompts))
     longest = worst_iteration(replica.cost, best.budget, 0, longest=usual)
