@@ -217,8 +217,7 @@ def constants(gpu: str, software: str, generation: str = "") -> tuple[Efficiency
     for an unknown software.
     """
     lookup(dict.fromkeys(SOFTWARE), software, "software")
-    if gpu in GPUS:
-        generation = GPUS[gpu].generation
+    generation = GPUS[gpu].generation if gpu in GPUS else generation
     owner = owner_of(gpu, software, generation)
     if gpu == owner:
         return EFFICIENCY[gpu, software], ""
@@ -230,13 +229,11 @@ def constants(gpu: str, software: str, generation: str = "") -> tuple[Efficiency
     return EFFICIENCY[owner, software], guess
 
 
-def owner_of(gpu: str, software: str, generation: str = "") -> str:
+def owner_of(gpu: str, software: str, generation: str) -> str:
     """The GPU whose constants `constants` takes."""
     owners = [owner for owner, name in EFFICIENCY if name == software]
     if gpu in owners:
         return gpu
-    if gpu in GPUS:
-        generation = GPUS[gpu].generation
     # the first of several alike
     return min(owners, key=lambda owner: distance(GPUS[owner].generation, generation))
 

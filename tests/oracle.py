@@ -35,7 +35,7 @@ from loop import Loop, Result
 from model import Transformer
 from more.beam.executor import BeamExecutor
 from more.beam.outputs import beam_requests
-from more.beam.request import CACHES, BeamMemory, BeamRequest, BeamSearchParams, rows_of
+from more.beam.request import CACHES, BeamMemory, BeamRequest, BeamSearchParams
 from more.beam.search import BeamSearch, best_candidates
 from more.fast.backends import choose_backend, speed_up
 from more.loading.policyfile import is_ours, load_policies
@@ -388,13 +388,13 @@ def check_rules(scheduler: Scheduler, batch: Batch, alone: bool = True) -> None:
         assert not (batch.chunks and batch.decodes), "prefills beside decodes"
     if isinstance(scheduler, RequestLevel | Orca | VLLMv0 | HybridOnly):
         assert all(chunk.is_last for chunk in batch.chunks), "a part of a prompt"
+    rows = batch.num_prefill_tokens + scheduler.memory.rows(batch.decodes)  # of a search: BW
     if isinstance(scheduler, Sarathi | SarathiServe) and (batch.chunks or not alternates):
-        rows = rows_of(batch)
         assert rows <= scheduler.chunk_size or not batch.chunks, "the budget is exceeded"
         ready = [request for request in scheduler.running if not request.in_prefill]
         assert alternates or {*batch.decodes} == {*ready}, "a decode waits"
     if isinstance(scheduler, HybridOnly) and len(batch.chunks) > 1:
-        assert rows_of(batch) <= scheduler.chunk_size, "only one prompt may exceed the budget"
+        assert rows <= scheduler.chunk_size, "only one prompt may exceed the budget"
     started = [chunk.request.arrival for chunk in batch.chunks if not chunk.request.chunks_run]
     if alone and started and scheduler.waiting and not isinstance(scheduler, REORDER):
         first = min(request.arrival for request in scheduler.waiting)

@@ -11,7 +11,7 @@ from kvcache import KVCache
 from loop import Loop
 from model import Transformer
 from more.beam.executor import enable_beams
-from more.beam.request import CACHES, BeamSearchParams, cached_tokens, rows_of
+from more.beam.request import CACHES, BeamSearchParams, cached_tokens
 from more.beam.search import BeamSearch, Candidate, best_candidates
 from scheduler import make_scheduler
 from tests.oracle import Search
@@ -107,6 +107,7 @@ def test_the_rows_of_beams_count_for_the_token_budget() -> None:
     loop.add(Request(1, [7] * 30, 2))
     rows = []
     while loop.step():
-        rows.append((loop.batch.num_prefill_tokens, rows_of(loop.batch)))
+        prompt = loop.batch.num_prefill_tokens
+        rows.append((prompt, prompt + loop.scheduler.memory.rows(loop.batch.decodes)))
     assert (7, 12) in rows
     assert max(total for _, total in rows) == 12

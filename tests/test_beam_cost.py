@@ -6,7 +6,7 @@ from batch import Batch, Chunk, Request
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel, make_batch
 from more.beam.cost import BeamCostModel, cache_bytes, make_beams, moved_tokens, read_tokens
-from more.beam.request import CACHES, rows_of
+from more.beam.request import CACHES
 
 TILE, LLAMA = GPUS["max-1550-tile"], MODELS["llama2-13b"]
 
@@ -96,8 +96,7 @@ def test_a_chunk_beside_beams_shares_the_weights() -> None:
     cost, chunk = BeamCostModel(LLAMA, TILE), make_batch([(0, 240, 1024)])
     beams = Batch([], make_beams("segment", 4, 4, 1024, 64))
     together = Batch(chunk.chunks, beams.decodes)
-    assert rows_of(together) == 240 + 16 == cost.rows(together)[0]
-    assert cost.rows(together)[1] == 16, "logits of the beams' rows; the chunk is not the last"
+    assert cost.rows(together) == (240 + 16, 16), "the chunk is not the last: it has no logits"
     linears = [cost.operators(batch)["ffn_ln1"] for batch in (together, chunk, beams)]
     assert linears[0] < 0.75 * sum(linears[1:])
     assert cost.attention(together) == pytest.approx(cost.attention(chunk) + cost.attention(beams))

@@ -20,20 +20,17 @@ from costmodel import CostModel
 from loop import Loop
 from more.apart.halves import First, second_half, step
 from more.apart.routers import Router
+from more.pipeline.costs import Hop
 from timeline import Fleeting, Life, Passing
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(Hop):
     """The way of keys and values from a prefill engine to a decode engine.
 
     A fetch takes both engines' ports for its bytes. Every GPU sends its part over a port of its
     own. Left out: Splitwise and Mooncake send each layer as soon as it is computed; so there, less
     of the way is seen.
     """
-
-    latency: float = 0.0  # s
-    seconds_per_token: float = 0.0
 
     @staticmethod
     def over(link: Link, cost_model: CostModel) -> "Way":

@@ -6,6 +6,7 @@ at the beginning of a prompt that are in its cache.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 from batch import Request
@@ -22,14 +23,8 @@ Router = Callable[[Sequence[Engine], Request], Engine]
 
 def round_robin() -> Router:
     """One after the other, whatever they hold."""
-    turn = -1
-
-    def choose(engines: Sequence[Engine], request: Request) -> Engine:
-        nonlocal turn
-        turn += 1
-        return engines[turn % len(engines)]
-
-    return choose
+    turns = count()
+    return lambda engines, request: engines[next(turns) % len(engines)]
 
 
 def least_loaded() -> Router:

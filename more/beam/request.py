@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from batch import Batch, Request
+from batch import Request
 from command.checks import LENGTH_PENALTY, Range, UserError, check_stop_ids, check_whole, shown
 from scheduler import Memory
 
@@ -131,8 +131,3 @@ class BeamMemory(Memory):
 def size_of(request: Request) -> tuple[int, int]:
     """Rows of a batch and tokens of cache that its next decode takes."""
     return request.decode_size if isinstance(request, BeamRequest) else (1, 1)
-
-
-def rows_of(batch: Batch) -> int:
-    """T: as `Batch.num_tokens`, where decodes may be those of searches."""
-    return batch.num_prefill_tokens + sum([size_of(request)[0] for request in batch.decodes])

@@ -93,7 +93,6 @@ class PipelineTrace:
         self.idle = dict.fromkeys(IDLE, 0.0)
         self.bubble_of: dict[int, float] = {}
         self.finished: list[tuple[int, float]] = []
-        self.count = 0  # steps
         self.history: list[tuple[float, int, str]] = []
         self.steps: list[Step] | None = [] if keep else None
         self.requests: Trace | None = Trace() if keep else None
@@ -144,7 +143,6 @@ class PipelineTrace:
             awaited, upstream = step, stage
         self._recent.append(step)
         self._latest[step.micro_batch] = step
-        self.count += 1
         bubble_of = self.bubble_of
         for chunk in batch.chunks:
             request_id = chunk.request.request_id

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from batch import Batch, Request
-from command.checks import UserError, lookup
+from command.checks import UserError
 from loop import check_batch, has_work
 from more.loading.requests import refuse_beams
 from scheduler import NOTHING_SCHEDULED, Memory, Scheduler
@@ -42,8 +42,6 @@ class MicroBatches:
         self, schedulers: Sequence[Scheduler], stages: int, deal: str = "queue",
         memory: str = "split",
     ):  # fmt: skip
-        lookup(dict.fromkeys(DEALS), deal, "deal")
-        lookup(dict.fromkeys(MEMORIES), memory, "memory")
         self.schedulers, self.stages = schedulers, stages
         self.count = len(schedulers)  # batches in flight, at most
         self.history: list[tuple[float, int, str]] = []  # s, tokens in memory, phase: TD-Pipe's

@@ -42,25 +42,21 @@ def engine_flags(
     """
     size, mixed = min(batch_size, budget), pp == 1
     tp, pp = (number if number > 1 else 0 for number in (tp, pp))
-    given = {
-        "vLLM": {
+    engines = {
+        "vLLM": (f"vllm serve {model}", {
             "--max-num-batched-tokens": budget, "--max-num-seqs": size,
             "--tensor-parallel-size": tp, "--pipeline-parallel-size": pp, "--max-model-len": length,
             "--gpu-memory-utilization": utilization, "--quantization": quantization,
-        },
-        "SGLang": {
+        }),
+        "SGLang": (f"python -m sglang.launch_server --model-path {model}", {
             "--chunked-prefill-size": budget, "--max-running-requests": size, "--tp-size": tp,
             "--pp-size": pp, "--context-length": length, "--mem-fraction-static": static_share,
             "--enable-mixed-chunk": mixed, "--quantization": quantization,
-        },
+        }),
     }  # fmt: skip
-    starts = {
-        "vLLM": f"vllm serve {model}",
-        "SGLang": f"python -m sglang.launch_server --model-path {model}",
-    }
     lines = {}
-    for engine, line in starts.items():
-        for flag, value in given[engine].items():
+    for engine, (line, flags) in engines.items():
+        for flag, value in flags.items():
             if value:
                 line += f" {flag}" if value is True else f" {flag} {value}"
         lines[engine] = line

@@ -17,11 +17,11 @@ from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 
-from batch import Batch, Request
+from batch import Request
 from command.checks import UserError, check_number, lookup, shown
 from command.cli import write_file
 from costmodel import CostModel, make_batch
-from loop import Loop, Result
+from loop import Loop
 from more.loading.policyfile import LOADED, load_policies
 from more.loading.requests import check_requests
 from more.serving.steady import Workload, balance, split, tokens_per_second
@@ -93,29 +93,18 @@ def cost_of(state: State) -> CostModel:
 
 def run(state: State, policy: str, requests: Sequence[Request], most: int = MOST_WORK) -> Trace:
     """`simulate`, one step at a time. More work than `most` raises a UserError."""
-    loop = Loop(make_scheduler(policy, state.B, state.C), Limited(cost_of(state), policy, most))
+    loop = Loop(make_scheduler(policy, state.B, state.C), CostExecutor(cost_of(state)))
     for request in requests:
         loop.add(request)
-    return loop.run()
-
-
-class Limited(CostExecutor):
-    """Of a run with a limit of its work. Each engine has its own."""
-
-    def __init__(self, cost_model: CostModel, policy: str, most: int):
-        super().__init__(cost_model)
-        self.policy, self.most = policy, most
-        self.work = self.iterations = 0
-
-    def execute(self, batch: Batch) -> Result:
-        if self.work > self.most:
+    work = 0
+    while iteration := loop.step():
+        work += 1 + iteration.num_chunks + iteration.num_decodes
+        if work > most and loop.busy:
             raise UserError(
-                f"policy {self.policy!r} has run {self.iterations} iterations, and is not done:"
-                " choose fewer or shorter requests, or a larger C"
+                f"policy {policy!r} has run {len(loop.trace.iterations)} iterations, and is not"
+                " done: choose fewer or shorter requests, or a larger C"
             )
-        self.work += 1 + len(batch.chunks) + len(batch.decodes)
-        self.iterations += 1
-        return super().execute(batch)
+    return loop.trace
 
 
 # ------------------------------------------------------------------------------------- the schedule

@@ -58,8 +58,6 @@ class RealTimeExecutor(CostExecutor):
 class Placeholders:
     """Stands where a model's tokenizer would: a token for each word, a dot for each token."""
 
-    eos_id = None
-
     def encode(self, text: str) -> list[int]:
         return [0] * max(1, len(text.split()))
 
