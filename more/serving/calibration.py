@@ -166,6 +166,7 @@ class CalibratedModel(CostModel):
         self.guess = ""  # its curves were measured where it predicts
         contexts = range(calibration.model.max_length + 1)
         self._decode = [calibration.decode(context) for context in contexts]  # asked for too often
+        self._chunk: dict[tuple[int, int], float] = {}
 
     def linears(self, tokens: int) -> dict[str, float]:
         return {name: self.calibration.operators[name](tokens) for name in LINEARS}
@@ -174,14 +175,16 @@ class CalibratedModel(CostModel):
         head = self.calibration.head(sampled) if sampled else 0.0
         return self.calibration.operators["others"](tokens) + head
 
-    def prefill_attention(self, chunks: Sequence[tuple[int, int]]) -> float:
-        """Of one chunk, as `chunk_attention` asks. Between the measured starts, straight lines.
+    def chunk_attention(self, start: int, length: int) -> float:
+        """Between the measured starts, straight lines again.
 
         A chunk at 0 is no such start: it runs the causal kernel.
         """
-        [(start, length)], found = chunks, self.calibration
-        by_start = Curve(found.starts, [curve(length) for curve in found.chunks])
-        return by_start(start) if start else found.prompt(length)
+        found = self.calibration
+        if (start, length) not in self._chunk:
+            by_start = Curve(found.starts, [curve(length) for curve in found.chunks])
+            self._chunk[start, length] = by_start(start) if start else found.prompt(length)
+        return self._chunk[start, length]
 
     def attention(self, batch: Batch) -> float:
         decode = self._decode
