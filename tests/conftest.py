@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from unittest import mock
 
 import matplotlib.pyplot as plt
@@ -43,7 +43,7 @@ from more.loading.files import DEMO
 from more.loading.load import new_model, random_weights
 from more.loading.tokenizer import load_tokenizer
 from scheduler import POLICIES, Scheduler
-from simulate import run_all
+from simulate import CostExecutor, run_all
 
 sys.modules.setdefault("tests.conftest", sys.modules[__name__])  # one module under both names
 pytest.register_assert_rewrite("tests.oracle")  # its failures show values
@@ -254,6 +254,11 @@ def one_at_a_time(model: Transformer, prompt: list[int], count: int) -> list[int
                 int(model.forward_full(torch.tensor([tokens], device=model.device))[0, -1].argmax())
             )
     return tokens[len(prompt) :]
+
+
+def second_by_second() -> CostExecutor:
+    """Runs nothing: every iteration takes a second, and every token is 0."""
+    return CostExecutor(SimpleNamespace(seconds=lambda batch: 1.0))
 
 
 def run_loop(scheduler: Scheduler, executor: Executor, requests: Iterable[Request]) -> Loop:
