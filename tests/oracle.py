@@ -11,7 +11,7 @@ are tiny and in float64, so that tokens agree exactly.
 """
 
 import random
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -638,17 +638,72 @@ def by_stream(play: Play, llm: LLM | None = None) -> Found:
     return found
 
 
+class Clients:
+    """Collects what a runner delivers, and what it tells.
+
+    deltas: by tag. events: all of them. at: iteration -> what to do after it (the engine thread
+    does it, so that the moment is the same in each run).
+    """
+
+    def __init__(self, engine: object, queue: int = 1000):
+        self.deltas: dict[object, list[Delta]] = defaultdict(list)
+        self.events: list[dict] = []
+        self.at: dict[int, list[Callable[[], object]]] = defaultdict(list)
+        self.runner = Runner(engine, queue=queue, deliver=self.deliver)
+        self.runner.watch(self.watch)
+
+    def deliver(self, news: list[tuple[object, Delta]]) -> None:
+        for tag, delta in news:
+            self.deltas[tag].append(delta)
+
+    def watch(self, event: dict) -> None:
+        self.events.append(event)
+        if event["type"] == "iteration":
+            for do in self.at.pop(event["n"], ()):
+                do()
+
+    def submit(self, tags: Sequence[object], prompt: Sequence[int], most: int) -> None:
+        """A request for each tag."""
+        self.runner.submit([Request(0, prompt, most) for _ in tags], tags)
+
+    def wait(self, tags: Sequence[object]) -> None:
+        with self.runner.changed:
+            ended = self.runner.changed.wait_for(lambda: not self.runner.streams, PATIENCE)
+        assert ended and all(map(self.reason, tags)), "a stream did not end"
+
+    def reason(self, tag: object) -> str | None:
+        return self.deltas[tag][-1].finish_reason if self.deltas[tag] else None
+
+    def tokens(self, tag: object) -> list[int]:
+        """Of a stream that has ended: it ended once, at its end."""
+        *before, last = self.deltas[tag]
+        assert last.finish_reason, f"{tag} goes on"
+        assert not any(delta.finish_reason for delta in before), f"{tag} ended twice"
+        return [delta.token for delta in self.deltas[tag] if delta.token is not None]
+
+    def told(self, kind: str) -> list[dict]:
+        return [event for event in self.events if event["type"] == kind]
+
+    def finish(self) -> None:
+        """Run all to its end. Then nothing of any request may be left."""
+        runner = self.runner
+        if not runner.thread.is_alive():
+            runner.start()
+        assert runner.drain(PATIENCE), "requests are left"
+        runner.close()
+        assert not runner.thread.is_alive()
+        check_runner(runner)
+        assert sorted(event["id"] for event in self.told("queued")) == sorted(
+            event["id"] for event in self.told("ended")
+        )
+
+
 def by_runner(play: Play) -> Found:
     """The acts come in the engine thread, after its steps. So they are the same in each run."""
-    engine, script, news = RealEngine(ready(play)), play.script(), {}
+    clients, script = Clients(RealEngine(ready(play))), play.script()
     requests = {number: asked.request(number) for number, asked in enumerate(play.asked)}
-    failed: list[BaseException] = []
-    events: list[dict] = []
+    runner, failed = clients.runner, []
     switches: list[Future[list[int]]] = []  # what they answer: the requests that they preempt
-
-    def deliver(deltas: list[tuple[int, Delta]]) -> None:
-        for number, delta in deltas:
-            news.setdefault(number, []).append(delta)
 
     def act_before(step: int, idle: bool) -> None:
         for act, what in due(script, step, idle):
@@ -661,7 +716,6 @@ def by_runner(play: Play) -> Found:
                 switches.append(runner.switch(*what))
 
     def watch(event: dict) -> None:
-        events.append(event)
         try:
             if event["type"] == "iteration":
                 loop = runner.loop
@@ -670,14 +724,12 @@ def by_runner(play: Play) -> Found:
         except BaseException as error:  # noqa: BLE001 (raised below, in the thread of the test)
             failed.append(error)
 
-    runner = Runner(engine, queue=1000, deliver=deliver)
     runner.watch(watch)
     act_before(0, True)
     runner.start()
     try:
         while True:
-            with runner.changed:
-                assert runner.changed.wait_for(lambda: not runner.streams, PATIENCE), "it starves"
+            clients.wait(())
             if not script or failed:
                 break
             act_before(runner.iterations, True)
@@ -685,17 +737,15 @@ def by_runner(play: Play) -> Found:
         runner.close()
     assert not failed and not runner.failures, (failed, runner.error)
     check_runner(runner)
-    check_lanes(events, play.size)
-    said = [event["preempted"] for event in events if event["type"] == "switched"]
+    check_lanes(clients.events, play.size)
+    said = [event["preempted"] for event in clients.told("switched")]
     answers = [each.result() for each in switches if not each.exception()]
     assert answers == said, "or it was closed before"
     found = {}
-    for number, deltas in news.items():
-        assert not any(delta.finish_reason for delta in deltas[:-1]), "it ends twice"
+    for number, deltas in clients.deltas.items():
         moments = [requests[number].arrival, *(delta.moment for delta in deltas)]
         assert moments == sorted(moments), "the moments of its news go back"
-        tokens = [delta.token for delta in deltas if delta.token is not None]
-        found[number] = tokens, deltas[-1].finish_reason
+        found[number] = clients.tokens(number), clients.reason(number)
     return found
 
 

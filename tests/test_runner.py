@@ -4,8 +4,6 @@ nothing of a request that has ended is kept.
 
 import random
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Sequence
 from unittest import mock
 
 import pytest
@@ -20,73 +18,12 @@ from engine import LLM, SamplingParams
 from loop import Loop
 from more.web.priced import Clock, PricedEngine
 from more.web.real import RealEngine
-from more.web.runner import Delta, Full, Runner, Stopping, take_over
+from more.web.runner import Full, Stopping, take_over
 from scheduler import POLICIES, SarathiServe, make_scheduler
 from simulate import CostExecutor, make_cost_model, simulate
-from tests.oracle import check_runner
+from tests.oracle import PATIENCE, Clients, check_runner
 
 NAMES = ["sarathi", "orca", "hybrid_only", "dynamic:12,6", "vllm_v0:40"]
-PATIENCE = 60.0  # s until a test gives up
-
-
-class Clients:
-    """Collects what a runner delivers, and what it tells.
-
-    deltas: by tag. events: all of them. at: iteration -> what to do after it (the engine thread
-    does it, so that the moment is the same in each run).
-    """
-
-    def __init__(self, engine: object, queue: int = 1000):
-        self.deltas: dict[object, list[Delta]] = defaultdict(list)
-        self.events: list[dict] = []
-        self.at: dict[int, list[Callable[[], object]]] = defaultdict(list)
-        self.runner = Runner(engine, queue=queue, deliver=self.deliver)
-        self.runner.watch(self.watch)
-
-    def deliver(self, news: list[tuple[object, Delta]]) -> None:
-        for tag, delta in news:
-            self.deltas[tag].append(delta)
-
-    def watch(self, event: dict) -> None:
-        self.events.append(event)
-        if event["type"] == "iteration":
-            for do in self.at.pop(event["n"], ()):
-                do()
-
-    def submit(self, tags: Sequence[object], prompt: Sequence[int], most: int) -> None:
-        """A request for each tag."""
-        self.runner.submit([Request(0, prompt, most) for _ in tags], tags)
-
-    def wait(self, tags: Sequence[object]) -> None:
-        with self.runner.changed:
-            ended = self.runner.changed.wait_for(lambda: not self.runner.streams, PATIENCE)
-        assert ended and all(map(self.reason, tags)), "a stream did not end"
-
-    def reason(self, tag: object) -> str | None:
-        return self.deltas[tag][-1].finish_reason if self.deltas[tag] else None
-
-    def tokens(self, tag: object) -> list[int]:
-        """Of a stream that has ended: it ended once, at its end."""
-        *before, last = self.deltas[tag]
-        assert last.finish_reason, f"{tag} goes on"
-        assert not any(delta.finish_reason for delta in before), f"{tag} ended twice"
-        return [delta.token for delta in self.deltas[tag] if delta.token is not None]
-
-    def told(self, kind: str) -> list[dict]:
-        return [event for event in self.events if event["type"] == kind]
-
-    def finish(self) -> None:
-        """Run all to its end. Then nothing of any request may be left."""
-        runner = self.runner
-        if not runner.thread.is_alive():
-            runner.start()
-        assert runner.drain(PATIENCE), "requests are left"
-        runner.close()
-        assert not runner.thread.is_alive()
-        check_runner(runner)
-        assert sorted(event["id"] for event in self.told("queued")) == sorted(
-            event["id"] for event in self.told("ended")
-        )
 
 
 class FastClock(Clock):
