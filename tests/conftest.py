@@ -33,6 +33,7 @@ from attention import Attention, FlatBatch, Span, reference
 from batch import Request
 from command.cli import MARK, run_main
 from configs import MODELS, ModelConfig
+from engine import LLM
 from experiments.lib import look
 from kvcache import KVCache
 from loop import Executor, Loop
@@ -42,6 +43,7 @@ from more.loading import policyfile
 from more.loading.files import DEMO
 from more.loading.load import new_model, random_weights
 from more.loading.tokenizer import load_tokenizer
+from sampling import Sampler, sample
 from scheduler import POLICIES, Scheduler
 from simulate import CostExecutor, run_all
 
@@ -138,6 +140,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> str:
     """A name that `LLM` accepts for a model that loads at once."""
     monkeypatch.setitem(MODELS, "small", dataclasses.replace(TINY["llama-gqa"], name="small"))
     return "small"
+
+
+def small_llm(**options: object) -> LLM:
+    """An LLM of the fixture `small`, with weights that make its tokens vary, in float64."""
+    llm = LLM("small", dtype="float64", device="cpu", **options)
+    llm.model = tiny_model("llama-gqa")
+    return llm
 
 
 def call(script: ModuleType | str, *arguments: object) -> subprocess.CompletedProcess:
@@ -245,14 +254,20 @@ def assert_within(found: Tensor, exact: Tensor, bound: Tensor | float) -> None:
     assert (off <= bound).all(), f"off by {(off / bound).max().item():.3g} of what rounding may do"
 
 
-def one_at_a_time(model: Transformer, prompt: list[int], count: int) -> list[int]:
-    """Greedy tokens without cache, batch or scheduler: recompute everything for every token."""
-    tokens = list(prompt)
+def last_logits(model: Transformer, tokens: list[int]) -> Tensor:
+    """(vocab,)"""
     with torch.inference_mode():
-        for _ in range(count):
-            tokens.append(
-                int(model.forward_full(torch.tensor([tokens], device=model.device))[0, -1].argmax())
-            )
+        return model.forward_full(torch.tensor([tokens], device=model.device))[0, -1]
+
+
+def one_at_a_time(
+    model: Transformer, prompt: list[int], count: int, sampler: Sampler | None = None
+) -> list[int]:
+    """Tokens without cache, batch or scheduler: recompute everything for every token."""
+    tokens = list(prompt)
+    for _ in range(count):
+        logits = last_logits(model, tokens)
+        tokens += sample(logits[None], [sampler]) if sampler else [int(logits.argmax())]
     return tokens[len(prompt) :]
 
 

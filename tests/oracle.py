@@ -51,7 +51,7 @@ from more.policies.srpt import SRPT
 from more.policies.vtc import VTC
 from more.web.real import RealEngine
 from more.web.runner import Delta, Runner
-from sampling import Sampler, SamplingParams, sample
+from sampling import Sampler, SamplingParams
 from scheduler import (
     POLICIES,
     ChunkedOnly,
@@ -65,7 +65,7 @@ from scheduler import (
     held,
     make_scheduler,
 )
-from tests.conftest import TINY, tiny_model
+from tests.conftest import TINY, last_logits, one_at_a_time, small_llm, tiny_model
 
 LONGEST = 40  # tokens of prompt and output: fewer than the tiny models have positions
 OUTPUT = 14  # tokens, at most
@@ -110,24 +110,9 @@ def known(family: str) -> list[Known]:
         if number % 3 == 0:
             how = rng.choice((0.5, 1.0, 3.0)), rng.choice((0, 7)), rng.choice((1.0, 0.8))
             params = SamplingParams(OUTPUT, *how)
-        found.append(Known(prompt, params, number, follow(model, prompt, params, number)))
+        tokens = one_at_a_time(model, prompt, OUTPUT, params and Sampler(params, number))
+        found.append(Known(prompt, params, number, tokens))
     return found
-
-
-def follow(
-    model: Transformer, prompt: list[int], params: SamplingParams | None, seed: int
-) -> list[int]:
-    tokens, sampler = list(prompt), params and Sampler(params, seed)
-    for _ in range(OUTPUT):
-        logits = last_logits(model, tokens)
-        tokens += sample(logits[None], [sampler]) if sampler else [int(logits.argmax())]
-    return tokens[len(prompt) :]
-
-
-def last_logits(model: Transformer, tokens: list[int]) -> torch.Tensor:
-    """(vocab,)"""
-    with torch.inference_mode():
-        return model.forward_full(torch.tensor([tokens]))[0, -1]
 
 
 @dataclass(frozen=True)
@@ -569,8 +554,7 @@ def llm_of(fast: bool) -> LLM:
     size = {"max_batch_size": 6, "max_length": LONGEST + 1}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MODELS, "small", replace(TINY[SERVED], name="small"))
-        llm = LLM("small", fast=False, dtype="float64", device="cpu", cost=price, **size)
-    llm.model = tiny_model(SERVED)
+        llm = small_llm(fast=False, cost=price, **size)
     if fast:
         llm.attention = choose_backend("auto", llm.device, llm.dtype, llm.config)
         made = speed_up(llm.model, llm.cache, llm.attention, measure=False)

@@ -7,7 +7,7 @@ import threading
 from unittest import mock
 
 import pytest
-import torch
+from conftest import small_llm
 from watch import wait_for
 
 from batch import Batch, Request
@@ -44,17 +44,7 @@ def priced(**options: object) -> Clients:
 
 @pytest.fixture
 def llm(small: str) -> LLM:
-    """A model whose greedy tokens vary: weights ten times as large, as in `conftest.tiny_model`."""
-    return new_llm(small)
-
-
-def new_llm(name: str, **options: object) -> LLM:
-    options = {"max_batch_size": 4, "max_length": 64, "chunk_size": 8} | options
-    made = LLM(name, dtype="float64", fast=False, **options)
-    with torch.no_grad():
-        for parameter in made.model.parameters():
-            parameter.mul_(10 if parameter.dim() == 2 else 1)
-    return made
+    return small_llm(max_batch_size=4, max_length=64, chunk_size=8, fast=False)
 
 
 def alone(llm: LLM, prompt: list[int], most: int) -> list[int]:
@@ -215,7 +205,7 @@ def test_closing_ends_a_long_batch_and_all_that_waits() -> None:
 def test_what_can_never_run_is_refused_with_all_that_came_with_it(
     small: str, prompt: list[int], message: str
 ) -> None:
-    clients = Clients(RealEngine(new_llm(small, cache_tokens=40)))
+    clients = Clients(RealEngine(small_llm(max_batch_size=4, cache_tokens=40)))
     with pytest.raises(UserError, match=message):
         clients.runner.submit([Request(0, [1], 3), Request(0, prompt, 9)], ["fine", "bad"])
     clients.finish()
