@@ -316,6 +316,27 @@ def attend_spans(
     return backend(batch, cache)(0, qkv).view_as(q)
 
 
+def attention_case(
+    shape: tuple[int, list[int], list[int]], head_dim: int, n_kv_head: int, dtype: torch.dtype,
+    length: int,
+) -> tuple[Tensor, Tensor, Tensor, list[int], list[int]]:  # fmt: skip
+    """Drawn arguments of `attend_spans`. shape: rows of each request, slots, contexts."""
+    rows, slots, contexts = shape
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(len(slots), rows, 4, head_dim, generator=generator, dtype=torch.float64)
+    sizes = 2, n_kv_head, 4, length, head_dim
+    keys, values = torch.randn(sizes, generator=generator, dtype=torch.float64)
+    return q.to(dtype), keys.to(dtype), values.to(dtype), slots, contexts
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """As in earnest; the other tests have one."""
+    torch.set_num_threads(SEVERAL)
+    yield
+    torch.set_num_threads(THREADS)
+
+
 def sketch(figure: plt.Figure, path: Path, *_: object, **__: object) -> None:
     """Stands for look.save_figure, which takes a second to lay a picture out, twice."""
     path.write_bytes(b"\x89PNG Software\0" + MARK.encode())
