@@ -317,9 +317,8 @@ def attend_spans(
 
 
 def attention_case(
-    shape: tuple[int, list[int], list[int]], head_dim: int, n_kv_head: int, dtype: torch.dtype,
-    length: int,
-) -> tuple[Tensor, Tensor, Tensor, list[int], list[int]]:  # fmt: skip
+    shape: tuple, head_dim: int, n_kv_head: int, dtype: torch.dtype, length: int
+) -> tuple[Tensor, Tensor, Tensor, list[int], list[int]]:
     """Drawn arguments of `attend_spans`. shape: rows of each request, slots, contexts."""
     rows, slots, contexts = shape
     generator = torch.Generator().manual_seed(0)
