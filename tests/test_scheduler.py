@@ -28,8 +28,12 @@ def drive(
     return batches
 
 
-def requests_of(*shapes: tuple[int, int]) -> list[Request]:
-    return [Request(i, range(prompt), output) for i, (prompt, output) in enumerate(shapes)]
+def requests_of(*work: tuple) -> list[Request]:
+    """work: prompt and output tokens of each; and when it arrives, if not at 0."""
+    return [
+        Request(i, range(prompt), output, arrival=sum(arrival))
+        for i, (prompt, output, *arrival) in enumerate(work)
+    ]
 
 
 def shapes(batches: list[Batch]) -> list[tuple[list[int], int]]:
