@@ -840,10 +840,14 @@ def by_stages(llm: LLM, play: Play) -> Found:
     return {i: (output.token_ids, output.finish_reason) for i, output in enumerate(outputs)}
 
 
-def perform(driver: str, seed: object, policy: str | None = None) -> Play:
-    """Draw a play that this driver can perform, let it, and check what it found."""
-    served, beams = driver in ("LLM", "Runner"), driver in ("Loop", "LLM")
+def perform(driver: str, seed: object, policy: str | None = None, paged: bool = False) -> Play:
+    """Draw a play that this driver can perform, let it, and check what it found.
+
+    paged: its cache is in blocks; else that of some plays is.
+    """
+    served, beams = driver in ("LLM", "Runner"), driver in ("Loop", "LLM") and not paged
     play = draw(seed, policy, SERVED if served else None, beams)
+    play = in_blocks(replace(play, blocks=None)) if paged else play
     check(play, DRIVERS[driver](play))
     return play
 
