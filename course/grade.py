@@ -27,7 +27,7 @@ from io import StringIO
 from pathlib import Path
 
 from command.checks import UserError
-from command.cli import as_cell, claim, write_file
+from command.cli import ROOT, as_cell, claim, write_file
 from course.check.frame import examine, lines
 from course.exercises import ENDLESS, EXERCISES, STUBS, UNLOADED, AnswerError, Exercise, read_answer
 from course.feedback import Grade, harmless, results_json, rubric, write_feedback
@@ -36,7 +36,6 @@ from course.sandbox import PROTECTIONS
 from course.submissions import Submission, files_of, submission, submissions
 from course.worker import LONGEST_ANSWER
 
-ROOT = Path(__file__).resolve().parent.parent
 MEMORY = 1 << 30  # bytes, beyond what Python, numpy and torch take
 # s of the processor: until a worker is ready; of one answer, of an exercise's, of a submission's
 START, CASE, EXERCISE, WHOLE = 60.0, 5.0, 15.0, 60.0

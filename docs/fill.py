@@ -19,18 +19,16 @@ from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from functools import cache
 from io import StringIO
-from pathlib import Path
 from string import Formatter
 
 from command.checks import UserError, lookup
-from command.cli import run_main, write_file
+from command.cli import ROOT, run_main, write_file
 from command.flags import Parser, markdown
 from course.exercises import LESSONS
 from experiments import bench, beside_benchmarks, fidelity, studies, validate
 from experiments.lib import common, holes
 from experiments.lib.rows import Rows, read_rows
 
-ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 100
 NUMBER = r"[+-]?\d+(?:[.,]\d+)*"
 BLOCK = re.compile(

@@ -21,7 +21,7 @@ from types import CodeType, SimpleNamespace
 
 from command.checks import UserError
 from course.sketch import INK, Bar, Line, Panel, svg
-from experiments.lib.colours import COLOURS, OPERATOR_LOOKS, SERIES
+from experiments.lib.colours import COLOURS, SERIES, bars
 from experiments.lib.colours import LOOKS as POLICY_LOOKS
 from more.pictures.lanes import request_lanes
 from more.pictures.looks import LOOKS
@@ -88,6 +88,7 @@ class Axes:
         bottom: float | Sequence[float] = 0.0,
         color: str = INK,
         label: str = "",
+        **style: object,
     ) -> None:
         if isinstance(places, str):
             places, heights, bottom = [places], [heights], [bottom]
@@ -221,15 +222,6 @@ def subplots(rows: int = 1, columns: int = 1, **style: object) -> tuple[SimpleNa
     SHOWN.extend(panels)
     figure = SimpleNamespace(suptitle=panels[0].set_title)
     return figure, panels[0] if len(panels) == 1 else panels
-
-
-def bars(axes: Axes, places: Sequence[str], operators: Sequence[Mapping[str, float]]) -> None:
-    """Stacked bars, as notebooks/lesson.py draws them."""
-    low = [0.0] * len(places)
-    for name, (colour, _) in OPERATOR_LOOKS.items():
-        heights = [each.get(name, 0.0) for each in operators]
-        axes.bar(places, heights, bottom=low, color=colour, label=name)
-        low = [under + height for under, height in zip(low, heights, strict=True)]
 
 
 NAMES = {

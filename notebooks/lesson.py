@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt
 from IPython import get_ipython
 from IPython.display import clear_output, display
 
+from experiments.lib.colours import bars
 from experiments.lib.common import paper_numbers, print_table
 from experiments.lib.look import COLOURS, GREY, OPERATOR_LOOKS, SERIES, star, use_style
 from experiments.lib.measuring import this_machine
@@ -74,16 +75,6 @@ def plain_ticks(axis, places=None) -> None:
     else:
         axis.set_ticks(list(places), [f"{place:g}" for place in places])
     axis.set_minor_locator(matplotlib.ticker.NullLocator())
-
-
-def bars(axes, places, operators, width: float = 0.6) -> None:
-    """Stacked bars: one for each place, `operators` a list of {operator: height}."""
-    low = [0.0] * len(operators)
-    for name, colour in OPERATOR_COLOURS.items():
-        heights = [each.get(name, 0.0) for each in operators]
-        style = {"color": colour, "label": name, "edgecolor": "white", "linewidth": 0.5}
-        axes.bar(places, heights, width, bottom=low, **style)
-        low = [under + height for under, height in zip(low, heights, strict=True)]
 
 
 def gantts(traces: Mapping[str, Trace], bound: float, names: Mapping[int, str], title: str) -> None:

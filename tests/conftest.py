@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from unittest import mock
 
 import matplotlib.pyplot as plt
@@ -33,6 +33,7 @@ from attention import Attention, FlatBatch, Span, reference
 from batch import Request
 from command.cli import MARK, run_main
 from configs import MODELS, ModelConfig
+from engine import LLM
 from experiments.lib import look
 from kvcache import KVCache
 from loop import Executor, Loop
@@ -42,8 +43,9 @@ from more.loading import policyfile
 from more.loading.files import DEMO
 from more.loading.load import new_model, random_weights
 from more.loading.tokenizer import load_tokenizer
+from sampling import Sampler, sample
 from scheduler import POLICIES, Scheduler
-from simulate import run_all
+from simulate import CostExecutor, run_all
 
 sys.modules.setdefault("tests.conftest", sys.modules[__name__])  # one module under both names
 pytest.register_assert_rewrite("tests.oracle")  # its failures show values
@@ -138,6 +140,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> str:
     """A name that `LLM` accepts for a model that loads at once."""
     monkeypatch.setitem(MODELS, "small", dataclasses.replace(TINY["llama-gqa"], name="small"))
     return "small"
+
+
+def small_llm(**options: object) -> LLM:
+    """An LLM of the fixture `small`, with weights that make its tokens vary, in float64."""
+    llm = LLM("small", dtype="float64", device="cpu", **options)
+    llm.model = tiny_model("llama-gqa")
+    return llm
 
 
 def call(script: ModuleType | str, *arguments: object) -> subprocess.CompletedProcess:
@@ -245,15 +254,26 @@ def assert_within(found: Tensor, exact: Tensor, bound: Tensor | float) -> None:
     assert (off <= bound).all(), f"off by {(off / bound).max().item():.3g} of what rounding may do"
 
 
-def one_at_a_time(model: Transformer, prompt: list[int], count: int) -> list[int]:
-    """Greedy tokens without cache, batch or scheduler: recompute everything for every token."""
-    tokens = list(prompt)
+def last_logits(model: Transformer, tokens: list[int]) -> Tensor:
+    """(vocab,)"""
     with torch.inference_mode():
-        for _ in range(count):
-            tokens.append(
-                int(model.forward_full(torch.tensor([tokens], device=model.device))[0, -1].argmax())
-            )
+        return model.forward_full(torch.tensor([tokens], device=model.device))[0, -1]
+
+
+def one_at_a_time(
+    model: Transformer, prompt: list[int], count: int, sampler: Sampler | None = None
+) -> list[int]:
+    """Tokens without cache, batch or scheduler: recompute everything for every token."""
+    tokens = list(prompt)
+    for _ in range(count):
+        logits = last_logits(model, tokens)
+        tokens += sample(logits[None], [sampler]) if sampler else [int(logits.argmax())]
     return tokens[len(prompt) :]
+
+
+def second_by_second() -> CostExecutor:
+    """Runs nothing: every iteration takes a second, and every token is 0."""
+    return CostExecutor(SimpleNamespace(seconds=lambda batch: 1.0))
 
 
 def run_loop(scheduler: Scheduler, executor: Executor, requests: Iterable[Request]) -> Loop:
@@ -294,6 +314,26 @@ def attend_spans(
     qkv = torch.cat((q.flatten(0, 1), *written), dim=1)  # (n * Tq, heads, head_dim)
     batch = FlatBatch(positions, own, positions, spans, positions[:0])
     return backend(batch, cache)(0, qkv).view_as(q)
+
+
+def attention_case(
+    shape: tuple, head_dim: int, n_kv_head: int, dtype: torch.dtype, length: int
+) -> tuple[Tensor, Tensor, Tensor, list[int], list[int]]:
+    """Drawn arguments of `attend_spans`. shape: rows of each request, slots, contexts."""
+    rows, slots, contexts = shape
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(len(slots), rows, 4, head_dim, generator=generator, dtype=torch.float64)
+    sizes = 2, n_kv_head, 4, length, head_dim
+    keys, values = torch.randn(sizes, generator=generator, dtype=torch.float64)
+    return q.to(dtype), keys.to(dtype), values.to(dtype), slots, contexts
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """As in earnest; the other tests have one."""
+    torch.set_num_threads(SEVERAL)
+    yield
+    torch.set_num_threads(THREADS)
 
 
 def sketch(figure: plt.Figure, path: Path, *_: object, **__: object) -> None:

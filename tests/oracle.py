@@ -11,7 +11,7 @@ are tiny and in float64, so that tokens agree exactly.
 """
 
 import random
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -51,7 +51,7 @@ from more.policies.srpt import SRPT
 from more.policies.vtc import VTC
 from more.web.real import RealEngine
 from more.web.runner import Delta, Runner
-from sampling import Sampler, SamplingParams, sample
+from sampling import Sampler, SamplingParams
 from scheduler import (
     POLICIES,
     ChunkedOnly,
@@ -65,7 +65,7 @@ from scheduler import (
     held,
     make_scheduler,
 )
-from tests.conftest import TINY, tiny_model
+from tests.conftest import TINY, last_logits, one_at_a_time, small_llm, tiny_model
 
 LONGEST = 40  # tokens of prompt and output: fewer than the tiny models have positions
 OUTPUT = 14  # tokens, at most
@@ -110,24 +110,9 @@ def known(family: str) -> list[Known]:
         if number % 3 == 0:
             how = rng.choice((0.5, 1.0, 3.0)), rng.choice((0, 7)), rng.choice((1.0, 0.8))
             params = SamplingParams(OUTPUT, *how)
-        found.append(Known(prompt, params, number, follow(model, prompt, params, number)))
+        tokens = one_at_a_time(model, prompt, OUTPUT, params and Sampler(params, number))
+        found.append(Known(prompt, params, number, tokens))
     return found
-
-
-def follow(
-    model: Transformer, prompt: list[int], params: SamplingParams | None, seed: int
-) -> list[int]:
-    tokens, sampler = list(prompt), params and Sampler(params, seed)
-    for _ in range(OUTPUT):
-        logits = last_logits(model, tokens)
-        tokens += sample(logits[None], [sampler]) if sampler else [int(logits.argmax())]
-    return tokens[len(prompt) :]
-
-
-def last_logits(model: Transformer, tokens: list[int]) -> torch.Tensor:
-    """(vocab,)"""
-    with torch.inference_mode():
-        return model.forward_full(torch.tensor([tokens]))[0, -1]
 
 
 @dataclass(frozen=True)
@@ -569,8 +554,7 @@ def llm_of(fast: bool) -> LLM:
     size = {"max_batch_size": 6, "max_length": LONGEST + 1}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MODELS, "small", replace(TINY[SERVED], name="small"))
-        llm = LLM("small", fast=False, dtype="float64", device="cpu", cost=price, **size)
-    llm.model = tiny_model(SERVED)
+        llm = small_llm(fast=False, cost=price, **size)
     if fast:
         llm.attention = choose_backend("auto", llm.device, llm.dtype, llm.config)
         made = speed_up(llm.model, llm.cache, llm.attention, measure=False)
@@ -638,17 +622,72 @@ def by_stream(play: Play, llm: LLM | None = None) -> Found:
     return found
 
 
+class Clients:
+    """Collects what a runner delivers, and what it tells.
+
+    deltas: by tag. events: all of them. at: iteration -> what to do after it (the engine thread
+    does it, so that the moment is the same in each run).
+    """
+
+    def __init__(self, engine: object, queue: int = 1000):
+        self.deltas: dict[object, list[Delta]] = defaultdict(list)
+        self.events: list[dict] = []
+        self.at: dict[int, list[Callable[[], object]]] = defaultdict(list)
+        self.runner = Runner(engine, queue=queue, deliver=self.deliver)
+        self.runner.watch(self.watch)
+
+    def deliver(self, news: list[tuple[object, Delta]]) -> None:
+        for tag, delta in news:
+            self.deltas[tag].append(delta)
+
+    def watch(self, event: dict) -> None:
+        self.events.append(event)
+        if event["type"] == "iteration":
+            for do in self.at.pop(event["n"], ()):
+                do()
+
+    def submit(self, tags: Sequence[object], prompt: Sequence[int], most: int) -> None:
+        """A request for each tag."""
+        self.runner.submit([Request(0, prompt, most) for _ in tags], tags)
+
+    def wait(self, tags: Sequence[object]) -> None:
+        with self.runner.changed:
+            ended = self.runner.changed.wait_for(lambda: not self.runner.streams, PATIENCE)
+        assert ended and all(map(self.reason, tags)), "a stream did not end"
+
+    def reason(self, tag: object) -> str | None:
+        return self.deltas[tag][-1].finish_reason if self.deltas[tag] else None
+
+    def tokens(self, tag: object) -> list[int]:
+        """Of a stream that has ended: it ended once, at its end."""
+        *before, last = self.deltas[tag]
+        assert last.finish_reason, f"{tag} goes on"
+        assert not any(delta.finish_reason for delta in before), f"{tag} ended twice"
+        return [delta.token for delta in self.deltas[tag] if delta.token is not None]
+
+    def told(self, kind: str) -> list[dict]:
+        return [event for event in self.events if event["type"] == kind]
+
+    def finish(self) -> None:
+        """Run all to its end. Then nothing of any request may be left."""
+        runner = self.runner
+        if not runner.thread.is_alive():
+            runner.start()
+        assert runner.drain(PATIENCE), "requests are left"
+        runner.close()
+        assert not runner.thread.is_alive()
+        check_runner(runner)
+        assert sorted(event["id"] for event in self.told("queued")) == sorted(
+            event["id"] for event in self.told("ended")
+        )
+
+
 def by_runner(play: Play) -> Found:
     """The acts come in the engine thread, after its steps. So they are the same in each run."""
-    engine, script, news = RealEngine(ready(play)), play.script(), {}
+    clients, script = Clients(RealEngine(ready(play))), play.script()
     requests = {number: asked.request(number) for number, asked in enumerate(play.asked)}
-    failed: list[BaseException] = []
-    events: list[dict] = []
+    runner, failed = clients.runner, []
     switches: list[Future[list[int]]] = []  # what they answer: the requests that they preempt
-
-    def deliver(deltas: list[tuple[int, Delta]]) -> None:
-        for number, delta in deltas:
-            news.setdefault(number, []).append(delta)
 
     def act_before(step: int, idle: bool) -> None:
         for act, what in due(script, step, idle):
@@ -661,7 +700,6 @@ def by_runner(play: Play) -> Found:
                 switches.append(runner.switch(*what))
 
     def watch(event: dict) -> None:
-        events.append(event)
         try:
             if event["type"] == "iteration":
                 loop = runner.loop
@@ -670,14 +708,12 @@ def by_runner(play: Play) -> Found:
         except BaseException as error:  # noqa: BLE001 (raised below, in the thread of the test)
             failed.append(error)
 
-    runner = Runner(engine, queue=1000, deliver=deliver)
     runner.watch(watch)
     act_before(0, True)
     runner.start()
     try:
         while True:
-            with runner.changed:
-                assert runner.changed.wait_for(lambda: not runner.streams, PATIENCE), "it starves"
+            clients.wait(())
             if not script or failed:
                 break
             act_before(runner.iterations, True)
@@ -685,17 +721,15 @@ def by_runner(play: Play) -> Found:
         runner.close()
     assert not failed and not runner.failures, (failed, runner.error)
     check_runner(runner)
-    check_lanes(events, play.size)
-    said = [event["preempted"] for event in events if event["type"] == "switched"]
+    check_lanes(clients.events, play.size)
+    said = [event["preempted"] for event in clients.told("switched")]
     answers = [each.result() for each in switches if not each.exception()]
     assert answers == said, "or it was closed before"
     found = {}
-    for number, deltas in news.items():
-        assert not any(delta.finish_reason for delta in deltas[:-1]), "it ends twice"
+    for number, deltas in clients.deltas.items():
         moments = [requests[number].arrival, *(delta.moment for delta in deltas)]
         assert moments == sorted(moments), "the moments of its news go back"
-        tokens = [delta.token for delta in deltas if delta.token is not None]
-        found[number] = tokens, deltas[-1].finish_reason
+        found[number] = clients.tokens(number), clients.reason(number)
     return found
 
 
@@ -806,10 +840,14 @@ def by_stages(llm: LLM, play: Play) -> Found:
     return {i: (output.token_ids, output.finish_reason) for i, output in enumerate(outputs)}
 
 
-def perform(driver: str, seed: object, policy: str | None = None) -> Play:
-    """Draw a play that this driver can perform, let it, and check what it found."""
-    served, beams = driver in ("LLM", "Runner"), driver in ("Loop", "LLM")
+def perform(driver: str, seed: object, policy: str | None = None, paged: bool = False) -> Play:
+    """Draw a play that this driver can perform, let it, and check what it found.
+
+    paged: its cache is in blocks; else that of some plays is.
+    """
+    served, beams = driver in ("LLM", "Runner"), driver in ("Loop", "LLM") and not paged
     play = draw(seed, policy, SERVED if served else None, beams)
+    play = in_blocks(replace(play, blocks=None)) if paged else play
     check(play, DRIVERS[driver](play))
     return play
 

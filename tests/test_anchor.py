@@ -26,6 +26,7 @@ ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "vllm_bench.json"
 COST = CostModel(MODELS["llama3.1-8b"], GPUS["h100"], software="vllm", host=HOSTS["vllm-async"])
 SERVER = Replica(COST, 1024, None, utilization=0.9)
+Write = Callable[..., Path]
 COUNT, PROMPT, OUTPUT = 60, 300, 20
 LOADS = {"closed": (8, None, 1.0), "rate": (None, 16.0, 1.0), "burst": (None, None, 1.0)}
 
@@ -76,12 +77,19 @@ def guidellm(load: str) -> dict[str, object]:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "bench.json"
+def written(tmp_path: Path) -> Write:
+    """Writes a benchmark's file, with an entry in each line."""
+
+    def write(*entries: dict[str, object]) -> Path:
+        path = tmp_path / "bench.json"
+        path.write_text("\n".join(map(json.dumps, entries)))
+        return path
+
+    return write
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_a_long_run_of_mixed_lengths(own: bool, file: Path) -> None:
+def test_a_long_run_of_mixed_lengths(own: bool, written: Write) -> None:
     """With each request's own lengths, its end is replayed. With the mean, TPOT is matched."""
     draw = random.Random(0)
     lengths = [(PROMPT, int(min(400, draw.lognormvariate(3, 1))) + 2) for _ in range(600)]
@@ -96,8 +104,7 @@ def test_a_long_run_of_mixed_lengths(own: bool, file: Path) -> None:
     }  # fmt: skip
     if own:
         entry |= {"input_lens": [PROMPT] * 600, "output_lens": outputs}
-    file.write_text(json.dumps(entry))
-    anchor = anchor_of(file, SERVER)
+    anchor = anchor_of(written(entry), SERVER)
     assert anchor.matched == ("output" if own else "mean TPOT")
     assert anchor.factor == pytest.approx(1.3, rel=1e-3 if own else 0.2)
 
@@ -105,10 +112,9 @@ def test_a_long_run_of_mixed_lengths(own: bool, file: Path) -> None:
 @pytest.mark.parametrize("form", [vllm, sglang, guidellm])
 @pytest.mark.parametrize("load", LOADS)
 def test_a_known_factor_comes_back(
-    load: str, form: Callable[[str], dict], file: Path, capsys: pytest.CaptureFixture
+    load: str, form: Callable[[str], dict], written: Write, capsys: pytest.CaptureFixture
 ) -> None:
-    file.write_text(json.dumps(form(load)))
-    found = anchor_of(file, SERVER)
+    found = anchor_of(written(form(load)), SERVER)
     assert found.factor == pytest.approx(1.3, rel=4e-3)
     size = 4096 if form is sglang else 1024
     assert found.load.endswith(f": {COUNT} requests, C = 8192, B = {size}")
@@ -123,30 +129,27 @@ def test_a_known_factor_comes_back(
     assert "far off: mean TTFT;" in capsys.readouterr().out
 
 
-def test_the_server_has_its_own_budget(file: Path) -> None:
+def test_the_server_has_its_own_budget(written: Write) -> None:
     """The file's (--metadata), or vLLM's default."""
     entry = vllm("closed") | {"max_num_batched_tokens": "512", "max_num_seqs": "4"}
-    file.write_text(json.dumps(entry))
-    assert anchor_of(file, SERVER).load.endswith("C = 512, B = 4")
+    assert anchor_of(written(entry), SERVER).load.endswith("C = 512, B = 4")
     assert vllm_defaults(GPUS["a100-80gb"]) == (2048, 256) != vllm_defaults(GPUS["h100"])
 
 
-def test_sglangs_settings_are_its_own(file: Path) -> None:
+def test_sglangs_settings_are_its_own(written: Write) -> None:
     """The chunk size of its flags or for that GPU; chunks and decodes together with a flag."""
     entry = sglang("closed")
     flags = entry["server_info"] | {"chunked_prefill_size": 512, "enable_mixed_chunk": True}
     for server, policy, C in ((None, "prefill_first", 4096), (flags, OURS, 512)):
-        file.write_text(json.dumps(entry | {"server_info": server}))
         small = replace(SERVER, cost=CostModel(MODELS["llama3.1-8b"], GPUS["l40s"]))
-        found = anchor_of(file, small)
+        found = anchor_of(written(entry | {"server_info": server}), small)
         assert f"C = {C}, " in found.load and policy in found.notes[0]
     flags |= {"tp_size": 4, "quantization": "fp8", "dp_size": 2, "enable_dp_attention": True}
-    file.write_text(json.dumps(entry | {"server_info": flags}))
-    told = read_load(file).notes(SERVER)
+    told = read_load(written(entry | {"server_info": flags})).notes(SERVER)
     assert all(any(word in note for note in told) for word in ("of fp8", "TP 4", "2 replicas"))
 
 
-def test_replicas_share_a_load(file: Path) -> None:
+def test_replicas_share_a_load(written: Write) -> None:
     """Of one that has twice the clients, requests and speed of ours, there are two."""
     entry = vllm("closed")
     twice = [key for key in entry if key.startswith(("total_", "request_th", "output_th"))]
@@ -156,42 +159,39 @@ def test_replicas_share_a_load(file: Path) -> None:
     served |= {key: 2 * served[key] for key in twice if key in served}
     served["server_info"]["dp_size"] = 2
     for each in (double, served):
-        file.write_text(json.dumps(each))
-        found = anchor_of(file, SERVER)
+        found = anchor_of(written(each), SERVER)
         assert found.factor == pytest.approx(1.3, rel=4e-3)
         assert found.load.startswith(f"8 clients: {COUNT} requests")
 
 
-def test_of_several_loads_the_middle_one(file: Path) -> None:
+def test_of_several_loads_the_middle_one(written: Write) -> None:
     loads = [vllm("closed") | {"request_throughput": speed} for speed in (9.0, 1.0, 5.0)]
-    file.write_text("\n".join(map(json.dumps, [*loads, vllm("closed") | {"completed": 0}])))
-    run = read_load(file)
+    run = read_load(written(*loads, vllm("closed") | {"completed": 0}))
     assert run.measured["requests"] == 5
     assert run.said == ["of 4 loads, the middle one of 3 that can be read"]
 
 
-def test_prompts_of_a_prefix_cache(file: Path) -> None:
+def test_prompts_of_a_prefix_cache(written: Write) -> None:
     """An H100 computes 71,000 tokens/s of 7 B weights at its peak: 4,000 of them in 57 ms."""
     usual = vllm("closed")
     long, slow = usual | {"total_input_tokens": 4000 * COUNT}, {"request_throughput": 1.0}
     fast = long | {"request_throughput": 40.0}  # 160,000 a s
     for entry, warned in ((usual, 0), (fast, 1), (long | slow | {"mean_ttft_ms": 30.0}, 1)):
-        file.write_text(json.dumps(entry))
-        assert any("prefix cache" in note for note in read_load(file).notes(SERVER)) == warned
+        notes = read_load(written(entry)).notes(SERVER)
+        assert any("prefix cache" in note for note in notes) == warned
 
 
-def test_what_limits_the_load(file: Path) -> None:
+def test_what_limits_the_load(written: Write) -> None:
     """With a rate and clients: the clients, where they are busy."""
     for rate, load in ((1e3, "8 clients"), (0.5, "0.5 requests/s")):
         few = {} if rate > 1 else {"request_throughput": 0.5}
-        file.write_text(json.dumps(vllm("closed") | {"request_rate": rate} | few))
-        assert read_load(file).load == load
+        assert read_load(written(vllm("closed") | {"request_rate": rate} | few)).load == load
     kinds = ("rate", "constant", "16 requests/s", 0.0), ("burst", "synchronous", "1 client", 1.0)
     for form, kind, load, cv in kinds:
         entry = guidellm(form)
         entry["benchmarks"][0]["config"]["strategy"]["type_"] = kind
-        file.write_text(json.dumps(entry))
-        assert (read_load(file).load, read_load(file).cv) == (load, cv)
+        run = read_load(written(entry))
+        assert (run.load, run.cv) == (load, cv)
 
 
 def test_what_a_benchmark_measures_by_hand() -> None:
@@ -216,18 +216,16 @@ def test_how_long_a_replay_is() -> None:
     assert counts == [4800, 600]
 
 
-def test_gaps_and_failures(file: Path) -> None:
+def test_gaps_and_failures(written: Write) -> None:
     """vLLM's burstiness is the shape of gamma gaps: of 4, they vary by a half."""
     entry = vllm("rate") | {"burstiness": 4.0, "completed": COUNT - 6, "p99_itl_ms": 0}
-    file.write_text(json.dumps(entry))
-    run = read_load(file)
+    run = read_load(written(entry))
     assert (run.cv, run.failed) == (0.5, 6) and "P99 ITL" not in run.measured
 
 
-def test_lengths_and_notes(file: Path) -> None:
+def test_lengths_and_notes(written: Write) -> None:
     entry = vllm("closed") | {"total_output_tokens": OUTPUT * COUNT + 7}
-    file.write_text(json.dumps(entry))
-    run = read_load(file)
+    run = read_load(written(entry))
     assert sum(output for _, output in run.lengths) == OUTPUT * COUNT + 7
     assert [note[:12] for note in run.notes(SERVER)] == ["lengths are "]
     other = Replica(CostModel(MODELS["mistral-7b"], GPUS["h100"]), 8, None)
@@ -238,8 +236,7 @@ def test_lengths_and_notes(file: Path) -> None:
     cost = CostModel(replace(COST.model, weights="fp8"), GPUS["h100"], software="vllm")
     assert [note[:12] for note in packed.notes(replace(SERVER, cost=cost))] == ["lengths are "]
     detailed = {"input_lens": [5, 6, 7], "output_lens": [1, 0, 3], "num_prompts": COUNT + 2}
-    file.write_text(json.dumps(entry | detailed))
-    run = read_load(file)
+    run = read_load(written(entry | detailed))
     assert run.lengths == [(5, 1), (7, 3)], "one that failed has no output"
     assert [note[:12] for note in run.notes(SERVER)] == ["2 requests f", "2 requests: "]
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import assert_within, attend_spans, spans_bound
+from conftest import assert_within, attend_spans, attention_case, spans_bound
 
 from attention import PLAIN, chunk_mask
 from configs import ModelConfig
@@ -38,22 +38,14 @@ CASES = {
 }
 
 
-def attention_case(name: str, n_kv_head: int, dtype: torch.dtype, device: str = "cpu") -> tuple:
-    rows, slots, contexts = CASES[name]
-    generator = torch.Generator().manual_seed(0)
-    q = torch.randn(len(slots), rows, 4, 16, generator=generator, dtype=torch.float64)
-    keys, values = torch.randn(2, n_kv_head, 4, 32, 16, generator=generator, dtype=torch.float64)
-    return tuple(tensor.to(device, dtype) for tensor in (q, keys, values)) + (slots, contexts)
-
-
 def in_float64(arguments: tuple) -> tuple:
-    return tuple(part.cpu().double() for part in arguments[:3]) + arguments[3:]
+    return tuple(part.double() for part in arguments[:3]) + arguments[3:]
 
 
 @pytest.mark.parametrize("n_kv_head", [4, 2, 1])
 @pytest.mark.parametrize("case", CASES)
 def test_sdpa_equals_math(case: str, n_kv_head: int) -> None:
-    arguments = attention_case(case, n_kv_head, torch.float64)
+    arguments = attention_case(CASES[case], 16, n_kv_head, torch.float64, 32)
     expected = attend_spans(BACKENDS["math"], *arguments)
     for sdpa in (PLAIN["sdpa"], BACKENDS["sdpa"]):
         assert_within(attend_spans(sdpa, *arguments), expected, 2 * spans_bound(*arguments))
@@ -61,7 +53,7 @@ def test_sdpa_equals_math(case: str, n_kv_head: int) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_bfloat16_stays_close_to_float64(case: str) -> None:
-    arguments = attention_case(case, 2, torch.bfloat16)
+    arguments = attention_case(CASES[case], 16, 2, torch.bfloat16, 32)
     rounding = spans_bound(*arguments, scores=torch.bfloat16)
     exact = attend_spans(BACKENDS["math"], *in_float64(arguments))
     for backend in (BACKENDS["math"], PLAIN["sdpa"], BACKENDS["sdpa"]):

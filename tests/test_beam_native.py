@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import SEVERAL, THREADS, assert_within, attention_bound
+from conftest import assert_within, attention_bound
 from torch import Tensor
 
 from attention import reference, split_heads
@@ -15,7 +15,10 @@ from more.fast import native
 
 DTYPES = [torch.float32, torch.bfloat16]
 NAN = float("nan")
-pytestmark = pytest.mark.skipif(not native.compiler(), reason="needs a C++ compiler")
+pytestmark = [
+    pytest.mark.skipif(not native.compiler(), reason="needs a C++ compiler"),
+    pytest.mark.usefixtures("two_threads"),
+]
 
 
 class Case:
@@ -113,12 +116,7 @@ def spans_of(memories: list) -> list[BeamSpan]:
 
 
 def attend(spans: list[BeamSpan], case: Case) -> Tensor:
-    """With two threads, as in earnest; elsewhere the tests have one."""
-    torch.set_num_threads(SEVERAL)
-    try:
-        return beam_native.attention(spans, case.cache)(1, case.qkv)
-    finally:
-        torch.set_num_threads(THREADS)
+    return beam_native.attention(spans, case.cache)(1, case.qkv)
 
 
 def integer(low: int, high: int) -> int:

@@ -7,7 +7,7 @@ from itertools import pairwise, product
 
 import pytest
 
-from batch import Batch, Chunk, Request
+from batch import Request
 from command.checks import UserError
 from configs import GPUS, LINKS, MODELS
 from configs.constants import WAIT
@@ -21,18 +21,6 @@ from simulate import simulate
 
 NUMBERS = paper_numbers()
 SARATHI = EFFICIENCY["a6000", "sarathi"]
-
-
-def chunk(length: int, start: int = 0, prompt: int | None = None) -> Chunk:
-    return Chunk(Request(0, range(prompt or start + length), max_tokens=2), start, length)
-
-
-def decodes(count: int, context: int) -> list[Request]:
-    """Decodes that attend to `context` tokens, their own included."""
-    return [
-        Request(1 + i, range(context - 1), max_tokens=2, prefilled=context - 1, context=context - 1)
-        for i in range(count)
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +39,16 @@ def test_padded_to_tiles():
 def test_more_tokens_never_cost_less(model, gpu):
     software = "vllm" if MODELS[model].experts else "sarathi"
     cost = CostModel(MODELS[model], GPUS[gpu], software=software)
-    chunks = [cost.seconds(Batch([chunk(length)], [])) for length in range(1, 600)]
+    chunks = [cost.seconds(make_batch([(0, n, n)])) for n in range(1, 600)]
     assert all(later > earlier > 0 for earlier, later in pairwise(chunks))
-    contexts = [cost.seconds(Batch([], decodes(4, context))) for context in (2, 100, 1000)]
+    contexts = [cost.seconds(make_batch(decodes=4, context=n)) for n in (2, 100, 1000)]
     assert contexts == sorted(contexts)
-    starts = [cost.seconds(Batch([chunk(128, start)], [])) for start in (0, 128, 512)]
+    starts = [cost.seconds(make_batch([(n, 128, n + 128)])) for n in (0, 128, 512)]
     assert starts == sorted(starts)
 
 
 def test_the_host_waits_for_nobody_or_works_beside_the_gpu(cost):
-    batch = Batch([chunk(300)], decodes(4, 800))  # five requests
+    batch = make_batch([(0, 300, 300)], 4, 800)  # five requests
     kernels = cost.seconds(batch)
     for host, seconds in (
         (Host(0.5, 0.1), kernels + 0.5 + 5 * 0.1),
@@ -149,9 +137,9 @@ def test_fp8_halves_the_weights_and_what_they_take() -> None:
 
 
 def test_logits_only_for_sampled_rows(cost):
-    unfinished = Batch([chunk(128, prompt=129)], [])
+    unfinished, whole = (make_batch([(0, 128, prompt)]) for prompt in (129, 128))
     assert cost.operators(unfinished)["others"] == 0
-    assert 0 < cost.operators(Batch([chunk(128)], []))["others"] < 0.05 * cost.seconds(unfinished)
+    assert 0 < cost.operators(whole)["others"] < 0.05 * cost.seconds(unfinished)
 
 
 def test_fit_is_to_table_2_and_fig_7_only_and_within_5_percent():
@@ -175,7 +163,7 @@ def test_tensor_parallelism(model):
     one, eight = (CostModel(config, GPUS["a100-80gb"], tp=tp, link=link) for tp in (1, 8))
     assert sum(i * o for i, o in eight.shapes.values()) * 8 == config.layer_weights
     assert eight.kv_bytes * 8 == one.kv_bytes
-    batch = Batch([chunk(500, start=12)], decodes(12, 3000))
+    batch = make_batch([(12, 500, 512)], 12, 3000)
     operators = eight.operators(batch)
     size = 512 * config.hidden * 2  # bytes of the activations; a ring sends 2 * 7/8 of them
     each = link.latency + size * 1.75 / (300e9 * one.efficiency.memory)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from conftest import THREADS, TINY, one_at_a_time, run_loop, tiny_model
+from conftest import THREADS, TINY, one_at_a_time, run_loop, small_llm, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -110,9 +110,7 @@ def generate(
 
 @pytest.fixture
 def llm(small: str) -> LLM:
-    llm = LLM(small, dtype="float64", max_batch_size=3, chunk_size=8, device="cpu")
-    llm.model = tiny_model("llama-gqa")
-    return llm
+    return small_llm(max_batch_size=3, chunk_size=8)
 
 
 HOW = [  # temperature, top_k, top_p

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import TINY, run_loop, tiny_model
+from conftest import TINY, run_loop, small_llm, tiny_model
 from fake_cuda import graphs_on_a_cpu
 from test_cuda import flash
 from test_engine import PROMPTS, generate, tiny_expected
@@ -99,8 +99,7 @@ def test_no_more_than_the_memory_is_meant_for(
 
 
 def engine() -> LLM:
-    llm = LLM("small", dtype="float64", max_batch_size=3, chunk_size=8, device="cpu", max_length=64)
-    llm.model = tiny_model("llama-gqa")
+    llm = small_llm(max_batch_size=3, chunk_size=8, max_length=64)
     llm.model.make_rotary_tables(64)
     return llm
 

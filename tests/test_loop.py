@@ -1,36 +1,18 @@
 """What the loop takes in, and what a trace tells of it. Its tokens: test_oracle.py."""
 
 import pytest
+from conftest import second_by_second
 
 from batch import Batch, Request
 from command.checks import UserError
-from loop import Loop, Result
+from loop import Loop
 from more.policies import compared
 from scheduler import POLICIES, make_scheduler
 
 
-class Placeholders:
-    """An executor without a model: every token is 7, every iteration takes a second."""
-
-    moment, cost = 0.0, None
-
-    def now(self) -> float:
-        return self.moment
-
-    def wait_until(self, moment: float) -> None:
-        self.moment = moment
-
-    def execute(self, batch: Batch) -> Result:
-        self.moment += 1.0
-        return Result([7] * len(batch.sampled), 1.0)
-
-    def release(self, request: Request) -> None:
-        pass
-
-
 def test_times_by_hand() -> None:
     """One slot, chunks of 4, 4 and 1 tokens, one decode: an iteration takes a second."""
-    loop = Loop(make_scheduler("sarathi", 1, 4), Placeholders())
+    loop = Loop(make_scheduler("sarathi", 1, 4), second_by_second())
     for number in range(2):
         loop.add(Request(number, range(9), 2))
     trace = loop.run()
@@ -55,7 +37,7 @@ def test_recomputed_tokens_are_all_work_beyond_what_is_useful(name: str) -> None
 
     traces = []
     for policy in (POLICIES[name], Thrash):
-        loop = Loop(policy(4, 16), Placeholders())
+        loop = Loop(policy(4, 16), second_by_second())
         for number in range(9):
             loop.add(Request(number, range(5 + 7 * number), 12, arrival=2.0 + number))
         traces.append(trace := loop.run())
@@ -70,7 +52,7 @@ def test_recomputed_tokens_are_all_work_beyond_what_is_useful(name: str) -> None
 
 
 def test_a_cancelled_request_has_no_useful_tokens() -> None:
-    loop = Loop(make_scheduler("orca", 2, 8), Placeholders())
+    loop = Loop(make_scheduler("orca", 2, 8), second_by_second())
     gone, stays = Request(0, range(4), 50), Request(1, range(6), 5, tags={"user": "ann"})
     loop.add(gone)
     loop.add(stays)
@@ -87,7 +69,7 @@ def test_a_cancelled_request_has_no_useful_tokens() -> None:
 
 def test_what_a_loop_takes_in() -> None:
     """Arrivals keep their order. What can never run, or has run, is refused."""
-    executor = Placeholders()
+    executor = second_by_second()
     executor.cost = lambda batch: 3.0
     loop = Loop(make_scheduler("sarathi", 3, 8, 20), executor)
     assert loop.scheduler.cost(Batch([], [])) == 3.0, "a policy may ask what a batch costs"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SEVERAL, THREADS, assert_within, attend_spans, spans_bound, sum_bound, unit
+from conftest import assert_within, attend_spans, attention_case, spans_bound, sum_bound, unit
 from torch import Tensor
 
 import model
@@ -35,24 +35,6 @@ SHAPES = {
 }
 
 
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    """As in earnest; the other tests have one."""
-    torch.set_num_threads(SEVERAL)
-    yield
-    torch.set_num_threads(THREADS)
-
-
-def case(
-    shape: str, head_dim: int, n_kv_head: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor, list[int], list[int]]:
-    rows, slots, contexts = SHAPES[shape]
-    generator = torch.Generator().manual_seed(0)
-    q = torch.randn(len(slots), rows, 4, head_dim, generator=generator)
-    keys, values = torch.randn(2, n_kv_head, 4, 512, head_dim, generator=generator)
-    return q.to(dtype), keys.to(dtype), values.to(dtype), slots, contexts
-
-
 def attend(*arguments) -> Tensor:
     return attend_spans(native.attention, *arguments)
 
@@ -68,7 +50,7 @@ def test_attention_equals_math(
     shape: str, head_dim: int, dtype: torch.dtype, two_threads: None
 ) -> None:
     for n_kv_head in (4, 2, 1):
-        arguments = case(shape, head_dim, n_kv_head, dtype)
+        arguments = attention_case(SHAPES[shape], head_dim, n_kv_head, dtype, 512)
         assert_within(attend(*arguments), exact(*arguments), spans_bound(*arguments))
 
 
@@ -76,7 +58,7 @@ def test_attention_equals_math(
 def test_a_nan_is_not_hidden(dtype: torch.dtype) -> None:
     for shape in ("short chunk, deep", "decodes"):
         for spoiled in range(3):  # q, keys, values
-            arguments = case(shape, 64, 4, dtype)
+            arguments = attention_case(SHAPES[shape], 64, 4, dtype, 512)
             part = arguments[spoiled][:, arguments[3][0]] if spoiled else arguments[0][0]
             part[..., 5] = float("nan")
             assert attend(*arguments)[0].isnan().any()

@@ -28,8 +28,7 @@ from more.policies import compared
 from sampling import SamplingParams
 from scheduler import SarathiServe, Scheduler, make_scheduler, next_chunk
 from simulate import simulate
-from tests import oracle
-from tests.oracle import DRIVERS, check, check_blocks, draw, in_blocks
+from tests.oracle import check_blocks, perform
 
 
 @pytest.fixture
@@ -52,17 +51,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return count
 
 
-def perform(driver: str, policy: str, seeds: range) -> None:
-    family = None if driver == "Loop" else oracle.SERVED
-    for seed in seeds:
-        play = in_blocks(replace(draw(f"paged {seed}", policy, family), blocks=None))
-        check(play, DRIVERS[driver](play))
-
-
 @pytest.mark.parametrize("driver", ["Loop", "LLM", "Runner"])
 def test_blocks_give_the_tokens_of_slots(driver: str, seen: Counter[str]) -> None:
-    for policy in compared():
-        perform(driver, policy, range(2 if driver == "Loop" else 1))
+    for policy, seed in product(compared(), range(2 if driver == "Loop" else 1)):
+        perform(driver, f"paged {seed}", policy, paged=True)
     least = dict.fromkeys(("hits", "own", "evictions", "preemptions"), 1)
     assert seen >= Counter(least), "else the plays would say little"
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_scheduler import requests_of
 
 from batch import Batch, Request
 from configs import GPUS, LINKS, MODELS
@@ -27,21 +28,14 @@ from more.policies import compared
 from scheduler import SarathiServe
 from simulate import simulate
 
-Work = list[tuple]  # prompt and output tokens of each request; and when it arrives, if not at 0
-
-
-def requests_of(work: Work) -> list[Request]:
-    return [
-        Request(i, range(prompt), output, arrival=sum(arrival))
-        for i, (prompt, output, *arrival) in enumerate(work)
-    ]
+Work = list[tuple]  # as `requests_of` takes it
 
 
 def run_by_hand(
     work: Work, costs: Callable, micro_batches: int, stages: int = 2, hop: Hop | None = None
 ) -> PipelineTrace:
     """One request in each micro-batch, dealt out in turn."""
-    requests = requests_of(work)
+    requests = requests_of(*work)
     filled = filled_with(requests, "orca", micro_batches, stages, 1, 256, deal="turns")
     return run_pipeline(filled, costs, PipelineTrace(stages, micro_batches, keep=True), hop)
 
@@ -75,7 +69,7 @@ def test_chunks_of_one_prompt_by_hand() -> None:
         stage 1  |...|P0 |///|P1 |///|P2 |///|P3 |         |...|P0 |P1 |P2 |P3 |
     """
     for deal, seconds, waited in (("queue", 8, 6), ("any", 8, 6), ("ahead", 5, 0)):
-        filled = filled_with(requests_of([(8, 1)]), "sarathi_serve", 2, 2, 4, 2, deal=deal)
+        filled = filled_with(requests_of(*[(8, 1)]), "sarathi_serve", 2, 2, 4, 2, deal=deal)
         trace = run_pipeline(filled, lambda batch: [1.0, 1.0], PipelineTrace(2, 2, keep=True))
         assert (trace.seconds, trace.idle["inter-chunk"], trace.bubble) == (seconds, waited, waited)
         assert trace.busy_share == 8 / (2 * seconds)
@@ -84,7 +78,7 @@ def test_chunks_of_one_prompt_by_hand() -> None:
 
 def test_one_pool_has_the_sum_of_all() -> None:
     """Of B and of the caches; token throttling gives each micro-batch its share of the decodes."""
-    requests = requests_of([(4, 9)] * 6)
+    requests = requests_of(*[(4, 9)] * 6)
     options = {"deal": "ahead", "memory": "split"}
     filled = filled_with(requests, "token_throttling", 3, 3, 2, 64, 40, **options)
     [scheduler] = filled.schedulers
@@ -204,7 +198,7 @@ def test_what_a_policy_counts_is_one_for_all_micro_batches(deal: str) -> None:
 
 def test_chunked_only_alternates_in_each_micro_batch() -> None:
     work = [(1, 9)] * 2 + [(40, 9)] * 2
-    filled = filled_with(requests_of(work), "chunked_only", 2, 2, 2, 4, deal="turns")
+    filled = filled_with(requests_of(*work), "chunked_only", 2, 2, 2, 4, deal="turns")
     kinds: list[list[bool]] = [[], []]
     for number in 6 * [0, 1]:
         batch, _ = filled.next(number, 0.0)
@@ -257,7 +251,7 @@ SIZES = st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(1, 4))
 def test_every_schedule(lengths, policy, sizes, filling, latency, uneven) -> None:
     micro_batches, stages, _ = sizes
     trace = PipelineTrace(stages, micro_batches, keep=True)
-    filled = filled_with(requests_of(lengths), policy, *sizes, 8, **filling)
+    filled = filled_with(requests_of(*lengths), policy, *sizes, 8, **filling)
     run_pipeline(filled, price(stages, uneven), trace, Hop(latency, latency / 10))
 
     assert sorted(request for request, _ in trace.finished) == list(range(len(lengths)))
@@ -292,9 +286,9 @@ def test_one_stage_is_simulate(lengths, policy, batch_size, cache_tokens, deal) 
     """Bit for bit."""
     options = {"policy": policy, "max_batch_size": batch_size, "cache_tokens": cache_tokens}
     options["chunk_size"] = 16
-    flat = simulate(requests_of(lengths), "llama-13b", "a6000", **options)
+    flat = simulate(requests_of(*lengths), "llama-13b", "a6000", **options)
     piped = simulate_pipeline(
-        requests_of(lengths), "llama-13b", "a6000", stages=1, deal=deal, keep=True, **options
+        requests_of(*lengths), "llama-13b", "a6000", stages=1, deal=deal, keep=True, **options
     )
     assert piped.requests.iterations == flat.iterations
     assert piped.requests.lives == flat.lives

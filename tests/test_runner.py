@@ -4,12 +4,10 @@ nothing of a request that has ended is kept.
 
 import random
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Sequence
 from unittest import mock
 
 import pytest
-import torch
+from conftest import small_llm
 from watch import wait_for
 
 from batch import Batch, Request
@@ -20,73 +18,12 @@ from engine import LLM, SamplingParams
 from loop import Loop
 from more.web.priced import Clock, PricedEngine
 from more.web.real import RealEngine
-from more.web.runner import Delta, Full, Runner, Stopping, take_over
+from more.web.runner import Full, Stopping, take_over
 from scheduler import POLICIES, SarathiServe, make_scheduler
 from simulate import CostExecutor, make_cost_model, simulate
-from tests.oracle import check_runner
+from tests.oracle import PATIENCE, Clients, check_runner
 
 NAMES = ["sarathi", "orca", "hybrid_only", "dynamic:12,6", "vllm_v0:40"]
-PATIENCE = 60.0  # s until a test gives up
-
-
-class Clients:
-    """Collects what a runner delivers, and what it tells.
-
-    deltas: by tag. events: all of them. at: iteration -> what to do after it (the engine thread
-    does it, so that the moment is the same in each run).
-    """
-
-    def __init__(self, engine: object, queue: int = 1000):
-        self.deltas: dict[object, list[Delta]] = defaultdict(list)
-        self.events: list[dict] = []
-        self.at: dict[int, list[Callable[[], object]]] = defaultdict(list)
-        self.runner = Runner(engine, queue=queue, deliver=self.deliver)
-        self.runner.watch(self.watch)
-
-    def deliver(self, news: list[tuple[object, Delta]]) -> None:
-        for tag, delta in news:
-            self.deltas[tag].append(delta)
-
-    def watch(self, event: dict) -> None:
-        self.events.append(event)
-        if event["type"] == "iteration":
-            for do in self.at.pop(event["n"], ()):
-                do()
-
-    def submit(self, tags: Sequence[object], prompt: Sequence[int], most: int) -> None:
-        """A request for each tag."""
-        self.runner.submit([Request(0, prompt, most) for _ in tags], tags)
-
-    def wait(self, tags: Sequence[object]) -> None:
-        with self.runner.changed:
-            ended = self.runner.changed.wait_for(lambda: not self.runner.streams, PATIENCE)
-        assert ended and all(map(self.reason, tags)), "a stream did not end"
-
-    def reason(self, tag: object) -> str | None:
-        return self.deltas[tag][-1].finish_reason if self.deltas[tag] else None
-
-    def tokens(self, tag: object) -> list[int]:
-        """Of a stream that has ended: it ended once, at its end."""
-        *before, last = self.deltas[tag]
-        assert last.finish_reason, f"{tag} goes on"
-        assert not any(delta.finish_reason for delta in before), f"{tag} ended twice"
-        return [delta.token for delta in self.deltas[tag] if delta.token is not None]
-
-    def told(self, kind: str) -> list[dict]:
-        return [event for event in self.events if event["type"] == kind]
-
-    def finish(self) -> None:
-        """Run all to its end. Then nothing of any request may be left."""
-        runner = self.runner
-        if not runner.thread.is_alive():
-            runner.start()
-        assert runner.drain(PATIENCE), "requests are left"
-        runner.close()
-        assert not runner.thread.is_alive()
-        check_runner(runner)
-        assert sorted(event["id"] for event in self.told("queued")) == sorted(
-            event["id"] for event in self.told("ended")
-        )
 
 
 class FastClock(Clock):
@@ -107,17 +44,7 @@ def priced(**options: object) -> Clients:
 
 @pytest.fixture
 def llm(small: str) -> LLM:
-    """A model whose greedy tokens vary: weights ten times as large, as in `conftest.tiny_model`."""
-    return new_llm(small)
-
-
-def new_llm(name: str, **options: object) -> LLM:
-    options = {"max_batch_size": 4, "max_length": 64, "chunk_size": 8} | options
-    made = LLM(name, dtype="float64", fast=False, **options)
-    with torch.no_grad():
-        for parameter in made.model.parameters():
-            parameter.mul_(10 if parameter.dim() == 2 else 1)
-    return made
+    return small_llm(max_batch_size=4, max_length=64, chunk_size=8, fast=False)
 
 
 def alone(llm: LLM, prompt: list[int], most: int) -> list[int]:
@@ -278,7 +205,7 @@ def test_closing_ends_a_long_batch_and_all_that_waits() -> None:
 def test_what_can_never_run_is_refused_with_all_that_came_with_it(
     small: str, prompt: list[int], message: str
 ) -> None:
-    clients = Clients(RealEngine(new_llm(small, cache_tokens=40)))
+    clients = Clients(RealEngine(small_llm(max_batch_size=4, cache_tokens=40)))
     with pytest.raises(UserError, match=message):
         clients.runner.submit([Request(0, [1], 3), Request(0, prompt, 9)], ["fine", "bad"])
     clients.finish()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_pipeline import requests_of
+from test_scheduler import requests_of
 
 from batch import Batch, Request
 from more.pipeline import Hop, PipelineTrace, make_micro_batches, run_pipeline
@@ -88,7 +88,7 @@ def test_worked_example(stealing: str) -> None:
     """By the controller itself."""
     ends_at_once = [*range(48), *range(128, 136)]
     controller = Watched(rows, 4, 128, rules=Rules(stealing=stealing, pack=1000))
-    for request in requests_of([(1, 2 if i in ends_at_once else 99) for i in range(512)]):
+    for request in requests_of(*[(1, 2 if i in ends_at_once else 99) for i in range(512)]):
         controller.add(request)
 
     def end(number: int, batch: Batch) -> int:
@@ -159,7 +159,7 @@ def test_when_to_prefill_again() -> None:
         for number in range(16):  # 5 tokens each in memory, and one decode to go
             made.running.append(Request(number, [0] * 5, 2, prefilled=5, context=5, output=[0]))
             made.memory.taken += 5
-        made.waiting.extend(requests_of([(prompt, 1) for prompt in waiting]))
+        made.waiting.extend(requests_of(*[(prompt, 1) for prompt in waiting]))
         return made
 
     def pays(waiting: list[int], peak_rows: int | None = 16, **options: float) -> bool:
@@ -181,7 +181,7 @@ def test_when_to_prefill_again() -> None:
 @pytest.mark.parametrize("early", [1, 3, 8])
 def test_late_arrivals_do_not_wait_for_the_early_to_end(early: int) -> None:
     """A few long requests began the decode phase; there is room for 40 more."""
-    requests = requests_of([(50, 400)] * early + [(50, 10, 0.5)] * 40)
+    requests = requests_of(*[(50, 400)] * early + [(50, 10, 0.5)] * 40)
     trace, _ = run(requests, 4, 64)
     end = dict(trace.finished)
     assert max(end[r.request_id] for r in requests[early:]) < end[0] / 2
@@ -254,7 +254,7 @@ def test_every_workload(
     switch or withheld for ever, the memory holds all, and no batch mixes prefills and decodes.
     """
     stages, groups, batch_size = sizes
-    requests = requests_of(work)
+    requests = requests_of(*work)
     largest = max(request.most_cached for request in requests)
     memory = None if spare is None else largest + spare
     hop = Hop(latency, latency / 10)
@@ -273,7 +273,7 @@ def test_every_workload(
 
 def test_wrong_predictions_preempt_and_everything_ends() -> None:
     for rules, preempts in ((Rules(predict=Constant(1)), True), (Rules(), False)):
-        requests = requests_of([(10, 60)] * 24)
+        requests = requests_of(*[(10, 60)] * 24)
         trace, controller = run(requests, 3, 8, 400, rules=rules)
         assert len(trace.finished) == 24 and 380 < controller.most <= 400
         assert (sum(request.preemptions for request in requests) > 10) == preempts
@@ -281,7 +281,7 @@ def test_wrong_predictions_preempt_and_everything_ends() -> None:
 
 def test_the_newest_is_preempted() -> None:
     """A cache of 12 tokens, two prompts of 4: when both contexts are 6 it is full, and B leaves."""
-    requests = requests_of([(4, 6), (4, 5)])
+    requests = requests_of(*[(4, 6), (4, 5)])
     trace, _ = run(requests, 1, 2, 12, rules=Rules(predict=Constant(1)))
     assert [request.preemptions for request in requests] == [0, 1]
     together, alone, again = [(8, 8), (0, 2), (0, 2)], [(0, 1)] * 3, (7, 7)  # B's 4 + 3 tokens
@@ -297,5 +297,5 @@ def test_a_switch_by_hand() -> None:
     stage 1      |A  |B  |A' |B' |
     """
     rules = Rules(pack=1)
-    trace, _ = run(requests_of([(9, 2)] * 2), 2, 1, rules=rules, costs=lambda batch: [1.0, 1.0])
+    trace, _ = run(requests_of(*[(9, 2)] * 2), 2, 1, rules=rules, costs=lambda batch: [1.0, 1.0])
     assert trace.seconds == 5.0 and trace.idle["phase switch"] == 0.0

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
-from conftest import ran
-from test_loop import Placeholders
+from conftest import ran, run_loop, second_by_second
 
 import plan
 from batch import Request
@@ -19,13 +18,12 @@ from experiments import serve_latency
 from experiments.lib.papers import MISTRAL, Recorded
 from experiments.lib.rows import read_rows
 from experiments.lib.windows import Windows
-from loop import Loop
 from more.apart.simulate import simulate_fleet
 from more.serving.capacity import Deployment
 from more.serving.lengths import TAG, length_error, tag_lengths
 from more.serving.traffic import Uniform, at_rate, gamma, make_requests, poisson, read_trace
 from scheduler import make_scheduler
-from simulate import run_all, simulate
+from simulate import simulate
 from timeline import COLUMNS, Life, Trace
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -246,9 +244,7 @@ def test_windows_by_hand() -> None:
         orca_batch_size, max_batch_size, software, cache_tokens = 1, 4, "none", 0
 
         def serve(self, requests: list[Request], policy: str, C: int) -> Trace:
-            loop = Loop(make_scheduler(policy, 4, C), Placeholders())
-            run_all(loop, requests)
-            return loop.trace
+            return run_loop(make_scheduler(policy, 4, C), second_by_second(), requests).trace
 
     chosen = Windows(Steps(), 8, 2, 0, (50, 100), 0.05, (1.5, 9.0), "user")
     found = chosen.serve(Engine(), 0.1, "sarathi_serve")

@@ -1,10 +1,12 @@
-"""E2: slots, as kvcache.py has them. A model of the cache in plain lists holds the truth."""
+"""E2: slots, as kvcache.py has them: its own cache holds the truth."""
 
 import random
 from dataclasses import asdict
 
 from configs import ModelConfig
+from course import drive
 from course.check.frame import Failure, nested, same
+from course.reference import solution
 
 PROPERTIES = {
     "S1": "allocate gives the lowest free slot, empty; none left is a CacheError",
@@ -24,7 +26,6 @@ MODEL = ModelConfig("tiny", 2, 4, 8, 8, 16, 64, n_kv_head=2)
 def draw(rng: random.Random, count: int) -> dict:
     """Random operations, most of them legal."""
     slots, length = rng.randint(1, 4), rng.randint(2, 6)
-    used: list[int | None] = [None] * slots
     operations: list[list] = []
     for _ in range(count):
         name = rng.choice(("allocate", "extend", "extend", "write", "free"))
@@ -42,7 +43,6 @@ def draw(rng: random.Random, count: int) -> dict:
             shape = (rows, MODEL.n_kv_head, MODEL.head_dim)
             k, v = (nested(lambda: rng.randint(1, 999), *shape) for _ in range(2))
             operations.append([name, rng.randrange(MODEL.n_layer), own, places, k, v])
-        run(used, length, operations[-1])
     return {"model": asdict(MODEL), "slots": slots, "length": length, "operations": operations}
 
 
@@ -50,36 +50,12 @@ def cases(rng: random.Random) -> list[dict]:
     return [draw(rng, count) for count in (1, 2, 3, 4, 5, 6) * 8 + (20,) * 30]
 
 
-def run(used: list[int | None], length: int, operation: list) -> object:
-    """One operation on a list of used tokens. Returns what it returns, or "CacheError"."""
-    name, *arguments = operation
-    if name == "allocate":
-        free = [slot for slot, tokens in enumerate(used) if tokens is None]
-        if not free:
-            return "CacheError"
-        used[free[0]] = 0
-        return free[0]
-    if name == "write":
-        return None
-    slot = arguments[0]
-    if used[slot] is None:
-        return "CacheError"
-    if name == "free":
-        used[slot] = None
-        return None
-    start = used[slot]
-    if start + arguments[1] > length:
-        return "CacheError"
-    used[slot] = start + arguments[1]
-    return start
-
-
 def judge(case: dict, answer: dict) -> Failure | None:
-    used: list[int | None] = [None] * case["slots"]
+    truth = drive.e02(solution("e02"), case)
     freed, done = False, [["operation", "expected", "got"]]
     where = f"{case['slots']} slots of {case['length']} tokens"
-    for operation, got in zip(case["operations"], answer["said"], strict=True):
-        wanted = run(used, case["length"], operation)
+    said = zip(case["operations"], truth["said"], answer["said"], strict=True)
+    for operation, wanted, got in said:
         name = operation[0] if operation[0] in ("allocate", "write") else str(operation)
         done.append([name, wanted, got])
         if not same(wanted, got):
@@ -98,28 +74,24 @@ def judge(case: dict, answer: dict) -> Failure | None:
             "S4", where, "the same tensors as before", "new ones",
             "The cache is allocated once (4.5): `write` stores in place, self.k[...] = k.",
         )  # fmt: skip
-    if not same(used, answer["used"]):
+    if not same(truth["used"], answer["used"]):
         return Failure(
-            "S2", where, f"used = {used}", f"used = {answer['used']}",
+            "S2", where, f"used = {truth['used']}", f"used = {answer['used']}",
             "self.used says how many tokens each slot holds: others read it, too.",
             done[:1] + done[1:][-6:],
         )  # fmt: skip
-    return stored(case, answer, where)
+    return stored(case, truth, answer, where)
 
 
-def stored(case: dict, answer: dict, where: str) -> Failure | None:
+def stored(case: dict, truth: dict, answer: dict, where: str) -> Failure | None:
     import torch
 
     writes = [operation[1:] for operation in case["operations"] if operation[0] == "write"]
-    shape = MODEL.n_layer, MODEL.n_kv_head, case["slots"], case["length"], MODEL.head_dim
-    for number, name in ((3, "k"), (4, "v")):
-        wanted = torch.zeros(shape, dtype=torch.float64)
-        for write in writes:
-            for row, (slot, place) in enumerate(zip(*write[1:3], strict=True)):
-                wanted[write[0], :, slot, place] = torch.tensor(write[number][row]).double()
-        got = torch.tensor(answer[name], dtype=torch.float64)
-        if got.shape != shape:
-            return Failure("S3", where, f"{name} of shape {shape}", f"{tuple(got.shape)}",
+    for name in "kv":
+        wanted, got = (torch.tensor(each[name], dtype=torch.float64) for each in (truth, answer))
+        if got.shape != wanted.shape:
+            shapes = f"{name} of shape {tuple(wanted.shape)}", f"{tuple(got.shape)}"
+            return Failure("S3", where, *shapes,
                            "The stub allocates self.k and self.v: leave their shape.")  # fmt: skip
         for at in (got != wanted).nonzero().tolist()[:1]:
             layer, head, slot, place, _ = at

@@ -1,7 +1,6 @@
 """The hunt: a student's property against runs of the reference and of planted mistakes."""
 
 import random
-from collections.abc import Iterator
 from functools import cache
 
 from course.check.frame import Failure
@@ -58,7 +57,9 @@ def runs_of(seed: int) -> dict:
     for title, make in mistakes().items():
         wrong = 0
         while wrong < FEWEST:
-            for run, bad in runs(make, drawn(rng)):
+            for case in drawn(rng):
+                run = recorded(make, case)
+                bad = run != recorded(Sarathi, case)
                 found.append((run, title if bad else REFERENCE))
                 wrong += bad
             found += [(recorded(Sarathi, case), REFERENCE) for case in drawn(rng)]
@@ -73,13 +74,6 @@ def drawn(rng: random.Random) -> list[dict]:
     for case in cases:
         case["requests"] = [[prompt, most, [], 0.0] for prompt, most, _, _ in case["requests"]]
     return cases
-
-
-def runs(make: type, tried: list[dict]) -> Iterator[tuple[dict, bool]]:
-    """Of each workload: a run, and whether it differs from the reference's."""
-    for case in tried:
-        run = recorded(make, case)
-        yield run, run != recorded(Sarathi, case)
 
 
 def caught(case: dict, answer: list) -> dict[str, bool]:

@@ -1,5 +1,7 @@
 """The colours of all pictures. The lessons in the browser have them, too: no package is needed."""
 
+from collections.abc import Mapping, Sequence
+
 # Okabe and Ito's palette: told apart with any colour vision. Markers differ as well, for print in
 # grey.
 COLOURS = {
@@ -64,3 +66,13 @@ LOOKS = {
     "td_pipe": (COLOURS["green"], "H"),  # as in TD-Pipe's own figures, where orca is not
 }
 MARKERS = dict(LOOKS.values()) | dict(SERIES)  # of lines, by their colour
+
+
+def bars(axes, places: Sequence, operators: Sequence[Mapping[str, float]]) -> None:
+    """Stacked bars: one for each place, `operators` a list of {operator: height}."""
+    low = [0.0] * len(operators)
+    for name, (colour, _) in OPERATOR_LOOKS.items():
+        heights = [each.get(name, 0.0) for each in operators]
+        style = {"color": colour, "label": name, "edgecolor": "white", "linewidth": 0.5}
+        axes.bar(places, heights, 0.6, bottom=low, **style)
+        low = [under + height for under, height in zip(low, heights, strict=True)]
