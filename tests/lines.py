@@ -13,8 +13,8 @@ TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 OTHERS = ("toml", "js", "html", "css", "cpp", "sh")  # what is written by hand
 MOST = {
-    "lines of .py": 61_206,
-    "bytes of .py": 2_737_100,
+    "lines of .py": 61_023,
+    "bytes of .py": 2_730_300,
     "marks of .py for the formatter": 327,
     f"lines of .{', .'.join(OTHERS)}": 7_793,
 }

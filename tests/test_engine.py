@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from conftest import THREADS, TINY, one_at_a_time, run_loop, small_llm, tiny_model
+from conftest import THREADS, TINY, one_at_a_time, small_llm, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +29,6 @@ from more.fast.backends import BACKENDS
 from more.fast.process import threads, threads_for
 from more.policies import compared
 from sampling import Sampler, draw, sample
-from scheduler import make_scheduler
 from simulate import simulate
 
 CPU = torch.device("cpu")
@@ -91,21 +90,6 @@ def tiny_expected(name: str, count: int) -> dict[int, list[int]]:
     """`count` greedy tokens of each of PROMPTS."""
     model = tiny_model(name)
     return {i: one_at_a_time(model, prompt, count) for i, prompt in enumerate(PROMPTS)}
-
-
-def generate(
-    model: Transformer,
-    requests: list[Request],
-    policy: str,
-    chunk_size: int,
-    batch_size: int,
-    backend: str = "sdpa",
-) -> dict[int, list[int]]:
-    cache = KVCache(model.config, batch_size, model.config.max_length, model.dtype, model.device)
-    executor = ModelExecutor(model, cache, BACKENDS[backend])
-    run_loop(make_scheduler(policy, batch_size, chunk_size), executor, requests)
-    assert cache.used == [None] * batch_size, "a slot leaks"
-    return {request.request_id: request.output for request in requests}
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 from conftest import TINY, run_loop, small_llm, tiny_model
 from fake_cuda import graphs_on_a_cpu
 from test_cuda import flash
-from test_engine import PROMPTS, generate, tiny_expected
+from test_engine import PROMPTS, tiny_expected
 
 from attention import PLAIN
 from batch import Request
@@ -134,12 +134,9 @@ def test_an_engine(replays: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("name", RECORDED)
 def test_same_tokens_from_cuda_graphs(name: str) -> None:
-    model = tiny_model(name, device="cuda")
-    requests = [Request(i, prompt, COUNT) for i, prompt in enumerate(PROMPTS)]
-    expected = generate(model, requests, "sarathi", CHUNK_SIZE, BATCH_SIZE)
+    model, expected = tiny_model(name, device="cuda"), tiny_expected(name, COUNT)
     recorded = recordings(model)
     for policy in compared():
-        assert generate(model, requests, policy, CHUNK_SIZE, BATCH_SIZE) == expected, policy
         for _ in range(2):
             assert generate_replaying(model, recorded, policy) == expected, policy
     assert recorded.recordings
