@@ -13,7 +13,7 @@ TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 OTHERS = ("toml", "js", "html", "css", "cpp", "sh")  # what is written by hand
 MOST = {
-    "lines of .py": 61_023,
+    "lines of .py": 61_022,
     "bytes of .py": 2_730_300,
     "marks of .py for the formatter": 327,
     f"lines of .{', .'.join(OTHERS)}": 7_793,

@@ -1,9 +1,8 @@
-"""The colours of all pictures. The lessons in the browser have them, too: no package is needed."""
+"""The colours of all pictures, and bars in them. The browser's lessons have both: no package."""
 
 from collections.abc import Mapping, Sequence
 
-# Okabe and Ito's palette: told apart with any colour vision. Markers differ as well, for print in
-# grey.
+# Okabe and Ito's: told apart with any colour vision. Markers differ as well, for print in grey.
 COLOURS = {
     "orange": "#E69F00",
     "sky": "#56B4E9",
