@@ -131,8 +131,13 @@ def predictions(quick: bool) -> dict[str, float]:
     for figure in common.progress(FIGURES, "predicting"):
         found = figure.numbers(figure.predict(quick))
         numbers |= {name: y for name, y in found.items() if name not in numbers}
-    largest = requests_that_fit(MODELS["llama-13b"], GPUS["a6000"], 1024)
-    return numbers | {"s31_max_batch_1k": largest}
+    for name, model, gpu in (
+        ("s31_max_batch", "llama-13b", "a6000"), ("t4_33b_max_batch", "llama-33b", "a100-80gb")
+    ):  # fmt: skip
+        for k in (1, 2, 3):
+            largest = requests_that_fit(MODELS[model], GPUS[gpu], 1024 * k)
+            numbers[f"{name}_{k}k"] = largest
+    return numbers
 
 
 def derived(predicted: Mapping[str, float]) -> dict[str, float]:

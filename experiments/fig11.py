@@ -8,8 +8,9 @@
 Orca's worst and best case are workloads, not policies (Sec 5.2). Worst: all requests start and end
 together. No prefill ever meets a decode, and Orca is the baseline. Best: requests are staggered, so
 that each whole prompt rides with the decodes of the others. (a) over lengths, where P:D is balanced
-(`balance` in more/serving/steady.py); (b) over P:D, at L = 1K. All gains are those of a steady
-state over the baseline's (see fig9.py).
+(`balance` in more/serving/steady.py); (b) over P:D, at L = 1K. The paper says at which P:D SARATHI
+peaks (Sec 5.1.3), and of Orca only "a much higher P:D": its peak is a level line. All gains are
+those of a steady state over the baseline's (see fig9.py).
 """
 
 import enter  # noqa: F401
@@ -94,7 +95,7 @@ def sweeps(
 LINE = ("policy", "start", "C")
 OVER_RATIO = Panel(
     "PD", "gain", LINE, facet=("model", "B"), where={"panel": "b"}, title=f"(b) L = {L}", rule=1,
-    log="x",
+    log="x", star="at P:D",
 )  # fmt: skip
 
 
@@ -102,7 +103,8 @@ def peaks(rows: Rows) -> None:
     """The largest gain of each curve of panel (b)."""
     for own in rows.by("model", "hardware").values():
         for curve in OVER_RATIO.series(own).values():
-            rows.append(max(curve, key=lambda row: row["gain"]) | {"which": "peak"})
+            peak = dict(max(curve, key=lambda row: row["gain"]))
+            rows.append(peak | {"which": "peak", "at P:D": peak.pop("PD")})
 
 
 def orca_between(rows: Rows) -> list[Finding]:
@@ -123,10 +125,11 @@ def peaks_move_right(rows: Rows) -> list[Finding]:
     for model, peaks in rows.where(which="peak", policy=("sarathi", "orca")).by("model").items():
         order = sorted(peaks, key=lambda row: row["gain"], reverse=True)
         values = "; ".join(
-            f"{' '.join(words(row, LINE))}: {row['gain']:.3g} at {row['PD']:.3g}" for row in order
+            f"{' '.join(words(row, LINE))}: {row['gain']:.3g} at {row['at P:D']:.3g}"
+            for row in order
         )
         names = [words(row, ("policy", "C")) for row in order]
-        right = [a["PD"] < b["PD"] for a, b in pairwise(order)]
+        right = [a["at P:D"] < b["at P:D"] for a, b in pairwise(order)]
         findings.append(Finding(f"P:D of the peaks, {model}", values, [names == wanted, *right]))
     return findings
 
@@ -135,7 +138,7 @@ STUDY = Study(
     "fig11",
     __doc__,
     sweeps,
-    units={"gain": "x"},
+    units={"gain": "x", "at P:D": "prompt tokens per decode"},
     title="SARATHI Fig 11: Orca's worst and best case, and SARATHI",
     panels=[
         Panel("L", "gain", LINE, facet="model", where={"panel": "a"},
@@ -152,8 +155,10 @@ STUDY = Study(
             for number, on in ((f"f11a_sarathi_{k}k", LLAMA_13B), (f"t4_33b_{k}k_total", LLAMA_33B))
         },
         "f11b_orca": ("gain", LLAMA_13B | {"which": "peak", "start": "staggered"}),
-        "f11b_c256": ("gain", LLAMA_13B | {"which": "peak", "policy": "sarathi", "C": 256}),
-        "f11b_c512": ("gain", LLAMA_13B | {"which": "peak", "policy": "sarathi", "C": 512}),
+        "f11b_c256": ("gain", LLAMA_13B | {"which": "peak", "policy": "sarathi", "C": 256},
+                     {"at P:D": 14}),
+        "f11b_c512": ("gain", LLAMA_13B | {"which": "peak", "policy": "sarathi", "C": 512},
+                     {"at P:D": 28}),
     },
     derive=peaks,
     claims=[

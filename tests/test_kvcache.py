@@ -62,12 +62,12 @@ def test_write_is_in_place_and_hits_its_places_only() -> None:
 
 
 def test_paper_formula() -> None:
-    """B = floor((M_G - M_S) / (L * m_kv)) by hand for LLaMA-13B on a 48 GB A6000 at L = 1024."""
+    """B = floor((M_G - M_S) / (L * m_kv)) by hand: LLaMA-13B, an A6000 of 44.43 GiB, L = 1024."""
     model, gpu = MODELS["llama-13b"], GPUS["a6000"]
     assert model.kv_bytes_per_token() == 2 * 40 * 5120 * 2
     assert 12.9e9 < model.parameters < 13.1e9
     assert requests_that_fit(model, gpu, 1024) == int(
-        (48e9 - 2 * model.parameters) / (1024 * 819200)
+        (44.43 * 2**30 - 2 * model.parameters) / (1024 * 819200)
     )
     # the paper fits 18: its formula leaves nothing for activations
     assert requests_that_fit(model, gpu, 1024) >= 18

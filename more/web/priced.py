@@ -100,8 +100,9 @@ class PricedEngine:
         check_whole("max_length", self.max_length, 1, config.max_length)
         where = f"{tp} x {gpu}" if tp > 1 else gpu
         if max_batch_size is None:
-            memory = replace(self.cost_model.gpu, memory=tp * self.cost_model.gpu.memory)
-            max_batch_size = min(requests_that_fit(config, memory, self.max_length), MOST_SLOTS)
+            one = self.cost_model.gpu
+            all_gpus = replace(one, memory=tp * one.memory, card=tp * one.card)
+            max_batch_size = min(requests_that_fit(config, all_gpus, self.max_length), MOST_SLOTS)
             if not max_batch_size:
                 raise UserError(
                     f"{config.name} does not fit {where} with a request of {self.max_length}"
