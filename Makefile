@@ -110,7 +110,7 @@ page: .venv/npm.stamp
 pictures-for-slides: .venv/room.stamp
 	$(BIN)/python -m course slides $(ARGS)
 
-# Lines and bytes of the project, and the book's lines, beside what they may be at most.
+# Tokens of Python by folder, lines of tests by what they promise, and the book's lines.
 lines:
 	@$(NEW) tests/lines.py
 
