@@ -92,37 +92,50 @@ def reference(
 
 
 def sdpa(
-    q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int],
-    window: int = 0,
-) -> Tensor:  # fmt: skip
+    q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]
+) -> Tensor:
     """PyTorch's fused attention, one request at a time, reading the cache in place.
 
-    A padded batch of all requests would read the longest context for each of them. Key heads are
-    the batch dimension here. So the query heads of a group share their keys without a copy.
-    window: a row sees that many tokens, itself included; 0: all before it.
+    A padded batch of all requests would read the longest context for each of them.
     """
-    _, rows, n_head, head_dim = q.shape
-    n_kv_head, groups = keys.shape[0], n_head // keys.shape[0]
+    rows = q.shape[1]
     out = torch.empty_like(q)
     for i, (slot, context) in enumerate(zip(slots, contexts, strict=True)):
-        start = context - rows  # the first row's place
-        first = max(0, start + 1 - window) if window else 0  # no row sees an earlier key
-        key, value = keys[:, slot, first:context], values[:, slot, first:context]  # (kv, seen, d)
-        if rows == 1:  # a decode sees all of its context: grouped heads are rows of one product
-            query = q[i].view(1, n_kv_head, groups, head_dim)
-            y = F.scaled_dot_product_attention(query, key[None], value[None])
-            out[i] = y.reshape(1, n_head, head_dim)
-            continue
-        query = q[i].unflatten(1, (n_kv_head, groups)).permute(1, 2, 0, 3)  # (kv, groups, Tq, d)
-        shape = (n_kv_head, groups, context - first, head_dim)
-        key, value = key[:, None].expand(shape), value[:, None].expand(shape)
-        full = rows == context and not window  # a whole prompt: its triangle needs no mask
-        mask = None if full else chunk_mask(start - first, rows, q.device)
-        if window:  # nor a key further back
-            mask = mask.triu(start - first + 1 - window)
-        y = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=full)
-        out[i] = y.permute(2, 0, 1, 3).flatten(1, 2)  # (Tq, n_head, head_dim)
+        key = keys[:, slot, :context]  # (n_kv_head, context, head_dim)
+        value = values[:, slot, :context]  # same shape
+        if rows == 1:
+            out[i] = attend_decode(q[i], key, value)
+        elif rows == context:  # a whole prompt: its triangle needs no mask
+            out[i] = attend_chunk(q[i], key, value, None)
+        else:
+            out[i] = attend_chunk(q[i], key, value, chunk_mask(context - rows, rows, q.device))
     return out
+
+
+def attend_decode(q: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """One new row, q (1, n_head, head_dim). It sees all keys: no mask.
+
+    key, value: (n_kv_head, context, head_dim). Grouped query heads are rows of one product.
+    """
+    query = q.view(1, key.shape[0], -1, q.shape[-1])  # (1, n_kv_head, groups, head_dim)
+    y = F.scaled_dot_product_attention(query, key[None], value[None])
+    return y.reshape(q.shape)  # (1, n_head, head_dim)
+
+
+def attend_chunk(q: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """The new rows of a chunk, q (Tq, n_head, head_dim). mask (Tq, context); None: causal.
+
+    key, value: (n_kv_head, context, head_dim). Key heads are the batch dimension here. So the query
+    heads of a group share their keys without a copy.
+    """
+    query = q.unflatten(1, (key.shape[0], -1)).permute(1, 2, 0, 3)  # (n_kv_head, groups, Tq, d)
+    shape = (*query.shape[:2], *key.shape[1:])  # (n_kv_head, groups, context, d)
+    key = key[:, None].expand(shape)
+    value = value[:, None].expand(shape)
+    y = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None
+    )  # (n_kv_head, groups, Tq, d)
+    return y.permute(2, 0, 1, 3).flatten(1, 2)  # (Tq, n_head, head_dim)
 
 
 def split_heads(qkv: Tensor, n_kv_head: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -25,8 +25,8 @@ from command.checks import WHY_BROKEN, UserError
 from command.cli import MARK, progress, read_text, run_main, write_file
 from command.flags import LAYOUTS, TOKENS, Flag, Parser
 from configs import ModelConfig
-from engine import LLM, BeamSearchParams, SamplingParams
 from more.fast.backends import choose_backend
+from more.llm import LLM, BeamSearchParams, SamplingParams
 from more.loading.device import check_memory, choose_dtype
 from more.loading.files import for_text
 from more.loading.load import find_model, late_tokenizer

@@ -59,7 +59,6 @@ class Loop:
         scheduler.cost = executor.cost or scheduler.cost
         self.trace = Trace(policy=scheduler.name)
         self.batch: Batch | None = None
-        self.patient = False  # True: `step` returns None where nothing can run yet (more/apart/)
         self.arriving: deque[Request] = deque()  # in order of arrival
         self._stepping, self._leaving = False, []  # _leaving: requests cancelled during a step
 
@@ -111,12 +110,9 @@ class Loop:
                 self.trace.preempt(request, now)
                 executor.release(request)
             if batch is None:
-                if self.patient:
-                    break
-                if not arriving:
-                    raise scheduler.broken(NOTHING_SCHEDULED)
-                executor.wait_until(arriving[0].arrival)
-                continue
+                if self.wait():
+                    continue
+                break
             check_batch(scheduler, batch)
             start = executor.now()  # on a wall clock, the policy has taken time
             result = executor.execute(batch)
@@ -131,6 +127,13 @@ class Loop:
         while self._leaving:
             self.cancel(self._leaving.pop())
         return iteration
+
+    def wait(self) -> bool:
+        """Nothing can run now: wait until the next request arrives. False: do not wait."""
+        if not self.arriving:
+            raise self.scheduler.broken(NOTHING_SCHEDULED)
+        self.executor.wait_until(self.arriving[0].arrival)
+        return True
 
     def run(self) -> Trace:
         """Step until every request has ended."""
@@ -184,8 +187,8 @@ def check_batch(scheduler: Scheduler, batch: Batch) -> None:
                 f" {request.prefill_length} tokens"
             )
     memory = scheduler.memory
-    if not memory.holds(more := memory.next_tokens(decodes)):
+    if not memory.holds(decodes):
         raise broken(
-            f"the cache overflows: {memory.taken + memory.flying + more} tokens, and it holds"
-            f" {memory.capacity}; `decodes` preempts until they fit"
+            f"the cache overflows: {memory.capacity - memory.room + len(decodes)} tokens, and it"
+            f" holds {memory.capacity}; `decodes` preempts until they fit"
         )

@@ -19,6 +19,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from batch import BROKEN, Batch, Chunk, Request
 from command.checks import UserError, by_name, check_whole, lookup, shown
@@ -30,39 +31,30 @@ NOTHING_SCHEDULED = "it schedules nothing, while requests wait or run and no mor
 
 @dataclass(slots=True)
 class Memory:
-    """The KV cache as a number of tokens. Micro-batches may share one.
+    """The KV cache as a number of tokens, and what the running requests have taken of it.
 
-    A decode takes a row of a batch and a token of cache. more/paged/ counts in blocks.
+    A request takes room for its whole prefill when it is admitted, then for a token per decode.
     """
 
     capacity: int | None  # None: as much as B requests ever need
-    taken: int = 0  # by running requests
-    flying: int = 0  # next tokens of decodes that are in flight (pipelines only)
+    taken: int = 0
 
-    def holds(self, more: int) -> bool:
-        """Whether `more` tokens fit beside what is taken."""
-        return self.capacity is None or self.taken + self.flying + more <= self.capacity
+    @property
+    def room(self) -> float:
+        """Tokens that nobody has taken."""
+        return inf if self.capacity is None else self.capacity - self.taken
 
-    def rows(self, decodes: Sequence[Request]) -> int:
-        """How many rows of a batch these decodes take."""
-        return len(decodes)
+    def holds(self, decodes: Sequence[Request], newcomer: Request | None = None) -> bool:
+        """Whether the next token of each decode fits; and a newcomer's prefill, and its token."""
+        prefill = 0 if newcomer is None else newcomer.prefill_length + 1
+        return len(decodes) + prefill <= self.room
 
-    def next_tokens(self, requests: Sequence[Request]) -> int:
-        """How many tokens of cache the next decodes of these requests take."""
-        return len(requests)
+    def to_run(self, newcomer: Request) -> int:
+        """Tokens of its prefill that have to run. (In more/paged/, others may have run some.)"""
+        return newcomer.prefill_length
 
-    def whole(self, tokens: int) -> int:
-        """What so many tokens of a request take."""
-        return tokens
-
-    def prefill(self, newcomer: Request) -> tuple[int, int]:
-        """Tokens that its prefill takes at once, and a hit: those that are in the cache already."""
-        return newcomer.prefill_length, 0
-
-    def take(self, newcomer: Request) -> int:
-        """Take what `prefill` says. Returns the hit."""
+    def take(self, newcomer: Request) -> None:
         self.taken += newcomer.prefill_length
-        return 0
 
     def grow(self, decodes: Sequence[Request]) -> None:
         self.taken += len(decodes)
@@ -85,9 +77,9 @@ class Scheduler:
     recomputation). So no output token is lost. (A beam search restarts.)
     """
 
-    # what each micro-batch of a pipeline has for itself; all else is in a __dict__ that they share
-    __slots__ = ("__dict__", "_preempted", "memory", "running", "waiting")
-    name, example = "?", ""  # example: a name with an option
+    name = "?"
+    example = ""  # a name with an option
+    own: tuple[str, ...] = ()  # what each micro-batch of a pipeline has for itself (more/pipeline/)
 
     def __init__(self, max_batch_size: int, chunk_size: int = 256, cache_tokens: int | None = None):
         check_whole("max_batch_size", max_batch_size)
@@ -124,7 +116,8 @@ class Scheduler:
 
     def check(self, request: Request) -> None:
         """A UserError if the request can never fit the cache, or has run before."""
-        name, capacity = f"request {request.request_id}", self.memory.capacity
+        name = f"request {request.request_id}"
+        capacity = self.memory.capacity
         if request.context or request.output or request.finish_reason:
             raise UserError(f"{name} has run before: make a new Request for each run")
         if capacity is not None and request.most_cached > capacity:
@@ -160,11 +153,10 @@ class Scheduler:
         """Whether a request waits, a slot is free, and its prefill fits the cache."""
         if not self.waiting or len(self.running) >= self.max_batch_size:
             return False
-        memory, new = self.memory, self.waiting[0]
-        if not memory.taken or memory.capacity is None:
+        if not self.memory.taken:
             return True  # an empty cache holds any request that `check` lets pass
         # without room for all next tokens, it would be preempted
-        return memory.holds(memory.prefill(new)[0] + memory.next_tokens((*self.running, new)))
+        return self.memory.holds(self.running, self.waiting[0])
 
     def admit(self) -> Request | None:
         """Let the oldest waiting request run, if it can be admitted."""
@@ -173,7 +165,7 @@ class Scheduler:
         request = self.waiting.popleft()
         assert request.prefilled == 0, "a request holds one slot"
         self.running.append(request)
-        request.prefilled = request.context = self.memory.take(request)
+        self.memory.take(request)
         return request
 
     def decodes(self) -> list[Request]:
@@ -182,7 +174,7 @@ class Scheduler:
         If the cache has no room for a token of each, the newest are preempted first.
         """
         decodes = [r for r in self.running if r.prefilled >= r.prefill_length]  # hot: no property
-        while decodes and not self.memory.holds(self.memory.next_tokens(decodes)):
+        while decodes and not self.memory.holds(decodes):
             newest = self.preempt()
             decodes = [request for request in decodes if request is not newest]
         return decodes
@@ -201,16 +193,19 @@ class Scheduler:
         while (request := self.admit()) is not None:
             yield request
 
-    def admit_all(self, most: float = float("inf")) -> list[Chunk]:
-        """Admit whole prompts: as many as fit, up to `most` tokens, but always the first."""
+    def admit_all(self, room: float = inf) -> list[Chunk]:
+        """Admit whole prompts: as many as fit, up to `room` tokens, but always the first."""
         chunks: list[Chunk] = []
-        while self.can_admit():  # a policy may reorder its queue here
-            newcomer = self.waiting[0]
-            most -= newcomer.prefill_length - self.memory.prefill(newcomer)[1]
-            if (chunks and most < 0) or not (newcomer := self.admit()):
+        while self.can_admit():
+            room -= self.memory.to_run(self.waiting[0])
+            if chunks and room < 0:
                 break
-            chunks.append(whole_prefill(newcomer))
+            chunks.append(whole_prefill(self.admit()))
         return chunks
+
+    def rows(self, decodes: Sequence[Request]) -> int:
+        """How many rows of a batch these decodes take. (A beam search takes several.)"""
+        return len(decodes)
 
     # ---- what the loop calls
 
@@ -228,7 +223,8 @@ class Scheduler:
 
     def take_preempted(self) -> list[Request]:
         """Requests that `schedule` has preempted since the last call: their slots can be freed."""
-        preempted, self._preempted = self._preempted, []
+        preempted = self._preempted
+        self._preempted = []
         return preempted
 
     def update(self, batch: Batch, tokens: Sequence[int]) -> list[Request]:
@@ -236,7 +232,8 @@ class Scheduler:
 
         tokens: one for each of `batch.sampled`.
         """
-        sampled, ended = batch.sampled, []
+        sampled = batch.sampled
+        ended: list[Request] = []
         for chunk in batch.chunks:
             request = chunk.request
             request.prefilled = request.context = chunk.start + chunk.length
@@ -303,8 +300,9 @@ class VLLMv0(Scheduler):
     (max_num_batched_tokens; vLLM's default was the model's longest sequence).
     """
 
-    name, example = "vllm_v0", "vllm_v0:4096"
-    most_tokens = float("inf")  # of a batch of prompts
+    name = "vllm_v0"
+    example = "vllm_v0:4096"
+    most_tokens = inf  # of a batch of prompts
 
     def schedule(self, now: float) -> Batch | None:
         chunks = self.admit_all(self.most_tokens)
@@ -320,7 +318,7 @@ class IterationLevel(Scheduler):
 
     def schedule(self, now: float) -> Batch | None:
         decodes = self.decodes()
-        chunks = self.prefills(self.memory.rows(decodes))
+        chunks = self.prefills(self.rows(decodes))
         return Batch(chunks, decodes) if chunks or decodes else None
 
     def prefills(self, decode_rows: int) -> list[Chunk]:
@@ -371,7 +369,8 @@ class SarathiServe(IterationLevel):
     name = "sarathi_serve"
 
     def prefills(self, decode_rows: int) -> list[Chunk]:
-        chunks, room = [], self.chunk_size - decode_rows
+        chunks: list[Chunk] = []
+        room = self.chunk_size - decode_rows
         if room < 1:
             return []
         for request in self.started_then_new():
@@ -397,7 +396,8 @@ class Dynamic(SarathiServe):
     that much room. Without this rule, a long prompt beside many decodes might never be done.
     """
 
-    name, example = "dynamic", "dynamic:1024,512,256"
+    name = "dynamic"
+    example = "dynamic:1024,512,256"
 
     def __init__(self, max_batch_size: int, chunk_size: int = 256, cache_tokens: int | None = None):
         super().__init__(max_batch_size, chunk_size, cache_tokens)
@@ -410,7 +410,8 @@ class Dynamic(SarathiServe):
                 f"policy '{self.name}:{option}': the sizes must be whole numbers of tokens, at"
                 f" least 1, none larger than the one before, such as {self.example}"
             )
-        self.sizes, self.chunk_size = sizes, sizes[0]
+        self.sizes = sizes
+        self.chunk_size = sizes[0]
 
     def share(self, request: Request, room: int) -> int:
         size = self.sizes[min(request.chunks_run, len(self.sizes) - 1)]
@@ -422,11 +423,8 @@ class ChunkedOnly(SarathiServe):
     """Ablation (Sarathi-Serve, Sec 5.4): batches of chunks alternate with batches of decodes."""
 
     name = "chunked_only"
-    __slots__ = ("prefill_last",)  # was the last batch one of chunks?
-
-    def __init__(self, *sizes: int | None):
-        super().__init__(*sizes)
-        self.prefill_last = False
+    prefill_last = False  # was the last batch one of chunks?
+    own = ("prefill_last",)  # of each micro-batch of a pipeline
 
     def schedule(self, now: float) -> Batch | None:
         decodes_wait = self.prefill_last and any(not r.in_prefill for r in self.running)

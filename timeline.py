@@ -27,19 +27,14 @@ the engine's clock.
                          (more/serving/capacity.py).
 """
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from io import StringIO
 from itertools import pairwise
 from math import inf
-from pathlib import Path
 
 from batch import Batch, Request
-from command.checks import UserError
-from command.cli import as_cell, claim, write_file
 
-# of `Trace.to_csv`, before the tags. All times are seconds
+# of `Trace.rows`, before the tags. All times are seconds
 COLUMNS = (
     "request", "policy", "arrival", "scheduled", "first_token", "last_token", "ttft", "mean_tbt",
     "longest_tbt", "latency", "prompt_tokens", "output_tokens", "cached_tokens", "preemptions",
@@ -129,7 +124,7 @@ class Life:
             self.latency if tokens else None, self.prompt_tokens, len(tokens), self.cached,
             self.preemptions, int(self.finished is not None),
         )  # fmt: skip
-        tags = {f"tag_{name}": as_cell(value) for name, value in self.tags.items()}
+        tags = {f"tag_{name}": value for name, value in self.tags.items()}
         return dict(zip(COLUMNS, values, strict=True)) | tags
 
 
@@ -331,52 +326,6 @@ class Trace:
                 setattr(part, event, own)
         return dict(sorted(found.items()))
 
-    def to_csv(self, path: Path | str, force: bool = False) -> None:
-        """A row for each request that has run, as `Life.row` says; pandas reads it as it is.
-
-        Raises UserError where the file is not ours, without force.
-        """
-        rows, text = [life.row(self.policy) for life in self.lives.values()], StringIO()
-        header = dict.fromkeys([*COLUMNS, *(name for row in rows for name in row)])
-        table = csv.DictWriter(text, header, lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
-        write_file(claim(Path(path), force), text.getvalue())
-
-
-def let_go(trace: Trace) -> None:
-    """Refuse a total of what is gone."""
-    raise UserError("this trace lets go of what has ended: add up the lives that `done` is given")
-
-
-class Passing(Trace):
-    """A trace that lets go of the lives that have ended.
-
-    ended: requests of the last iteration, with their lives. count: of all iterations.
-    """
-
-    useful_tokens = recomputed_tokens = span = throughput = ttfts = tbts = property(let_go)
-
-    def __init__(self, policy: str = ""):
-        super().__init__(policy=policy)
-        self.ended, self.count = [], 0
-
-    def record(
-        self, batch: Batch, start: float, seconds: float, operators: dict[str, float] | None,
-        ended: Sequence[Request], end: float = 0.0,
-    ) -> Iteration:  # fmt: skip
-        iteration = super().record(batch, start, seconds, operators, ended, end)
-        self.count += 1
-        self.ended = [(request, self.lives.pop(request.request_id)) for request in ended]
-        return iteration
-
-
-class Fleeting(Passing):
-    """It lets go of iterations and events, too: its memory does not grow with the run."""
-
-    seconds = num_prefill_tokens = num_decodes = processed = mean_batch_size = property(let_go)
-
-    def record(self, *what: object) -> Iteration:
-        iteration = super().record(*what)
-        self.iterations, self.finished, self.preempted, self.cancelled = [], [], [], []
-        return iteration
+    def rows(self) -> list[dict[str, object]]:
+        """A row for each request that has run, for a table (`command.cli.write_table`)."""
+        return [life.row(self.policy) for life in self.lives.values()]

@@ -1,12 +1,13 @@
 """What all commands share: a mistake gives one clear line, and no file of yours is lost."""
 
+import csv
 import io
 import os
 import re
 import signal
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -146,6 +147,21 @@ def as_cell(text: str) -> str:
         float(text)
         return text
     return f"'{text}" if FORMULA.match(text) else text
+
+
+def write_table(path: Path | str, rows: Sequence[dict], force: bool = False) -> None:
+    """Rows as a CSV, which pandas reads as it is. Texts are written by `as_cell`.
+
+    Raises UserError where the file is not ours, without force.
+    """
+    text = io.StringIO()
+    header = dict.fromkeys(name for row in rows for name in row)
+    table = csv.DictWriter(text, header, lineterminator="\n")
+    table.writeheader()
+    for row in rows:
+        safe = {name: as_cell(v) if isinstance(v, str) else v for name, v in row.items()}
+        table.writerow(safe)
+    write_file(claim(Path(path), force), text.getvalue())
 
 
 def run_main(main: Callable[[], None]) -> None:

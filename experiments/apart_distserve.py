@@ -42,14 +42,13 @@ from experiments.lib.flags import SERVED
 from experiments.lib.panels import Panel
 from experiments.lib.rows import SPREAD, WHERE, Row, Rows, print_rows
 from experiments.lib.study import Study
-from loop import Loop
-from more.apart.fleet import Engine, Fleet, Way
+from more.apart.fleet import Engine, Fleet, PatientLoop, Way
 from more.apart.halves import HalfSlots
 from more.apart.routers import make_router
 from more.serving.capacity import tpot
 from more.serving.traffic import MOST_BYTES, copy_of
+from more.simulate import CostExecutor, make_cost_model
 from scheduler import make_scheduler
-from simulate import CostExecutor, make_cost_model
 from timeline import Life
 
 FILE = ROOT / "experiments" / "distserve_opt13b.csv"
@@ -110,7 +109,7 @@ def serve(
         price = (
             SimpleNamespace(seconds=partial(fitted, *fit, HOSTS[host or "none"])) if fit else cost
         )
-        engines.append(Engine(number, Loop(scheduler, CostExecutor(price))))
+        engines.append(Engine(number, PatientLoop(scheduler, CostExecutor(price))))
     route = make_router("least_loaded")
     Fleet(engines[:1], route, done, engines[1:], route, Way.over(cost.link, cost)).run(requests)
 

@@ -40,7 +40,6 @@ import torch
 from command.cli import run_main
 from command.flags import Flag
 from configs import MODELS, ModelConfig
-from engine import LLM, SamplingParams
 from experiments.lib.common import print_table
 from experiments.lib.engines import median_row
 from experiments.lib.flags import start
@@ -48,6 +47,7 @@ from experiments.lib.measuring import hardware_of
 from experiments.lib.peers import BATCH_SIZE, REST, TASKS, VLLM, Peer, Work, saved_model
 from experiments.lib.rows import Row, Rows, spread, with_kept
 from kvcache import KVCache
+from more.llm import LLM, SamplingParams
 from more.loading.device import choose_dtype
 from more.paged.blocks import BLOCK_SIZE, Blocks
 from more.paged.cache import make_cache

@@ -31,12 +31,12 @@ from command.cli import claim, run_main
 from command.flags import Flag
 from configs import GPU
 from costmodel import make_batch
-from engine import LLM
 from experiments.lib.common import ROOT, commit, print_table, progress
 from experiments.lib.flags import MEASURE, ScriptParser
 from experiments.lib.measuring import batch_runner, device_for, hardware_of
 from experiments.lib.rows import make_directory
 from loop import Result
+from more.llm import LLM
 from more.loading.device import whole_memory
 from more.serving.calibration import (
     BATCH_SIZE,

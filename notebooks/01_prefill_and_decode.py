@@ -23,7 +23,6 @@ import matplotlib.pyplot as plt
 from batch import Batch, Chunk, Request
 from configs import GPUS, MODELS
 from costmodel import CostModel, make_batch
-from engine import LLM
 from executor import ModelExecutor
 from lesson import (
     OPERATOR_COLOURS,
@@ -37,6 +36,7 @@ from lesson import (
     this_machine,
     working,
 )
+from more.llm import LLM
 from scheduler import make_scheduler
 
 # %% [markdown]

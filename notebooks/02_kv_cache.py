@@ -23,11 +23,11 @@ import torch
 from batch import Request
 from configs import GPUS, MODELS
 from costmodel import requests_that_fit
-from engine import LLM
 from executor import ModelExecutor, synchronized_clock
 from kvcache import KVCache
 from lesson import COLOURS, GREY, SERIES, paper, sliders, star, this_machine, working
 from loop import Loop
+from more.llm import LLM
 from scheduler import make_scheduler
 
 # %% [markdown]

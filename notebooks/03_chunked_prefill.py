@@ -25,7 +25,6 @@ from attention import chunk_mask, reference, sdpa, span_by_span
 from batch import Batch, Chunk, Request
 from configs import GPUS, MODELS
 from costmodel import CostModel, make_batch
-from engine import LLM
 from executor import ModelExecutor
 from lesson import (
     COLOURS,
@@ -39,6 +38,7 @@ from lesson import (
     this_machine,
     working,
 )
+from more.llm import LLM
 from more.loading.files import DEMO
 from scheduler import make_scheduler
 

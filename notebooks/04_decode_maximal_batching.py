@@ -24,9 +24,9 @@ from attention import sdpa, span_by_span
 from batch import Batch, Chunk, Request
 from configs import GPUS, MODELS
 from costmodel import CostModel, make_batch
-from engine import LLM
 from executor import ModelExecutor
 from lesson import COLOURS, GREY, bars, paper, print_table, sliders, this_machine, working
+from more.llm import LLM
 from scheduler import make_scheduler
 
 # %%

@@ -22,7 +22,7 @@ import matplotlib.pyplot as plt
 from configs import GPUS, MODELS
 from costmodel import CostModel, make_batch
 from lesson import COLOURS, SERIES, paper, plain_ticks, print_table, sliders, star
-from simulate import simulate
+from more.simulate import simulate
 
 # %% [markdown]
 # ## Step 1: P:D, by counting

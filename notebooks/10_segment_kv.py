@@ -26,7 +26,6 @@ import torch
 
 from batch import Request
 from configs import MODELS
-from engine import LLM, SamplingParams
 from executor import ModelExecutor
 from lesson import (
     COLOURS,
@@ -42,8 +41,9 @@ from lesson import (
 from loop import Loop
 from more.beam.executor import BeamExecutor, enable_beams
 from more.beam.outputs import beam_requests
-from more.beam.request import BeamMemory, BeamSearchParams, cached_tokens, size_of
+from more.beam.request import BeamSearchParams, cached_tokens, count_beams, size_of
 from more.beam.search import unwound
+from more.llm import LLM, SamplingParams
 from scheduler import make_scheduler
 
 # %% [markdown]
@@ -61,7 +61,7 @@ def drive(prompt, params, cache="segment", kind=BeamExecutor, llm=llm):
     """Run one search. Yields its loop and the search after each iteration: first, the prefill."""
     executor = kind(ModelExecutor(llm.model, llm.cache, llm.attend), llm.attention)
     loop = Loop(make_scheduler("sarathi", max_batch_size=1, chunk_size=1024), executor)
-    loop.scheduler.memory = BeamMemory(loop.scheduler.memory)
+    count_beams(loop.scheduler)
     plain = Request(0, prompt, params.max_tokens)
     [search] = beam_requests([plain], params, cache, llm.config, llm.cache)
     loop.add(search)

@@ -33,19 +33,19 @@ from attention import Attention, FlatBatch, Span, reference
 from batch import Request
 from command.cli import MARK, run_main
 from configs import MODELS, ModelConfig
-from engine import LLM
 from experiments.lib import look
 from kvcache import KVCache
 from loop import Executor, Loop
 from model import Transformer
 from more.fast import native
+from more.llm import LLM
 from more.loading import policyfile
 from more.loading.files import DEMO
 from more.loading.load import new_model, random_weights
 from more.loading.tokenizer import load_tokenizer
+from more.simulate import CostExecutor, run_all
 from sampling import Sampler, sample
 from scheduler import POLICIES, Scheduler
-from simulate import CostExecutor, run_all
 
 sys.modules.setdefault("tests.conftest", sys.modules[__name__])  # one module under both names
 pytest.register_assert_rewrite("tests.oracle")  # its failures show values

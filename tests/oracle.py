@@ -28,16 +28,16 @@ from command.checks import UserError
 from command.cli import run_main
 from command.flags import Parser
 from configs import MODELS
-from engine import LLM
 from executor import ModelExecutor
 from kvcache import KVCache
 from loop import Loop, Result
 from model import Transformer
 from more.beam.executor import BeamExecutor
 from more.beam.outputs import beam_requests
-from more.beam.request import CACHES, BeamMemory, BeamRequest, BeamSearchParams
+from more.beam.request import CACHES, BeamRequest, BeamSearchParams, count_beams
 from more.beam.search import BeamSearch, best_candidates
 from more.fast.backends import choose_backend, speed_up
+from more.llm import LLM
 from more.loading.policyfile import is_ours, load_policies
 from more.paged.blocks import BlockMemory, Blocks
 from more.paged.cache import make_cache, manage
@@ -373,7 +373,7 @@ def check_rules(scheduler: Scheduler, batch: Batch, alone: bool = True) -> None:
         assert not (batch.chunks and batch.decodes), "prefills beside decodes"
     if isinstance(scheduler, RequestLevel | Orca | VLLMv0 | HybridOnly):
         assert all(chunk.is_last for chunk in batch.chunks), "a part of a prompt"
-    rows = batch.num_prefill_tokens + scheduler.memory.rows(batch.decodes)  # of a search: BW
+    rows = batch.num_prefill_tokens + scheduler.rows(batch.decodes)  # of a search: BW
     if isinstance(scheduler, Sarathi | SarathiServe) and (batch.chunks or not alternates):
         assert rows <= scheduler.chunk_size or not batch.chunks, "the budget is exceeded"
         ready = [request for request in scheduler.running if not request.in_prefill]
@@ -406,12 +406,12 @@ def check_books(executor: ModelExecutor, schedulers: Sequence[Scheduler]) -> Non
 def check_memories(schedulers: Sequence[Scheduler], flying: int = 0) -> None:
     """The memory, or that of all micro-batches together, knows what is in it and in flight."""
     memories = {id(each.memory): each.memory for each in schedulers}.values()
-    assert sum(memory.flying for memory in memories) == flying
+    assert sum(getattr(memory, "flying", 0) for memory in memories) == flying
     for memory in memories:
         sharers = [each for each in schedulers if each.memory is memory]
         if not isinstance(memory, BlockMemory):
             assert memory.taken == sum(held(r) for each in sharers for r in each.running)
-        assert memory.capacity is None or memory.taken + memory.flying <= memory.capacity
+        assert memory.room >= 0
     assert all(len(each.running) <= each.max_batch_size for each in schedulers)
 
 
@@ -440,7 +440,7 @@ def check_end(executor: ModelExecutor, schedulers: Sequence[Scheduler]) -> None:
     """Nothing is left anywhere."""
     for scheduler in schedulers:
         assert not scheduler.waiting and not scheduler.running
-        assert scheduler.memory.taken == scheduler.memory.flying == 0
+        assert scheduler.memory.taken == getattr(scheduler.memory, "flying", 0) == 0
     assert executor.slot_of == {} and set(executor.cache.used) == {None}, "a slot leaks"
     assert not getattr(executor, "memories", None), "a beam leaks"
 
@@ -500,7 +500,7 @@ def by_loop(play: Play) -> Found:
     scheduler = make_scheduler(play.policy, play.size, play.chunk, play.memory)
     executor.scheduler = manage(scheduler, executor.cache)
     if isinstance(executor, BeamExecutor):
-        scheduler.memory = BeamMemory(scheduler.memory)
+        count_beams(scheduler)
     loop, script, requests = Loop(scheduler, executor), play.script(), {}
     gone: list[int] = []
     for step in range(STEPS):

@@ -24,8 +24,8 @@ from more.loading.policyfile import load_policies
 from more.paged import blocks
 from more.paged.prompts import shared
 from more.policies import HEIRS
+from more.simulate import make_cost_model, simulate
 from scheduler import POLICIES, Scheduler, make_scheduler
-from simulate import make_cost_model, simulate
 
 KW = {"model": "llama3.1-8b", "gpu": "h100", "software": "sarathi_serve"}
 

@@ -8,10 +8,10 @@ from conftest import assert_within, attend_spans, attention_case, spans_bound
 
 from attention import PLAIN, chunk_mask
 from configs import ModelConfig
-from engine import LLM, SamplingParams
 from kvcache import KVCache
 from more.fast import backends, native
 from more.fast.backends import BACKENDS, fastest
+from more.llm import LLM, SamplingParams
 
 
 def test_stacked_chunk_masks_are_the_lower_triangle() -> None:

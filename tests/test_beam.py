@@ -108,6 +108,6 @@ def test_the_rows_of_beams_count_for_the_token_budget() -> None:
     rows = []
     while loop.step():
         prompt = loop.batch.num_prefill_tokens
-        rows.append((prompt, prompt + loop.scheduler.memory.rows(loop.batch.decodes)))
+        rows.append((prompt, prompt + loop.scheduler.rows(loop.batch.decodes)))
     assert (7, 12) in rows
     assert max(total for _, total in rows) == 12

@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_families import LENGTH, VOCABULARY, oracle
 
-from engine import LLM, BeamSearchParams
+from more.llm import LLM, BeamSearchParams
 from more.policies import compared
 
 CASES = {0: 12, 1: 48}  # of each model, by seed: 300 in all

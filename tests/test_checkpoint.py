@@ -11,12 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_families import GPT2, ROTARY, assert_same_logits, oracle, ours
 
-from engine import LLM
 from model import Transformer
+from more.llm import LLM
 from more.loading.checkpoint import load_config, load_weights, weights_of
 from more.loading.config_json import ALIASES, FIELDS
 from more.loading.load import random_weights
 from more.loading.priced import priced_model
+from more.loading.stage import Stage
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +123,7 @@ def test_a_stage_of_a_pipeline_reads_what_it_has(saved):
         lambda model: load_weights(model, saved, check=True),
         lambda model: random_weights(model, seed=5),
     ):
-        models = [Transformer(config), *(Transformer(config, own) for own in stages)]
+        models = [Transformer(config), *(Stage(config, own) for own in stages)]
         for model in models:
             fill(model)
         whole, first, last = (weights_of(model) for model in models)

@@ -12,8 +12,8 @@ from experiments import choose_chunk
 from experiments.choose_chunk import candidates, choose, steady
 from experiments.lib.rows import read_rows
 from more.serving.steady import Workload
+from more.simulate import CostExecutor
 from scheduler import make_scheduler
-from simulate import CostExecutor
 
 pytestmark = pytest.mark.usefixtures("sketches")
 

@@ -15,7 +15,7 @@ from experiments.lib.engines import Priced, Sweep
 from experiments.lib.study import guesses
 from more.apart.simulate import simulate_fleet
 from more.pipeline import simulate_pipeline
-from simulate import make_cost_model, simulate
+from more.simulate import make_cost_model, simulate
 
 L20 = EFFICIENCY["l20", "td_pipe"]
 

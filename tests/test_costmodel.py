@@ -17,7 +17,7 @@ from costmodel import EFFICIENCY, CostModel, make_batch, padded
 from experiments import fit, serve_phases
 from experiments.lib.common import paper_numbers
 from more.pipeline import StageCosts
-from simulate import simulate
+from more.simulate import simulate
 
 NUMBERS = paper_numbers()
 SARATHI = EFFICIENCY["a6000", "sarathi"]

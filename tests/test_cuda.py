@@ -23,7 +23,6 @@ from attention import PLAIN, Attention, FlatBatch, Span, split_heads
 from batch import Batch, Chunk, Request
 from command.checks import UserError
 from configs import ModelConfig
-from engine import LLM, BeamSearchParams, SamplingParams
 from executor import ModelExecutor
 from kvcache import KVCache
 from model import ResidualLinear, rotate, swiglu, untimed
@@ -31,6 +30,7 @@ from more.beam.search import BeamSearch
 from more.fast import cuda, graphs
 from more.fast.backends import BACKENDS, candidates
 from more.fast.graphs import GraphExecutor, Graphs
+from more.llm import LLM, BeamSearchParams, SamplingParams
 from more.loading.load import new_model
 
 GPU = torch.device("cuda")

@@ -21,15 +21,15 @@ from attention import FlatBatch, Span
 from batch import BROKEN, Batch, Request
 from command.checks import UserError
 from configs import MODELS, OPERATORS
-from engine import LLM, SamplingParams, StreamedToken
 from executor import ModelExecutor
 from kvcache import KVCache
 from model import Transformer
 from more.fast.backends import BACKENDS
 from more.fast.process import threads, threads_for
+from more.llm import LLM, SamplingParams, StreamedToken
 from more.policies import compared
+from more.simulate import simulate
 from sampling import Sampler, draw, sample
-from simulate import simulate
 
 CPU = torch.device("cpu")
 PROMPTS = [

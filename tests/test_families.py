@@ -16,8 +16,8 @@ from conftest import assert_within, noise_bound
 from command.checks import UserError
 from configs import GPUS, MODELS
 from costmodel import CostModel
-from engine import LLM, SamplingParams
 from model import Transformer
+from more.llm import LLM, SamplingParams
 from more.loading import config_json
 from more.loading.checkpoint import load_config, load_weights, save
 from more.loading.config_json import ARCHITECTURE

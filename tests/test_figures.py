@@ -13,7 +13,6 @@ import torch
 from conftest import call, ran, sketch
 
 import configs
-from engine import LLM
 from experiments import fidelity, serve_capacity, studies
 from experiments.lib import look, measuring
 from experiments.lib.claims import Claim, bounded, falls, peaks_at
@@ -23,6 +22,7 @@ from experiments.lib.panels import Panel
 from experiments.lib.rows import Rows, name_of, read_rows
 from experiments.lib.study import Study
 from loop import Result
+from more.llm import LLM
 from more.loading import checkpoint
 from more.loading.load import new_model, random_weights
 from more.serving import planner

@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import constants, errors, utils
 
 from command.checks import UserError
-from engine import LLM
+from more.llm import LLM
 from more.loading import files
 from more.loading.files import DEMO, HUB_FILES, find
 

@@ -17,11 +17,11 @@ from test_engine import PROMPTS, tiny_expected
 from attention import PLAIN
 from batch import Request
 from command.checks import UserError
-from engine import LLM, BeamSearchParams, SamplingParams
 from kvcache import KVCache
 from model import Transformer
 from more.fast import cuda, graphs
 from more.fast.graphs import GraphExecutor, Graphs, graphs_for
+from more.llm import LLM, BeamSearchParams, SamplingParams
 from more.policies import compared
 from scheduler import make_scheduler
 

@@ -29,13 +29,14 @@ ORDER = [
     ["paged"],  # blocks, in place of the scheduler's memory and of the slots
     ["policies"],  # those outside the book
     ["model"],
-    ["sampling"],
-    ["loading"],
+    ["sampling", "loader"],
     ["executor"],
+    ["engine"],  # here the book ends: nothing of more/ is below
+    ["loading"],
     ["fast"],
     ["simulate"],  # it makes the policies of more/policies/ known
     ["beam"],  # `LLM.beam_search` needs it; the loop and the policies do not
-    ["engine"],
+    ["llm"],
     ["pipeline"],
     ["apart"],  # several engines as one
     ["pictures", "serving"],  # pictures draw pipelines, too

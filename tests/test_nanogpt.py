@@ -9,7 +9,7 @@ from conftest import call
 from test_families import GPT2, LENGTH, assert_same_logits, oracle
 
 import generate
-from engine import LLM, SamplingParams
+from more.llm import LLM, SamplingParams
 from more.loading.nanogpt import LINEARS
 from more.policies import compared
 

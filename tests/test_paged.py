@@ -16,18 +16,18 @@ from attention import PLAIN, FlatBatch, Span
 from batch import Chunk, Request
 from command.checks import UserError
 from configs import MODELS
-from engine import LLM
 from executor import ModelExecutor
 from kvcache import KVCache
 from more.fast import native
+from more.llm import LLM
 from more.paged import blocks
 from more.paged.blocks import BlockMemory
 from more.paged.cache import PagedCache
 from more.paged.prompts import Parts, shared
 from more.policies import compared
+from more.simulate import simulate
 from sampling import SamplingParams
 from scheduler import SarathiServe, Scheduler, make_scheduler, next_chunk
-from simulate import simulate
 from tests.oracle import check_blocks, perform
 
 
@@ -37,11 +37,12 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     count: Counter[str] = Counter()
 
     class Counted(BlockMemory):
-        def take(self, newcomer: Request) -> int:
-            known, hit = len(self.block_of), super().take(newcomer)
+        def take(self, newcomer: Request) -> None:
+            known = len(self.block_of)
+            super().take(newcomer)
+            hit = newcomer.prefilled
             count.update(hits=hit > 0, own=hit > 0 and newcomer.preemptions > 0)
             count.update(evictions=len(self.block_of) < known)
-            return hit
 
     preempt = Scheduler.preempt
     monkeypatch.setattr(blocks, "BlockMemory", Counted)

@@ -25,8 +25,8 @@ from more.pipeline import (
 )
 from more.pipeline.account import Step, difference
 from more.policies import compared
+from more.simulate import simulate
 from scheduler import SarathiServe
-from simulate import simulate
 
 Work = list[tuple]  # as `requests_of` takes it
 
@@ -183,14 +183,14 @@ class Counting(SarathiServe):
 
 @pytest.mark.parametrize("deal", ["queue", "turns"])
 def test_what_a_policy_counts_is_one_for_all_micro_batches(deal: str) -> None:
-    schedulers = [Counting(2, 8) for _ in range(3)]
-    filled = MicroBatches(schedulers, 2, deal)
+    filled = MicroBatches(Counting(2, 8), 3, 2, deal)
     for i in range(20):
         filled.add(Request(i, range(5), 4, arrival=i // 10))
     trace = run_pipeline(filled, lambda batch: [0.2, 0.1], PipelineTrace(2, 3, keep=True))
     assert sorted(request for request, _ in trace.finished) == list(range(20)), "each runs once"
     assert {step.micro_batch for step in trace.steps} == {0, 1, 2}
     filled.done(1, Batch([], []), [])
+    schedulers = filled.schedulers
     assert len({id(each.waiting) for each in schedulers}) == (1 if deal == "queue" else 3)
     for each in schedulers:
         assert (each.admitted, each.ended) == (20, 20)

@@ -9,9 +9,9 @@ from torch import nn
 
 from attention import PLAIN
 from batch import Batch, Chunk, Request
-from engine import LLM, SamplingParams
 from executor import ModelExecutor
 from model import ResidualLinear
+from more.llm import LLM, SamplingParams
 from more.loading.checkpoint import load_config, weights_of
 from more.loading.files import DEMO
 

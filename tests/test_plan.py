@@ -40,7 +40,7 @@ from more.serving.comparison import Demand, Plan, Question, fits, too_strict
 from more.serving.planner import BUDGETS, EXACT, Found, Replica, Traffic
 from more.serving.search import largest_rate
 from more.serving.traffic import Fixed, at_rate, make_requests, poisson, read_trace
-from simulate import simulate
+from more.simulate import simulate
 
 ROOT = Path(__file__).parent.parent
 # The config.json of Llama-3-8B: what prices it.

@@ -14,13 +14,13 @@ from batch import Batch, Request
 from command.checks import UserError
 from configs import GPUS, MODELS
 from costmodel import requests_that_fit
-from engine import LLM, SamplingParams
 from loop import Loop
+from more.llm import LLM, SamplingParams
+from more.simulate import CostExecutor, make_cost_model, simulate
 from more.web.priced import Clock, PricedEngine
 from more.web.real import RealEngine
 from more.web.runner import Full, Stopping, take_over
 from scheduler import POLICIES, SarathiServe, make_scheduler
-from simulate import CostExecutor, make_cost_model, simulate
 from tests.oracle import PATIENCE, Clients, check_runner
 
 NAMES = ["sarathi", "orca", "hybrid_only", "dynamic:12,6", "vllm_v0:40"]

@@ -11,8 +11,8 @@ from batch import Batch, Chunk, Request
 from command.checks import UserError
 from loop import Loop, check_batch
 from more.pipeline import simulate_pipeline
+from more.simulate import simulate
 from scheduler import POLICIES, SarathiServe, Scheduler, make_scheduler, whole_prefill
-from simulate import simulate
 
 
 def drive(

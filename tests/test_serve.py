@@ -28,7 +28,7 @@ from watch import wait_for
 
 import serve
 from command.checks import WHY_BROKEN, UserError
-from engine import LLM, SamplingParams
+from more.llm import LLM, SamplingParams
 from more.loading.files import DEMO
 from more.web import live
 from more.web.chat import Chat, Unfit, read_template

@@ -16,7 +16,7 @@ from served import Hurried, Served, served, streamed
 from watch import wait_for
 
 from command.checks import UserError
-from engine import LLM, SamplingParams
+from more.llm import LLM, SamplingParams
 from more.loading.files import DEMO
 from more.loading.policyfile import load_policies
 from more.web import live

@@ -25,7 +25,7 @@ from watch import PATIENCE, alive, children_of
 
 import generate
 from command.checks import WHY_BROKEN
-from engine import LLM, SamplingParams
+from more.llm import LLM, SamplingParams
 from more.pipeline import Step, launch
 from more.pipeline.launch import Place, meet, stage_device
 from more.pipeline.stages import measured_hop

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from command.checks import UserError
 from configs import MODELS, ModelConfig
-from engine import LLM, SamplingParams
+from more.llm import LLM, SamplingParams
 from more.loading.checkpoint import save
 from more.loading.files import DEMO
 from more.loading.load import new_model, random_weights

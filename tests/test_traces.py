@@ -13,6 +13,7 @@ from conftest import ran, run_loop, second_by_second
 import plan
 from batch import Request
 from command.checks import UserError
+from command.cli import write_table
 from configs import MODELS
 from experiments import serve_latency
 from experiments.lib.papers import MISTRAL, Recorded
@@ -22,8 +23,8 @@ from more.apart.simulate import simulate_fleet
 from more.serving.capacity import Deployment
 from more.serving.lengths import TAG, length_error, tag_lengths
 from more.serving.traffic import Uniform, at_rate, gamma, make_requests, poisson, read_trace
+from more.simulate import simulate
 from scheduler import make_scheduler
-from simulate import simulate
 from timeline import COLUMNS, Life, Trace
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -48,7 +49,7 @@ def test_a_table_has_a_row_for_each_request(tmp_path: Path) -> None:
     """Each time as `Life` has it, to the last digit."""
     trace = simulate(tagged(), policy="sarathi_serve", cache_tokens=700, **SIZES)
     assert sum(life.preemptions for life in trace.lives.values()), "a preemption is in it"
-    trace.to_csv(tmp_path / "run.csv")
+    write_table(tmp_path / "run.csv", trace.rows())
     with open(tmp_path / "run.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == [*COLUMNS, "tag_user"] and len(rows) == 60
@@ -58,7 +59,7 @@ def test_a_table_has_a_row_for_each_request(tmp_path: Path) -> None:
         assert float(row["longest_tbt"] or "0") == max(life.tbt, default=0.0)
         assert int(row["preemptions"]) == life.preemptions and row["ended"] == "1"
         assert row["policy"] == "sarathi_serve" and row["tag_user"] == life.tags["user"]
-    trace.to_csv(tmp_path / "run.csv")  # ours may be replaced
+    write_table(tmp_path / "run.csv", trace.rows())  # ours may be replaced
 
 
 TEXTS = {
@@ -71,7 +72,7 @@ TEXTS = {
 
 def test_no_spreadsheet_computes_what_a_client_sent(tmp_path: Path) -> None:
     lives = {i: Life(i, 1.0, 5, 2.0, tags={"user": text}) for i, text in enumerate(TEXTS)}
-    Trace(lives=lives).to_csv(path := tmp_path / "run.csv")
+    write_table(path := tmp_path / "run.csv", Trace(lives=lives).rows())
     with open(path, newline="", encoding="utf-8") as file:
         assert [row["tag_user"] for row in csv.DictReader(file)] == list(TEXTS.values())
 

@@ -38,7 +38,7 @@ from experiments.lib.rows import (
 )
 
 if TYPE_CHECKING:  # predicting needs no torch
-    from engine import LLM
+    from more.llm import LLM
 
 
 LONGEST = 1024  # tokens of the cases that a GPU measures, so that they take minutes

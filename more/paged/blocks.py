@@ -83,6 +83,13 @@ class BlockMemory(Memory):
 
     # ---- what the scheduler asks (scheduler.Memory)
 
+    def holds(self, decodes: Sequence[Request], newcomer: Request | None = None) -> bool:
+        """See `Memory.holds`; of a newcomer's prefill, only what is not in the cache."""
+        if newcomer is None:
+            return self.next_tokens(decodes) <= self.room
+        more = self.prefill(newcomer)[0] + self.next_tokens((*decodes, newcomer))
+        return more <= self.room
+
     def next_tokens(self, requests: Sequence[Request]) -> int:
         """A new block for each request whose blocks are full, else nothing."""
         size, full = self.block_size, 0
@@ -94,6 +101,7 @@ class BlockMemory(Memory):
         return full * size
 
     def whole(self, tokens: int) -> int:
+        """Tokens of the blocks that hold so many."""
         return -(-tokens // self.block_size) * self.block_size
 
     def prefill(self, newcomer: Request) -> tuple[int, int]:
@@ -105,8 +113,14 @@ class BlockMemory(Memory):
         held = sum([self.references[block] > 0 for block in found])
         return self.whole(newcomer.prefill_length) - held * size, len(found) * size
 
-    def take(self, newcomer: Request) -> int:
-        """Give a request a table for its whole prefill, the blocks of its hit first."""
+    def to_run(self, newcomer: Request) -> int:
+        return newcomer.prefill_length - self.prefill(newcomer)[1]
+
+    def take(self, newcomer: Request) -> None:
+        """Give a request a table for its whole prefill, the blocks of its hit first.
+
+        The hit is prefilled already.
+        """
         found = self._found(newcomer)
         table = self._table(newcomer)
         table.entered, newcomer.planned = len(found), 0
@@ -117,7 +131,7 @@ class BlockMemory(Memory):
         self.cover(newcomer, newcomer.prefill_length)
         self.asked += newcomer.prefill_length
         self.hits += len(found) * self.block_size
-        return len(found) * self.block_size
+        newcomer.prefilled = newcomer.context = len(found) * self.block_size
 
     def grow(self, decodes: Sequence[Request]) -> None:
         """A batch has run: make room for the tokens of its decodes.
@@ -268,6 +282,11 @@ class BlockMemory(Memory):
                 key = sha256(key + text[start : start + width]).digest()
                 keys.append(key)
         return keys
+
+
+def at_once(memory: Memory, newcomer: Request) -> int:
+    """Tokens that its prefill takes at once: in slots, all of it."""
+    return memory.prefill(newcomer)[0] if hasattr(memory, "prefill") else newcomer.prefill_length
 
 
 @dataclass(frozen=True)

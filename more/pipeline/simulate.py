@@ -14,7 +14,7 @@ from more.pipeline.costs import Hop, StageCosts, even_layers, seconds_of_rows
 from more.pipeline.micro_batches import MicroBatches
 from more.pipeline.phases import Rules
 from more.pipeline.policies import make_micro_batches
-from simulate import make_cost_model
+from more.simulate import make_cost_model
 
 
 def run_pipeline(

@@ -29,8 +29,8 @@ from torch import Tensor
 from attention import FlatBatch
 from batch import Batch, Request
 from command.checks import UserError, check_whole, shown
-from engine import LLM, RequestOutput, SamplingParams, StreamedToken
 from executor import ModelExecutor, synchronized_clock
+from more.llm import LLM, RequestOutput, SamplingParams, StreamedToken
 from more.loading.load import choose_length
 from more.pipeline.account import PipelineTrace, Step
 from more.pipeline.costs import even_layers
@@ -96,10 +96,10 @@ class PipelineLLM(LLM):
         self.wire = Wire(self.config.hidden, self.dtype, self.device, self.micro_batches)
         self.pipeline: PipelineTrace | None = None
 
-    def _own_layers(self, n_layer: int) -> range:
-        counts = even_layers(n_layer, self.stages)
+    def _load_weights(self) -> None:
+        counts = even_layers(self.config.n_layer, self.stages)
         start = sum(counts[: self.stage])
-        return range(start, start + counts[self.stage])
+        super()._load_weights(range(start, start + counts[self.stage]))
 
     def _choose_length(self, max_length: int | None) -> int:
         """The model's, if none is given: all stages must have the same."""
@@ -119,7 +119,7 @@ class PipelineLLM(LLM):
         )  # fmt: skip
 
     def _scheduler(self) -> Scheduler:
-        return self._micro_batches().schedulers[0]
+        return self._micro_batches().scheduler
 
     def generate(
         self,

@@ -36,8 +36,7 @@ class TokenThrottling(SarathiServe):
 
     def prompt_tokens(self) -> int:
         wait = sum(r.prefill_length - r.prefilled for r in (*self.started(), *self.waiting))
-        memory, free = self.memory, 1.0
-        if memory.capacity:
-            free -= (memory.taken + memory.flying) / memory.capacity
+        memory = self.memory
+        free = memory.room / memory.capacity if memory.capacity else 1.0
         by_memory = round(self.most * (free - KEPT_FREE) / (1 - KEPT_FREE))
         return max(min(-(-wait // self.most_tokens), by_memory), min(LEAST, self.most))

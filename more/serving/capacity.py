@@ -23,7 +23,7 @@ from costmodel import TILE, CostModel, make_batch, tokens_that_fit
 from more.loading.priced import priced_model
 from more.pipeline import Hop, StageCosts, even_layers, simulate_pipeline
 from more.serving.search import percentile
-from simulate import make_cost_model, simulate
+from more.simulate import make_cost_model, simulate
 from timeline import Life, Trace
 
 MAX_DELAY = 2.0  # s: up to this median scheduling delay, we call the queue bounded

@@ -44,8 +44,8 @@ from more.serving.capacity import (
 )
 from more.serving.search import AlwaysServed, largest_rate
 from more.serving.traffic import at_rate, copy_of
+from more.simulate import CostExecutor
 from scheduler import POLICIES, make_scheduler
-from simulate import CostExecutor
 from timeline import Iteration, Trace
 
 # Neighbours that are drawn together, at most, and blocks of a short trace, at least: samples of few

@@ -12,8 +12,8 @@ from configs.constants import SINCE
 from costmodel import CostModel, requests_that_fit
 from loop import Result
 from more.loading.requests import USUAL_LENGTH, check_requests
+from more.simulate import CostExecutor, make_cost_model
 from scheduler import Scheduler, make_scheduler
-from simulate import CostExecutor, make_cost_model
 
 SOFTWARE = "sarathi"  # whose constants the cost model takes
 MOST_SLOTS = 256  # B, where more requests would fit

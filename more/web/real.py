@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from batch import Batch, Request
 from command.checks import UserError, shown
 from command.cli import one_line
-from engine import LLM
 from executor import ModelExecutor
+from more.llm import LLM
 from more.loading.requests import check_requests
 from more.paged.cache import manage
 from sampling import Sampler, SamplingParams
