@@ -4,8 +4,8 @@
     llm.generate(["def open("], SamplingParams(max_tokens=24))      all at once
     for token in llm.stream(["def open("]): ...                     as they come
 
-With these files alone, a debugger stays on the page. more/llm.py adds what is not the subject: all
-other models, fast kernels, beam search, paged blocks.
+With these files alone, a debugger stays on the page. nano_sarathi.py adds what is not the subject:
+all other models, fast kernels, beam search, paged blocks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -92,7 +92,7 @@ class LLM:
         self._loop: Loop | None = None  # of the requests that are running, or ran last, or are next
         self._next_id = 0
 
-    # ---- its parts. more/llm.py has others
+    # ---- its parts. nano_sarathi.py has others
 
     def _load(self, model: str, dtype: str, device: str, attention: str) -> None:
         self.directory = find(model)

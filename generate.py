@@ -26,7 +26,6 @@ from command.cli import MARK, progress, read_text, run_main, write_file
 from command.flags import LAYOUTS, TOKENS, Flag, Parser
 from configs import ModelConfig
 from more.fast.backends import choose_backend
-from more.llm import LLM, BeamSearchParams, SamplingParams
 from more.loading.device import check_memory, choose_dtype
 from more.loading.files import for_text
 from more.loading.load import find_model, late_tokenizer
@@ -38,6 +37,7 @@ from more.pipeline.launch import Place, joined, launch, stage_device
 from more.pipeline.policies import is_for_pipelines, make_micro_batches, policy_names, unmeasured
 from more.pipeline.stages import PipelineLLM
 from more.serving.calibration import cost_here, this_machine
+from nano_sarathi import LLM, BeamSearchParams, SamplingParams
 from scheduler import make_scheduler
 from timeline import Trace
 

@@ -14,10 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 from command.checks import UserError, lookup
-from configs import ModelConfig
+from configs import DEMO, ModelConfig
 from model import Transformer
 
-DEMO = Path(__file__).resolve().parent / "more" / "demo"  # trained on CPython's documentation
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -96,7 +95,7 @@ def find(model: str) -> Path:
     directory = DEMO if model == "demo" else Path(model).expanduser()
     if not (directory / "config.json").is_file():
         raise UserError(
-            f"{model}: no directory with a config.json; more.llm.LLM also takes the names of models"
+            f"{model}: no directory with a config.json; nano_sarathi.LLM also takes the names of models"
             " on Hugging Face's hub"
         )
     return directory
@@ -109,7 +108,7 @@ def load_config(directory: Path) -> ModelConfig:
     keys = lookup(FAMILIES, family, "model_type")
     for key in ("rope_scaling", "use_sliding_window"):
         if raw.get(key):
-            raise UserError(f"{directory}: {key} is not read here; more.llm.LLM reads it")
+            raise UserError(f"{directory}: {key} is not read here; nano_sarathi.LLM reads it")
     values = {ours: raw[theirs] for ours, theirs in keys.items() if theirs in raw}
     if family == "gpt2":
         values |= {"flavour": "gpt2", "intermediate": 4 * values["hidden"], "tied": True}

@@ -41,7 +41,7 @@ class ResidualLinear(nn.Linear):
     With packed weights, oneDNN adds it inside the product: that saves a pass (more/fast/packed.py).
     """
 
-    dropout = 0.0  # of the branch, in training: see more/demo/train.py
+    dropout = 0.0  # of the branch, in training: see demo/train.py
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         y = F.dropout(super().forward(x), self.dropout, self.training and self.dropout > 0)

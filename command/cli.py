@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
-PLACES = "", "command", "docs", "experiments", "more/demo", "notebooks"
+PLACES = "", "command", "docs", "experiments", "demo", "notebooks"
 SCRIPTS = tuple(ROOT / place for place in PLACES)
 HEAD, LONGEST_LINE = 600, 800  # letters of an error: its beginning, and all that is shown
 # The last four are = + - @ of East Asian keyboards.

@@ -47,10 +47,10 @@ from experiments.lib.measuring import hardware_of
 from experiments.lib.peers import BATCH_SIZE, REST, TASKS, VLLM, Peer, Work, saved_model
 from experiments.lib.rows import Row, Rows, spread, with_kept
 from kvcache import KVCache
-from more.llm import LLM, SamplingParams
 from more.loading.device import choose_dtype
 from more.paged.blocks import BLOCK_SIZE, Blocks
 from more.paged.cache import make_cache
+from nano_sarathi import LLM, SamplingParams
 
 NAME, CPU = "bench", torch.device("cpu")
 SMALL = ("1x64+32", "2x128+24", "8x64+24", "4x512+16", "1x1024+1")  # requests x prompt + outputs

@@ -36,7 +36,6 @@ from experiments.lib.flags import MEASURE, ScriptParser
 from experiments.lib.measuring import batch_runner, device_for, hardware_of
 from experiments.lib.rows import make_directory
 from loop import Result
-from more.llm import LLM
 from more.loading.device import whole_memory
 from more.serving.calibration import (
     BATCH_SIZE,
@@ -46,6 +45,7 @@ from more.serving.calibration import (
     Calibration,
     Curve,
 )
+from nano_sarathi import LLM
 
 # prompts from token 0
 TOKENS = (

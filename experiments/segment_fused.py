@@ -32,7 +32,7 @@ from experiments.lib.segment import COLOURS, THEIRS, TILE, WIDTH
 from experiments.lib.study import Panel, Study
 
 if TYPE_CHECKING:  # predicting needs no torch
-    from more.llm import LLM
+    from nano_sarathi import LLM
 
 MODEL = replace(MODELS["llama2-13b"], n_layer=1)
 CORES = 64  # of a tile (Sec 4)

@@ -57,7 +57,7 @@ def simulate(
     default is SARATHI's, of 2023; "vllm" is today's. If it was not measured on this GPU, the
     trace's `guess` says whose constants are taken.
     host: a name of configs.hosts.HOSTS: the CPU's time for each iteration.
-    cache, block_size, prefix_caching: see `more.llm.LLM`. Only prompts that say which tokens they
+    cache, block_size, prefix_caching: see `nano_sarathi.LLM`. Only prompts that say which tokens they
     share can share them, and `range(n)` says nothing: see more/paged/prompts.py.
 
     done: is given each request's life when it has ended, and nothing is kept. So a million requests

@@ -36,7 +36,7 @@ from lesson import (
     this_machine,
     working,
 )
-from more.llm import LLM
+from nano_sarathi import LLM
 from scheduler import make_scheduler
 
 # %% [markdown]

@@ -27,7 +27,7 @@ from executor import ModelExecutor, synchronized_clock
 from kvcache import KVCache
 from lesson import COLOURS, GREY, SERIES, paper, sliders, star, this_machine, working
 from loop import Loop
-from more.llm import LLM
+from nano_sarathi import LLM
 from scheduler import make_scheduler
 
 # %% [markdown]

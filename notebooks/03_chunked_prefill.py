@@ -38,8 +38,8 @@ from lesson import (
     this_machine,
     working,
 )
-from more.llm import LLM
 from more.loading.files import DEMO
+from nano_sarathi import LLM
 from scheduler import make_scheduler
 
 # %% [markdown]

@@ -26,7 +26,7 @@ from configs import GPUS, MODELS
 from costmodel import CostModel, make_batch
 from executor import ModelExecutor
 from lesson import COLOURS, GREY, bars, paper, print_table, sliders, this_machine, working
-from more.llm import LLM
+from nano_sarathi import LLM
 from scheduler import make_scheduler
 
 # %%

@@ -21,9 +21,9 @@ import matplotlib.pyplot as plt
 from batch import Request
 from experiments import family
 from lesson import COLOURS, GREY, POLICY_LOOKS, gantts, paper, print_table, sliders
-from more.llm import LLM, SamplingParams
 from more.policies import HEIRS
 from more.simulate import simulate
+from nano_sarathi import LLM, SamplingParams
 from scheduler import POLICIES, SarathiServe, make_scheduler
 
 # %% [markdown]

@@ -28,9 +28,9 @@ from configs import MODELS
 from experiments.lib.papers import ARXIV, CHAT, MISTRAL, YI
 from experiments.serve_stalls import waiting
 from lesson import COLOURS, POLICY_LOOKS, paper, plain_ticks, print_table, sliders, this_machine
-from more.llm import LLM, SamplingParams
 from more.serving import capacity
 from more.serving.capacity import p99_tbt, token_times
+from nano_sarathi import LLM, SamplingParams
 
 # %% [markdown]
 # ## Step 1: two numbers for a user

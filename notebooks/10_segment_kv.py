@@ -43,7 +43,7 @@ from more.beam.executor import BeamExecutor, enable_beams
 from more.beam.outputs import beam_requests
 from more.beam.request import BeamSearchParams, cached_tokens, count_beams, size_of
 from more.beam.search import unwound
-from more.llm import LLM, SamplingParams
+from nano_sarathi import LLM, SamplingParams
 from scheduler import make_scheduler
 
 # %% [markdown]

@@ -34,8 +34,8 @@ import numpy as np
 from batch import Request
 from experiments.lib.common import ROOT
 from lesson import COLOURS, POLICY_LOOKS, plain_ticks, print_table, sliders, this_machine
-from more.llm import LLM, SamplingParams
 from more.simulate import simulate
+from nano_sarathi import LLM, SamplingParams
 
 
 def start(*flags):

@@ -30,12 +30,12 @@ from costmodel import make_batch
 from lesson import COLOURS, print_table, sliders, this_machine
 from more.apart.fleet import Way
 from more.apart.simulate import simulate_fleet
-from more.llm import LLM, SamplingParams
 from more.paged.blocks import BlockMemory
 from more.paged.prompts import shared
 from more.pictures.gantt import STAGE_LOOKS, Look, draw_lanes, legend_handles
 from more.pictures.lanes import Bar, engine_lanes
 from more.simulate import make_cost_model, simulate
+from nano_sarathi import LLM, SamplingParams
 from scheduler import make_scheduler
 
 # %% [markdown]

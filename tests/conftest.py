@@ -38,12 +38,12 @@ from kvcache import KVCache
 from loop import Executor, Loop
 from model import Transformer
 from more.fast import native
-from more.llm import LLM
 from more.loading import policyfile
 from more.loading.files import DEMO
 from more.loading.load import new_model, random_weights
 from more.loading.tokenizer import load_tokenizer
 from more.simulate import CostExecutor, run_all
+from nano_sarathi import LLM
 from sampling import Sampler, sample
 from scheduler import POLICIES, Scheduler
 

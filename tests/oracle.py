@@ -37,7 +37,6 @@ from more.beam.outputs import beam_requests
 from more.beam.request import CACHES, BeamRequest, BeamSearchParams, count_beams
 from more.beam.search import BeamSearch, best_candidates
 from more.fast.backends import choose_backend, speed_up
-from more.llm import LLM
 from more.loading.policyfile import is_ours, load_policies
 from more.paged.blocks import BlockMemory, Blocks
 from more.paged.cache import make_cache, manage
@@ -51,6 +50,7 @@ from more.policies.srpt import SRPT
 from more.policies.vtc import VTC
 from more.web.real import RealEngine
 from more.web.runner import Delta, Runner
+from nano_sarathi import LLM
 from sampling import Sampler, SamplingParams
 from scheduler import (
     POLICIES,

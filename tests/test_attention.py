@@ -11,7 +11,7 @@ from configs import ModelConfig
 from kvcache import KVCache
 from more.fast import backends, native
 from more.fast.backends import BACKENDS, fastest
-from more.llm import LLM, SamplingParams
+from nano_sarathi import LLM, SamplingParams
 
 
 def test_stacked_chunk_masks_are_the_lower_triangle() -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from test_families import LENGTH, VOCABULARY, oracle
 
-from more.llm import LLM, BeamSearchParams
 from more.policies import compared
+from nano_sarathi import LLM, BeamSearchParams
 
 CASES = {0: 12, 1: 48}  # of each model, by seed: 300 in all
 MODELS = {

@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 from test_families import GPT2, ROTARY, assert_same_logits, oracle, ours
 
 from model import Transformer
-from more.llm import LLM
 from more.loading.checkpoint import load_config, load_weights, weights_of
 from more.loading.config_json import ALIASES, FIELDS
 from more.loading.load import random_weights
 from more.loading.priced import priced_model
 from more.loading.stage import Stage
+from nano_sarathi import LLM
 
 
 @pytest.fixture(scope="module")

@@ -30,8 +30,8 @@ from more.beam.search import BeamSearch
 from more.fast import cuda, graphs
 from more.fast.backends import BACKENDS, candidates
 from more.fast.graphs import GraphExecutor, Graphs
-from more.llm import LLM, BeamSearchParams, SamplingParams
 from more.loading.load import new_model
+from nano_sarathi import LLM, BeamSearchParams, SamplingParams
 
 GPU = torch.device("cuda")
 

@@ -35,7 +35,7 @@ def test_the_figure_in_contributing_is_whole(
     has a caption for it.
     """
     (code,) = re.findall(
-        r"^```python\n(.*?)^```$", read(ROOT / "CONTRIBUTING.md"), re.DOTALL | re.MULTILINE
+        r"^```python\n(.*?)^```$", read(ROOT / "docs/CONTRIBUTING.md"), re.DOTALL | re.MULTILINE
     )
     assert len(code.splitlines()) < 60
     names: dict[str, object] = {"__name__": "NAME"}
@@ -111,7 +111,7 @@ def test_the_workflow_runs_what_ci_runs() -> None:
 
 
 def test_the_citation_is_that_of_this_version() -> None:
-    citation = yaml.safe_load(read(ROOT / "CITATION.cff"))
+    citation = yaml.safe_load(read(ROOT / "docs/CITATION.cff"))
     project = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]
     assert citation["title"] == project["name"] and citation["license"] == project["license"]
     assert str(citation["version"]) == project["version"]

@@ -26,9 +26,9 @@ from kvcache import KVCache
 from model import Transformer
 from more.fast.backends import BACKENDS
 from more.fast.process import threads, threads_for
-from more.llm import LLM, SamplingParams, StreamedToken
 from more.policies import compared
 from more.simulate import simulate
+from nano_sarathi import LLM, SamplingParams, StreamedToken
 from sampling import Sampler, draw, sample
 
 CPU = torch.device("cpu")

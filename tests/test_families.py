@@ -17,12 +17,12 @@ from command.checks import UserError
 from configs import GPUS, MODELS
 from costmodel import CostModel
 from model import Transformer
-from more.llm import LLM, SamplingParams
 from more.loading import config_json
 from more.loading.checkpoint import load_config, load_weights, save
 from more.loading.config_json import ARCHITECTURE
 from more.loading.load import new_model
 from more.policies import compared
+from nano_sarathi import LLM, SamplingParams
 
 VOCABULARY, LENGTH = 61, 120
 ROTARY = {

@@ -22,11 +22,11 @@ from experiments.lib.panels import Panel
 from experiments.lib.rows import Rows, name_of, read_rows
 from experiments.lib.study import Study
 from loop import Result
-from more.llm import LLM
 from more.loading import checkpoint
 from more.loading.load import new_model, random_weights
 from more.serving import planner
 from more.serving.steady import Workload
+from nano_sarathi import LLM
 
 gallery = importlib.import_module("experiments.all")
 STUDIES = studies()

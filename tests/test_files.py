@@ -7,9 +7,9 @@ import pytest
 from huggingface_hub import constants, errors, utils
 
 from command.checks import UserError
-from more.llm import LLM
 from more.loading import files
 from more.loading.files import DEMO, HUB_FILES, find
+from nano_sarathi import LLM
 
 ID = "somebody/some-model-0.5B"
 

@@ -29,7 +29,7 @@ from tests import spawn
 ROOT = Path(__file__).parent.parent
 SCRIPTS = [
     *("generate.py", "plan.py", "serve.py"),
-    *("more/web/bundle.py", "more/demo/train.py", "notebooks/execute.py"),
+    *("more/web/bundle.py", "demo/train.py", "notebooks/execute.py"),
     *sorted(
         f"experiments/{path.name}"
         for path in (ROOT / "experiments").glob("*.py")
@@ -119,9 +119,7 @@ def test_help_names_every_policy() -> None:
         assert policy.example or policy.configure is Scheduler.configure, policy
 
 
-COMMAND = re.compile(
-    r"(?:python3? |torchrun .*?)((?:experiments/|more/demo/|notebooks/)?\w+\.py)(.*)"
-)
+COMMAND = re.compile(r"(?:python3? |torchrun .*?)((?:experiments/|demo/|notebooks/)?\w+\.py)(.*)")
 
 
 def documented() -> Iterator[tuple[str, str, str]]:

@@ -10,8 +10,8 @@ from conftest import call
 import generate
 from batch import Request
 from generate import read_prompts
-from more.llm import LLM, SamplingParams, StreamedToken
 from more.simulate import simulate
+from nano_sarathi import LLM, SamplingParams, StreamedToken
 
 
 def test_streams_text_and_ends_with_a_table() -> None:

@@ -21,8 +21,8 @@ from kvcache import KVCache
 from model import Transformer
 from more.fast import cuda, graphs
 from more.fast.graphs import GraphExecutor, Graphs, graphs_for
-from more.llm import LLM, BeamSearchParams, SamplingParams
 from more.policies import compared
+from nano_sarathi import LLM, BeamSearchParams, SamplingParams
 from scheduler import make_scheduler
 
 COUNT, BATCH_SIZE, CHUNK_SIZE = 9, 3, 8

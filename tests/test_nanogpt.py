@@ -9,9 +9,9 @@ from conftest import call
 from test_families import GPT2, LENGTH, assert_same_logits, oracle
 
 import generate
-from more.llm import LLM, SamplingParams
 from more.loading.nanogpt import LINEARS
 from more.policies import compared
+from nano_sarathi import LLM, SamplingParams
 
 CHARACTERS = sorted("\n !$&',-.3:;?" + "".join(chr(65 + n) + chr(97 + n) for n in range(26)))
 

@@ -15,7 +15,7 @@ import model
 from attention import reference
 from command.checks import UserError
 from more.fast import native
-from more.llm import LLM
+from nano_sarathi import LLM
 
 DTYPES = [torch.float32, torch.bfloat16]
 pytestmark = pytest.mark.skipif(not native.compiler(), reason="needs a C++ compiler")

@@ -19,13 +19,13 @@ from configs import MODELS
 from executor import ModelExecutor
 from kvcache import KVCache
 from more.fast import native
-from more.llm import LLM
 from more.paged import blocks
 from more.paged.blocks import BlockMemory
 from more.paged.cache import PagedCache
 from more.paged.prompts import Parts, shared
 from more.policies import compared
 from more.simulate import simulate
+from nano_sarathi import LLM
 from sampling import SamplingParams
 from scheduler import SarathiServe, Scheduler, make_scheduler, next_chunk
 from tests.oracle import check_blocks, perform

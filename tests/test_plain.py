@@ -11,9 +11,9 @@ from attention import PLAIN
 from batch import Batch, Chunk, Request
 from executor import ModelExecutor
 from model import ResidualLinear
-from more.llm import LLM, SamplingParams
 from more.loading.checkpoint import load_config, weights_of
 from more.loading.files import DEMO
+from nano_sarathi import LLM, SamplingParams
 
 PROMPTS = ["The with statement", "def open(", "class Thread(", "The list type is " * 6, "import os"]
 ROUNDING = {"float32": 2**-24, "bfloat16": 2**-8}  # relative, of one operation

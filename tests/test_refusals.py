@@ -29,12 +29,12 @@ from test_families import LLAMA3  # noqa: F401  (for rows)
 from batch import Request
 from command.checks import UserError
 from configs import MODELS
-from more.llm import LLM, SamplingParams
 from more.loading.checkpoint import save
 from more.loading.files import DEMO
 from more.simulate import simulate
 from more.web.chat import Chat
 from more.web.real import RealEngine
+from nano_sarathi import LLM, SamplingParams
 
 TABLE = tomllib.loads(Path(__file__).with_name("refusals.toml").read_text(encoding="utf-8"))
 NAMES = {

@@ -15,11 +15,11 @@ from command.checks import UserError
 from configs import GPUS, MODELS
 from costmodel import requests_that_fit
 from loop import Loop
-from more.llm import LLM, SamplingParams
 from more.simulate import CostExecutor, make_cost_model, simulate
 from more.web.priced import Clock, PricedEngine
 from more.web.real import RealEngine
 from more.web.runner import Full, Stopping, take_over
+from nano_sarathi import LLM, SamplingParams
 from scheduler import POLICIES, SarathiServe, make_scheduler
 from tests.oracle import PATIENCE, Clients, check_runner
 

@@ -28,7 +28,6 @@ from watch import wait_for
 
 import serve
 from command.checks import WHY_BROKEN, UserError
-from more.llm import LLM, SamplingParams
 from more.loading.files import DEMO
 from more.web import live
 from more.web.chat import Chat, Unfit, read_template
@@ -37,6 +36,7 @@ from more.web.real import RealEngine
 from more.web.schemas import Completion
 from more.web.server import hash_of
 from more.web.text import Pieces, Stops, Words, dumps
+from nano_sarathi import LLM, SamplingParams
 from tests import spawn
 
 PROMPTS = ["The with statement", "def open(", "Return True if", "The list type is " * 9, "class "]

@@ -16,7 +16,6 @@ from served import Hurried, Served, served, streamed
 from watch import wait_for
 
 from command.checks import UserError
-from more.llm import LLM, SamplingParams
 from more.loading.files import DEMO
 from more.loading.policyfile import load_policies
 from more.web import live
@@ -24,6 +23,7 @@ from more.web.priced import PricedEngine
 from more.web.real import RealEngine
 from more.web.runner import budget_of
 from more.web.trial import try_policy
+from nano_sarathi import LLM, SamplingParams
 from scheduler import POLICIES, SarathiServe
 
 HEAD = "from scheduler import SarathiServe\nclass Mine(SarathiServe):\n    name = {!r}\n"

@@ -25,11 +25,11 @@ from watch import PATIENCE, alive, children_of
 
 import generate
 from command.checks import WHY_BROKEN
-from more.llm import LLM, SamplingParams
 from more.pipeline import Step, launch
 from more.pipeline.launch import Place, meet, stage_device
 from more.pipeline.stages import measured_hop
 from more.pipeline.wire import Wire
+from nano_sarathi import LLM, SamplingParams
 from tests import spawn
 from tests.oracle import Found, check, crowd, draw
 

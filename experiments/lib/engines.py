@@ -33,7 +33,7 @@ from scheduler import make_scheduler
 from timeline import Trace
 
 if TYPE_CHECKING:  # predicting needs no torch
-    from more.llm import LLM
+    from nano_sarathi import LLM
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from experiments.lib.rows import (
 )
 
 if TYPE_CHECKING:  # predicting needs no torch
-    from more.llm import LLM
+    from nano_sarathi import LLM
 
 
 LONGEST = 1024  # tokens of the cases that a GPU measures, so that they take minutes

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from command.checks import UserError, did_you_mean, shown
-from configs import MODELS
+from configs import DEMO, MODELS
 
-DEMO = Path(__file__).resolve().parents[1] / "demo"  # the model that ships with the project
 # the models that have a tokenizer
 FOR_TEXT = "demo, a Hugging Face directory, or a hub id such as Qwen/Qwen2.5-0.5B"
 HUB_IDS = {  # of names without an owner, as people type them

@@ -30,7 +30,6 @@ from attention import FlatBatch
 from batch import Batch, Request
 from command.checks import UserError, check_whole, shown
 from executor import ModelExecutor, synchronized_clock
-from more.llm import LLM, RequestOutput, SamplingParams, StreamedToken
 from more.loading.load import choose_length
 from more.pipeline.account import PipelineTrace, Step
 from more.pipeline.costs import even_layers
@@ -42,6 +41,7 @@ from more.pipeline.policies import (
     unmeasured,
 )
 from more.pipeline.wire import Wire, plan_of, read_plan
+from nano_sarathi import LLM, RequestOutput, SamplingParams, StreamedToken
 from sampling import sample
 from scheduler import Scheduler, whole_prefill
 

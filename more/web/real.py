@@ -8,9 +8,9 @@ from batch import Batch, Request
 from command.checks import UserError, shown
 from command.cli import one_line
 from executor import ModelExecutor
-from more.llm import LLM
 from more.loading.requests import check_requests
 from more.paged.cache import manage
+from nano_sarathi import LLM
 from sampling import Sampler, SamplingParams
 from scheduler import Scheduler, make_scheduler
 

@@ -1,6 +1,6 @@
-"""`LLM` with all that is in more/: the models of the hub, fast kernels, blocks, beams.
+"""What you import: `LLM` with all that is in more/: models of the hub, fast kernels, blocks, beams.
 
-    from more.llm import LLM, SamplingParams
+    from nano_sarathi import LLM, SamplingParams
     llm = LLM("Qwen/Qwen2.5-0.5B", policy="sarathi_serve", cache="paged")
 
 It is engine.LLM, with other parts plugged into the same loop.
