@@ -18,8 +18,9 @@ from batch import Batch, Request
 from command.checks import UserError, lookup
 from executor import ModelExecutor
 from kvcache import KVCache
-from loader import DTYPES, find, load_model, load_tokenizer
+from loader import DTYPES, MORE, Tokenizer, find, load_model, load_stop_ids, load_tokenizer
 from loop import Loop
+from model import Transformer
 from sampling import Sampler, SamplingParams
 from scheduler import Scheduler, make_scheduler
 from timeline import Trace
@@ -56,7 +57,9 @@ class StreamedToken:
 class LLM:
     """A model, its cache and a scheduling policy.
 
-    model: "demo" (trained, included), or a directory of Hugging Face's files (loader.py).
+    model: "demo" (trained, included), a directory of Hugging Face's files (loader.py), or a
+        Transformer of your own, such as one with random weights; then prompts are token ids, and
+        dtype and device are the model's.
     policy, chunk_size (C, tokens), cache_tokens (a limit for all requests together, or None): see
         scheduler.py. Change them only while no request runs.
     max_batch_size (B): requests that run at once.
@@ -71,11 +74,14 @@ class LLM:
     """
 
     def __init__(
-        self, model: str = "demo", *, policy: str = "sarathi", chunk_size: int = 256,
+        self, model: str | Transformer = "demo", *, policy: str = "sarathi", chunk_size: int = 256,
         max_batch_size: int = 8, max_length: int | None = None, cache_tokens: int | None = None,
         dtype: str = "float32", device: str = "cpu", attention: str = "sdpa", seed: int = 0,
         time_operators: bool = False, cost: Callable[[Batch], float] | None = None,
+        **others: object,
     ):  # fmt: skip
+        for name in others:
+            raise UserError(f"no option {name!r}. {MORE} has more of them")
         self.policy = policy
         self.chunk_size = chunk_size
         self.max_batch_size = max_batch_size
@@ -94,18 +100,23 @@ class LLM:
 
     # ---- its parts. nano_sarathi.py has others
 
-    def _load(self, model: str, dtype: str, device: str, attention: str) -> None:
-        self.directory = find(model)
-        self.dtype = lookup(DTYPES, dtype, "dtype")
-        self.device = torch.device(device)
+    def _load(self, model: str | Transformer, dtype: str, device: str, attention: str) -> None:
         self.attention = attention
         self.attend = lookup(PLAIN, attention, "attention")
-        self.model = load_model(self.directory, self.dtype, self.device, self.max_length)
+        self.tokenizer: Tokenizer | None = None
+        self.stop_ids: frozenset[int] = frozenset()
+        if isinstance(model, Transformer):
+            self.model = model
+        else:
+            directory = find(model)
+            own = lookup(DTYPES, dtype, "dtype"), torch.device(device)
+            self.model = load_model(directory, *own, self.max_length)
+            self.tokenizer = load_tokenizer(directory)
+            self.stop_ids = load_stop_ids(directory, self.tokenizer)
         self.config = self.model.config
+        self.dtype = self.model.dtype
+        self.device = self.model.device
         self.max_length = self.max_length or self.config.max_length
-        self.tokenizer = load_tokenizer(self.directory)
-        eos_id = self.tokenizer and self.tokenizer.eos_id
-        self.stop_ids = frozenset() if eos_id is None else frozenset((eos_id,))
 
     def _make_cache(self) -> None:
         slots, length = self.max_batch_size, self.max_length

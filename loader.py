@@ -17,6 +17,7 @@ from command.checks import UserError, lookup
 from configs import DEMO, ModelConfig
 from model import Transformer
 
+MORE = "This is the book's LLM; `from nano_sarathi import LLM`"
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -95,8 +96,8 @@ def find(model: str) -> Path:
     directory = DEMO if model == "demo" else Path(model).expanduser()
     if not (directory / "config.json").is_file():
         raise UserError(
-            f"{model}: no directory with a config.json; nano_sarathi.LLM also takes the names of models"
-            " on Hugging Face's hub"
+            f"{model}: no directory with a config.json. {MORE} also takes models of Hugging Face's"
+            " hub"
         )
     return directory
 
@@ -106,9 +107,19 @@ def load_config(directory: Path) -> ModelConfig:
     raw = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     family = raw.get("model_type")
     keys = lookup(FAMILIES, family, "model_type")
-    for key in ("rope_scaling", "use_sliding_window"):
-        if raw.get(key):
-            raise UserError(f"{directory}: {key} is not read here; nano_sarathi.LLM reads it")
+    # transformers 4 keeps the rotary base at the top, transformers 5 in here
+    rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    for key, value, known in (
+        ("rope_type", rope.get("rope_type", "default"), ("default",)),
+        ("use_sliding_window", raw.get("use_sliding_window"), (None, False)),
+        ("hidden_act", raw.get("hidden_act", "silu"), ("silu",)),
+        ("activation_function", raw.get("activation_function", "gelu_new"), ("gelu_new",)),
+    ):
+        if value not in known:
+            raise UserError(
+                f"{directory}: {key} {value!r} is not known here. {MORE} reads many more models"
+            )
+    raw = {"rope_theta": rope["rope_theta"]} | raw if "rope_theta" in rope else raw
     values = {ours: raw[theirs] for ours, theirs in keys.items() if theirs in raw}
     if family == "gpt2":
         values |= {"flavour": "gpt2", "intermediate": 4 * values["hidden"], "tied": True}
@@ -181,9 +192,16 @@ def load_weights(model: Transformer, directory: Path) -> None:
     found = load_file(directory / "model.safetensors")
     parameters = dict(model.named_parameters())
     for name, place in places(model.config).items():
-        tensor = found[name] if name in found else found[name.removeprefix("transformer.")]
+        own = name if name in found else name.removeprefix("transformer.")
+        tensor = found.pop(own, None)
+        if tensor is None:
+            raise UserError(f"{directory}: no tensor {name}")
         target = parameters[place.name][place.start : place.start + place.rows]
         target.copy_(tensor.T if place.transposed else tensor)
+    # what a checkpoint keeps twice: a tied head, and GPT-2's mask
+    left = [name for name in found if not name.endswith(("lm_head.weight", ".attn.bias"))]
+    if left:  # an answer without them would be wrong
+        raise UserError(f"{directory}: {left[0]} has no place here. {MORE} reads many more models")
 
 
 def load_model(
@@ -203,9 +221,19 @@ def load_tokenizer(directory: Path) -> Tokenizer | None:
         from tokenizers import Tokenizer as Library  # here: the demo needs it not
 
         library = Library.from_file(str(path))
-        eos_id = json.loads((directory / "config.json").read_text("utf-8")).get("eos_token_id")
-        return Tokenizer(lambda text: library.encode(text).ids, library.decode, eos_id)
+        return Tokenizer(lambda text: library.encode(text).ids, library.decode, None)
     return None
+
+
+def load_stop_ids(directory: Path, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """Tokens that end a text. A chat model has several, in generation_config.json."""
+    for name in ("generation_config.json", "config.json"):
+        if (path := directory / name).is_file():
+            found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+            if found is not None:
+                return frozenset(found if isinstance(found, list) else [found])
+    known = tokenizer is not None and tokenizer.eos_id is not None
+    return frozenset([tokenizer.eos_id]) if known else frozenset()
 
 
 def demo_tokenizer(path: Path) -> Tokenizer:

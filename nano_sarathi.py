@@ -9,9 +9,7 @@ It is engine.LLM, with other parts plugged into the same loop.
 import command.first  # before torch  # noqa: F401
 
 from collections.abc import Callable
-from contextlib import nullcontext
 
-from attention import PLAIN
 from batch import Batch, Request
 from command.checks import MOST_SEED, UserError, check_flag, check_whole
 from engine import LLM as BookLLM
@@ -55,7 +53,6 @@ class LLM(BookLLM):
     check_weights: look for NaN and infinity in a checkpoint.
     cuda_graphs: replay iterations of a shape that comes again (more/fast/graphs.py): "on" or "off".
         "auto": on CUDA, if launching kernels takes longer than reading the weights.
-    fast: False runs without more/fast/. All modules are plain, and their hooks are called.
     """
 
     def __init__(
@@ -64,10 +61,11 @@ class LLM(BookLLM):
         cache: str = "slots", block_size: int | None = None, prefix_caching: bool = False,
         dtype: str = "auto", device: str = "auto", attention: str = "auto", seed: int = 0,
         time_operators: bool = False, check_weights: bool = False, cuda_graphs: str = "auto",
-        cost: Callable[[Batch], float] | None = None, fast: bool = True,
+        cost: Callable[[Batch], float] | None = None,
     ):  # fmt: skip
         self.blocks = choose_blocks(cache, block_size, prefix_caching, attention)
-        self.check_weights, self.cuda_graphs, self.fast = check_weights, cuda_graphs, fast
+        self.check_weights = check_weights
+        self.cuda_graphs = cuda_graphs
         super().__init__(
             model, policy=policy, chunk_size=chunk_size, max_batch_size=max_batch_size,
             max_length=max_length, cache_tokens=cache_tokens, dtype=dtype, device=device,
@@ -79,15 +77,14 @@ class LLM(BookLLM):
 
     def _load(self, model: str, dtype: str, device: str, attention: str) -> None:
         check_whole("seed", self.seed, 0, MOST_SEED)
-        for name in ("time_operators", "check_weights", "fast"):
+        for name in ("time_operators", "check_weights"):
             check_flag(name, getattr(self, name))
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device)
-        check_fast(self.fast, attention, self.cuda_graphs, self.device)
+        check_fast(attention, self.cuda_graphs, self.device)
         self.config, self.directory = find_model(model)
         self.max_length = self._choose_length(self.max_length)
-        backend = attention, self.device, self.dtype, self.config, self.fast
-        self.attention = choose_backend(*backend)
+        self.attention = choose_backend(attention, self.device, self.dtype, self.config)
         self._load_weights()
         here = self.directory
         self.tokenizer = load_tokenizer(here) if here else None
@@ -114,14 +111,10 @@ class LLM(BookLLM):
 
     def _plug_in(self, attention: str) -> None:
         """The back end of attention, and CUDA graphs. attention: what was asked for."""
-        self.attend = PLAIN.get(self.attention)
-        self.surroundings = nullcontext  # in which to run each iteration
-        self.graphs = None
-        if self.fast:
-            measure = attention == "auto" and must_measure(self.device)
-            made = speed_up(self.model, self.cache, self.attention, measure)
-            self.attention, self.attend, self.surroundings = made
-            self._make_graphs(self.cuda_graphs)
+        measure = attention == "auto" and must_measure(self.device)
+        made = speed_up(self.model, self.cache, self.attention, measure)
+        self.attention, self.attend, self.surroundings = made  # each iteration runs in the last
+        self._make_graphs(self.cuda_graphs)
 
     def _make_graphs(self, when: str) -> None:
         self.graphs = graphs_for(self.model, self.cache, when, self.attention)

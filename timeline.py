@@ -129,8 +129,8 @@ class Life:
 
 
 @dataclass
-class Trace:
-    """What happened, in order.
+class Recorder:
+    """What a loop writes down, in order.
 
     iterations: all of them. lives: by request id, in order of their first iteration.
     finished, preempted, cancelled: (request id, time). In its next iteration, a preempted request
@@ -211,6 +211,18 @@ class Trace:
         del life.tokens[len(request.output) :]  # a beam search restarts, without its tokens
 
     @property
+    def own_time(self) -> str:
+        """The policy's own time, in words."""
+        if not self.schedules:
+            return "not measured"
+        mean = 1e3 * self.policy_seconds / self.schedules
+        return f"{mean:.3f} ms a call, {1e3 * self.longest_schedule:.2f} ms at most"
+
+
+class Trace(Recorder):
+    """What happened, and what it comes to: the terms above."""
+
+    @property
     def seconds(self) -> float:
         """From the earliest start of an iteration to the latest end: engines may run side by side.
 
@@ -221,14 +233,6 @@ class Trace:
             (own.scheduled, own.tokens[-1]) for own in self.lives.values() if own.tokens
         ]
         return max(end for _, end in spans) - min(start for start, _ in spans) if spans else 0.0
-
-    @property
-    def own_time(self) -> str:
-        """The policy's own time, in words."""
-        if not self.schedules:
-            return "not measured"
-        mean = 1e3 * self.policy_seconds / self.schedules
-        return f"{mean:.3f} ms a call, {1e3 * self.longest_schedule:.2f} ms at most"
 
     @property
     def rates(self) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 import more.policies  # those outside the book  # noqa: F401
 import simulate as book
 from batch import Batch, Request
-from command.checks import UserError
 from configs import ModelConfig
 from configs.hosts import Host
 from costmodel import CostModel
@@ -17,7 +16,7 @@ from more.loading.requests import OneByOne, checked
 from more.paged.blocks import choose_blocks
 from scheduler import make_scheduler
 from simulate import CostExecutor, run_all
-from timeline import Iteration, Life, Trace
+from timeline import Iteration, Life, Recorder, Trace
 
 
 def make_cost_model(
@@ -57,8 +56,8 @@ def simulate(
     default is SARATHI's, of 2023; "vllm" is today's. If it was not measured on this GPU, the
     trace's `guess` says whose constants are taken.
     host: a name of configs.hosts.HOSTS: the CPU's time for each iteration.
-    cache, block_size, prefix_caching: see `nano_sarathi.LLM`. Only prompts that say which tokens they
-    share can share them, and `range(n)` says nothing: see more/paged/prompts.py.
+    cache, block_size, prefix_caching: see `nano_sarathi.LLM`. Only prompts that say which tokens
+    they share can share them, and `range(n)` says nothing: see more/paged/prompts.py.
 
     done: is given each request's life when it has ended, and nothing is kept. So a million requests
     may come from a generator, in order of arrival. (With prefix_caching, give cache_tokens, too.)
@@ -84,37 +83,27 @@ def simulate(
     return loop.trace
 
 
-def let_go(trace: Trace) -> None:
-    """Refuse a total of what is gone."""
-    raise UserError("this trace lets go of what has ended: add up the lives that `done` is given")
+class Passing(Recorder):
+    """It lets go of the lives that have ended. So it has no totals: add up what `done` is given.
 
-
-class Passing(Trace):
-    """A trace that lets go of the lives that have ended.
-
-    ended: requests of the last iteration, with their lives. count: of all iterations.
+    ended: requests of the last iteration, with their lives.
     """
-
-    useful_tokens = recomputed_tokens = span = throughput = ttfts = tbts = property(let_go)
 
     def __init__(self, policy: str = ""):
         super().__init__(policy=policy)
-        self.ended, self.count = [], 0
+        self.ended: list[tuple[Request, Life]] = []
 
     def record(
         self, batch: Batch, start: float, seconds: float, operators: dict[str, float] | None,
         ended: Sequence[Request], end: float = 0.0,
     ) -> Iteration:  # fmt: skip
         iteration = super().record(batch, start, seconds, operators, ended, end)
-        self.count += 1
         self.ended = [(request, self.lives.pop(request.request_id)) for request in ended]
         return iteration
 
 
 class Fleeting(Passing):
     """It lets go of iterations and events, too: its memory does not grow with the run."""
-
-    seconds = num_prefill_tokens = num_decodes = processed = mean_batch_size = property(let_go)
 
     def record(self, *what: object) -> Iteration:
         iteration = super().record(*what)

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from matplotlib.colors import ListedColormap
 
+import engine
 from attention import chunk_mask, reference, sdpa, span_by_span
 from batch import Batch, Chunk, Request
 from configs import GPUS, MODELS
@@ -153,15 +154,15 @@ while scheduler.has_work:
 # ## Step 4: the same logits, live
 #
 # The masks are the same. Are the logits the same, too? We run the trained demo model in 64-bit
-# floating point, chunk after chunk. `fast=False` leaves out the folder `more/fast/`: only the plain
-# code runs. We compare with `forward_full`, which runs the whole prompt in one piece, without cache
-# or chunks.
+# floating point, chunk after chunk. We take the book's own `LLM`, of `engine.py`: only plain code
+# runs. We compare with `forward_full`, which runs the whole prompt in one piece, without cache or
+# chunks.
 #
 # **Predict first.** Will the difference be exactly 0? If not, how large is it? Does it grow with
 # the number of chunks?
 
 # %%
-llm = LLM("demo", dtype="float64", max_batch_size=1, max_length=256, device="cpu", fast=False)
+llm = engine.LLM("demo", dtype="float64", max_batch_size=1, max_length=256)
 text = "The with statement wraps the execution of a block with methods of a context manager. "
 prompt = llm.tokenizer.encode(text * 6)[:128]
 with torch.inference_mode():

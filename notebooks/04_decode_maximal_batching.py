@@ -20,25 +20,27 @@ from statistics import quantiles
 
 import matplotlib.pyplot as plt
 
+import engine
 from attention import sdpa, span_by_span
 from batch import Batch, Chunk, Request
 from configs import GPUS, MODELS
 from costmodel import CostModel, make_batch
 from executor import ModelExecutor
 from lesson import COLOURS, GREY, bars, paper, print_table, sliders, this_machine, working
+from model import Transformer
 from nano_sarathi import LLM
 from scheduler import make_scheduler
 
 # %%
 MODELS["small"] = replace(MODELS["laptop"], n_layer=8)  # fewer layers, to save time
-llm = LLM("small", max_batch_size=9, max_length=1024, device="cpu", fast=False)
+llm = engine.LLM(Transformer(MODELS["small"], 1024).eval(), max_batch_size=9, max_length=1024)
 executor = ModelExecutor(llm.model, llm.cache, llm.attend)
 config = llm.config
 print(f"machine: {this_machine()}, {llm.dtype}")
 
 # %% [markdown]
-# With `fast=False`, only the plain code runs. The plain code is slower, but each operator is a
-# plain module, so that step 3 can watch it. Step 4 measures times, so it leaves `fast=False` out.
+# This is the book's own `LLM`, of `engine.py`. It is slower, but each operator is a plain module, so
+# that step 3 can watch it. Step 4 measures times, so it takes the `LLM` that you import.
 
 # %% [markdown]
 # ## Step 1: building hybrid batches

@@ -47,11 +47,11 @@ from nano_sarathi import LLM, SamplingParams
 from scheduler import make_scheduler
 
 # %% [markdown]
-# The demo model runs in float64 and without `more/fast/`, so that we can compare exactly. `drive`
-# is the loop of lesson 4, with an executor that knows beams.
+# The demo model runs in float64, so that we can compare exactly. `drive` is the loop of lesson 4,
+# with an executor that knows beams.
 
 # %%
-llm = LLM("demo", dtype="float64", max_batch_size=3, max_length=256, device="cpu", fast=False)
+llm = LLM("demo", dtype="float64", max_batch_size=3, max_length=256, device="cpu")
 prompt = llm.tokenizer.encode("The function returns")
 WIDTH, TOKENS = 4, 16
 params = BeamSearchParams(WIDTH, TOKENS, ignore_eos=True)

@@ -65,7 +65,7 @@ from scheduler import (
     held,
     make_scheduler,
 )
-from tests.conftest import TINY, last_logits, one_at_a_time, small_llm, tiny_model
+from tests.conftest import TINY, PlainLLM, last_logits, one_at_a_time, small_llm, tiny_model
 
 LONGEST = 40  # tokens of prompt and output: fewer than the tiny models have positions
 OUTPUT = 14  # tokens, at most
@@ -554,7 +554,7 @@ def llm_of(fast: bool) -> LLM:
     size = {"max_batch_size": 6, "max_length": LONGEST + 1}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MODELS, "small", replace(TINY[SERVED], name="small"))
-        llm = small_llm(fast=False, cost=price, **size)
+        llm = small_llm(PlainLLM, cost=price, **size)
     if fast:
         llm.attention = choose_backend("auto", llm.device, llm.dtype, llm.config)
         made = speed_up(llm.model, llm.cache, llm.attention, measure=False)

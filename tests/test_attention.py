@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import assert_within, attend_spans, attention_case, spans_bound
 
+import engine
 from attention import PLAIN, chunk_mask
 from configs import ModelConfig
 from kvcache import KVCache
@@ -113,5 +114,5 @@ def test_an_unknown_cpu_is_measured(winner: str, monkeypatch: pytest.MonkeyPatch
     assert asked == [["sdpa", "native"]] and llm.attention == winner
     assert isinstance(llm.model.norm, torch.nn.RMSNorm) == (winner == "sdpa")
     asked = "def open(", SamplingParams(max_tokens=8)
-    plain = LLM("demo", fast=False, device="cpu", dtype="float32")
+    plain = engine.LLM("demo", dtype="float32")
     assert llm.generate(*asked)[0].text == plain.generate(*asked)[0].text

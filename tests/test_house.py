@@ -36,7 +36,7 @@ ORDER = [
     ["fast"],
     ["simulate"],  # it makes the policies of more/policies/ known
     ["beam"],  # `LLM.beam_search` needs it; the loop and the policies do not
-    ["llm"],
+    ["nano_sarathi"],  # the door of all the rooms above
     ["pipeline"],
     ["apart"],  # several engines as one
     ["pictures", "serving"],  # pictures draw pipelines, too

@@ -10,6 +10,7 @@ from itertools import accumulate, product
 
 import pytest
 import torch
+from conftest import PlainLLM
 from torch import Tensor
 
 from attention import PLAIN, FlatBatch, Span
@@ -267,8 +268,8 @@ PROMPTS = [[5, 1, 7, 2, 8, 8, 3, 4, 9, own] for own in (6, 3, 4)]
 @pytest.fixture
 def llm(small: str) -> LLM:
     """Blocks for two requests, at most."""
-    return LLM(
-        small, cache="paged", block_size=4, prefix_caching=True, cache_tokens=64, fast=False,
+    return PlainLLM(
+        small, cache="paged", block_size=4, prefix_caching=True, cache_tokens=64,
         dtype="float64", device="cpu", policy="sarathi_serve", max_batch_size=4,
     )  # fmt: skip
 
@@ -279,7 +280,7 @@ def test_a_batch_that_fails_has_filled_nothing(
 ) -> None:
     """After `good` batches, a forward fails in its last layer. Then all is as if it had not run."""
     params, left, forward = SamplingParams(max_tokens=8), [good], ModelExecutor.forward
-    plain = LLM("small", dtype="float64", device="cpu", fast=False)
+    plain = PlainLLM("small", dtype="float64", device="cpu")
     expected = [each.token_ids for each in plain.generate(PROMPTS, params)]
 
     def fails(self: ModelExecutor, *batch: object) -> Tensor:

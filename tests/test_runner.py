@@ -7,7 +7,7 @@ import threading
 from unittest import mock
 
 import pytest
-from conftest import small_llm
+from conftest import PlainLLM, small_llm
 from watch import wait_for
 
 from batch import Batch, Request
@@ -44,7 +44,7 @@ def priced(**options: object) -> Clients:
 
 @pytest.fixture
 def llm(small: str) -> LLM:
-    return small_llm(max_batch_size=4, max_length=64, chunk_size=8, fast=False)
+    return small_llm(PlainLLM, max_batch_size=4, max_length=64, chunk_size=8)
 
 
 def alone(llm: LLM, prompt: list[int], most: int) -> list[int]:
