@@ -122,7 +122,8 @@ def load_config(directory: Path) -> ModelConfig:
     raw = {"rope_theta": rope["rope_theta"]} | raw if "rope_theta" in rope else raw
     values = {ours: raw[theirs] for ours, theirs in keys.items() if theirs in raw}
     if family == "gpt2":
-        values |= {"flavour": "gpt2", "intermediate": 4 * values["hidden"], "tied": True}
+        tied = raw.get("tie_word_embeddings", True)
+        values |= {"flavour": "gpt2", "intermediate": 4 * values["hidden"], "tied": tied}
     qkv_bias, qk_norm = family == "qwen2", family == "qwen3"
     return ModelConfig(directory.name, qkv_bias=qkv_bias, qk_norm=qk_norm, **values)
 

@@ -39,7 +39,7 @@ config = llm.config
 print(f"machine: {this_machine()}, {llm.dtype}")
 
 # %% [markdown]
-# This is the book's own `LLM`, of `engine.py`. It is slower, but each operator is a plain module, so
+# This is the `LLM` of `engine.py`. It is slower, but each operator is a plain module, so
 # that step 3 can watch it. Step 4 measures times, so it takes the `LLM` that you import.
 
 # %% [markdown]
