@@ -79,7 +79,6 @@ class Scheduler:
 
     name = "?"
     example = ""  # a name with an option
-    own: tuple[str, ...] = ()  # what each micro-batch of a pipeline has for itself (more/pipeline/)
 
     def __init__(self, max_batch_size: int, chunk_size: int = 256, cache_tokens: int | None = None):
         check_whole("max_batch_size", max_batch_size)
@@ -448,7 +447,7 @@ class HybridOnly(IterationLevel):
 POLICIES: dict[str, type[Scheduler]] = by_name(
     [RequestLevel, Orca, VLLMv0, Sarathi, SarathiServe, Dynamic, ChunkedOnly, HybridOnly]
 )
-FOR_PIPELINES = ("td_pipe",)  # of more/pipeline/policies.py
+ELSEWHERE: dict[str, str] = {}  # names that are no policy of one engine, and why; more/ adds them
 ALIASES = {"baseline": "request_level"}  # SARATHI's word
 
 
@@ -465,11 +464,8 @@ def make_scheduler(
     A name may carry an option after a colon: see `configure` of the policies.
     """
     name, colon, option = name_of(policy).partition(":")
-    if name in FOR_PIPELINES:
-        raise UserError(
-            f"policy {name!r} decides for all stages of a pipeline: use generate.py --stages, or"
-            " pipeline.simulate_pipeline"
-        )
+    if name in ELSEWHERE:
+        raise UserError(f"policy {name!r} {ELSEWHERE[name]}")
     policy = lookup(POLICIES, ALIASES.get(name, name), "policy")
     scheduler = policy(max_batch_size, chunk_size, cache_tokens)
     if colon:

@@ -62,14 +62,15 @@ class MicroBatches:
         self.without_work: set[int] = set()  # micro-batches
         self._turn, self._turns, self._queue = 0, groups if deal == "turns" else 1, None
         self._preempted: list[Request] = []
-        capacity, own = scheduler.memory.capacity, ("_preempted", "memory", "running", "waiting")
-        self.own = (*own, *scheduler.own)
+        capacity = scheduler.memory.capacity
+        more = getattr(scheduler, "own", ())  # what a policy has for each group, by its own words
+        self.own = ("_preempted", "memory", "running", "waiting", *more)
         scheduler.memory = Pool(capacity)
         self.states = []  # of each group: what it has for itself
         for _ in range(groups):
             pool = scheduler.memory if memory == "pool" else Pool(capacity)
             state = {"_preempted": [], "memory": pool, "running": [], "waiting": deque()}
-            self.states.append(state | {name: getattr(scheduler, name) for name in scheduler.own})
+            self.states.append(state | {name: getattr(scheduler, name) for name in more})
         vars(scheduler).update(self.states[0])
         self._group = 0  # whose state the scheduler has
         self._share_queue(scheduler)

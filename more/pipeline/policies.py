@@ -14,7 +14,8 @@ from more.pipeline.one_pool import OnePool
 from more.pipeline.phases import Rules
 from more.pipeline.predictors import named
 from more.pipeline.td_pipe import TDPipe
-from scheduler import ALIASES, FOR_PIPELINES, MOST_CACHED, POLICIES, make_scheduler, name_of
+from more.policies import FOR_PIPELINES
+from scheduler import ALIASES, MOST_CACHED, POLICIES, make_scheduler, name_of
 
 MOST_MICRO_BATCHES = 4096  # far more than stages; each has a scheduler
 
