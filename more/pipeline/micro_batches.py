@@ -78,9 +78,11 @@ class MicroBatches:
     def use(self, group: int) -> Scheduler:
         """The scheduler, with the requests and the memory of this group."""
         if group != self._group:
-            own = vars(self.scheduler)
-            self.states[self._group] = {name: getattr(self.scheduler, name) for name in self.own}
-            own.update(self.states[group])
+            now = vars(self.scheduler)
+            state = self.states[self._group]
+            for name in self.own:
+                state[name] = now[name]
+            now.update(self.states[group])
             self._group = group
         return self.scheduler
 
