@@ -50,7 +50,8 @@ ATTENTION_P = 1.25
 DIAGONAL = 64  # keys of a tile on the diagonal of the mask: half of them are computed in vain
 KERNELS = 5  # of a layer, besides products and attention: 2 norms, rotary, write to cache, FFN
 
-MOST_DECODES, MOST_CONTEXT = 10**6, 10**7  # of a batch that is made up
+MOST_DECODES = 10**6  # of a batch that is made up
+MOST_CONTEXT = 10**7
 
 
 def padded(tokens: int, tile: int = TILE) -> int:
@@ -108,8 +109,11 @@ class CostModel:
         check_number("bytes_per_value", bytes_per_value, 0.1, 1e3)
         self.model = model
         self.gpu = gpu
-        self.efficiency, self.guess = efficiency, ""
-        self.tp, self.link, self.host = tp, link or LINKS[gpu.link], host
+        self.efficiency = efficiency
+        self.guess = ""
+        self.tp = tp
+        self.link = link or LINKS[gpu.link]
+        self.host = host
         self.measured_reduces = None
         if efficiency is None:
             self.efficiency, self.guess = constants(gpu.name, software, gpu.generation)
@@ -153,8 +157,10 @@ class CostModel:
 
         cache_tokens: of all requests; None: the weights alone are looked at.
         """
-        gpus, cache = self.tp * stages, self.kv_bytes * self.tp * (cache_tokens or 0)
-        needed, room = self.model.weight_bytes(self.bytes_per_value) + cache, self.gpu.memory * gpus
+        gpus = self.tp * stages
+        cache = self.kv_bytes * self.tp * (cache_tokens or 0)
+        needed = self.model.weight_bytes(self.bytes_per_value) + cache
+        room = self.gpu.memory * gpus
         what = "weights and cache" if cache else "weights"
         small = f"{needed / 1e9:.0f} GB of {what} do not fit the {room / 1e9:.0f} GB of {gpus} x"
         return "; ".join(filter(None, [self.guess, needed > room and f"{small} {self.gpu.name}"]))
@@ -174,9 +180,11 @@ class CostModel:
             waves = rows / TILE * -(-outputs // TILE) / self.gpu.sms  # of blocks
             flops *= 1 + min(own.waves * (math.ceil(waves) / waves - 1), own.idle)
         size = (inputs * outputs + tokens * (inputs + outputs)) * self.bytes_per_value
-        compute, before = flops / (self.gpu.peak * own.compute), 0.0
+        compute = flops / (self.gpu.peak * own.compute)
+        before = 0.0
         if fp8:
-            size, compute = size - (outputs + tokens) * inputs, compute / 2
+            size = size - (outputs + tokens) * inputs
+            compute = compute / 2
             before = 3 * tokens * inputs / (self.gpu.bandwidth * own.memory)
         memory = size / (self.gpu.bandwidth * own.memory)
         return own.overhead + before + overlapped(compute, memory, own.p)
@@ -209,7 +217,8 @@ class CostModel:
         Each reads its inputs from memory and writes its results. 0 for software where we do not
         count them: SARATHI says under 5 % (Sec 3.1), and its Table 2 adds up without them.
         """
-        own, model = self.efficiency, self.model
+        own = self.efficiency
+        model = self.model
         if not own.elementwise or not tokens:
             return 0.0
         channels = (self.heads + self.kv_heads) * model.head_dim  # of queries and keys
@@ -256,7 +265,9 @@ class CostModel:
         values again (SARATHI, Sec 4.2). The layer has just written the chunk's own, which may lie
         in the L2 cache; other layers have pushed out those of earlier tokens.
         """
-        own, gpu, dim = self.efficiency, self.gpu, self.model.head_dim
+        own = self.efficiency
+        gpu = self.gpu
+        dim = self.model.head_dim
         work = blocks = longest = 0  # work: pairs of a query and a key, of one head
         new = old = 0  # values
         for start, length in chunks:
@@ -269,7 +280,8 @@ class CostModel:
                 work += length * keys
             else:
                 work += tiles * TILE * keys
-            blocks, longest = blocks + tiles, max(longest, keys)
+            blocks = blocks + tiles
+            longest = max(longest, keys)
         if not blocks:
             return 0.0
         waves = blocks * self.heads / gpu.sms if gpu.sms else 0.0
@@ -300,7 +312,9 @@ class CostModel:
         """
         if not count:
             return 0.0
-        own, layers, sms = self.efficiency, self.model.n_layer, self.gpu.sms
+        own = self.efficiency
+        layers = self.model.n_layer
+        sms = self.gpu.sms
         seconds = tokens * self.seconds_per_cached_token
         if own.cache > 1 and layers == 1:
             size = tokens * self.kv_bytes / layers
@@ -315,7 +329,9 @@ class CostModel:
         kernel: that two starts stand for it is a guess, which nothing measured. `context`: tokens
         in the cache before this step.
         """
-        decodes, chunks, seconds = batch.decodes, batch.chunks, 0.0
+        decodes = batch.decodes
+        chunks = batch.chunks
+        seconds = 0.0
         if decodes:
             tokens = len(decodes) + sum([request.context for request in decodes])
             seconds = self.decode_attention(len(decodes), tokens)

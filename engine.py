@@ -119,7 +119,8 @@ class LLM:
         self.max_length = self.max_length or self.config.max_length
 
     def _make_cache(self) -> None:
-        slots, length = self.max_batch_size, self.max_length
+        slots = self.max_batch_size
+        length = self.max_length
         self.cache = KVCache(self.config, slots, length, self.dtype, self.device)
 
     def _scheduler(self) -> Scheduler:

@@ -31,7 +31,8 @@ class OperatorTimer:
     """A `call` for `Transformer.forward` that times each operator (SARATHI, Fig 3 and 10)."""
 
     def __init__(self, device: torch.device):
-        self.slept, self.seconds = 0.0, dict.fromkeys(OPERATORS, 0.0)
+        self.slept = 0.0
+        self.seconds = dict.fromkeys(OPERATORS, 0.0)
 
     def __call__(self, name: str, operator: Any, *args: Any) -> Any:
         start = time.perf_counter()
@@ -50,8 +51,11 @@ class ModelExecutor:
         self, model: Transformer, cache: KVCache, attention: Attention,
         time_operators: bool = False, cost: Callable[[Batch], float] | None = None,
     ):  # fmt: skip
-        self.model, self.cache, self.attention = model, cache, attention
-        self.time_operators, self.cost = time_operators, cost
+        self.model = model
+        self.cache = cache
+        self.attention = attention
+        self.time_operators = time_operators
+        self.cost = cost
         self.slot_of: dict[int, int] = {}  # by request id
         self.origin = time.perf_counter()
 
@@ -84,10 +88,14 @@ class ModelExecutor:
 
     def flatten(self, batch: Batch) -> FlatBatch:
         """Lay a batch out as rows, chunks first, and take its places in the cache."""
-        tokens, slots, positions, logit_rows = [], [], [], []  # numbers, see `FlatBatch`
+        tokens: list[int] = []  # of each row
+        slots: list[int] = []
+        positions: list[int] = []
+        logit_rows: list[int] = []  # the rows that yield a token
         spans: list[Span] = []
         for chunk in batch.chunks:
-            request, end = chunk.request, chunk.start + chunk.length
+            request = chunk.request
+            end = chunk.start + chunk.length
             if chunk.start == 0 or request.request_id not in self.slot_of:  # a hit starts later
                 self.slot_of[request.request_id] = self.cache.allocate(request)
             slot = self.slot_of[request.request_id]

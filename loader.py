@@ -124,7 +124,8 @@ def load_config(directory: Path) -> ModelConfig:
     if family == "gpt2":
         tied = raw.get("tie_word_embeddings", True)
         values |= {"flavour": "gpt2", "intermediate": 4 * values["hidden"], "tied": tied}
-    qkv_bias, qk_norm = family == "qwen2", family == "qwen3"
+    qkv_bias = family == "qwen2"
+    qk_norm = family == "qwen3"
     return ModelConfig(directory.name, qkv_bias=qkv_bias, qk_norm=qk_norm, **values)
 
 

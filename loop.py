@@ -55,12 +55,14 @@ class Loop:
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor):
-        self.scheduler, self.executor = scheduler, executor
+        self.scheduler = scheduler
+        self.executor = executor
         scheduler.cost = executor.cost or scheduler.cost
         self.trace = Trace(policy=scheduler.name)
         self.batch: Batch | None = None
         self.arriving: deque[Request] = deque()  # in order of arrival
-        self._stepping, self._leaving = False, []  # _leaving: requests cancelled during a step
+        self._stepping = False
+        self._leaving = []  # requests cancelled during a step
 
     @property
     def busy(self) -> bool:
@@ -97,8 +99,11 @@ class Loop:
 
     def step(self) -> Iteration | None:
         """Run the next batch; if no request is here yet, wait for one. None: nothing is left."""
-        scheduler, executor, arriving = self.scheduler, self.executor, self.arriving
-        self._stepping, iteration = True, None
+        scheduler = self.scheduler
+        executor = self.executor
+        arriving = self.arriving
+        self._stepping = True
+        iteration = None
         while iteration is None and self.busy:
             now = executor.now()
             while arriving and arriving[0].arrival <= now:
@@ -156,7 +161,9 @@ def has_work(scheduler: Scheduler) -> bool:
 
 def check_batch(scheduler: Scheduler, batch: Batch) -> None:
     """Raise a UserError, before the batch runs, if it breaks a rule of all policies."""
-    chunks, decodes, broken = batch.chunks, batch.decodes, scheduler.broken
+    chunks = batch.chunks
+    decodes = batch.decodes
+    broken = scheduler.broken
     members = {chunk.request for chunk in chunks}.union(decodes)
     if not members:
         raise broken("the batch is empty; return None where there is nothing to run")
@@ -173,7 +180,8 @@ def check_batch(scheduler: Scheduler, batch: Batch) -> None:
             f"the batch exceeds B: {len(members)} requests, and {scheduler.max_batch_size} may run"
         )
     for chunk in chunks:
-        request, end = chunk.request, chunk.start + chunk.length
+        request = chunk.request
+        end = chunk.start + chunk.length
         if not chunk.start == request.prefilled < end <= request.prefill_length:
             raise broken(
                 f"request {request.request_id} has prefilled {request.prefilled} of"

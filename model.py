@@ -100,8 +100,10 @@ def rotate(x: Tensor, heads: int, cos: Tensor, sin: Tensor) -> None:
     x (T, all heads, head_dim); cos, sin (T, 1, head_dim / 2).
     """
     half = x.shape[-1] // 2
-    left, right = x[:, :heads, :half], x[:, :heads, half:]
-    left[:], right[:] = left * cos - right * sin, right * cos + left * sin
+    left = x[:, :heads, :half]
+    right = x[:, :heads, half:]
+    left[:] = left * cos - right * sin
+    right[:] = right * cos + left * sin
 
 
 def swiglu(inner: Tensor) -> Tensor:
@@ -139,7 +141,8 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, length: int | None = None):
         super().__init__()
         self.config = config
-        gpt2, hidden = config.flavour == "gpt2", config.hidden
+        gpt2 = config.flavour == "gpt2"
+        hidden = config.hidden
         norm = nn.LayerNorm if gpt2 else nn.RMSNorm
         self.embed = nn.Embedding(config.vocab_size, hidden)
         self.positions = nn.Embedding(config.max_length, hidden) if gpt2 else None

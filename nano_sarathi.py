@@ -97,7 +97,8 @@ class LLM(BookLLM):
 
     def _load_weights(self, own: range | None = None) -> None:
         """own: the layers of a pipeline's stage; None: all."""
-        slots, length = self.max_batch_size, self.max_length
+        slots = self.max_batch_size
+        length = self.max_length
         self.model = load_model(
             self.config, self.directory, self.dtype, self.device, own=own, slots=slots,
             length=length, seed=self.seed, check_weights=self.check_weights,
@@ -155,7 +156,8 @@ class LLM(BookLLM):
         check_memory(*size, held, real_memory(self.blocks, *size[1:3], self.cache_tokens))
         graphs = "again" if self.graphs else "off"
         self._loop = self.cache = self.graphs = None  # free the old cache first
-        self.max_batch_size, self.max_length = max_batch_size, length
+        self.max_batch_size = max_batch_size
+        self.max_length = length
         self.model.make_rotary_tables(length)
         self._make_cache()
         self._make_graphs(graphs)

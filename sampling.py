@@ -57,7 +57,8 @@ class Sampler:
 
     def next(self) -> list[float]:
         """For one more token: temperature, k, p, and its random number, 0 <= u < 1."""
-        how, u = self.params, torch.rand((), generator=self.generator, dtype=torch.float64)
+        how = self.params
+        u = torch.rand((), generator=self.generator, dtype=torch.float64)
         return [max(how.temperature, 1e-30), how.top_k or math.inf, how.top_p, u.item()]
 
 
@@ -86,7 +87,8 @@ def draw(logits: Tensor, samplers: list[Sampler]) -> Tensor:
 
 def least_share(shares: Tensor, k: Tensor, p: Tensor) -> Tensor:
     """The smallest of the shares (n, vocab) that top-k and top-p keep. All others are (n, 1)."""
-    on_cpu, last = shares.device.type == "cpu", shares.shape[-1] - 1  # there numpy is 20 x as fast
+    on_cpu = shares.device.type == "cpu"  # there numpy is 20 x as fast
+    last = shares.shape[-1] - 1
     ordered = torch.from_numpy(np.sort(shares.numpy())) if on_cpu else shares.sort().values
     ends = ordered.long().cumsum(dim=-1)
     kth = ordered.gather(1, (last + 1 - k).clamp(min=0).long())

@@ -22,7 +22,8 @@ class CostExecutor:
     """Runs nothing. Its clock is virtual, its tokens are all 0."""
 
     def __init__(self, cost_model: CostModel):
-        self.cost_model, self.cost = cost_model, cost_model.seconds
+        self.cost_model = cost_model
+        self.cost = cost_model.seconds
         self.clock = 0.0  # s
 
     def now(self) -> float:

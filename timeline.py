@@ -116,7 +116,8 @@ class Life:
 
     def row(self, policy: str = "") -> dict[str, object]:
         """By COLUMNS, and a column tag_NAME for each tag. What it has not reached is None."""
-        tokens, gaps = self.tokens, self.tbt
+        tokens = self.tokens
+        gaps = self.tbt
         values = (
             self.request_id, policy, self.arrival, self.scheduled,
             *((tokens[0], tokens[-1], self.ttft) if tokens else (None,) * 3),
@@ -179,11 +180,14 @@ class Recorder:
         end = iteration.end
         self.iterations.append(iteration)
         for chunk in batch.chunks:
-            request, own = chunk.request, chunk.request.request_id
+            request = chunk.request
+            own = chunk.request.request_id
             if own not in lives:
-                prompt, known = len(request.prompt), {"cached": chunk.start, "tags": request.tags}
+                prompt = len(request.prompt)
+                known = {"cached": chunk.start, "tags": request.tags}
                 lives[own] = Life(own, request.arrival, prompt, start, **known)
-            life, reached = lives[own], chunk.start + chunk.length
+            life = lives[own]
+            reached = chunk.start + chunk.length
             if life.lost > chunk.start:
                 life.recomputed += min(life.lost, reached) - chunk.start
             life.reached = reached
@@ -272,7 +276,8 @@ class Trace(Recorder):
     def span(self) -> tuple[float, float]:
         """The first arrival, and the last token, of the useful requests."""
         lives = self.useful()
-        arrivals, ends = [life.arrival for life in lives], [life.tokens[-1] for life in lives]
+        arrivals = [life.arrival for life in lives]
+        ends = [life.tokens[-1] for life in lives]
         return min(arrivals, default=inf), max(ends, default=-inf)
 
     @property
