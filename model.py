@@ -102,8 +102,9 @@ def rotate(x: Tensor, heads: int, cos: Tensor, sin: Tensor) -> None:
     half = x.shape[-1] // 2
     left = x[:, :heads, :half]
     right = x[:, :heads, half:]
-    left[:] = left * cos - right * sin
+    turned = left * cos - right * sin
     right[:] = right * cos + left * sin
+    left[:] = turned
 
 
 def swiglu(inner: Tensor) -> Tensor:

@@ -155,7 +155,7 @@ letters = ["n", "n", "tbreak check_batch", "c", "p batch.num_prefill_tokens"]
 letters += ["p batch.decodes[0].output", "u", "p scheduler.name", "c"]
 typed = Typed("\n".join(letters) + "\n")
 pdb.Pdb(stdin=typed, stdout=said, nosigint=True).runcall(loop.step)
-print(said.getvalue().replace(os.getcwd(), "."))
+print(said.getvalue().replace(os.path.dirname(engine.__file__), "."))
 
 # %% [markdown]
 # ## Step 3: which operators are fused?
