@@ -115,6 +115,7 @@ class LLM(BookLLM):
         measure = attention == "auto" and must_measure(self.device)
         made = speed_up(self.model, self.cache, self.attention, measure)
         self.attention, self.attend, self.surroundings = made  # each iteration runs in the last
+        self.graphs = None
         self._make_graphs(self.cuda_graphs)
 
     def _make_graphs(self, when: str) -> None:
