@@ -53,10 +53,12 @@ class FlatBatch:
     logit_rows: Tensor  # (S,) rows that a token is sampled from
 
 
+# Attention of one layer: (layer, qkv) -> y.
+# qkv (T, n_head + 2 * n_kv_head, head_dim); y (T, n_head * head_dim)
 AttendLayer = Callable[[int, Tensor], Tensor]
-"""(layer, qkv) -> y. qkv (T, n_head + 2 * n_kv_head, head_dim); y (T, n_head * head_dim)."""
+# A back end. The model calls it once per iteration, with the batch and the cache. It returns the
+# function that the model then calls once per layer.
 Attention = Callable[[FlatBatch, KVCache], AttendLayer]
-"""A back end: it takes a batch once, and then attends in each layer."""
 
 
 @lru_cache(maxsize=8)  # every layer of an iteration asks for the same mask
@@ -76,7 +78,7 @@ def reference(
     q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]
 ) -> Tensor:
     """One request at a time, every step written out, scores in at least float32."""
-    _, rows, n_head, head_dim = q.shape
+    _, length, n_head, head_dim = q.shape  # length: Tq
     groups = n_head // keys.shape[0]
     exact = torch.promote_types(q.dtype, torch.float32)
     out = torch.empty_like(q)
@@ -85,7 +87,7 @@ def reference(
         key = keys[:, slot, :context].repeat_interleave(groups, dim=0)  # (n_head, context, d)
         value = values[:, slot, :context].repeat_interleave(groups, dim=0)  # same shape
         scores = query @ key.to(exact).transpose(1, 2) / head_dim**0.5  # (n_head, Tq, context)
-        scores = scores.masked_fill(~chunk_mask(context - rows, rows, q.device), float("-inf"))
+        scores = scores.masked_fill(~chunk_mask(context - length, length, q.device), float("-inf"))
         y = scores.softmax(dim=-1) @ value.to(exact)  # (n_head, Tq, head_dim)
         out[i] = y.transpose(0, 1)  # (Tq, n_head, head_dim)
     return out
@@ -98,17 +100,17 @@ def sdpa(
 
     A padded batch of all requests would read the longest context for each of them.
     """
-    rows = q.shape[1]
+    length = q.shape[1]  # Tq
     out = torch.empty_like(q)
     for i, (slot, context) in enumerate(zip(slots, contexts, strict=True)):
         key = keys[:, slot, :context]  # (n_kv_head, context, head_dim)
         value = values[:, slot, :context]  # same shape
-        if rows == 1:
+        if length == 1:
             out[i] = attend_decode(q[i], key, value)
-        elif rows == context:  # a whole prompt: its triangle needs no mask
+        elif length == context:  # a whole prompt: its triangle needs no mask
             out[i] = attend_chunk(q[i], key, value, None)
         else:
-            out[i] = attend_chunk(q[i], key, value, chunk_mask(context - rows, rows, q.device))
+            out[i] = attend_chunk(q[i], key, value, chunk_mask(context - length, length, q.device))
     return out
 
 
@@ -144,7 +146,10 @@ def split_heads(qkv: Tensor, n_kv_head: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def span_by_span(attend_span: SpanAttention) -> Attention:
-    """A back end that writes K and V of a batch's rows to the cache, then attends each span."""
+    """Make a back end of a function that attends one span.
+
+    In each layer it writes K and V of all rows to the cache, then attends span by span.
+    """
 
     def attention(batch: FlatBatch, cache: KVCache) -> AttendLayer:
         def attend_layer(layer: int, qkv: Tensor) -> Tensor:
@@ -152,9 +157,9 @@ def span_by_span(attend_span: SpanAttention) -> Attention:
             cache.write(layer, batch.slots, batch.positions, k, v)
             y = torch.empty_like(q)  # (T, n_head, head_dim)
             for span in batch.spans:
-                rows = q[span.rows].unflatten(0, (len(span.slots), -1))  # (n, Tq, n_head, head_dim)
+                query = q[span.rows].unflatten(0, (len(span.slots), -1))  # (n, Tq, n_head, d)
                 keys, values, slots = cache.read(layer, span.slots, span.contexts)
-                y[span.rows] = attend_span(rows, keys, values, slots, span.contexts).flatten(0, 1)
+                y[span.rows] = attend_span(query, keys, values, slots, span.contexts).flatten(0, 1)
             return y.flatten(1)  # (T, n_head * head_dim)
 
         return attend_layer

@@ -21,7 +21,7 @@ from sampling import sample
 
 
 def synchronized_clock(device: torch.device) -> float:
-    """Wait until the device has done our work (not NCCL's). Then return the wall clock, in s."""
+    """Wait until the device has done the work of this stream. Then return the wall clock, in s."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
     return time.perf_counter()
@@ -31,7 +31,7 @@ class OperatorTimer:
     """A `call` for `Transformer.forward` that times each operator (SARATHI, Fig 3 and 10)."""
 
     def __init__(self, device: torch.device):
-        self.slept = 0.0
+        self.slept = 0.0  # s that timing itself adds: none here; more/fast/cuda.py has some
         self.seconds = dict.fromkeys(OPERATORS, 0.0)
 
     def __call__(self, name: str, operator: Any, *args: Any) -> Any:
@@ -72,9 +72,11 @@ class ModelExecutor:
         timer = TIMERS[device.type](device) if self.time_operators else None
         logits = self.forward(flat, timer or untimed)  # (S, vocab)
         tokens = self.choose(batch, logits)
-        synchronized_clock(device)  # if no token was sampled, kernels may still run
-        slept, operators = (timer.slept, timer.seconds) if timer else (0.0, None)
-        return Result(tokens, self.now() - start - slept, operators)
+        synchronized_clock(device)  # only for its waiting: without a token, kernels may still run
+        seconds = self.now() - start
+        if timer is None:
+            return Result(tokens, seconds)
+        return Result(tokens, seconds - timer.slept, timer.seconds)
 
     def choose(self, batch: Batch, logits: Tensor) -> list[int]:
         """A token for each request of `batch.sampled`. logits (S, vocab)."""
@@ -96,7 +98,8 @@ class ModelExecutor:
         for chunk in batch.chunks:
             request = chunk.request
             end = chunk.start + chunk.length
-            if chunk.start == 0 or request.request_id not in self.slot_of:  # a hit starts later
+            # its first chunk. (With more/paged/ that may start later: the rest was in the cache.)
+            if chunk.start == 0 or request.request_id not in self.slot_of:
                 self.slot_of[request.request_id] = self.cache.allocate(request)
             slot = self.slot_of[request.request_id]
             place = self.cache.extend(slot, chunk.length)
@@ -110,13 +113,13 @@ class ModelExecutor:
                 logit_rows.append(len(tokens) - 1)
         if batch.decodes:
             first = len(tokens)
-            own = [self.slot_of[request.request_id] for request in batch.decodes]
-            places = [self.cache.extend(slot, 1) for slot in own]
+            decode_slots = [self.slot_of[request.request_id] for request in batch.decodes]
+            places = [self.cache.extend(slot, 1) for slot in decode_slots]
             tokens.extend([request.output[-1] for request in batch.decodes])
-            slots.extend(own)
+            slots.extend(decode_slots)
             positions.extend(places)
             contexts = tuple([place + 1 for place in places])
-            spans.append(Span(slice(first, len(tokens)), tuple(own), contexts))
+            spans.append(Span(slice(first, len(tokens)), tuple(decode_slots), contexts))
             logit_rows.extend(range(first, len(tokens)))
         columns = self.to_device([tokens, slots, positions])  # (3, T)
         return FlatBatch(*columns.unbind(), spans, self.to_device(logit_rows))

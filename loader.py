@@ -194,8 +194,9 @@ def load_weights(model: Transformer, directory: Path) -> None:
     found = load_file(directory / "model.safetensors")
     parameters = dict(model.named_parameters())
     for name, place in places(model.config).items():
-        own = name if name in found else name.removeprefix("transformer.")
-        tensor = found.pop(own, None)
+        # some files of GPT-2 leave out "transformer."
+        stored = name if name in found else name.removeprefix("transformer.")
+        tensor = found.pop(stored, None)
         if tensor is None:
             raise UserError(f"{directory}: no tensor {name}")
         target = parameters[place.name][place.start : place.start + place.rows]

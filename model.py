@@ -136,7 +136,7 @@ def rotary_frequencies(config: ModelConfig) -> Tensor:
 class Transformer(nn.Module):
     """The whole model. length: of the longest sequence, in tokens; None: what its positions allow.
 
-    more/loading/ has its heirs: a stage of a pipeline, and layers that see a window.
+    more/loading/ has subclasses for other models.
     """
 
     def __init__(self, config: ModelConfig, length: int | None = None):
@@ -150,19 +150,20 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layer))
         self.norm = norm(hidden, eps=config.norm_eps)
         self.head = None if config.tied else nn.Linear(hidden, config.vocab_size, bias=False)
-        self.register_buffer("cos", torch.empty(0), persistent=False)  # self.device reads it
+        # `device` and `dtype` are those of this buffer, also before the tables are made
+        self.register_buffer("cos", torch.empty(0), persistent=False)
         self.make_rotary_tables(config.max_length if length is None else length)
 
     def make_rotary_tables(self, length: int) -> None:
         """Cosines and sines of up to `length` tokens: (rotary bases, length, 1, head_dim / 2)."""
-        with self.device:
-            frequencies = rotary_frequencies(self.config)[:, None, None]
-            angles = torch.arange(length)[:, None, None] * frequencies
+        with self.device:  # make new tensors there
+            frequencies = rotary_frequencies(self.config)[:, None, None]  # (bases, 1, 1, d / 2)
+            angles = torch.arange(length)[:, None, None] * frequencies  # (bases, length, 1, d / 2)
         self.register_buffer("sin", angles.sin().to(self.dtype), persistent=False)
         self.register_buffer("cos", angles.cos().to(self.dtype), persistent=False)
 
     def reach(self, length: int) -> None:
-        """Allow sequences of `length` tokens: make the rotary tables longer, if needed."""
+        """Allow sequences of `length` tokens: make the tables longer (nano_sarathi.py calls it)."""
         if length > self.cos.shape[1]:
             self.make_rotary_tables(length)
 
@@ -181,10 +182,10 @@ class Transformer(nn.Module):
     ) -> Tensor:  # fmt: skip
         """Write the rows' K and V into the cache. Logits (S, vocab) of `logit_rows` alone."""
         x = self._embed(batch.tokens, batch.positions)  # (T, H)
-        rotary = self._rotary(batch.positions)
+        rotaries = self._rotary(batch.positions)
         attend = attention(batch, cache)
         for index, layer in enumerate(self.layers):
-            x = layer(x, rotary[index], partial(attend, index), call)
+            x = layer(x, rotaries[index], partial(attend, index), call)
         return call("others", self._logits, x[batch.logit_rows])
 
     def forward_full(self, tokens: Tensor) -> Tensor:
@@ -195,7 +196,7 @@ class Transformer(nn.Module):
         b, t = tokens.shape
         positions = torch.arange(t, device=tokens.device).repeat(b)  # (B * T,)
         x = self._embed(tokens.flatten(), positions)  # (B * T, H)
-        rotary = self._rotary(positions)
+        rotaries = self._rotary(positions)
 
         def attend(index: int, qkv: Tensor) -> Tensor:
             heads = qkv.unflatten(0, (b, t)).transpose(1, 2)  # (B, all heads, T, head_dim)
@@ -203,7 +204,7 @@ class Transformer(nn.Module):
             return y.transpose(1, 2).reshape(b * t, -1)  # (B * T, n_head * head_dim)
 
         for index, layer in enumerate(self.layers):
-            x = layer(x, rotary[index], partial(attend, index))
+            x = layer(x, rotaries[index], partial(attend, index))
         return self._logits(x).view(b, t, -1)
 
     def attend_full(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -216,9 +217,12 @@ class Transformer(nn.Module):
 
     def _rotary(self, positions: Tensor) -> list[Rotary]:
         """Each layer's cos and sin, (T, 1, head_dim / 2); None where a layer does not rotate."""
-        tables = zip(self.config.rotary_bases, self.cos, self.sin, strict=True)
-        found = {base: (cos[positions], sin[positions]) for base, cos, sin in tables}
-        return [found.get(self.config.rotary_base(i)) for i in range(self.config.n_layer)]
+        config = self.config
+        of_base = {}  # most models have one base for all layers
+        for base, cos, sin in zip(config.rotary_bases, self.cos, self.sin, strict=True):
+            of_base[base] = (cos[positions], sin[positions])
+        # base 0, no rotation, is not in of_base: None
+        return [of_base.get(config.rotary_base(i)) for i in range(config.n_layer)]
 
     def _logits(self, x: Tensor) -> Tensor:
         x = self.norm(x)

@@ -3,7 +3,7 @@
 `simulate` runs the same `Loop` and the same `Scheduler` as the real engine. Only the executor
 differs: it asks the cost model for the seconds of a batch, and moves a virtual clock by them.
 
-more/simulate.py adds what is not the subject: other policies, blocks, a model by its config.json.
+more/simulate.py adds what is not the subject: more policies and more models.
 """
 
 from collections.abc import Iterable

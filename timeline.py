@@ -13,7 +13,7 @@ the engine's clock.
     normalised latency   (last token - arrival) / output tokens, in seconds per token (Orca, Sec
                          6.2; vLLM, Sec 6.1).
     scheduling delay     from a request's arrival to the start of its first iteration.
-    useful tokens        each prompt token of a request that has finished, once, hits included;
+    useful tokens        each prompt token of a request that has finished, once;
                          and each output token, once. A request that is cancelled, or
                          ends with "error", has none.
     throughput           useful tokens per second, from the first arrival to the last token.
@@ -181,12 +181,13 @@ class Recorder:
         self.iterations.append(iteration)
         for chunk in batch.chunks:
             request = chunk.request
-            own = chunk.request.request_id
-            if own not in lives:
-                prompt = len(request.prompt)
-                known = {"cached": chunk.start, "tags": request.tags}
-                lives[own] = Life(own, request.arrival, prompt, start, **known)
-            life = lives[own]
+            request_id = request.request_id
+            if request_id not in lives:
+                lives[request_id] = Life(
+                    request_id, request.arrival, len(request.prompt), start,
+                    cached=chunk.start, tags=request.tags,
+                )  # fmt: skip
+            life = lives[request_id]
             reached = chunk.start + chunk.length
             if life.lost > chunk.start:
                 life.recomputed += min(life.lost, reached) - chunk.start
@@ -228,9 +229,9 @@ class Trace(Recorder):
 
     @property
     def seconds(self) -> float:
-        """From the earliest start of an iteration to the latest end: engines may run side by side.
+        """From the start of the first iteration to the end of the last.
 
-        Without iterations (of a fleet, of a tag): to the last token.
+        Without iterations (see `by_tag`): from the first `scheduled` to the last token.
         """
         spans = [(each.start, each.end) for each in self.iterations]
         spans = spans or [
@@ -249,7 +250,7 @@ class Trace(Recorder):
 
     @property
     def num_decodes(self) -> int:
-        """Decodes run, one output token each; a beam search counts once for all its beams.
+        """Decodes run, one output token each.
 
         A request's first output token belongs to its prefill.
         """
@@ -331,8 +332,8 @@ class Trace(Recorder):
             found.setdefault(value, Trace(policy=self.policy, guess=self.guess)).lives[own] = life
         for part in found.values():
             for event in ("finished", "preempted", "cancelled"):
-                own = [each for each in getattr(self, event) if each[0] in part.lives]
-                setattr(part, event, own)
+                events = [each for each in getattr(self, event) if each[0] in part.lives]
+                setattr(part, event, events)
         return dict(sorted(found.items()))
 
     def rows(self) -> list[dict[str, object]]:

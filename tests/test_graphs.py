@@ -114,7 +114,9 @@ def test_an_engine(replays: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [output.token_ids for output in plain.generate(prompts, params)]
     best = plain.beam_search(*beams)[0].sequences[0].token_ids
 
-    monkeypatch.setattr("nano_sarathi.graphs_for", lambda _, cache, *__: Graphs(cache, cuda.gathered))
+    monkeypatch.setattr(
+        "nano_sarathi.graphs_for", lambda _, cache, *__: Graphs(cache, cuda.gathered)
+    )
     llm = engine()
     llm.resize_cache(3, 48)
     for policy, tokens in zip(compared()[::2], cycle((None, 48)), strict=False):
