@@ -147,6 +147,10 @@ print(f"extend({slot}, 1) -> position {small.extend(slot, 1)};  used: {small.use
 print(f"bytes: {small.bytes}; moved: {small.k.data_ptr() != address}")
 
 # %% [markdown]
+# **Explain.** An empty cache is as large as a full one: everything is reserved at the start. That
+# is simple and fast, but a short request wastes the rest of its slot. (The paged cache of vLLM
+# avoids this waste. SARATHI's scheduling works with both kinds of cache.)
+#
 # `extend` only counts. The model writes. In every layer, one assignment writes the K of *all* rows
 # of the iteration to their places, and a second one writes the V (`KVCache.write`). The place of a
 # row is a slot and a position. Below, one call of `write` writes rows of three slots:
@@ -163,10 +167,6 @@ print(small.k[0, 0, :, :, 0].int())
 print("moved:", small.k.data_ptr() != address)
 
 # %% [markdown]
-# **Explain.** An empty cache is as large as a full one: everything is reserved at the start. That
-# is simple and fast, but a short request wastes the rest of its slot. (The paged cache of vLLM
-# avoids this waste. SARATHI's scheduling works with both kinds of cache.)
-#
 # ## Step 3: a real run
 #
 # **The paper's claim (Sec 4.3.1).** Every request in the batch keeps its cache from the first piece
@@ -178,7 +178,7 @@ print("moved:", small.k.data_ptr() != address)
 # **Predict first.** When does request 4 (the fifth) start? Must the engine clean a slot before the
 # next request uses it?
 
-# %%
+# %% tags=["predict"]
 prompts, outputs = [40, 90, 20, 60, 100, 30, 70, 50, 20], [60, 20, 100, 40, 50, 30, 80, 20, 60]
 work = [
     Request(i, range(1, tokens + 1), max_tokens=output)
@@ -195,7 +195,7 @@ while loop.step():
     history.append({slot: (name, llm.cache.used[slot]) for name, slot in executor.slot_of.items()})
 print(f"{len(history)} iterations; the cache moved: {llm.cache.k.data_ptr() != before}")
 
-# %% tags=["hide-input", "predict"]
+# %% tags=["hide-input"]
 figure, panels = plt.subplots(4, 1, figsize=(11, 6.5), sharex=True, sharey=True)
 colours = [colour for colour, _ in SERIES if colour != COLOURS["black"]]  # the numbers are black
 for slot, axes in enumerate(panels):

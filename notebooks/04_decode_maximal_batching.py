@@ -79,7 +79,7 @@ print_table(["iteration", "chunk (tokens)", "decodes (requests)", "rows"], rows)
 #
 # **Predict first.** Take this last batch. How many of its rows need logits?
 
-# %%
+# %% tags=["predict"]
 chunk = kept.chunks[0]
 ends = "the prompt ends here" if chunk.is_last else "more to come"
 print(f"chunk:   request {chunk.request.request_id}, {chunk.length} tokens", end=" ")
@@ -208,7 +208,7 @@ times = {
     name: {op: 1e3 * min(run[op] for run in runs) for op in runs[0]} for name, runs in seen.items()
 }
 
-# %%
+# %% tags=["predict"]
 rows = []
 for what, names in (("linear", config.linears), ("all", times["4 decodes"])):
     alone, apart, hybrid = (sum(ms[name] for name in names) for ms in times.values())
@@ -222,7 +222,7 @@ for what, names in (("linear", config.linears), ("all", times["4 decodes"])):
 print("ms per decode (measured)")
 print_table(["operators", "decode-only", "riding", "middle half of the turns"], rows)
 
-# %% tags=["hide-input", "predict"]
+# %% tags=["hide-input"]
 figure, axes = plt.subplots()
 bars(axes, [*times, "one after the other\n(baseline)"], [*times.values(), {}])
 low = 0

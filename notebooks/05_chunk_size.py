@@ -37,8 +37,7 @@ from simulate import simulate
 # "- 1", but its numbers have it. With C = 256, it finds the gain largest at P:D = 14 for B = 18
 # (Fig 9), and takes P:D = 50, 63 and 127 for B = 6, 5 and 3 (Table 4).
 #
-# **Predict first.** Which P:D balances B = 18 and C = 256? If P:D is larger, what is missing in
-# some batches?
+# **Predict first.** Which P:D balances B = 18 and C = 256?
 
 # %% tags=["predict"]
 rows = []
@@ -49,8 +48,12 @@ print_table(["B", "C", "C/(B-1)", "C/(B-1) - 1"], rows)
 
 
 # %% [markdown]
+# **Explain.** P:D = 14: the first row. The paper's other values are in the rows with C = 256, too.
+#
 # Now the scheduler does the counting. `simulate` runs the real `Scheduler` against the cost model.
 # Each iteration of the trace has a `kind`: "prefill", "decode" or "hybrid".
+#
+# **Predict first.** If P:D is larger than 14, what is missing in some batches? If it is smaller?
 
 # %%
 from experiments.lib.engines import Priced
@@ -75,7 +78,7 @@ for ratio in ratios:
     alone.append(100 * kinds["decode"] / kinds.total())
     riding.append(sum(iteration.num_decodes for iteration in hybrid) / len(hybrid))
 
-# %% tags=["hide-input"]
+# %% tags=["hide-input", "predict"]
 figure, (left, right) = plt.subplots(1, 2)
 left.plot(ratios, alone, color=COLOURS["orange"], marker="^")
 left.set(ylim=(0, 100), ylabel="% of iterations", title="Decode-only iterations")
@@ -232,7 +235,7 @@ print_table(columns, rows)
 # **Predict first.** A chat service has P:D = 5, and a service that summarises texts has 60. Which
 # of them needs the larger chunks?
 
-# %%
+# %% tags=["predict"]
 from experiments.choose_chunk import candidates, choose, steady
 
 sweeps = {}  # P:D -> (baseline, a choice for each chunk size)
@@ -246,7 +249,7 @@ for each in choices:
     print(f"P:D = 14, C = {each.chunk_size:4d}: gain {faster:.2f} x", end=", ")
     print(f"longest TBT {1e3 * each.longest_tbt:.0f} ms (predicted)")
 
-# %% tags=["hide-input", "predict"]
+# %% tags=["hide-input"]
 figure, axes = plt.subplots()
 for (ratio, (baseline, choices)), (colour, marker) in zip(sweeps.items(), SERIES, strict=False):
     curve = {choice.chunk_size: choice.throughput / baseline.throughput for choice in choices}

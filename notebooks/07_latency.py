@@ -48,7 +48,7 @@ from more.serving.capacity import p99_tbt, token_times
 # never stops them, but makes iterations longer. Which has the smaller *mean* TBT? Which has the
 # smaller P99?
 
-# %%
+# %% tags=["predict"]
 for request in CHAT.requests(3, rate=2.0):
     print(f"arrives at {request.arrival:.2f} s", end=", ")
     print(f"{len(request.prompt)} prompt tokens, {request.max_tokens} to come")
@@ -61,7 +61,7 @@ def serve(policy, rate, budget=512, count=300):
 
 traces = {policy: serve(policy, rate=2.0) for policy in ("vllm_v0", "orca", "sarathi_serve")}
 
-# %% tags=["hide-input", "predict"]
+# %% tags=["hide-input"]
 rows = []
 for policy, trace in traces.items():
     gaps = 1e3 * np.array(trace.tbts)
@@ -108,7 +108,7 @@ plt.show()
 # **Predict first.** Draw the output tokens of all requests together against time. Which policy
 # gives the first token earlier? Which one ends first?
 
-# %%
+# %% tags=["predict"]
 stalls = {}
 for policy in ("vllm_v0", "sarathi_serve"):
     stalls[policy] = YI.serve(waiting(ARXIV.requests(80)), policy, 1536)

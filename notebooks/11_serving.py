@@ -62,7 +62,7 @@ def start(*flags):
 # **Predict first.** Server and client are two programs on this machine. How much time does HTTP add
 # to each token: a microsecond, a millisecond, or tens of milliseconds?
 
-# %%
+# %% tags=["predict"]
 server, address = start("--chunk-size", "64")
 body = {"model": "demo", "prompt": "The with statement", "max_tokens": 48}
 body |= {"temperature": 0, "stream": True}
@@ -74,7 +74,7 @@ with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=30) as
             texts.append(json.loads(line.removeprefix("data: "))["choices"][0]["text"])
 print(repr("".join(texts)))
 
-# %% tags=["predict"]
+# %%
 server.terminate()
 llm = LLM("demo", chunk_size=64)
 [output] = llm.generate([body["prompt"]], SamplingParams(max_tokens=48, temperature=0))

@@ -3,6 +3,7 @@ stand in the lesson, sliders for a reader. `make notebooks` executes them.
 """
 
 import importlib.util
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -54,11 +55,34 @@ def test_a_notebook_is_in_step_with_its_source_and_fit_to_be_read(path: Path) ->
     tags = [cell.metadata.get("tags", []) for cell in code]
     assert code[0].source.startswith("import enter") and tags[0] == ["hide-input"]
     assert code[0].metadata.jupyter == {"source_hidden": True}
-    assert 2 <= sum("predict" in each for each in tags) <= 4
     assert sum("image/png" in each.get("data", {}) for cell in code for each in cell.outputs) >= 3
     assert set(notebook.metadata) == {"jupytext", "kernelspec"}, (
         "no versions or paths of the machine that ran it"
     )
+
+
+QUESTION = "**Predict first.**"
+
+
+@each_lesson
+def test_an_answer_is_hidden_until_its_reader_has_predicted(path: Path) -> None:
+    """From a question to its **Explain**, each output: by the tag on the site, and in Jupyter."""
+    cells = committed(path).cells
+    questions = [place for place, cell in enumerate(cells) if QUESTION in cell.source]
+    answers = []  # the first cell that shows something after each question
+    for place in questions:
+        after = cells[place + 1 :]
+        shown = [*itertools.takewhile(lambda cell: cell.cell_type == "code", after)]
+        assert after[len(shown)].source.startswith(("**Explain.**", "#")), (
+            "what comes before the explanation is hidden, too: so no other text stands there"
+        )
+        shown = [cell for cell in shown if cell.outputs]
+        assert all(cell.metadata.get("jupyter", {}).get("outputs_hidden") for cell in shown), (
+            cells[place].source
+        )
+        answers.append(shown[0].id)
+    assert answers == [each.id for each in cells if "predict" in each.metadata.get("tags", [])]
+    assert len(answers) >= 2
 
 
 def said(cell: nbformat.NotebookNode) -> str:
