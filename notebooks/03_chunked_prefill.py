@@ -294,8 +294,8 @@ print("LLaMA-13B on an A6000, prompt of 1024, time relative to one piece (predic
 print_table(["C", "linear", "attention", "paper", "prefill", "paper"], rows)
 
 # %% [markdown]
-# **Explain.** In 4 chunks, 2.5 times as many keys are read. But a chunk never touches the keys after
-# its own end, so only 0.62 times as many products are computed.
+# **Explain.** In 4 chunks, 2.5 times as many keys are read. But a chunk never touches the keys
+# after its own end, so only 0.62 times as many products are computed.
 #
 # Now other kernels. Those of 2023 computed the masked products, too. Today's skip them. The cost
 # model has constants for both: `software="sarathi"`, as above, and `software="vllm"`.

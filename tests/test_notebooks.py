@@ -77,9 +77,9 @@ def test_an_answer_is_hidden_until_its_reader_has_predicted(path: Path) -> None:
             "what comes before the explanation is hidden, too: so no other text stands there"
         )
         shown = [cell for cell in shown if cell.outputs]
-        assert all(cell.metadata.get("jupyter", {}).get("outputs_hidden") for cell in shown), (
-            cells[place].source
-        )
+        assert all(cell.metadata.get("jupyter", {}).get("outputs_hidden") for cell in shown), cells[
+            place
+        ].source
         answers.append(shown[0].id)
     assert answers == [each.id for each in cells if "predict" in each.metadata.get("tags", [])]
     assert len(answers) >= 2
