@@ -277,11 +277,11 @@ plt.show()
 # It changes nothing for decode attention: the blue bar stays at 1. In LLaMA-13B, without prefix
 # caching, no two requests share keys and values.
 #
-# **Now break it**, in Jupyter (`jupyter lab notebooks`). Forget the weights: let
-# `linear_intensity` divide by `2 * tokens * (inputs + outputs)`. Run it and the two cells below it.
-# The bars of the *linear* operators are now alike in all four cases: a decode looks as good as a
-# prefill. So for them, the whole difference is one read of the weights, for few tokens or for many.
-# Attention does not change.
+# **Now break it.** You need Jupyter for this: `jupyter lab notebooks`. Forget the weights: in
+# `linear_intensity`, leave out `inputs * outputs +`. Run it and the next two cells. The bars of the
+# *linear* operators are now alike in all four cases: a decode looks as good as a prefill. So for
+# them, the whole difference is one read of the weights, for few tokens or for many. Attention does
+# not change.
 
 # %% [markdown]
 # ## Step 4: the paper's GPU

@@ -120,10 +120,10 @@ plt.show()
 # rows. A decode also reads a context that grows with each token, but that adds little here. The
 # price of the cache is memory: 2 vectors (K and V) per token, layer and key head.
 #
-# **Now break it.** In `with_cache`, leave out `executor.release(request)`. Run that cell and the
-# next. The fifth run fails with a `CacheError`: each run keeps its slot, and there are four. A
-# server with this mistake works for a while, and then refuses everybody. (The first line of the
-# cell frees all slots.)
+# **Now break it.** In `with_cache`, leave out `executor.release(request)`. Run it and the next
+# cell. The fifth run fails with a `CacheError`: `no slot left: all 4 are in use`. Each run keeps
+# its slot, and there are four. A server with this mistake works for a while, and then refuses
+# everybody. (The first line of the cell that you changed frees all slots.)
 
 # %% [markdown]
 # ## Step 2: slots, in place

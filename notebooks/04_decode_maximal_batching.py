@@ -314,9 +314,9 @@ print(f"everything {paper['t4_13b_1k_total']} x (paper)")
 # Look at the last error. Each row of the large table is within a few per cent, but the riding
 # decode is far off. The reason is the same as in step 4: a small difference of two large numbers.
 #
-# **Now break it.** Let the chunk not shrink: write `(0, 1024, 1024)` for the hybrid batch of
-# `table2`, and run the three cells. Riding now costs nearly as much as decoding alone. The 3 rows
-# beyond 1024 need a new row of the GPU's tiles, each of 128 rows: lesson 5.
+# **Now break it.** Let the chunk not shrink: in `table2`, write `(0, 1024, 1024)` in place of
+# `(0, 1021, 1021)`. Run it and the next two cells. Riding now costs nearly as much as decoding
+# alone. The 3 rows beyond 1024 need a new row of the GPU's tiles, each of 128 rows: lesson 5.
 #
 # ## What if ...
 #

@@ -214,8 +214,8 @@ print_table(columns, rows)
 # riding saves little, while the price of chunking (lesson 3) stays. In the end each curve falls
 # below 1. The curve of the smallest C falls first.
 #
-# **Now break it.** In `gains`, write 257 in place of 256, and run it and the next cell. One token
-# more, and nearly all of the gain is lost: each iteration computes a row of tiles for it (step 2).
+# **Now break it.** In `gains`, write `257` in place of `256`. Run it and the next cell. One token
+# more, and most of the gain is lost: each iteration computes a row of tiles for it (step 2).
 #
 # ## Step 4: choose
 #

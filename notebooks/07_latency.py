@@ -219,9 +219,9 @@ for policy in ("vllm_v0", "orca"):
 # **Explain.** Read the lines with "no". The SLO stops `vllm_v0` and `orca`: their P99 is too long.
 # The GPU stops `sarathi_serve`: its gaps are short, but the requests wait in the queue.
 #
-# **Now break it.** Promise the mean, not the P99: in `search`, write `tail = np.mean(trace.tbts)`.
-# Run that cell and the next. `vllm_v0` now looks better than `sarathi_serve`: thousands of short
-# gaps hide the stalls, which nobody forbids any more.
+# **Now break it.** Promise the mean, not the P99: in `search`, write `np.mean(trace.tbts)` in place
+# of `p99_tbt(trace)`. Run it and the next cell. `vllm_v0` now looks better than `sarathi_serve`:
+# thousands of short gaps hide the stalls, which nobody forbids any more.
 #
 # ## Step 4: the token budget
 #

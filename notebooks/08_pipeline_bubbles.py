@@ -148,9 +148,10 @@ account({"orca": orca, "sarathi": sarathi})
 # micro-batch has only decodes while the other still has chunks (PB2). If more requests were
 # waiting, there would be more chunks.
 #
-# **Now break it.** Let a chunk hold a whole prompt: `run("sarathi", chunk_size=4096)`. Most of
-# Orca's bubbles are back, because batches are unequal again. Decodes beside a prompt do not help:
-# it is the equal sizes that do.
+# **Now break it.** Let a chunk hold a whole prompt: for `sarathi`, write
+# `run("sarathi", chunk_size=4096)` in place of `run("sarathi")`. Run it. Most of Orca's bubbles are
+# back, because batches are unequal again. Decodes beside a prompt do not help: it is the equal
+# sizes that do.
 #
 # **Your schedule.** Change the prompts, the decodes, the chunk size. Can you make a workload in
 # which SARATHI has *more* bubbles than Orca? (Hint: what if one micro-batch gets all the long

@@ -263,9 +263,9 @@ assert window.trace.idle["PB3"] < off.trace.idle["PB3"]
 # part of PB3, but the total time hardly changes. We do not find the paper's gain. Perhaps because
 # stealing counts requests, not tokens, and because new requests also make micro-batches equal.
 #
-# **Now break it.** Lose what is withheld: write `own[group], _ = share_out(...`, and run the first
-# of the two cells. Batch 0 ends with 80 requests, all others with 114. The other 34 are in no list:
-# they would never end, and only the `assert` tells.
+# **Now break it.** Lose what is withheld: in the first of the two cells, write `own[group], _` in
+# place of `own[group], withheld`. Run it. Batch 0 ends with 80 requests, all others with 114. The
+# other 34 are in no list. They would never end, and only the `assert` tells: an `AssertionError`.
 #
 # ## Step 6: third rule, compare intensities
 #

@@ -196,9 +196,9 @@ plt.show()
 # rows. The lines only become less steep, and the long prompts take longer. This is lesson 6, seen
 # from outside.
 #
-# **Now break it.** In `drive`, write `8192` in place of `512`, and run the cells from there on. The
-# longest gap under `sarathi_serve` is now several times as long: a budget that holds a whole prompt
-# limits nothing.
+# **Now break it.** In `drive`, write `8192` in place of `512`. Run it and all cells below it, up to
+# here. The longest gap under `sarathi_serve` is now more than twice as long: a budget that holds a
+# whole prompt limits nothing.
 #
 # ## Step 3: capacity by experiment
 #

@@ -168,8 +168,9 @@ print(f"hits: {memory.hits} of {memory.asked} prompt tokens")
 # took block 2, the first one in the list: A's own words are lost. The words that all share stay,
 # and D has its hit.
 #
-# **Now break it.** Put one word before all others of D: `f"Now {START} one word : why"`. Run all
-# cells of this step. D finds no block: 13 tokens run, and A's first words are lost. Each word is in
+# **Now break it.** Put one word before all others of D: in `texts`, write
+# `f"Now {START} one word : why"` in place of `f"{START} one word : why"`. Run it and all cells below
+# it, up to here. D finds no block: 13 tokens run, and A's first words are lost. Each word is in
 # another place, so no block of D begins as one of A does.
 #
 # ## Step 2: prefix caching
