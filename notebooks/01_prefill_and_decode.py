@@ -11,7 +11,8 @@
 #
 # Every number says what it is: **paper** (published), **predicted** (cost model, for a named GPU)
 # or **measured** (this machine). "Sec" and "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
-# Code that only imports or draws is folded in all lessons: click to see it.
+# Code that only imports or draws is folded in all lessons: click to see it. What answers a
+# **Predict first** is hidden until you ask for it, or run the cell.
 
 # %% tags=["hide-input"]
 import enter  # this clone's files come first  # noqa: F401

@@ -376,8 +376,9 @@ sliders(what_if, policy=list(POLICIES), budget=(32, 2048, 32))
 # - Give it too little memory: `cache_tokens=1815` as another argument of `simulate`. A black cross
 #   in the picture means that a request was preempted.
 #
-# **Now break it.** Let `share` return `1`. Run it. The longest gap of A and B becomes less than half
-# as long. But C's first token takes a minute: each iteration reads all weights for a few tokens.
+# **Now break it.** Let `share` return `1`. Run it. The longest gap of A and B becomes less than
+# half as long. But C's first token takes a minute: each iteration reads all weights for a few
+# tokens.
 #
 # Then let `share` return `0`. Run it. A chunk from 0 to -1 has no token, and its request would wait
 # for ever. So the engine stops with a `UserError`: `policy 'mine' (Mine): request 0 has prefilled 0

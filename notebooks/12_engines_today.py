@@ -169,9 +169,9 @@ print(f"hits: {memory.hits} of {memory.asked} prompt tokens")
 # and D has its hit.
 #
 # **Now break it.** Put one word before all others of D: in `texts`, write
-# `f"Now {START} one word : why"` in place of `f"{START} one word : why"`. Run it and all cells below
-# it, up to here. D finds no block: 13 tokens run, and A's first words are lost. Each word is in
-# another place, so no block of D begins as one of A does.
+# `f"Now {START} one word : why"` in place of `f"{START} one word : why"`. Run it and all cells
+# below it, up to here. D finds no block: 13 tokens run, and A's first words are lost. Each word is
+# in another place, so no block of D begins as one of A does.
 #
 # ## Step 2: prefix caching
 #
