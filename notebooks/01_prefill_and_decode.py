@@ -349,9 +349,9 @@ print_table(
 # for reading all weights. At 18, the requests share that cost. They do not share attention (blue),
 # so it is now the largest part. A larger batch would help more, but the memory is full: lesson 2.
 #
-# Your CPU shows the same shape with smaller numbers. Step 2 printed how many FLOPs it does while it
-# reads one byte. A GPU does more, so its gap is larger. The more FLOPs a machine does per byte, the
-# more of them a decode wastes.
+# On your CPU, the shape is the same, with smaller numbers. Step 2 printed how many FLOPs it does
+# while it reads one byte. A GPU does more, so its gap is larger. The more FLOPs a machine does per
+# byte, the more of them a decode wastes.
 
 # %% [markdown]
 # ## What if ...

@@ -281,7 +281,7 @@ plt.show()
 # between buffers. We think that this explains the difference. Real engines therefore measure how
 # much memory the largest batch needs besides the cache. They give the rest to the cache.
 #
-# Now think of lesson 1 again. A layer is saturated from 256 decodes on, but only 18 requests fit
+# Think of lesson 1 again. A layer is saturated from 256 decodes on, but only 18 requests fit
 # (paper). So decode stays memory-bound in practice. This is why SARATHI fills its iterations with
 # prompt tokens, and not with more requests.
 
