@@ -80,7 +80,9 @@ def test_every_gpu_prices_a_format_or_says_why_not(model: str, weights: str, sof
 
 
 @pytest.mark.parametrize("gpu, owner", [("rtx4090", "l40s"), ("l40s", ""), ("h100", "")])
-def test_experts_and_fp8_are_borrowed_from_who_has_them(gpu: str, owner: str) -> None:
+def test_experts_and_fp8_are_borrowed_from_who_has_them(
+    gpu: str, owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The nearest; a GPU may have its own constants of all else. It says so."""
     model = replace(MODELS["mixtral-8x7b"], weights="fp8")
     cost, own = CostModel(model, GPUS[gpu], software="vllm"), owner or gpu
@@ -90,6 +92,10 @@ def test_experts_and_fp8_are_borrowed_from_who_has_them(gpu: str, owner: str) ->
     said = f" of vllm were measured on the {gpu}, which borrows the {owner}'s"
     assert cost.guess == (f"no experts{said}; no fp8 products{said}" if owner else "")
     assert not CostModel(MODELS["llama3.1-8b"], GPUS[gpu], software="vllm").guess
+    monkeypatch.delitem(EXPERTS, (own, "fp8"))
+    other = "l40s" if own == "h100" else "h100"
+    found = CostModel(model, GPUS[gpu], software="vllm").experts.func
+    assert found == EXPERTS[other, "fp8"].seconds
 
 
 # ------------------------------------------------------------------------------------------ the L20

@@ -91,7 +91,7 @@ def items_of(path: Path | str, blocks: Iterable[str]) -> Iterator[tuple[str, obj
     Where an item does not end in what is read so far, as much again is read.
     """
     blocks, decoder, number = iter(blocks), json.JSONDecoder(), 1
-    text = next(blocks, "").lstrip()
+    text = next(filter(None, (block.lstrip() for block in blocks)), "")
     if not text.startswith("["):
         value = parsed(path, text + "".join(blocks))
         raise UserError(f"{path}: {shown(value)} is no list of objects, one for each request")
