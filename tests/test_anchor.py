@@ -185,7 +185,7 @@ def test_vllm_without_chunks_runs_whole_prompts(off: object, written: Write) -> 
 
 def test_a_file_says_as_whose_it_is_read(written: Write) -> None:
     for form, whose in ((vllm, "vLLM"), (sglang, "SGLang"), (guidellm, "guidellm")):
-        assert read_load(written(form("closed"))).said[0].startswith(f"read as {whose}'s: ")
+        assert read_load(written(form("closed"))).said[0].startswith(f"read as {whose}'s format: ")
 
 
 def test_replicas_share_a_load(written: Write) -> None:

@@ -239,10 +239,10 @@ def of_guidellm(where: str, entry: Mapping[str, object]) -> dict[str, object]:
 
 def run_of(where: str, entry: object) -> Run:
     """An object of `vllm bench serve` or bench_serving, or one of guidellm's benchmarks."""
-    said, policy, flags = ["read as vLLM's: latencies in ms"], OURS, {}
+    said, policy, flags = ["read as vLLM's format: latencies in ms"], OURS, {}
     if isinstance(entry, dict) and "metrics" in entry:
         entry = of_guidellm(where, entry)
-        said = ["read as guidellm's: latencies in ms. It names no engine: vLLM is taken"]
+        said = ["read as guidellm's format: latencies in ms. It names no engine: vLLM is taken"]
     if not isinstance(entry, dict) or "completed" not in entry:
         raise UserError(
             f"{where}: {shown(entry)} is no object with a key completed, as `vllm bench serve"
@@ -259,7 +259,7 @@ def run_of(where: str, entry: object) -> Run:
     elif str(entry.get("enable_chunked_prefill")).lower() in OFF:  # of --metadata
         policy = "hybrid_only"
     if sglang:
-        said = [f"read as SGLang's: latencies in ms, batches of {policy}"]
+        said = [f"read as SGLang's format: latencies in ms, batches of {policy}"]
     if policy not in (OURS, "prefill_first"):
         said.append(f"its server has no chunked prefill: {policy} runs whole prompts")
     number = partial(number_of, where, entry)
