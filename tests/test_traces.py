@@ -124,6 +124,7 @@ STAMPS = {  # name: what else a row has, its arrivals, and how the last of them 
     "guidellm's format": (LENGTHS, "timestamp", [0.0, 0.5, 90.5], 90.5),
     "guidellm's format: each second": (LENGTHS, "timestamp", [0, 1, 2], 2),
     "Mooncake's format": (LENGTHS | {"hash_ids": [1]}, "timestamp", [3000, 3000, 9000], 6),
+    "Mooncake's format: of a day": (LENGTHS, "timestamp", [1.7e12, 1.7e12 + 2], 0.002),
     "Mooncake's format: ms": (LENGTHS, "timestamp_ms", [1, 2, 3.5], 0.0025),
     "Mooncake's format: s": (LENGTHS, "timestamp_s", [0, 300, 900], 900),
     "Mooncake's format: dates": (LENGTHS, "timestamp", ["2024-01-01", "2024-01-02"], 86400),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist
@@ -360,8 +361,12 @@ def stamped(header: Sequence[str], block: int, stamps: Sequence[float]) -> tuple
         return "Bailian's format", "seconds", 1.0
     gap = (max(stamps) - min(stamps)) / max(1, len(stamps) - 1)
     rule = f"whole numbers that are {LEAST_GAP} or more apart on average"
-    if gap >= LEAST_GAP and all(float(stamp).is_integer() for stamp in stamps):
-        unit = f"ms, as these are {rule}; if they are seconds, rename it timestamp_s"
+    if (
+        max(stamps) > LATEST
+        or gap >= LEAST_GAP
+        and all(float(stamp).is_integer() for stamp in stamps)
+    ):
+        unit = f"ms, as these are large, or {rule}; if they are seconds, rename it timestamp_s"
         return "Mooncake's format", unit, 1e-3
     unit = f"seconds, as these are no {rule}; if they are ms, rename it timestamp_ms"
     return "guidellm's format", unit, 1.0
@@ -403,13 +408,15 @@ def may_be_arrival(name: str) -> bool:
 def read_rows(path: Path | str, columns: dict[str, tuple[int, str]], lines: Lines) -> list[tuple]:
     """Arrival, prompt tokens and output tokens of each line. Of a date: its seconds."""
     length = tokens, f"a whole number of tokens, at least 1 and at most {MOST_TOKENS}"
+    place, name = columns["arrival"]
+    _, first = lines[0]
+    most = 1e3 * LATEST if name in (STAMP, *IN_MS) else LATEST  # of ms; a clock has no later s
+    wanted = f"a number of at most {most:g} (or, in all lines, a date and time)"
     readers = {
-        "arrival": (number, "a number (or, in all lines, a date and time)"),
+        "arrival": (partial(number, most=most), wanted),
         "prompt": length,
         "output": length,
     }
-    place, name = columns["arrival"]
-    _, first = lines[0]
     if is_date(first[place]):
         readers["arrival"] = date, "a date and time, as in the first line"
     rows = []
@@ -473,9 +480,9 @@ def parsed_ids(text: str) -> list[int] | None:
     return ids if isinstance(ids, list) and all(type(each) is int for each in ids) else None
 
 
-def number(text: str) -> float:
+def number(text: str, most: float) -> float:
     value = float(text)
-    if not abs(value) <= LATEST:
+    if not abs(value) <= most:
         raise ValueError(text)
     return value
 
