@@ -489,6 +489,20 @@ def test_memory_is_the_cards() -> None:
     assert plan.gpu_of(spec)[0].card == 0, "the memory that is given counts"
 
 
+@pytest.mark.parametrize("gpu, borrows", [("rtx4090", True), ("l40s", False)])
+def test_an_answer_says_whose_kernels_it_borrows(
+    gpu: str, borrows: bool, capsys: pytest.CaptureFixture
+) -> None:
+    words = f"--model llama3.1-8b --weights fp8 --gpu {gpu} --requests-file 100:10 --requests 32"
+    question, _ = plan.prepare(options := plan.read_options(words.split()))
+    plan.describe(options, question.replicas[1, 1], question.traffic, question.slo)
+    said = " ".join(capsys.readouterr().out.split())
+    guess = (
+        f"A guess: no fp8 products of vllm were measured on the {gpu}, which borrows the l40s's."
+    )
+    assert (guess in said) == borrows
+
+
 def test_budgets_end_with_the_first_that_is_too_long() -> None:
     of = Replica(CostModel(MODELS["mistral-7b"], GPUS["a100-80gb"], software="vllm"), 8, None)
     traffic = Traffic.of("x", [Request(0, range(100), 10)])
