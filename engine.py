@@ -146,7 +146,8 @@ class LLM:
             blocks=real_memory(self.blocks, slots, length, self.cache_tokens),
         )  # fmt: skip
         self.tokenizer = load_tokenizer(here) if here else None
-        self.stop_ids = load_stop_ids(here, self.tokenizer) if here else frozenset()
+        known = here, self.tokenizer, self.config.vocab_size
+        self.stop_ids = load_stop_ids(*known) if here else frozenset()
 
     def _make_cache(self) -> None:
         size = self.part, self.max_batch_size, self.max_length, self.dtype, self.device

@@ -50,7 +50,7 @@ class RealEngine:
         """A UserError for a request that is too long, or wants what there is not."""
         check_requests(requests, self.max_length, "max_length")
         for request in requests:
-            for token in (min(request.prompt), max(request.prompt)):
+            for token in (min(request.prompt), max(request.prompt), *request.stop_ids):
                 if not 0 <= token < self.vocab_size:
                     raise UserError(f"token id {shown(token)} is not in 0 .. {self.vocab_size - 1}")
 
