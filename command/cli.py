@@ -24,6 +24,7 @@ SCRIPTS = tuple(ROOT / place for place in PLACES)
 HEAD, LONGEST_LINE = 600, 800  # letters of an error: its beginning, and all that is shown
 # The last four are = + - @ of East Asian keyboards.
 FORMULA = re.compile(r"['\s]*[=+\-@\uff1d\uff0b\uff0d\uff20]")
+POINTER = b"version https://git-lfs.github.com/spec/"  # begins what Git has where LFS has the file
 MARK = "made by nano-sarathi"  # in the first bytes of every file that we write
 # How our JSON and Markdown files begin, and the headers of our tables. `is_ours` knows the others.
 BEGINNINGS = (
@@ -101,6 +102,12 @@ def write_file(path: Path | str, content: str | bytes | Callable[[Path], object]
             new.unlink()
 
 
+def refuse_pointer(path: Path | str, head: bytes) -> None:
+    """Raise a UserError if a file that begins so is but the address of another, in Git LFS."""
+    if head.startswith(POINTER):
+        raise UserError(f"{path} is a Git LFS pointer: run `git lfs pull`")
+
+
 def read_text(path: Path | str, most: int) -> str:
     """A text file in UTF-8, without the mark that some editors put first.
 
@@ -116,6 +123,7 @@ def read_text(path: Path | str, most: int) -> str:
         raise UserError(f"{path}: {error.strerror}") from None
     except ValueError as error:  # not UTF-8, or no name of a file
         raise UserError(f"{path}: not a text file in UTF-8 ({error})") from None
+    refuse_pointer(path, data)
     if text is None:
         raise UserError(f"{path}: more than {most / 1e6:g} MB; give a shorter file")
     return text

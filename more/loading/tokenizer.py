@@ -15,7 +15,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from command.checks import MOST, Range, UserError, shown
-from more.loading.files import existing, first_line, read_json, readable
+from more.loading.files import existing, fetched, first_line, read_json, readable
 from more.loading.special import EOS, named_tokens, read_special, text_of
 
 # BPE never merges across these pieces
@@ -236,7 +236,7 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
     even after the file has changed.
     """
     ranks: dict[bytes, int] = {}
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    for number, line in enumerate(fetched(path).read_bytes().splitlines(), 1):
         try:
             token, rank = line.split()
             ranks[base64.b64decode(token, validate=True)] = int(rank)
