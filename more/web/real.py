@@ -1,8 +1,8 @@
 """A real model as an engine that serves."""
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from batch import Batch, Request
 from command.checks import UserError, shown
@@ -16,7 +16,7 @@ from scheduler import Scheduler, make_scheduler
 
 
 class RealEngine:
-    """An `LLM` behind a runner. While the runner runs, call nothing of the `LLM`."""
+    """An `LLM` behind a runner. While the runner runs, the `LLM` refuses all calls."""
 
     priced = False
 
@@ -41,8 +41,10 @@ class RealEngine:
 
     def executor(self) -> ModelExecutor:
         """A new one on an empty cache."""
-        self.llm.cache.reset()
-        executor = self.llm.make_executor()
+        with self.llm.turn(self):
+            self.llm.check_idle("who runs the model")
+            self.llm.cache.reset()
+            executor = self.llm.make_executor()
         executor.origin = self.origin  # one clock for all executors
         return executor
 
@@ -58,8 +60,10 @@ class RealEngine:
         """What draws the tokens of one request, as SamplingParams(**params) say; None: greedy."""
         return Sampler(SamplingParams(**params), seed) if params["temperature"] else None
 
-    def surroundings(self) -> AbstractContextManager:
-        return self.llm.surroundings()
+    @contextmanager
+    def surroundings(self) -> Iterator[None]:
+        with self.llm.lend(self), self.llm.surroundings():
+            yield
 
     def stop(self) -> None:
         """A batch of the model runs to its end."""
