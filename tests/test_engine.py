@@ -31,6 +31,7 @@ from kvcache import KVCache
 from model import Transformer
 from more.fast.backends import BACKENDS
 from more.fast.process import threads, threads_for
+from more.loading.load import new_model
 from more.policies import compared
 from sampling import Sampler, draw, sample
 from simulate import simulate
@@ -330,6 +331,18 @@ def test_threads_share_a_stream_and_resize_the_cache(llm: LLM) -> None:
     sizes = [lambda: llm.resize_cache(5), lambda: llm.resize_cache(4)]
     again = [lambda: llm.generate(PROMPTS[0], params)[0].token_ids] * 3
     assert in_threads(sizes + again)[2:] == [expected] * 3 and llm.cache.slots in (4, 5)
+
+
+def test_threads_make_models_of_their_own() -> None:
+    """PyTorch's default dtype is one for all threads: it comes back as it was."""
+
+    def make(dtype: torch.dtype) -> set[torch.dtype]:
+        made = [new_model(TINY["llama-gqa"], dtype, CPU) for _ in range(20)]
+        return {weight.dtype for model in made for weight in model.state_dict().values()}
+
+    kinds = [torch.float64, torch.bfloat16, torch.float32]
+    assert in_threads([partial(make, dtype) for dtype in kinds]) == [{dtype} for dtype in kinds]
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_a_call_in_the_middle_of_a_step_is_refused(llm: LLM) -> None:
