@@ -5,13 +5,16 @@
     for token in llm.stream(["def open("]): ...                     as they come
 
 `LLM(fast=False)` runs the files of the book and nothing else: step through that in a debugger.
+Threads may share an LLM: they take turns.
 """
 
 import command.first  # before torch  # noqa: F401
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import wraps
+from threading import RLock
 
 from attention import PLAIN
 from batch import Batch, Request
@@ -66,6 +69,35 @@ class StreamedToken:
     finish_reason: str | None
 
 
+def in_turn(call: Callable) -> Callable:
+    """A method that has its LLM for itself: while another thread is in one, it waits."""
+
+    @wraps(call)
+    def waiting(llm: "LLM", *arguments: object, **options: object) -> object:
+        with llm.turn():
+            return call(llm, *arguments, **options)
+
+    return waiting
+
+
+class Stream(Iterator[StreamedToken]):
+    """Tokens as they come. Each takes a turn of its own, and so does its end."""
+
+    def __init__(self, llm: "LLM", tokens: Generator[StreamedToken, None, None]):
+        self.llm, self.tokens = llm, tokens
+
+    def __next__(self) -> StreamedToken:
+        with self.llm.turn():
+            return next(self.tokens)
+
+    def close(self) -> None:
+        """Cancel what still runs of it."""
+        with self.llm.lock:
+            self.tokens.close()
+
+    __del__ = close
+
+
 class LLM:
     """A model, its cache and a scheduling policy.
 
@@ -103,6 +135,7 @@ class LLM:
         self.policy, self.chunk_size, self.max_batch_size = policy, chunk_size, max_batch_size
         self.cache_tokens, self.time_operators, self.seed = cache_tokens, time_operators, seed
         self.cost, self.cache, self.graphs = cost, None, None
+        self.lock, self.lent_to = RLock(), None
         self.blocks = choose_blocks(cache, block_size, prefix_caching, attention)
         self._scheduler()  # complains before the weights are loaded
         check_whole("seed", seed, 0, MOST_SEED)
@@ -146,7 +179,8 @@ class LLM:
             blocks=real_memory(self.blocks, slots, length, self.cache_tokens),
         )  # fmt: skip
         self.tokenizer = load_tokenizer(here) if here else None
-        self.stop_ids = load_stop_ids(here, self.tokenizer) if here else frozenset()
+        known = here, self.tokenizer, self.config.vocab_size
+        self.stop_ids = load_stop_ids(*known) if here else frozenset()
 
     def _make_cache(self) -> None:
         size = self.part, self.max_batch_size, self.max_length, self.dtype, self.device
@@ -157,6 +191,7 @@ class LLM:
 
     # ---- calls
 
+    @in_turn
     def generate(
         self, prompts: Prompts, sampling_params: Params = None, arrival_times: Times = None
     ) -> list[RequestOutput]:
@@ -176,16 +211,17 @@ class LLM:
         output = output[:-1] if reason == "error" else output
         return RequestOutput(list(request.prompt), output, text, reason, life.ttft, life.latency)
 
+    @in_turn
     def stream(
         self, prompts: Prompts, sampling_params: Params = None, arrival_times: Times = None
-    ) -> Iterator[StreamedToken]:
+    ) -> Stream:
         """Like `generate`, but yields each token when its iteration ends.
 
         Tokens of several prompts come interleaved. Two streams run together: the second joins the
         requests of the first. Closing a stream cancels its requests. Bad prompts are refused at
         once, but nothing runs until you ask for the first token.
         """
-        return self._stream(self._requests(prompts, sampling_params, arrival_times))
+        return Stream(self, self._stream(self._requests(prompts, sampling_params, arrival_times)))
 
     def _stream(self, requests: list[Request]) -> Iterator[StreamedToken]:
         seen, shown = [0] * len(requests), [""] * len(requests)  # tokens and text of each so far
@@ -206,6 +242,7 @@ class LLM:
             yield from fresh()
         yield from fresh()  # tokens that came while another call ran the loop
 
+    @in_turn
     def beam_search(
         self, prompts: Prompts, params: Params = None, cache: str = "segment"
     ) -> list[BeamSearchOutput]:
@@ -222,9 +259,10 @@ class LLM:
             enable_beams(self._loop, self.attention)
         return [output_of(request, self.trace, self._text) for request in requests]
 
+    @in_turn
     def resize_cache(self, max_batch_size: int, max_length: int | None = None) -> None:
         """A new cache, for other numbers of requests and tokens. Nothing may be running."""
-        self._check_idle("the cache")
+        self.check_idle("the cache")
         check_whole("max_batch_size", max_batch_size)
         length = choose_length(self.config, self.max_length if max_length is None else max_length)
         held = self.part.parameters * self.dtype.itemsize + self.cache.bytes
@@ -236,6 +274,27 @@ class LLM:
         self.model.make_rotary_tables(length)
         self._make_cache()
         self._make_graphs(graphs)
+
+    # ---- threads
+
+    @contextmanager
+    def turn(self, who: object = None) -> Iterator[None]:
+        """One thread at a time; the others wait. UserError if the LLM is lent to somebody else."""
+        with self.lock:
+            if self.lent_to not in (None, who):
+                raise UserError("this LLM is lent to a server: ask the server, or end it first")
+            yield
+
+    @contextmanager
+    def lend(self, who: object) -> Iterator[None]:
+        """Meanwhile `who` steps the model, and all calls are refused."""
+        with self.turn(who):
+            self.check_idle("who runs the model")
+            self.lent_to = who
+        try:
+            yield
+        finally:
+            self.lent_to = None
 
     # ---- the loop
 
@@ -274,7 +333,7 @@ class LLM:
             self._options = options
             self.trace = self._loop.trace
         elif self._options != options:
-            self._check_idle("policy, chunk_size and other options")
+            self.check_idle("policy, chunk_size and other options")
         self._check(requests)  # again: the cache may have changed since
         now = self._loop.executor.now() if self._loop.busy else 0.0
         for request in requests:
@@ -283,7 +342,8 @@ class LLM:
             self._loop.add(request)
         return self._loop
 
-    def _check_idle(self, what: str) -> None:
+    def check_idle(self, what: str) -> None:
+        """Raise a UserError while a stream waits to be read. what: may not change meanwhile."""
         if self._loop is not None and self._loop.busy:
             how = "read their stream to its end, or close() it"
             raise UserError(f"{what} may not change while requests run: {how}")

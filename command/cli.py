@@ -26,6 +26,7 @@ BLOCK = 2**20  # bytes of a text file that are read at a time
 HEAD, LONGEST_LINE = 600, 800  # letters of an error: its beginning, and all that is shown
 # The last four are = + - @ of East Asian keyboards.
 FORMULA = re.compile(r"['\s]*[=+\-@\uff1d\uff0b\uff0d\uff20]")
+POINTER = b"version https://git-lfs.github.com/spec/"  # begins what Git has where LFS has the file
 MARK = "made by nano-sarathi"  # in the first bytes of every file that we write
 # How our JSON and Markdown files begin, and the headers of our tables. `is_ours` knows the others.
 BEGINNINGS = (
@@ -103,6 +104,12 @@ def write_file(path: Path | str, content: str | bytes | Callable[[Path], object]
             new.unlink()
 
 
+def refuse_pointer(path: Path | str, head: bytes) -> None:
+    """Raise a UserError if a file that begins so is but the address of another, in Git LFS."""
+    if head.startswith(POINTER):
+        raise UserError(f"{path} is a Git LFS pointer: run `git lfs pull`")
+
+
 def read_text(path: Path | str, most: int) -> str:
     """A text file in UTF-8, whole: see `read_blocks`."""
     return "".join(read_blocks(path, most))
@@ -119,9 +126,13 @@ def read_blocks(path: Path | str, most: int) -> Iterator[str]:
     try:
         with open(path, "rb") as file:
             while left >= 0 and (data := file.read(BLOCK)):
+                if left == most:  # the first block
+                    refuse_pointer(path, data)
                 left -= len(data)
                 yield decoder.decode(data)
         decoder.decode(b"", final=left >= 0)
+    except UserError:
+        raise
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     except ValueError as error:  # not UTF-8, or no name of a file

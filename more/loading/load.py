@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from threading import Lock
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -16,6 +17,8 @@ from more.loading.device import check_memory
 from more.loading.tokenizer import GPT2_VOCABULARIES, Tokenizer, gpt2_tokenizer
 from more.loading.variants import adapt
 from more.paged.blocks import BlockMemory
+
+MAKING = Lock()  # PyTorch's default dtype is the whole process's: threads make one model at a time
 
 
 def find_model(name: str) -> tuple[ModelConfig, Path | None]:
@@ -132,13 +135,13 @@ def new_model(
 
     layers, length: see `Transformer`.
     """
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(device), NoRandomNumbers():
+    with MAKING, torch.device(device), NoRandomNumbers():
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
             return adapt(Transformer(config, layers, length)).eval()
-    finally:
-        torch.set_default_dtype(before)
+        finally:
+            torch.set_default_dtype(before)
 
 
 def late_tokenizer(config: ModelConfig, directory: Path | None, index: int) -> Tokenizer:
