@@ -126,7 +126,10 @@ class CostModel:
                 unknown = f"no all-reduces of {tp} GPUs over {self.link.name} for {software}"
                 self.guess = f"{self.guess}; {unknown}" if self.guess else unknown
         self.wait = WAIT if software == "vllm" else 0.0
-        self.experts, self.fp8 = experts_and_fp8(model, gpu, software, tp)
+        self.experts, self.fp8, self.borrowed = experts_and_fp8(
+            model, gpu, software, tp, self.efficiency
+        )
+        self.guess = "; ".join(filter(None, [self.guess, self.borrowed]))
         self.bytes_per_value = bytes_per_value
         try:
             self.link.all_reduce(0, tp, 1)

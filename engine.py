@@ -5,11 +5,15 @@
     for token in llm.stream(["def open("]): ...                     as they come
 
 With these files alone, a debugger stays on the page. nano_sarathi.py adds what is not the subject:
-all other models, fast kernels, beam search, paged blocks.
+all other models, fast kernels, and other ways to search and to store. Threads may share an LLM:
+they take turns.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import wraps
+from threading import RLock
 
 import torch
 
@@ -54,6 +58,36 @@ class StreamedToken:
     finish_reason: str | None
 
 
+def in_turn(call: Callable) -> Callable:
+    """A method that has its LLM for itself: while another thread is in one, it waits."""
+
+    @wraps(call)
+    def waiting(llm: "LLM", *arguments: object, **options: object) -> object:
+        with llm.turn():
+            return call(llm, *arguments, **options)
+
+    return waiting
+
+
+class Stream(Iterator[StreamedToken]):
+    """Tokens as they come. Each takes a turn of its own, and so does its end."""
+
+    def __init__(self, llm: "LLM", tokens: Generator[StreamedToken, None, None]):
+        self.llm = llm
+        self.tokens = tokens
+
+    def __next__(self) -> StreamedToken:
+        with self.llm.turn():
+            return next(self.tokens)
+
+    def close(self) -> None:
+        """Cancel what still runs of it."""
+        with self.llm.lock:
+            self.tokens.close()
+
+    __del__ = close
+
+
 class LLM:
     """A model, its cache and a scheduling policy.
 
@@ -91,6 +125,7 @@ class LLM:
         self.time_operators = time_operators
         self.cost = cost
         self.cache: KVCache | None = None
+        self.lock = RLock()
         self._scheduler()  # complains before the weights are loaded
         self._load(model, dtype, device, attention)
         self._make_cache()
@@ -101,16 +136,16 @@ class LLM:
     # ---- its parts. nano_sarathi.py has others
 
     def _load(self, model: str | Transformer, dtype: str, device: str, attention: str) -> None:
-        self.attention = attention
-        self.attend = lookup(PLAIN, attention, "attention")
+        self.attention = attention  # its name
+        self.attend = lookup(PLAIN, attention, "attention")  # an `Attention`: see attention.py
         self.tokenizer: Tokenizer | None = None
         self.stop_ids: frozenset[int] = frozenset()
         if isinstance(model, Transformer):
             self.model = model
         else:
             directory = find(model)
-            own = lookup(DTYPES, dtype, "dtype"), torch.device(device)
-            self.model = load_model(directory, *own, self.max_length)
+            torch_dtype = lookup(DTYPES, dtype, "dtype")
+            self.model = load_model(directory, torch_dtype, torch.device(device), self.max_length)
             self.tokenizer = load_tokenizer(directory)
             self.stop_ids = load_stop_ids(directory, self.tokenizer)
         self.config = self.model.config
@@ -131,6 +166,7 @@ class LLM:
 
     # ---- calls
 
+    @in_turn
     def generate(
         self, prompts: Prompts, sampling_params: Params = None, arrival_times: Times = None
     ) -> list[RequestOutput]:
@@ -151,16 +187,17 @@ class LLM:
         output = request.output[:-1] if reason == "error" else request.output
         return RequestOutput(list(request.prompt), output, text, reason, life.ttft, life.latency)
 
+    @in_turn
     def stream(
         self, prompts: Prompts, sampling_params: Params = None, arrival_times: Times = None
-    ) -> Iterator[StreamedToken]:
+    ) -> Stream:
         """Like `generate`, but yields each token when its iteration ends.
 
         Tokens of several prompts come interleaved. Two streams run together: the second joins the
         requests of the first. Closing a stream cancels its requests. Bad prompts are refused at
         once, but nothing runs until you ask for the first token.
         """
-        return self._stream(self._requests(prompts, sampling_params, arrival_times))
+        return Stream(self, self._stream(self._requests(prompts, sampling_params, arrival_times)))
 
     def _stream(self, requests: list[Request]) -> Iterator[StreamedToken]:
         seen = [0] * len(requests)  # tokens of each so far
@@ -182,6 +219,10 @@ class LLM:
         for _ in self._run(requests):
             yield from fresh()
         yield from fresh()  # tokens that came while another call ran the loop
+
+    def turn(self) -> AbstractContextManager:
+        """One thread at a time: the others wait."""
+        return self.lock
 
     # ---- the loop
 
@@ -227,7 +268,7 @@ class LLM:
             self.time_operators,
         )  # fmt: skip
         if self._loop is not None and self._options != options:
-            self._check_idle("policy, chunk_size and other options")
+            self.check_idle("policy, chunk_size and other options")
             self._loop = None
         if self._loop is None or (self._loop.trace.iterations and not self._loop.busy):
             self.cache.reset()
@@ -236,7 +277,8 @@ class LLM:
             self._options = options
         return self._loop
 
-    def _check_idle(self, what: str) -> None:
+    def check_idle(self, what: str) -> None:
+        """Raise a UserError while a stream waits to be read. what: may not change meanwhile."""
         if self._loop is not None and self._loop.busy:
             how = "read their stream to its end, or close() it"
             raise UserError(f"{what} may not change while requests run: {how}")

@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Protocol
 
 from batch import Batch, Request
+from command.checks import UserError
 from scheduler import NOTHING_SCHEDULED, Scheduler
 from timeline import Iteration, Trace
 
@@ -50,7 +51,8 @@ class Executor(Protocol):
 class Loop:
     """Runs requests step by step. Between two steps, requests may be added and cancelled.
 
-    Each request has an id of its own. One thread only.
+    Each request has an id of its own. One thread only: what calls `step` in the middle of a step
+    gets a UserError.
     trace: what has happened so far. batch: the one that ran last.
     """
 
@@ -99,6 +101,8 @@ class Loop:
 
     def step(self) -> Iteration | None:
         """Run the next batch; if no request is here yet, wait for one. None: nothing is left."""
+        if self._stepping:
+            raise UserError("this loop is in a step, or has failed in one: one thread steps a loop")
         scheduler = self.scheduler
         executor = self.executor
         arriving = self.arriving

@@ -8,12 +8,13 @@ It is engine.LLM, with other parts plugged into the same loop.
 
 import command.first  # before torch  # noqa: F401
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from batch import Batch, Request
 from command.checks import MOST_SEED, UserError, check_flag, check_whole
 from engine import LLM as BookLLM
-from engine import Params, Prompts, RequestOutput, StreamedToken, Times
+from engine import Params, Prompts, RequestOutput, StreamedToken, Times, in_turn
 from executor import ModelExecutor
 from loop import Loop
 from more.beam.executor import enable_beams
@@ -64,6 +65,7 @@ class LLM(BookLLM):
         cost: Callable[[Batch], float] | None = None,
     ):  # fmt: skip
         self.blocks = choose_blocks(cache, block_size, prefix_caching, attention)
+        self.lent_to: object = None
         self.check_weights = check_weights
         self.cuda_graphs = cuda_graphs
         super().__init__(
@@ -88,7 +90,8 @@ class LLM(BookLLM):
         self._load_weights()
         here = self.directory
         self.tokenizer = load_tokenizer(here) if here else None
-        self.stop_ids = load_stop_ids(here, self.tokenizer) if here else frozenset()
+        known = here, self.tokenizer, self.config.vocab_size
+        self.stop_ids = load_stop_ids(*known) if here else frozenset()
 
     def _choose_length(self, max_length: int | None) -> int:
         if max_length is None and not (self.blocks and self.cache_tokens):
@@ -132,6 +135,7 @@ class LLM(BookLLM):
 
     # ---- calls
 
+    @in_turn
     def beam_search(
         self, prompts: Prompts, params: Params = None, cache: str = "segment"
     ) -> list[BeamSearchOutput]:
@@ -147,9 +151,10 @@ class LLM(BookLLM):
             enable_beams(self._loop, self.attention)
         return [output_of(request, self.trace, self._text) for request in requests]
 
+    @in_turn
     def resize_cache(self, max_batch_size: int, max_length: int | None = None) -> None:
         """A new cache, for other numbers of requests and tokens. Nothing may be running."""
-        self._check_idle("the cache")
+        self.check_idle("the cache")
         check_whole("max_batch_size", max_batch_size)
         length = choose_length(self.config, self.max_length if max_length is None else max_length)
         held = self.part.parameters * self.dtype.itemsize + self.cache.bytes
@@ -162,6 +167,25 @@ class LLM(BookLLM):
         self.model.make_rotary_tables(length)
         self._make_cache()
         self._make_graphs(graphs)
+
+    @contextmanager
+    def turn(self, who: object = None) -> Iterator[None]:
+        """As in the book. UserError if the LLM is lent to somebody else."""
+        with self.lock:
+            if self.lent_to not in (None, who):
+                raise UserError("this LLM is lent to a server: ask the server, or end it first")
+            yield
+
+    @contextmanager
+    def lend(self, who: object) -> Iterator[None]:
+        """Meanwhile `who` steps the model, and all calls are refused."""
+        with self.turn(who):
+            self.check_idle("who runs the model")
+            self.lent_to = who
+        try:
+            yield
+        finally:
+            self.lent_to = None
 
     # ---- the loop
 

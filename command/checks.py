@@ -144,8 +144,11 @@ def check_tags(name: str, tags: dict[str, str]) -> None:
 
 
 def check_stop_ids(name: str, stop_ids: Iterable[int]) -> None:
-    """A UserError unless `stop_ids` is a list, tuple or set of whole numbers."""
+    """A UserError unless `stop_ids` is a list, tuple or set of whole numbers from 0.
+
+    Below 0 are marks that stand in place of a token, such as `batch.BROKEN`.
+    """
     listed = isinstance(stop_ids, list | tuple | set | frozenset)
-    if not listed or not all(type(token) is int for token in stop_ids):
-        allowed = "a list of whole numbers, such as [46]"
+    if not listed or not all(type(token) is int and token >= 0 for token in stop_ids):
+        allowed = "a list of whole numbers, such as [46], from 0"
         raise UserError(f"{name} is {shown(stop_ids)}; it must be {allowed}")

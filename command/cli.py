@@ -1,5 +1,6 @@
 """What all commands share: a mistake gives one clear line, and no file of yours is lost."""
 
+import codecs
 import csv
 import io
 import os
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 PLACES = "", "command", "docs", "experiments", "demo", "notebooks"
 SCRIPTS = tuple(ROOT / place for place in PLACES)
+BLOCK = 2**20  # bytes of a text file that are read at a time
 HEAD, LONGEST_LINE = 600, 800  # letters of an error: its beginning, and all that is shown
 # The last four are = + - @ of East Asian keyboards.
 FORMULA = re.compile(r"['\s]*[=+\-@\uff1d\uff0b\uff0d\uff20]")
+POINTER = b"version https://git-lfs.github.com/spec/"  # begins what Git has where LFS has the file
 MARK = "made by nano-sarathi"  # in the first bytes of every file that we write
 # How our JSON and Markdown files begin, and the headers of our tables. `is_ours` knows the others.
 BEGINNINGS = (
@@ -102,24 +105,41 @@ def write_file(path: Path | str, content: str | bytes | Callable[[Path], object]
             new.unlink()
 
 
+def refuse_pointer(path: Path | str, head: bytes) -> None:
+    """Raise a UserError if a file that begins so is but the address of another, in Git LFS."""
+    if head.startswith(POINTER):
+        raise UserError(f"{path} is a Git LFS pointer: run `git lfs pull`")
+
+
 def read_text(path: Path | str, most: int) -> str:
-    """A text file in UTF-8, without the mark that some editors put first.
+    """A text file in UTF-8, whole: see `read_blocks`."""
+    return "".join(read_blocks(path, most))
+
+
+def read_blocks(path: Path | str, most: int) -> Iterator[str]:
+    """A text file in UTF-8, block by block, without the mark that some editors put first.
 
     most: bytes that it may have; some devices never end. Raises UserError.
     """
     if not isinstance(path, Path | str):
         raise UserError(f"{shown(path)} is not the name of a file")
+    decoder, left = codecs.getincrementaldecoder("utf-8-sig")(), most
     try:
         with open(path, "rb") as file:
-            data = file.read(most + 1)
-        text = data.decode("utf-8-sig") if len(data) <= most else None
+            while left >= 0 and (data := file.read(BLOCK)):
+                if left == most:  # the first block
+                    refuse_pointer(path, data)
+                left -= len(data)
+                yield decoder.decode(data)
+        decoder.decode(b"", final=left >= 0)
+    except UserError:
+        raise
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     except ValueError as error:  # not UTF-8, or no name of a file
         raise UserError(f"{path}: not a text file in UTF-8 ({error})") from None
-    if text is None:
+    if left < 0:
         raise UserError(f"{path}: more than {most / 1e6:g} MB; give a shorter file")
-    return text
 
 
 def one_line(error: BaseException | str) -> str:

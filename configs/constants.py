@@ -218,7 +218,7 @@ def constants(gpu: str, software: str, generation: str = "") -> tuple[Efficiency
     """
     lookup(dict.fromkeys(SOFTWARE), software, "software")
     generation = GPUS[gpu].generation if gpu in GPUS else generation
-    owner = owner_of(gpu, software, generation)
+    owner = nearest(gpu, generation, [owner for owner, name in EFFICIENCY if name == software])
     if gpu == owner:
         return EFFICIENCY[gpu, software], ""
     guess = f"{software} was not measured on the {gpu}, which borrows the {owner}'s constants"
@@ -229,9 +229,8 @@ def constants(gpu: str, software: str, generation: str = "") -> tuple[Efficiency
     return EFFICIENCY[owner, software], guess
 
 
-def owner_of(gpu: str, software: str, generation: str) -> str:
-    """The GPU whose constants `constants` takes."""
-    owners = [owner for owner, name in EFFICIENCY if name == software]
+def nearest(gpu: str, generation: str, owners: Sequence[str]) -> str:
+    """The GPU itself if it is one of these owners; else the one of the nearest generation."""
     if gpu in owners:
         return gpu
     # the first of several alike

@@ -1,7 +1,7 @@
 """The course's commands.
 
     python -m course doctor         what is missing on this machine?
-    python -m course start          your copies of the exercises, in course/mine/
+    python -m course start          your copies of exercises (course/mine/) and lessons (notebooks/)
     python -m course check 6        does your E6 keep its properties? If not: the smallest case
     python -m course hint 6         the first of three hints; then hint 6 2, hint 6 3
     python -m course picture 6      your attempt beside what it should be: course/mine/e06.png
@@ -20,6 +20,7 @@ if TOO_OLD:  # it could not read what follows
     raise SystemExit(not doctor())
 
 import argparse
+import json
 import os
 import secrets
 import sys
@@ -28,7 +29,18 @@ from pathlib import Path
 from command.checks import UserError
 from command.cli import claim, run_main, write_file
 from course import handed
-from course.exercises import BASE, EXERCISES, MINE, STUBS, UNWRITTEN, Exercise, find, hints
+from course.exercises import (
+    BASE,
+    EXERCISES,
+    LESSONS,
+    MINE,
+    NOTEBOOKS,
+    STUBS,
+    UNWRITTEN,
+    Exercise,
+    find,
+    hints,
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,12 +52,33 @@ def start() -> None:
     MINE.mkdir(exist_ok=True)
     print(f"your files are in {MINE}")
     for exercise in EXERCISES.values():
-        path = MINE / f"{exercise.file}.py"
-        if path.exists():
-            print(f"{path.name} is there: left as it is")
-        else:
-            write_file(path, (STUBS / path.name).read_bytes())
-            print(f"{path.name}: {exercise.name}, lesson {exercise.lesson}, {exercise.title}")
+        name = f"{exercise.file}.py"
+        what = f"{exercise.name}, lesson {exercise.lesson}, {exercise.title}"
+        give(MINE / name, (STUBS / name).read_bytes(), what)
+    print(f"your lessons are in {NOTEBOOKS}: jupyter lab notebooks")
+    for number, lesson in enumerate(LESSONS, 1):
+        blank = without_outputs(lesson.with_suffix(".ipynb"))
+        give(NOTEBOOKS / f"my_{lesson.stem}.ipynb", blank, f"lesson {number}, without outputs")
+
+
+def give(path: Path, content: str | bytes, what: str) -> None:
+    """Write a student's file, if it is not there."""
+    if path.exists():
+        print(f"{path.name} is there: left as it is")
+    else:
+        write_file(path, content)
+        print(f"{path.name}: {what}")
+
+
+def without_outputs(path: Path) -> str:
+    """A lesson's notebook as it is before its first run. What a run shows, is not hidden."""
+    notebook = json.loads(path.read_text("utf-8"))
+    del notebook["metadata"]["jupytext"]  # to save it writes no .py beside it
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            cell |= {"outputs": [], "execution_count": None}
+            cell["metadata"].get("jupyter", {}).pop("outputs_hidden", None)
+    return json.dumps(notebook, indent=1)
 
 
 def plant(text: str) -> None:

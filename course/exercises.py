@@ -14,7 +14,8 @@ from command.checks import UserError, did_you_mean
 
 HERE = Path(__file__).resolve().parent
 STUBS, MINE, HINTS = (HERE / name for name in ("stubs", "mine", "hints"))
-LESSONS = sorted((HERE.parent / "notebooks").glob("[0-9][0-9]_*.py"))  # 01_..., 02_..., no gap
+NOTEBOOKS = HERE.parent / "notebooks"
+LESSONS = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.py"))  # 01_..., 02_..., no gap
 
 BASE = 1  # seed of the cases of `check`: the same each time, so that a failure stays
 

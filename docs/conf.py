@@ -22,7 +22,7 @@ project = html_title = "nano-sarathi"
 extensions = ["myst_nb"]
 root_doc = "README"
 include_patterns = [
-    "README.md", "docs/*.md", "notebooks/*.ipynb", "course/*.md",
+    "README.md", "docs/*.md", "notebooks/[0-9]*.ipynb", "course/*.md",
     "course/instructor/*.md", "examples/README.md", "more/README.md", "demo/README.md",
     "results/fidelity.md",
 ]  # fmt: skip

@@ -11,7 +11,8 @@
 #
 # Every number says what it is: **paper** (published), **predicted** (cost model, for a named GPU)
 # or **measured** (this machine). "Sec" and "Fig" mean [SARATHI](https://arxiv.org/abs/2308.16369).
-# Code that only imports or draws is folded in all lessons: click to see it.
+# Code that only imports or draws is folded in all lessons: click to see it. What answers a
+# **Predict first** is hidden until you ask for it, or run the cell.
 
 # %% tags=["hide-input"]
 import enter  # this clone's files come first  # noqa: F401
@@ -277,11 +278,11 @@ plt.show()
 # It changes nothing for decode attention: the blue bar stays at 1. In LLaMA-13B, without prefix
 # caching, no two requests share keys and values.
 #
-# **Now break it**, in Jupyter (`jupyter lab notebooks`). Forget the weights: let
-# `linear_intensity` divide by `2 * tokens * (inputs + outputs)`. Run it and the two cells below it.
-# The bars of the *linear* operators are now alike in all four cases: a decode looks as good as a
-# prefill. So for them, the whole difference is one read of the weights, for few tokens or for many.
-# Attention does not change.
+# **Now break it.** You need Jupyter for this: `jupyter lab notebooks`. Forget the weights: in
+# `linear_intensity`, leave out `inputs * outputs +`. Run it and the next two cells. The bars of the
+# *linear* operators are now alike in all four cases: a decode looks as good as a prefill. So for
+# them, the whole difference is one read of the weights, for few tokens or for many. Attention does
+# not change.
 
 # %% [markdown]
 # ## Step 4: the paper's GPU
@@ -348,9 +349,9 @@ print_table(
 # for reading all weights. At 18, the requests share that cost. They do not share attention (blue),
 # so it is now the largest part. A larger batch would help more, but the memory is full: lesson 2.
 #
-# Your CPU shows the same shape with smaller numbers. Step 2 printed how many FLOPs it does while it
-# reads one byte. A GPU does more, so its gap is larger. The more FLOPs a machine does per byte, the
-# more of them a decode wastes.
+# On your CPU, the shape is the same, with smaller numbers. Step 2 printed how many FLOPs it does
+# while it reads one byte. A GPU does more, so its gap is larger. The more FLOPs a machine does per
+# byte, the more of them a decode wastes.
 
 # %% [markdown]
 # ## What if ...

@@ -120,10 +120,10 @@ plt.show()
 # rows. A decode also reads a context that grows with each token, but that adds little here. The
 # price of the cache is memory: 2 vectors (K and V) per token, layer and key head.
 #
-# **Now break it.** In `with_cache`, leave out `executor.release(request)`. Run that cell and the
-# next. The fifth run fails with a `CacheError`: each run keeps its slot, and there are four. A
-# server with this mistake works for a while, and then refuses everybody. (The first line of the
-# cell frees all slots.)
+# **Now break it.** In `with_cache`, leave out `executor.release(request)`. Run it and the next
+# cell. The fifth run fails with a `CacheError`: `no slot left: all 4 are in use`. Each run keeps
+# its slot, and there are four. A server with this mistake works for a while, and then refuses
+# everybody. (The first line of the cell that you changed frees all slots.)
 
 # %% [markdown]
 # ## Step 2: slots, in place
@@ -147,6 +147,10 @@ print(f"extend({slot}, 1) -> position {small.extend(slot, 1)};  used: {small.use
 print(f"bytes: {small.bytes}; moved: {small.k.data_ptr() != address}")
 
 # %% [markdown]
+# **Explain.** An empty cache is as large as a full one: everything is reserved at the start. That
+# is simple and fast, but a short request wastes the rest of its slot. (The paged cache of vLLM
+# avoids this waste. SARATHI's scheduling works with both kinds of cache.)
+#
 # `extend` only counts. The model writes. In every layer, one assignment writes the K of *all* rows
 # of the iteration to their places, and a second one writes the V (`KVCache.write`). The place of a
 # row is a slot and a position. Below, one call of `write` writes rows of three slots:
@@ -163,10 +167,6 @@ print(small.k[0, 0, :, :, 0].int())
 print("moved:", small.k.data_ptr() != address)
 
 # %% [markdown]
-# **Explain.** An empty cache is as large as a full one: everything is reserved at the start. That
-# is simple and fast, but a short request wastes the rest of its slot. (The paged cache of vLLM
-# avoids this waste. SARATHI's scheduling works with both kinds of cache.)
-#
 # ## Step 3: a real run
 #
 # **The paper's claim (Sec 4.3.1).** Every request in the batch keeps its cache from the first piece
@@ -178,7 +178,7 @@ print("moved:", small.k.data_ptr() != address)
 # **Predict first.** When does request 4 (the fifth) start? Must the engine clean a slot before the
 # next request uses it?
 
-# %%
+# %% tags=["predict"]
 prompts, outputs = [40, 90, 20, 60, 100, 30, 70, 50, 20], [60, 20, 100, 40, 50, 30, 80, 20, 60]
 work = [
     Request(i, range(1, tokens + 1), max_tokens=output)
@@ -195,7 +195,7 @@ while loop.step():
     history.append({slot: (name, llm.cache.used[slot]) for name, slot in executor.slot_of.items()})
 print(f"{len(history)} iterations; the cache moved: {llm.cache.k.data_ptr() != before}")
 
-# %% tags=["hide-input", "predict"]
+# %% tags=["hide-input"]
 figure, panels = plt.subplots(4, 1, figsize=(11, 6.5), sharex=True, sharey=True)
 colours = [colour for colour, _ in SERIES if colour != COLOURS["black"]]  # the numbers are black
 for slot, axes in enumerate(panels):
@@ -284,7 +284,7 @@ plt.show()
 # think that this explains the difference. Real engines therefore measure how much memory the
 # largest batch needs besides the cache. They give the rest to the cache.
 #
-# Now think of lesson 1 again. A layer is saturated from 256 decodes on, but only 18 requests fit
+# Think of lesson 1 again. A layer is saturated from 256 decodes on, but only 18 requests fit
 # (paper). So decode stays memory-bound in practice. This is why SARATHI fills its iterations with
 # prompt tokens, and not with more requests.
 

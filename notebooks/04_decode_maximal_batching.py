@@ -85,7 +85,7 @@ print_table(["iteration", "chunk (tokens)", "decodes (requests)", "rows"], rows)
 #
 # **Predict first.** Take this last batch. How many of its rows need logits?
 
-# %%
+# %% tags=["predict"]
 chunk = kept.chunks[0]
 ends = "the prompt ends here" if chunk.is_last else "more to come"
 print(f"chunk:   request {chunk.request.request_id}, {chunk.length} tokens", end=" ")
@@ -248,7 +248,7 @@ times = {
     name: {op: 1e3 * min(run[op] for run in runs) for op in runs[0]} for name, runs in seen.items()
 }
 
-# %%
+# %% tags=["predict"]
 rows = []
 for what, names in (("linear", config.linears), ("all", times["4 decodes"])):
     alone, apart, hybrid = (sum(ms[name] for name in names) for ms in times.values())
@@ -262,7 +262,7 @@ for what, names in (("linear", config.linears), ("all", times["4 decodes"])):
 print("ms per decode (measured)")
 print_table(["operators", "decode-only", "riding", "middle half of the turns"], rows)
 
-# %% tags=["hide-input", "predict"]
+# %% tags=["hide-input"]
 figure, axes = plt.subplots()
 bars(axes, [*times, "one after the other\n(baseline)"], [*times.values(), {}])
 low = 0
@@ -354,9 +354,9 @@ print(f"everything {paper['t4_13b_1k_total']} x (paper)")
 # Look at the last error. Each row of the large table is within a few per cent, but the riding
 # decode is far off. The reason is the same as in step 4: a small difference of two large numbers.
 #
-# **Now break it.** Let the chunk not shrink: write `(0, 1024, 1024)` for the hybrid batch of
-# `table2`, and run the three cells. Riding now costs nearly as much as decoding alone. The 3 rows
-# beyond 1024 need a new row of the GPU's tiles, each of 128 rows: lesson 5.
+# **Now break it.** Let the chunk not shrink: in `table2`, write `(0, 1024, 1024)` in place of
+# `(0, 1021, 1021)`. Run it and the next two cells. Riding now costs nearly as much as decoding
+# alone. The 3 rows beyond 1024 need a new row of the GPU's tiles, each of 128 rows: lesson 5.
 #
 # ## What if ...
 #

@@ -38,8 +38,7 @@ from more.simulate import simulate
 # for B = 18 (Fig 9), and takes P:D = 50, 63 and 127 for B = 6, 5 and 3 (Table 4). Two have not: 28
 # for C = 512 and B = 18 (29 with the "- 1", 30 without) and for B = 10 (27 with it, 28 without).
 #
-# **Predict first.** Which P:D balances B = 18 and C = 256? If P:D is larger, what is missing in
-# some batches?
+# **Predict first.** Which P:D balances B = 18 and C = 256?
 
 # %% tags=["predict"]
 rows = []
@@ -50,8 +49,12 @@ print_table(["B", "C", "C/(B-1)", "C/(B-1) - 1"], rows)
 
 
 # %% [markdown]
+# **Explain.** P:D = 14: the first row. The paper's other values are in the rows with C = 256, too.
+#
 # Now the scheduler does the counting. `simulate` runs the real `Scheduler` against the cost model.
 # Each iteration of the trace has a `kind`: "prefill", "decode" or "hybrid".
+#
+# **Predict first.** If P:D is larger than 14, what is missing in some batches? If it is smaller?
 
 # %%
 from experiments.lib.engines import Priced
@@ -76,7 +79,7 @@ for ratio in ratios:
     alone.append(100 * kinds["decode"] / kinds.total())
     riding.append(sum(iteration.num_decodes for iteration in hybrid) / len(hybrid))
 
-# %% tags=["hide-input"]
+# %% tags=["hide-input", "predict"]
 figure, (left, right) = plt.subplots(1, 2)
 left.plot(ratios, alone, color=COLOURS["orange"], marker="^")
 left.set(ylim=(0, 100), ylabel="% of iterations", title="Decode-only iterations")
@@ -212,8 +215,8 @@ print_table(columns, rows)
 # riding saves little, while the price of chunking (lesson 3) stays. In the end each curve falls
 # below 1. The curve of the smallest C falls first.
 #
-# **Now break it.** In `gains`, write 257 in place of 256, and run it and the next cell. One token
-# more, and nearly all of the gain is lost: each iteration computes a row of tiles for it (step 2).
+# **Now break it.** In `gains`, write `257` in place of `256`. Run it and the next cell. One token
+# more, and most of the gain is lost: each iteration computes a row of tiles for it (step 2).
 #
 # ## Step 4: choose
 #
@@ -233,7 +236,7 @@ print_table(columns, rows)
 # **Predict first.** A chat service has P:D = 5, and a service that summarises texts has 60. Which
 # of them needs the larger chunks?
 
-# %%
+# %% tags=["predict"]
 from experiments.choose_chunk import candidates, choose, steady
 
 sweeps = {}  # P:D -> (baseline, a choice for each chunk size)
@@ -247,7 +250,7 @@ for each in choices:
     print(f"P:D = 14, C = {each.chunk_size:4d}: gain {faster:.2f} x", end=", ")
     print(f"longest TBT {1e3 * each.longest_tbt:.0f} ms (predicted)")
 
-# %% tags=["hide-input", "predict"]
+# %% tags=["hide-input"]
 figure, axes = plt.subplots()
 for (ratio, (baseline, choices)), (colour, marker) in zip(sweeps.items(), SERIES, strict=False):
     curve = {choice.chunk_size: choice.throughput / baseline.throughput for choice in choices}

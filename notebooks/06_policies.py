@@ -123,7 +123,7 @@ gantts({policy: priced(policy) for policy in ("orca", "hybrid_only")}, BOUND, NA
 #
 # **Predict first.** Why 110?
 
-# %%
+# %% tags=["predict"]
 scheduler = make_scheduler("sarathi_serve", max_batch_size=8, chunk_size=512)
 sizes = [(9, 9), (9, 9), (912, 512)]  # two requests decode, the prompt of one is half done
 for number, (prompt, prefilled) in enumerate(sizes):
@@ -144,6 +144,9 @@ print(f"tokens:  {batch.num_tokens}; the paper's budget: {paper['ss_budget_examp
 
 
 # %% [markdown]
+# **Explain.** The decodes take 2 of the 512 tokens, and the prompt that has started takes 400. So
+# 110 are left for the next prompt.
+#
 # Now our four requests. SARATHI (lesson 4) has *one* chunk per batch. Sarathi-Serve has as many as
 # fit.
 
@@ -199,7 +202,7 @@ for policy, trace in traces.items():
     gap = max(trace.lives[0].tbt + trace.lives[1].tbt)
     rows.append([policy, trace.lives[2].ttft, trace.lives[3].ttft, gap, trace.seconds])
 
-# %% tags=["hide-input"]
+# %% tags=["hide-input", "predict"]
 figure, axes = plt.subplots(figsize=(11, 5.6))
 for policy, first, _, gap, _ in rows:
     colour, marker = POLICY_LOOKS[policy]
@@ -270,7 +273,7 @@ for policy, trace in three.items():
 # DeepSpeed's *SplitFuse*, the budget bounds decodes, too. Does it differ from `sarathi_serve`
 # at all?
 
-# %% tags=["hide-input"]
+# %% tags=["hide-input", "predict"]
 family.draw()
 plt.show()
 
@@ -281,7 +284,7 @@ plt.show()
 #
 # **Predict first.** Under which policy does `few` wait longer than all of `many`?
 
-# %%
+# %% tags=["predict"]
 for policy in ("sarathi_serve", "vtc"):  # two slots
     requests = [Request(i, range(512), 20, tags={"user": "many"}) for i in range(8)]
     requests.append(Request(8, range(512), 20, arrival=0.1, tags={"user": "few"}))
@@ -332,8 +335,8 @@ for policy in compared:
 # tokens, and each chunk reads all the weights. (D's last chunk is large, because A, B and C have
 # ended.) You still trade gaps against first tokens. `considerate` only chooses another balance.
 #
-# That was the cost model. The engine runs the same class for real: the demo model, on your machine.
-# Does the new policy change what the model says?
+# Now for real: the engine runs the same class with the demo model, on your machine. Does the new
+# policy change what the model says?
 
 # %%
 llm = LLM("demo", max_batch_size=4, chunk_size=32, dtype="float64", device="cpu")
@@ -373,9 +376,13 @@ sliders(what_if, policy=list(POLICIES), budget=(32, 2048, 32))
 # - Give it too little memory: `cache_tokens=1815` as another argument of `simulate`. A black cross
 #   in the picture means that a request was preempted.
 #
-# **Now break it.** Let `share` return 1. No gaps are shorter, but C's first token takes a minute:
-# each iteration reads all weights for a few tokens. Then return 0. The engine stops with one line:
-# a chunk from 0 to -1 has no token, and its request would wait for ever.
+# **Now break it.** Let `share` return `1`. Run it. The longest gap of A and B becomes less than
+# half as long. But C's first token takes a minute: each iteration reads all weights for a few
+# tokens.
+#
+# Then let `share` return `0`. Run it. A chunk from 0 to -1 has no token, and its request would wait
+# for ever. So the engine stops with a `UserError`: `policy 'mine' (Mine): request 0 has prefilled 0
+# of 256 tokens, and its chunk is 0 to -1: prompt tokens run exactly once and in order`.
 
 
 # %%

@@ -48,7 +48,7 @@ from nano_sarathi import LLM, SamplingParams
 # never stops them, but makes iterations longer. Which has the smaller *mean* TBT? Which has the
 # smaller P99?
 
-# %%
+# %% tags=["predict"]
 for request in CHAT.requests(3, rate=2.0):
     print(f"arrives at {request.arrival:.2f} s", end=", ")
     print(f"{len(request.prompt)} prompt tokens, {request.max_tokens} to come")
@@ -61,7 +61,7 @@ def serve(policy, rate, budget=512, count=300):
 
 traces = {policy: serve(policy, rate=2.0) for policy in ("vllm_v0", "orca", "sarathi_serve")}
 
-# %% tags=["hide-input", "predict"]
+# %% tags=["hide-input"]
 rows = []
 for policy, trace in traces.items():
     gaps = 1e3 * np.array(trace.tbts)
@@ -108,7 +108,7 @@ plt.show()
 # **Predict first.** Draw the output tokens of all requests together against time. Which policy
 # gives the first token earlier? Which one ends first?
 
-# %%
+# %% tags=["predict"]
 stalls = {}
 for policy in ("vllm_v0", "sarathi_serve"):
     stalls[policy] = YI.serve(waiting(ARXIV.requests(80)), policy, 1536)
@@ -219,9 +219,9 @@ for policy in ("vllm_v0", "orca"):
 # **Explain.** Read the lines with "no". The SLO stops `vllm_v0` and `orca`: their P99 is too long.
 # The GPU stops `sarathi_serve`: its gaps are short, but the requests wait in the queue.
 #
-# **Now break it.** Promise the mean, not the P99: in `search`, write `tail = np.mean(trace.tbts)`.
-# Run that cell and the next. `vllm_v0` now looks better than `sarathi_serve`: thousands of short
-# gaps hide the stalls, which nobody forbids any more.
+# **Now break it.** Promise the mean, not the P99: in `search`, write `np.mean(trace.tbts)` in place
+# of `p99_tbt(trace)`. Run it and the next cell. `vllm_v0` now looks better than `sarathi_serve`:
+# thousands of short gaps hide the stalls, which nobody forbids any more.
 #
 # ## Step 4: the token budget
 #

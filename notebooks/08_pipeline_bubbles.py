@@ -108,7 +108,7 @@ print(f"1, 3, 2: {uneven.bubble:.0f} s of bubbles; {', '.join(found)}")
 # **Predict first.** Orca prefills A and B in one batch, C and D in the next. Which stage waits
 # first? What does it wait for?
 
-# %%
+# %% tags=["predict"]
 PROMPTS = {"A": 1024, "B": 512, "C": 3072, "D": 2048}
 
 
@@ -148,9 +148,10 @@ account({"orca": orca, "sarathi": sarathi})
 # micro-batch has only decodes while the other still has chunks (PB2). If more requests were
 # waiting, there would be more chunks.
 #
-# **Now break it.** Let a chunk hold a whole prompt: `run("sarathi", chunk_size=4096)`. Most of
-# Orca's bubbles are back, because batches are unequal again. Decodes beside a prompt do not help:
-# it is the equal sizes that do.
+# **Now break it.** Let a chunk hold a whole prompt: for `sarathi`, write
+# `run("sarathi", chunk_size=4096)` in place of `run("sarathi")`. Run it. Most of Orca's bubbles are
+# back, because batches are unequal again. Decodes beside a prompt do not help: it is the equal
+# sizes that do.
 #
 # **Your schedule.** Change the prompts, the decodes, the chunk size. Can you make a workload in
 # which SARATHI has *more* bubbles than Orca? (Hint: what if one micro-batch gets all the long
@@ -176,7 +177,7 @@ account(traces)
 # **Predict first.** With two stages, step 2's Orca loses 29.2 % of the time to bubbles. What does
 # it lose with eight? What does SARATHI lose?
 
-# %%
+# %% tags=["predict"]
 from configs import LINKS
 from experiments import fig12
 from more.pipeline import Hop, StageCosts, even_layers
@@ -227,7 +228,7 @@ plt.show()
 #
 # **Predict first.** Which is faster: four stages, each an A100, or one A100 with all layers?
 
-# %%
+# %% tags=["predict"]
 prompt = {"policy": "sarathi_serve", "prompts": {"A": 16_384}, "chunk_size": 2048, "output": 1}
 prompt |= {"model": "llama3.1-8b", "gpu": "a100-80gb"}
 long = {deal: run(**prompt, stages=4, deal=deal) for deal in ("queue", "ahead")}
@@ -253,7 +254,7 @@ account({"one GPU": run(**prompt, stages=1)} | long)
 #
 # **Predict first.** Which policy leaves more bubbles? Which one ends first?
 
-# %%
+# %% tags=["predict"]
 work = "384:5,48:5,96:5,320:5,160:5,32:5,256:5,128:5"  # prompt:output, tokens
 print("two processes begin, and run it three times under each policy ...", flush=True)
 with tempfile.TemporaryDirectory() as folder:
@@ -267,7 +268,7 @@ with tempfile.TemporaryDirectory() as folder:
 # of orca and of sarathi, the faster of the other two rounds
 measured = [min(rounds[number::2], key=lambda each: each["seconds"]) for number in (0, 1)]
 
-# %% tags=["hide-input", "predict"]
+# %% tags=["hide-input"]
 kinds = ("PB1", "PB2", "PB3", "uneven stages", "inter-chunk", "start-up", "drain", "starved")
 shades = {"busy": COLOURS["blue"]} | {kind: STAGE_LOOKS[kind].colour for kind in kinds}
 shades["link"] = COLOURS["orange"]

@@ -87,7 +87,7 @@ def on_paper(policy):
     return run_pipeline(micro_batches, lambda batch: [max(2.0, batch.num_tokens)] * 2, trace)
 
 
-# %%
+# %% tags=["predict"]
 tiny = {"separate": on_paper("vllm_v0"), "phases": on_paper("td_pipe")}
 pipelines(tiny, "The small example (predicted)", names)
 account(tiny)
@@ -196,13 +196,13 @@ assert ahead.peak() < max(curve) <= bound.peak()
 # **Explain.** All three grow until A ends. The points miss that moment, because it lies between two
 # of them. The green line also covers the steps between the points (`between`, our default).
 #
-# What does a wrong prediction cost? If it is too low, the memory runs out, and the newest request
+# Now the price of a wrong prediction. If it is too low, the memory runs out, and the newest request
 # is preempted and computed again. If it is too high, too few requests are admitted. We take 300
 # requests on two L20s, where memory is scarce.
 #
 # **Predict first.** Which prediction costs more: half of the true mean, or twice the true mean?
 
-# %%
+# %% tags=["predict"]
 from more.pipeline.predictors import Constant
 
 
@@ -236,7 +236,7 @@ assert guessed["mean x 2"].throughput < guessed["mean x 0.5"].throughput
 # of batch 0 end, and 8 of batch 1. How many requests does each batch take along? After how many
 # turns are all batches equal?
 
-# %%
+# %% tags=["predict"]
 from more.pipeline.phases import share_out
 
 own = [[f"request {i} of batch {group}" for i in range(128)] for group in range(4)]
@@ -263,9 +263,9 @@ assert window.trace.idle["PB3"] < off.trace.idle["PB3"]
 # part of PB3, but the total time hardly changes. We do not find the paper's gain. Perhaps because
 # stealing counts requests, not tokens, and because new requests also make micro-batches equal.
 #
-# **Now break it.** Lose what is withheld: write `own[group], _ = share_out(...`, and run the first
-# of the two cells. Batch 0 ends with 80 requests, all others with 114. The other 34 are in no list:
-# they would never end, and only the `assert` tells.
+# **Now break it.** Lose what is withheld: in the first of the two cells, write `own[group], _` in
+# place of `own[group], withheld`. Run it. Batch 0 ends with 80 requests, all others with 114. The
+# other 34 are in no list. They would never end, and only the `assert` tells: an `AssertionError`.
 #
 # ## Step 6: third rule, compare intensities
 #
@@ -296,7 +296,7 @@ class Watched(Rules):
 seen = []
 phases = run(node, "TD-Pipe", lengths, rules=Watched()).phases
 
-# %% tags=["hide-input"]
+# %% tags=["hide-input", "predict"]
 spatial, temporal, pays = zip(*seen, strict=True)
 switches = [i for i, each in enumerate(pays) if each]
 figure, axes = plt.subplots(figsize=(12, 4))
@@ -345,7 +345,7 @@ def compare(lengths):
 workloads = {(prompt, output): fill(prompt, output) for prompt in prompts for output in outputs}
 sweep = {place: compare(workloads[place]) for place in working(workloads, "simulating")}
 
-# %%
+# %% tags=["predict"]
 for output in (32, 512):
     both = {name: sweep[256, output][name] for name in ("PP+HB, C = 512", "TD-Pipe")}
     print(f"\n{len(workloads[256, output])} requests: prompts of 256 tokens, outputs of {output}")
@@ -369,7 +369,7 @@ for output in (32, 512):
 #
 # **Predict first.** Where does TD-Pipe win most against TP+HB? Where against PP+HB?
 
-# %% tags=["hide-input"]
+# %% tags=["hide-input", "predict"]
 rivals = {"TP+HB": "TP", "PP+HB, C = 512": "PP+HB, C = 512", "PP+HB, its best C": "PP"}
 figure, axes = plt.subplots(figsize=(12, 5))
 for shift, marker, (title, start) in zip((-0.1, 0, 0.1), "os^", rivals.items(), strict=True):

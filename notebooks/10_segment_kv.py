@@ -142,7 +142,7 @@ plt.show()
 #
 # **Predict first.** By which factor does the cache shrink, if the prompt is very long? Very short?
 
-# %%
+# %% tags=["predict"]
 gptj, BS = MODELS["gptj-6b"], 32
 one = gptj.kv_bytes_per_token()  # formula (1): K and V, all layers, fp16
 for cache in ("standard", "segment"):
@@ -185,7 +185,7 @@ plt.show()
 #
 # **Predict first.** At which response tokens does the segment cache grow? And the standard one?
 
-# %%
+# %% tags=["predict"]
 text = llm.tokenizer.encode("If the file is opened in text mode, a string is returned. ") * 2
 long = BeamSearchParams(WIDTH, 52, ignore_eos=True)
 one = llm.config.kv_bytes_per_token(8)  # float64
@@ -270,7 +270,7 @@ class Checked(BeamExecutor):
         return super().choose(batch, logits)
 
 
-# %%
+# %% tags=["predict"]
 tables, errors = {}, []  # errors: of each decode and beam, one list for each run
 for name, kind in (("whole history", SegmentMemory), ("last parent only", LastParentOnly)):
     errors.append([])
@@ -400,6 +400,10 @@ assert (
 # First we run three ways in the same engine, on this machine. Twelve searches take their steps in
 # turn, so a busy moment slows all of them. We print the median step of each.
 #
+# Then comes a prediction for the paper's GPU: Llama2-13B on one *tile*, half of an Intel Max 1550.
+# The standard cache also moves its keys and values, by *concatenate* and *index_select*. Each reads
+# and writes the whole cache.
+#
 # **Predict first.** The prompt becomes eight times as long. Which of the three ways becomes slower?
 
 # %%
@@ -416,7 +420,7 @@ def iterations(cache, width, length):
         yield 1e3 * loop.trace.iterations[-1].seconds
 
 
-# %%
+# %% tags=["predict"]
 lengths = 128, 256, 512, 1024
 searches = [iterations(*way, length) for length in lengths for way in WAYS.values()]
 turns = working(zip(*searches, strict=True), "measuring, turn")
@@ -430,11 +434,6 @@ rows = [
 print("ms of the next token (measured)")
 print_table(["prompt", *measured, "standard / segment", "BW 4 / BW 1"], rows)
 print(f"4 layers of 'laptop', {small.dtype}, attention {small.attention}, {this_machine()}")
-
-# %% [markdown]
-# Next is a prediction for the paper's GPU: Llama2-13B on one *tile*, half of an Intel Max 1550. The
-# standard cache also moves its keys and values, by *concatenate* and *index_select*. Each reads and
-# writes the whole cache.
 
 # %% tags=["hide-input"]
 from experiments.segment_prompts import ENGINE, PROMPTS, RESPONSE

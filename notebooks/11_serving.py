@@ -62,7 +62,7 @@ def start(*flags):
 # **Predict first.** Server and client are two programs on this machine. How much time does HTTP add
 # to each token: a microsecond, a millisecond, or tens of milliseconds?
 
-# %%
+# %% tags=["predict"]
 server, address = start("--chunk-size", "64")
 body = {"model": "demo", "prompt": "The with statement", "max_tokens": 48}
 body |= {"temperature": 0, "stream": True}
@@ -74,7 +74,7 @@ with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=30) as
             texts.append(json.loads(line.removeprefix("data: "))["choices"][0]["text"])
 print(repr("".join(texts)))
 
-# %% tags=["predict"]
+# %%
 server.terminate()
 llm = LLM("demo", chunk_size=64)
 [output] = llm.generate([body["prompt"]], SamplingParams(max_tokens=48, temperature=0))
@@ -196,9 +196,9 @@ plt.show()
 # rows. The lines only become less steep, and the long prompts take longer. This is lesson 6, seen
 # from outside.
 #
-# **Now break it.** In `drive`, write `8192` in place of `512`, and run the cells from there on. The
-# longest gap under `sarathi_serve` is now several times as long: a budget that holds a whole prompt
-# limits nothing.
+# **Now break it.** In `drive`, write `8192` in place of `512`. Run it and all cells below it, up to
+# here. The longest gap under `sarathi_serve` is now more than twice as long: a budget that holds a
+# whole prompt limits nothing.
 #
 # ## Step 3: capacity by experiment
 #

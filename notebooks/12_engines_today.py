@@ -139,7 +139,7 @@ draw_cache("The cache when A and B run: in how many tables is each block?")
 # **The price.** The last block of a request is seldom full. On average half a block is empty, where
 # a slot wastes most of itself. And the kernel of attention must look up where each block lies.
 #
-# What happens when requests end? Their blocks keep their words. Nobody holds them, but a newcomer
+# Now the requests end. Their blocks keep their words. Nobody holds them, but a newcomer
 # may still ask for them. They are *idle*. A newcomer takes empty blocks first. If there are none,
 # the idle block that was used longest ago is *evicted*: its words are lost.
 #
@@ -168,9 +168,10 @@ print(f"hits: {memory.hits} of {memory.asked} prompt tokens")
 # took block 2, the first one in the list: A's own words are lost. The words that all share stay,
 # and D has its hit.
 #
-# **Now break it.** Put one word before all others of D: `f"Now {START} one word : why"`. Run all
-# cells of this step. D finds no block: 13 tokens run, and A's first words are lost. Each word is in
-# another place, so no block of D begins as one of A does.
+# **Now break it.** Put one word before all others of D: in `texts`, write
+# `f"Now {START} one word : why"` in place of `f"{START} one word : why"`. Run it and all cells
+# below it, up to here. D finds no block: 13 tokens run, and A's first words are lost. Each word is
+# in another place, so no block of D begins as one of A does.
 #
 # ## Step 2: prefix caching
 #
@@ -217,7 +218,7 @@ print(f"measured: demo model, {this_machine()}")
 # grow: by four, or by less? What limits it?
 
 
-# %%
+# %% tags=["predict"]
 def served(share, caching=True, rate=6.0):
     """Requests per second if all come at once; and the median TTFT at this rate, in ms."""
     moments = np.cumsum([Random(i).expovariate(rate) for i in range(128)])
@@ -337,7 +338,7 @@ def look(trace):
 rates, layouts = [4, 8, 12, 16, 20, 24], ("2", "1p1d")
 seen = {layout: [look(fleet(arriving(rate), layout)) for rate in rates] for layout in layouts}
 
-# %% tags=["hide-input"]
+# %% tags=["hide-input", "predict"]
 rows = [
     [rate, layout, *(f"{t:.0f}" for t in times[:2]), *(f"{t:.1f}" for t in times[2:])]
     + [" and ".join(f"{share:.0f} %" for share in busy)]
@@ -377,7 +378,7 @@ plt.show()
 # **Predict first.** A prefill of 2000 tokens takes about 50 ms here. Does the way take longer than
 # that on NVLink? On PCIe? On Ethernet with 100 Gb/s?
 
-# %%
+# %% tags=["predict"]
 cost_model = make_cost_model("llama3.1-8b", "h100", 1, None, "vllm")
 print(f"keys and values of 2000 tokens: {2000 * cost_model.kv_bytes / 1e6:.0f} MB")
 for name in ("nvlink-h100", "pcie5", "infiniband-hdr", "ethernet-100g-tcp-4.6"):
@@ -403,7 +404,7 @@ print(f"over Ethernet, the gap before the second token: {1e3 * np.median(gaps):.
 # **Predict first.** The CPU does not know yet which tokens iteration 1 will sample. How can it
 # prepare iteration 2?
 
-# %%
+# %% tags=["predict"]
 kernels = cost_model.kernels(make_batch(decodes=256, context=1024))
 work = 256 * HOSTS["vllm-v1"].request
 print(f"256 decodes: {1e3 * kernels:.1f} ms on the GPU, {1e3 * work:.1f} ms on the CPU (predicted)")

@@ -36,15 +36,18 @@ def convert(source: Path) -> nbformat.NotebookNode:
     """The notebook of a percent script, without outputs.
 
     Cell ids are numbers, so that a refresh changes no more than it must. The site folds a cell by
-    its tag `hide-input`, and Jupyter by `source_hidden`. On the site, a reader answers first where
-    a cell has the tag `predict`.
+    its tag `hide-input`, and Jupyter by `source_hidden`. From a cell with the tag `predict` to the
+    next text, outputs are hidden: by the site until a reader answers, by Jupyter (`outputs_hidden`)
+    until a click or a run.
     """
-    notebook = jupytext.read(source)
+    notebook, predicted = jupytext.read(source), False
     for number, cell in enumerate(notebook.cells):
-        cell.id, tags = f"cell-{number}", cell.metadata.get("tags")
+        cell.id, tags = f"cell-{number}", cell.metadata.get("tags", [])
         cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
-        if "hide-input" in cell.metadata.get("tags", []):
-            cell.metadata.jupyter = {"source_hidden": True}
+        predicted = cell.cell_type == "code" and (predicted or "predict" in tags)
+        folded = {"source_hidden": "hide-input" in tags, "outputs_hidden": predicted}
+        if any(folded.values()):
+            cell.metadata.jupyter = {name: True for name, folds in folded.items() if folds}
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     notebook.metadata = nbformat.from_dict(
         {"jupytext": {"formats": "ipynb,py:percent"}, "kernelspec": kernel}

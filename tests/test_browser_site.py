@@ -129,6 +129,19 @@ def test_a_reader_predicts_before_the_output_is_shown(opened: Opened, address: s
     assert page.wrong == []
 
 
+def test_each_question_hides_its_answer_and_not_the_next_question(
+    opened: Opened, address: str
+) -> None:
+    page = opened(f"{address}index.html", SIZES[1])
+    for lesson in LESSONS:
+        page.goto(f"{address}notebooks/{lesson}.html")
+        text = page.locator("article p")
+        asked = text.filter(has_text=re.compile(r"^Predict first\."))
+        assert page.locator(".prediction").count() == asked.count() >= 2, lesson
+        for each in text.filter(has_text=re.compile("^(Predict|Now|Your) ")).all():
+            assert each.is_visible(), each.text_content()
+
+
 @pytest.mark.parametrize(
     ("word", "place"), [("piggyback", "04_decode"), ("staggered", "gallery/index.html")]
 )

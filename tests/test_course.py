@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import matplotlib.pyplot as plt
+import nbformat
 import pytest
 import torch
 
@@ -51,9 +52,11 @@ SLOW = ("8", "13", "hunt", "final")  # their self-tests take seconds
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A student's folder, and not the one of whoever runs the tests."""
-    folder = tmp_path / "mine"
+    folder, lessons = tmp_path / "mine", tmp_path / "notebooks"
+    lessons.mkdir()
     for module in ("__main__", "local"):
         monkeypatch.setattr(f"course.{module}.MINE", folder)
+    monkeypatch.setattr(commands, "NOTEBOOKS", lessons)
     return folder
 
 
@@ -69,10 +72,30 @@ def test_start_copies_all_stubs_and_overwrites_nothing(mine: Path) -> None:
     commands.start()
     names = {f"{exercise.file}.py" for exercise in EXERCISES.values()}
     assert {path.name for path in mine.iterdir()} == names and len(names) == 15
+    copies = {f"my_{path.stem}.ipynb" for path in exercises.LESSONS}
+    assert {path.name for path in (mine.parent / "notebooks").iterdir()} == copies
+    copy = mine.parent / "notebooks" / "my_06_policies.ipynb"
     (mine / "e06.py").write_text("my work")
+    copy.write_text("my predictions")
     (mine / "e07.py").unlink()
     commands.start()
     assert (mine / "e06.py").read_text() == "my work" and (mine / "e07.py").exists()
+    assert copy.read_text() == "my predictions"
+
+
+def test_a_copy_of_a_lesson_has_all_but_its_outputs(mine: Path) -> None:
+    commands.start()
+    for lesson in exercises.LESSONS:
+        path = mine.parent / "notebooks" / f"my_{lesson.stem}.ipynb"
+        ours, copy = (json.loads(each.read_text()) for each in (lesson.with_suffix(".ipynb"), path))
+        assert [each["source"] for each in copy["cells"]] == [
+            each["source"] for each in ours["cells"]
+        ]
+        assert not any(each.get("outputs") for each in copy["cells"])
+        assert "outputs_hidden" not in path.read_text(), (
+            "a reader who runs a cell sees what it says"
+        )
+        nbformat.validate(copy)
 
 
 def test_a_mistake_is_planted_where_nobody_has_written(

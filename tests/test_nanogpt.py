@@ -16,9 +16,10 @@ from nano_sarathi import LLM, SamplingParams
 CHARACTERS = sorted("\n !$&',-.3:;?" + "".join(chr(65 + n) + chr(97 + n) for n in range(26)))
 
 
-def nanogpt(vocab_size: int, bias: bool) -> torch.nn.Module:
+def nanogpt(vocab_size: int, bias: bool, tied: bool = True) -> torch.nn.Module:
     """Without biases, they are 0."""
-    model = oracle("gpt2", activation_function="gelu", vocab_size=vocab_size)
+    own = {"vocab_size": vocab_size, "tie_word_embeddings": tied}
+    model = oracle("gpt2", activation_function="gelu", **own)
     for name, parameter in model.named_parameters():
         if name.endswith("bias") and not bias:
             parameter.data.zero_()
@@ -32,7 +33,7 @@ def write(folder: Path, model: torch.nn.Module, bias: bool, prefix: str = "") ->
         for name, each in model.state_dict().items()
         if bias or not name.endswith("bias")
     }
-    own[prefix + "transformer.h.0.attn.bias"] = torch.ones(1, 1, LENGTH, LENGTH)
+    own[prefix + "transformer.h.0.attn.bias"] = torch.ones(1, 1, LENGTH, LENGTH).tril()
     args = {key: GPT2[key] for key in ("n_layer", "n_head", "n_embd")}
     args |= {"block_size": LENGTH, "bias": bias, "dropout": 0.2}
     args["vocab_size"] = model.config.vocab_size
@@ -46,11 +47,14 @@ def write(folder: Path, model: torch.nn.Module, bias: bool, prefix: str = "") ->
 
 
 @pytest.mark.parametrize(
-    ("vocab_size", "bias", "prefix"), [(65, True, ""), (50304, False, "_orig_mod.")]
+    ("vocab_size", "bias", "prefix", "tied"),
+    [(65, True, "", True), (50304, False, "_orig_mod.", True), (65, False, "_orig_mod.", False)],
 )
-def test_logits_and_greedy_tokens(vocab_size: int, bias: bool, prefix: str, tmp_path: Path) -> None:
-    """Logits in float32; tokens in float64, under every policy."""
-    reference = nanogpt(vocab_size, bias)
+def test_logits_and_greedy_tokens(
+    vocab_size: int, bias: bool, prefix: str, tied: bool, tmp_path: Path
+) -> None:
+    """Logits in float32; tokens in float64, under every policy. A fork's own head counts."""
+    reference = nanogpt(vocab_size, bias, tied)
     write(tmp_path, reference, bias, prefix)
     assert_same_logits(LLM(str(tmp_path), dtype="float32", device="cpu").model, reference, LENGTH)
     llm = LLM(str(tmp_path / "ckpt.pt"), dtype="float64", device="cpu", chunk_size=5)

@@ -2,18 +2,29 @@
 stand in the lesson, sliders for a reader. `make notebooks` executes them.
 """
 
+import ast
 import importlib.util
+import io
+import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+from unittest.mock import patch
 
+import matplotlib.pyplot as plt
 import pytest
 
+from configs import MODELS
 from course.exercises import LESSONS
 from docs import whatif
 from experiments.lib.common import paper_numbers
+from scheduler import POLICIES
 
 ipywidgets, nbformat = map(pytest.importorskip, ("ipywidgets", "nbformat"))
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
@@ -54,11 +65,34 @@ def test_a_notebook_is_in_step_with_its_source_and_fit_to_be_read(path: Path) ->
     tags = [cell.metadata.get("tags", []) for cell in code]
     assert code[0].source.startswith("import enter") and tags[0] == ["hide-input"]
     assert code[0].metadata.jupyter == {"source_hidden": True}
-    assert 2 <= sum("predict" in each for each in tags) <= 4
     assert sum("image/png" in each.get("data", {}) for cell in code for each in cell.outputs) >= 3
     assert set(notebook.metadata) == {"jupytext", "kernelspec"}, (
         "no versions or paths of the machine that ran it"
     )
+
+
+QUESTION = "**Predict first.**"
+
+
+@each_lesson
+def test_an_answer_is_hidden_until_its_reader_has_predicted(path: Path) -> None:
+    """From a question to its **Explain**, each output: by the tag on the site, and in Jupyter."""
+    cells = committed(path).cells
+    questions = [place for place, cell in enumerate(cells) if QUESTION in cell.source]
+    answers = []  # the first cell that shows something after each question
+    for place in questions:
+        after = cells[place + 1 :]
+        shown = [*itertools.takewhile(lambda cell: cell.cell_type == "code", after)]
+        assert after[len(shown)].source.startswith(("**Explain.**", "#")), (
+            "what comes before the explanation is hidden, too: so no other text stands there"
+        )
+        shown = [cell for cell in shown if cell.outputs]
+        assert all(cell.metadata.get("jupyter", {}).get("outputs_hidden") for cell in shown), cells[
+            place
+        ].source
+        answers.append(shown[0].id)
+    assert answers == [each.id for each in cells if "predict" in each.metadata.get("tags", [])]
+    assert len(answers) >= 2
 
 
 def said(cell: nbformat.NotebookNode) -> str:
@@ -133,6 +167,306 @@ def test_text_keeps_outputs_of_the_same_code_only() -> None:
         assert not same or new.cells[0].outputs == old.cells[0].outputs
     new = book(cells=[cell("a = 1"), cell("2")])
     assert execute.copy_outputs(old, new), "a cell of code more"
+
+
+# ------------------------------------------------------------------------------- now break it
+#
+# The test reads out of the text what a reader changes and runs, and does it. So a text that says it
+# in other words fails, and so does a sentence that no claim below quotes.
+
+BREAK, EXPLAIN = "**Now break it.**", "**Explain.**"
+CHANGE = re.compile(
+    r"[Ll]et `(?P<function>\w+)` return `(?P<value>[^`]+)`"
+    r"|(?:`(?P<name>\w+)`|\w), (?:write `(?P<new>[^`]+)` in place of|leave out) `(?P<old>[^`]+)`"
+)
+RUN = re.compile(r"Run it(?: and ([\w ]+))?")
+CELLS = {"": 1, "the next cell": 2, "the next two cells": 3}
+ALL = "all cells below it"
+
+
+@dataclass
+class Ran:
+    """Cells of a lesson that ran, and what they left, printed and raised."""
+
+    code: list[str]
+    names: dict[str, Any]
+    said: str
+    error: Exception | None
+
+
+def every(cells: list[str], *operations: str) -> set[str]:
+    """The global names that cells load or store."""
+    nodes = [node for cell in cells for node in ast.parse(cell).body]
+    return set().union(*(whatif.names_of(node, *operations) for node in nodes))
+
+
+def run_cells(before: list[str], told: list[str]) -> Ran:
+    """Run cells of a lesson, and of those before them what they need."""
+    loads = "LOAD_NAME", "LOAD_GLOBAL"
+    needed, kept = every(told, *loads) - every(told, "STORE_NAME"), []
+    for cell in reversed(before):
+        stored = every([cell], "STORE_NAME")
+        if stored & needed or cell is before[0]:
+            needed = (needed - stored) | every([cell], *loads)
+            kept.insert(0, cell)
+    names, printed, error = {"__name__": "lesson"}, io.StringIO(), None
+    with patch.dict(POLICIES), patch.dict(MODELS), redirect_stdout(printed):  # they add their own
+        for cell in kept:
+            exec(cell, names)  # noqa: S102  (our own lesson)
+        printed.seek(0)
+        printed.truncate()
+        try:
+            for cell in told:
+                exec(cell, names)  # noqa: S102
+        except Exception as raised:  # noqa: BLE001  (the text says which)
+            error = raised
+    if "server" in names:
+        names["server"].terminate()
+    plt.close("all")
+    return Ran(told, names, printed.getvalue(), error)
+
+
+def changed(cells: list[str], change: re.Match) -> tuple[int, str]:
+    """The cell that a text tells to change: its place, and its new code."""
+    old, new = re.escape(change["old"] or ""), change["new"] or ""
+    if change["function"]:
+        old, new = "return .*", f"return {change['value']}"
+    name = change["function"] or change["name"] or ""
+    found = [
+        place
+        for place, cell in enumerate(cells)
+        if re.search(old, cell) and re.search(rf"\bdef {name}\(|^{name}.* = ", cell, re.MULTILINE)
+    ]
+    assert len(found) == 1, f"cells that have {old} of {name}: {found}"
+    [place] = found
+    assert len(re.findall(old, cells[place])) == 1, f"{old} of {name} stands in one place"
+    return place, re.sub(old, lambda _: new, cells[place])
+
+
+def text_of(begin: str, source: str) -> str:
+    """The paragraphs from this word to a heading, or to one that begins with another such word."""
+    text = source[source.index(begin) + len(begin) :]
+    return " ".join(re.split(r"\n\n(?=#|\*\*)", text)[0].split())
+
+
+def experiments(path: Path) -> Iterator[tuple[str, Ran, Ran]]:
+    """The text of each experiment, and what runs without and with what it changes.
+
+    Some lessons have the broken code in a cell of their own. Then both runs are one, and the text
+    goes on in the explanation.
+    """
+    cells = execute.convert(path).cells
+    [here] = [place for place, cell in enumerate(cells) if BREAK in cell.source]
+    code = [cell.source for cell in cells if cell.cell_type == "code"]
+    above = sum(cell.cell_type == "code" for cell in cells[:here])
+    text = text_of(BREAK, cells[here].source)
+    if not CHANGE.search(text):
+        after = cells[here + 1 :]
+        own = [*itertools.takewhile(lambda cell: cell.cell_type == "code", after)]
+        assert after[len(own)].source.startswith(EXPLAIN), f"no change was read in: {text}"
+        both = run_cells(code[:above], [cell.source for cell in own])
+        yield f"{text} {text_of(EXPLAIN, after[len(own)].source)}", both, both
+        return
+    for part in re.split(r"(?<=\.) (?=Then )", text):
+        [change], [told] = CHANGE.finditer(part), RUN.findall(part)
+        place, new = changed(code, change)
+        usual = code[place : above if told == ALL else place + CELLS[told]]
+        without, broken = (
+            run_cells(code[:place], [first, *usual[1:]]) for first in (usual[0], new)
+        )
+        yield part, without, broken
+
+
+# Of each experiment: words of its text -> whether they are true of a run without the change, and of
+# one with it. None: they say why, or what to look at.
+Claims = dict[str, Callable[[Ran, Ran], bool] | None]
+
+
+def linear(ran: Ran) -> list[dict[str, float]]:
+    rows = ran.names["intensity"].values()
+    return [{name: row[name] for name in row if name != "attn"} for row in rows]
+
+
+def gap(ran: Ran) -> float:
+    """The longest gap of A and B, in lesson 6."""
+    lives = ran.names["mine"].lives
+    return max(lives[0].tbt + lives[1].tbt)
+
+
+def bubbles(ran: Ran, policy: str) -> float:
+    return ran.names[policy].bubble_share
+
+
+def better(ran: Ran) -> bool:
+    """Whether vllm_v0 serves more, in lesson 7."""
+    return ran.names["found"]["vllm_v0"] > ran.names["found"]["sarathi_serve"]
+
+
+def listed(ran: Ran) -> list[int]:
+    """Requests in the lists of each micro-batch, in lesson 9."""
+    return [len(each) for each in ran.names["own"]]
+
+
+def perplexities(ran: Ran) -> list[float]:
+    return [float(each) for each in re.findall(r"perplexity +([\d.]+)", ran.said)]
+
+
+def wrong_from(ran: Ran) -> int:
+    """The first step of the response with a wrong logit, in lesson 10."""
+    errors, width = ran.names["errors"][1], ran.names["WIDTH"]
+    return next(number for number, each in enumerate(errors) if each > 1e-10) // width
+
+
+def longest_batch(ran: Ran) -> dict:
+    """Of sarathi_serve, in lesson 11. Its seconds are the cost model's: no clock decides."""
+    return max(ran.names["runs"]["sarathi_serve"][1], key=lambda batch: batch["seconds"])
+
+
+BROKEN: dict[int, list[Claims]] = {
+    1: [
+        {
+            "You need Jupyter": None,
+            "alike in all four cases": lambda a, b: [linear(b)[0]] * 4 == linear(b) != linear(a),
+            "the whole difference is one read of the weights": None,
+            "Attention does not change": lambda a, b: all(
+                row["attn"] == a.names["intensity"][case]["attn"]
+                for case, row in b.names["intensity"].items()
+            ),
+        }
+    ],
+    2: [
+        {
+            "The fifth run fails": lambda a, b: "5 of 7" in b.said and "6 of 7" not in b.said,
+            "there are four": lambda a, b: b.names["llm"].cache.slots == 4 and not a.error,
+            "A server with this mistake": None,
+            "The first line": lambda a, b: b.code[0].startswith("llm.cache.reset()"),
+        }
+    ],
+    3: [
+        {
+            "each chunk sees only itself": None,
+            "a text that was not in its training": None,
+            "its *perplexity*": None,
+            "no surprise at all": None,
+            "Nothing crashes": lambda a, b: not b.error,
+            "predictions are only worse": lambda a, b: perplexities(b)[0] < perplexities(b)[1],
+            "A test must compare": None,
+        }
+    ],
+    4: [
+        {
+            "Riding now costs nearly as much as decoding alone": lambda a, b: (
+                a.names["riding"] < 0.5 * b.names["riding"]
+                and 0.8 < b.names["riding"] / (b.names["fitted"]["decode"] / 4) < 1
+            ),
+            "The 3 rows beyond 1024": lambda a, b: (
+                b.names["table2"]["hybrid"].num_tokens == 1024 + 3 and 1024 % 128 == 0
+            ),
+        }
+    ],
+    5: [
+        {
+            "most of the gain is lost": lambda a, b: (
+                max(b.names["gains"][257]) - 1 < 0.5 * (max(a.names["gains"][256]) - 1)
+            )
+        }
+    ],
+    6: [
+        {
+            "less than half as long": lambda a, b: gap(b) < 0.5 * gap(a),
+            "C's first token takes a minute": lambda a, b: (
+                round(b.names["mine"].lives[2].ttft / 60) == 1 and a.names["mine"].seconds < 2
+            ),
+        },
+        {"has no token": None, "the engine stops": lambda a, b: bool(b.error)},
+    ],
+    7: [
+        {
+            "looks better": lambda a, b: better(b) and not better(a),
+            "thousands of short gaps": lambda a, b: len(b.names["traces"]["vllm_v0"].tbts) > 2000,
+        }
+    ],
+    8: [
+        {
+            "Most of Orca's bubbles are back": lambda a, b: (
+                bubbles(a, "sarathi") < 0.5 * bubbles(a, "orca") < bubbles(b, "sarathi")
+            ),
+            "it is the equal sizes that do": None,
+        }
+    ],
+    9: [
+        {
+            "Batch 0 ends with 80 requests, all others with 114": lambda a, b: (
+                listed(b) == [80, 114, 114, 114] and listed(a) == [114] * 4
+            ),
+            "The other 34 are in no list": lambda a, b: (
+                b.names["total"] - sum(listed(b)) == 34 and b.names["withheld"] == []
+            ),
+            "only the `assert` tells": lambda a, b: isinstance(b.error, AssertionError),
+        }
+    ],
+    10: [
+        {
+            "A usual mistake": None,
+            "At step 2 this is wrong": lambda a, b: wrong_from(b) == 2,
+            "Beam 0's last parent was beam 2, but beam 2 read the key of step 0 at place 0": (
+                lambda a, b: b.names["PARENTS"][1][0] == 2 and b.names["PARENTS"][0][2] == 0
+            ),
+            "Nothing crashes": lambda a, b: not b.error,
+            "from step 2 on": lambda a, b: wrong_from(b) == 2,
+            "Only the recomputation shows this": None,
+            "most columns hold one number": lambda a, b: (
+                sum(len({*column}) == 1 for column in b.names["tables"]["whole history"].T.tolist())
+                > b.names["tables"]["whole history"].shape[1] / 2
+            ),
+        }
+    ],
+    11: [
+        {
+            "more than twice as long": lambda a, b: (
+                longest_batch(b)["seconds"] > 2 * longest_batch(a)["seconds"]
+                and longest_batch(b)["rows"] > 4000
+                and longest_batch(a)["rows"] <= 512
+            )
+        }
+    ],
+    12: [
+        {
+            "D finds no block": lambda a, b: a.names["memory"].hits == b.names["memory"].hits + 8,
+            "13 tokens run": lambda a, b: "13 prompt tokens of D" in b.said,
+            "A's first words are lost": lambda a, b: (
+                ["You", "are", "a", "kind"] in a.names["held"].values()
+                and ["You", "are", "a", "kind"] not in b.names["held"].values()
+            ),
+            "Each word is in another place": None,
+        }
+    ],
+}
+LONG = {2, 3, 7, 10, 11}  # they run a model or a server, or search
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (number in LONG))
+        for number, path in enumerate(LESSONS, 1)
+    ],
+)
+def test_now_break_it_does_what_its_text_says(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.setitem(sys.modules, "lesson", lesson)
+    found = [*experiments(path)]
+    for (text, without, broken), claims in zip(found, BROKEN[int(path.stem[:2])], strict=True):
+        for sentence in re.split(r"(?<=[.)]) ", text):
+            quoted = [words for words in claims if words in sentence]
+            assert quoted or CHANGE.search(sentence) or RUN.match(sentence), sentence
+        for words, true in claims.items():
+            assert words in text and (true is None or true(without, broken)), words
+        assert without.error is None or without is broken
+        if broken.error:
+            assert f"`{type(broken.error).__name__}`" in text and str(broken.error) in text
+        else:
+            assert "Error`" not in text
 
 
 # --------------------------------------------------------------------- the numbers of the text

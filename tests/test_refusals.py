@@ -56,6 +56,7 @@ LITTLE = TINY["llama-gqa"]
 Q = "model.layers.1.self_attn.q_proj.weight"
 GOOD = {"prompt": "x", "max_tokens": 2}
 TEMPLATE = "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}x"
+LFS = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d7a' * 16}\nsize 99\n"
 GROUP = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 EIGHT_BITS = {"num_bits": 8, "type": "int"}
 FP8_ALONE = {"weights": {"num_bits": 8, "type": "float"}}  # of 16 bits otherwise

@@ -212,6 +212,34 @@ def test_what_can_never_run_is_refused_with_all_that_came_with_it(
     assert not clients.deltas and not clients.events
 
 
+def test_an_llm_that_serves_refuses_all_calls(llm: LLM) -> None:
+    """Both would write to one cache. Before and after, and while no server is up, it answers."""
+    params, said = SamplingParams(max_tokens=9), []
+    expected, stream = alone(llm, [5, 6, 7], 9), llm.stream([[1], [2]], params)
+    clients, late = Clients(RealEngine(llm)), llm.stream([5, 6, 7], params)
+
+    def ask() -> None:
+        for call in (
+            lambda: llm.generate([[1]], params), lambda: llm.stream([[1]], params),
+            lambda: llm.beam_search([[1]]), lambda: llm.resize_cache(4),
+            lambda: next(late), lambda: Clients(RealEngine(llm)),
+        ):  # fmt: skip
+            with pytest.raises(UserError) as caught:
+                call()
+            said.append(str(caught.value))
+
+    next(stream)
+    with pytest.raises(UserError, match="who runs the model may not change while requests run"):
+        Clients(RealEngine(llm))
+    stream.close()
+    clients.at[3].append(ask)
+    clients.submit(["one", "two"], [5, 6, 7], 9)
+    clients.finish()
+    assert clients.tokens("one") == clients.tokens("two") == expected == alone(llm, [5, 6, 7], 9)
+    assert said == ["this LLM is lent to a server: ask the server, or end it first"] * 6
+    assert [each.token_id for each in late] == expected
+
+
 def test_an_engine_that_fails_ends_all_streams_and_serves_the_next(llm: LLM) -> None:
     expected = alone(llm, [5, 6, 7], 9)
     clients = Clients(RealEngine(llm))

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -24,10 +25,10 @@ from test_perfetto import named as lanes_of
 from watch import PATIENCE, alive, children_of
 
 import generate
-from command.checks import WHY_BROKEN
+from command.checks import WHY_BROKEN, UserError
 from more.pipeline import Step, launch
 from more.pipeline.launch import Place, meet, stage_device
-from more.pipeline.stages import measured_hop
+from more.pipeline.stages import PipelineLLM, measured_hop
 from more.pipeline.wire import Wire
 from nano_sarathi import LLM, SamplingParams
 from tests import spawn
@@ -89,6 +90,18 @@ def test_same_tokens_as_one_process_under_every_policy(tmp_path: Path, start: St
             assert run["phases"] == (run["kinds"] if phased else []), name
             assert not phased or set(run["kinds"]) == {"prefill", "decode"}
         assert any(run["preempted"] for run in runs.values()) == tight
+
+
+def test_another_thread_and_beams_are_refused() -> None:
+    """Stages could take two threads' calls in different order."""
+    llm = PipelineLLM.__new__(PipelineLLM)
+    llm.thread, llm.lock, llm.lent_to = threading.get_ident() + 1, threading.RLock(), None
+    for stage in range(2):
+        llm.stage = stage
+        with pytest.raises(UserError, match="a pipeline is called by the thread that made it, and"):
+            llm.generate([[1]])
+    with pytest.raises(UserError, match="a pipeline runs no beam search: call beam_search of an L"):
+        llm.beam_search([[1]])
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")

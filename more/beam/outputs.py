@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from batch import Request
-from command.checks import UserError, lookup, shown
+from command.checks import UserError, lookup
 from configs import ModelConfig
 from kvcache import KVCache
-from more.beam.request import CACHES, ENDED, BeamRequest, BeamSearchParams
+from more.beam.request import CACHES, BeamRequest, BeamSearchParams
 from more.beam.search import BeamSearch
 from more.loading.device import memory_of
 from more.paged.cache import PagedCache
@@ -72,17 +72,12 @@ def beam_requests(
                 f"{name} has {len(prompt)} tokens; a slot holds {slots.length}: give LLM a larger"
                 " max_length, or a shorter prompt"
             )
-        for token in own.stop_ids:
-            if not 0 <= token < config.vocab_size:
-                allowed = f"tokens are 0 to {config.vocab_size - 1}"
-                raise UserError(f"{name}: stop_ids has {shown(token)}; {allowed}")
         make_search = partial(BeamSearch, own, request.stop_ids, config.vocab_size)
         make_search()  # complains now, not in the middle of a run
         found.append(
             BeamRequest(
-                request.request_id, prompt, own.max_tokens, frozenset((ENDED,)),
-                request.arrival, beam_width=own.beam_width, cache=cache,
-                make_search=make_search,
+                request.request_id, prompt, own.max_tokens, arrival=request.arrival,
+                beam_width=own.beam_width, cache=cache, make_search=make_search,
             )
         )  # fmt: skip
     check_room(found, slots, config.vocab_size)

@@ -86,6 +86,10 @@ class BeamRequest(Request):
     make_search: Callable[[], object] | None = None  # a BeamSearch, where the model really runs
     search: object = None  # the one that is running
 
+    def __post_init__(self) -> None:
+        Request.__post_init__(self)
+        self.stop_ids = frozenset((ENDED,))  # those of a user end its beams
+
     @property
     def decode_size(self) -> tuple[int, int]:
         """Its rows, and tokens of cache. The first decode writes response token 1."""

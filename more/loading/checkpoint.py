@@ -24,7 +24,7 @@ from model import Transformer
 from more.loading import config_json, nanogpt
 from more.loading.config_json import ARCHITECTURE, FIELDS, GELU, KINDS, LLAMA3, ONLY
 from more.loading.device import DTYPES
-from more.loading.files import existing, read_json
+from more.loading.files import NANOGPT, is_nanogpt, read_json, weight_files
 from more.loading.stage import Stage
 from more.loading.variants import copy_folded, folds_of, own_places
 
@@ -49,15 +49,15 @@ def _ignorable(name: str, config: ModelConfig) -> bool:
 
     They are masks, rotary tables, and the copy of a tied embedding.
     """
-    return name.endswith((".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")) or (
-        config.tied and _stem(name) == "lm_head.weight"
-    )
+    known = {"gpt2": (".attn.bias", ".attn.masked_bias"), "llama": (".rotary_emb.inv_freq",)}
+    copied = config.tied and _stem(name) == "lm_head.weight"
+    return copied or name.endswith(known[config.flavour])
 
 
 def load_config(directory: str | Path, name: str | None = None) -> ModelConfig:
     """Of nanoGPT's file, or of a config.json."""
     directory = Path(directory)
-    own = nanogpt if nanogpt.is_here(directory) else config_json
+    own = nanogpt if is_nanogpt(directory) else config_json
     return own.load_config(directory, name)
 
 
@@ -155,8 +155,8 @@ def whole(path: Path) -> Iterator[None]:
 
 def _tensors(directory: Path) -> Iterator[tuple[Path, str, Callable[[str], Tensor]]]:
     """Of every tensor of a checkpoint: its file, its name, and a function: name -> tensor."""
-    for path in _weight_files(directory):
-        if path.name == nanogpt.FILE:
+    for path in weight_files(directory):
+        if path.name == NANOGPT:
             weights = nanogpt.weights_of(path)
             yield from ((path, name, weights.__getitem__) for name in weights)
             continue
@@ -233,35 +233,6 @@ def save(
     except SafetensorError as error:  # a full disk, for example
         raise OSError(f"cannot write {str(path)!r}: {error}") from None
     write_file(directory / "config.json", json.dumps(raw, indent=2, sort_keys=True) + "\n")
-
-
-def _weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a checkpoint: one, or the shards that an index names."""
-    if nanogpt.is_here(directory):
-        return [directory / nanogpt.FILE]
-    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
-    if single.is_file() or not index.is_file():
-        if not single.is_file() and (directory / "pytorch_model.bin").is_file():
-            raise UserError(
-                f"{directory}: pytorch_model.bin is not supported; expected model.safetensors"
-                " (transformers converts it)"
-            )
-        return [existing(directory, single.name)]
-    shards = read_json(index).get("weight_map")
-    if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
-        raise UserError(
-            f"{index}: weight_map is missing; expected a table of tensor names and file names"
-        )
-    for shard in sorted(set(shards.values())):
-        if not shard or Path(shard).name != shard or "\0" in shard or len(shard) > 255:
-            raise UserError(
-                f"{index}: weight_map names {shard[:60]!r}; expected names of files beside it"
-            )
-        if not (directory / shard).is_file():
-            raise UserError(
-                f"{directory}: no {shard}, a shard that {index.name} names; download it again"
-            )
-    return [directory / shard for shard in sorted(set(shards.values()))]
 
 
 def _describe(config: ModelConfig) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from threading import Lock
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -17,6 +18,8 @@ from more.loading.stage import Stage
 from more.loading.tokenizer import GPT2_VOCABULARIES, Tokenizer, gpt2_tokenizer
 from more.loading.variants import Windowed, WindowedStage, adapt
 from more.paged.blocks import BlockMemory
+
+MAKING = Lock()  # PyTorch's default dtype is the whole process's: threads make one model at a time
 
 
 def find_model(name: str) -> tuple[ModelConfig, Path | None]:
@@ -133,18 +136,18 @@ def new_model(
 
     layers: of a pipeline's stage; None: all. length: see `Transformer`.
     """
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(device), NoRandomNumbers():
+    with MAKING, torch.device(device), NoRandomNumbers():
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
             narrow = any(config.narrow)
             if layers is not None:
                 stage = WindowedStage if narrow else Stage
                 return adapt(stage(config, layers, length)).eval()
             whole = Windowed if narrow else Transformer
             return adapt(whole(config, length)).eval()
-    finally:
-        torch.set_default_dtype(before)
+        finally:
+            torch.set_default_dtype(before)
 
 
 def late_tokenizer(config: ModelConfig, directory: Path | None, index: int) -> Tokenizer:

@@ -63,6 +63,11 @@ def careful(
                 raise UserError(
                     f"prompt {index}: token id {shown(token)} is not in 0 .. {vocab_size - 1}"
                 )
+        for token in param.stop_ids:
+            if token >= vocab_size:
+                raise UserError(
+                    f"prompt {index}: stop_ids has {shown(token)}; tokens are 0 to {vocab_size - 1}"
+                )
         if not 0 <= arrivals[index] <= LONGEST_WAIT:
             raise UserError(
                 f"prompt {index}: its arrival time is {arrivals[index]}; it must be a number of"

@@ -350,7 +350,8 @@ class Api:
         them out.
         """
         found = [self.tokenizer.encode_chat(stop) for stop in stops if self.tokenizer]
-        return [ids[0] for ids in found if len(ids) == 1 and not self.decode(ids)]
+        own = [ids[0] for ids in found if len(ids) == 1 and not self.decode(ids)]
+        return [token for token in own if token < self.engine.vocab_size]
 
     def decode(self, tokens: list[int]) -> str:
         return "" if self.tokenizer is None else self.tokenizer.decode(tokens)

@@ -125,7 +125,9 @@ Content = allowed(
     str | list, 'a text, or a list of parts such as {"type": "text", "text": "Hello"}', is_content
 )
 Role = allowed(str, f"one of {', '.join(ROLES)}", lambda v: isinstance(v, str) and v in ROLES)
-TokenIds = allowed(list, "a list of token ids", lambda value: is_list(value, is_token, 0, 1000))
+TokenIds = allowed(
+    list, "a list of token ids, from 0", lambda v: is_list(v, Range(0, MOST).__contains__, 0, 1000)
+)
 Labels = allowed(
     dict, f"an object of {MOST_LABELS} texts at most, each of {LONGEST_VALUE} letters at most, with"
     f" names of 1 to {LONGEST_LABEL} letters, but not {', '.join(TAKEN)}",

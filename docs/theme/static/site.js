@@ -32,7 +32,7 @@ document.querySelectorAll(".tag_predict > .cell_output").forEach((output) => {
     outputs.push(...each.querySelectorAll(":scope > .cell_output"));
   }
   for (; each && !each.matches("section, .cell"); each = each.nextElementSibling) {
-    if (/^(Now break|Predict)/.test(each.textContent)) break;
+    if (/^(Now|Predict|Your) /.test(each.textContent)) break;
     outputs.push(each);
   }
   const place = document.createElement("div");
