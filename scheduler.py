@@ -209,8 +209,17 @@ class Scheduler:
             most -= newcomer.prefill_length - self.memory.prefill(newcomer)[1]
             if (chunks and most < 0) or not (newcomer := self.admit()):
                 break
-            chunks.append(whole_prefill(newcomer))
+            chunks.append(self.plan(newcomer, newcomer.prefill_length))
         return chunks
+
+    def plan(self, request: Request, room: float) -> Chunk:
+        """The next chunk of a request that runs, for the batch that is being made.
+
+        From then on, others may share what it fills (more/paged/). For a trial, take `next_chunk`.
+        """
+        chunk = next_chunk(request, room)
+        request.planned = chunk.start + chunk.length
+        return chunk
 
     # ---- what the loop calls
 
@@ -274,10 +283,10 @@ def whole_prefill(request: Request) -> Chunk:
     return next_chunk(request, request.prefill_length)
 
 
-def next_chunk(request: Request, room: int) -> Chunk:
-    """As much of what is left of a prefill as `room` tokens hold."""
-    request.planned = min(request.prefilled + room, request.prefill_length)
-    return Chunk(request, request.prefilled, request.planned - request.prefilled)
+def next_chunk(request: Request, room: float) -> Chunk:
+    """As much of what is left of a prefill as `room` tokens hold. It changes nothing."""
+    start = request.prefilled
+    return Chunk(request, start, min(room, request.prefill_length - start))
 
 
 class RequestLevel(Scheduler):
@@ -358,7 +367,7 @@ class Sarathi(IterationLevel):
         if room < 1:
             return []
         request = next(self.started_then_new(), None)
-        return [next_chunk(request, room)] if request else []
+        return [self.plan(request, room)] if request else []
 
 
 class SarathiServe(IterationLevel):
@@ -375,7 +384,7 @@ class SarathiServe(IterationLevel):
         if room < 1:
             return []
         for request in self.started_then_new():
-            chunk = next_chunk(request, self.share(request, room))
+            chunk = self.plan(request, self.share(request, room))
             chunks.append(chunk)
             room -= chunk.length
             if room < 1:
