@@ -70,8 +70,9 @@ class Loop:
     def add(self, request: Request) -> None:
         """Let a request arrive at `request.arrival`, or now if that time has passed.
 
-        A UserError if it can never run.
+        A UserError if it can never run, or has run before.
         """
+        request.check_new()
         self.scheduler.check(request)
         if not self.arriving or self.arriving[-1].arrival <= request.arrival:
             self.arriving.append(request)

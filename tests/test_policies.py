@@ -257,7 +257,7 @@ def test_qoserve_orders_and_relegates() -> None:
     assert scheduler.due(mail) == pytest.approx(30.015) and not scheduler.urgency(mail)[0]
     scheduler.add(mail)
     assert scheduler.schedule(0.0) and scheduler.schedule(0.5) and scheduler.rate == 0.5 / 10
-    with pytest.raises(UserError, match="the tag ttft of a request is 'soon'; it must be a number"):
+    with pytest.raises(UserError, match="request 1: the tag ttft is 'soon'; it must be a number"):
         scheduler.add(Request(1, range(10), 2, tags={"ttft": "soon"}))
     life = Life(0, 1.0, 10, 1.0, [2.0, 2.6], tags={"ttft": "1", "tbt": "0.6"})
     assert kept(life, 0, 0)
