@@ -24,8 +24,9 @@ from more.pipeline import (
     simulate_pipeline,
 )
 from more.pipeline.account import Step, difference
+from more.pipeline.micro_batches import DEALS
 from more.policies import compared
-from scheduler import SarathiServe
+from scheduler import POLICIES, SarathiServe
 from simulate import simulate
 
 Work = list[tuple]  # as `requests_of` takes it
@@ -215,6 +216,35 @@ def test_want_of_requests_is_no_bubble() -> None:
     apart = [(1, 1, 10.0 * i) for i in range(3)]
     trace = run_by_hand(apart, lambda batch: [1.0, 1.0], 2)
     assert trace.bubble == 0 and trace.idle["starved"] > 0 and trace.seconds == 22.0
+
+
+@pytest.mark.parametrize("deal", DEALS)
+@pytest.mark.parametrize("policy", [*POLICIES, "td_pipe"])
+def test_at_most_B_times_M_run_at_once(policy: str, deal: str) -> None:
+    """And as many do, if so many are there: M = 3 micro-batches of B = 2, and 20 requests that stay
+    for long. Micro-batches come back late, so that all B x M are in flight when one asks for more.
+    """
+    if policy == "td_pipe" and deal != "queue":
+        pytest.skip("it has one queue")
+    filled = filled_with(
+        requests_of(*[(4, 9)] * 20), policy, 3, 2, 2, 64, deal=deal,
+        cost=lambda batch: 1.0, seconds_of=lambda rows: 1.0,
+    )  # fmt: skip
+    free, flying, most, step = list(range(filled.count)), deque(), 0, 0
+    while filled.busy or flying:
+        for number in free[:]:
+            batch, _ = filled.next(number, float(step))
+            here = sum(len(each.running) for each in filled.schedulers)
+            assert here <= 6, "more than B x M run"
+            most = max(most, here)
+            if batch:
+                free.remove(number)
+                flying.append((number, batch))
+        number, batch = flying.popleft()
+        filled.done(number, batch, [7] * len(batch.sampled))
+        free.append(number)
+        step += 1
+    assert most == 6
 
 
 # -------------------------------------------------------------------------------- what always holds
