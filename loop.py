@@ -159,7 +159,9 @@ def check_batch(scheduler: Scheduler, batch: Batch) -> None:
     if not members:
         raise broken("the batch is empty; return None where there is nothing to run")
     if len(members) < len(chunks) + len(decodes):
-        raise broken("a request is in the batch twice")
+        every = [*[chunk.request for chunk in chunks], *decodes]
+        twice = min(r.request_id for r in every if every.count(r) > 1)
+        raise broken(f"a request is in the batch twice: {twice}")
     if not members.issubset(scheduler.running):
         stray = min(r.request_id for r in members.difference(scheduler.running))
         raise broken(
