@@ -133,9 +133,9 @@ class Scheduler:
             tag_number(request, tag, allowed)
         if capacity is not None and request.most_cached > capacity:
             raise UserError(
-                f"request {request.request_id} can never run: {len(request.prompt)} prompt tokens + max_tokens"
-                f" {request.max_tokens} need {request.most_cached} tokens of cache, and it holds"
-                f" {capacity}"
+                f"request {request.request_id} can never run: {len(request.prompt)} prompt tokens +"
+                f" max_tokens {request.max_tokens} need {request.most_cached} tokens of cache, and"
+                f" it holds {capacity}"
             )
 
     def add(self, request: Request) -> None:

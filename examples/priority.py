@@ -1,6 +1,6 @@
 """Priority classes: of the waiting requests, those of the most urgent class are next.
 
-A request's class is its tag `priority`, a number: the smallest is the most urgent, and without a tag
+A request's class is its tag `priority`, a number: the smallest is the most urgent. Without a tag,
 it is 0. If the cache is full, the newest request of the least urgent class is preempted.
 """
 
