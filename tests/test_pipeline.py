@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from test_scheduler import requests_of
 
 from batch import Batch, Request
+from command.checks import UserError
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel, make_batch
 from more.pipeline import (
@@ -216,6 +217,13 @@ def test_want_of_requests_is_no_bubble() -> None:
     apart = [(1, 1, 10.0 * i) for i in range(3)]
     trace = run_by_hand(apart, lambda batch: [1.0, 1.0], 2)
     assert trace.bubble == 0 and trace.idle["starved"] > 0 and trace.seconds == 22.0
+
+
+def test_who_has_run_is_refused_before_anybody_runs() -> None:
+    (request,) = requests_of((3, 1, 9.0))
+    request.output.append(7)
+    with pytest.raises(UserError, match="request 0 has run before"):
+        filled_with([request], "orca", 2, 2, 1, 8)
 
 
 @pytest.mark.parametrize("deal", DEALS)
