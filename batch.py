@@ -56,6 +56,13 @@ class Request:
         check_tags(f"{name}: tags", self.tags)
         self.prefill_length = len(self.prompt)
 
+    def check_new(self) -> None:
+        """A UserError if it has run before."""
+        if self.context or self.output or self.finish_reason:
+            raise UserError(
+                f"request {self.request_id} has run before: make a new Request for each run"
+            )
+
     @property
     def in_prefill(self) -> bool:
         return self.prefilled < self.prefill_length

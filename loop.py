@@ -72,8 +72,9 @@ class Loop:
     def add(self, request: Request) -> None:
         """Let a request arrive at `request.arrival`, or now if that time has passed.
 
-        A UserError if it can never run.
+        A UserError if it can never run, or has run before.
         """
+        request.check_new()
         self.scheduler.check(request)
         if not self.arriving or self.arriving[-1].arrival <= request.arrival:
             self.arriving.append(request)
@@ -162,7 +163,9 @@ def check_batch(scheduler: Scheduler, batch: Batch) -> None:
     if not members:
         raise broken("the batch is empty; return None where there is nothing to run")
     if len(members) < len(chunks) + len(decodes):
-        raise broken("a request is in the batch twice")
+        every = [*[chunk.request for chunk in chunks], *decodes]
+        twice = min(r.request_id for r in every if every.count(r) > 1)
+        raise broken(f"a request is in the batch twice: {twice}")
     if not members.issubset(scheduler.running):
         stray = min(r.request_id for r in members.difference(scheduler.running))
         raise broken(

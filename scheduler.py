@@ -17,11 +17,11 @@ model and the cost model. The policies, below `Scheduler`:
 
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from batch import BROKEN, Batch, Chunk, Request
-from command.checks import UserError, by_name, check_whole, lookup, shown
+from command.checks import Range, UserError, by_name, check_whole, lookup, shown, tag_number
 
 SIZE = re.compile("[0-9]{1,9}")  # of a chunk, in tokens
 MOST_CACHED = 10**15  # tokens
@@ -88,6 +88,7 @@ class Scheduler:
     # what each micro-batch of a pipeline has for itself; all else is in a __dict__ that they share
     __slots__ = ("__dict__", "_preempted", "memory", "running", "waiting")
     name, example = "?", ""  # example: a name with an option
+    reads: Mapping[str, Range] = {}  # the tags that it reads as numbers, and which these may be
 
     def __init__(self, max_batch_size: int, chunk_size: int = 256, cache_tokens: int | None = None):
         check_whole("max_batch_size", max_batch_size)
@@ -123,19 +124,23 @@ class Scheduler:
     # ---- requests come and go
 
     def check(self, request: Request) -> None:
-        """A UserError if the request can never fit the cache, or has run before."""
-        name, capacity = f"request {request.request_id}", self.memory.capacity
-        if request.context or request.output or request.finish_reason:
-            raise UserError(f"{name} has run before: make a new Request for each run")
+        """A UserError if the request can never fit the cache, or has a tag that nobody can read.
+
+        It is asked of each request that arrives, and of all that are here when the policy changes.
+        """
+        capacity = self.memory.capacity
+        for tag, allowed in self.reads.items():
+            tag_number(request, tag, allowed)
         if capacity is not None and request.most_cached > capacity:
             raise UserError(
-                f"{name} can never run: {len(request.prompt)} prompt tokens + max_tokens"
-                f" {request.max_tokens} need {request.most_cached} tokens of cache, and it holds"
-                f" {capacity}"
+                f"request {request.request_id} can never run: {len(request.prompt)} prompt tokens +"
+                f" max_tokens {request.max_tokens} need {request.most_cached} tokens of cache, and"
+                f" it holds {capacity}"
             )
 
     def add(self, request: Request) -> None:
-        """Queue a request that has arrived; refuses what `check` refuses."""
+        """Queue a request that has arrived; refuses what `check` refuses, and what has run."""
+        request.check_new()
         self.check(request)
         self.waiting.append(request)
 
@@ -209,8 +214,17 @@ class Scheduler:
             most -= newcomer.prefill_length - self.memory.prefill(newcomer)[1]
             if (chunks and most < 0) or not (newcomer := self.admit()):
                 break
-            chunks.append(whole_prefill(newcomer))
+            chunks.append(self.plan(newcomer, newcomer.prefill_length))
         return chunks
+
+    def plan(self, request: Request, room: float) -> Chunk:
+        """The next chunk of a request that runs, for the batch that is being made.
+
+        From then on, others may share what it fills (more/paged/). For a trial, take `next_chunk`.
+        """
+        chunk = next_chunk(request, room)
+        request.planned = chunk.start + chunk.length
+        return chunk
 
     # ---- what the loop calls
 
@@ -274,10 +288,10 @@ def whole_prefill(request: Request) -> Chunk:
     return next_chunk(request, request.prefill_length)
 
 
-def next_chunk(request: Request, room: int) -> Chunk:
-    """As much of what is left of a prefill as `room` tokens hold."""
-    request.planned = min(request.prefilled + room, request.prefill_length)
-    return Chunk(request, request.prefilled, request.planned - request.prefilled)
+def next_chunk(request: Request, room: float) -> Chunk:
+    """As much of what is left of a prefill as `room` tokens hold. It changes nothing."""
+    start = request.prefilled
+    return Chunk(request, start, min(room, request.prefill_length - start))
 
 
 class RequestLevel(Scheduler):
@@ -358,7 +372,7 @@ class Sarathi(IterationLevel):
         if room < 1:
             return []
         request = next(self.started_then_new(), None)
-        return [next_chunk(request, room)] if request else []
+        return [self.plan(request, room)] if request else []
 
 
 class SarathiServe(IterationLevel):
@@ -375,7 +389,7 @@ class SarathiServe(IterationLevel):
         if room < 1:
             return []
         for request in self.started_then_new():
-            chunk = next_chunk(request, self.share(request, room))
+            chunk = self.plan(request, self.share(request, room))
             chunks.append(chunk)
             room -= chunk.length
             if room < 1:

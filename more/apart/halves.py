@@ -80,7 +80,11 @@ class Halves:
 
     def prefill(self, newcomer: Request) -> tuple[int, int]:
         if newcomer in self.coming:
-            return 0, newcomer.prefill_length - 1
+            hit = newcomer.prefill_length - 1
+            if self.taken == self.whole(newcomer.prefill_length):
+                # nobody else is here: `check` says that it fits, and so does its next token
+                return -self.next_tokens([newcomer]), hit
+            return 0, hit
         return super().prefill(newcomer)
 
     def take(self, newcomer: Request) -> int:

@@ -109,7 +109,7 @@ class BlockMemory(Memory):
         """Give a request a table for its whole prefill, the blocks of its hit first."""
         found = self._found(newcomer)
         table = self._table(newcomer)
-        table.entered, newcomer.planned = len(found), 0
+        table.entered = len(found)
         for block in found:
             self._hold(block)
         table.blocks += found
@@ -246,7 +246,7 @@ class BlockMemory(Memory):
                 if self.references[block] > 1:
                     raise UserError(
                         f"the policy has made a chunk of request {request.request_id} with"
-                        " `next_chunk`, another request shares it, and less of it is in the batch"
+                        " `plan`, another request shares it, and less of it is in the batch"
                     )
                 del self.block_of[self.key_of.pop(block)]
                 self.unsure.remove(block)  # last: an interrupt may come between two lines

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from batch import Batch, Request
-from scheduler import SarathiServe, Scheduler, held, next_chunk
+from scheduler import SarathiServe, Scheduler, held
 
 
 class VLLMv1(Scheduler):
@@ -48,7 +48,7 @@ class VLLMv1(Scheduler):
         single = self.memory.rows(decodes) == len(decodes)  # to ask each one takes 14 % longer
         for request in self.running_then_new():
             if request.in_prefill:
-                chunk = next_chunk(request, min(room, self.most_tokens))
+                chunk = self.plan(request, min(room, self.most_tokens))
                 batch.chunks.append(chunk)
                 room -= chunk.length
             else:
