@@ -230,7 +230,7 @@ class LLM:
         """Step until these requests have ended. Those of other calls move on as well."""
         loop = self._join(requests)
         try:
-            yield
+            yield  # the requests have joined the loop, and none has run: nano_sarathi.py needs it
             while any(request.finish_reason is None for request in requests):
                 if loop is not self._loop:
                     raise UserError("this stream has ended: another call failed while both ran")
@@ -240,8 +240,9 @@ class LLM:
                     self._loop = None  # its state may be broken: the next call makes a new loop
                     raise
                 yield
-        finally:
+        finally:  # the caller has closed us early, or something failed: cancel what has not ended
             for request in requests:
+                # a loop that failed is given up as a whole
                 if request.finish_reason is None and loop is self._loop:
                     loop.cancel(request)
 

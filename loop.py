@@ -1,7 +1,7 @@
-"""The whole engine on one screen: schedule, check, execute, update.
+"""The loop: schedule, check, execute, update. `Loop.step` is the whole engine on one screen.
 
-`Loop.step` is the engine. Everything that generates text or simulates drives this loop, with one of
-two executors. The loop cannot tell them apart:
+Everything that generates text or simulates drives this loop, with one of two executors. The loop
+cannot tell them apart:
 
     ModelExecutor   executor.py: torch, the wall clock, real tokens
     CostExecutor    simulate.py: the cost model of a named GPU, a virtual clock, placeholder tokens
@@ -59,7 +59,8 @@ class Loop:
     def __init__(self, scheduler: Scheduler, executor: Executor):
         self.scheduler = scheduler
         self.executor = executor
-        scheduler.cost = executor.cost or scheduler.cost
+        if executor.cost is not None:
+            scheduler.cost = executor.cost  # in place of the method, which raises an error
         self.trace = Trace(policy=scheduler.name)
         self.batch: Batch | None = None
         self.arriving: deque[Request] = deque()  # in order of arrival
@@ -73,8 +74,9 @@ class Loop:
     def add(self, request: Request) -> None:
         """Let a request arrive at `request.arrival`, or now if that time has passed.
 
-        A UserError if it can never run.
+        A UserError if it can never run, or has run before.
         """
+        request.check_new()
         self.scheduler.check(request)
         if not self.arriving or self.arriving[-1].arrival <= request.arrival:
             self.arriving.append(request)
@@ -86,7 +88,9 @@ class Loop:
 
         No other request's tokens change. False if it has ended already.
         """
-        if self._stepping:  # the garbage collector may close a stream during a step
+        # Python may run a destructor at any moment. A stream (engine.py) that it closes cancels its
+        # requests here. Then they leave after the step.
+        if self._stepping:
             self._leaving.append(request)
             return True
         if request in self.arriving:
@@ -119,9 +123,9 @@ class Loop:
                 self.trace.preempt(request, now)
                 executor.release(request)
             if batch is None:
-                if self.wait():
-                    continue
-                break
+                if not self.wait():
+                    break  # never here: see `wait`
+                continue
             check_batch(scheduler, batch)
             start = executor.now()  # on a wall clock, the policy has taken time
             result = executor.execute(batch)
@@ -138,7 +142,10 @@ class Loop:
         return iteration
 
     def wait(self) -> bool:
-        """Nothing can run now: wait until the next request arrives. False: do not wait."""
+        """Nothing can run now: wait until the next request arrives, and return True.
+
+        A loop in more/apart/ returns False instead: then `step` ends without an iteration.
+        """
         if not self.arriving:
             raise self.scheduler.broken(NOTHING_SCHEDULED)
         self.executor.wait_until(self.arriving[0].arrival)
@@ -172,7 +179,9 @@ def check_batch(scheduler: Scheduler, batch: Batch) -> None:
     if not members:
         raise broken("the batch is empty; return None where there is nothing to run")
     if len(members) < len(chunks) + len(decodes):
-        raise broken("a request is in the batch twice")
+        every = [*[chunk.request for chunk in chunks], *decodes]
+        twice = min(r.request_id for r in every if every.count(r) > 1)
+        raise broken(f"a request is in the batch twice: {twice}")
     if not members.issubset(scheduler.running):
         stray = min(r.request_id for r in members.difference(scheduler.running))
         raise broken(

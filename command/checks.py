@@ -143,6 +143,18 @@ def check_tags(name: str, tags: dict[str, str]) -> None:
         raise UserError(f"{name} is {shown(tags)}; it must be {allowed}")
 
 
+def tag_number(owner: Any, tag: str, allowed: Range, usual: float = 0.0) -> float:
+    """The number that a tag says, such as "12", "12.0" or "1e2"; `usual` if it is not there or "".
+
+    owner: a Request or a Life. A UserError for anything else, such as "soon" or "nan".
+    """
+    word = owner.tags.get(tag, "")
+    value = allowed.read(word) if word else usual
+    if value is word:
+        allowed.check(f"request {owner.request_id}: the tag {tag}", word)
+    return value
+
+
 def check_stop_ids(name: str, stop_ids: Iterable[int]) -> None:
     """A UserError unless `stop_ids` is a list, tuple or set of whole numbers from 0.
 

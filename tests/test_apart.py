@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from batch import Request
+from command.checks import UserError
 from configs import LINKS
 from configs.hosts import HOSTS
 from costmodel import make_batch
@@ -93,6 +94,29 @@ def test_room_for_what_is_coming(capacity: int, fit: int) -> None:
     assert memory.taken == 10 and memory.prefill(second) == (6, 0)
     scheduler.waiting.append(second)
     assert not memory.reserve(third, scheduler), "who waits here is before it"
+
+
+@pytest.mark.parametrize(("cache", "block"), [("slots", None), ("paged", 8)])
+def test_what_just_fits_a_decode_engine_runs(cache: str, block: int | None) -> None:
+    """A request that fills the cache to its last token is fetched, and decodes: nothing of it runs
+    twice. The same holds for two. With a block less, both end. A token more is refused.
+    """
+    options = KW | {"layout": "1p1d", "cache": cache, "block_size": block, "keep": True}
+    for prompt, output in ((8, 1), (7, 2), (15, 2), (13, 4), (24, 17)):
+        need = prompt + output - 1  # of whole blocks
+        for count, room in ((1, need), (2, 2 * need), (2, 2 * need - (block or 1))):
+            if room < need:
+                continue
+            requests = [Request(n, range(prompt), output) for n in range(count)]
+            run = simulate_fleet(requests, cache_tokens=room, **options)
+            lives = run.requests.lives.values()
+            assert [len(life.tokens) for life in lives] == [output] * count
+            if room == need * count:
+                assert not run.requests.preempted and not any(life.recomputed for life in lives)
+        with pytest.raises(
+            UserError, match=f"need {need + 1} tokens of cache, and it holds {need}"
+        ):
+            simulate_fleet([Request(0, range(prompt), output + 1)], cache_tokens=need, **options)
 
 
 def test_what_comes_gives_its_room_to_what_runs() -> None:

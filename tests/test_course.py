@@ -202,7 +202,7 @@ def test_a_check_says_what_kind_of_failure_it_is(body: str, words: tuple[str, ..
 @pytest.mark.parametrize(
     ("key", "old", "new", "words"),
     [
-        ("6", "[next_chunk(request, room)]", "next_chunk(request, room)",
+        ("6", "[self.plan(request, room)]", "self.plan(request, room)",
          "which takes what your code has returned"),
         ("6", "request =", "len(self.waiting) > 1 and self.waiting.pop()\n        request =",
          "requests [1] never do"),

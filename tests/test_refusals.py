@@ -119,9 +119,9 @@ def changed(entries: dict, changes: dict) -> dict:
     return {key: value for key, value in (entries | changes).items() if value is not ...}
 
 
-def used() -> Request:
+def used(**changes: object) -> Request:
     """A request that has run."""
-    simulate([request := one()])
+    simulate([request := one(**changes)])
     return request
 
 

@@ -15,6 +15,7 @@ from command.checks import UserError
 from configs import GPUS, MODELS
 from costmodel import requests_that_fit
 from loop import Loop
+from more.loading.policyfile import is_ours
 from more.simulate import CostExecutor, make_cost_model, simulate
 from more.web.priced import Clock, PricedEngine
 from more.web.real import RealEngine
@@ -84,6 +85,94 @@ def test_a_policy_that_is_not_there_changes_nothing() -> None:
     clients.submit("a", range(300), 3)
     clients.finish()
     assert clients.reason("a") == "length" and not clients.told("failed")
+
+
+class Strict(SarathiServe):
+    """It has a rule of its own, in `check`."""
+
+    name = "strict"
+
+    def check(self, request: Request) -> None:
+        super().check(request)
+        if request.tags.get("user") == "eve":
+            raise UserError("not for eve")
+
+
+@pytest.mark.parametrize(
+    ("policy", "tags", "said"),
+    [
+        ("qoserve", {"tbt": "soon"}, "the tag tbt is 'soon'; it must be a number of seconds"),
+        ("srpt:30", {"predicted_tokens": "12 or so"}, "the tag predicted_tokens is '12 or so'"),
+        ("strict", {"user": "eve"}, "not for eve"),
+    ],
+)
+def test_a_switch_refuses_whom_the_new_policy_cannot_serve_and_nobody_else(
+    policy: str, tags: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two slots: one decodes and one is half prefilled, two wait, one comes just before the
+    switch, and one has been let in by the old policy when the new one is in force.
+    """
+    monkeypatch.setitem(POLICIES, "strict", Strict)
+    clients = Clients(PricedEngine(max_batch_size=2, chunk_size=64, clock=FastClock()))
+    runner, sizes = clients.runner, {"decodes": 9, "half": 300, "waits": 9, "waits, too": 200}
+
+    def come(name: str, size: int) -> None:
+        """One that all can serve, and one that the new policy cannot."""
+        runner.submit([Request(0, range(size), 9)], [f"good: {name}"])
+        runner.submit([Request(0, range(size), 9, tags=tags)], [f"bad: {name}"])
+
+    def change() -> None:
+        come("just before", 9)
+        runner.switch(policy, 64)
+        come("just after", 9)
+
+    for name, size in sizes.items():
+        come(name, size)
+    clients.at[3].append(change)
+    runner.start()
+    clients.wait(())
+    clients.finish()
+    assert runner.state()["failures"] == 0 and runner.state()["policy"] == policy
+    for tag, deltas in clients.deltas.items():
+        good, last = str(tag).startswith("good"), deltas[-1]
+        assert (last.finish_reason, bool(last.refused)) == (
+            ("length", False) if good else ("error", True)
+        )
+        if good:
+            assert len(clients.tokens(tag)) == 9
+        else:
+            assert last.refused.startswith(f"policy {policy!r} refuses it: ")
+            assert said in last.refused and "\n" not in last.refused
+    assert len(clients.deltas) == 2 * len(sizes) + 4
+    with pytest.raises(UserError, match=said):
+        runner.loop.scheduler.check(Request(0, [1], 1, tags=tags))
+
+
+def test_after_a_switch_all_that_wait_are_served() -> None:
+    """Every policy takes over from another one, with decodes, a half prefill and a queue."""
+    policies = [name for name in POLICIES if is_ours(POLICIES[name])]
+    random.Random(5).shuffle(policies)
+    clients = Clients(PricedEngine(max_batch_size=3, clock=FastClock()), queue=200)
+    switches, requests = [], []
+
+    def change(policy: str) -> None:
+        number = len(switches)
+        tags = {"user": "ab"[number % 2], "ttft": "1", "predicted_tokens": str(number)}
+        new = [Request(0, range(1, size), 7, tags=tags) for size in (2, 90, 20)]
+        requests.extend(new)
+        clients.runner.submit(new, [(number, place) for place in range(3)])
+        switches.append(clients.runner.switch(policy, 64))
+
+    change("sarathi")
+    for place, policy in enumerate(policies):
+        clients.at[3 * place + 2].append(lambda policy=policy: change(policy))
+    clients.runner.start()
+    clients.wait(())
+    clients.finish()
+    assert [each.exception() for each in switches] == [None] * (len(policies) + 1)
+    assert len(clients.deltas) == len(requests) == 3 * (len(policies) + 1)
+    assert all(clients.reason(tag) == "length" for tag in clients.deltas)
+    assert any(event["preempted"] for event in clients.told("switched"))
 
 
 def test_the_budget_is_told_where_a_policy_has_one() -> None:

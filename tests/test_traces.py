@@ -342,8 +342,11 @@ def test_who_was_away_is_lifted() -> None:
 
 
 def test_the_shortest_output_is_next_and_who_tells_none_is_last() -> None:
-    told = ("900", "7", "soon", "30", None)
-    requests = [Request(i, [1], 9, tags={TAG: tag} if tag else {}) for i, tag in enumerate(told)]
+    """A gap in a column tells none. (What nobody can read is refused: tests/test_policies.py.)"""
+    told = ("900", "7", "", "30.0", None)
+    requests = [
+        Request(i, [1], 9, tags={} if tag is None else {TAG: tag}) for i, tag in enumerate(told)
+    ]
     trace = simulate(requests, policy="srpt:0", max_batch_size=1)
     assert [request for request, _ in trace.finished] == [1, 3, 0, 2, 4]
 

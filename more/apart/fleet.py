@@ -119,6 +119,7 @@ class Fleet:
         engine = self.route(self.engines, request)
         engine.count(request, 1)
         if self.decoders:
+            request.check_new()
             self.decoders[0].loop.scheduler.check(request)
             request = First.of(request)
         engine.loop.add(request)

@@ -81,7 +81,9 @@ class Halves:
 
     def holds(self, decodes: Sequence[Request], newcomer: Request | None = None) -> bool:
         if newcomer in self.coming:  # it has its room: only its next token is new
-            return super().holds([*decodes, newcomer])
+            # nobody else is here: `check` says that it fits, and so does its next token
+            alone = not decodes and len(self.coming) == 1
+            return alone or super().holds([*decodes, newcomer])
         return super().holds(decodes, newcomer)
 
     def prefill(self, newcomer: Request) -> tuple[int, int]:

@@ -36,12 +36,13 @@ class Table:
     """The blocks of one request.
 
     keys: of its first full blocks, as far as they were asked for. entered: how many of its blocks
-    have been offered to others.
+    have been offered to others. planned: tokens that the batch that is being made has prefilled.
     """
 
     blocks: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
     entered: int = 0
+    planned: int = 0
 
 
 class BlockMemory(Memory):
@@ -116,6 +117,9 @@ class BlockMemory(Memory):
     def to_run(self, newcomer: Request) -> int:
         return newcomer.prefill_length - self.prefill(newcomer)[1]
 
+    def plan(self, request: Request, end: int) -> None:
+        self.tables[request].planned = end
+
     def take(self, newcomer: Request) -> None:
         """Give a request a table for its whole prefill, the blocks of its hit first.
 
@@ -123,7 +127,7 @@ class BlockMemory(Memory):
         """
         found = self._found(newcomer)
         table = self._table(newcomer)
-        table.entered, newcomer.planned = len(found), 0
+        table.entered = len(found)
         for block in found:
             self._hold(block)
         table.blocks += found
@@ -236,7 +240,7 @@ class BlockMemory(Memory):
         """
         size = self.block_size
         for request, table in self.tables.items() if self.prefix_caching else ():
-            full = max(request.context, request.planned if ahead else 0) // size
+            full = max(request.context, table.planned if ahead else 0) // size
             if full <= table.entered:
                 continue
             keys = self._keys(request, table, full)
@@ -255,12 +259,12 @@ class BlockMemory(Memory):
         """
         for request in requests if self.prefix_caching else ():
             table, full = self.tables[request], request.context // self.block_size
-            request.planned = 0
+            table.planned = 0
             for block in self.unsure.intersection(table.blocks[full : table.entered]):
                 if self.references[block] > 1:
                     raise UserError(
                         f"the policy has made a chunk of request {request.request_id} with"
-                        " `next_chunk`, another request shares it, and less of it is in the batch"
+                        " `plan`, another request shares it, and less of it is in the batch"
                     )
                 del self.block_of[self.key_of.pop(block)]
                 self.unsure.remove(block)  # last: an interrupt may come between two lines

@@ -106,6 +106,7 @@ class MicroBatches:
     def add(self, request: Request) -> None:
         """Let a request arrive at `request.arrival`. A UserError if it can never run."""
         refuse_beams([request], "a pipeline cannot run it; use LLM.beam_search")
+        request.check_new()
         self.scheduler.check(request)
         insort(self.arriving, request, key=lambda request: request.arrival)
 

@@ -13,7 +13,7 @@ from itertools import chain
 
 from batch import Batch, Request
 from more.paged.blocks import BlockMemory, at_once
-from scheduler import SarathiServe, Scheduler, held, next_chunk
+from scheduler import SarathiServe, Scheduler, held
 
 
 class VLLMv1(Scheduler):
@@ -49,7 +49,7 @@ class VLLMv1(Scheduler):
         single = self.rows(decodes) == len(decodes)  # to ask each one takes 14 % longer
         for request in self.running_then_new():
             if request.in_prefill:
-                chunk = next_chunk(request, min(room, self.most_tokens))
+                chunk = self.plan(request, min(room, self.most_tokens))
                 batch.chunks.append(chunk)
                 room -= chunk.length
             else:

@@ -58,6 +58,8 @@ class Choice:
         self.answer.policies[delta.policy] = None
         if delta.token == batch.BROKEN:
             raise Refused(500, WHY_BROKEN, kind="server_error", code="no_numbers")
+        if delta.refused:
+            raise Refused(400, delta.refused, code="refused_by_policy")
         if delta.token is not None:
             self.count += 1
             if not stop_id:  # the token that ends a text does not belong to it
