@@ -30,11 +30,10 @@ import serve
 from command.checks import WHY_BROKEN, UserError
 from engine import LLM, SamplingParams
 from more.loading.files import DEMO
-from more.web import live
+from more.web import live, schemas
 from more.web.chat import Chat, Unfit, read_template
 from more.web.priced import Clock, PricedEngine
 from more.web.real import RealEngine
-from more.web.schemas import Completion
 from more.web.server import hash_of
 from more.web.text import Pieces, Stops, Words, dumps
 from tests import spawn
@@ -329,6 +328,52 @@ def test_the_first_event_of_a_chat_comes_with_its_first_token() -> None:
         assert b'"role":"assistant"' in connection.recv(65536)
 
 
+# What clients of OpenAI and vLLM send unasked: both have these as defaults, or say that it does
+# nothing.
+UNASKED = {
+    TEXT: {"suffix": "", "add_special_tokens": True},
+    CHAT: {
+        "add_special_tokens": False, "top_logprobs": 0, "tools": [], "tool_choice": "none",
+        "parallel_tool_calls": True, "modalities": ["text"], "store": False, "verbosity": "medium",
+        "function_call": "none", "add_generation_prompt": True, "continue_final_message": False,
+        "include_reasoning": True,
+    },
+}  # fmt: skip
+ALWAYS = {
+    "logprobs": False, "response_format": {"type": "text"}, "service_tier": "auto", "seed": -1,
+    "logit_bias": {}, "presence_penalty": 0.0, "frequency_penalty": 0, "repetition_penalty": 1.0,
+    "min_p": 0, "min_tokens": 0, "best_of": 1, "echo": False, "use_beam_search": False,
+    "length_penalty": 1.0, "skip_special_tokens": True, "spaces_between_special_tokens": True,
+    "include_stop_str_in_output": False, "bad_words": [], "return_token_ids": False,
+    "thinking_token_budget": -1, "top_k": -1, "n": 1, "stop": [], "stop_token_ids": [],
+    "ignore_eos": False, "stream": False, "priority": 0, "metadata": {}, "allowed_token_ids": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "least", "typed"),
+    [
+        (TEXT, schemas.Completion, {"prompt": "x"}, "openai.types"),
+        (CHAT, schemas.Chat, {"messages": [{"role": "user", "content": "x"}]}, "openai.types.chat"),
+    ],
+)
+def test_what_changes_nothing_passes(path: str, kind: type, least: dict, typed: str) -> None:
+    """And any other value is refused by name. No parameter of OpenAI's is unknown."""
+    plain = dict(schemas.read(kind, least))
+    for name, value in (ALWAYS | UNASKED[path]).items():
+        found = schemas.read(kind, least | {name: value})
+        differs = {field for field in kind.model_fields if getattr(found, field) != plain[field]}
+        assert differs <= {"top_k", "priority"}, name
+        assert not schemas.read(kind, least | {name: value}, lenient=True)._ignored
+        if name not in kind.model_fields:
+            with pytest.raises(schemas.Refused) as caught:
+                schemas.read(kind, least | {name: "other"})
+            assert f"{name} is 'other', and the server" in str(caught.value)
+    theirs = importlib.import_module(f"{typed}.completion_create_params")
+    theirs = theirs.CompletionCreateParamsBase.__annotations__.keys()
+    assert theirs and theirs <= kind.model_fields.keys() | kind.idle
+
+
 def test_null_is_not_given(demo: Served) -> None:
     """A client sends its answers back, with all that they hold; null content is an empty text."""
     whole = {"content": None, "tool_calls": None, "audio": None}
@@ -396,7 +441,7 @@ VALUES = [None, True, False, 0, -1, 1, 1.5, -0.0, 1e308, 10**30, -(10**30), "", 
 def test_whatever_a_parameter_is(demo: Served) -> None:
     """The answer is right or a 4xx with one sentence, and the engine lives on."""
     chats, odd = ["messages", "chat_template_kwargs"], ["logit_bias", "__class__", ""]
-    names = [*Completion.model_fields, *odd, *chats]
+    names = [*schemas.Completion.model_fields, *odd, *chats]
     for name, value in itertools.product(names, VALUES):
         body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
         path, body = (CHAT, body) if name in chats else (TEXT, GOOD)
