@@ -206,6 +206,36 @@ def test_a_template_makes_json_as_transformers_does() -> None:
         assert Chat(template, {}).prompt([]) == expected
 
 
+PARTS = "{% for part in m['content'] %}{{ part['text'] | trim }}{% endfor %}"
+BOTH = "{% if m.content is string %}{{ m.content | trim }}{% else %}" + PARTS + "{% endif %}"
+READERS = {  # of the content of a message m, and what they make of the texts " a " and " b "
+    "{{ m.content | trim }}": "a \n b",
+    "{{ m.content if m.content is string else '' }}": " a \n b ",  # Qwen 3's
+    "{{ m.content if m.content is string else m.content | tojson }}": " a \n b ",
+    PARTS: "ab",
+    BOTH: "ab",  # Gemma 3's
+    "{% macro visible(m) %}" + BOTH + "{% endmacro %}{{ visible(m) }}": "ab",
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_parts_are_joined_as_the_template_says(reader: str) -> None:
+    """Or by line ends, where it reads texts alone. Where it reads parts alone, a text is one."""
+    from transformers.utils.chat_template_utils import render_jinja_template  # takes seconds
+
+    template = "{% for m in messages %}<" + reader + ">{% endfor %}"
+    parts = [{"type": "text", "text": text} for text in (" a ", " b ")]
+    reads_parts = READERS[reader] == "ab"
+    for content, read_as_text in ((parts, " a \n b "), (parts[:1], " a "), (" a ", " a ")):
+        found = Chat(template, {}).prompt([{"role": "user", "content": content}])
+        reads = content if reads_parts else read_as_text
+        reads = parts[:1] if reader == PARTS and content == " a " else reads
+        conversation = [{"role": "user", "content": reads}]
+        [[theirs], *_] = render_jinja_template([conversation], chat_template=template)
+        assert found == theirs
+        assert content is not parts or found == f"<{READERS[reader]}>"
+
+
 @pytest.mark.parametrize("template", WRONG)
 def test_a_wrong_template_is_refused(template: str) -> None:
     with pytest.raises(Unfit) as caught:

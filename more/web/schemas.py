@@ -213,11 +213,8 @@ class Message(Strict):
     content: Content = ""  # as vLLM has it
     name: Name = None
 
-    def as_template_wants(self) -> dict[str, str]:
-        """Its parts become one text, joined by line ends, as vLLM joins them."""
-        parts = self.content
-        text = parts if isinstance(parts, str) else "\n".join(part["text"] for part in parts)
-        own = {"role": self.role, "content": text}
+    def as_template_wants(self) -> dict[str, str | list]:
+        own = {"role": self.role, "content": self.content}
         return own if self.name is None else own | {"name": self.name}
 
 
