@@ -13,6 +13,7 @@ import random
 import shutil
 import signal
 import socket
+import time
 import webbrowser
 from collections.abc import Iterator
 from dataclasses import replace
@@ -461,6 +462,28 @@ def test_what_is_no_request(priced: PricedEngine, caplog: pytest.LogCaptureFixtu
             line = caplog.records[0].getMessage()
             assert f" {status} " in line and line.endswith(headers["x-request-id"])
             assert line.split()[1] == "127.0.0.1" and len(line) < 200
+
+
+def test_who_is_silent_is_hung_up_on(priced: PricedEngine) -> None:
+    """Without a byte, with one now and then, and after an answer; and a body that does not come is
+    told. Long answers go on.
+    """
+    ask = request("/health", method="GET", connection="keep-alive")
+    long = GOOD | {"max_tokens": 30}
+    with served(priced, patience=0.5) as running, contextlib.ExitStack() as opened:
+        silent, asked, posted, slow = (
+            opened.enter_context(socket.create_connection(running.place, 60)) for _ in range(4)
+        )
+        asked.sendall(ask)
+        posted.sendall(request(TEXT, GOOD)[:-1])
+        with pytest.raises(ConnectionError):
+            for letter in ask.replace(b"/health", b"/" * 400):
+                slow.sendall(bytes([letter]))
+                time.sleep(0.05)
+        assert [each.recv(65536)[9:12] for each in (silent, asked, posted)] == [b"", b"200", b"408"]
+        assert asked.recv(1) == b""
+        assert running.ask(TEXT, long)[2]["usage"]["completion_tokens"] == 30
+        assert asyncio.run(streamed(running.place, long))[1] == "length"
 
 
 VALUES = [None, True, False, 0, -1, 1, 1.5, -0.0, 1e308, 10**30, -(10**30), "", "x", "\u0000", "💥",
