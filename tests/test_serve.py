@@ -18,6 +18,7 @@ import webbrowser
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ import serve
 from command.checks import WHY_BROKEN, UserError
 from engine import LLM, SamplingParams
 from more.loading.files import DEMO
-from more.web import live, schemas
+from more.web import live, schemas, server
 from more.web.chat import Chat, Unfit, read_template
 from more.web.priced import Clock, PricedEngine
 from more.web.real import RealEngine
@@ -462,6 +463,28 @@ def test_what_is_no_request(priced: PricedEngine, caplog: pytest.LogCaptureFixtu
             line = caplog.records[0].getMessage()
             assert f" {status} " in line and line.endswith(headers["x-request-id"])
             assert line.split()[1] == "127.0.0.1" and len(line) < 200
+
+
+def test_the_log_has_the_milliseconds_of_a_request(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From its head to the end of its answer: 2 s for the body, 0.25 s for the answer."""
+    moment = [1e6]
+    clock = SimpleNamespace(perf_counter=lambda: moment[0], strftime=time.strftime)
+    monkeypatch.setattr(server, "time", clock)
+    caplog.set_level(logging.INFO, "nano-sarathi")
+    scope = {"type": "http", "method": "GET", "path": "/health", "headers": []}
+
+    async def receive() -> dict:
+        moment[0] += 2
+        return {"type": "http.request", "body": b""}
+
+    async def app(*_: object) -> None:
+        moment[0] += 0.25
+
+    asyncio.run(server.Gate(app, (), 60.0)(scope, receive, None))
+    [record] = caplog.records
+    assert " 2250 ms, id " in record.getMessage()
 
 
 def test_who_is_silent_is_hung_up_on(priced: PricedEngine) -> None:
