@@ -148,6 +148,7 @@ class Transformer(nn.Module):
         if first and gpt2:
             self.positions = nn.Embedding(config.max_length, hidden)
         self.layers = nn.ModuleList(Layer(config) for _ in self.own)
+        self.near = span_by_span(partial(sdpa, window=config.window))  # beams have another one
         if last:
             self.norm = (nn.LayerNorm if gpt2 else nn.RMSNorm)(hidden, eps=config.norm_eps)
         if last and not config.tied:
@@ -191,7 +192,7 @@ class Transformer(nn.Module):
         rotary = self._rotary(batch.positions)
         attend_all = attend_near = attention(batch, cache)  # near: in layers with a window
         if 0 < self.config.window < max(max(span.contexts) for span in batch.spans):
-            attend_near = span_by_span(partial(sdpa, window=self.config.window))(batch, cache)
+            attend_near = self.near(batch, cache)
         for index, layer in enumerate(self.layers):
             attend = attend_near if self.config.in_window(self.own[index]) else attend_all
             x = layer(x, rotary[index], partial(attend, index), call)

@@ -28,6 +28,7 @@ from course.exercises import LESSONS
 from experiments import bench, beside_benchmarks, fidelity, studies, validate
 from experiments.lib import common, holes
 from experiments.lib.rows import Rows, read_rows
+from more.web.schemas import IDLE
 
 WIDTH = 100
 NUMBER = r"[+-]?\d+(?:[.,]\d+)*"
@@ -193,6 +194,16 @@ def lessons(_: str) -> str:
     return "\n".join(rows)
 
 
+def idle(_: str) -> str:
+    """What changes nothing, of the parameters that the server does not have."""
+    lines = ["| of | what changes nothing |", "|---|---|"]
+    for place, parameters in IDLE.items():
+        pairs = [(name, each) for name, values in parameters.items() for each in values or [None]]
+        told = ", ".join(f"`{json.dumps(name)}: {json.dumps(value)}`" for name, value in pairs)
+        lines.append(f"| {place} | {told} |")
+    return "\n".join(lines)
+
+
 def shapes(names: str) -> str:
     """NAME ...: of what studies claim, the comparisons that hold where this machine measured."""
     lines = ["| the paper's shape | figure | comparisons that hold |", "|---|---|---|"]
@@ -232,6 +243,7 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "published": published,
     "flags": lambda _: markdown(),
     "gpu": gpu_day,
+    "idle": idle,
     "lessons": lessons,
     "fidelity": summary,
     "plan": plan_printed,

@@ -5,10 +5,12 @@ chunks. All its beams begin with the logits of the last prompt token. After that
 BW rows.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from attention import FlatBatch, reference, sdpa
+from attention import FlatBatch, reference, sdpa, span_by_span
 from batch import BROKEN, Batch, Request
 from executor import ModelExecutor
 from loop import Loop
@@ -33,6 +35,8 @@ class BeamExecutor(ModelExecutor):
         written_out = plain(reference if backend == "math" else sdpa)
         of_beams = native.attention if backend == "native" else written_out
         self.attention = with_beams(before.attention, of_beams)
+        near = partial(sdpa, window=self.model.config.window)
+        self.model.near = with_beams(span_by_span(near), plain(near, self.model.config.window))
         self.memories: dict[int, SegmentMemory | StandardMemory] = {}  # by request id
 
     def flatten(self, batch: Batch) -> FlatBatch:
