@@ -217,11 +217,14 @@ def say_what_is_missing(
     if not isinstance(error, ModuleNotFoundError) or not package or ours:
         sys.__excepthook__(kind, error, trace)
         return
-    script = Path(sys.modules["__main__"].__file__).resolve().relative_to(ROOT)
-    target = "live" if script.name == "serve.py" and "--gpu" in sys.argv else "install"
+    main = sys.modules["__main__"]
+    script = Path(main.__file__).resolve().relative_to(ROOT).as_posix()
+    priced = script == "serve.py" and "--gpu" in sys.argv
+    target = "live" if priced else "site" if script == "docs/site.py" else "install"
+    started = f"-m {main.__spec__.name}" if main.__spec__ else script  # as it was started
     print(
         f"error: this Python has no {package}: run 'make {target}' once, then .venv/bin/python"
-        f" {script}; without make: python3 -m venv .venv, activate it, and 'pip install -r"
+        f" {started}; without make: python3 -m venv .venv, activate it, and 'pip install -r"
         " requirements.txt'",
         file=sys.stderr,
     )
