@@ -134,7 +134,7 @@ def draw_kept(out: Path) -> None:
     """Draw the results that are there without a picture: those of a script that did not run."""
     look.use_style()
     torch = find_spec("torch") is not None
-    for name, study in STUDIES.items():
+    for name, study in common.progress(STUDIES.items(), "drawing"):
         path = out / f"{name}.png"
         if name in TORCH and not torch:
             continue
