@@ -74,6 +74,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         raise UserError(f"no {error.name}: make site, or pip install -e '.[site]'") from None
     write_gallery()
+    print("Sphinx makes the pages; it takes about half a minute", flush=True)
     cache = ROOT / "build" / "doctrees"
     strict = ["--fail-on-warning", "--keep-going", "--quiet", "--jobs", "auto"]
     if status := sphinx(
