@@ -232,7 +232,8 @@ def without_torch(_: str) -> str:
     listed = tomllib.loads((ROOT / "docs" / "without_torch.toml").read_text(encoding="utf-8"))
     names = [*(f"make {name}" for name in listed["targets"]), *listed["commands"]]
     *others, last = [f"`{name}`" for name in names]
-    text = f"- **Without torch**: {', '.join(others)} and {last}. Only exercises E2 to E4 need it."
+    text = f"- **Without torch**: {', '.join(others)} and {last}. Of these, only exercises E2 to E4"
+    text += " and Fig 6 need it; without it, `make figures` leaves Fig 6 out."
     return textwrap.fill(text, WIDTH, subsequent_indent="  ")
 
 
