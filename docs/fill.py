@@ -15,6 +15,7 @@ If anything cannot be filled, nothing is written, and one line names it.
 import json
 import re
 import textwrap
+import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from functools import cache
@@ -237,6 +238,16 @@ def gpu_day(kind: str) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def without_torch(_: str) -> str:
+    """The item of a list: targets and commands of docs/without_torch.toml."""
+    listed = tomllib.loads((ROOT / "docs" / "without_torch.toml").read_text(encoding="utf-8"))
+    names = [*(f"make {name}" for name in listed["targets"]), *listed["commands"]]
+    *others, last = [f"`{name}`" for name in names]
+    text = f"- **Without torch**: {', '.join(others)} and {last}. Of these, only exercises E2 to E4"
+    text += " and Fig 6 need it; without it, `make figures` leaves Fig 6 out."
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ")
+
+
 BLOCKS: dict[str, Callable[[str], str]] = {
     "bench": lambda title: below(title, printed(bench.print_found, results("bench").newest())),
     "report": report,
@@ -248,6 +259,7 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "fidelity": summary,
     "plan": plan_printed,
     "shapes": shapes,
+    "without-torch": without_torch,
     "validate": lambda name: below("Absolute error", printed(validate.print_errors, results(name))),
 }
 
