@@ -115,7 +115,7 @@ def derived() -> dict[str, float]:
         "held-out loss": demo["held_out_nats_per_token"],
         "unigram loss": demo["unigram_nats_per_token"],
         "numbers of benchmarks.csv": len(beside_benchmarks.benchmarks()),
-    }
+    } | fidelity.largest_batches()
 
 
 # ----------------------------------------------------------------------------------------- blocks
