@@ -304,7 +304,7 @@ STUDY = Study(
     ],
     columns=2,
     paper={
-        number: (quantity, {"option": NONE, "run": "all"})
+        number: (quantity, {"option": NONE, "run": "all"}, {"requests": PAPER_REQUESTS})
         for number, quantity in (
             ("f12_bubble", RATIOS[0]),
             ("f12_sarathi_vs_orca", RATIOS[1]),

@@ -130,9 +130,9 @@ def run(node: td.Node, requests: int, seed: int, look_ahead: str, predictor: str
 def beside_oracle(rows: Rows) -> None:
     for quantity in ("class accuracy", "error"):
         case = {"group": BESIDE} if quantity == "error" else {}
-        [trained_one] = rows.where(quantity, predictor=TRAINED_ONE, **case)
+        ours = rows.one(quantity, predictor=TRAINED_ONE, **case)
         for end in ENDS.values():
-            rows.append(trained_one | {"which": end})
+            rows.add(**case, which=end, **{quantity: ours})
     for group in rows.where("throughput").by("node", "look_ahead").values():
         true = group.one("throughput", predictor=ORACLE)
         for row in group:
@@ -168,7 +168,6 @@ UNITS = {
     "recomputed": "per 1000 requests",
     "most of the memory": "%",
 }
-OURS_ALONE = dict.fromkeys(("predictor", "seed", "splits"))  # the paper's row has none of these
 SHOW = {"xlabel": "requests whose total is predicted"}
 STUDY = Study(
     "td_lengths",
@@ -185,7 +184,7 @@ STUDY = Study(
     ],
     columns=3,
     paper={
-        f"{number}_{short}": (quantity, {"which": end}, OURS_ALONE)
+        f"{number}_{short}": (quantity, {"which": end})
         for short, end in ENDS.items()
         for number, quantity in (("td_pred_acc", "class accuracy"), ("td_pred_err256", "error"))
     },

@@ -36,7 +36,7 @@ UNFUSED = 38 - 9
 # That this happens is the paper's (Sec 3.2); how many is our guess.
 UNFUSED_ALONE = "unfused operators"
 CAUSES = {UNFUSED_ALONE: 0}
-CAUSES |= {f"{UNFUSED_ALONE}, {n} stale cache{'s' * (n > 1)}": n for n in (1, 2)}
+CAUSES |= {f"{UNFUSED_ALONE} + {n} stale cache{'s' * (n > 1)}": n for n in (1, 2)}
 
 
 @dataclass(frozen=True)
