@@ -1,4 +1,4 @@
-"""Segment KV, Sec 3.1 and Fig 6: operators of a layer, and how fast the fused attention reads.
+"""Segment KV, Fig 6: how fast the fused attention reads. Segment KV, Sec 3.1: operators of a layer.
 
     python experiments/segment_fused.py              the paper's tile
     python experiments/segment_fused.py --measure    and this CPU: a minute; needs a C++ compiler

@@ -265,15 +265,14 @@ for (name, size), colour in zip(sizes.items(), colours, strict=True):
     low += size
 left.set(yticks=[], xlabel="GB", title="A6000, 48 GB (predicted)")
 lengths = [512, 768, 1024, 1536, 2048, 3072, 4096]
-pairs = ("llama-13b", "a6000"), ("llama-33b", "a100-80gb")
-for (name, gpu), (colour, marker) in zip(pairs, SERIES, strict=False):
-    fits = [requests_that_fit(MODELS[name], GPUS[gpu], length) for length in lengths]
-    right.plot(lengths, fits, color=colour, marker=marker, label=f"{name}, {gpu}")
-for (name, gpu), number in zip(pairs, ("s31_max_batch", "t4_33b_max_batch"), strict=True):
-    ran = [int(paper[f"{number}_{k}k"]) for k in (1, 2, 3)]
-    fits = [requests_that_fit(MODELS[name], GPUS[gpu], 1024 * k) for k in (1, 2, 3)]
-    print(f"{name}, L = 1K, 2K, 3K: the formula allows {fits}, the paper ran {ran}")
-    star(right, [1024, 2048, 3072], ran, label=f"paper ({name})")
+cases = ("llama-13b", "a6000", "s31_max_batch"), ("llama-33b", "a100-80gb", "t4_33b_max_batch")
+for (name, gpu, number), (colour, marker) in zip(cases, SERIES, strict=False):
+    fits = {length: requests_that_fit(MODELS[name], GPUS[gpu], length) for length in lengths}
+    right.plot(lengths, fits.values(), color=colour, marker=marker, label=f"{name}, {gpu}")
+    for k in (1, 2, 3):
+        ran = paper[f"{number}_{k}k"]
+        star(right, 1024 * k, ran, colour, label=f"{name} (paper)" if k == 1 else None)
+        print(f"{name}, L = {k}K: the formula allows {fits[1024 * k]}, the paper ran {ran:.0f}")
 right.set(xlabel="L (tokens)", ylabel="B (requests)", ylim=0)
 right.set_title("How many fit (predicted by the formula)")
 right.legend()
