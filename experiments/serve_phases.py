@@ -94,7 +94,7 @@ def knee(engine: Deployment) -> dict[str, float]:
 def mark_knees(axes: plt.Axes, rows: Rows) -> None:
     style = {"color": "black", "linewidth": 1.8}
     axes.axvline(saturating_tokens(FOUR.cost_model), linestyle="--", label="knee: ours", **style)
-    axes.axvline(paper_numbers()["ss_knee"], linestyle=":", label="knee: the paper's", **style)
+    axes.axvline(paper_numbers()["ss_knee"], linestyle=":", label="knee: the paper's, from 500", **style)
 
 
 def iteration(engine: Deployment, phase: str, L: int, B: int) -> dict[str, float]:
