@@ -94,7 +94,8 @@ def knee(engine: Deployment) -> dict[str, float]:
 def mark_knees(axes: plt.Axes, rows: Rows) -> None:
     style = {"color": "black", "linewidth": 1.8}
     axes.axvline(saturating_tokens(FOUR.cost_model), linestyle="--", label="knee: ours", **style)
-    axes.axvline(paper_numbers()["ss_knee"], linestyle=":", label="knee: the paper's, from 500", **style)
+    stated = paper_numbers()["ss_knee"]
+    axes.axvline(stated, linestyle=":", label=f"knee: the paper's, from {stated:g}", **style)
 
 
 def iteration(engine: Deployment, phase: str, L: int, B: int) -> dict[str, float]:
