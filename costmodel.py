@@ -369,15 +369,19 @@ class CostModel:
         return self.host.around(self.kernels(batch), len(batch.decodes) + len(batch.chunks))
 
 
-def requests_that_fit(model: ModelConfig, gpu: GPU, length: int, bytes_per_value: int = 2) -> int:
+def requests_that_fit(
+    model: ModelConfig, gpu: GPU, length: int, bytes_per_value: int = 2, tp: int = 1
+) -> int:
     """B = floor((M_G - M_S) / (L * m_kv)): how many requests of `length` tokens (SARATHI, 4.3.1).
 
-    M_G is the GPU's memory and M_S that of the weights, both in bytes. L is in tokens, m_kv in
-    bytes per token. The formula leaves no room for activations: real systems fit fewer.
+    M_G is the memory that software finds on the `tp` GPUs together, and M_S that of the weights,
+    both in bytes. L is in tokens, m_kv in bytes per token. The formula leaves no room for
+    activations: real systems fit fewer.
     """
     check_whole("length", length)
     check_number("bytes_per_value", bytes_per_value, 0.1, 1e3)
-    free = gpu.memory - model.weight_bytes(bytes_per_value)
+    check_whole("tp", tp)
+    free = tp * (gpu.card or gpu.memory) - model.weight_bytes(bytes_per_value)
     return max(0, int(free // (length * model.kv_bytes_per_token(bytes_per_value))))
 
 

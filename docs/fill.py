@@ -111,13 +111,15 @@ def derived() -> dict[str, float]:
     demo = json.loads((ROOT / "more" / "demo" / "metrics.json").read_text(encoding="utf-8"))
     text = (ROOT / "README.md").read_text("utf-8")
     core = re.findall(r"^\| \[`(\w+\.py)`\]", text, re.MULTILINE)[:9]
+    paper = common.paper_numbers()
     assert len(core) == 9, "the core is the first nine files of the README's map"
     return {
         "lines of the core": sum(len((ROOT / name).read_bytes().splitlines()) for name in core),
         "held-out loss": demo["held_out_nats_per_token"],
         "unigram loss": demo["unigram_nats_per_token"],
+        "vLLM, TP8 over PP": paper["ss_falcon_strict_vllm_pp"] / paper["ss_falcon_strict_vllm_tp8"],
         "numbers of benchmarks.csv": len(beside_benchmarks.benchmarks()),
-    }
+    } | fidelity.largest_batches()
 
 
 # ----------------------------------------------------------------------------------------- blocks

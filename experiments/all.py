@@ -135,11 +135,13 @@ def draw_kept(out: Path) -> None:
     look.use_style()
     torch = find_spec("torch") is not None
     for name, study in common.progress(STUDIES.items(), "drawing"):
-        path = out / f"{name}.png"
-        if name in TORCH and not torch:
+        path = out / f"{name}.csv"
+        if name not in captions() or not path.exists() or (name in TORCH and not torch):
             continue
-        if name in captions() and path.with_suffix(".csv").exists() and not path.exists():
-            look.save_figure(study.picture(read_rows(path.with_suffix(".csv"))), path)
+        if not path.with_suffix(".png").exists():
+            look.save_figure(study.picture(read_rows(path)), path.with_suffix(".png"))
+        if not (out / f"{name}_measured.png").exists():
+            study.draw_measured(path)
 
 
 def title_of(name: str) -> str:

@@ -1,7 +1,8 @@
 """Prints the cost model's constants of configs/constants.py, and how far off they are.
 
-    python experiments/fit.py                 all fits
+    python experiments/fit.py                 all fits but vidur and law
     python experiments/fit.py a6000           SARATHI's, l20: TD-Pipe's, vllm: today's vLLM's
+    python experiments/fit.py vidur --profiles DIR      Sarathi-Serve's A100, and all norms
 
 What is off is a log ratio, so that 5 % of a short time weighs as much as 5 % of a long one.
 
@@ -13,6 +14,11 @@ l20     Whole iterations of LLaMA-13B, of TD-Pipe's artefact (github.com/MLSysU/
 vllm    Measured kernels on an A100, H100, L40S and RTX 4090: vllm_kernels.csv. Half of the shapes
         are fitted, and the other half tested; they alternate as on a chessboard. Norms, activations
         and the like: Vidur's A100. Experts, and products in fp8: configs/experts.py.
+vidur   Operators of one layer of Llama-2-70b on an A100, from Vidur's public profiles (arXiv
+        2405.05465, github.com/microsoft/vidur, MIT), which are not in this checkout:
+        DIR/Llama-2-70b/mlp.csv. Those of Llama-2-7b test.
+law     What the numbers that hold for all GPUs (costmodel.py) would be, had the fitted half of the
+        kernels alone chosen: with each value in turn, all constants are fitted again. Minutes.
 """
 
 import enter  # noqa: F401
@@ -23,8 +29,11 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from itertools import combinations, pairwise
+from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
+import costmodel
 from batch import Batch
 from command.cli import run_main
 from command.flags import OneOf
@@ -188,6 +197,58 @@ def on_an_l20(efficiency: Efficiency, sizes: Iterable[int]) -> list[float]:
     """The same by the cost model."""
     cost = CostModel(MODELS["llama-13b"], GPUS["l20"], efficiency)
     return [1e3 * cost.seconds(prefill(rows)) for rows in sizes]
+
+
+class Layer(NamedTuple):
+    """A measurement of Vidur's: one layer of a model on one of `tp` GPUs."""
+
+    model: ModelConfig
+    tokens: int
+    tp: int
+    line: int  # of the file: some sizes are measured twice
+
+
+VIDUR_PRODUCTS = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj")
+VIDUR_OTHERS = ("input_layernorm", "post_attention_layernorm", "add", "mlp_act", "attn_rope")
+
+
+@cache
+def layers(path: Path, operators: tuple[str, ...]) -> dict[Layer, float]:
+    """Seconds of these operators together: medians, by the number of GPUs and of tokens."""
+    found = {}
+    for line, row in enumerate(read_table(path)):
+        heads, hidden, inner, kv_heads, tokens, tp = (
+            int(row[column])
+            for column in ("n_head", "n_embd", "n_expanded_embd", "n_kv_head", "num_tokens",
+                           "num_tensor_parallel_workers")
+        )  # fmt: skip
+        model = ModelConfig(
+            path.parent.name, 1, heads, hidden, inner, 1, tokens, n_kv_head=kv_heads
+        )
+        times = [float(row[f"time_stats.{name}.median"]) for name in operators]
+        found[Layer(model, tokens, tp, line)] = 1e-3 * sum(times)
+    return dict(sorted(found.items(), key=lambda item: (item[0].tp, item[0].tokens)))
+
+
+def products(efficiency: Efficiency, names: Iterable[Layer]) -> list[float]:
+    """Seconds of a layer's four products by the cost model."""
+    gpu = GPUS["a100-80gb"]
+    models = {each: CostModel(each.model, gpu, efficiency, tp=each.tp) for each in names}
+    return [sum(cost.linears(each.tokens).values()) for each, cost in models.items()]
+
+
+def norms(efficiency: Efficiency, names: Iterable[Layer]) -> list[float]:
+    """Seconds of two norms, a sum of two, the activation, and rotary positions."""
+    rate = GPUS["a100-80gb"].bandwidth * efficiency.elementwise
+    seconds = []
+    for model, tokens, tp, _ in names:
+        values = (2 * 2 + 3) * model.hidden  # read and written for each token
+        values += (
+            3 * model.intermediate + 2 * (model.n_head + model.n_kv_head) * model.head_dim
+        ) / tp
+        moving = 2 * tokens * values / rate
+        seconds.append(len(VIDUR_OTHERS) * efficiency.launch + moving)
+    return seconds
 
 
 KERNELS = ROOT / "experiments" / "vllm_kernels.csv"
@@ -410,6 +471,36 @@ def borrowed_errors() -> dict[str, list[float]]:
     return {software: list(L20.errors(own).values()) for software, own in found.items()}
 
 
+def fit_vidur(profiles: Path) -> Found:
+    own, other = (profiles / name / "mlp.csv" for name in ("Llama-2-70b", "Llama-2-7b"))
+    found = replace(
+        EFFICIENCY["a100-80gb", "sarathi_serve"], compute=0.7739, memory=0.7483, p=2.1587,
+        overhead=1e-6, elementwise=0.5, launch=2e-6,
+    )  # fmt: skip
+    rows, medians = [], []
+    for what, operators, law, names, power in (
+        ("products", VIDUR_PRODUCTS, products, ("compute", "memory", "p", "overhead"), 2),
+        ("norms", VIDUR_OTHERS, norms, ("elementwise", "launch"), 1),
+    ):
+        every = layers(own, operators)
+        fitted = dict([*every.items()][::4] if power == 2 else every)  # enough of them
+        found = rounded(Fit(names, found, lambda own=fitted: own, law, power, 1e-3).search())
+        tested = layers(other, operators)
+        cells = [summary(percent(law(found, each), each.values())) for each in (every, tested)]
+        rows.append([what, len(tested), *cells[0], *cells[1]])
+        medians.append(cells[1][0])
+    header = ["", "tested", "fitted: median", "p90", "signed", "tested: median", "p90", "signed"]
+    print_table(header, rows, "Llama-2-70b on an A100, tested on Llama-2-7b")
+    source = (
+        "experiments/fit.py: Vidur's products of Llama-2-70b, arXiv 2405.05465; median error on"
+        f" Llama-2-7b {medians[0]}. Attention: vllm's"
+    )
+    moved = {name: getattr(found, name) for name in VIDUR}
+    return efficiency_found("a100-80gb", "sarathi_serve", replace(found, source=source)) | {
+        "VIDUR": (moved, VIDUR)
+    }
+
+
 LEAST_TOKENS = 64  # fewer are not tested
 
 
@@ -497,6 +588,52 @@ def fit_vllm() -> Found:
     return found
 
 
+# Numbers of costmodel.py that hold for all GPUs: the values that we tried, and whose kernels they
+# move. ATTENTION_P = 20: a sharp corner. DIAGONAL = 1: nothing is computed in vain.
+LAW = {
+    "ENDS": ((0, 64, 128, 256), ("product",)),
+    "ATTENTION_P": ((1.0, 1.25, 1.5, 2.0, 20.0), ("prefill", "decode")),
+    "DIAGONAL": ((1, 64, 128), ("prefill", "decode")),
+}
+
+
+def fit_law() -> Found:
+    """Medians over the GPUs' median errors, in %: a star has the least on the fitted half."""
+    rows = []
+    for name, (values, kinds) in LAW.items():
+        lines = []
+        for value in progress(values, name):
+            with patch.object(costmodel, name, value):
+                fitted, tested = zip(*(law_errors(gpu, kinds) for gpu in CHOSEN), strict=True)
+            lines.append([name, value, statistics.mean(fitted), statistics.mean(tested)])
+        best = min(lines, key=lambda line: line[2])
+        rows += [
+            [
+                name,
+                f"{value:g}"
+                + " *" * (line is best)
+                + " (taken)" * (value == getattr(costmodel, name)),
+                f"{fit:.2f}",
+                f"{test:.2f}",
+            ]
+            for line in lines
+            for name, value, fit, test in [line]
+        ]
+    print_table(["number", "value", "fitted", "tested"], rows, "Mean over GPUs of median errors, %")
+    return {}
+
+
+def law_errors(gpu: str, kinds: tuple[str, ...]) -> tuple[float, float]:
+    """Median errors in % of both halves, all of one kind together, after a new fit."""
+    names = [each for each in MOVING[kinds] if each not in CHOSEN[gpu]]
+    found = kernels_fit(gpu, kinds, names, replace(START, **CHOSEN[gpu]))
+    halves = zip(*(kernels_of(gpu)[kind] for kind in kinds), strict=True)
+    return tuple(
+        statistics.median(abs(e) for own in half for e in errors_of(large(own), found, {}))
+        for half in halves
+    )
+
+
 # -------------------------------------------------------------------------------------- the command
 
 FITS = {
@@ -508,12 +645,17 @@ FITS = {
 
 def main() -> None:
     parser = ScriptParser(__doc__)
-    names = OneOf(tuple(FITS))
+    names = OneOf((*FITS, "vidur", "law"))
     parser.add_argument("name", type=names, metavar="NAME", nargs="?", help=f"{names}; else all")
+    parser.add_argument("--profiles", type=Path, metavar="DIR", help="Vidur's, of an A100")
     options = parser.parse_args()
+    others = {
+        "vidur": ("Vidur's profiles of an A100", lambda: fit_vidur(options.profiles)),
+        "law": ("the fitted half of the kernels", fit_law),
+    }
     other = []
     for name in [options.name] if options.name else FITS:
-        what, run = FITS[name]
+        what, run = (FITS | others)[name]
         print(f"\nFitted on {what}:\n")
         found = run()
         print("\nIn configs/constants.py (EXPERTS, FP8: experts.py):\n")

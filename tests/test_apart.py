@@ -12,6 +12,7 @@ import pytest
 from batch import Request
 from command.checks import UserError
 from configs import LINKS
+from configs.hosts import HOSTS
 from costmodel import make_batch
 from experiments import apart_distserve as distserve
 from experiments.lib.rows import Rows
@@ -308,7 +309,7 @@ def test_the_sample_has_what_the_artefact_measured() -> None:
 
 
 def test_the_artefacts_price_by_hand() -> None:
-    price = partial(distserve.fitted, *distserve.FITS[distserve.VLLM]["profile"])
+    price = partial(distserve.fitted, *distserve.FITS[distserve.VLLM]["profile"], HOSTS["none"])
     prompts = make_batch([(0, 1000, 1000), (0, 10, 10)])
     assert price(prompts) == pytest.approx(15.7516e-3 + 1010 * 0.100364e-3 + 5.769567e-3)
     decodes = make_batch([(99, 1, 100)], decodes=9, context=100)  # a second half begins, beside 9

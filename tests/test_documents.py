@@ -18,11 +18,36 @@ from experiments.lib.rows import read_rows
 
 gallery = import_module("experiments.all")
 ROOT = Path(__file__).parent.parent
+FIGURES = (  # of the papers: how many
+    ("SARATHI", "Fig", 13), ("SARATHI", "Table", 4),
+    ("TD-Pipe", "Fig", 16), ("TD-Pipe", "Table", 2), ("TD-Pipe", "Algorithm", 1),
+    ("segment KV", "Fig", 9), ("segment KV", "Table", 1),
+    ("Sarathi-Serve", "Fig", 14), ("Sarathi-Serve", "Algorithm", 3),
+)  # fmt: skip
+ROWS = 121  # of experiments/paper_homes.toml
 WORKFLOW = ROOT / ".github" / "workflows" / "test.yml"
 
 
 def read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
+
+
+def test_each_figure_of_the_papers_has_a_home() -> None:
+    """It is there, and names the figure, or says the words. None is left out."""
+    homes = tomllib.loads(read(ROOT / "experiments" / "paper_homes.toml"))
+    left = read(ROOT / "docs" / "results.md").partition("## What we do not reproduce")[2]
+    for paper, items in homes.items():
+        for item, home in items.items():
+            file, _, words = home.partition(": ")
+            text = left if file == "docs/results.md" else read(ROOT / file)
+            text = re.sub(r"[\s#]+", " ", text)
+            kind, _, number = item.partition(" ")
+            pattern = re.escape(words) if words else rf"\b{kind}s? [\w, ]*?\b{number}[a-z]?\b"
+            assert re.search(pattern, text), f"{paper}, {item}: not in {home}"
+    for paper, kind, count in FIGURES:
+        missing = {f"{kind} {n}" for n in range(1, count + 1)} - homes[paper].keys()
+        assert not missing, (paper, missing)
+    assert sum(map(len, homes.values())) >= ROWS, "no row is taken away"
 
 
 # ----------------------------------------------------------------------------- for a maintainer
