@@ -1,17 +1,28 @@
-"""The mask of a chunk, and the back ends against each other (native.cpp: test_native.py)."""
+"""The mask of a chunk, and the back ends against each other (native.cpp: test_native.py).
+
+Of promise 1, course/prove.py proves what holds for all lengths.
+"""
 
 from functools import partial
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from conftest import assert_within, attend_spans, attention_case, spans_bound
 
+import attention
+import loop
+import scheduler
 from attention import PLAIN, chunk_mask
 from configs import ModelConfig
+from course import prove
 from engine import LLM, SamplingParams
 from kvcache import KVCache
+from more.beam import attention as beams
 from more.fast import backends, native
 from more.fast.backends import BACKENDS, fastest
+from tests.mutants import mutants
 
 
 def test_stacked_chunk_masks_are_the_lower_triangle() -> None:
@@ -26,6 +37,74 @@ def test_stacked_chunk_masks_are_the_lower_triangle() -> None:
                 end = min(start + chunk_size, length)
                 stacked[start:end, :end] = chunk_mask(start, end - start)
             assert torch.equal(stacked, triangle), (length, chunk_size)
+
+
+def test_promise_1_is_proved_for_all_lengths(capsys: pytest.CaptureFixture) -> None:
+    """The code itself runs on symbols, and z3 finds no numbers that make a claim false."""
+    prove.prove()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6 and all(line.startswith("proved ") for line in lines)
+
+
+# Claims of prove.py, and mistakes of mutants.toml that make them false.
+PROVED = {"attention": attention, "scheduler": scheduler, "loop": loop}
+MISTAKES = {
+    "rows of a chunk's mask": (
+        "a token does not see itself",
+        "no triangle inside a chunk",
+        "rows count from 0 in later chunks, too",
+        "the keys of earlier chunks are hidden",
+    ),
+    "`sdpa` shows": (
+        "a decode misses its last token",
+        "sdpa takes a later chunk for a whole prompt",
+        "a row sees a token more than its window",
+        "no window inside a chunk",
+    ),
+    "`next_chunk` fills": (
+        "a chunk is one token short",
+        "a chunk runs past the end of its prompt",
+        "each chunk starts at the first token again",
+    ),
+    "any policy": (
+        "only the last chunk counts as prefilled",
+        "rules: a chunk may leave tokens out",
+        "rules: a chunk may run past the end of its prompt",
+    ),
+}
+
+
+def planted(module: ModuleType, old: str, new: str) -> ModuleType:
+    """The same file with a mistake in it. No other file knows it."""
+    text = Path(module.__file__).read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    twin = ModuleType(module.__name__)
+    exec(compile(text.replace(old, new), module.__file__, "exec"), vars(twin))  # noqa: S102
+    return twin
+
+
+@pytest.mark.parametrize(
+    ("claim", "mistake"), [(claim, each) for claim, own in MISTAKES.items() for each in own]
+)
+def test_a_mistake_has_a_counterexample(claim: str, mistake: str) -> None:
+    """A proof that nothing refutes would prove nothing."""
+    [mutant] = [each for each in mutants() if each.what == mistake]
+    name = mutant.room.removesuffix(".py")
+    twin = planted(PROVED[name], mutant.old, mutant.new)
+    refuted = {what: found for what, found in prove.claims(**{name: twin}) if found}
+    [numbers] = [found for what, found in refuted.items() if what.startswith(claim)]
+    print(f"{mistake}: {prove.shown(numbers)}")
+    if claim.startswith("rows of a chunk's mask"):  # it is one for numbers, too
+        start, length, row, key = (int(numbers[each]) for each in ("start", "length", "row", "key"))
+        wrong, right = (each.chunk_mask(start, length)[row, key] for each in (twin, attention))
+        assert wrong != right
+
+
+def test_two_parts_of_a_softmax_need_their_factors() -> None:
+    twin = planted(
+        beams, "(most_p - most).exp(), (most_r - most).exp()", "(most_p - most).exp(), most_r.exp()"
+    )
+    assert prove.two_parts_are_the_whole(twin.two_segments)
 
 
 CASES = {
