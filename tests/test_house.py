@@ -131,7 +131,7 @@ def test_tokens_are_what_no_formatting_changes() -> None:
     plain = '"""What it is."""\n\n# why\nx, y = (\n    1,  # one\n    "a",\n)\n'
     assert lines.tokens(packed) == 7  # x , y = 1 , 'a'
     assert lines.tokens(plain) == 7 + len("( , )".split())
-    assert lines.tokens('def f(x):\n    """Docs."""\n    return x\n') == 8  # def f(x): return x
+    assert lines.tokens("def f(x):\n    \"\"\"Docs.\"\"\"\n    return x\n") == 8  # def f(x): return x
     assert lines.tokens('say("""a text, and no docstring""")\n') == 4
 
 
