@@ -46,6 +46,21 @@ def test_promise_1_is_proved_for_all_lengths(capsys: pytest.CaptureFixture) -> N
     assert len(lines) == 6 and all(line.startswith("proved ") for line in lines)
 
 
+def test_xformers_own_masks_are_those_of_chunks() -> None:
+    """The paper's library states Fig 6, on every CPU; and the mask that more/fast/cuda.py takes."""
+    bias = pytest.importorskip("xformers.ops.fmha.attn_bias")
+    padded = bias.BlockDiagonalCausalWithOffsetPaddedKeysMask
+    for start, length in ((0, 12), (8, 4), (5, 7), (11, 1), (0, 1)):
+        end, mask = start + length, chunk_mask(start, length)
+        own = bias.LowerTriangularFromBottomRightMask().materialize((length, end))
+        assert torch.equal(own == 0, mask)
+        hybrid = padded.from_seqlens(q_seqlen=[length, 1], kv_padding=16, kv_seqlen=[end, 9])
+        seen = hybrid.materialize((length + 1, 2 * 16)) == 0  # a chunk in slot 0, a decode in 1
+        expected = torch.zeros(length + 1, 2 * 16, dtype=torch.bool)
+        expected[:length, :end], expected[length, 16 : 16 + 9] = mask, True
+        assert torch.equal(seen, expected), (start, length)
+
+
 # Claims of prove.py, and mistakes of mutants.toml that make them false.
 PROVED = {"attention": attention, "scheduler": scheduler, "loop": loop}
 MISTAKES = {
