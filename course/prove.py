@@ -45,7 +45,8 @@ from z3 import (
     is_bool,
     is_int,
     sat,
-)  # fmt: skip
+    unsat,
+)
 
 import attention
 import loop
@@ -95,7 +96,7 @@ def paths(code: Callable[[], Any], *given: BoolRef) -> list[Path]:
 def possible(*claims: BoolRef) -> bool:
     solver = Solver()
     solver.add(*claims)
-    return solver.check() == sat
+    return solver.check() != unsat  # where z3 does not know, the path is taken
 
 
 def counterexample(found: list[Path], claim: Callable[[Any], Any]) -> Counterexample:
@@ -103,8 +104,9 @@ def counterexample(found: list[Path], claim: Callable[[Any], Any]) -> Counterexa
     for known, outcome in found:
         solver = Solver()
         solver.add(*known, Not(claim(outcome)))
-        if solver.check() != sat:
+        if (answer := solver.check()) == unsat:
             continue
+        assert answer == sat, "z3 does not know: nothing is proved"
         symbols = [each() for each in solver.model() if each.arity() == 0]
         for symbol in filter(is_int, sorted(symbols, key=place)):
             small = (number for size in count() for number in (size, -size))
@@ -186,8 +188,24 @@ def arange(first: Any, end: Any = None, device: Any = None) -> Table:
     return Table(None, end - first, lambda row, column: first + column)
 
 
+# What changes neither which keys are seen, nor a number.
+VIEWS = {
+    "device", "dtype", "expand", "flatten", "permute", "repeat_interleave", "reshape", "softmax",
+    "to", "transpose", "unflatten", "view",
+}  # fmt: skip
+
+
+class Viewed:
+    """A stand-in for a tensor whose views are itself."""
+
+    def __getattr__(self, name: str) -> Callable:
+        if name not in VIEWS:
+            raise AttributeError(name)
+        return lambda *_, **__: self
+
+
 @dataclass(eq=False)
-class Reader:
+class Reader(Viewed):
     """Any tensor inside attention. It remembers what it read of the cache, and which mask."""
 
     shape: tuple = ()
@@ -205,10 +223,6 @@ class Reader:
     def __setitem__(self, index: Any, value: "Reader") -> None:
         self.keys, self.values = value.keys, value.values
         self.mask, self.causal = value.mask, value.causal
-
-    def __getattr__(self, name: str) -> Callable:
-        """No view, transposition or type changes what is seen."""
-        return lambda *_, **__: self
 
     def __truediv__(self, number: float) -> "Reader":
         return self
@@ -255,9 +269,11 @@ def mask_is_a_part(mask: Callable) -> Counterexample:
 
     With start = 0, it is a whole prompt. So chunks of any lengths have the full prefill's rows.
     """
-    chunk = run(mask, start, length, torch=TORCH)
     right = And(0 <= key, key <= start + row)
-    return counterexample([([*A_ROW], None)], lambda _: chunk.shows(row, key) == right)
+    return counterexample(
+        paths(lambda: run(mask, start, length, torch=TORCH), *A_ROW),
+        lambda chunk: chunk.shows(row, key) == right,
+    )
 
 
 def attention_sees(attend: Callable, *windows: ArithRef) -> Counterexample:
@@ -344,15 +360,11 @@ def each_token_runs_once(scheduler: ModuleType, check_batch: Callable) -> Counte
 
 
 @dataclass(eq=False)
-class Value:
+class Value(Viewed):
     """One entry of a tensor, in exact arithmetic."""
 
     of: Any
     shape: tuple = (1, 1, 1)  # one beam, one head, one channel
-
-    def __getattr__(self, name: str) -> Callable:
-        """No view or type changes it."""
-        return lambda *_, **__: self
 
     def __mul__(self, other: "Value") -> "Value":
         return Value(self.of * other.of)
