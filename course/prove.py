@@ -22,7 +22,8 @@ exp(a) / exp(b).
 import inspect
 import operator
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from types import ModuleType, SimpleNamespace
@@ -123,10 +124,15 @@ def place(symbol: ExprRef) -> tuple[int, str]:
     return NAMES.index(name) if name in NAMES else len(NAMES), name
 
 
-def run(function: Callable, *arguments: Any, **names: Any) -> Any:
-    """Call a function with other things behind some names of its file, such as torch."""
+def run(function: Callable, *arguments: Any, files: Sequence[ModuleType] = (), **names: Any) -> Any:
+    """Call a function with other things behind some names of its file, such as torch.
+
+    files: whose functions it calls; there, these names are others, too.
+    """
     function = inspect.unwrap(function)  # without a cache
-    with patch.dict(function.__globals__, names):
+    with ExitStack() as stack:
+        for known in (function.__globals__, *map(vars, files)):
+            stack.enter_context(patch.dict(known, names))
         return function(*arguments)
 
 
@@ -276,17 +282,20 @@ def mask_is_a_part(mask: Callable) -> Counterexample:
     )
 
 
-def attention_sees(attend: Callable, *windows: ArithRef) -> Counterexample:
-    """A row sees itself, all keys before it, and no other: in a window, only the last ones."""
+def attention_sees(
+    attend: Callable, attention: ModuleType, *windows: ArithRef, least: int = 0
+) -> Counterexample:
+    """A row sees itself, all keys before it, and no other: in a window, only the last ones.
+
+    least: the smallest window that `attend` takes; 0 stands for none.
+    """
 
     def code() -> Reader:
         q, keys = Reader((1, length, 4, 64)), Reader((2,))
-        mask = inspect.unwrap(attend.__globals__["chunk_mask"])
-        with patch.dict(mask.__globals__, torch=TORCH):
-            return run(
-                attend, q, keys, keys, [slot], [start + length], *windows,
-                torch=TORCH, F=FUSED, chunk_mask=mask,
-            )  # fmt: skip
+        return run(
+            attend, q, keys, keys, [slot], [start + length], *windows, files=[attention],
+            torch=TORCH, F=FUSED, chunk_mask=inspect.unwrap(attention.chunk_mask),
+        )  # fmt: skip
 
     def claim(seen: Reader) -> BoolRef:
         near = [Implies(each > 0, key > start + row - each) for each in windows]
@@ -294,7 +303,7 @@ def attention_sees(attend: Callable, *windows: ArithRef) -> Counterexample:
         own = And(seen.keys[0] == slot, *map(operator.eq, seen.keys, seen.values))
         return And(own, seen.shows(row, key) == right)
 
-    given = [*A_ROW, *(each >= 0 for each in windows)]
+    given = [*A_ROW, *(each >= least for each in windows)]
     return counterexample(paths(code, *given), claim)
 
 
@@ -473,10 +482,13 @@ def claims(
         "rows of a chunk's mask are rows of the lower triangle, the full prefill's mask",
         mask_is_a_part(attention.chunk_mask),
     )
-    yield "`reference` shows a row itself and all before", attention_sees(attention.reference)
+    yield (
+        "`reference` shows a row itself and all before",
+        attention_sees(attention.reference, attention),
+    )
     yield (
         "`sdpa` shows the same, on all its branches; in a window, the last keys alone",
-        attention_sees(attention.sdpa, window),
+        attention_sees(attention.sdpa, attention, window),
     )
     yield (
         "`next_chunk` fills the room or ends the prompt, and `check_batch` lets it pass",
