@@ -16,7 +16,7 @@ PYODIDE := build/npm/node_modules/pyodide
 # The course installs in a bare clone alone: in class, nobody waits for pip again.
 READY := $(if $(wildcard .venv/figures.stamp),,.venv/figures.stamp)
 
-.PHONY: fig9 figures install serve live measure gpu docs site test cpus slow browser mutants notebooks notebooks-refresh format lines clean \
+.PHONY: fig9 figures install serve live measure gpu docs site test cpus slow browser notebooks notebooks-refresh format lines clean \
 	course-start check hint picture submit grade gradescope page pictures-for-slides
 
 # Flags follow in ARGS: make figures ARGS=--quick.
@@ -60,10 +60,6 @@ site: .venv/site.stamp .venv/npm.stamp
 # What depends on the CPU's instructions, under each set of them that this CPU has; and for ARM.
 cpus: .venv/dev.stamp
 	$(BIN)/python -m tests.cpus
-
-# Plants one mistake after the other in a copy, and writes which test finds it: half an hour.
-mutants: .venv/dev.stamp
-	$(BIN)/python -m tests.mutants --out tests/mutants.csv
 
 # The tests that run whole commands, with engines in processes of their own or many simulations.
 slow: .venv/dev.stamp

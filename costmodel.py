@@ -42,9 +42,9 @@ from configs.hosts import HOSTS, Host
 # and the queries of a block of attention
 TILE = 128
 SMALLEST_TILE = 16  # rows below which a tensor core cannot go
-# These four hold for all GPUs and software. We chose them, and the law's form, with the errors of
-# held-out kernels in view (experiments/law_variants.py of commit 94a0484). There, the
-# fitted half alone chooses this ATTENTION_P, too.
+# These two, ENDS and the law's form hold for all GPUs and software. We chose them with the errors
+# of held-out kernels in view: `python experiments/fit.py law` prints them. The fitted half alone
+# chooses this ATTENTION_P, too, but ENDS = 0; DIAGONAL = 64 and 128 differ by less than 0.2 points.
 # How sharp the roofline's corner is in attention, which overlaps computing and reading badly
 ATTENTION_P = 1.25
 DIAGONAL = 64  # keys of a tile on the diagonal of the mask: half of them are computed in vain

@@ -119,6 +119,14 @@ def test_alone_it_lists_its_commands() -> None:
     assert "python -m course check 6 " in spawn.run("-m", "course").stdout
 
 
+def test_without_z3_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "z3", None)
+    monkeypatch.delitem(sys.modules, "course.prove", raising=False)
+    monkeypatch.setattr(sys, "argv", ["course", "prove"])
+    with pytest.raises(UserError, match="prove needs z3: pip install z3-solver"):
+        commands.main()
+
+
 def test_an_exercise_has_many_names() -> None:
     assert {find(key).key for key in ("6", "06", "E6", "e06", " e6 ")} == {"6"}
     assert find("Hunt").file == "hunt"

@@ -17,6 +17,7 @@ from command.cli import run_main
 from experiments import fidelity
 from experiments.lib.common import ROOT
 from experiments.lib.rows import Rows, read_rows
+from tests.lines import tracked
 
 gallery = importlib.import_module("experiments.all")
 RESULTS = ROOT / "results"
@@ -62,6 +63,16 @@ def test_each_script_and_each_result_is_named() -> None:
     names, text = {path.stem for path in RESULTS.glob("*.csv")}, "".join(documents.values())
     left = [name for name in names if not re.search(rf"\b{name}\b", text)]
     assert {*left} <= gallery.captions().keys()
+
+
+def test_each_result_has_a_script_that_writes_it() -> None:
+    """Those that are committed. `gpu_day.py` wrote the folder h200."""
+    scripts = {path.stem for path in (ROOT / "experiments").glob("*.py")}
+    written = scripts | {"calibration-laptop"}  # by calibrate.py
+    found = [path for path in tracked("csv", "json", "md", "png") if path.parent == RESULTS]
+    assert len(found) > 50
+    names = {path.stem.removesuffix("_measured") for path in found}
+    assert sorted(names - written) == [], "no command writes them"
 
 
 @pytest.mark.parametrize("name", OF_ROWS)

@@ -8,6 +8,7 @@ FlashAttention.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -54,11 +55,13 @@ def two_segments(
         most = scores.amax(dim=-1, keepdim=True)  # (BW, kv, g, 1)
         weights = (scores - most).exp()  # (BW, kv, g, P or t)
         parts.append((most, weights.sum(dim=-1, keepdim=True), torch.einsum(read, weights, value)))
-    largest = torch.stack([most for most, _, _ in parts]).amax(dim=0)
-    total, y = 0, 0
+    largest = reduce(torch.maximum, [most for most, _, _ in parts])
+    total = 0.0
+    y = 0.0
     for most, weight, value in parts:
         share = (most - largest).exp()  # the larger part has 1
-        total, y = total + share * weight, y + share * value
+        total = total + share * weight
+        y = y + share * value
     y = y / total
     return y.reshape(width, n_head, head_dim).to(q.dtype)
 
