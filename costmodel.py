@@ -42,9 +42,9 @@ from configs.hosts import HOSTS, Host
 # and the queries of a block of attention
 TILE = 128
 SMALLEST_TILE = 16  # rows below which a tensor core cannot go
-# These four hold for all GPUs and software. We chose them, and the law's form, with the errors of
-# held-out kernels in view (experiments/law_variants.py of commit 94a0484). There, the
-# fitted half alone chooses this ATTENTION_P, too.
+# These two, ENDS and the law's form hold for all GPUs and software. We chose them with the errors
+# of held-out kernels in view: `python experiments/fit.py law` prints them. The fitted half alone
+# chooses this ATTENTION_P, too, but ENDS = 0; DIAGONAL = 64 and 128 differ by less than 0.2 points.
 # How sharp the roofline's corner is in attention, which overlaps computing and reading badly
 ATTENTION_P = 1.25
 DIAGONAL = 64  # keys of a tile on the diagonal of the mask: half of them are computed in vain
@@ -385,16 +385,19 @@ class CostModel:
         return self.host.around(self.kernels(batch), len(batch.decodes) + len(batch.chunks))
 
 
-def requests_that_fit(model: ModelConfig, gpu: GPU, length: int, bytes_per_value: int = 2) -> int:
+def requests_that_fit(
+    model: ModelConfig, gpu: GPU, length: int, bytes_per_value: int = 2, tp: int = 1
+) -> int:
     """B = floor((M_G - M_S) / (L * m_kv)): how many requests of `length` tokens (SARATHI, 4.3.1).
 
-    M_G is the memory that software finds on the GPU, and M_S that of the weights, both in bytes. L
-    is in tokens, m_kv in bytes per token. The formula leaves no room for activations: real systems
-    fit fewer.
+    M_G is the memory that software finds on the `tp` GPUs together, and M_S that of the weights,
+    both in bytes. L is in tokens, m_kv in bytes per token. The formula leaves no room for
+    activations: real systems fit fewer.
     """
     check_whole("length", length)
     check_number("bytes_per_value", bytes_per_value, 0.1, 1e3)
-    free = (gpu.card or gpu.memory) - model.weight_bytes(bytes_per_value)
+    check_whole("tp", tp)
+    free = tp * (gpu.card or gpu.memory) - model.weight_bytes(bytes_per_value)
     return max(0, int(free // (length * model.kv_bytes_per_token(bytes_per_value))))
 
 

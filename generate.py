@@ -96,7 +96,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("prompts", nargs="*", help="one or more prompts")
     args = parser.parse_args()
     load_files(args.policy_file, args.policy)
-    staged = args.stages > 1 or Place.here() is not None
+    place = Place.here()
+    if place is not None and args.stages not in (1, place.stages):
+        raise UserError(f"--stages is {args.stages}, and WORLD_SIZE {place.stages}: leave one out")
+    staged = args.stages > 1 or place is not None
     for name in OF_ONE if staged else OF_STAGES:
         if getattr(args, name) not in (None, False, "auto"):
             where = "for one process" if staged else "for several processes: give --stages, too"

@@ -176,7 +176,6 @@ TABLE: dict[str, dict[str, Kind]] = {
         "memory-utilization": Kind("X", "share of each GPU's memory that an engine takes", SHARE),
         "cache-tokens": Kind("N", "tokens of cache of all requests together", TOKENS),
         "anchor": Kind("FILE", "JSON file of a benchmark of your own server", Path),
-        "profiles": Kind("DIR", "folder of Vidur's profiles, which are not in this checkout", Path),
         "only": Kind("STEPS", "steps that run, with commas between them"),
         "tables": Kind("NAME", "tables beyond the answer", several=True),
     },

@@ -40,7 +40,7 @@ import torch
 from command.cli import run_main
 from command.flags import Flag
 from configs import MODELS, ModelConfig
-from experiments.lib.common import print_table
+from experiments.lib.common import print_table, progress
 from experiments.lib.engines import median_row
 from experiments.lib.flags import start
 from experiments.lib.measuring import hardware_of
@@ -192,7 +192,7 @@ def compare(work: Work, engines: Mapping[str, Engine], repeats: int) -> list[Row
     """Run the engines in alternation, ours in slots first: a row of each."""
     turns: dict[str, list[Row]] = {name: [] for name in engines}
     first_tokens: dict[str, list[int]] = {}
-    for _ in range(repeats):
+    for _ in progress(range(repeats), "measuring"):
         for name, run in engines.items():
             time.sleep(REST if len(engines) > 1 else 0)
             answer = run(work)

@@ -76,10 +76,11 @@ CAUSES = {
 WITHOUT_SOURCE = NOISE, GUESSED  # chosen in view of the paper's ratios
 SEVERAL = combinations((ATTENTION, NOISE, STARTED, GUESSED), 2)
 PAIRS = {" + ".join(each): each for each in SEVERAL if each != (STARTED, GUESSED)}
-PAIRS[f"{UNSHRUNK} + {STARTED}"] = UNSHRUNK, STARTED
+PLAIN = f"{UNSHRUNK} + {STARTED}"
+PAIRS[PLAIN] = UNSHRUNK, STARTED
 FULL = "all", "together"  # runs with all requests
 NEAREST = f"{NOISE} + {GUESSED}"
-PICTURED = {"run": FULL, "option": (NONE, ATTENTION, STARTED, IN_FLIGHT, NEAREST)}
+PICTURED = {"run": FULL, "option": (NONE, ATTENTION, STARTED, IN_FLIGHT, PLAIN, NEAREST)}
 Costs = Callable[[Batch], list[float]]  # seconds of a batch on each stage
 SYSTEMS = ("orca", "tp-only", "sarathi", f"sarathi, {IN_FLIGHT}")
 COLOURS = {each: LOOKS.get(each.split(",")[0], ("black",))[0] for each in SYSTEMS}
@@ -304,7 +305,7 @@ STUDY = Study(
     ],
     columns=2,
     paper={
-        number: (quantity, {"option": NONE, "run": "all"})
+        number: (quantity, {"option": NONE, "run": "all"}, {"requests": PAPER_REQUESTS})
         for number, quantity in (
             ("f12_bubble", RATIOS[0]),
             ("f12_sarathi_vs_orca", RATIOS[1]),

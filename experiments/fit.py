@@ -1,8 +1,8 @@
 """Prints the cost model's constants of configs/constants.py, and how far off they are.
 
-    python experiments/fit.py                 all fits but vidur and law
-    python experiments/fit.py a6000           SARATHI's, l20: TD-Pipe's, vllm: today's vLLM's
-    python experiments/fit.py vidur --profiles DIR      Sarathi-Serve's A100, and all norms
+    python experiments/fit.py               all that follow: minutes
+    python experiments/fit.py a6000         SARATHI's; l20: TD-Pipe's; vllm: today's vLLM's
+    python experiments/fit.py vidur         Sarathi-Serve's, and norms; law: see below
 
 What is off is a log ratio, so that 5 % of a short time weighs as much as 5 % of a long one.
 
@@ -15,10 +15,10 @@ vllm    Measured kernels on an A100, H100, L40S and RTX 4090: vllm_kernels.csv. 
         are fitted, and the other half tested; they alternate as on a chessboard. Norms, activations
         and the like: Vidur's A100. Experts, and products in fp8: configs/experts.py.
 vidur   Operators of one layer of Llama-2-70b on an A100, from Vidur's public profiles (arXiv
-        2405.05465, github.com/microsoft/vidur, MIT), which are not in this checkout:
-        DIR/Llama-2-70b/mlp.csv. Those of Llama-2-7b test.
-law     What the numbers that hold for all GPUs (costmodel.py) would be, had the fitted half of the
-        kernels alone chosen: with each value in turn, all constants are fitted again. Minutes.
+        2405.05465): vidur_a100.csv. Those of Llama-2-7b test.
+law     The numbers that hold for all GPUs (costmodel.py). With each value in turn, constants are
+        fitted again to half of vllm_kernels.csv; the other half, which is tested, chooses. The
+        table also says what the fitted half would choose. A minute.
 """
 
 import enter  # noqa: F401
@@ -29,7 +29,6 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from itertools import combinations, pairwise
-from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -200,54 +199,52 @@ def on_an_l20(efficiency: Efficiency, sizes: Iterable[int]) -> list[float]:
 
 
 class Layer(NamedTuple):
-    """A measurement of Vidur's: one layer of a model on one of `tp` GPUs."""
+    """A measurement of Vidur's: one layer of a model on `tp` GPUs."""
 
-    model: ModelConfig
-    tokens: int
+    model: str
     tp: int
-    line: int  # of the file: some sizes are measured twice
+    tokens: int
+    line: int  # of the file: some sizes are measured twice, and count twice
 
 
-VIDUR_PRODUCTS = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj")
-VIDUR_OTHERS = ("input_layernorm", "post_attention_layernorm", "add", "mlp_act", "attn_rope")
+ONE_LAYER = {
+    "llama2-70b": replace(MODELS["llama2-70b"], n_layer=1),
+    "llama2-7b": ModelConfig("llama2-7b", 1, 32, 4096, 11008, 32000, 4096),
+}
+SMALL = 5  # kernels that `norms` counts
 
 
 @cache
-def layers(path: Path, operators: tuple[str, ...]) -> dict[Layer, float]:
-    """Seconds of these operators together: medians, by the number of GPUs and of tokens."""
-    found = {}
-    for line, row in enumerate(read_table(path)):
-        heads, hidden, inner, kv_heads, tokens, tp = (
-            int(row[column])
-            for column in ("n_head", "n_embd", "n_expanded_embd", "n_kv_head", "num_tokens",
-                           "num_tensor_parallel_workers")
-        )  # fmt: skip
-        model = ModelConfig(
-            path.parent.name, 1, heads, hidden, inner, 1, tokens, n_kv_head=kv_heads
-        )
-        times = [float(row[f"time_stats.{name}.median"]) for name in operators]
-        found[Layer(model, tokens, tp, line)] = 1e-3 * sum(times)
-    return dict(sorted(found.items(), key=lambda item: (item[0].tp, item[0].tokens)))
+def layers(model: str, kernels: str) -> dict[Layer, float]:
+    """Seconds of a layer's kernels together: "products" or "norms"."""
+    table = enumerate(read_table(ROOT / "experiments" / "vidur_a100.csv"))
+    return {
+        Layer(model, int(row["gpus"]), int(row["tokens"]), line): 1e-3 * float(row[kernels])
+        for line, row in table
+        if row["model"] == model
+    }
 
 
-def products(efficiency: Efficiency, names: Iterable[Layer]) -> list[float]:
+def products(efficiency: Efficiency, names: Collection[Layer]) -> list[float]:
     """Seconds of a layer's four products by the cost model."""
     gpu = GPUS["a100-80gb"]
-    models = {each: CostModel(each.model, gpu, efficiency, tp=each.tp) for each in names}
-    return [sum(cost.linears(each.tokens).values()) for each, cost in models.items()]
+    shapes = {each[:2] for each in names}
+    costs = {(name, tp): CostModel(ONE_LAYER[name], gpu, efficiency, tp=tp) for name, tp in shapes}
+    return [sum(costs[each[:2]].linears(each.tokens).values()) for each in names]
 
 
 def norms(efficiency: Efficiency, names: Iterable[Layer]) -> list[float]:
     """Seconds of two norms, a sum of two, the activation, and rotary positions."""
     rate = GPUS["a100-80gb"].bandwidth * efficiency.elementwise
     seconds = []
-    for model, tokens, tp, _ in names:
+    for name, tp, tokens, _ in names:
+        model = ONE_LAYER[name]
         values = (2 * 2 + 3) * model.hidden  # read and written for each token
         values += (
             3 * model.intermediate + 2 * (model.n_head + model.n_kv_head) * model.head_dim
         ) / tp
         moving = 2 * tokens * values / rate
-        seconds.append(len(VIDUR_OTHERS) * efficiency.launch + moving)
+        seconds.append(SMALL * efficiency.launch + moving)
     return seconds
 
 
@@ -471,21 +468,19 @@ def borrowed_errors() -> dict[str, list[float]]:
     return {software: list(L20.errors(own).values()) for software, own in found.items()}
 
 
-def fit_vidur(profiles: Path) -> Found:
-    own, other = (profiles / name / "mlp.csv" for name in ("Llama-2-70b", "Llama-2-7b"))
+def fit_vidur() -> Found:
     found = replace(
         EFFICIENCY["a100-80gb", "sarathi_serve"], compute=0.7739, memory=0.7483, p=2.1587,
         overhead=1e-6, elementwise=0.5, launch=2e-6,
     )  # fmt: skip
     rows, medians = [], []
-    for what, operators, law, names, power in (
-        ("products", VIDUR_PRODUCTS, products, ("compute", "memory", "p", "overhead"), 2),
-        ("norms", VIDUR_OTHERS, norms, ("elementwise", "launch"), 1),
+    for what, law, names, power in (
+        ("products", products, ("compute", "memory", "p", "overhead"), 2),
+        ("norms", norms, ("elementwise", "launch"), 1),
     ):
-        every = layers(own, operators)
+        every, tested = (layers(model, what) for model in ONE_LAYER)
         fitted = dict([*every.items()][::4] if power == 2 else every)  # enough of them
         found = rounded(Fit(names, found, lambda own=fitted: own, law, power, 1e-3).search())
-        tested = layers(other, operators)
         cells = [summary(percent(law(found, each), each.values())) for each in (every, tested)]
         rows.append([what, len(tested), *cells[0], *cells[1]])
         medians.append(cells[1][0])
@@ -598,29 +593,21 @@ LAW = {
 
 
 def fit_law() -> Found:
-    """Medians over the GPUs' median errors, in %: a star has the least on the fitted half."""
-    rows = []
+    """The values with the least error on the half that is tested; it prints that of both halves."""
+    rows, found = [], {}
     for name, (values, kinds) in LAW.items():
-        lines = []
+        held, tested = getattr(costmodel, name), {}
         for value in progress(values, name):
             with patch.object(costmodel, name, value):
-                fitted, tested = zip(*(law_errors(gpu, kinds) for gpu in CHOSEN), strict=True)
-            lines.append([name, value, statistics.mean(fitted), statistics.mean(tested)])
-        best = min(lines, key=lambda line: line[2])
-        rows += [
-            [
-                name,
-                f"{value:g}"
-                + " *" * (line is best)
-                + " (taken)" * (value == getattr(costmodel, name)),
-                f"{fit:.2f}",
-                f"{test:.2f}",
-            ]
-            for line in lines
-            for name, value, fit, test in [line]
-        ]
-    print_table(["number", "value", "fitted", "tested"], rows, "Mean over GPUs of median errors, %")
-    return {}
+                halves = zip(*(law_errors(gpu, kinds) for gpu in CHOSEN), strict=True)
+                means = [statistics.mean(own) for own in halves]
+            tested[value] = means[1]
+            taken = "taken" if value == held else ""
+            rows.append([name, f"{value:g}", *(f"{mean:.2f}" for mean in means), taken])
+        found[name] = min(tested, key=tested.get), held
+    header = ["number", "value", "fitted", "tested", ""]
+    print_table(header, rows, "Mean over GPUs of median errors, %")
+    return found
 
 
 def law_errors(gpu: str, kinds: tuple[str, ...]) -> tuple[float, float]:
@@ -639,26 +626,23 @@ def law_errors(gpu: str, kinds: tuple[str, ...]) -> tuple[float, float]:
 FITS = {
     "a6000": ("SARATHI Table 2 and Fig 7", fit_a6000),
     "l20": ("iterations of LLaMA-13B on an L20", fit_l20),
+    "vidur": ("Vidur's operators of an A100", fit_vidur),
     "vllm": ("measured kernels of today's vLLM", fit_vllm),
+    "law": ("the fitted half of today's kernels", fit_law),
 }
 
 
 def main() -> None:
     parser = ScriptParser(__doc__)
-    names = OneOf((*FITS, "vidur", "law"))
+    names = OneOf(tuple(FITS))
     parser.add_argument("name", type=names, metavar="NAME", nargs="?", help=f"{names}; else all")
-    parser.add_argument("--profiles", type=Path, metavar="DIR", help="Vidur's, of an A100")
     options = parser.parse_args()
-    others = {
-        "vidur": ("Vidur's profiles of an A100", lambda: fit_vidur(options.profiles)),
-        "law": ("the fitted half of the kernels", fit_law),
-    }
     other = []
     for name in [options.name] if options.name else FITS:
-        what, run = (FITS | others)[name]
+        what, run = FITS[name]
         print(f"\nFitted on {what}:\n")
         found = run()
-        print("\nIn configs/constants.py (EXPERTS, FP8: experts.py):\n")
+        print("\nIn configs/constants.py (EXPERTS, FP8: experts.py; the law: costmodel.py):\n")
         for place, (value, held) in found.items():
             print(f"{place} = {value}\n")
             if repr(value) != repr(held):

@@ -1,4 +1,4 @@
-"""Segment KV, Sec 3.1 and Fig 6: operators of a layer, and how fast the fused attention reads.
+"""Segment KV, Fig 6: how fast the fused attention reads. Segment KV, Sec 3.1: operators of a layer.
 
     python experiments/segment_fused.py              the paper's tile
     python experiments/segment_fused.py --measure    and this CPU: a minute; needs a C++ compiler
@@ -189,10 +189,18 @@ STUDY = Study(
         Sweep(operators, [Tile()], (), measured=cases(way=("segment", THEIRS))),
     ],
     units={"bandwidth": "GB/s", "operators": "of a layer"},
-    title=f"Segment KV Fig 6: bandwidth of the fused attention, BW = {WIDTH}",
+    title=f"Segment KV Fig 6: bandwidth of the fused attention; Sec 3.1: operators; BW = {WIDTH}",
     panels=[
         Panel("BS", "bandwidth", "layout", log="x", show={"ylim": (0, None)}),
-        Panel("way", "operators", kind="bars", rule=NINE, colours=COLOURS),
+        Panel(
+            "way",
+            "operators",
+            "way",
+            "stacks",
+            rule=NINE,
+            colours=COLOURS,
+            title=f"line: the paper's {NINE:g}",
+        ),
     ],
     paper={
         "sk_kernel_bs1": ("bandwidth", {"layout": BATCH, "BS": 1}),

@@ -43,6 +43,7 @@ from more.beam.request import CACHES
 
 PROMPT, RESPONSE = 1024, 128  # predicted
 STATED = {"model": "gptj-6b", "BS": 32}  # Fig 4's numbers
+ROOM = "memory of its tiles"
 GAIN = "segment over transformers"
 Engine = PricedBeams | RealBeams
 
@@ -79,6 +80,10 @@ def caches(engine: PricedBeams, BS: int) -> list[Row]:
         }
         for cache in CACHES
     ]
+
+
+def room(engine: PricedBeams) -> Row:
+    return {ROOM: engine.tiles * TILE.memory / 1e9}
 
 
 def with_cause(engine: PricedBeams, P: int, R: int, cause: str) -> list[Row]:
@@ -120,6 +125,7 @@ def sweeps(quick: bool = False, memory: float = 1.0) -> Sequence[Sweep]:
             for cause in CAUSES
         ),
         Sweep(caches, priced, cases(BS=(1, 2, 4, 8, 16, 32, 64))),
+        Sweep(room, priced, [{}]),
     ]
 
 
@@ -127,8 +133,8 @@ STUDY = Study(
     "segment_throughput",
     __doc__,
     sweeps,
-    units={"memory": "GB", "largest batch": "prompts", "peak": "MB", "throughput": "tokens/s"}
-    | {"gain": "x"},
+    units={"memory": "GB", ROOM: "GB", "largest batch": "prompts", "peak": "MB"}
+    | {"throughput": "tokens/s", "gain": "x"},
     title=(
         f"Segment KV Fig 4, 9: BW = {WIDTH}; predicted for {TILE.name}, prompt {PROMPT}, response"
         f" {RESPONSE}"
@@ -141,13 +147,8 @@ STUDY = Study(
         Panel(("model", "which"), "gain", kind="bars", title=GAIN, where={"cause": None}),
         Panel("cause", "gain", "which", "bars", title=GAIN, where={"model": "four models"}),
         Panel(
-            "BS",
-            "memory",
-            ("model", "cache"),
-            title="(Fig 4; line: one tile)",
-            log="xy",
-            colours=COLOURS,
-            rule=TILE.memory / 1e9,
+            "BS", "memory", "cache", facet="model", title="(Fig 4) response 1024", log="xy",
+            colours=COLOURS, rule=ROOM,
         ),
     ],
     columns=4,
@@ -164,7 +165,7 @@ STUDY = Study(
     report=report,
     flags={"memory": Flag("", 1.0, 0.02, measure=True)},
     **MEASURED,
-)
+)  # fmt: skip
 
 if __name__ == "__main__":
     STUDY.main()

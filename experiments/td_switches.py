@@ -26,8 +26,7 @@ from experiments.lib.study import Panel, Study
 from more.pipeline.phases import Rules
 
 RULE, ARTEFACT = "rule", "peak of 256"  # 256: requests of a decode batch (the artefact)
-NO_STEALING = "no stealing"
-NAMED = {RULE: Rules(), ARTEFACT: Rules(peak_rows=256), NO_STEALING: Rules(stealing="off")}
+NAMED = {RULE: Rules(), ARTEFACT: Rules(peak_rows=256)}
 LOOK_AHEAD = {"all steps": Rules(), "paper's points": Rules(between=False)}
 FULL, KEPT = 95, 10  # % of the memory; one batch in so many is kept, that the file stays small
 THRESHOLDS = {  # what is fixed: option of `Rules`, its values in %
@@ -43,6 +42,12 @@ def switching(node: td.Node, requests: int, switch: str, threshold: int | None =
     share = 100 * done.trace.idle["phase switch"] / (done.trace.stages * done.trace.seconds)
     found = {"throughput": done.throughput, "phases": done.phases, "phase switch": share}
     return {"node": node.name} | found | {"preemptions": done.recomputed}
+
+
+def without(node: td.Node, requests: int, stealing: str) -> Row:
+    """stealing: "off"."""
+    done = td.run(node, td.OURS, td.azure(requests), rules=Rules(stealing=stealing))
+    return {"node": node.name, "throughput": done.throughput}
 
 
 def memory(node: td.Node, requests: int, look_ahead: str) -> list[Row]:
@@ -63,26 +68,31 @@ def relative(rows: Rows) -> None:
     for row in rows.where("switch"):
         rule = rows.one("throughput", node=row["node"], switch=RULE)
         row["relative"] = 100 * row["throughput"] / rule
-        if row["switch"] == NO_STEALING:
-            row["gain of stealing"] = rule / row["throughput"]
+    for row in rows.where("stealing"):
+        rule = rows.one("throughput", node=row["node"], switch=RULE)
+        row["gain of stealing"] = rule / row["throughput"]
 
 
 def report(rows: Rows) -> None:
     columns = ("node", "switch", "threshold", "throughput", "relative", "phases", "preemptions")
-    own = rows.where("throughput", source="predicted")
+    own = rows.where("throughput", "switch")
     print_rows(own, columns, f"{rows[0]['requests']} requests, predicted")
     title = f"(Fig 12) % of the time in which more than {FULL} % of the KV memory is in use"
     print_rows(rows.where("time full"), ("look_ahead", "time full", "preemptions"), title)
 
 
 def sweeps(quick: bool) -> list[Sweep]:
-    nodes = [td.NODES["L20 + 13B"]] if quick else list(td.NODES.values())
+    nodes = list(td.NODES.values())[:2] if quick else list(td.NODES.values())
     every = cases(requests=1000 if quick else 1500, switch=list(NAMED))
     for switch, (_, values) in THRESHOLDS.items():
         chosen = values[1::2] if quick else values
         every += cases(requests=every[0]["requests"], switch=switch, threshold=chosen)
-    full = cases(requests=every[0]["requests"], look_ahead=list(LOOK_AHEAD))
-    return [Sweep(switching, nodes, every), Sweep(memory, [td.NODES["A100 + 70B"]], full)]
+    count = every[0]["requests"]
+    return [
+        Sweep(switching, nodes, every),
+        Sweep(without, nodes, cases(requests=count, stealing="off")),
+        Sweep(memory, [td.NODES["A100 + 70B"]], cases(requests=count, look_ahead=list(LOOK_AHEAD))),
+    ]
 
 
 UNITS = {
@@ -95,7 +105,7 @@ UNITS = {
     "time full": "%",
     "in use": "%",
 }
-DRAWN = {"requests": (1000, 1500), "switch": (RULE, ARTEFACT, *THRESHOLDS)}
+DRAWN = {"requests": (1000, 1500)}
 SHOW = {"xlabel": "threshold (%)", "ylabel": "output tokens/s (rules = 100 %)", "ylim": (40, 105)}
 STUDY = Study(
     "td_switches",
@@ -103,8 +113,8 @@ STUDY = Study(
     sweeps,
     units=UNITS,
     title=(
-        "TD-Pipe Fig 13, 16: prefill until the memory is full to a threshold (occupancy),\n"
-        "or decode until a share of the phase has finished (finish ratio)"
+        "TD-Pipe Fig 12, 13, 15, 16. Above: prefill until the memory is full to a threshold\n"
+        "(occupancy), or decode until a share of the phase has finished (finish ratio)"
     ),
     panels=[
         Panel(
@@ -114,14 +124,23 @@ STUDY = Study(
             "time",
             "in use",
             "look_ahead",
-            title="(Fig 12)",
+            title="(Fig 12) KV memory over time",
             show={"xlabel": "time (s)", "ylabel": "KV memory in use (%)", "ylim": (0, 112)},
         ),
-        Panel("node", "gain of stealing", kind="bars", title="(Fig 15)"),
+        Panel(
+            "node",
+            "gain of stealing",
+            kind="bars",
+            title="(Fig 15) with work stealing, over without",
+        ),
     ],
     columns=2,
     paper={
-        f"td_steal_{short}": ("gain of stealing", {"node": node, "switch": NO_STEALING})
+        f"td_steal_{short}": (
+            "gain of stealing",
+            {"node": node, "stealing": "off"},
+            {"requests": None},
+        )
         for node, short in (("L20 + 32B", "l20_32b"), ("A100 + 70B", "a100_70b"))
     },
     derive=relative,

@@ -55,7 +55,7 @@ PROMISES = {
         " study td_figures train_demo"
     ),
     "the house: one line for an error, true documents, imports one way": (
-        "cli conftest device documents files fill flags generate house lines mutants readme"
+        "cli conftest device documents files fill flags generate house lines readme"
         " refusals spawn watch"
     ),
 }

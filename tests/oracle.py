@@ -10,6 +10,8 @@ The oracle recomputes everything for each new token: no cache, no batch, no sche
 are tiny and in float64, so that tokens agree exactly.
 """
 
+import command.enter  # noqa: F401
+
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +28,7 @@ import torch
 from attention import PLAIN
 from batch import Batch, Request
 from command.checks import UserError, shown
-from command.cli import run_main
+from command.cli import progress, run_main
 from command.flags import Parser
 from configs import MODELS
 from executor import ModelExecutor
@@ -899,7 +901,8 @@ def main() -> None:
     parser = Parser(main.__doc__, {})
     parser.add_argument("files", nargs="+", type=Path, help="Python files with policies")
     for name in [name for path in parser.parse_args().files for name in load_policies(path)]:
-        for driver, seed in product(DRIVERS, range(PLAYS)):
+        plays = list(product(DRIVERS, range(PLAYS)))
+        for driver, seed in progress(plays, f"{name}, plays"):
             try:
                 perform(driver, seed, name)
             except (AssertionError, UserError) as error:

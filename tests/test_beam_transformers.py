@@ -17,6 +17,8 @@ MODELS = {
     "gpt2": "as many key heads as heads",
     "qwen2-tied": "a bias on q, k and v",
     "qwen3": "norms on q and k",
+    "gemma3": "windows in two of three layers, which prompts and outputs outgrow",
+    "smollm3-window": "a window, with and without rotation",
 }
 
 

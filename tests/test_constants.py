@@ -98,16 +98,33 @@ def test_experts_and_fp8_are_borrowed_from_who_has_them(
     assert found == EXPERTS[other, "fp8"].seconds
 
 
-# ------------------------------------------------------------------------------------------ the L20
+# ---------------------------------------------------------------------------------------- the fits
+
+# What each prints: places of EFFICIENCY.
+PRINTED = {
+    "a6000": {("a6000", "sarathi")},
+    "l20": {("l20", "td_pipe")},
+    "vidur": {("a100-80gb", "sarathi_serve")},
+    "vllm": {(gpu, "vllm") for gpu in fit.CHOSEN},
+    "law": set(),
+}
+SLOW = ("vllm", "law")
 
 
-def test_no_search_finds_better_constants_of_the_l20() -> None:
-    """The script itself takes long, and complains where its constants are others."""
-    least = fit.L20.loss(L20)
-    assert fit.L20.loss(replace(fit.L20, start=L20).search()) > 0.999 * least
-    for name in fit.L20.names:
-        worse = replace(L20, **{name: 1.05 * getattr(L20, name)})
-        assert fit.L20.loss(worse) > least, name
+def test_every_constant_has_a_fit() -> None:
+    assert set.union(*PRINTED.values()) == set(EFFICIENCY) and set(PRINTED) == set(fit.FITS)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in fit.FITS]
+)
+def test_a_fit_finds_the_constants_in_use(name, monkeypatch, capsys) -> None:
+    """To the last digit: the script exits with a complaint where configs/ holds others."""
+    monkeypatch.setattr("sys.argv", ["fit.py", name])
+    fit.main()
+    said = capsys.readouterr().out
+    for owner in PRINTED[name]:
+        assert f'EFFICIENCY["{owner[0]}", "{owner[1]}"] = {EFFICIENCY[owner]!r}' in said
 
 
 def test_a_guess_says_how_wrong_such_guesses_were() -> None:

@@ -18,11 +18,36 @@ from experiments.lib.rows import read_rows
 
 gallery = import_module("experiments.all")
 ROOT = Path(__file__).parent.parent
+FIGURES = (  # of the papers: how many
+    ("SARATHI", "Fig", 13), ("SARATHI", "Table", 4),
+    ("TD-Pipe", "Fig", 16), ("TD-Pipe", "Table", 2), ("TD-Pipe", "Algorithm", 1),
+    ("segment KV", "Fig", 9), ("segment KV", "Table", 1),
+    ("Sarathi-Serve", "Fig", 14), ("Sarathi-Serve", "Algorithm", 3),
+)  # fmt: skip
+ROWS = 121  # of experiments/paper_homes.toml
 WORKFLOW = ROOT / ".github" / "workflows" / "test.yml"
 
 
 def read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
+
+
+def test_each_figure_of_the_papers_has_a_home() -> None:
+    """It is there, and names the figure, or says the words. None is left out."""
+    homes = tomllib.loads(read(ROOT / "experiments" / "paper_homes.toml"))
+    left = read(ROOT / "docs" / "results.md").partition("## What we do not reproduce")[2]
+    for paper, items in homes.items():
+        for item, home in items.items():
+            file, _, words = home.partition(": ")
+            text = left if file == "docs/results.md" else read(ROOT / file)
+            text = re.sub(r"[\s#]+", " ", text)
+            kind, _, number = item.partition(" ")
+            pattern = re.escape(words) if words else rf"\b{kind}s? [\w, ]*?\b{number}[a-z]?\b"
+            assert re.search(pattern, text), f"{paper}, {item}: not in {home}"
+    for paper, kind, count in FIGURES:
+        missing = {f"{kind} {n}" for n in range(1, count + 1)} - homes[paper].keys()
+        assert not missing, (paper, missing)
+    assert sum(map(len, homes.values())) >= ROWS, "no row is taken away"
 
 
 # ----------------------------------------------------------------------------- for a maintainer
@@ -86,28 +111,40 @@ def steps() -> list[dict]:
     return job["steps"]
 
 
-def recipe(target: str) -> list[str]:
-    """The commands of a target, as one calls them without make."""
+def without_make(command: str) -> list[str]:
+    """What a line of .ci/run runs, as one calls it in an environment."""
+    make, _, rest = command.partition(" ")
+    if make != "make":
+        return [command.removeprefix(".venv/bin/")]
+    target, _, arguments = rest.partition(" ARGS=")
     lines = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", read(ROOT / "Makefile"), re.MULTILINE)[1]
     commands = [line.strip() for line in lines.splitlines()]
     commands = [re.sub(r"^\$\(BIN\)/(?!python)", "python -m ", command) for command in commands]
-    return [command.replace("$(BIN)/", "") for command in commands]
+    commands = [command.replace("$(BIN)/", "") for command in commands]
+    return [command.replace("$(ARGS)", arguments).strip() for command in commands]
 
 
 def test_the_workflow_runs_what_ci_runs() -> None:
-    """With make, the lines of .ci/run. Without make, the installation of docs/install.md, and
-    then what the same targets run.
+    """With make, the lines of .ci/run. Without make, what these run; what needs no torch comes
+    before the installation of docs/install.md.
     """
     with_make, without = [step["run"].splitlines() for step in steps() if "run" in step]
-    ran = re.findall(r"^make .*$", read(ROOT / ".ci" / "run"), re.MULTILINE)
+    ran = re.findall(r"^(?:make|\.venv/bin/).*$", read(ROOT / ".ci" / "run"), re.MULTILINE)
     used = [step["uses"] for step in steps() if "uses" in step]
     assert used and all(re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", each) for each in used)
     assert yaml.safe_load(read(WORKFLOW))["permissions"] == {"contents": "read"}
     assert with_make == ran
-    targets = [line.removeprefix("make ") for line in with_make]
-    assert without[0] == "python -m pip install -r requirements.txt -e '.[dev,room]'"
+    light, rest = ran[: ran.index("make test")], ran[ran.index("make test") :]
+    promised = tomllib.loads(read(ROOT / "docs" / "without_torch.toml"))
+    names = {f"make {name}" for name in promised["targets"]} | {*promised["commands"]}
+    assert {" ".join(line.removeprefix(".venv/bin/").split()[:2]) for line in light} <= names
+    assert without == [
+        "python -m pip install -e '.[live,site]'",
+        *(command for line in light for command in without_make(line)),
+        "python -m pip install -r requirements.txt -e '.[dev,room]'",
+        *(command for line in rest for command in without_make(line)),
+    ]
     assert "-e '.[dev,room]'" in read(ROOT / "docs" / "install.md")
-    assert without[1:] == [command for target in targets for command in recipe(target)]
 
 
 def test_the_citation_is_that_of_this_version() -> None:

@@ -59,7 +59,7 @@ def test_an_interrupt_ends_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(LLM, "stream", interrupted)
     done = call(generate, "The with")
-    assert (done.returncode, done.stdout, done.stderr) == (130, "The with stat\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "The with stat\n", "interrupted\n")
 
 
 def test_several_prompts_make_a_batch(tmp_path: Path) -> None:

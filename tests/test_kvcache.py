@@ -71,6 +71,9 @@ def test_paper_formula() -> None:
     )
     # the paper fits 18: its formula leaves nothing for activations
     assert requests_that_fit(model, gpu, 1024) >= 18
+    assert requests_that_fit(model, gpu, 1024, tp=2) == int(
+        (2 * 44.43 * 2**30 - 2 * model.parameters) / (1024 * 819200)
+    )
     assert requests_that_fit(MODELS["gpt3-175b"], gpu, 1024) == 0
     # Yi-34B on two A100: 0.9 of 160 GB, less 68.8 GB of weights
     yi, a100 = MODELS["yi-34b"], GPUS["a100-80gb"]

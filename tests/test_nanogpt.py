@@ -1,6 +1,7 @@
 """nanoGPT's ckpt.pt, as its train.py writes it, beside transformers' GPT-2 with the exact GELU."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from conftest import call
 from test_families import GPT2, LENGTH, assert_same_logits, oracle
 
 import generate
+from model import Transformer
+from more.loading.checkpoint import load_config, load_weights
 from more.loading.nanogpt import LINEARS
 from more.policies import compared
 from nano_sarathi import LLM, SamplingParams
@@ -44,6 +47,27 @@ def write(folder: Path, model: torch.nn.Module, bias: bool, prefix: str = "") ->
         "iter_num": 10, "best_val_loss": torch.tensor(1.5), "config": {"dataset": "x", "lr": 1e-3},
     }  # fmt: skip
     torch.save(state, folder / "ckpt.pt")
+
+
+def test_the_names_of_the_page_are_those_of_the_loader(tmp_path: Path) -> None:
+    """docs/from-nanogpt.md has each of nanoGPT's tensors, and where the loader puts it."""
+    page = Path(__file__).parent.parent / "docs" / "from-nanogpt.md"
+    rows = r"^\| `(transformer\..+|lm_head)` \| `(.+?)`"
+    table = dict(re.findall(rows, page.read_text("utf-8"), re.MULTILINE))
+    write(tmp_path, nanogpt(65, True), True)
+    theirs = torch.load(tmp_path / "ckpt.pt", weights_only=True)["model"]
+    del theirs["transformer.h.0.attn.bias"]  # a mask, no weight
+    model = Transformer(load_config(tmp_path))
+    load_weights(model, tmp_path)
+    ours, seen = model.state_dict(), set()
+    for name, tensor in theirs.items():
+        place, _, kind = name.rpartition(".")
+        number = "".join(re.findall(r"\.(\d+)\.", place))
+        row = re.sub(r"\.\d+\.", ".N.", place)
+        own = table[row].replace("N", number)
+        assert torch.equal(ours[f"{own}.{kind}"], tensor), name
+        seen.add(row)
+    assert seen == table.keys()
 
 
 @pytest.mark.parametrize(

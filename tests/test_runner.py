@@ -2,8 +2,11 @@
 nothing of a request that has ended is kept.
 """
 
+import asyncio
+import json
 import random
 import threading
+from collections.abc import Callable
 from unittest import mock
 
 import pytest
@@ -17,6 +20,7 @@ from costmodel import requests_that_fit
 from loop import Loop
 from more.loading.policyfile import is_ours
 from more.simulate import CostExecutor, make_cost_model, simulate
+from more.web.api import Api, router
 from more.web.priced import Clock, PricedEngine
 from more.web.real import RealEngine
 from more.web.runner import Full, Stopping, take_over
@@ -227,6 +231,35 @@ def test_a_full_queue_takes_all_or_none() -> None:
     clients.finish()
     assert set(clients.deltas) == set("abcde")
     assert clients.runner.state()["done"] == 5
+
+
+def test_health_counts_who_runs_and_who_waits() -> None:
+    """Step by step, by hand: two slots, and requests of 3, 1, 2 and 1 output tokens. Who has come
+    and is not in a slot waits: also before the engine has seen it.
+    """
+    engine = PricedEngine(max_batch_size=2, policy="orca", clock=FastClock())
+    api, runner = Api(engine, "m", None), Clients(engine).runner
+    api.runner = runner
+    [health] = [each.endpoint for each in router(api).routes if each.path == "/health"]
+    found = []
+
+    def then(*acts: Callable[[], object]) -> None:
+        for act in acts:
+            act()
+        told = json.loads(asyncio.run(health()).body)
+        found.append((told["running"], told["waiting"]))
+
+    step = runner._step, runner._flush
+    late = Request(0, range(4), 9)
+    then(lambda: runner.submit([Request(0, range(4), n) for n in (3, 1, 2, 1)], "abcd"))
+    then(runner._read_inbox)
+    then(*step)
+    then(*step)
+    then(lambda: runner.submit([late], "e"))
+    then(lambda: runner.cancel(late), runner._read_inbox, runner._flush)
+    then(*step)
+    then(*step)
+    assert found == [(0, 4), (0, 4), (1, 2), (2, 1), (2, 2), (2, 1), (0, 1), (0, 0)]
 
 
 def test_draining_runs_what_is_here_and_takes_nothing_new() -> None:

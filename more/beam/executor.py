@@ -5,10 +5,13 @@ chunks. All its beams begin with the logits of the last prompt token. After that
 BW rows.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from attention import FlatBatch, reference, sdpa
+from attention import FlatBatch, reference, sdpa, span_by_span
 from batch import BROKEN, Batch, Request
 from executor import ModelExecutor
 from loop import Loop
@@ -17,6 +20,7 @@ from more.beam.attention import plain, with_beams
 from more.beam.memory import MEMORIES, BeamSpan, SegmentMemory, StandardMemory
 from more.beam.request import ENDED, BeamRequest, count_beams
 from more.beam.search import best_candidates
+from more.loading.variants import Windowed, near
 from sampling import sample
 
 
@@ -33,7 +37,16 @@ class BeamExecutor(ModelExecutor):
         written_out = plain(reference if backend == "math" else sdpa)
         of_beams = native.attention if backend == "native" else written_out
         self.attention = with_beams(before.attention, of_beams)
+        window = self.model.config.window
+        in_window = partial(near, window=window)
+        self.in_window = with_beams(span_by_span(in_window), plain(in_window, window))
         self.memories: dict[int, SegmentMemory | StandardMemory] = {}  # by request id
+
+    def forward(self, flat: FlatBatch, call: Callable) -> Tensor:
+        if not isinstance(self.model, Windowed):
+            return super().forward(flat, call)
+        own = {"in_window": self.in_window}
+        return self.model(flat, self.cache, self.attention, call, **own)
 
     def flatten(self, batch: Batch) -> FlatBatch:
         """Rows of beams come last. All other rows are as in a batch without beams."""

@@ -48,13 +48,7 @@ def beam_requests(
     params: one for all, or one for each. slots: the cache that will hold the prompts.
     Raises UserError for a search that can never run.
     """
-    longest = min(config.window or config.max_length, config.max_length)  # positions
     lookup(dict.fromkeys(CACHES), cache, "cache")
-    if any(config.narrow) and slots.length > config.window:
-        raise UserError(
-            f"a beam search of {config.name} needs a max_length of at most {config.window}, its"
-            f" sliding_window; here it is {slots.length}"
-        )
     if isinstance(slots, PagedCache):
         raise UserError("a beam search needs cache 'slots', and this LLM has 'paged'")
     if not isinstance(params, Sequence):
@@ -62,10 +56,10 @@ def beam_requests(
     found = []
     for request, own in zip(requests, params, strict=True):
         name, prompt = f"prompt {request.request_id}", request.prompt
-        if len(prompt) + own.max_tokens - 1 > longest:
+        if len(prompt) + own.max_tokens - 1 > config.longest:
             raise UserError(
                 f"{name}: {len(prompt)} prompt tokens + max_tokens {own.max_tokens} - 1 exceed"
-                f" the {longest} positions that the model has"
+                f" the {config.longest} positions that the model has"
             )
         if len(prompt) > slots.length:
             raise UserError(

@@ -147,20 +147,21 @@ class Windowed(Transformer):
 
     def forward(
         self, batch: FlatBatch, cache: KVCache, attention: Attention = PLAIN["sdpa"],
-        *others: object, **named: object,
+        *others: object, in_window: Attention | None = None, **named: object,
     ) -> Tensor:  # fmt: skip
+        """in_window: the back end in layers with a window; None: the plain one."""
         longest = max(max(span.contexts) for span in batch.spans)
         if longest > self.config.window:
-            attention = self.with_windows(attention)
+            in_window = in_window or span_by_span(partial(near, window=self.config.window))
+            attention = self.with_windows(attention, in_window)
         return super().forward(batch, cache, attention, *others, **named)
 
-    def with_windows(self, attention: Attention) -> Attention:
-        """The same back end; but in layers with a window, a token sees that window alone."""
-        attend_near = span_by_span(partial(near, window=self.config.window))
+    def with_windows(self, attention: Attention, in_window: Attention) -> Attention:
+        """`attention`; but in layers with a window, `in_window`."""
 
         def both(batch: FlatBatch, cache: KVCache) -> AttendLayer:
             everywhere = attention(batch, cache)
-            nearby = attend_near(batch, cache)
+            nearby = in_window(batch, cache)
 
             def attend_layer(layer: int, qkv: Tensor) -> Tensor:
                 return (nearby if self.in_window(layer) else everywhere)(layer, qkv)

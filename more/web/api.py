@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 import batch
 from command.checks import MOST_SEED, WHY_BROKEN, UserError, shown
 from command.cli import one_line
-from more.web.chat import Chat, Unfit
+from more.web.chat import Chat, Unfit, text_of
 from more.web.runner import Delta, Full, Runner, Stopping, why
 from more.web.schemas import Body, Completion, Refused, read, read_json
 from more.web.schemas import Chat as ChatBody
@@ -328,7 +328,7 @@ class Api:
     async def chat_tokens(self, body: ChatBody) -> list[int]:
         messages = [message.as_template_wants() for message in body.messages]
         if self.engine.priced:  # no template, no tokens: only their number counts
-            text = "\n".join(message["content"] for message in messages)
+            text = "\n".join(text_of(message["content"]) for message in messages)
             return await self.tokens(text, "encode")
         if self.chat is None:
             raise Refused(

@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 
 from batch import Batch, Request
 from command.checks import UserError, check_whole
@@ -100,9 +99,8 @@ class PricedEngine:
         check_whole("max_length", self.max_length, 1, config.max_length)
         where = f"{tp} x {gpu}" if tp > 1 else gpu
         if max_batch_size is None:
-            one = self.cost_model.gpu
-            all_gpus = replace(one, memory=tp * one.memory, card=tp * one.card)
-            max_batch_size = min(requests_that_fit(config, all_gpus, self.max_length), MOST_SLOTS)
+            fits = requests_that_fit(config, self.cost_model.gpu, self.max_length, tp=tp)
+            max_batch_size = min(fits, MOST_SLOTS)
             if not max_batch_size:
                 raise UserError(
                     f"{config.name} does not fit {where} with a request of {self.max_length}"
