@@ -29,7 +29,7 @@ def shown(value: object, as_text: Callable[[object], str] = repr) -> str:
 
 
 # Folders that a file of an older version imports. They are in `more/` now.
-MOVED = re.compile("apart|beam|demo|fast|loading|paged|pipeline|pictures|serving|web")
+MOVED = re.compile("apart|beam|fast|loading|paged|pipeline|pictures|serving|web")
 
 
 def moved(error: BaseException) -> str:

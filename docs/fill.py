@@ -108,7 +108,7 @@ def quoted(name: str) -> dict[str, Mapping]:
 @cache
 def derived() -> dict[str, float]:
     """Numbers of the code, and of other files than those of results/."""
-    demo = json.loads((ROOT / "more" / "demo" / "metrics.json").read_text(encoding="utf-8"))
+    demo = json.loads((ROOT / "demo" / "metrics.json").read_text(encoding="utf-8"))
     text = (ROOT / "README.md").read_text("utf-8")
     core = re.findall(r"^\| \[`(\w+\.py)`\]", text, re.MULTILINE)[:9]
     paper = common.paper_numbers()

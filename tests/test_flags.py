@@ -160,7 +160,7 @@ SHAREGPT = '[{"conversations": [{"value": "a question"}, {"value": "an answer"}]
         ("fastapi", ["serve.py", "--gpu", "a6000"], "live", "serve.py"),
         (  # a plan needs a tokenizer only to count the tokens of texts
             "tiktoken",
-            ["plan.py", "--quick", "--model", "more/demo", "--requests-file", "TEXTS"],
+            ["plan.py", "--quick", "--model", "./demo", "--requests-file", "TEXTS"],
             "install",
             "plan.py",
         ),

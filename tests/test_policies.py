@@ -42,8 +42,8 @@ MEMORIES: dict[str, Callable[[int], Memory]] = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def examples() -> None:
+@pytest.fixture(autouse=True)
+def examples(no_policy_stays: None) -> None:
     for path in EXAMPLES:
         load_policies(path)
 

@@ -63,7 +63,7 @@ def careful(
                 raise UserError(
                     f"prompt {index}: token id {shown(token)} is not in 0 .. {vocab_size - 1}"
                 )
-        for token in param.stop_ids:
+        for token in params[index].stop_ids:
             if token >= vocab_size:
                 raise UserError(
                     f"prompt {index}: stop_ids has {shown(token)}; tokens are 0 to {vocab_size - 1}"
