@@ -110,26 +110,25 @@ class CostModel:
         self.model = model
         self.gpu = gpu
         self.efficiency = efficiency
-        self.guess = ""
+        guess = reduces = ""
         self.tp = tp
         self.link = link or LINKS[gpu.link]
         self.host = host
         self.measured_reduces = None
         if efficiency is None:
-            self.efficiency, self.guess = constants(gpu.name, software, gpu.generation)
+            self.efficiency, guess = constants(gpu.name, software, gpu.generation)
             if gpu.measured:
                 names = ("memory", "prefill_memory", "decode_memory", "elementwise")
                 shares = {name: 1.0 for name in names if getattr(self.efficiency, name)}
                 self.efficiency = replace(self.efficiency, **shares)
             self.measured_reduces = ALL_REDUCES.get((self.link.name, software), {}).get(tp)
             if tp > 1 and not self.measured_reduces:
-                unknown = f"no all-reduces of {tp} GPUs over {self.link.name} for {software}"
-                self.guess = f"{self.guess}; {unknown}" if self.guess else unknown
+                reduces = f"no all-reduces of {tp} GPUs over {self.link.name} for {software}"
         self.wait = WAIT if software == "vllm" else 0.0
         self.experts, self.fp8, self.borrowed = experts_and_fp8(
-            model, gpu, software, tp, self.efficiency
+            model, gpu, software, tp, efficiency is not None
         )
-        self.guess = "; ".join(filter(None, [self.guess, self.borrowed]))
+        self.guess = "; ".join(filter(None, [guess, reduces, self.borrowed]))
         self.bytes_per_value = bytes_per_value
         try:
             self.link.all_reduce(0, tp, 1)

@@ -218,7 +218,7 @@ def constants(gpu: str, software: str, generation: str = "") -> tuple[Efficiency
     """
     lookup(dict.fromkeys(SOFTWARE), software, "software")
     generation = GPUS[gpu].generation if gpu in GPUS else generation
-    owner = nearest(gpu, generation, [owner for owner, name in EFFICIENCY if name == software])
+    owner = owner_of(gpu, generation, software)
     if gpu == owner:
         return EFFICIENCY[gpu, software], ""
     guess = f"{software} was not measured on the {gpu}, which borrows the {owner}'s constants"
@@ -227,6 +227,11 @@ def constants(gpu: str, software: str, generation: str = "") -> tuple[Efficiency
     if software in BORROWED:
         guess += f"; for the L20, such a guess was {BORROWED[software]:.0f} % too slow"
     return EFFICIENCY[owner, software], guess
+
+
+def owner_of(gpu: str, generation: str, software: str) -> str:
+    """Whose constants of a software this GPU takes."""
+    return nearest(gpu, generation, [owner for owner, name in EFFICIENCY if name == software])
 
 
 def nearest(gpu: str, generation: str, owners: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from functools import partial
 
 from command.checks import UserError
 from configs import GPU, ModelConfig
-from configs.constants import EFFICIENCY, ENDS, STRANGERS, Efficiency, nearest, overlapped
+from configs.constants import EFFICIENCY, ENDS, STRANGERS, Efficiency, nearest, overlapped, owner_of
 
 # of rows that an expert's kernel computes together; it pads the last ones of each expert
 FEWEST_ROWS, MOST_ROWS = 16, 64
@@ -78,13 +78,13 @@ FP8: dict[str, dict[str, float]] = {
 
 
 def experts_and_fp8(
-    model: ModelConfig, gpu: GPU, software: str, tp: int, others: Efficiency
+    model: ModelConfig, gpu: GPU, software: str, tp: int, given: bool = False
 ) -> tuple[Callable[[int], float] | None, Efficiency | None, str]:
     """tokens -> seconds of the experts of one layer; and constants of products in fp8.
 
     Each is None for a model that has none. A GPU without such kernels borrows them, as in
     `constants`, from the nearest one that has these. The third is "", or a line that says so, if
-    that is not the owner of `others`, the constants of all other kernels. Raises UserError, with
+    all other constants are of another owner. given: these are a user's own. Raises UserError, with
     the reason, for what no public kernel prices.
     """
     fp8 = model.weights == "fp8"
@@ -118,9 +118,10 @@ def experts_and_fp8(
         owner = nearest(gpu.name, gpu.generation, list(FP8))
         borrowed["fp8 products"] = owner
         products = replace(EFFICIENCY[owner, "vllm"], **FP8[owner])
+    others = "" if given else owner_of(gpu.name, gpu.generation, software)
     guesses = [
         f"no {what} of {software} were measured on the {gpu.name}, which borrows the {owner}'s"
         for what, owner in borrowed.items()
-        if EFFICIENCY[owner, "vllm"] != others
+        if owner not in (gpu.name, others)
     ]
     return seconds, products, "; ".join(guesses)

@@ -79,6 +79,14 @@ def test_every_gpu_prices_a_format_or_says_why_not(model: str, weights: str, sof
             CostModel(model, gpu, software=software)
 
 
+@pytest.mark.parametrize("gpu, said", [("h100", ""), ("b200", "which borrows the h100's")])
+def test_who_gives_other_constants_or_a_bandwidth_borrows_no_other_experts(gpu, said) -> None:
+    model, own = MODELS["mixtral-8x7b"], replace(GPUS[gpu], measured=True)
+    given = CostModel(model, GPUS[gpu], L20, software="vllm")
+    assert given.guess.partition(f"no experts of vllm were measured on the {gpu}, ")[2] == said
+    assert "experts" not in CostModel(model, own, software="vllm").guess
+
+
 @pytest.mark.parametrize("gpu, owner", [("rtx4090", "l40s"), ("l40s", ""), ("h100", "")])
 def test_experts_and_fp8_are_borrowed_from_who_has_them(
     gpu: str, owner: str, monkeypatch: pytest.MonkeyPatch
