@@ -122,10 +122,11 @@ STAMPS = {  # name: what else a row has, its arrivals, and how the last of them 
     "Bailian's format": (LENGTHS | BAILIAN, "timestamp", [0, 2.5, 10], 10),
     "Bailian's format: whole numbers": (LENGTHS | BAILIAN, "timestamp", [0, 30, 60], 60),
     "Bailian's format: blocks": (LENGTHS | {"hash_ids": [1, 2, 3]}, "timestamp", [0, 30, 60], 60),
-    "guidellm's format": (LENGTHS, "timestamp", [0.0, 0.5, 90.5], 90.5),
-    "guidellm's format: each second": (LENGTHS, "timestamp", [0, 1, 2], 2),
-    "Mooncake's format": (LENGTHS | {"hash_ids": [1]}, "timestamp", [3000, 3000, 9000], 6),
-    "Mooncake's format: of a day": (LENGTHS, "timestamp", [1.7e12, 1.7e12 + 2], 0.002),
+    "guidellm's format: not all whole": (LENGTHS, "timestamp", [0.0, 0.5, 90.5], 90.5),
+    "guidellm's format: less than 20 apart": (LENGTHS, "timestamp", [0, 1, 2], 2),
+    "Mooncake's format: blocks": (LENGTHS | {"hash_ids": [1]}, "timestamp", [0, 9.5, 20], 0.02),
+    "Mooncake's format: whole numbers, 20 or": (LENGTHS, "timestamp", [0, 30, 60], 0.06),
+    "Mooncake's format: too large": (LENGTHS, "timestamp", [1.7e12, 1.7e12 + 2], 0.002),
     "Mooncake's format: ms": (LENGTHS, "timestamp_ms", [1, 2, 3.5], 0.0025),
     "Mooncake's format: s": (LENGTHS, "timestamp_s", [0, 300, 900], 900),
     "Mooncake's format: dates": (LENGTHS, "timestamp", ["2024-01-01", "2024-01-02"], 86400),
@@ -137,7 +138,7 @@ STAMPS = {  # name: what else a row has, its arrivals, and how the last of them 
 def test_three_formats_have_one_name_and_two_units(
     whose: str, suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """Where the names cannot tell, a rule does, and the line says it, and what overrules it."""
+    """Where the names cannot tell, a rule does. The line says what of it, and what overrules it."""
     rest, name, stamps, last = STAMPS[whose]
     rows = [rest | {name: stamp} for stamp in stamps]
     path = tmp_path / f"trace.{suffix}"
@@ -150,13 +151,13 @@ def test_three_formats_have_one_name_and_two_units(
         lines = "\n".join(map(json.dumps, rows))
         path.write_text(lines if suffix == "jsonl" else json.dumps(rows))
     assert read_trace(path)[-1].arrival == pytest.approx(last)
-    said = capsys.readouterr().out
-    assert said.startswith(f"{path}: read as {whose.partition(':')[0]}; tokens: input_length, ")
+    said, (whose, _, why) = capsys.readouterr().out, whose.partition(": ")
+    assert said.startswith(f"{path}: read as {whose}; tokens: input_length, ")
     unit = {"timestamp_ms": "ms", "timestamp_s": "seconds"}.get(name)
     unit = unit or ("dates" if last == 86400 else "seconds" if "Moon" not in whose else "ms")
     assert f"; {name} in {unit}" in said
-    guessed = name == "timestamp" and "Bailian" not in whose and unit != "dates"
-    assert ("if they are" in said) == guessed
+    guessed = name == "timestamp" and rest == LENGTHS and unit != "dates"
+    assert (f"because they are {why}" in said and "if they are" in said) == guessed
 
 
 @pytest.mark.parametrize(
@@ -249,10 +250,15 @@ def test_sharegpt_takes_the_memory_of_its_counts(
 
 @pytest.mark.parametrize("name, key", [("conversation", "content"), ("items", "value")])
 def test_other_names_of_sharegpts_texts(name: str, key: str, tmp_path: Path) -> None:
-    row = {name: [{key: "so it is"}, {key: "why"}], "language": "en"}
-    (path := tmp_path / "mine.jsonl").write_text(json.dumps(row))
-    (found,) = read_trace(path, lambda: lambda text: len(text.split()))
-    assert (len(found.prompt), found.max_tokens, found.tags) == (3, 1, {"language": "en"})
+    """With lengths, the same names are tags. `response` and `usage` alone are no lengths."""
+    row = {name: [{key: "so it is"}, {key: "why"}], "response": "why", "usage": {"model": "m"}}
+    lengths = {"usage": {"prompt_tokens": 5, "completion_tokens": 6}}
+    tags = {"response": "why", "usage.model": "m"}
+    kept = {name: json.dumps(row[name]), "response": "why"}
+    for more, size, left in ({}, (3, 1), tags), (lengths, (5, 6), kept):
+        (path := tmp_path / "mine.jsonl").write_text(json.dumps(row | more))
+        (found,) = read_trace(path, lambda: lambda text: len(text.split()))
+        assert (len(found.prompt), found.max_tokens, found.tags) == (*size, left)
 
 
 def test_what_is_too_long_for_an_engine_is_left_out(

@@ -23,7 +23,7 @@ def is_json(path: Path | str) -> bool:
 
 
 def is_jsonl(path: Path | str) -> bool:
-    return str(path).lower().endswith("l")
+    return str(path).lower().endswith(".jsonl")
 
 
 def read_table(
@@ -34,8 +34,8 @@ def read_table(
     A JSON file is a list of objects: their keys are the header, and the values are cells, empty
     where an object lacks one. What an object in an object has is a column of both names, with a dot
     between them. Objects are read one by one, so that only cells stay in memory. most: bytes of the
-    file. most_kept: letters of the cells of objects. change: makes of an object what is kept of it.
-    Raises UserError.
+    file. most_kept: letters of the cells of objects. change: makes of such
+    a flat object what is kept of it. Raises UserError.
     """
     if is_json(path):
         return objects(path, most, most_kept, change)
@@ -57,7 +57,10 @@ def objects(
     for place, row in (lines_of if is_jsonl(path) else items_of)(path, blocks):
         if not isinstance(row, dict):
             raise UserError(f"{path}, {place}: {shown(row)} is no object with names and values")
-        cells = flat(change(row))
+        cells = {
+            key: json.dumps(value) if isinstance(value, list | dict) else str(value)
+            for key, value in change(flat(row)).items()
+        }
         kept += sum(map(len, cells.values()))
         if kept > most_kept:
             shorter = "head -n 1000" if is_jsonl(path) else "jq '.[:1000]'"
@@ -119,19 +122,15 @@ def items_of(path: Path | str, blocks: Iterable[str]) -> Iterator[tuple[str, obj
         raise UserError(f"{path}: not JSON (more stands behind the list)")
 
 
-def flat(row: Row) -> dict[str, str]:
-    """Texts, without objects in the object: {"a": {"b": 1}} becomes {"a.b": "1"}."""
+def flat(row: Row) -> Row:
+    """Without nulls, and without objects in the object: {"a": {"b": 1}} becomes {"a.b": 1}."""
     for _ in range(LEVELS):
         every = {}
         for key, value in row.items():
             own = value if isinstance(value, dict) else {}
             every |= {f"{key}.{name}": each for name, each in own.items()} or {key: value}
         row = every
-    return {
-        key: json.dumps(value) if isinstance(value, list | dict) else str(value)
-        for key, value in row.items()
-        if value is not None
-    }
+    return {key: value for key, value in row.items() if value is not None}
 
 
 def parsed(where: Path | str, text: str) -> object:

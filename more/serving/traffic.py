@@ -232,8 +232,6 @@ LEAST_GAP = 20  # between two stamps, on average. As ms, these are 50 requests/s
 CHAT_ID, HASHES = "chat_id", "hash_ids"  # Bailian alone has the first
 BAILIAN = 16  # tokens of its blocks
 TEXTS = ("conversations", "conversation", "items")  # of ShareGPT, and of files made of it
-# What has lengths needs no tokenizer. A name without its first dot, as objects have it.
-COUNTED = {name.partition(".")[0] for name in SIZES}
 Lines, Count = list[tuple[str, list[str]]], Callable[[str], int]  # places and cells; tokens
 Counter = Callable[[], Count | None]  # loads a tokenizer, if there is one
 # Words of a name that may be an arrival: "sentAt" has one of them.
@@ -317,13 +315,14 @@ class Conversations:
         self.count: Count | None = None
 
     def counted(self, row: dict[str, object]) -> dict[str, object]:
-        """An object without its texts, and with their tokens: 0 of a text that is not there."""
+        """An object without its texts, and with their tokens: 0 of a text that is not there.
+
+        What has lengths, or no texts, stays as it is.
+        """
         texts = next((row[name] for name in TEXTS if isinstance(row.get(name), list)), None)
-        if texts is None:
+        if texts is None or row.keys() & SIZES:
             return row
         rest = {name: value for name, value in row.items() if name not in TEXTS}
-        if COUNTED & rest.keys():
-            return rest
         self.count = self.count or self.counter()
         if self.count is None:
             raise UserError(
@@ -353,23 +352,26 @@ def stamped(header: Sequence[str], block: int, stamps: Sequence[float]) -> tuple
     """Whose format it is with a `timestamp`, its unit in words, and in seconds.
 
     Bailian's (github.com/alibaba-edu/qwen-bailian-usagetraces-anon) are seconds; ids of chats, or
-    blocks of 16 tokens, tell it. Mooncake's are milliseconds, and whole numbers. guidellm's
-    (github.com/vllm-project/guidellm, docs/guides) are seconds. No name tells these two apart, so
-    the numbers must, by a rule that the words state.
+    blocks of 16 tokens, tell it. Mooncake's are milliseconds; blocks of 512 tokens tell it.
+    guidellm's (github.com/vllm-project/guidellm, docs/guides) are seconds. Without blocks, the
+    numbers must tell these two apart, by a rule. The words say what of it decided.
     """
     if CHAT_ID in header or block == BAILIAN:
         return "Bailian's format", "seconds", 1.0
+    if block == HASHED:
+        return "Mooncake's format", "ms", 1e-3
     gap = (max(stamps) - min(stamps)) / max(1, len(stamps) - 1)
-    rule = f"whole numbers that are {LEAST_GAP} or more apart on average"
-    if (
-        max(stamps) > LATEST
-        or gap >= LEAST_GAP
-        and all(float(stamp).is_integer() for stamp in stamps)
-    ):
-        unit = f"ms, as these are large, or {rule}; if they are seconds, rename it timestamp_s"
-        return "Mooncake's format", unit, 1e-3
-    unit = f"seconds, as these are no {rule}; if they are ms, rename it timestamp_ms"
-    return "guidellm's format", unit, 1.0
+    whole = all(float(stamp).is_integer() for stamp in stamps)
+    if max(stamps) > LATEST:
+        why = "too large for seconds"
+    elif whole and gap >= LEAST_GAP:
+        why = f"whole numbers, {LEAST_GAP} or more apart on average"
+    else:
+        why = f"less than {LEAST_GAP} apart on average" if whole else "not all whole numbers"
+        unit = f"seconds, because they are {why}; if they are ms, rename it timestamp_ms"
+        return "guidellm's format", unit, 1.0
+    unit = f"ms, because they are {why}; if they are seconds, rename it timestamp_s"
+    return "Mooncake's format", unit, 1e-3
 
 
 def find_columns(path: Path | str, header: Sequence[str]) -> dict[str, tuple[int, str]]:
