@@ -211,6 +211,11 @@ def test_what_is_no_hit_yet() -> None:
     assert scheduler.memory.prefill(late) == (4, 8)
     scheduler.preempt()
     assert scheduler.memory.prefill(late) == (12, 0) and len(scheduler.memory.free) == 3
+    scheduler.add(late)
+    scheduler.schedule(0.0)
+    assert scheduler.preempt() is late and scheduler.preempt() is early, "and late has shared it"
+    assert scheduler.memory.prefill(late) == (12, 0) and len(scheduler.memory.free) == 4
+    assert step(scheduler) == [(0, 0, 11), (1, 8, 3)]
 
 
 def test_the_last_block_is_evicted_first() -> None:

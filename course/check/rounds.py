@@ -191,8 +191,8 @@ class Replay:
         if "P1" in self.rules and row["taken"] != state.memory.taken:
             self.fail(
                 "P1", f"self.memory.taken = {state.memory.taken}", str(row["taken"]),
-                "It falls by held(request), and held must be asked before restart(): a request in"
-                " its prefill holds all of the prefill, others what is cached.")  # fmt: skip
+                "Call self.memory.give(request) before restart(): a request in its prefill holds"
+                " all of the prefill, others what is cached.")  # fmt: skip
         try:
             check_batch(state, batch)
         except UserError as error:

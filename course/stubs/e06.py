@@ -4,7 +4,7 @@
 """
 
 from batch import Chunk
-from scheduler import IterationLevel, next_chunk
+from scheduler import IterationLevel
 
 
 class Sarathi(IterationLevel):
@@ -23,6 +23,6 @@ class Sarathi(IterationLevel):
 
         self.started() -> running requests that are still in their prefill, oldest first.
         self.admit() -> the next waiting request, which then runs; None if none can.
-        next_chunk(request, room) -> the next chunk of a request, of at most `room` tokens.
+        self.plan(request, room) -> its next chunk, of at most `room` tokens, for this batch.
         """
         raise NotImplementedError

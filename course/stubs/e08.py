@@ -4,7 +4,7 @@
 """
 
 from batch import Chunk, Request
-from scheduler import IterationLevel, held, next_chunk
+from scheduler import IterationLevel
 
 
 class SarathiServe(IterationLevel):
@@ -24,9 +24,9 @@ class SarathiServe(IterationLevel):
     def preempt(self, request: Request | None = None) -> Request:
         """Send a running request back to the head of the queue (None: the newest). Returns it.
 
-        self.running is in order of admission. self.memory.taken falls by held(request). Ask for it
-        before restart(). If something of the request was in the cache (request.prefilled), count it
-        in request.preemptions, and append it to self._preempted, so that the loop frees its slot.
+        self.running is in order of admission. self.memory.give(request) gives its room back. Call
+        it before restart(). If a chunk of the request has run (request.chunks_run), count it in
+        request.preemptions, and append it to self._preempted, so that the loop frees its slot.
         request.restart() forgets what was cached, and keeps the output. At the end, the request is
         at the left end of self.waiting, a deque.
         """
