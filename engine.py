@@ -70,7 +70,10 @@ def in_turn(call: Callable) -> Callable:
 
 
 class Stream(Iterator[StreamedToken]):
-    """Tokens as they come. Each takes a turn of its own, and so does its end."""
+    """Tokens as they come. Each takes a turn of its own, and so does its end.
+
+    So who drops the last reference to it waits, too, until other calls have ended.
+    """
 
     def __init__(self, llm: "LLM", tokens: Generator[StreamedToken, None, None]):
         self.llm = llm

@@ -176,16 +176,11 @@ class LLM(BookLLM):
                 raise UserError("this LLM is lent to a server: ask the server, or end it first")
             yield
 
-    @contextmanager
-    def lend(self, who: object) -> Iterator[None]:
-        """Meanwhile `who` steps the model, and all calls are refused."""
+    def lend(self, who: object) -> None:
+        """From now on `who` steps the model, and all calls are refused until `lent_to` is None."""
         with self.turn(who):
             self.check_idle("who runs the model")
             self.lent_to = who
-        try:
-            yield
-        finally:
-            self.lent_to = None
 
     # ---- the loop
 

@@ -335,10 +335,10 @@ def test_what_can_never_run_is_refused_with_all_that_came_with_it(
 
 
 def test_an_llm_that_serves_refuses_all_calls(llm: LLM) -> None:
-    """Both would write to one cache. Before and after, and while no server is up, it answers."""
+    """Both would write to one cache. Before a runner is there, and after its end, it answers."""
     params, said = SamplingParams(max_tokens=9), []
     expected, stream = alone(llm, [5, 6, 7], 9), llm.stream([[1], [2]], params)
-    clients, late = Clients(RealEngine(llm)), llm.stream([5, 6, 7], params)
+    late = llm.stream([5, 6, 7], params)
 
     def ask() -> None:
         for call in (
@@ -354,11 +354,14 @@ def test_an_llm_that_serves_refuses_all_calls(llm: LLM) -> None:
     with pytest.raises(UserError, match="who runs the model may not change while requests run"):
         Clients(RealEngine(llm))
     stream.close()
+    Clients(RealEngine(llm)).runner.close()  # which was never started
+    clients = Clients(RealEngine(llm))
+    ask()
     clients.at[3].append(ask)
     clients.submit(["one", "two"], [5, 6, 7], 9)
     clients.finish()
     assert clients.tokens("one") == clients.tokens("two") == expected == alone(llm, [5, 6, 7], 9)
-    assert said == ["this LLM is lent to a server: ask the server, or end it first"] * 6
+    assert said == ["this LLM is lent to a server: ask the server, or end it first"] * 12
     assert [each.token_id for each in late] == expected
 
 

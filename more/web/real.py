@@ -16,7 +16,7 @@ from scheduler import Scheduler, make_scheduler
 
 
 class RealEngine:
-    """An `LLM` behind a runner. While the runner runs, the `LLM` refuses all calls."""
+    """An `LLM` behind a runner. Until the runner has ended, the `LLM` refuses all calls."""
 
     priced = False
 
@@ -41,10 +41,9 @@ class RealEngine:
 
     def executor(self) -> ModelExecutor:
         """A new one on an empty cache."""
-        with self.llm.turn(self):
-            self.llm.check_idle("who runs the model")
-            self.llm.cache.reset()
-            executor = self.llm.make_executor()
+        self.llm.lend(self)
+        self.llm.cache.reset()
+        executor = self.llm.make_executor()
         executor.origin = self.origin  # one clock for all executors
         return executor
 
@@ -62,8 +61,11 @@ class RealEngine:
 
     @contextmanager
     def surroundings(self) -> Iterator[None]:
-        with self.llm.lend(self), self.llm.surroundings():
-            yield
+        try:
+            with self.llm.surroundings():
+                yield
+        finally:
+            self.llm.lent_to = None
 
     def stop(self) -> None:
         """A batch of the model runs to its end."""

@@ -220,8 +220,9 @@ class Runner:
             self.stopping = self.closed = True
             self.changed.notify_all()
         self.engine.stop()
-        if self.thread.is_alive():
-            self.thread.join(LONGEST_STEP)
+        if self.thread.ident is None:  # it was never started: its end gives back what it holds
+            self.start()
+        self.thread.join(LONGEST_STEP)
 
     def _post(self, do: Callable, *arguments: object) -> None:
         """Put a call into the inbox. The caller holds `changed`."""
