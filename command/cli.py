@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event, Thread
 from types import TracebackType
 from typing import TypeVar
 from unicodedata import category
@@ -204,8 +205,7 @@ def run_main(main: Callable[[], None]) -> None:
         main()
         sys.stdout.flush()  # here, where its errors can still be caught
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
+        raise SystemExit(interrupted()) from None
     except UserError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -221,11 +221,18 @@ def run_main(main: Callable[[], None]) -> None:
         raise SystemExit(1) from None
 
 
+def interrupted() -> int:
+    """The line of an interrupt. Returns the exit status."""
+    print("interrupted", file=sys.stderr, flush=True)
+    return 130
+
+
 def progress(items: Iterable[Item], what: str, total: int | None = None) -> Iterator[Item]:
     """These items, and on stderr how many are done: a bar on a terminal with columns, else lines.
 
     The bar vanishes when it is done. The first line comes after a second, and the further ones
-    later and later, 10 s apart at most. total: how many items there are, where they cannot tell.
+    later and later, 10 s apart at most, also within an item. total: how many items there are, where
+    they cannot tell.
     """
     if sys.stderr is None:
         yield from items
@@ -237,13 +244,26 @@ def progress(items: Iterable[Item], what: str, total: int | None = None) -> Iter
         return
     if total is None and isinstance(items, Sized):
         total = len(items)
-    of, begin = f" of {total}" if total else "", time.monotonic()
-    due = begin + 1
-    for done, item in enumerate(items, 1):
-        yield item
-        if (now := time.monotonic()) >= due:
-            print(f"{what}: {done}{of}, {now - begin:.0f} s", file=sys.stderr, flush=True)
-            due = now + min(now - begin, 10)
+    of = f" of {total}" if total else ""
+    begin = time.monotonic()
+    ended = Event()
+    done = 0
+
+    def tell() -> None:
+        seconds = 0.0
+        while not ended.wait(min(max(1, seconds), 10)):
+            seconds = time.monotonic() - begin
+            print(f"{what}: {done}{of}, {seconds:.0f} s", file=sys.stderr, flush=True)
+
+    telling = Thread(target=tell, daemon=True)
+    telling.start()
+    try:
+        for item in items:
+            yield item
+            done += 1
+    finally:
+        ended.set()
+        telling.join()
 
 
 def begin() -> None:

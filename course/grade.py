@@ -27,7 +27,7 @@ from io import StringIO
 from pathlib import Path
 
 from command.checks import UserError
-from command.cli import ROOT, as_cell, claim, progress, write_file
+from command.cli import ROOT, as_cell, claim, interrupted, progress, write_file
 from course.check.frame import examine, lines
 from course.exercises import ENDLESS, EXERCISES, STUBS, UNLOADED, AnswerError, Exercise, read_answer
 from course.feedback import Grade, harmless, results_json, rubric, write_feedback
@@ -236,7 +236,7 @@ def grade(
         grades = list(progress(done, "grading", len(handed)))
     except KeyboardInterrupt:  # nobody waits for the submissions under way: they end with us
         shutil.rmtree(homes, ignore_errors=True)
-        os._exit(130)
+        os._exit(interrupted())
     finally:
         pool.shutdown(cancel_futures=True)
         shutil.rmtree(homes, ignore_errors=True)

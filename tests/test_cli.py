@@ -7,8 +7,8 @@ import struct
 import subprocess
 import sys
 from importlib import import_module
-from itertools import count
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
@@ -101,10 +101,23 @@ def test_what_stops_in_the_middle_loses_nothing(error: BaseException, tmp_path: 
 def test_a_log_says_how_far_long_work_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """Here, each thing takes a second. Lines come later and later, 10 s apart at most."""
-    monkeypatch.setattr(cli, "time", SimpleNamespace(monotonic=count().__next__))
-    assert list(cli.progress(range(40), "counting")) == list(range(40))
-    said = [f"counting: {number} of 40, {number} s" for number in (1, 2, 4, 8, 16, 26, 36)]
+    """Here, the second thing takes 45 s. Lines come later and later, 10 s apart at most."""
+    now, quiet = [0.0], Event()
+
+    class Ended(Event):
+        def wait(self, seconds: float) -> bool:
+            begun.wait()
+            now[0] += seconds
+            return now[0] > 45 and not quiet.set()
+
+    begun = Event()
+    monkeypatch.setattr(cli, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(cli, "Event", Ended)
+    for thing in cli.progress(range(3), "counting"):
+        if thing == 1:
+            begun.set()
+            assert quiet.wait(60)
+    said = [f"counting: 1 of 3, {seconds} s" for seconds in (1, 2, 4, 8, 16, 26, 36)]
     assert capsys.readouterr() == ("", "\n".join([*said, ""]))
 
 
@@ -116,8 +129,9 @@ def test_a_terminal_shows_a_bar_where_it_has_columns(columns: int) -> None:
 
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
-    body = "from command import cli; from itertools import count; from types import SimpleNamespace"
-    body += "\n    cli.time = SimpleNamespace(monotonic=count().__next__)"
+    body = "from command import cli; from types import SimpleNamespace"
+    body += "\n    turns = iter([False, True])"
+    body += "\n    cli.Event = lambda: SimpleNamespace(wait=lambda _: next(turns), set=int)"
     body += "\n    list(cli.progress([1], 'working'))"
     done = spawn.run("-c", code(body), stderr=theirs)
     os.close(theirs)
@@ -125,7 +139,7 @@ def test_a_terminal_shows_a_bar_where_it_has_columns(columns: int) -> None:
     os.close(ours)
     assert done.returncode == 0
     assert ("0/1 [00:00" in said) == (columns > 0)
-    assert ("working: 1 of 1, 1 s" in said) == (columns == 0)
+    assert (" of 1, 0 s" in said) == (columns == 0)
 
 
 MINE = ROOT / "examples" / "priority.py"
@@ -144,7 +158,14 @@ def test_long_commands_say_how_far_they_are(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commands of the README, where their output goes to a file. A second passes at once."""
-    monkeypatch.setattr(cli, "time", SimpleNamespace(monotonic=count().__next__))
+
+    class Once(Event):
+        def wait(self, seconds: float) -> bool:
+            ended = self.is_set()
+            self.set()
+            return ended
+
+    monkeypatch.setattr(cli, "Event", Once)
     monkeypatch.setattr(oracle, "PLAYS", 1)
     script = import_module(name) if "." in name or name == "plan" else name
     done = call(script, *(tmp_path if each == "OUT" else each for each in LONG[name]))

@@ -518,6 +518,22 @@ def test_a_page_says_what_happened_as_the_command_line_does(
     assert "<h1>Anna</h1>" in page and "(here for E1)" in page
 
 
+def test_an_interrupt_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """The process ends, although threads wait for submissions: here, with an error of ours."""
+
+    def ends(status: int) -> None:
+        raise SystemExit(status)
+
+    monkeypatch.setattr(grade, "progress", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(grade.os, "_exit", ends)
+    write(tmp_path / "class" / "anna", {"e01.py": "pass"})
+    with pytest.raises(SystemExit, match="130"):
+        graded(tmp_path / "class", out=tmp_path / "grades.csv")
+    assert capsys.readouterr().err == "interrupted\n"
+
+
 def test_two_students_never_become_one_name() -> None:
     """Long names, and what a terminal obeys or a spreadsheet computes."""
     assert harmless("=1+1") == "'=1+1" and harmless("\x1b[2J") == "\\x1b[2J"
