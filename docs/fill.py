@@ -199,11 +199,11 @@ def lessons(_: str) -> str:
 
 def idle(_: str) -> str:
     """What changes nothing, of the parameters that the server does not have."""
-    lines = ["| of | what changes nothing |", "|---|---|"]
+    lines = ["| parameter | what changes nothing | of |", "|---|---|---|"]
     for place, parameters in IDLE.items():
-        pairs = [(name, each) for name, values in parameters.items() for each in values or [None]]
-        told = ", ".join(f"`{json.dumps(name)}: {json.dumps(value)}`" for name, value in pairs)
-        lines.append(f"| {place} | {told} |")
+        for name, values in parameters.items():
+            told = ", ".join(f"`{json.dumps(value)}`" for value in values or [None])
+            lines.append(f"| `{name}` | {told} | {place} |")
     return "\n".join(lines)
 
 
