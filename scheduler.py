@@ -126,8 +126,8 @@ class Scheduler:
         It is asked of each request that arrives, and of all that are here when the policy changes.
         """
         capacity = self.memory.capacity
-        for tag, allowed in self.reads.items():
-            tag_number(request, tag, allowed)
+        for tag in self.reads:
+            self.number(request, tag)
         if capacity is not None and request.most_cached > capacity:
             raise UserError(
                 f"request {request.request_id} can never run: {len(request.prompt)} prompt tokens +"
@@ -278,6 +278,10 @@ class Scheduler:
         if ended:
             self.running = [request for request in self.running if request.finish_reason is None]
         return ended
+
+    def number(self, request: Request, tag: str, usual: float = 0.0) -> float:
+        """What a tag of `reads` says; `usual` without it."""
+        return tag_number(request, tag, self.reads[tag], usual)
 
     def broken(self, rule: str) -> UserError:
         return UserError(f"policy {self.name!r} ({type(self).__name__}): {rule}")

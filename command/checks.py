@@ -90,19 +90,20 @@ class Range:
         if value not in self:
             raise UserError(f"{name} is {shown(value)}; it must be {self}")
 
-    def read(self, word: str) -> float | str:
-        """The number that a word says, or the word itself if it says none of this range."""
+    def read(self, word: str) -> float | None:
+        """The number that a word says; None if it says none of this range."""
         if self.whole and not word.isdecimal():  # int() also takes "1_000" and " 1"
-            return word
+            return None
         try:
             value = int(word) if self.whole else float(word)
         except ValueError:  # int() refuses 5,000 digits, too
-            return word
-        return value if value in self else word
+            return None
+        return value if value in self else None
 
     def __call__(self, word: str) -> float:
         """The number that a word of the command line says."""
-        if (value := self.read(word)) is word:
+        value = self.read(word)
+        if value is None:
             raise ArgumentTypeError(f"{word[:LONGEST_WORD]!r} is not {self}")
         return value
 
@@ -149,8 +150,10 @@ def tag_number(owner: Any, tag: str, allowed: Range, usual: float = 0.0) -> floa
     owner: a Request or a Life. A UserError for anything else, such as "soon" or "nan".
     """
     word = owner.tags.get(tag, "")
-    value = allowed.read(word) if word else usual
-    if value is word:
+    if not word:
+        return usual
+    value = allowed.read(word)
+    if value is None:
         allowed.check(f"request {owner.request_id}: the tag {tag}", word)
     return value
 

@@ -7,14 +7,15 @@ it is 0. If the cache is full, the newest request of the least urgent class is p
 from collections import deque
 
 from batch import Batch, Request
-from command.checks import Range, tag_number
+from command.checks import Range
 from scheduler import SarathiServe
 
-CLASSES = Range(-(2.0**63), 2.0**63, whole=False)
+CLASSES = {"priority": Range(-(2.0**63), 2.0**63, whole=False)}
 
 
 class Priority(SarathiServe):
-    name, reads = "priority", {"priority": CLASSES}  # so a wrong tag is refused when it arrives
+    name = "priority"
+    reads = CLASSES  # so a wrong tag is refused when it arrives
 
     def schedule(self, now: float) -> Batch | None:
         # sorting is stable: first come, first served in a class
@@ -30,4 +31,4 @@ class Priority(SarathiServe):
         return super().preempt(request)
 
     def rank(self, request: Request) -> float:
-        return tag_number(request, "priority", CLASSES)
+        return self.number(request, "priority")

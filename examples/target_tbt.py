@@ -15,8 +15,10 @@ STEP = 32  # tokens between two budgets that are tried
 
 
 class TargetTBT(SarathiServe):
-    name, example = "target_tbt", "target_tbt:50"
-    target, most = 0.05, None  # s, and tokens
+    name = "target_tbt"
+    example = "target_tbt:50"
+    target = 0.05  # s
+    most = None  # tokens
 
     def configure(self, option: str) -> None:
         if not SIZE.fullmatch(option) or int(option) < 1:

@@ -142,7 +142,7 @@ def bound_of(text: str) -> tuple[str, int, float]:
     """The name, the percent and the milliseconds of a --slo."""
     found = BOUND.fullmatch(text)
     milliseconds = ABOVE_ZERO.read(found[3] if found else "")
-    if isinstance(milliseconds, str):
+    if milliseconds is None:
         raise ArgumentTypeError(
             f"{text[:LONGEST_WORD]!r} is not NAME:pP:MS, such as tpot:p95:30. It takes"
             " tbt, tpot, ttft or e2e; p50, p90, p95 or p99; and a number above 0"

@@ -121,9 +121,9 @@ def named(text: str, lengths: Sequence[int] = (), seed: int = 0) -> Predictor:
     name, _, number = text.partition("=")
     if text == "oracle":
         return oracle
-    if name == "constant" and (tokens := range_of(1, MOST).read(number)) != number:
+    if name == "constant" and (tokens := range_of(1, MOST).read(number)) is not None:
         return Constant(tokens)
-    if name == "classes" and lengths and (share := SHARE.read(number)) != number:
+    if name == "classes" and lengths and (share := SHARE.read(number)) is not None:
         return Classes(lengths, share, seed)
     more = ", or classes=A with A from 0 to 1" if lengths else ""
     raise UserError(

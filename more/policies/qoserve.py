@@ -35,22 +35,25 @@ STEP, MARGIN = 128, 1.2  # tokens between two budgets that are tried; on predict
 
 
 class QoServe(SarathiServe):
-    name, reads = "qoserve", dict.fromkeys(("ttft", "tbt", "ttlt"), SECONDS)
-    most, now, rate = None, 0.0, 1e-4  # C as it was given; s; s for a token of the last batch
+    name = "qoserve"
+    reads = dict.fromkeys(("ttft", "tbt", "ttlt"), SECONDS)
+    most = None  # C as it was given
+    now = 0.0  # s
+    rate = 1e-4  # s for a token of the last batch
 
     def due(self, request: Request) -> float:
         """When its next token must be there."""
         done = len(request.output)
         if request.tags.get("ttlt"):
             left = request.max_tokens - done - 1
-            return request.arrival + told(request, "ttlt") - left * self.tbt(request)
-        return request.arrival + told(request, "ttft", TTFT) + done * self.tbt(request)
+            return request.arrival + self.number(request, "ttlt") - left * self.tbt(request)
+        return request.arrival + self.number(request, "ttft", TTFT) + done * self.tbt(request)
 
     def tbt(self, request: Request) -> float:
         """Of a `ttlt` request: SLOW, but half of the time is for the first token at least."""
         if request.tags.get("ttlt"):
-            return min(SLOW, told(request, "ttlt") / 2 / request.max_tokens)
-        return told(request, "tbt", TBT)
+            return min(SLOW, self.number(request, "ttlt") / 2 / request.max_tokens)
+        return self.number(request, "tbt", TBT)
 
     def slack(self, decode: Request) -> float:
         """How long the next batch may take. Who is late already is owed a token each TBT."""
@@ -101,7 +104,8 @@ class QoServe(SarathiServe):
 class QoServeFixed(QoServe):
     """Each batch has the whole budget C."""
 
-    name, ran = "qoserve_fixed", 0  # tokens of the last batch
+    name = "qoserve_fixed"
+    ran = 0  # tokens of the last batch
 
     def schedule(self, now: float) -> Batch | None:
         if self.ran:
@@ -114,15 +118,10 @@ class QoServeFixed(QoServe):
         return self.most
 
 
-def told(owner: Request | Life, tag: str, usual: float = LATEST) -> float:
-    """What a tag promises, in s."""
-    return tag_number(owner, tag, SECONDS, usual)
-
-
 def kept(life: Life, ttft: float, tbt: float) -> bool:
     """Whether no token of a request came late. ttft, tbt: promised to those without tags, in s."""
     if life.tags.get("ttlt"):
-        return life.latency <= told(life, "ttlt")
-    first, gap = told(life, "ttft", ttft), told(life, "tbt", tbt)
-    due = life.arrival + first + 1e-9  # no rounding is late
+        return life.latency <= tag_number(life, "ttlt", SECONDS)
+    due = life.arrival + tag_number(life, "ttft", SECONDS, ttft) + 1e-9  # no rounding is late
+    gap = tag_number(life, "tbt", SECONDS, tbt)
     return all(moment <= due + n * gap for n, moment in enumerate(life.tokens))

@@ -10,16 +10,18 @@ P:D is that of the requests that are here. The length of an output is its tag `p
 without one, max_tokens.
 """
 
-from batch import Batch
-from more.policies.srpt import PREDICTED, length_of
+from batch import Batch, Request
+from more.policies.srpt import PREDICTED
 from scheduler import Dynamic, Sarathi
 
 
 class SarathiPD(Sarathi):
     """ "sarathi_pd:512,256,128" chooses between these sizes; by default C, C/2 and C/4."""
 
-    name, example = "sarathi_pd", "sarathi_pd:512,256,128"
-    configure, reads = Dynamic.configure, PREDICTED
+    name = "sarathi_pd"
+    example = "sarathi_pd:512,256,128"
+    reads = PREDICTED
+    configure = Dynamic.configure
 
     def __init__(self, max_batch_size: int, chunk_size: int = 256, cache_tokens: int | None = None):
         super().__init__(max_batch_size, chunk_size, cache_tokens)
@@ -32,7 +34,11 @@ class SarathiPD(Sarathi):
     def balanced(self) -> int:
         here = [*self.running, *self.waiting]
         prompts = sum(len(request.prompt) for request in here)
-        decodes = sum(min(length_of(request), request.max_tokens) for request in here)
+        decodes = sum(map(self.length, here))
         beside = self.max_batch_size - 1
         enough = [C for C in self.sizes if C * decodes >= beside * (decodes + prompts)]
         return min(enough, default=self.sizes[0])
+
+    def length(self, request: Request) -> float:
+        most = request.max_tokens
+        return min(most, self.number(request, "predicted_tokens", most))

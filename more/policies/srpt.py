@@ -16,7 +16,7 @@ import math
 from collections import deque
 
 from batch import Batch, Request
-from command.checks import MOST, Range, UserError, tag_number
+from command.checks import MOST, Range, UserError
 from scheduler import SIZE, SarathiServe
 
 PREDICTED = {"predicted_tokens": Range(0, MOST, whole=False, noun="number of tokens")}
@@ -25,8 +25,11 @@ PREDICTED = {"predicted_tokens": Range(0, MOST, whole=False, noun="number of tok
 class SRPT(SarathiServe):
     """ "srpt:80" has c = 80 %, as by default; "srpt:0" never preempts."""
 
-    name, example, asks = "srpt", "srpt:80", "predicted_tokens"
-    share_run, reads = 0.8, PREDICTED  # share_run: c
+    name = "srpt"
+    example = "srpt:80"
+    asks = "predicted_tokens"
+    reads = PREDICTED
+    share_run = 0.8  # c
 
     def configure(self, option: str) -> None:
         if not SIZE.fullmatch(option) or int(option) > 100:
@@ -37,25 +40,23 @@ class SRPT(SarathiServe):
         self.sort_queue()
         decodes = sum(not request.in_prefill for request in self.running)
         while self.waiting and not self.can_admit() and decodes < self.chunk_size:
-            young = [r for r in self.running if len(r.output) < self.share_run * length_of(r)]
-            victim = max(young, key=left, default=None)
-            if victim is None or left(victim) <= left(self.waiting[0]):
+            young = [r for r in self.running if len(r.output) < self.share_run * self.length(r)]
+            victim = max(young, key=self.left, default=None)
+            if victim is None or self.left(victim) <= self.left(self.waiting[0]):
                 break
             self.preempt(victim)  # it is first in the queue now
             self.sort_queue()
         return super().schedule(now)
 
     def sort_queue(self) -> None:
-        self.waiting = deque(sorted(self.waiting, key=left))
+        self.waiting = deque(sorted(self.waiting, key=self.left))
 
     def started(self) -> list[Request]:
-        return sorted(super().started(), key=left)
+        return sorted(super().started(), key=self.left)
 
+    def left(self, request: Request) -> float:
+        """Tokens of its output."""
+        return max(1.0, self.length(request) - len(request.output))
 
-def left(request: Request) -> float:
-    """Tokens of its output."""
-    return max(1.0, length_of(request) - len(request.output))
-
-
-def length_of(request: Request) -> float:
-    return tag_number(request, "predicted_tokens", PREDICTED["predicted_tokens"], math.inf)
+    def length(self, request: Request) -> float:
+        return self.number(request, "predicted_tokens", math.inf)

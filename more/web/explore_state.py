@@ -123,9 +123,9 @@ def read_value(name: str, value: object) -> str | int | float:
     """One value of a state, or a UserError."""
     if name in SLIDERS:
         allowed = SLIDERS[name].bounds
-        value = allowed.read(value) if isinstance(value, str) else value
-        allowed.check(name, value)
-        return value if allowed.whole else float(value)
+        number = allowed.read(value) if isinstance(value, str) else value
+        allowed.check(name, value if number is None else number)
+        return number if allowed.whole else float(number)
     label, choices = CHOICES[name]
     allowed = {str(choice): choice for choice in choices()}
     text = str(value) if type(value) is int else value
