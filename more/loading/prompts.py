@@ -1,6 +1,6 @@
 """From the prompts of a user to lists of token ids, or to one line that says what is wrong."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import index as as_index
 
 from command.checks import MOST, UserError, shown
@@ -58,16 +58,8 @@ def careful(
             raise UserError(f"prompt {index} is neither text nor a list of token ids") from None
         if not ids:
             raise UserError(f"prompt {index} is empty; it needs at least one token")
-        for token in ids:
-            if not 0 <= token < vocab_size:
-                raise UserError(
-                    f"prompt {index}: token id {shown(token)} is not in 0 .. {vocab_size - 1}"
-                )
-        for token in params[index].stop_ids:
-            if token >= vocab_size:
-                raise UserError(
-                    f"prompt {index}: stop_ids has {shown(token)}; tokens are 0 to {vocab_size - 1}"
-                )
+        check_ids(f"prompt {index}", ids, vocab_size)
+        check_ids(f"prompt {index}: stop_ids", params[index].stop_ids, vocab_size)
         if not 0 <= arrivals[index] <= LONGEST_WAIT:
             raise UserError(
                 f"prompt {index}: its arrival time is {arrivals[index]}; it must be a number of"
@@ -75,6 +67,13 @@ def careful(
             )
         found.append(ids)
     return found, params, arrivals
+
+
+def check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    """A UserError unless the model has all of these tokens."""
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise UserError(f"{name}: token id {shown(token)} is not in 0 .. {vocab_size - 1}")
 
 
 def as_lists(prompts: object) -> object:

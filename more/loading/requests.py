@@ -10,7 +10,6 @@ from configs import ModelConfig
 from more.paged.prompts import stated
 
 USUAL_LENGTH = 8192  # tokens of a request, at most, if nobody asks for more
-PLACEHOLDER = 0  # a token of a priced run, whatever it would be
 LEAST_LENGTH = 256  # tokens: what does not fit even so is refused
 
 
@@ -52,8 +51,8 @@ def refuse_beams(requests: Iterable[Request], instead: str) -> None:
 def refuse_placeholders(requests: Iterable[Request]) -> None:
     """Raise a UserError if a request would end at the first token of a priced run."""
     for request in requests:
-        if PLACEHOLDER in request.stop_ids:
-            name = f"request {request.request_id}: stop_ids has {PLACEHOLDER}"
+        if 0 in request.stop_ids:
+            name = f"request {request.request_id}: stop_ids has 0"
             raise UserError(f"{name}, which stands for each token of a priced run: leave it out")
 
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from batch import Batch, Request
-from command.checks import UserError, shown
 from command.cli import one_line
 from executor import ModelExecutor
+from more.loading.prompts import check_ids
 from more.loading.requests import check_requests
 from more.paged.cache import manage
 from nano_sarathi import LLM
@@ -51,9 +51,8 @@ class RealEngine:
         """A UserError for a request that is too long, or wants what there is not."""
         check_requests(requests, self.max_length, "max_length")
         for request in requests:
-            for token in (min(request.prompt), max(request.prompt), *request.stop_ids):
-                if not 0 <= token < self.vocab_size:
-                    raise UserError(f"token id {shown(token)} is not in 0 .. {self.vocab_size - 1}")
+            check_ids("prompt", (min(request.prompt), max(request.prompt)), self.vocab_size)
+            check_ids("stop_token_ids", request.stop_ids, self.vocab_size)
 
     def sampler(self, seed: int, **params: float) -> Sampler | None:
         """What draws the tokens of one request, as SamplingParams(**params) say; None: greedy."""
