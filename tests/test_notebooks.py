@@ -278,8 +278,8 @@ def experiments(path: Path) -> Iterator[tuple[str, Ran, Ran]]:
 
 
 # Of each experiment: words of its text -> whether they are true of a run without the change, and of
-# one with it. None: they say why, or what to look at.
-Claims = dict[str, Callable[[Ran, Ran], bool] | None]
+# one with it.
+Claims = dict[str, Callable[[Ran, Ran], bool]]
 
 
 def linear(ran: Ran) -> list[dict[str, float]]:
@@ -325,9 +325,7 @@ def longest_batch(ran: Ran) -> dict:
 BROKEN: dict[int, list[Claims]] = {
     1: [
         {
-            "You need Jupyter": None,
             "alike in all four cases": lambda a, b: [linear(b)[0]] * 4 == linear(b) != linear(a),
-            "the whole difference is one read of the weights": None,
             "Attention does not change": lambda a, b: all(
                 row["attn"] == a.names["intensity"][case]["attn"]
                 for case, row in b.names["intensity"].items()
@@ -338,19 +336,13 @@ BROKEN: dict[int, list[Claims]] = {
         {
             "The fifth run fails": lambda a, b: "5 of 7" in b.said and "6 of 7" not in b.said,
             "there are four": lambda a, b: b.names["llm"].cache.slots == 4 and not a.error,
-            "A server with this mistake": None,
             "The first line": lambda a, b: b.code[0].startswith("llm.cache.reset()"),
         }
     ],
     3: [
         {
-            "each chunk sees only itself": None,
-            "a text that was not in its training": None,
-            "its *perplexity*": None,
-            "no surprise at all": None,
             "Nothing crashes": lambda a, b: not b.error,
             "predictions are only worse": lambda a, b: perplexities(b)[0] < perplexities(b)[1],
-            "A test must compare": None,
         }
     ],
     4: [
@@ -360,7 +352,7 @@ BROKEN: dict[int, list[Claims]] = {
                 and 0.8 < b.names["riding"] / (b.names["fitted"]["decode"] / 4) < 1
             ),
             "The 3 rows beyond 1024": lambda a, b: (
-                b.names["table2"]["hybrid"].num_tokens == 1024 + 3 and 1024 % 128 == 0
+                b.names["table2"]["hybrid"].num_tokens == 1024 + 3
             ),
         }
     ],
@@ -378,7 +370,7 @@ BROKEN: dict[int, list[Claims]] = {
                 round(b.names["mine"].lives[2].ttft / 60) == 1 and a.names["mine"].seconds < 2
             ),
         },
-        {"has no token": None, "the engine stops": lambda a, b: bool(b.error)},
+        {"the engine stops": lambda a, b: bool(b.error)},
     ],
     7: [
         {
@@ -391,7 +383,6 @@ BROKEN: dict[int, list[Claims]] = {
             "Most of Orca's bubbles are back": lambda a, b: (
                 bubbles(a, "sarathi") < 0.5 * bubbles(a, "orca") < bubbles(b, "sarathi")
             ),
-            "it is the equal sizes that do": None,
         }
     ],
     9: [
@@ -407,14 +398,11 @@ BROKEN: dict[int, list[Claims]] = {
     ],
     10: [
         {
-            "A usual mistake": None,
-            "At step 2 this is wrong": lambda a, b: wrong_from(b) == 2,
             "Beam 0's last parent was beam 2, but beam 2 read the key of step 0 at place 0": (
                 lambda a, b: b.names["PARENTS"][1][0] == 2 and b.names["PARENTS"][0][2] == 0
             ),
             "Nothing crashes": lambda a, b: not b.error,
             "from step 2 on": lambda a, b: wrong_from(b) == 2,
-            "Only the recomputation shows this": None,
             "most columns hold one number": lambda a, b: (
                 sum(len({*column}) == 1 for column in b.names["tables"]["whole history"].T.tolist())
                 > b.names["tables"]["whole history"].shape[1] / 2
@@ -438,7 +426,6 @@ BROKEN: dict[int, list[Claims]] = {
                 ["You", "are", "a", "kind"] in a.names["held"].values()
                 and ["You", "are", "a", "kind"] not in b.names["held"].values()
             ),
-            "Each word is in another place": None,
         }
     ],
 }
@@ -457,14 +444,13 @@ def test_now_break_it_does_what_its_text_says(path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "lesson", lesson)
     found = [*experiments(path)]
     for (text, without, broken), claims in zip(found, BROKEN[int(path.stem[:2])], strict=True):
-        for sentence in re.split(r"(?<=[.)]) ", text):
-            quoted = [words for words in claims if words in sentence]
-            assert quoted or CHANGE.search(sentence) or RUN.match(sentence), sentence
+        assert claims, text
         for words, true in claims.items():
-            assert words in text and (true is None or true(without, broken)), words
+            assert words in text and true(without, broken), words
         assert without.error is None or without is broken
         if broken.error:
-            assert f"`{type(broken.error).__name__}`" in text and str(broken.error) in text
+            said = f": `{broken.error}`" if f"{broken.error}" else "."
+            assert f"`{type(broken.error).__name__}`{said}" in text
         else:
             assert "Error`" not in text
 
