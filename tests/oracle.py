@@ -16,11 +16,11 @@ import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate, product
 from pathlib import Path
-from traceback import walk_tb
 
 import pytest
 import torch
@@ -526,6 +526,16 @@ def price(batch: Batch) -> float:
 # ----------------------------------------------------------------------------------------- drivers
 
 
+@contextmanager
+def numbered(step: int) -> Iterator[None]:
+    """An error says in which step of a play it was raised, as the driver counts."""
+    try:
+        yield
+    except (AssertionError, UserError) as error:
+        error.add_note(f"step {step}")
+        raise
+
+
 def by_loop(play: Play) -> Found:
     executor = make_executor(play, play.size)
     scheduler = make_scheduler(play.policy, play.size, play.chunk, play.memory)
@@ -535,29 +545,30 @@ def by_loop(play: Play) -> Found:
     loop, script, requests = Loop(scheduler, executor), play.script(), {}
     gone: list[int] = []
     for step in range(STEPS):
-        for act, what in due(script, step, not loop.busy):
-            if act == "come":
-                call, numbers = what
-                for number, asked, wait in zip(numbers, call.asked, call.arrivals, strict=True):
-                    requests[number] = asked.request(number, executor.now() + wait)
-                    loop.add(requests[number])
-            elif act == "leave":
-                for request in [requests[number] for number in what[1]]:
-                    alive = request.finish_reason is None
-                    hold(f"request {request.request_id}: `cancel`", loop.cancel(request), alive)
-                    gone += [request.request_id] * alive
+        with numbered(step):
+            for act, what in due(script, step, not loop.busy):
+                if act == "come":
+                    call, numbers = what
+                    for number, asked, wait in zip(numbers, call.asked, call.arrivals, strict=True):
+                        requests[number] = asked.request(number, executor.now() + wait)
+                        loop.add(requests[number])
+                elif act == "leave":
+                    for request in [requests[number] for number in what[1]]:
+                        alive = request.finish_reason is None
+                        hold(f"request {request.request_id}: `cancel`", loop.cancel(request), alive)
+                        gone += [request.request_id] * alive
+                check_books(executor, [scheduler])
+            iteration = loop.step()
+            if iteration is None:
+                if not script:
+                    break
+                continue
+            assert iteration is loop.trace.iterations[-1], "the trace lacks this iteration"
+            ids = [[chunk.request.request_id for chunk in loop.batch.chunks]]
+            ids.append([request.request_id for request in loop.batch.decodes])
+            recorded = [[own for own, *_ in iteration.chunks], list(iteration.decodes)]
+            hold("chunks and decodes of the iteration, in the trace", recorded, ids)
             check_books(executor, [scheduler])
-        iteration = loop.step()
-        if iteration is None:
-            if not script:
-                break
-            continue
-        assert iteration is loop.trace.iterations[-1], "the trace lacks this iteration"
-        ids = [[chunk.request.request_id for chunk in loop.batch.chunks]]
-        ids.append([request.request_id for request in loop.batch.decodes])
-        recorded = [[own for own, *_ in iteration.chunks], list(iteration.decodes)]
-        hold("chunks and decodes of the iteration, in the trace", recorded, ids)
-        check_books(executor, [scheduler])
     check_end(executor, [scheduler])
     trace = loop.trace
     ended = [own for own, request in requests.items() if request.finish_reason != "abort"]
@@ -610,44 +621,45 @@ def by_stream(play: Play, llm: LLM | None = None) -> Found:
     rng = random.Random(f"streams {play.seed}")
     streams: dict[range, Iterator] = {}
     for step in range(STEPS):
-        for act, what in due(script, step, not streams):
-            if act == "come":
-                call, numbers = what
-                prompts, params = [a.prompt for a in call.asked], [a.params for a in call.asked]
-                if isinstance(call.asked[0], Search):
-                    outputs = llm.beam_search(prompts, params, cache=call.asked[0].cache)
-                    for number, output in zip(numbers, outputs, strict=True):
-                        sequences = [each.token_ids for each in output.sequences]
-                        found[number] = sequences, output.sequences[0].finish_reason
-                    continue
-                params, waits = [each() for each in params], [TICK * w for w in call.arrivals]
-                if call.whole:
-                    outputs = llm.generate(prompts, params, waits)
-                    for number, output in zip(numbers, outputs, strict=True):
-                        prompt = play.asked[number].prompt
-                        hold(f"request {number}: its prompt", output.prompt_token_ids, prompt)
-                        assert 0 < output.ttft <= output.latency, f"request {number}: its times"
-                        found[number] = output.token_ids, output.finish_reason
+        with numbered(step):
+            for act, what in due(script, step, not streams):
+                if act == "come":
+                    call, numbers = what
+                    prompts, params = [a.prompt for a in call.asked], [a.params for a in call.asked]
+                    if isinstance(call.asked[0], Search):
+                        outputs = llm.beam_search(prompts, params, cache=call.asked[0].cache)
+                        for number, output in zip(numbers, outputs, strict=True):
+                            sequences = [each.token_ids for each in output.sequences]
+                            found[number] = sequences, output.sequences[0].finish_reason
+                        continue
+                    params, waits = [each() for each in params], [TICK * w for w in call.arrivals]
+                    if call.whole:
+                        outputs = llm.generate(prompts, params, waits)
+                        for number, output in zip(numbers, outputs, strict=True):
+                            prompt = play.asked[number].prompt
+                            hold(f"request {number}: its prompt", output.prompt_token_ids, prompt)
+                            assert 0 < output.ttft <= output.latency, f"request {number}: its times"
+                            found[number] = output.token_ids, output.finish_reason
+                    else:
+                        found |= {number: ([], None) for number in numbers}
+                        streams[numbers] = llm.stream(prompts, params, waits)
+                elif act == "leave" and what[1] in streams:
+                    streams.pop(what[1]).close()
+                    for number in what[1]:  # nobody tells it why it ends
+                        found[number] = found[number][0], found[number][1] or "abort"
+                elif act == "switch" and not streams:
+                    llm.policy, llm.chunk_size = what
+            if streams:
+                numbers = rng.choice(list(streams))
+                token = next(streams[numbers], None)
+                if token is None:
+                    del streams[numbers]
                 else:
-                    found |= {number: ([], None) for number in numbers}
-                    streams[numbers] = llm.stream(prompts, params, waits)
-            elif act == "leave" and what[1] in streams:
-                streams.pop(what[1]).close()
-                for number in what[1]:  # nobody tells it why it ends
-                    found[number] = found[number][0], found[number][1] or "abort"
-            elif act == "switch" and not streams:
-                llm.policy, llm.chunk_size = what
-        if streams:
-            numbers = rng.choice(list(streams))
-            token = next(streams[numbers], None)
-            if token is None:
-                del streams[numbers]
-            else:
-                tokens, reason = found[numbers[token.index]]
-                assert reason is None, "tokens come after the end"
-                found[numbers[token.index]] = [*tokens, token.token_id], token.finish_reason
-        elif not script:
-            break
+                    tokens, reason = found[numbers[token.index]]
+                    assert reason is None, "tokens come after the end"
+                    found[numbers[token.index]] = [*tokens, token.token_id], token.finish_reason
+            elif not script:
+                break
     assert set(llm.cache.used) == {None} and not (llm._loop and llm._loop.busy), "a slot leaks"
     assert set(llm.trace.lives) <= set(range(llm._next_id)), "ids go on counting"
     return found
@@ -734,9 +746,9 @@ def by_runner(play: Play) -> Found:
     def watch(event: dict) -> None:
         try:
             if event["type"] == "iteration":
-                loop, step = runner.loop, event["n"]
-                check_books(loop.executor, [loop.scheduler])
-                act_before(step, False)
+                with numbered(event["n"]):
+                    check_books(runner.loop.executor, [runner.loop.scheduler])
+                    act_before(event["n"], False)
         except BaseException as error:  # noqa: BLE001 (raised below, in the thread of the test)
             failed.append(error)
 
@@ -809,38 +821,41 @@ def by_micro_batches(play: Play) -> Found:
     flying: deque[tuple[int, Batch, list[int]]] = deque()
     idle, fruitless = list(range(work.count)), 0
     for step in range(STEPS):
-        for act, what in due(script, step, not (flying or work.busy)):
-            if act == "come":
-                call, numbers = what
-                for number, asked, wait in zip(numbers, call.asked, call.arrivals, strict=True):
-                    requests[number] = asked.request(number, executor.now() + wait)
-                    work.add(requests[number])
-        for number in list(idle):
-            batch, _ = work.next(number, executor.now())
-            for request in work.take_preempted():
-                executor.release(request)
-            if batch is not None:
-                idle.remove(number)
-                if not isinstance(work, OnePool):  # there, decodes may be in flight
-                    check_rules(work.schedulers[number % len(work.schedulers)], batch, alone=False)
-                flying.append((number, batch, executor.execute(batch).tokens))
-            check_memories(work.schedulers, sum(len(batch.decodes) for _, batch, _ in flying))
-            if flying and rng.random() < 0.3:
+        with numbered(step):
+            for act, what in due(script, step, not (flying or work.busy)):
+                if act == "come":
+                    call, numbers = what
+                    for number, asked, wait in zip(numbers, call.asked, call.arrivals, strict=True):
+                        requests[number] = asked.request(number, executor.now() + wait)
+                        work.add(requests[number])
+            for number in list(idle):
+                batch, _ = work.next(number, executor.now())
+                for request in work.take_preempted():
+                    executor.release(request)
+                if batch is not None:
+                    idle.remove(number)
+                    if not isinstance(work, OnePool):  # there, decodes may be in flight
+                        check_rules(
+                            work.schedulers[number % len(work.schedulers)], batch, alone=False
+                        )
+                    flying.append((number, batch, executor.execute(batch).tokens))
+                check_memories(work.schedulers, sum(len(batch.decodes) for _, batch, _ in flying))
+                if flying and rng.random() < 0.3:
+                    break
+            if flying:
+                fruitless = 0
+                number, batch, tokens = flying.popleft()
+                for request in work.done(number, batch, tokens):
+                    executor.release(request)
+                idle.append(number)
+                check_memories(work.schedulers, sum(len(batch.decodes) for _, batch, _ in flying))
+            elif work.next_arrival is not None:
+                executor.wait_until(max(executor.now(), work.next_arrival))
+            elif not work.busy and not script:
                 break
-        if flying:
-            fruitless = 0
-            number, batch, tokens = flying.popleft()
-            for request in work.done(number, batch, tokens):
-                executor.release(request)
-            idle.append(number)
-            check_memories(work.schedulers, sum(len(batch.decodes) for _, batch, _ in flying))
-        elif work.next_arrival is not None:
-            executor.wait_until(max(executor.now(), work.next_arrival))
-        elif not work.busy and not script:
-            break
-        elif work.busy:
-            fruitless += 1
-            assert fruitless <= 2, "it schedules nothing, and nothing is in flight"
+            elif work.busy:
+                fruitless += 1
+                assert fruitless <= 2, "it schedules nothing, and nothing is in flight"
     check_end(executor, work.schedulers)
     return {number: outcome(request) for number, request in requests.items()}
 
@@ -889,13 +904,6 @@ def perform(driver: str, seed: object, policy: str | None = None, paged: bool = 
     return play
 
 
-def step_of(error: BaseException) -> str:
-    """Where in a play it was raised, as the driver counts."""
-    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    steps = [frame.f_locals["step"] for frame in frames if "step" in frame.f_locals]
-    return f", step {steps[-1]}" if steps else ", at the end"
-
-
 def main() -> None:
     """Whether the policies of a file keep all tokens."""
     parser = Parser(main.__doc__, {})
@@ -907,7 +915,9 @@ def main() -> None:
                 perform(driver, seed, name)
             except (AssertionError, UserError) as error:
                 why = f"{error}".partition("\n")[0]
-                where = f"policy {name!r}, driver {driver}, play {seed}{step_of(error)}"
+                notes = getattr(error, "__notes__", [])
+                step = next((note for note in notes if note.startswith("step ")), "at the end")
+                where = f"policy {name!r}, driver {driver}, play {seed}, {step}"
                 raise UserError(f"{where}: {why}") from error
         print(f"{name}: the same tokens as alone, in {PLAYS} plays of each of {', '.join(DRIVERS)}")
 
