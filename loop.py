@@ -106,7 +106,10 @@ class Loop:
     def step(self) -> Iteration | None:
         """Run the next batch; if no request is here yet, wait for one. None: nothing is left."""
         if self._stepping:
-            raise UserError("this loop is in a step, or has failed in one: one thread steps a loop")
+            raise UserError(
+                "step was called while a step runs, or after one failed: make a new Loop after a"
+                " failure"
+            )
         scheduler = self.scheduler
         executor = self.executor
         arriving = self.arriving

@@ -88,10 +88,11 @@ class LLM(BookLLM):
         self.max_length = self._choose_length(self.max_length)
         self.attention = choose_backend(attention, self.device, self.dtype, self.config)
         self._load_weights()
-        here = self.directory
-        self.tokenizer = load_tokenizer(here) if here else None
-        known = here, self.tokenizer, self.config.vocab_size
-        self.stop_ids = load_stop_ids(*known) if here else frozenset()
+        self.tokenizer = None
+        self.stop_ids = frozenset()
+        if self.directory:
+            self.tokenizer = load_tokenizer(self.directory)
+            self.stop_ids = load_stop_ids(self.directory, self.tokenizer, self.config.vocab_size)
 
     def _choose_length(self, max_length: int | None) -> int:
         if max_length is None and not (self.blocks and self.cache_tokens):

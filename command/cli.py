@@ -106,7 +106,7 @@ def write_file(path: Path | str, content: str | bytes | Callable[[Path], object]
 
 
 def refuse_pointer(path: Path | str, head: bytes) -> None:
-    """Raise a UserError if a file that begins so is but the address of another, in Git LFS."""
+    """Raise a UserError if a file that begins so is only the address of another, in Git LFS."""
     if head.startswith(POINTER):
         raise UserError(f"{path} is a Git LFS pointer: run `git lfs pull`")
 
@@ -290,7 +290,9 @@ def say_what_is_missing(
     main = sys.modules["__main__"]
     script = Path(main.__file__).resolve().relative_to(ROOT).as_posix()
     priced = script == "serve.py" and "--gpu" in sys.argv
-    target = "live" if priced else "site" if script == "docs/site.py" else "install"
+    target = "live" if priced else "install"
+    if script == "docs/site.py":
+        target = "site"
     started = f"-m {main.__spec__.name}" if main.__spec__ else script  # as it was started
     print(
         f"error: this Python has no {package}: run 'make {target}' once, then .venv/bin/python"

@@ -72,9 +72,9 @@ def give(path: Path, content: str | bytes, what: str) -> None:
 
 
 def without_outputs(path: Path) -> str:
-    """A lesson's notebook as it is before its first run. What a run shows, is not hidden."""
+    """A lesson's notebook as it is before its first run, with all outputs unfolded."""
     notebook = json.loads(path.read_text("utf-8"))
-    del notebook["metadata"]["jupytext"]  # to save it writes no .py beside it
+    del notebook["metadata"]["jupytext"]  # so that Jupyter writes no .py file when the reader saves
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell |= {"outputs": [], "execution_count": None}

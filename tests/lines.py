@@ -121,9 +121,10 @@ def by_promise() -> dict[str, int]:
 
 def main() -> None:
     found, lines = by_folder()
-    for folder, count in [*found.most_common(), ("all", found.total())]:
-        number = lines.get(folder, lines.total())
-        print(f"{count:9,} tokens, {number:7,} lines of Python: {folder}")
+    found["all"] = found.total()
+    lines["all"] = lines.total()
+    for folder, count in found.most_common():
+        print(f"{count:9,} tokens, {lines[folder]:7,} lines of Python: {folder}")
     for promise, number in by_promise().items():
         print(f"{number:9,} lines of tests: {promise}")
     print(f"{book().total():9,} lines of the book ({', '.join(BOOK)})")

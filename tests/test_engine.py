@@ -355,7 +355,7 @@ def test_a_call_in_the_middle_of_a_step_is_refused(llm: LLM) -> None:
         return 0.0
 
     llm.cost, llm.policy = calls, "qoserve"
-    with pytest.raises(UserError, match="this loop is in a step, or has failed in one: one thread"):
+    with pytest.raises(UserError, match="step was called while a step runs, or after one failed"):
         llm.generate(PROMPTS[:2], params)
     llm.cost, llm.policy = None, "sarathi"
     again = llm.generate(PROMPTS[:2], params)

@@ -60,7 +60,7 @@ def test_a_hub_id_that_was_downloaded_before(offline: Path) -> None:
 
 
 def test_the_upper_folder_of_the_hubs_cache(tmp_path: Path) -> None:
-    """By a path, as by an id: refs/main names the snapshot. Without it, there may be but one."""
+    """By a path, as by an id: refs/main names the snapshot. Without it, there may be only one."""
     folder = tmp_path / "models--somebody--some-model"
     for name in ("abc", "def"):
         (folder / "snapshots" / name).mkdir(parents=True)

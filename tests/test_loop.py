@@ -62,7 +62,7 @@ def test_a_step_in_the_middle_of_a_step_is_refused() -> None:
     loop = Loop(Again(2, 8), second_by_second())
     loop.add(Request(0, range(4), 2))
     for _ in range(2):
-        with pytest.raises(UserError, match="this loop is in a step, or has failed in one: one"):
+        with pytest.raises(UserError, match="step was called while a step runs, or after one"):
             loop.step()
     assert loop.trace.iterations == []
 

@@ -102,7 +102,7 @@ def weight_files(directory: Path) -> list[Path]:
     """The files of a checkpoint's weights: nanoGPT's; or one, or the shards that an index names.
 
     As in transformers, other files beside them are none of the checkpoint's. Raises UserError if
-    one is missing, or is but a pointer of Git LFS.
+    one is missing, or is only a pointer of Git LFS.
     """
     if is_nanogpt(directory):
         return [existing(directory, NANOGPT)]
@@ -165,7 +165,7 @@ def _download(model: str) -> Path:
 
 
 def existing(directory: str | Path, name: str) -> Path:
-    """directory/name, or a UserError if there is no such file, or but a pointer of Git LFS."""
+    """directory/name, or a UserError if there is no such file, or only a pointer of Git LFS."""
     directory = Path(directory)
     if not directory.is_dir():
         raise UserError(f"{directory}: no such directory; expected a Hugging Face checkpoint")

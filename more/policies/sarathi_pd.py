@@ -10,7 +10,9 @@ P:D is that of the requests that are here. The length of an output is its tag `p
 without one, max_tokens.
 """
 
-from batch import Batch, Request
+from math import inf
+
+from batch import Batch
 from more.policies.srpt import PREDICTED
 from scheduler import Dynamic, Sarathi
 
@@ -34,11 +36,7 @@ class SarathiPD(Sarathi):
     def balanced(self) -> int:
         here = [*self.running, *self.waiting]
         prompts = sum(len(request.prompt) for request in here)
-        decodes = sum(map(self.length, here))
+        decodes = sum(min(self.number(r, "predicted_tokens", inf), r.max_tokens) for r in here)
         beside = self.max_batch_size - 1
         enough = [C for C in self.sizes if C * decodes >= beside * (decodes + prompts)]
         return min(enough, default=self.sizes[0])
-
-    def length(self, request: Request) -> float:
-        most = request.max_tokens
-        return min(most, self.number(request, "predicted_tokens", most))

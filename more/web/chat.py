@@ -23,8 +23,9 @@ LONGEST_TEMPLATE = 10**6  # bytes
 RESERVED = ("messages", "add_generation_prompt", "tools", "documents", *NAMES)
 
 
-# What tells how a template reads a message: texts that no template holds.
-MARKS, FORM = ("nano-sarathi-1", "nano-sarathi-2"), "nano-sarathi-form"
+# Texts that no template has. Where they come out of it, it reads a message in this form.
+MARKS = "nano-sarathi-1", "nano-sarathi-2"
+FORM = "nano-sarathi-form"
 MARKED = [{"type": "text", "text": mark, "form": FORM} for mark in MARKS]
 
 
@@ -72,10 +73,12 @@ class Chat:
     def __init__(self, template: str, tokens: dict[str, str]):
         self.tokens = tokens
         try:
-            self.template, self.broken = compiled(template), ""
+            self.template = compiled(template)
+            self.broken = ""
         except Exception as error:  # noqa: BLE001 (a template that is no template)
             self.broken = f"the chat template is broken: {one_line(error)}"
-        self.reads_texts, self.reads_parts = map(self._reads, (text_of(MARKED), MARKED))
+        self.reads_texts = self._reads(text_of(MARKED))
+        self.reads_parts = self._reads(MARKED)
 
     def _reads(self, content: str | list[dict]) -> bool:
         """Whether the texts of this content come into a prompt, and its form does not."""
