@@ -78,7 +78,7 @@ FP8: dict[str, dict[str, float]] = {
 
 
 def experts_and_fp8(
-    model: ModelConfig, gpu: GPU, software: str, tp: int, given: bool = False
+    model: ModelConfig, gpu: GPU, software: str, tp: int, given: bool
 ) -> tuple[Callable[[int], float] | None, Efficiency | None, str]:
     """tokens -> seconds of the experts of one layer; and constants of products in fp8.
 

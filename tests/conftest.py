@@ -293,6 +293,26 @@ def run_loop(scheduler: Scheduler, executor: Executor, requests: Iterable[Reques
     return loop
 
 
+def just_fits(
+    scheduler_of: Callable[[int], Scheduler], made: Callable[[int], Request], need: int, block: int
+) -> None:
+    """A request that fills the cache runs alone. Two run together in twice as much, and nobody is
+    preempted. With a block less, both still end.
+
+    scheduler_of: tokens of the cache -> a scheduler. made: number -> a request of `need` tokens.
+    """
+    for count, room in ((1, need), (2, 2 * need), (2, 2 * need - block)):
+        if room < need:
+            continue
+        requests = [made(number) for number in range(count)]
+        trace = run_loop(scheduler_of(room), second_by_second(), requests).trace
+        assert {request.finish_reason for request in requests} == {"length"}
+        if room == count * need:
+            assert not trace.preempted
+            together = max(each.num_chunks + each.num_decodes for each in trace.iterations)
+            assert together == count or requests[0].max_tokens == 1
+
+
 def attend_spans(
     backend: Attention,
     q: Tensor,

@@ -15,7 +15,7 @@ from more.fast.kernels import main, report, why_not_rows, why_not_xformers
 from tests.fake_cuda import LINUX, fake_cuda
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-HALF, FLOAT, DOUBLE = torch.float16, torch.float32, torch.float64
+HALF, FLOAT = torch.float16, torch.float32
 
 
 @pytest.fixture

@@ -277,11 +277,6 @@ def experiments(path: Path) -> Iterator[tuple[str, Ran, Ran]]:
         yield part, without, broken
 
 
-# Of each experiment: words of its text -> whether they are true of a run without the change, and of
-# one with it.
-Claims = dict[str, Callable[[Ran, Ran], bool]]
-
-
 def linear(ran: Ran) -> list[dict[str, float]]:
     rows = ran.names["intensity"].values()
     return [{name: row[name] for name in row if name != "attn"} for row in rows]
@@ -322,7 +317,9 @@ def longest_batch(ran: Ran) -> dict:
     return max(ran.names["runs"]["sarathi_serve"][1], key=lambda batch: batch["seconds"])
 
 
-BROKEN: dict[int, list[Claims]] = {
+# Of each experiment: words of its text -> whether they are true of a run without the change, and of
+# one with it.
+BROKEN: dict[int, list[dict[str, Callable[[Ran, Ran], bool]]]] = {
     1: [
         {
             "alike in all four cases": lambda a, b: [linear(b)[0]] * 4 == linear(b) != linear(a),

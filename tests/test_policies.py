@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import second_by_second
+from conftest import just_fits, second_by_second
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_scheduler import drive, requests_of, shapes
@@ -489,32 +489,23 @@ def test_a_number_is_the_same_however_it_is_written(policy: str) -> None:
 
 @pytest.mark.parametrize(("policy", "memory"), [*product(EVERY, MEMORIES)])
 def test_what_just_fits_runs(policy: str, memory: str) -> None:
-    """Alone: a token more is refused. Two that fill the cache to its last token at the same time
-    run together, and nobody is preempted. With a block less, both still end.
-    """
-    make, block = MEMORIES[memory], 1 if memory == "slots" else 8
+    """A token more is refused."""
+    block = 1 if memory == "slots" else 8
+
+    def scheduler_of(room: int) -> Scheduler:
+        scheduler = make_scheduler(policy, 4, 64, room)
+        scheduler.memory = MEMORIES[memory](room)
+        return scheduler
+
     for prompt, output in ((8, 1), (7, 2), (8, 9), (15, 2), (16, 17), (31, 10)):
         need = -(-(prompt + output - 1) // block) * block
-        for room, count in ((need, 1), (2 * need, 2), (2 * need - block, 2)):
-            if room < need:
-                continue
-            scheduler = make_scheduler(policy, 4, 64, room)
-            scheduler.memory, requests, together = make(room), [], 0
-            loop = Loop(scheduler, second_by_second())
-            for number in range(count):
-                own = range(1000 * number, 1000 * number + prompt)
-                requests.append(Request(number, own, output))
-                loop.add(requests[-1])
-            while loop.step():
-                together = max(together, len(loop.batch.chunks) + len(loop.batch.decodes))
-            assert all(request.finish_reason == "length" for request in requests)
-            if room == count * need:
-                assert sum(request.preemptions for request in requests) == 0
-                assert together == count or output == 1
-        scheduler = make_scheduler(policy, 4, 64, room)
-        scheduler.memory = make(need)
+
+        def made(number: int, prompt: int = prompt, output: int = output) -> Request:
+            return Request(number, range(1000 * number, 1000 * number + prompt), output)
+
+        just_fits(scheduler_of, made, need, block)
         with pytest.raises(UserError, match=f"{need + 1} tokens of cache, and it holds {need}"):
-            scheduler.add(Request(0, range(need), 2))
+            scheduler_of(need).add(Request(0, range(need), 2))
 
 
 @pytest.mark.parametrize("policy", EVERY)

@@ -118,28 +118,34 @@ def test_mooncakes_blocks_are_shared(tmp_path: Path, layout: str, size: int, mos
 
 LENGTHS = {"input_length": 33, "output_length": 9}
 BAILIAN = {"chat_id": 1, "parent_chat_id": -1, "turn": 1, "type": "text"}
-STAMPS = {  # name: what else a row has, its arrivals, and how the last of them is read
-    "Bailian's format": (LENGTHS | BAILIAN, "timestamp", [0, 2.5, 10], 10),
-    "Bailian's format: whole numbers": (LENGTHS | BAILIAN, "timestamp", [0, 30, 60], 60),
-    "Bailian's format: blocks": (LENGTHS | {"hash_ids": [1, 2, 3]}, "timestamp", [0, 30, 60], 60),
-    "guidellm's format: not all whole": (LENGTHS, "timestamp", [0.0, 0.5, 90.5], 90.5),
-    "guidellm's format: less than 20 apart": (LENGTHS, "timestamp", [0, 1, 2], 2),
-    "Mooncake's format: blocks": (LENGTHS | {"hash_ids": [1]}, "timestamp", [0, 9.5, 20], 0.02),
-    "Mooncake's format: whole numbers, 20 or": (LENGTHS, "timestamp", [0, 30, 60], 0.06),
-    "Mooncake's format: too large": (LENGTHS, "timestamp", [1.7e12, 1.7e12 + 2], 0.002),
-    "Mooncake's format: ms": (LENGTHS, "timestamp_ms", [1, 2, 3.5], 0.0025),
-    "Mooncake's format: s": (LENGTHS, "timestamp_s", [0, 300, 900], 900),
-    "Mooncake's format: dates": (LENGTHS, "timestamp", ["2024-01-01", "2024-01-02"], 86400),
-}
+MS = "if they are ms, rename it timestamp_ms"
+SECONDS = "if they are seconds, rename it timestamp_s"
+STAMPS = [  # what else a row has, its arrivals, how the last of them is read, and what is said
+    (LENGTHS | BAILIAN, "timestamp", [0, 2.5, 10], 10, "Bailian: seconds"),
+    (LENGTHS | BAILIAN, "timestamp", [0, 30, 60], 60, "Bailian: seconds"),
+    (LENGTHS | {"hash_ids": [1, 2, 3]}, "timestamp", [0, 30, 60], 60, "Bailian: seconds"),
+    (LENGTHS, "timestamp", [0.0, 0.5, 90.5], 90.5,
+     f"guidellm: seconds, because they are not all whole numbers; {MS}"),
+    (LENGTHS, "timestamp", [0, 1, 2], 2,
+     f"guidellm: seconds, because they are less than 20 apart on average; {MS}"),
+    (LENGTHS | {"hash_ids": [1]}, "timestamp", [0, 9.5, 20], 0.02, "Mooncake: ms"),
+    (LENGTHS, "timestamp", [0, 30, 60], 0.06,
+     f"Mooncake: ms, because they are whole numbers, 20 or more apart on average; {SECONDS}"),
+    (LENGTHS, "timestamp", [1.7e12, 1.7e12 + 2], 0.002,
+     f"Mooncake: ms, because they are too large for seconds; {SECONDS}"),
+    (LENGTHS, "timestamp_ms", [1, 2, 3.5], 0.0025, "Mooncake: ms"),
+    (LENGTHS, "timestamp_s", [0, 300, 900], 900, "Mooncake: seconds"),
+    (LENGTHS, "timestamp", ["2024-01-01", "2024-01-02"], 86400,
+     "Mooncake: dates and times (without a zone: UTC)"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("whose", STAMPS)
+@pytest.mark.parametrize("rest, name, stamps, last, told", STAMPS)
 @pytest.mark.parametrize("suffix", ["jsonl", "json", "csv"])
 def test_three_formats_have_one_name_and_two_units(
-    whose: str, suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture
+    rest, name, stamps, last, told, suffix, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     """Where the names cannot tell, a rule does. The line says what of it, and what overrules it."""
-    rest, name, stamps, last = STAMPS[whose]
     rows = [rest | {name: stamp} for stamp in stamps]
     path = tmp_path / f"trace.{suffix}"
     if suffix == "csv":
@@ -151,13 +157,10 @@ def test_three_formats_have_one_name_and_two_units(
         lines = "\n".join(map(json.dumps, rows))
         path.write_text(lines if suffix == "jsonl" else json.dumps(rows))
     assert read_trace(path)[-1].arrival == pytest.approx(last)
-    said, (whose, _, why) = capsys.readouterr().out, whose.partition(": ")
-    assert said.startswith(f"{path}: read as {whose}; tokens: input_length, ")
-    unit = {"timestamp_ms": "ms", "timestamp_s": "seconds"}.get(name)
-    unit = unit or ("dates" if last == 86400 else "seconds" if "Moon" not in whose else "ms")
-    assert f"; {name} in {unit}" in said
-    guessed = name == "timestamp" and rest == LENGTHS and unit != "dates"
-    assert (f"because they are {why}" in said and "if they are" in said) == guessed
+    whose, _, unit = told.partition(": ")
+    sizes = "input_length, output_length"
+    said = f"{path}: read as {whose}'s format; tokens: {sizes}; {name} in {unit}\n"
+    assert capsys.readouterr().out == said
 
 
 @pytest.mark.parametrize(
