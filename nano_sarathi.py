@@ -65,7 +65,7 @@ class LLM(BookLLM):
         cost: Callable[[Batch], float] | None = None,
     ):  # fmt: skip
         self.blocks = choose_blocks(cache, block_size, prefix_caching, attention)
-        self.lent_to: object = None
+        self.lent_to: object = None  # who steps the model in place of our loop
         self.check_weights = check_weights
         self.cuda_graphs = cuda_graphs
         super().__init__(
@@ -170,18 +170,12 @@ class LLM(BookLLM):
         self._make_graphs(graphs)
 
     @contextmanager
-    def turn(self, who: object = None) -> Iterator[None]:
-        """As in the book. UserError if the LLM is lent to somebody else."""
+    def turn(self) -> Iterator[None]:
+        """As in the book. UserError while the LLM is lent."""
         with self.lock:
-            if self.lent_to not in (None, who):
+            if self.lent_to is not None:
                 raise UserError("this LLM is lent to a server: ask the server, or end it first")
             yield
-
-    def lend(self, who: object) -> None:
-        """From now on `who` steps the model, and all calls are refused until `lent_to` is None."""
-        with self.turn(who):
-            self.check_idle("who runs the model")
-            self.lent_to = who
 
     # ---- the loop
 

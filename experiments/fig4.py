@@ -69,7 +69,7 @@ def intensities(engine: Priced, phase: str, B: int) -> list[Row]:
 
 def shapes(lengths: tuple[int, ...], sizes: list[int], most: int) -> list[dict[str, object]]:
     """Prefill-only batches of at most `most` tokens; decodes attend to the largest L."""
-    prefills = [case for case in cases(phase="prefill", L=lengths, B=sizes)]
+    prefills = cases(phase="prefill", L=lengths, B=sizes)
     prefills = [case for case in prefills if case["L"] * case["B"] <= most]
     return prefills + cases(phase="decode", L=max(lengths), B=sizes)
 

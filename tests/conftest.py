@@ -302,8 +302,6 @@ def just_fits(
     scheduler_of: tokens of the cache -> a scheduler. made: number -> a request of `need` tokens.
     """
     for count, room in ((1, need), (2, 2 * need), (2, 2 * need - block)):
-        if room < need:
-            continue
         requests = [made(number) for number in range(count)]
         trace = run_loop(scheduler_of(room), second_by_second(), requests).trace
         assert {request.finish_reason for request in requests} == {"length"}

@@ -479,7 +479,7 @@ def test_the_deck_has_each_picture_with_the_lectures_words(
 
 
 def test_the_doctor_runs_on_an_old_python_without_packages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("__init__.py", "__main__.py", "doctor.py"):
         ast.parse((COURSE / name).read_text("utf-8"), feature_version=(3, 8))

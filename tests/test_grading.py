@@ -523,9 +523,9 @@ def test_an_interrupt_is_one_line(
 ) -> None:
     monkeypatch.setattr(grade, "progress", lambda *_: signal.raise_signal(signal.SIGINT))
     monkeypatch.setattr(grade.os, "_exit", sys.exit)
-    write(tmp_path / "class" / "anna", {"e01.py": "pass"})
+    write(tmp_path / "anna", {"e01.py": "pass"})
     with pytest.raises(SystemExit, match="130"):
-        graded(tmp_path / "class", out=tmp_path / "grades.csv")
+        graded(tmp_path, out=tmp_path / "grades.csv")
     assert capsys.readouterr().err == "interrupted\n"
 
 

@@ -19,7 +19,7 @@ HALF, FLOAT = torch.float16, torch.float32
 
 
 @pytest.fixture
-def no_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_modules() -> Iterator[None]:
     """As if xformers and nvidia's packages had not been imported, before and after."""
     with mock.patch.dict(sys.modules):
         for name in [name for name in sys.modules if re.match(r"(xformers|nvidia)\b", name)]:

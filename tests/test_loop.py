@@ -1,7 +1,7 @@
 """What the loop takes in, and what a trace tells of it. Its tokens: test_oracle.py."""
 
 import pytest
-from conftest import second_by_second
+from conftest import run_loop, second_by_second
 
 from batch import Batch, Request
 from command.checks import UserError
@@ -12,10 +12,8 @@ from scheduler import POLICIES, make_scheduler
 
 def test_times_by_hand() -> None:
     """One slot, chunks of 4, 4 and 1 tokens, one decode: an iteration takes a second."""
-    loop = Loop(make_scheduler("sarathi", 1, 4), second_by_second())
-    for number in range(2):
-        loop.add(Request(number, range(9), 2))
-    trace = loop.run()
+    requests = [Request(number, range(9), 2) for number in range(2)]
+    trace = run_loop(make_scheduler("sarathi", 1, 4), second_by_second(), requests).trace
     first, second = trace.lives.values()
     assert trace.finished == [(0, 4.0), (1, 8.0)]
     assert (first.tokens, second.tokens) == ([3.0, 4.0], [7.0, 8.0])
@@ -37,10 +35,8 @@ def test_recomputed_tokens_are_all_work_beyond_what_is_useful(name: str) -> None
 
     traces = []
     for policy in (POLICIES[name], Thrash):
-        loop = Loop(policy(4, 16), second_by_second())
-        for number in range(9):
-            loop.add(Request(number, range(5 + 7 * number), 12, arrival=2.0 + number))
-        traces.append(trace := loop.run())
+        requests = [Request(i, range(5 + 7 * i), 12, arrival=2.0 + i) for i in range(9)]
+        traces.append(trace := run_loop(policy(4, 16), second_by_second(), requests).trace)
         useful = sum(life.prompt_tokens + len(life.tokens) for life in trace.lives.values())
         work = trace.num_prefill_tokens + trace.num_decodes
         assert trace.recomputed_tokens == work - useful + len(trace.lives)

@@ -338,7 +338,6 @@ BROKEN: dict[int, list[dict[str, Callable[[Ran, Ran], bool]]]] = {
     ],
     3: [
         {
-            "Nothing crashes": lambda a, b: not b.error,
             "predictions are only worse": lambda a, b: perplexities(b)[0] < perplexities(b)[1],
         }
     ],
@@ -390,7 +389,6 @@ BROKEN: dict[int, list[dict[str, Callable[[Ran, Ran], bool]]]] = {
             "The other 34 are in no list": lambda a, b: (
                 b.names["total"] - sum(listed(b)) == 34 and b.names["withheld"] == []
             ),
-            "only the `assert` tells": lambda a, b: isinstance(b.error, AssertionError),
         }
     ],
     10: [
@@ -398,7 +396,6 @@ BROKEN: dict[int, list[dict[str, Callable[[Ran, Ran], bool]]]] = {
             "Beam 0's last parent was beam 2, but beam 2 read the key of step 0 at place 0": (
                 lambda a, b: b.names["PARENTS"][1][0] == 2 and b.names["PARENTS"][0][2] == 0
             ),
-            "Nothing crashes": lambda a, b: not b.error,
             "from step 2 on": lambda a, b: wrong_from(b) == 2,
             "most columns hold one number": lambda a, b: (
                 sum(len({*column}) == 1 for column in b.names["tables"]["whole history"].T.tolist())

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import just_fits, second_by_second
+from conftest import just_fits, run_loop, second_by_second
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_scheduler import drive, requests_of, shapes
@@ -392,12 +392,9 @@ def watched(policy: str, memory: Memory, pry: bool) -> tuple[list, Scheduler]:
         return batch
 
     executor = CostExecutor(SimpleNamespace(seconds=price))
-    loop = Loop(scheduler, executor)
     scheduler.schedule = scheduled
     requests = crowd()
-    for request in requests:
-        loop.add(request)
-    loop.run()
+    run_loop(scheduler, executor, requests)
     assert [len(request.output) for request in requests] == [each.max_tokens for each in requests]
     return ran, scheduler
 
@@ -458,15 +455,6 @@ def test_what_a_policy_cannot_read_it_refuses_when_it_arrives(policy: str) -> No
         assert taken(policy, [{tag: text} for text in NO_NUMBERS]) == [tag not in reads] * 11, tag
     negative = taken(policy, [{tag: "-1"} for tag in READ])
     assert negative == [tag not in reads or tag == "priority" for tag in READ]
-
-
-def test_who_reads_numbers() -> None:
-    found = {policy: list(POLICIES[policy].reads) for policy in POLICIES}
-    promises, length = ["ttft", "tbt", "ttlt"], ["predicted_tokens"]
-    assert {name: tags for name, tags in found.items() if tags} == {
-        "srpt": length, "sarathi_pd": length, "qoserve": promises, "qoserve_fixed": promises,
-        "priority": ["priority"],
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("policy", ["srpt", "sarathi_pd", "qoserve_fixed", "priority"])

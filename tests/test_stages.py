@@ -148,7 +148,7 @@ def test_each_stage_takes_a_gpu_of_its_own(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows names its interfaces otherwise")
 def test_what_the_stages_are_told(
-    gpus: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    gpus: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To use the loopback, unless the user has named an interface. And where auto is the CPU for
     the launcher, it is for all, and none says it again.

@@ -140,11 +140,11 @@ class PipelineLLM(LLM):
         return []
 
     @contextmanager
-    def turn(self, who: object = None) -> Iterator[None]:
+    def turn(self) -> Iterator[None]:
         """One thread alone calls: else stages might not agree on whose call comes first."""
         if get_ident() != self.thread:
             raise UserError("a pipeline is called by the thread that made it, and by no other")
-        with super().turn(who):
+        with super().turn():
             yield
 
     def stream(self, *arguments: object, **options: object) -> Iterator[StreamedToken]:

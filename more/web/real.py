@@ -40,8 +40,11 @@ class RealEngine:
         return manage(make_scheduler(*scheduling), self.llm.cache)
 
     def executor(self) -> ModelExecutor:
-        """A new one on an empty cache."""
-        self.llm.lend(self)
+        """A new one on an empty cache. The first one borrows the `LLM`."""
+        if self.llm.lent_to is not self:
+            with self.llm.turn():
+                self.llm.check_idle("who runs the model")
+                self.llm.lent_to = self
         self.llm.cache.reset()
         executor = self.llm.make_executor()
         executor.origin = self.origin  # one clock for all executors
