@@ -4,8 +4,8 @@
 
 What is filled, from results/ and from the code:
 
-- Sentences. docs/holes.toml has them with holes. Each is found in its document, whatever numbers
-  stand there, and gets those of today. Nothing else of the document changes.
+- Sentences. experiments/texts.toml has them with holes. Each is found in its document, whatever
+  numbers stand there, and gets those of today. Nothing else of the document changes.
 - What stands between <!-- filled: NAME --> and <!-- end -->: see BLOCKS.
 - A block of text below a block of Python: what the latter prints.
 
@@ -63,18 +63,16 @@ def filled(document: str, text: str) -> str:
     text = PRINTED.sub(lambda found: f"{found[1]}{printed(exec, found[2], names)}```", text)
     for name, templates in texts_of(document).items():
         for template in templates:
-            text = with_sentence(
-                text, template, quoted(name), f"docs/holes.toml, {document}, {name}"
-            )
+            text = with_sentence(text, template, quoted(name), holes.place(document, name))
     return text
 
 
 def texts_of(document: str) -> dict[str, list[str]]:
     """Its sentences, by the file of results/ that they quote. Raises UserError."""
-    own = holes.read_texts("docs/holes.toml").get(document, {})
+    own = holes.read_texts().get(document, {})
     for name, texts in own.items():
         if not isinstance(texts, list):
-            raise UserError(f"docs/holes.toml, {document}, {name}: give a list of sentences, [...]")
+            raise UserError(f"{holes.place(document, name)}: give a list of sentences, [...]")
     return own
 
 

@@ -1,7 +1,7 @@
 """All figures and tables, the best chunk size, and results/index.html.
 
 index.html is a gallery: what the papers claim, what we see, and where we differ. Its texts stand in
-captions.toml. All numbers in them come from the CSV files.
+texts.toml. All numbers in them come from the CSV files.
 
     python experiments/all.py           (or: make figures)
     python experiments/all.py --slow    also the scripts that take long (SLOW)
@@ -21,12 +21,13 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
+from command.checks import UserError, lookup
 from command.cli import MARK, run_main, write_file
 from command.flags import Flag
 from experiments import fidelity, studies
@@ -42,7 +43,7 @@ TORCH = {name for name, study in STUDIES.items() if study.torch}
 # the paper's B, where the memory formula alone would take more
 FLAGS = {"choose_chunk": ["--max-batch-size", "18"]}
 
-# The page's groups, in order: the name in captions.toml -> heading, and what is in it.
+# The page's groups, in order: the name in texts.toml -> heading, and what is in it.
 GROUPS = {
     "first": ("Start here", "The idea in two figures."),
     "sarathi": ("SARATHI", "Chunked prefills and decode-maximal batches on one GPU."),
@@ -56,12 +57,13 @@ GROUPS = {
     "cost": ("The cost model", "The law that predicts, beside measured kernels."),
 }
 
+PAGE = "results/index.html"  # what texts.toml calls it
 MEASURED = "measured"  # the group of scripts that only measure: minutes
 
 
 @dataclass(frozen=True)
 class Caption:
-    """The texts of one figure. The head of captions.toml says what they may hold."""
+    """The texts of one figure. The head of texts.toml says what they may hold."""
 
     group: str
     finding: str
@@ -75,8 +77,17 @@ class Caption:
 @cache
 def captions() -> dict[str, Caption]:
     """Script -> its caption."""
-    texts = holes.read_texts("experiments/captions.toml")
-    return {name: Caption(**own) for name, own in texts.items()}
+    return {name: caption_of(name, texts) for name, texts in holes.read_texts()[PAGE].items()}
+
+
+def caption_of(name: str, texts: dict[str, str]) -> Caption:
+    """Raises UserError where a text is missing or unknown, or the group is."""
+    wrong = {field.name for field in fields(Caption)} ^ {"differ", *texts}
+    if wrong:
+        place = holes.place(PAGE, name)
+        raise UserError(f"{place}: missing, or no text of a caption: {', '.join(sorted(wrong))}")
+    lookup(GROUPS, texts["group"], f"group of {name}")
+    return Caption(**texts)
 
 
 def fill(name: str, text: str, rows: Rows) -> str:
@@ -84,7 +95,7 @@ def fill(name: str, text: str, rows: Rows) -> str:
     sources = holes.sources(rows)
     if "{measured[" in text and not sources["measured"]:
         return f"Not measured yet: python experiments/{name}.py --measure does it."
-    return html.escape(holes.fill(text, sources, f"experiments/captions.toml, {name}"))
+    return html.escape(holes.fill(text, sources, holes.place(PAGE, name)))
 
 
 def table(heading: str, columns: list[str], rows: list[list[str]]) -> str:

@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 import yaml  # comes with jupytext
 
+from docs import fill
+from experiments import fidelity
+from experiments.lib import holes
 from experiments.lib.common import paper_numbers
 from experiments.lib.rows import read_rows
 
@@ -56,8 +59,8 @@ def test_each_figure_of_the_papers_has_a_home() -> None:
 def test_the_figure_in_contributing_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """Copied into a file, it draws paper, predicted and measured points. The head of captions.toml
-    has a caption for it.
+    """Copied into a file, it draws paper, predicted and measured points. The head of texts.toml has
+    a caption and a sentence for it, and an explanation.
     """
     (code,) = re.findall(
         r"^```python\n(.*?)^```$", read(ROOT / "docs/CONTRIBUTING.md"), re.DOTALL | re.MULTILINE
@@ -79,11 +82,16 @@ def test_the_figure_in_contributing_is_whole(
     assert all(claimed.comparisons)
     assert (tmp_path / "NAME.png").read_bytes().startswith(b"\x89PNG")
     assert "measured on this machine" in capsys.readouterr().out
-    captions = read(ROOT / "experiments" / "captions.toml")
-    (entry,) = re.findall(r"^# A complete entry.*\n#\n((?:#   .*\n)+)", captions, re.MULTILINE)
-    entry = tomllib.loads(re.sub("^#   ", "", entry, flags=re.MULTILINE))["NAME"]
-    texts = [gallery.fill("NAME", text, rows) for text in astuple(gallery.Caption(**entry))]
+    head = "\n".join(re.findall("^#     (.*)", read(ROOT / holes.TEXTS), re.MULTILINE))
+    caption, explanations, sentences = tomllib.loads(head).values()
+    caption = gallery.caption_of("NAME", caption["NAME"])
+    texts = [gallery.fill("NAME", text, rows) for text in astuple(caption)]
     assert f"Four decodes take {paper_numbers()['t2_decode_total']:g} ms." in texts[4]
+    [template] = sentences["NAME"]
+    filled = fill.with_sentence("Our four\ndecodes take 1 ms.", template, holes.sources(rows), "")
+    assert filled == f"Our four\ndecodes take {beside:.1f} ms."
+    kept = holes.read_texts()[fidelity.PAGE]["f8_high"]
+    assert explanations["f8_high"]["with"] == kept["with"]
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")
