@@ -63,7 +63,8 @@ def filled(document: str, text: str) -> str:
     text = PRINTED.sub(lambda found: f"{found[1]}{printed(exec, found[2], names)}```", text)
     for name, templates in texts_of(document).items():
         for template in templates:
-            text = with_sentence(text, template, quoted(name), holes.place(document, name))
+            place = f"{holes.TEXTS}, {document}, {name}"
+            text = with_sentence(text, template, quoted(name), place)
     return text
 
 
@@ -72,7 +73,7 @@ def texts_of(document: str) -> dict[str, list[str]]:
     own = holes.read_texts().get(document, {})
     for name, texts in own.items():
         if not isinstance(texts, list):
-            raise UserError(f"{holes.place(document, name)}: give a list of sentences, [...]")
+            raise UserError(f"{holes.TEXTS}, {document}, {name}: give a list of sentences, [...]")
     return own
 
 

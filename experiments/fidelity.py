@@ -99,7 +99,7 @@ def judge(published: Mapping[str, str], ours: float | None, sources: Mapping[str
         met = ours <= paper if "upper bound" in quantity else ours >= paper
         verdict, error = ("met", None) if met else ("not met", error)
     texts = holes.read_texts()[PAGE] if error is None or abs(error) > LIMIT else {}
-    place = holes.place(PAGE, name)
+    place = f"{holes.TEXTS}, {PAGE}, {name}"
     found = {key: holes.fill(text, sources, place) for key, text in texts.get(name, {}).items()}
     tried = 100 * (float(found["with"]) / paper - 1) if "with" in found else None
     where = published["where"].removesuffix(" (second hand)")

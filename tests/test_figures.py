@@ -245,7 +245,7 @@ def test_all_runs_what_is_slow_only_if_asked(
     monkeypatch.setattr(gallery, "find_spec", lambda _: torch or None)
     monkeypatch.setattr(gallery, "write_page", lambda out: None)
     ran("all", *["--slow"] * slow, "--out", tmp_path)
-    left = {n for n, each in gallery.captions().items() if each.group == gallery.MEASURED}
+    left = {n for n, each in gallery.captions().items() if each["group"] == gallery.MEASURED}
     left |= set() if slow else gallery.SLOW
     left |= set() if torch else {"fig6"}
     assert set(begun) == {*gallery.captions(), "fidelity"} - left

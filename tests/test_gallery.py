@@ -147,14 +147,14 @@ def test_a_number_of_several_places_counts_once() -> None:
 def test_a_wrong_caption_is_one_line() -> None:
     whole = holes.read_texts()[gallery.PAGE]["fig9"]
     for texts, said in (
-        (whole | {"sea": whole["see"]}, ", fig9: missing, or no text of a caption: sea"),
+        (whole | {"sea": whole["see"]}, "x: missing, or no text of a caption: sea"),
         ({"group": "first"}, ": alt, claim, finding, see, where"),
-        (whole | {"group": "firts"}, "unknown group of fig9 'firts': choose from first, sara"),
+        (whole | {"group": "firts"}, "unknown group in x: 'firts': choose from first, sarathi"),
     ):
         with pytest.raises(UserError) as raised:
-            gallery.caption_of("fig9", texts)
+            gallery.check_caption("x", texts)
         assert said in str(raised.value)
-    assert not gallery.caption_of("fig9", whole).differ
+    gallery.check_caption("x", whole | {"differ": "Nowhere."})
 
 
 def test_a_wrong_file_of_texts_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

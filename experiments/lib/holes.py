@@ -64,15 +64,11 @@ def read_texts() -> dict[str, dict[str, Any]]:
         raise UserError(f"{TEXTS}: {error}") from None
 
 
-def place(document: str, name: str) -> str:
-    """Where texts stand, for an error."""
-    return f"{TEXTS}, {document}, {name}"
-
-
 def fill(text: str, holes: Mapping[str, Mapping], where: str) -> str:
     """A text on one line, with its holes filled: {paper[f8_high]:g} is holes["paper"]["f8_high"].
 
-    where: its place. Raises UserError where it is no text or asks for more than `holes` has.
+    where: file, document and name, for the error. Raises UserError where it is no text or asks for
+    more than `holes` has.
     """
     try:
         return " ".join(text.split()).format(**holes)
