@@ -144,17 +144,20 @@ def test_a_number_of_several_places_counts_once() -> None:
     assert "f11a_sarathi_3k" in counted, "Table 4's 1.22 is Fig 11's 1.23"
 
 
-def test_a_wrong_caption_is_one_line() -> None:
+def test_a_wrong_caption_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = holes.read_texts()[gallery.PAGE]["fig9"]
     for texts, said in (
-        (whole | {"sea": whole["see"]}, "x: missing, or no text of a caption: sea"),
+        (whole | {"sea": whole["see"]}, "index.html, fig9: missing, or no text of a caption: sea"),
         ({"group": "first"}, ": alt, claim, finding, see, where"),
-        (whole | {"group": "firts"}, "unknown group in x: 'firts': choose from first, sarathi"),
+        (whole | {"group": "firts"}, "index.html, fig9: 'firts': choose from first"),
     ):
+        monkeypatch.setattr(
+            holes, "read_texts", lambda texts=texts: {gallery.PAGE: {"fig9": texts}}
+        )
         with pytest.raises(UserError) as raised:
-            gallery.check_caption("x", texts)
+            gallery.captions.__wrapped__()
         assert said in str(raised.value)
-    gallery.check_caption("x", whole | {"differ": "Nowhere."})
+    gallery.check_caption("fig9", whole | {"differ": "Nowhere."})
 
 
 def test_a_wrong_file_of_texts_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
