@@ -5,11 +5,13 @@ differs: it asks the cost model for the seconds of a batch, and moves a virtual 
 """
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import more.policies  # those outside the book  # noqa: F401
 from batch import Batch, Request
 from command.checks import lookup
-from configs import GPUS, LINKS, ModelConfig
+from configs import GPU, GPUS, LINKS, Link, ModelConfig
+from configs.constants import Efficiency
 from configs.hosts import HOSTS, Host
 from costmodel import CostModel
 from loop import Loop, Result
@@ -42,28 +44,35 @@ class CostExecutor:
         pass
 
 
+def named(table: dict, each: object, kind: str, own: type) -> Any:
+    """What has this name in the table. An object of type `own` is itself."""
+    return each if isinstance(each, own) else lookup(table, each, kind)
+
+
 def make_cost_model(
     model: str | ModelConfig,
-    gpu: str,
+    gpu: str | GPU,
     tp: int,
-    link: str | None,
+    link: str | Link | None,
     software: str,
     host: str | Host = "none",
+    efficiency: Efficiency | None = None,
 ) -> CostModel:
     """Look up model, GPU, link, software and host by name, and price with them.
 
     model: as `priced_model` reads it: also a folder with a config.json. link: None is the GPU's
-    own. host: it may also be one of your own.
+    own. Each of them may also be one of your own. efficiency: in place of the software's.
 
     If the software was not measured on this GPU, the model's `guess` says so.
     """
     return CostModel(
         priced_model(model),
-        lookup(GPUS, gpu, "GPU"),
+        named(GPUS, gpu, "GPU", GPU),
+        efficiency,
         tp=tp,
-        link=None if link is None else lookup(LINKS, link, "link"),
+        link=None if link is None else named(LINKS, link, "link", Link),
         software=software,
-        host=host if isinstance(host, Host) else lookup(HOSTS, host, "host"),
+        host=named(HOSTS, host, "host", Host),
     )
 
 
