@@ -1,5 +1,5 @@
 # `make fig9` and `make test` work in a bare clone: they make .venv, install the pinned packages, and
-# run. No GPU needed. fig9 and figures need no torch: they install little, and draw in seconds.
+# run. No GPU needed. docs/without_torch.toml lists the targets that need no torch.
 PYTHON ?= python3
 BIN := .venv/bin
 # Python compiles what it imports, if it may keep that: pip need not compile all.
@@ -16,14 +16,15 @@ PYODIDE := build/npm/node_modules/pyodide
 # The course installs in a bare clone alone: in class, nobody waits for pip again.
 READY := $(if $(wildcard .venv/figures.stamp),,.venv/figures.stamp)
 
-.PHONY: fig9 figures install serve live measure gpu docs site test cpus slow browser mutants notebooks notebooks-refresh format lines clean \
+.PHONY: fig9 figures install serve live measure gpu docs site test cpus slow browser notebooks notebooks-refresh format lines clean \
 	course-start check hint picture submit grade gradescope page pictures-for-slides
 
+# Flags follow in ARGS: make figures ARGS=--quick.
 fig9: .venv/figures.stamp
-	$(BIN)/python experiments/fig9.py
+	$(BIN)/python experiments/fig9.py $(ARGS)
 
 figures: .venv/figures.stamp
-	$(BIN)/python experiments/all.py
+	$(BIN)/python experiments/all.py $(ARGS)
 
 # All that running a model needs: torch and its friends.
 install: .venv/run.stamp
@@ -60,10 +61,6 @@ site: .venv/site.stamp .venv/npm.stamp
 cpus: .venv/dev.stamp
 	$(BIN)/python -m tests.cpus
 
-# Plants one mistake after the other in a copy, and writes which test finds it: half an hour.
-mutants: .venv/dev.stamp
-	$(BIN)/python -m tests.mutants --out tests/mutants.csv
-
 # The tests that run whole commands, with engines in processes of their own or many simulations.
 slow: .venv/dev.stamp
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
@@ -88,7 +85,7 @@ course-start submit: $(READY)
 check hint picture: $(READY)
 	$(BIN)/python -m course $@ $(or $(E),$(error name an exercise: make $@ E=6)) $(N)
 
-# Flags follow in ARGS: make grade DIR=submissions ARGS="--only 1 9 --out first.csv".
+# make grade DIR=submissions ARGS="--only 1 9 --out first.csv"
 grade: export GRADED = $(value DIR)
 grade: .venv/run.stamp
 	$(if $(value DIR),,$(error name a folder: make grade DIR=submissions))$(BIN)/python -m course grade "$$GRADED" $(ARGS)
@@ -126,6 +123,7 @@ format: .venv/dev.stamp
 	touch $@
 
 .venv/live.stamp: .venv/figures.stamp
+	@echo 'installing what the live page needs; it takes a few seconds'
 	$(PIP) -q -e '.[live]'
 	touch $@
 
@@ -147,6 +145,7 @@ format: .venv/dev.stamp
 	touch .venv/site.stamp $@
 
 .venv/site.stamp: .venv/figures.stamp
+	@echo 'installing what the site needs; it takes half a minute'
 	$(PIP) -q -e '.[site]'
 	touch $@
 

@@ -53,10 +53,12 @@ class FlatBatch:
     logit_rows: Tensor  # (S,) rows that a token is sampled from
 
 
+# Attention of one layer: (layer, qkv) -> y.
+# qkv (T, n_head + 2 * n_kv_head, head_dim); y (T, n_head * head_dim)
 AttendLayer = Callable[[int, Tensor], Tensor]
-"""(layer, qkv) -> y. qkv (T, n_head + 2 * n_kv_head, head_dim); y (T, n_head * head_dim)."""
+# A back end. The model calls it once per iteration, with the batch and the cache. It returns the
+# function that the model then calls once per layer.
 Attention = Callable[[FlatBatch, KVCache], AttendLayer]
-"""A back end: it takes a batch once, and then attends in each layer."""
 
 
 @lru_cache(maxsize=8)  # every layer of an iteration asks for the same mask
@@ -76,7 +78,7 @@ def reference(
     q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]
 ) -> Tensor:
     """One request at a time, every step written out, scores in at least float32."""
-    _, rows, n_head, head_dim = q.shape
+    _, length, n_head, head_dim = q.shape  # length: Tq
     groups = n_head // keys.shape[0]
     exact = torch.promote_types(q.dtype, torch.float32)
     out = torch.empty_like(q)
@@ -85,44 +87,57 @@ def reference(
         key = keys[:, slot, :context].repeat_interleave(groups, dim=0)  # (n_head, context, d)
         value = values[:, slot, :context].repeat_interleave(groups, dim=0)  # same shape
         scores = query @ key.to(exact).transpose(1, 2) / head_dim**0.5  # (n_head, Tq, context)
-        scores = scores.masked_fill(~chunk_mask(context - rows, rows, q.device), float("-inf"))
+        scores = scores.masked_fill(~chunk_mask(context - length, length, q.device), float("-inf"))
         y = scores.softmax(dim=-1) @ value.to(exact)  # (n_head, Tq, head_dim)
         out[i] = y.transpose(0, 1)  # (Tq, n_head, head_dim)
     return out
 
 
 def sdpa(
-    q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int],
-    window: int = 0,
-) -> Tensor:  # fmt: skip
+    q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int]
+) -> Tensor:
     """PyTorch's fused attention, one request at a time, reading the cache in place.
 
-    A padded batch of all requests would read the longest context for each of them. Key heads are
-    the batch dimension here. So the query heads of a group share their keys without a copy.
-    window: a row sees that many tokens, itself included; 0: all before it.
+    A padded batch of all requests would read the longest context for each of them.
     """
-    _, rows, n_head, head_dim = q.shape
-    n_kv_head, groups = keys.shape[0], n_head // keys.shape[0]
+    length = q.shape[1]  # Tq
     out = torch.empty_like(q)
     for i, (slot, context) in enumerate(zip(slots, contexts, strict=True)):
-        start = context - rows  # the first row's place
-        first = max(0, start + 1 - window) if window else 0  # no row sees an earlier key
-        key, value = keys[:, slot, first:context], values[:, slot, first:context]  # (kv, seen, d)
-        if rows == 1:  # a decode sees all of its context: grouped heads are rows of one product
-            query = q[i].view(1, n_kv_head, groups, head_dim)
-            y = F.scaled_dot_product_attention(query, key[None], value[None])
-            out[i] = y.reshape(1, n_head, head_dim)
-            continue
-        query = q[i].unflatten(1, (n_kv_head, groups)).permute(1, 2, 0, 3)  # (kv, groups, Tq, d)
-        shape = (n_kv_head, groups, context - first, head_dim)
-        key, value = key[:, None].expand(shape), value[:, None].expand(shape)
-        full = rows == context and not window  # a whole prompt: its triangle needs no mask
-        mask = None if full else chunk_mask(start - first, rows, q.device)
-        if window:  # nor a key further back
-            mask = mask.triu(start - first + 1 - window)
-        y = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=full)
-        out[i] = y.permute(2, 0, 1, 3).flatten(1, 2)  # (Tq, n_head, head_dim)
+        key = keys[:, slot, :context]  # (n_kv_head, context, head_dim)
+        value = values[:, slot, :context]  # same shape
+        if length == 1:
+            out[i] = attend_decode(q[i], key, value)
+        elif length == context:  # a whole prompt: its triangle needs no mask
+            out[i] = attend_chunk(q[i], key, value, None)
+        else:
+            out[i] = attend_chunk(q[i], key, value, chunk_mask(context - length, length, q.device))
     return out
+
+
+def attend_decode(q: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """One new row, q (1, n_head, head_dim). It sees all keys: no mask.
+
+    key, value: (n_kv_head, context, head_dim). Grouped query heads are rows of one product.
+    """
+    query = q.view(1, key.shape[0], -1, q.shape[-1])  # (1, n_kv_head, groups, head_dim)
+    y = F.scaled_dot_product_attention(query, key[None], value[None])
+    return y.reshape(q.shape)  # (1, n_head, head_dim)
+
+
+def attend_chunk(q: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """The new rows of a chunk, q (Tq, n_head, head_dim). mask (Tq, context); None: causal.
+
+    key, value: (n_kv_head, context, head_dim). Key heads are the batch dimension here. So the query
+    heads of a group share their keys without a copy.
+    """
+    query = q.unflatten(1, (key.shape[0], -1)).permute(1, 2, 0, 3)  # (n_kv_head, groups, Tq, d)
+    shape = (*query.shape[:2], *key.shape[1:])  # (n_kv_head, groups, context, d)
+    key = key[:, None].expand(shape)
+    value = value[:, None].expand(shape)
+    y = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None
+    )  # (n_kv_head, groups, Tq, d)
+    return y.permute(2, 0, 1, 3).flatten(1, 2)  # (Tq, n_head, head_dim)
 
 
 def split_heads(qkv: Tensor, n_kv_head: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,7 +146,10 @@ def split_heads(qkv: Tensor, n_kv_head: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def span_by_span(attend_span: SpanAttention) -> Attention:
-    """A back end that writes K and V of a batch's rows to the cache, then attends each span."""
+    """Make a back end of a function that attends one span.
+
+    In each layer it writes K and V of all rows to the cache, then attends span by span.
+    """
 
     def attention(batch: FlatBatch, cache: KVCache) -> AttendLayer:
         def attend_layer(layer: int, qkv: Tensor) -> Tensor:
@@ -139,9 +157,9 @@ def span_by_span(attend_span: SpanAttention) -> Attention:
             cache.write(layer, batch.slots, batch.positions, k, v)
             y = torch.empty_like(q)  # (T, n_head, head_dim)
             for span in batch.spans:
-                rows = q[span.rows].unflatten(0, (len(span.slots), -1))  # (n, Tq, n_head, head_dim)
+                query = q[span.rows].unflatten(0, (len(span.slots), -1))  # (n, Tq, n_head, d)
                 keys, values, slots = cache.read(layer, span.slots, span.contexts)
-                y[span.rows] = attend_span(rows, keys, values, slots, span.contexts).flatten(0, 1)
+                y[span.rows] = attend_span(query, keys, values, slots, span.contexts).flatten(0, 1)
             return y.flatten(1)  # (T, n_head * head_dim)
 
         return attend_layer

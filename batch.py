@@ -15,7 +15,7 @@ LATEST = 1e10  # s: later, a clock of 64 bits no longer tells two iterations apa
 BROKEN = -1  # in place of a token, if the logits are NaN or infinite
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True)  # eq=False: equal only to itself, so that it can be in a set
 class Request:
     """One prompt on its way through the engine.
 
@@ -35,7 +35,6 @@ class Request:
     prefilled: int = 0  # tokens of its prefill whose K and V are in the cache
     context: int = 0  # all tokens whose K and V are in the cache
     chunks_run: int = 0  # chunks of its prefill that have run
-    planned: int = 0  # as `prefilled`, once the batch that is being made has run
     output: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     prefill_length: int = field(init=False)  # the prompt; after a preemption also the output so far
@@ -56,6 +55,13 @@ class Request:
         check_tags(f"{name}: tags", self.tags)
         self.prefill_length = len(self.prompt)
 
+    def check_new(self) -> None:
+        """A UserError if it has run before."""
+        if self.context or self.output or self.finish_reason:
+            raise UserError(
+                f"request {self.request_id} has run before: make a new Request for each run"
+            )
+
     @property
     def in_prefill(self) -> bool:
         return self.prefilled < self.prefill_length
@@ -72,9 +78,12 @@ class Request:
 
     def tokens(self, start: int, end: int) -> Sequence[int]:
         """Tokens start .. end - 1 of what is prefilled."""
-        if end <= (length := len(self.prompt)):
+        length = len(self.prompt)
+        if end <= length:
             return self.prompt[start:end]
-        return [*self.prompt[start:], *self.output[max(0, start - length) : end - length]]
+        from_prompt = self.prompt[start:]  # may be empty
+        from_output = self.output[max(0, start - length) : end - length]
+        return [*from_prompt, *from_output]
 
 
 @dataclass(frozen=True, slots=True)

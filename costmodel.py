@@ -42,15 +42,16 @@ from configs.hosts import HOSTS, Host
 # and the queries of a block of attention
 TILE = 128
 SMALLEST_TILE = 16  # rows below which a tensor core cannot go
-# These four hold for all GPUs and software. We chose them, and the law's form, with the errors of
-# held-out kernels in view (experiments/law_variants.py of commit 94a0484). There, the
-# fitted half alone chooses this ATTENTION_P, too.
+# These two, ENDS and the law's form hold for all GPUs and software. We chose them with the errors
+# of held-out kernels in view: `python experiments/fit.py law` prints them. The fitted half alone
+# chooses this ATTENTION_P, too, but ENDS = 0; DIAGONAL = 64 and 128 differ by less than 0.2 points.
 # How sharp the roofline's corner is in attention, which overlaps computing and reading badly
 ATTENTION_P = 1.25
 DIAGONAL = 64  # keys of a tile on the diagonal of the mask: half of them are computed in vain
 KERNELS = 5  # of a layer, besides products and attention: 2 norms, rotary, write to cache, FFN
 
-MOST_DECODES, MOST_CONTEXT = 10**6, 10**7  # of a batch that is made up
+MOST_DECODES = 10**6  # of a batch that is made up
+MOST_CONTEXT = 10**7
 
 
 def padded(tokens: int, tile: int = TILE) -> int:
@@ -108,8 +109,11 @@ class CostModel:
         check_number("bytes_per_value", bytes_per_value, 0.1, 1e3)
         self.model = model
         self.gpu = gpu
-        self.efficiency, self.guess = efficiency, ""
-        self.tp, self.link, self.host = tp, link or LINKS[gpu.link], host
+        self.efficiency = efficiency
+        self.guess = ""
+        self.tp = tp
+        self.link = link or LINKS[gpu.link]
+        self.host = host
         self.measured_reduces = None
         if efficiency is None:
             self.efficiency, self.guess = constants(gpu.name, software, gpu.generation)
@@ -122,7 +126,10 @@ class CostModel:
                 unknown = f"no all-reduces of {tp} GPUs over {self.link.name} for {software}"
                 self.guess = f"{self.guess}; {unknown}" if self.guess else unknown
         self.wait = WAIT if software == "vllm" else 0.0
-        self.experts, self.fp8 = experts_and_fp8(model, gpu, software, tp)
+        self.experts, self.fp8, self.borrowed = experts_and_fp8(
+            model, gpu, software, tp, self.efficiency
+        )
+        self.guess = "; ".join(filter(None, [self.guess, self.borrowed]))
         self.bytes_per_value = bytes_per_value
         try:
             self.link.all_reduce(0, tp, 1)
@@ -153,8 +160,10 @@ class CostModel:
 
         cache_tokens: of all requests; None: the weights alone are looked at.
         """
-        gpus, cache = self.tp * stages, self.kv_bytes * self.tp * (cache_tokens or 0)
-        needed, room = self.model.weight_bytes(self.bytes_per_value) + cache, self.gpu.memory * gpus
+        gpus = self.tp * stages
+        cache = self.kv_bytes * self.tp * (cache_tokens or 0)
+        needed = self.model.weight_bytes(self.bytes_per_value) + cache
+        room = self.gpu.memory * gpus
         what = "weights and cache" if cache else "weights"
         small = f"{needed / 1e9:.0f} GB of {what} do not fit the {room / 1e9:.0f} GB of {gpus} x"
         return "; ".join(filter(None, [self.guess, needed > room and f"{small} {self.gpu.name}"]))
@@ -174,9 +183,11 @@ class CostModel:
             waves = rows / TILE * -(-outputs // TILE) / self.gpu.sms  # of blocks
             flops *= 1 + min(own.waves * (math.ceil(waves) / waves - 1), own.idle)
         size = (inputs * outputs + tokens * (inputs + outputs)) * self.bytes_per_value
-        compute, before = flops / (self.gpu.peak * own.compute), 0.0
+        compute = flops / (self.gpu.peak * own.compute)
+        before = 0.0
         if fp8:
-            size, compute = size - (outputs + tokens) * inputs, compute / 2
+            size = size - (outputs + tokens) * inputs
+            compute = compute / 2
             before = 3 * tokens * inputs / (self.gpu.bandwidth * own.memory)
         memory = size / (self.gpu.bandwidth * own.memory)
         return own.overhead + before + overlapped(compute, memory, own.p)
@@ -209,7 +220,8 @@ class CostModel:
         Each reads its inputs from memory and writes its results. 0 for software where we do not
         count them: SARATHI says under 5 % (Sec 3.1), and its Table 2 adds up without them.
         """
-        own, model = self.efficiency, self.model
+        own = self.efficiency
+        model = self.model
         if not own.elementwise or not tokens:
             return 0.0
         channels = (self.heads + self.kv_heads) * model.head_dim  # of queries and keys
@@ -256,7 +268,9 @@ class CostModel:
         values again (SARATHI, Sec 4.2). The layer has just written the chunk's own, which may lie
         in the L2 cache; other layers have pushed out those of earlier tokens.
         """
-        own, gpu, dim = self.efficiency, self.gpu, self.model.head_dim
+        own = self.efficiency
+        gpu = self.gpu
+        dim = self.model.head_dim
         work = blocks = longest = 0  # work: pairs of a query and a key, of one head
         new = old = 0  # values
         for start, length in chunks:
@@ -269,7 +283,8 @@ class CostModel:
                 work += length * keys
             else:
                 work += tiles * TILE * keys
-            blocks, longest = blocks + tiles, max(longest, keys)
+            blocks = blocks + tiles
+            longest = max(longest, keys)
         if not blocks:
             return 0.0
         waves = blocks * self.heads / gpu.sms if gpu.sms else 0.0
@@ -300,7 +315,9 @@ class CostModel:
         """
         if not count:
             return 0.0
-        own, layers, sms = self.efficiency, self.model.n_layer, self.gpu.sms
+        own = self.efficiency
+        layers = self.model.n_layer
+        sms = self.gpu.sms
         seconds = tokens * self.seconds_per_cached_token
         if own.cache > 1 and layers == 1:
             size = tokens * self.kv_bytes / layers
@@ -315,7 +332,9 @@ class CostModel:
         kernel: that two starts stand for it is a guess, which nothing measured. `context`: tokens
         in the cache before this step.
         """
-        decodes, chunks, seconds = batch.decodes, batch.chunks, 0.0
+        decodes = batch.decodes
+        chunks = batch.chunks
+        seconds = 0.0
         if decodes:
             tokens = len(decodes) + sum([request.context for request in decodes])
             seconds = self.decode_attention(len(decodes), tokens)
@@ -366,15 +385,19 @@ class CostModel:
         return self.host.around(self.kernels(batch), len(batch.decodes) + len(batch.chunks))
 
 
-def requests_that_fit(model: ModelConfig, gpu: GPU, length: int, bytes_per_value: int = 2) -> int:
+def requests_that_fit(
+    model: ModelConfig, gpu: GPU, length: int, bytes_per_value: int = 2, tp: int = 1
+) -> int:
     """B = floor((M_G - M_S) / (L * m_kv)): how many requests of `length` tokens (SARATHI, 4.3.1).
 
-    M_G is the GPU's memory and M_S that of the weights, both in bytes. L is in tokens, m_kv in
-    bytes per token. The formula leaves no room for activations: real systems fit fewer.
+    M_G is the memory that software finds on the `tp` GPUs together, and M_S that of the weights,
+    both in bytes. L is in tokens, m_kv in bytes per token. The formula leaves no room for
+    activations: real systems fit fewer.
     """
     check_whole("length", length)
     check_number("bytes_per_value", bytes_per_value, 0.1, 1e3)
-    free = gpu.memory - model.weight_bytes(bytes_per_value)
+    check_whole("tp", tp)
+    free = tp * (gpu.card or gpu.memory) - model.weight_bytes(bytes_per_value)
     return max(0, int(free // (length * model.kv_bytes_per_token(bytes_per_value))))
 
 

@@ -21,7 +21,7 @@ from sampling import sample
 
 
 def synchronized_clock(device: torch.device) -> float:
-    """Wait until the device has done our work (not NCCL's). Then return the wall clock, in s."""
+    """Wait until the device has done the work of this stream. Then return the wall clock, in s."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
     return time.perf_counter()
@@ -31,7 +31,8 @@ class OperatorTimer:
     """A `call` for `Transformer.forward` that times each operator (SARATHI, Fig 3 and 10)."""
 
     def __init__(self, device: torch.device):
-        self.slept, self.seconds = 0.0, dict.fromkeys(OPERATORS, 0.0)
+        self.slept = 0.0  # s that timing itself adds: none here; more/fast/cuda.py has some
+        self.seconds = dict.fromkeys(OPERATORS, 0.0)
 
     def __call__(self, name: str, operator: Any, *args: Any) -> Any:
         start = time.perf_counter()
@@ -50,8 +51,11 @@ class ModelExecutor:
         self, model: Transformer, cache: KVCache, attention: Attention,
         time_operators: bool = False, cost: Callable[[Batch], float] | None = None,
     ):  # fmt: skip
-        self.model, self.cache, self.attention = model, cache, attention
-        self.time_operators, self.cost = time_operators, cost
+        self.model = model
+        self.cache = cache
+        self.attention = attention
+        self.time_operators = time_operators
+        self.cost = cost
         self.slot_of: dict[int, int] = {}  # by request id
         self.origin = time.perf_counter()
 
@@ -68,9 +72,11 @@ class ModelExecutor:
         timer = TIMERS[device.type](device) if self.time_operators else None
         logits = self.forward(flat, timer or untimed)  # (S, vocab)
         tokens = self.choose(batch, logits)
-        synchronized_clock(device)  # if no token was sampled, kernels may still run
-        slept, operators = (timer.slept, timer.seconds) if timer else (0.0, None)
-        return Result(tokens, self.now() - start - slept, operators)
+        synchronized_clock(device)  # only for its waiting: without a token, kernels may still run
+        seconds = self.now() - start
+        if timer is None:
+            return Result(tokens, seconds)
+        return Result(tokens, seconds - timer.slept, timer.seconds)
 
     def choose(self, batch: Batch, logits: Tensor) -> list[int]:
         """A token for each request of `batch.sampled`. logits (S, vocab)."""
@@ -84,11 +90,16 @@ class ModelExecutor:
 
     def flatten(self, batch: Batch) -> FlatBatch:
         """Lay a batch out as rows, chunks first, and take its places in the cache."""
-        tokens, slots, positions, logit_rows = [], [], [], []  # numbers, see `FlatBatch`
+        tokens: list[int] = []  # of each row
+        slots: list[int] = []
+        positions: list[int] = []
+        logit_rows: list[int] = []  # the rows that yield a token
         spans: list[Span] = []
         for chunk in batch.chunks:
-            request, end = chunk.request, chunk.start + chunk.length
-            if chunk.start == 0 or request.request_id not in self.slot_of:  # a hit starts later
+            request = chunk.request
+            end = chunk.start + chunk.length
+            # its first chunk. (With more/paged/ that may start later: the rest was in the cache.)
+            if chunk.start == 0 or request.request_id not in self.slot_of:
                 self.slot_of[request.request_id] = self.cache.allocate(request)
             slot = self.slot_of[request.request_id]
             place = self.cache.extend(slot, chunk.length)
@@ -102,14 +113,17 @@ class ModelExecutor:
                 logit_rows.append(len(tokens) - 1)
         if batch.decodes:
             first = len(tokens)
-            own = [self.slot_of[request.request_id] for request in batch.decodes]
-            places = [self.cache.extend(slot, 1) for slot in own]
+            decode_slots = [self.slot_of[request.request_id] for request in batch.decodes]
+            places = [self.cache.extend(slot, 1) for slot in decode_slots]
             tokens.extend([request.output[-1] for request in batch.decodes])
-            slots.extend(own)
+            slots.extend(decode_slots)
             positions.extend(places)
             contexts = tuple([place + 1 for place in places])
-            spans.append(Span(slice(first, len(tokens)), tuple(own), contexts))
+            spans.append(Span(slice(first, len(tokens)), tuple(decode_slots), contexts))
             logit_rows.extend(range(first, len(tokens)))
-        arrays = [np.array(x, dtype=int) for x in ([tokens, slots, positions], logit_rows)]
-        rows, logits = [torch.from_numpy(array).to(self.model.device) for array in arrays]
-        return FlatBatch(*rows.unbind(), spans, logits)  # rows (3, T); logits (S,)
+        columns = self.to_device([tokens, slots, positions])  # (3, T)
+        return FlatBatch(*columns.unbind(), spans, self.to_device(logit_rows))
+
+    def to_device(self, numbers: list) -> Tensor:
+        """Whole numbers as a tensor of int64. (By numpy: it reads lists faster.)"""
+        return torch.from_numpy(np.array(numbers, dtype=int)).to(self.model.device)

@@ -25,7 +25,6 @@ from command.checks import WHY_BROKEN, UserError
 from command.cli import MARK, progress, read_text, run_main, write_file
 from command.flags import LAYOUTS, TOKENS, Flag, Parser
 from configs import ModelConfig
-from engine import LLM, BeamSearchParams, SamplingParams
 from more.fast.backends import choose_backend
 from more.loading.device import check_memory, choose_dtype
 from more.loading.files import for_text
@@ -38,6 +37,7 @@ from more.pipeline.launch import Place, joined, launch, stage_device
 from more.pipeline.policies import is_for_pipelines, make_micro_batches, policy_names, unmeasured
 from more.pipeline.stages import PipelineLLM
 from more.serving.calibration import cost_here, this_machine
+from nano_sarathi import LLM, BeamSearchParams, SamplingParams
 from scheduler import make_scheduler
 from timeline import Trace
 
@@ -96,7 +96,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("prompts", nargs="*", help="one or more prompts")
     args = parser.parse_args()
     load_files(args.policy_file, args.policy)
-    staged = args.stages > 1 or Place.here() is not None
+    place = Place.here()
+    if place is not None and args.stages not in (1, place.stages):
+        raise UserError(f"--stages is {args.stages}, and WORLD_SIZE {place.stages}: leave one out")
+    staged = args.stages > 1 or place is not None
     for name in OF_ONE if staged else OF_STAGES:
         if getattr(args, name) not in (None, False, "auto"):
             where = "for one process" if staged else "for several processes: give --stages, too"

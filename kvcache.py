@@ -27,7 +27,8 @@ class KVCache:
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
         self.layers = list(zip(self.k, self.v, strict=True))  # (n_kv_head, slots, length, head_dim)
-        self.slots, self.length = slots, length
+        self.slots = slots
+        self.length = length
         self.reset()
 
     def reset(self) -> None:

@@ -1,7 +1,7 @@
-"""The whole engine on one screen: schedule, check, execute, update.
+"""The loop: schedule, check, execute, update. `Loop.step` is the whole engine on one screen.
 
-`Loop.step` is the engine. Everything that generates text or simulates drives this loop, with one of
-two executors. The loop cannot tell them apart:
+Everything that generates text or simulates drives this loop, with one of two executors. The loop
+cannot tell them apart:
 
     ModelExecutor   executor.py: torch, the wall clock, real tokens
     CostExecutor    simulate.py: the cost model of a named GPU, a virtual clock, placeholder tokens
@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Protocol
 
 from batch import Batch, Request
+from command.checks import UserError
 from scheduler import NOTHING_SCHEDULED, Scheduler
 from timeline import Iteration, Trace
 
@@ -50,18 +51,21 @@ class Executor(Protocol):
 class Loop:
     """Runs requests step by step. Between two steps, requests may be added and cancelled.
 
-    Each request has an id of its own. One thread only.
+    Each request has an id of its own. One thread only: what calls `step` in the middle of a step
+    gets a UserError.
     trace: what has happened so far. batch: the one that ran last.
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor):
-        self.scheduler, self.executor = scheduler, executor
-        scheduler.cost = executor.cost or scheduler.cost
+        self.scheduler = scheduler
+        self.executor = executor
+        if executor.cost is not None:
+            scheduler.cost = executor.cost  # in place of the method, which raises an error
         self.trace = Trace(policy=scheduler.name)
         self.batch: Batch | None = None
-        self.patient = False  # True: `step` returns None where nothing can run yet (more/apart/)
         self.arriving: deque[Request] = deque()  # in order of arrival
-        self._stepping, self._leaving = False, []  # _leaving: requests cancelled during a step
+        self._stepping = False
+        self._leaving = []  # requests cancelled during a step
 
     @property
     def busy(self) -> bool:
@@ -70,8 +74,9 @@ class Loop:
     def add(self, request: Request) -> None:
         """Let a request arrive at `request.arrival`, or now if that time has passed.
 
-        A UserError if it can never run.
+        A UserError if it can never run, or has run before.
         """
+        request.check_new()
         self.scheduler.check(request)
         if not self.arriving or self.arriving[-1].arrival <= request.arrival:
             self.arriving.append(request)
@@ -83,7 +88,9 @@ class Loop:
 
         No other request's tokens change. False if it has ended already.
         """
-        if self._stepping:  # the garbage collector may close a stream during a step
+        # Python may run a destructor at any moment. A stream (engine.py) that it closes cancels its
+        # requests here. Then they leave after the step.
+        if self._stepping:
             self._leaving.append(request)
             return True
         if request in self.arriving:
@@ -98,8 +105,13 @@ class Loop:
 
     def step(self) -> Iteration | None:
         """Run the next batch; if no request is here yet, wait for one. None: nothing is left."""
-        scheduler, executor, arriving = self.scheduler, self.executor, self.arriving
-        self._stepping, iteration = True, None
+        if self._stepping:
+            raise UserError("this loop is in a step, or has failed in one: one thread steps a loop")
+        scheduler = self.scheduler
+        executor = self.executor
+        arriving = self.arriving
+        self._stepping = True
+        iteration = None
         while iteration is None and self.busy:
             now = executor.now()
             while arriving and arriving[0].arrival <= now:
@@ -111,11 +123,8 @@ class Loop:
                 self.trace.preempt(request, now)
                 executor.release(request)
             if batch is None:
-                if self.patient:
-                    break
-                if not arriving:
-                    raise scheduler.broken(NOTHING_SCHEDULED)
-                executor.wait_until(arriving[0].arrival)
+                if not self.wait():
+                    break  # never here: see `wait`
                 continue
             check_batch(scheduler, batch)
             start = executor.now()  # on a wall clock, the policy has taken time
@@ -131,6 +140,16 @@ class Loop:
         while self._leaving:
             self.cancel(self._leaving.pop())
         return iteration
+
+    def wait(self) -> bool:
+        """Nothing can run now: wait until the next request arrives, and return True.
+
+        A loop in more/apart/ returns False instead: then `step` ends without an iteration.
+        """
+        if not self.arriving:
+            raise self.scheduler.broken(NOTHING_SCHEDULED)
+        self.executor.wait_until(self.arriving[0].arrival)
+        return True
 
     def run(self) -> Trace:
         """Step until every request has ended."""
@@ -153,12 +172,16 @@ def has_work(scheduler: Scheduler) -> bool:
 
 def check_batch(scheduler: Scheduler, batch: Batch) -> None:
     """Raise a UserError, before the batch runs, if it breaks a rule of all policies."""
-    chunks, decodes, broken = batch.chunks, batch.decodes, scheduler.broken
+    chunks = batch.chunks
+    decodes = batch.decodes
+    broken = scheduler.broken
     members = {chunk.request for chunk in chunks}.union(decodes)
     if not members:
         raise broken("the batch is empty; return None where there is nothing to run")
     if len(members) < len(chunks) + len(decodes):
-        raise broken("a request is in the batch twice")
+        every = [*[chunk.request for chunk in chunks], *decodes]
+        twice = min(r.request_id for r in every if every.count(r) > 1)
+        raise broken(f"a request is in the batch twice: {twice}")
     if not members.issubset(scheduler.running):
         stray = min(r.request_id for r in members.difference(scheduler.running))
         raise broken(
@@ -170,7 +193,8 @@ def check_batch(scheduler: Scheduler, batch: Batch) -> None:
             f"the batch exceeds B: {len(members)} requests, and {scheduler.max_batch_size} may run"
         )
     for chunk in chunks:
-        request, end = chunk.request, chunk.start + chunk.length
+        request = chunk.request
+        end = chunk.start + chunk.length
         if not chunk.start == request.prefilled < end <= request.prefill_length:
             raise broken(
                 f"request {request.request_id} has prefilled {request.prefilled} of"
@@ -184,8 +208,8 @@ def check_batch(scheduler: Scheduler, batch: Batch) -> None:
                 f" {request.prefill_length} tokens"
             )
     memory = scheduler.memory
-    if not memory.holds(more := memory.next_tokens(decodes)):
+    if not memory.holds(decodes):
         raise broken(
-            f"the cache overflows: {memory.taken + memory.flying + more} tokens, and it holds"
-            f" {memory.capacity}; `decodes` preempts until they fit"
+            f"the cache overflows: {memory.capacity - memory.room + len(decodes)} tokens, and it"
+            f" holds {memory.capacity}; `decodes` preempts until they fit"
         )

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attention import PLAIN, Attention, FlatBatch, chunk_mask, sdpa, span_by_span, split_heads
+from attention import PLAIN, Attention, FlatBatch, split_heads
 from configs import ModelConfig
 from kvcache import KVCache
 
@@ -41,7 +41,7 @@ class ResidualLinear(nn.Linear):
     With packed weights, oneDNN adds it inside the product: that saves a pass (more/fast/packed.py).
     """
 
-    dropout = 0.0  # of the branch, in training: see more/demo/train.py
+    dropout = 0.0  # of the branch, in training: see demo/train.py
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         y = F.dropout(super().forward(x), self.dropout, self.training and self.dropout > 0)
@@ -100,8 +100,11 @@ def rotate(x: Tensor, heads: int, cos: Tensor, sin: Tensor) -> None:
     x (T, all heads, head_dim); cos, sin (T, 1, head_dim / 2).
     """
     half = x.shape[-1] // 2
-    left, right = x[:, :heads, :half], x[:, :heads, half:]
-    left[:], right[:] = left * cos - right * sin, right * cos + left * sin
+    left = x[:, :heads, :half]
+    right = x[:, :heads, half:]
+    turned = left * cos - right * sin
+    right[:] = right * cos + left * sin
+    left[:] = turned
 
 
 def swiglu(inner: Tensor) -> Tensor:
@@ -131,40 +134,36 @@ def rotary_frequencies(config: ModelConfig) -> Tensor:
 
 
 class Transformer(nn.Module):
-    """The whole model, or one stage of a pipeline.
+    """The whole model. length: of the longest sequence, in tokens; None: what its positions allow.
 
-    layers: which ones it has; None: all. It has embedding, norm and head only if it needs them.
-    length: of the longest sequence, in tokens; None: what the model's positions allow.
+    more/loading/ has subclasses for other models.
     """
 
-    def __init__(self, config: ModelConfig, layers: range | None = None, length: int | None = None):
+    def __init__(self, config: ModelConfig, length: int | None = None):
         super().__init__()
-        self.config, self.own = config, range(config.n_layer) if layers is None else layers
-        first, last = self.own.start == 0, self.own.stop == config.n_layer
-        gpt2, hidden = config.flavour == "gpt2", config.hidden
-        self.embed = self.positions = self.norm = self.head = None
-        if first or (last and config.tied):
-            self.embed = nn.Embedding(config.vocab_size, hidden)
-        if first and gpt2:
-            self.positions = nn.Embedding(config.max_length, hidden)
-        self.layers = nn.ModuleList(Layer(config) for _ in self.own)
-        if last:
-            self.norm = (nn.LayerNorm if gpt2 else nn.RMSNorm)(hidden, eps=config.norm_eps)
-        if last and not config.tied:
-            self.head = nn.Linear(hidden, config.vocab_size, bias=False)
-        self.register_buffer("cos", torch.empty(0), persistent=False)  # self.device reads it
+        self.config = config
+        gpt2 = config.flavour == "gpt2"
+        hidden = config.hidden
+        norm = nn.LayerNorm if gpt2 else nn.RMSNorm
+        self.embed = nn.Embedding(config.vocab_size, hidden)
+        self.positions = nn.Embedding(config.max_length, hidden) if gpt2 else None
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layer))
+        self.norm = norm(hidden, eps=config.norm_eps)
+        self.head = None if config.tied else nn.Linear(hidden, config.vocab_size, bias=False)
+        # `device` and `dtype` are those of this buffer, also before the tables are made
+        self.register_buffer("cos", torch.empty(0), persistent=False)
         self.make_rotary_tables(config.max_length if length is None else length)
 
     def make_rotary_tables(self, length: int) -> None:
         """Cosines and sines of up to `length` tokens: (rotary bases, length, 1, head_dim / 2)."""
-        with self.device:
-            frequencies = rotary_frequencies(self.config)[:, None, None]
-            angles = torch.arange(length)[:, None, None] * frequencies
+        with self.device:  # make new tensors there
+            frequencies = rotary_frequencies(self.config)[:, None, None]  # (bases, 1, 1, d / 2)
+            angles = torch.arange(length)[:, None, None] * frequencies  # (bases, length, 1, d / 2)
         self.register_buffer("sin", angles.sin().to(self.dtype), persistent=False)
         self.register_buffer("cos", angles.cos().to(self.dtype), persistent=False)
 
     def reach(self, length: int) -> None:
-        """Allow sequences of `length` tokens: make the rotary tables longer, if needed."""
+        """Allow sequences of `length` tokens: make the tables longer (nano_sarathi.py calls it)."""
         if length > self.cos.shape[1]:
             self.make_rotary_tables(length)
 
@@ -179,23 +178,15 @@ class Transformer(nn.Module):
     @torch.inference_mode()
     def forward(
         self, batch: FlatBatch, cache: KVCache, attention: Attention = PLAIN["sdpa"],
-        call: Callable = untimed, x: Tensor | None = None,
+        call: Callable = untimed,
     ) -> Tensor:  # fmt: skip
-        """Write the rows' K and V into the cache; return logits (S, vocab) for `logit_rows` alone.
-
-        In a pipeline, x (T, H) comes from the stage before. All stages but the last return x
-        (T, H) instead of logits.
-        """
-        if x is None:
-            x = self._embed(batch.tokens, batch.positions)  # (T, H)
-        rotary = self._rotary(batch.positions)
-        attend_all = attend_near = attention(batch, cache)  # near: in layers with a window
-        if 0 < self.config.window < max(max(span.contexts) for span in batch.spans):
-            attend_near = span_by_span(partial(sdpa, window=self.config.window))(batch, cache)
+        """Write the rows' K and V into the cache. Logits (S, vocab) of `logit_rows` alone."""
+        x = self._embed(batch.tokens, batch.positions)  # (T, H)
+        rotaries = self._rotary(batch.positions)
+        attend = attention(batch, cache)
         for index, layer in enumerate(self.layers):
-            attend = attend_near if self.config.in_window(self.own[index]) else attend_all
-            x = layer(x, rotary[index], partial(attend, index), call)
-        return x if self.norm is None else call("others", self._logits, x[batch.logit_rows])
+            x = layer(x, rotaries[index], partial(attend, index), call)
+        return call("others", self._logits, x[batch.logit_rows])
 
     def forward_full(self, tokens: Tensor) -> Tensor:
         """Logits (B, T, vocab) of whole sequences (B, T), without a cache.
@@ -205,19 +196,20 @@ class Transformer(nn.Module):
         b, t = tokens.shape
         positions = torch.arange(t, device=tokens.device).repeat(b)  # (B * T,)
         x = self._embed(tokens.flatten(), positions)  # (B * T, H)
-        rotary = self._rotary(positions)
+        rotaries = self._rotary(positions)
 
-        def attend_causal(qkv: Tensor, how: dict) -> Tensor:
+        def attend(index: int, qkv: Tensor) -> Tensor:
             heads = qkv.unflatten(0, (b, t)).transpose(1, 2)  # (B, all heads, T, head_dim)
-            q, k, v = split_heads(heads, self.config.n_kv_head)
-            y = F.scaled_dot_product_attention(q, k, v, **how, enable_gqa=True)
+            y = self.attend_full(index, *split_heads(heads, self.config.n_kv_head))
             return y.transpose(1, 2).reshape(b * t, -1)  # (B * T, n_head * head_dim)
 
-        near = {"attn_mask": chunk_mask(0, t, x.device).triu(1 - self.config.window)}  # window
         for index, layer in enumerate(self.layers):
-            how = near if self.config.in_window(self.own[index]) else {"is_causal": True}
-            x = layer(x, rotary[index], partial(attend_causal, how=how))
+            x = layer(x, rotaries[index], partial(attend, index))
         return self._logits(x).view(b, t, -1)
+
+    def attend_full(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of whole sequences: (B, heads, T, head_dim) each."""
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x = self.embed(tokens)
@@ -225,9 +217,12 @@ class Transformer(nn.Module):
 
     def _rotary(self, positions: Tensor) -> list[Rotary]:
         """Each layer's cos and sin, (T, 1, head_dim / 2); None where a layer does not rotate."""
-        tables = zip(self.config.rotary_bases, self.cos, self.sin, strict=True)
-        found = {base: (cos[positions], sin[positions]) for base, cos, sin in tables}
-        return [found.get(self.config.rotary_base(layer)) for layer in self.own]
+        config = self.config
+        of_base = {}  # most models have one base for all layers
+        for base, cos, sin in zip(config.rotary_bases, self.cos, self.sin, strict=True):
+            of_base[base] = (cos[positions], sin[positions])
+        # base 0, no rotation, is not in of_base: None
+        return [of_base.get(config.rotary_base(i)) for i in range(config.n_layer)]
 
     def _logits(self, x: Tensor) -> Tensor:
         x = self.norm(x)

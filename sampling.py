@@ -1,8 +1,10 @@
 """From rows of logits to tokens: greedy, or drawn with each request's own seeded generator.
 
-Tokens lie on a line in the order of their ids. Each has a share of it, as large as it is likely. A
-random number hits one. Shares are whole numbers: no order changes their sums. So a draw does not
-depend on the other requests. Apart from rounding, a seed gives the same text under every policy.
+To draw a token, put all tokens on a line, in the order of their ids. Each takes a piece as long as
+it is likely (its share). A random point on the line falls into one piece: that is the token drawn.
+Shares are rounded to whole numbers, because sums of floats depend on the order of adding, and that
+order may change with the size of the batch. So a request draws the same tokens whatever runs beside
+it, and under every policy, if its logits are the same up to rounding.
 """
 
 import math
@@ -57,7 +59,8 @@ class Sampler:
 
     def next(self) -> list[float]:
         """For one more token: temperature, k, p, and its random number, 0 <= u < 1."""
-        how, u = self.params, torch.rand((), generator=self.generator, dtype=torch.float64)
+        how = self.params
+        u = torch.rand((), generator=self.generator, dtype=torch.float64)
         return [max(how.temperature, 1e-30), how.top_k or math.inf, how.top_p, u.item()]
 
 
@@ -71,12 +74,13 @@ def sample(logits: Tensor, samplers: list[Sampler | None]) -> list[int]:
 
 
 def draw(logits: Tensor, samplers: list[Sampler]) -> Tensor:
-    """Token ids (n,) from logits (n, vocab). The sums of shares hold 2**22 tokens."""
+    """Token ids (n,) from logits (n, vocab): see the top of this file."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     how = torch.tensor([sampler.next() for sampler in samplers], dtype=torch.float64)
     temperature, k, p, u = how.to(logits.device).T[..., None]  # (n, 1) each
     # the largest is 0, so that no temperature overflows
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperature.to(logits)
+    # the likeliest token has 2**40: a sum over up to 2**22 tokens fits 64 bits
     shares = logits.exp_().mul_(2**40)  # (n, vocab)
     if any(sampler.params.top_k or sampler.params.top_p < 1 for sampler in samplers):
         shares.masked_fill_(shares < least_share(shares, k, p), 0)
@@ -85,13 +89,22 @@ def draw(logits: Tensor, samplers: list[Sampler]) -> Tensor:
 
 
 def least_share(shares: Tensor, k: Tensor, p: Tensor) -> Tensor:
-    """The smallest of the shares (n, vocab) that top-k and top-p keep. All others are (n, 1)."""
-    on_cpu, last = shares.device.type == "cpu", shares.shape[-1] - 1  # there numpy is 20 x as fast
-    ordered = torch.from_numpy(np.sort(shares.numpy())) if on_cpu else shares.sort().values
-    ends = ordered.long().cumsum(dim=-1)
-    kth = ordered.gather(1, (last + 1 - k).clamp(min=0).long())
-    first = torch.searchsorted(ordered, kth).clamp(max=last)  # of those as likely as the k-th
-    dropped = ends.gather(1, first) - kth.long()
-    dropped += ((1 - p) * (ends[:, -1:] - dropped)).long()
-    first = torch.searchsorted(ends, dropped, right=True).clamp(max=last)
+    """The smallest share that top-k and top-p keep, (n, 1). shares (n, vocab); k, p (n, 1).
+
+    In ascending order, shares are dropped from the left. First go those smaller than the k-th
+    largest. Then go the smallest of the rest, as long as they add up to at most 1 - p of it.
+    """
+    if shares.device.type == "cpu":
+        ordered = torch.from_numpy(np.sort(shares.numpy()))  # 20 x as fast as torch here
+    else:
+        ordered = shares.sort().values
+    sums = ordered.long().cumsum(dim=-1)  # each share and all smaller ones
+    last = shares.shape[-1] - 1
+    place = (last + 1 - k).clamp(min=0).long()  # of the k-th largest; k = infinity: of the smallest
+    kth = ordered.gather(1, place)
+    first = torch.searchsorted(ordered, kth).clamp(max=last)  # of those as large as the k-th
+    dropped = sums.gather(1, first) - kth.long()  # what top-k drops, in all
+    rest = sums[:, -1:] - dropped
+    dropped += ((1 - p) * rest).long()  # and what top-p drops
+    first = torch.searchsorted(sums, dropped, right=True).clamp(max=last)
     return ordered.gather(1, first)

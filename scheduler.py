@@ -17,11 +17,12 @@ model and the cost model. The policies, below `Scheduler`:
 
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from batch import BROKEN, Batch, Chunk, Request
-from command.checks import UserError, by_name, check_whole, lookup, shown
+from command.checks import Range, UserError, by_name, check_whole, lookup, shown, tag_number
 
 SIZE = re.compile("[0-9]{1,9}")  # of a chunk, in tokens
 MOST_CACHED = 10**15  # tokens
@@ -30,64 +31,61 @@ NOTHING_SCHEDULED = "it schedules nothing, while requests wait or run and no mor
 
 @dataclass(slots=True)
 class Memory:
-    """The KV cache as a number of tokens. Micro-batches may share one.
+    """The KV cache as a number of tokens, and what the running requests have taken of it.
 
-    A decode takes a row of a batch and a token of cache. more/paged/ counts in blocks.
+    A request takes room for its whole prefill when it is admitted, then for a token per decode.
     """
 
     capacity: int | None  # None: as much as B requests ever need
-    taken: int = 0  # by running requests
-    flying: int = 0  # next tokens of decodes that are in flight (pipelines only)
+    taken: int = 0
 
-    def holds(self, more: int) -> bool:
-        """Whether `more` tokens fit beside what is taken."""
-        return self.capacity is None or self.taken + self.flying + more <= self.capacity
+    @property
+    def room(self) -> float:
+        """Tokens that nobody has taken."""
+        return inf if self.capacity is None else self.capacity - self.taken
 
-    def rows(self, decodes: Sequence[Request]) -> int:
-        """How many rows of a batch these decodes take."""
-        return len(decodes)
+    def holds(self, decodes: Sequence[Request], newcomer: Request | None = None) -> bool:
+        """Whether the next token of each decode fits; and a newcomer's prefill, and its token."""
+        prefill = 0 if newcomer is None else newcomer.prefill_length + 1
+        return len(decodes) + prefill <= self.room
 
-    def next_tokens(self, requests: Sequence[Request]) -> int:
-        """How many tokens of cache the next decodes of these requests take."""
-        return len(requests)
+    def to_run(self, newcomer: Request) -> int:
+        """Tokens of its prefill that have to run: all. (more/paged/ finds some in the cache.)"""
+        return newcomer.prefill_length
 
-    def whole(self, tokens: int) -> int:
-        """What so many tokens of a request take."""
-        return tokens
-
-    def prefill(self, newcomer: Request) -> tuple[int, int]:
-        """Tokens that its prefill takes at once, and a hit: those that are in the cache already."""
-        return newcomer.prefill_length, 0
-
-    def take(self, newcomer: Request) -> int:
-        """Take what `prefill` says. Returns the hit."""
+    def take(self, newcomer: Request) -> None:
+        """It is admitted: it takes room for its whole prefill."""
         self.taken += newcomer.prefill_length
-        return 0
+
+    def plan(self, request: Request, end: int) -> None:
+        """The batch that is being made prefills up to token `end`. (more/paged/ writes it down.)"""
 
     def grow(self, decodes: Sequence[Request]) -> None:
+        """These decodes have run: each takes room for one more token."""
         self.taken += len(decodes)
 
     def give(self, request: Request) -> None:
-        """Take back all that a running request holds."""
+        """A running request gives back all the room that it has taken."""
         self.taken -= held(request)
 
 
 class Scheduler:
     """What all policies share: the queue, the running requests, the memory, the bookkeeping.
 
-    A policy is a subclass with `schedule`. `waiting` is first come, first served. `running` holds
-    at most `max_batch_size` requests in order of admission (B: each holds one slot of the cache).
+    A policy is a subclass with a `name` and `schedule`, listed in POLICIES below. `waiting` is
+    first come, first served. `running` holds at most `max_batch_size` requests in order of
+    admission (B: each holds one slot of the cache).
 
     cache_tokens: what the KV cache holds, in tokens of all requests together; None: enough for all.
     A running request takes room for its whole prefill at once, then for a token per decode. When
     the decodes' next tokens do not fit, the newest request is preempted. It loses its cache, and
     waits at the head of the queue. Later it prefills its prompt and its output so far (vLLM's
-    recomputation). So no output token is lost. (A beam search restarts.)
+    recomputation). So no output token is lost.
     """
 
-    # what each micro-batch of a pipeline has for itself; all else is in a __dict__ that they share
-    __slots__ = ("__dict__", "_preempted", "memory", "running", "waiting")
-    name, example = "?", ""  # example: a name with an option
+    name = "?"
+    example = ""  # a name with an option
+    reads: Mapping[str, Range] = {}  # the tags that it reads as numbers, and which these may be
 
     def __init__(self, max_batch_size: int, chunk_size: int = 256, cache_tokens: int | None = None):
         check_whole("max_batch_size", max_batch_size)
@@ -106,7 +104,7 @@ class Scheduler:
         raise NotImplementedError
 
     def configure(self, option: str) -> None:
-        """Take the option that follows the colon of a name: `most_tokens`, where there is one."""
+        """Take the option after the colon of a name. Here: `most_tokens`, as VLLMv0 has it."""
         if not self.example:
             raise UserError(f"policy {self.name!r} takes no option, and {option!r} is given")
         if not SIZE.fullmatch(option) or int(option) < 1:
@@ -123,19 +121,23 @@ class Scheduler:
     # ---- requests come and go
 
     def check(self, request: Request) -> None:
-        """A UserError if the request can never fit the cache, or has run before."""
-        name, capacity = f"request {request.request_id}", self.memory.capacity
-        if request.context or request.output or request.finish_reason:
-            raise UserError(f"{name} has run before: make a new Request for each run")
+        """A UserError if the request can never fit the cache, or has a tag that nobody can read.
+
+        It is asked of each request that arrives, and of all that are here when the policy changes.
+        """
+        capacity = self.memory.capacity
+        for tag, allowed in self.reads.items():
+            tag_number(request, tag, allowed)
         if capacity is not None and request.most_cached > capacity:
             raise UserError(
-                f"{name} can never run: {len(request.prompt)} prompt tokens + max_tokens"
-                f" {request.max_tokens} need {request.most_cached} tokens of cache, and it holds"
-                f" {capacity}"
+                f"request {request.request_id} can never run: {len(request.prompt)} prompt tokens +"
+                f" max_tokens {request.max_tokens} need {request.most_cached} tokens of cache, and"
+                f" it holds {capacity}"
             )
 
     def add(self, request: Request) -> None:
-        """Queue a request that has arrived; refuses what `check` refuses."""
+        """Queue a request that has arrived; refuses what `check` refuses, and what has run."""
+        request.check_new()
         self.check(request)
         self.waiting.append(request)
 
@@ -160,29 +162,30 @@ class Scheduler:
         """Whether a request waits, a slot is free, and its prefill fits the cache."""
         if not self.waiting or len(self.running) >= self.max_batch_size:
             return False
-        memory, new = self.memory, self.waiting[0]
-        if not memory.taken or memory.capacity is None:
+        if not self.memory.taken:
             return True  # an empty cache holds any request that `check` lets pass
         # without room for all next tokens, it would be preempted
-        return memory.holds(memory.prefill(new)[0] + memory.next_tokens((*self.running, new)))
+        return self.memory.holds(self.running, self.waiting[0])
 
     def admit(self) -> Request | None:
         """Let the oldest waiting request run, if it can be admitted."""
         if not self.can_admit():
             return None
         request = self.waiting.popleft()
-        assert request.prefilled == 0, "a request holds one slot"
+        assert request.prefilled == 0, "a request that waits has nothing in the cache"
         self.running.append(request)
-        request.prefilled = request.context = self.memory.take(request)
+        self.memory.take(request)
         return request
 
     def decodes(self) -> list[Request]:
         """All running requests that are past their prefill.
 
-        If the cache has no room for a token of each, the newest are preempted first.
+        If the cache has no room for a token of each, the newest are preempted first. So call it
+        before you pick chunks.
         """
-        decodes = [r for r in self.running if r.prefilled >= r.prefill_length]  # hot: no property
-        while decodes and not self.memory.holds(self.memory.next_tokens(decodes)):
+        # `in_prefill`, written out: this runs for every request in every iteration
+        decodes = [r for r in self.running if r.prefilled >= r.prefill_length]
+        while decodes and not self.memory.holds(decodes):
             newest = self.preempt()
             decodes = [request for request in decodes if request is not newest]
         return decodes
@@ -193,7 +196,7 @@ class Scheduler:
 
     def started(self) -> list[Request]:
         """Running requests that are still in their prefill."""
-        return [r for r in self.running if r.prefilled < r.prefill_length]  # hot: no property
+        return [r for r in self.running if r.prefilled < r.prefill_length]  # `in_prefill`
 
     def started_then_new(self) -> Iterator[Request]:
         """Started requests, then new ones. A new one is admitted when the caller asks for it."""
@@ -201,16 +204,29 @@ class Scheduler:
         while (request := self.admit()) is not None:
             yield request
 
-    def admit_all(self, most: float = float("inf")) -> list[Chunk]:
-        """Admit whole prompts: as many as fit, up to `most` tokens, but always the first."""
+    def admit_all(self, room: float = inf) -> list[Chunk]:
+        """Admit whole prompts: as many as fit, up to `room` tokens, but always the first."""
         chunks: list[Chunk] = []
-        while self.can_admit():  # a policy may reorder its queue here
-            newcomer = self.waiting[0]
-            most -= newcomer.prefill_length - self.memory.prefill(newcomer)[1]
-            if (chunks and most < 0) or not (newcomer := self.admit()):
+        while self.can_admit():
+            room -= self.memory.to_run(self.waiting[0])
+            if chunks and room < 0:
                 break
-            chunks.append(whole_prefill(newcomer))
+            newcomer = self.admit()
+            chunks.append(self.plan(newcomer, newcomer.prefill_length))
         return chunks
+
+    def plan(self, request: Request, room: float) -> Chunk:
+        """The next chunk of a request that runs, for the batch that is being made.
+
+        From then on, others may share what it fills (more/paged/). For a trial, take `next_chunk`.
+        """
+        chunk = next_chunk(request, room)
+        self.memory.plan(request, chunk.start + chunk.length)
+        return chunk
+
+    def rows(self, decodes: Sequence[Request]) -> int:
+        """Rows that these decodes take in a batch: one each. (more/ has requests of several.)"""
+        return len(decodes)
 
     # ---- what the loop calls
 
@@ -228,7 +244,8 @@ class Scheduler:
 
     def take_preempted(self) -> list[Request]:
         """Requests that `schedule` has preempted since the last call: their slots can be freed."""
-        preempted, self._preempted = self._preempted, []
+        preempted = self._preempted
+        self._preempted = []
         return preempted
 
     def update(self, batch: Batch, tokens: Sequence[int]) -> list[Request]:
@@ -236,7 +253,8 @@ class Scheduler:
 
         tokens: one for each of `batch.sampled`.
         """
-        sampled, ended = batch.sampled, []
+        sampled = batch.sampled
+        ended: list[Request] = []
         for chunk in batch.chunks:
             request = chunk.request
             request.prefilled = request.context = chunk.start + chunk.length
@@ -274,10 +292,10 @@ def whole_prefill(request: Request) -> Chunk:
     return next_chunk(request, request.prefill_length)
 
 
-def next_chunk(request: Request, room: int) -> Chunk:
-    """As much of what is left of a prefill as `room` tokens hold."""
-    request.planned = min(request.prefilled + room, request.prefill_length)
-    return Chunk(request, request.prefilled, request.planned - request.prefilled)
+def next_chunk(request: Request, room: float) -> Chunk:
+    """As much of what is left of a prefill as `room` tokens hold. It changes nothing."""
+    start = request.prefilled
+    return Chunk(request, start, min(room, request.prefill_length - start))
 
 
 class RequestLevel(Scheduler):
@@ -303,8 +321,9 @@ class VLLMv0(Scheduler):
     (max_num_batched_tokens; vLLM's default was the model's longest sequence).
     """
 
-    name, example = "vllm_v0", "vllm_v0:4096"
-    most_tokens = float("inf")  # of a batch of prompts
+    name = "vllm_v0"
+    example = "vllm_v0:4096"
+    most_tokens = inf  # of a batch of prompts
 
     def schedule(self, now: float) -> Batch | None:
         chunks = self.admit_all(self.most_tokens)
@@ -320,7 +339,7 @@ class IterationLevel(Scheduler):
 
     def schedule(self, now: float) -> Batch | None:
         decodes = self.decodes()
-        chunks = self.prefills(self.memory.rows(decodes))
+        chunks = self.prefills(self.rows(decodes))
         return Batch(chunks, decodes) if chunks or decodes else None
 
     def prefills(self, decode_rows: int) -> list[Chunk]:
@@ -332,8 +351,9 @@ class Orca(IterationLevel):
     """Iteration-level scheduling with whole prompts, as SARATHI compares it (Sec 4.5, 5.2).
 
     A request enters as soon as a slot is free. Whether decodes run beside its prefill depends on
-    the workload. If all requests start and end together, the batches are those of the baseline. If
-    they start one by one, the batches are SARATHI's, with C = the longest prompt + the decodes.
+    the workload. If all requests start and end together, the batches are those of request_level. If
+    they start one by one, each prompt runs whole beside the decodes of the others, as in SARATHI
+    with a C that no prompt exceeds.
     """
 
     name = "orca"
@@ -358,7 +378,7 @@ class Sarathi(IterationLevel):
         if room < 1:
             return []
         request = next(self.started_then_new(), None)
-        return [next_chunk(request, room)] if request else []
+        return [self.plan(request, room)] if request else []
 
 
 class SarathiServe(IterationLevel):
@@ -371,11 +391,12 @@ class SarathiServe(IterationLevel):
     name = "sarathi_serve"
 
     def prefills(self, decode_rows: int) -> list[Chunk]:
-        chunks, room = [], self.chunk_size - decode_rows
+        chunks: list[Chunk] = []
+        room = self.chunk_size - decode_rows
         if room < 1:
             return []
         for request in self.started_then_new():
-            chunk = next_chunk(request, self.share(request, room))
+            chunk = self.plan(request, self.share(request, room))
             chunks.append(chunk)
             room -= chunk.length
             if room < 1:
@@ -397,7 +418,8 @@ class Dynamic(SarathiServe):
     that much room. Without this rule, a long prompt beside many decodes might never be done.
     """
 
-    name, example = "dynamic", "dynamic:1024,512,256"
+    name = "dynamic"
+    example = "dynamic:1024,512,256"
 
     def __init__(self, max_batch_size: int, chunk_size: int = 256, cache_tokens: int | None = None):
         super().__init__(max_batch_size, chunk_size, cache_tokens)
@@ -410,23 +432,23 @@ class Dynamic(SarathiServe):
                 f"policy '{self.name}:{option}': the sizes must be whole numbers of tokens, at"
                 f" least 1, none larger than the one before, such as {self.example}"
             )
-        self.sizes, self.chunk_size = sizes, sizes[0]
+        self.sizes = sizes
+        self.chunk_size = sizes[0]
 
     def share(self, request: Request, room: int) -> int:
-        size = self.sizes[min(request.chunks_run, len(self.sizes) - 1)]
+        stage = min(request.chunks_run, len(self.sizes) - 1)
+        filled = self.chunk_size - room  # rows of the batch that are taken already
+        left = self.sizes[stage] - filled  # may be negative
         least = max(1, self.sizes[-1] // 4)
-        return max(size - (self.chunk_size - room), min(least, room))
+        return max(left, min(least, room))
 
 
 class ChunkedOnly(SarathiServe):
     """Ablation (Sarathi-Serve, Sec 5.4): batches of chunks alternate with batches of decodes."""
 
     name = "chunked_only"
-    __slots__ = ("prefill_last",)  # was the last batch one of chunks?
-
-    def __init__(self, *sizes: int | None):
-        super().__init__(*sizes)
-        self.prefill_last = False
+    prefill_last = False  # was the last batch one of chunks?
+    own = ("prefill_last",)  # the names of its own state: more/pipeline/ reads this
 
     def schedule(self, now: float) -> Batch | None:
         decodes_wait = self.prefill_last and any(not r.in_prefill for r in self.running)
@@ -450,12 +472,12 @@ class HybridOnly(IterationLevel):
 POLICIES: dict[str, type[Scheduler]] = by_name(
     [RequestLevel, Orca, VLLMv0, Sarathi, SarathiServe, Dynamic, ChunkedOnly, HybridOnly]
 )
-FOR_PIPELINES = ("td_pipe",)  # of more/pipeline/policies.py
+ELSEWHERE: dict[str, str] = {}  # policies that cannot run here, and why. Empty: more/ fills it
 ALIASES = {"baseline": "request_level"}  # SARATHI's word
 
 
 def name_of(policy: str) -> str:
-    """The name of a policy, as it is; of anything else, what an error shows of it."""
+    """The text itself. Of a value that is no text: how an error message shows it."""
     return policy if isinstance(policy, str) else shown(policy)
 
 
@@ -467,14 +489,11 @@ def make_scheduler(
     A name may carry an option after a colon: see `configure` of the policies.
     """
     name, colon, option = name_of(policy).partition(":")
-    if name in FOR_PIPELINES:
-        raise UserError(
-            f"policy {name!r} decides for all stages of a pipeline: use generate.py --stages, or"
-            " pipeline.simulate_pipeline"
-        )
-    policy = lookup(POLICIES, ALIASES.get(name, name), "policy")
-    scheduler = policy(max_batch_size, chunk_size, cache_tokens)
+    if name in ELSEWHERE:
+        raise UserError(f"policy {name!r} {ELSEWHERE[name]}")
+    kind = lookup(POLICIES, ALIASES.get(name, name), "policy")
+    scheduler = kind(max_batch_size, chunk_size, cache_tokens)
     if colon:
         scheduler.configure(option)
-        scheduler.name = f"{policy.name}:{option}"
+        scheduler.name = f"{kind.name}:{option}"
     return scheduler

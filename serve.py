@@ -85,8 +85,8 @@ def make_engine(args: argparse.Namespace) -> Engine:
         )  # fmt: skip
     if args.tp != 1:
         raise UserError("--tp is for a priced model: give --gpu, too")
-    from engine import LLM  # here: it needs torch, and a priced engine does not
     from more.web.real import RealEngine
+    from nano_sarathi import LLM  # here: it needs torch, and a priced engine does not
 
     options = {name: getattr(args, name) for name in REAL}
     options["check_weights"], calibration = options.pop("check"), options.pop("calibration")

@@ -13,7 +13,7 @@ the engine's clock.
     normalised latency   (last token - arrival) / output tokens, in seconds per token (Orca, Sec
                          6.2; vLLM, Sec 6.1).
     scheduling delay     from a request's arrival to the start of its first iteration.
-    useful tokens        each prompt token of a request that has finished, once, hits included;
+    useful tokens        each prompt token of a request that has finished, once;
                          and each output token, once. A request that is cancelled, or
                          ends with "error", has none.
     throughput           useful tokens per second, from the first arrival to the last token.
@@ -27,19 +27,14 @@ the engine's clock.
                          (more/serving/capacity.py).
 """
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from io import StringIO
 from itertools import pairwise
 from math import inf
-from pathlib import Path
 
 from batch import Batch, Request
-from command.checks import UserError
-from command.cli import as_cell, claim, write_file
 
-# of `Trace.to_csv`, before the tags. All times are seconds
+# of `Trace.rows`, before the tags. All times are seconds
 COLUMNS = (
     "request", "policy", "arrival", "scheduled", "first_token", "last_token", "ttft", "mean_tbt",
     "longest_tbt", "latency", "prompt_tokens", "output_tokens", "cached_tokens", "preemptions",
@@ -121,7 +116,8 @@ class Life:
 
     def row(self, policy: str = "") -> dict[str, object]:
         """By COLUMNS, and a column tag_NAME for each tag. What it has not reached is None."""
-        tokens, gaps = self.tokens, self.tbt
+        tokens = self.tokens
+        gaps = self.tbt
         values = (
             self.request_id, policy, self.arrival, self.scheduled,
             *((tokens[0], tokens[-1], self.ttft) if tokens else (None,) * 3),
@@ -129,13 +125,13 @@ class Life:
             self.latency if tokens else None, self.prompt_tokens, len(tokens), self.cached,
             self.preemptions, int(self.finished is not None),
         )  # fmt: skip
-        tags = {f"tag_{name}": as_cell(value) for name, value in self.tags.items()}
+        tags = {f"tag_{name}": value for name, value in self.tags.items()}
         return dict(zip(COLUMNS, values, strict=True)) | tags
 
 
 @dataclass
-class Trace:
-    """What happened, in order.
+class Recorder:
+    """What a loop writes down, in order.
 
     iterations: all of them. lives: by request id, in order of their first iteration.
     finished, preempted, cancelled: (request id, time). In its next iteration, a preempted request
@@ -184,11 +180,15 @@ class Trace:
         end = iteration.end
         self.iterations.append(iteration)
         for chunk in batch.chunks:
-            request, own = chunk.request, chunk.request.request_id
-            if own not in lives:
-                prompt, known = len(request.prompt), {"cached": chunk.start, "tags": request.tags}
-                lives[own] = Life(own, request.arrival, prompt, start, **known)
-            life, reached = lives[own], chunk.start + chunk.length
+            request = chunk.request
+            request_id = request.request_id
+            if request_id not in lives:
+                lives[request_id] = Life(
+                    request_id, request.arrival, len(request.prompt), start,
+                    cached=chunk.start, tags=request.tags,
+                )  # fmt: skip
+            life = lives[request_id]
+            reached = chunk.start + chunk.length
             if life.lost > chunk.start:
                 life.recomputed += min(life.lost, reached) - chunk.start
             life.reached = reached
@@ -216,24 +216,28 @@ class Trace:
         del life.tokens[len(request.output) :]  # a beam search restarts, without its tokens
 
     @property
-    def seconds(self) -> float:
-        """From the earliest start of an iteration to the latest end: engines may run side by side.
-
-        Without iterations (of a fleet, of a tag): to the last token.
-        """
-        spans = [(each.start, each.end) for each in self.iterations]
-        spans = spans or [
-            (own.scheduled, own.tokens[-1]) for own in self.lives.values() if own.tokens
-        ]
-        return max(end for _, end in spans) - min(start for start, _ in spans) if spans else 0.0
-
-    @property
     def own_time(self) -> str:
         """The policy's own time, in words."""
         if not self.schedules:
             return "not measured"
         mean = 1e3 * self.policy_seconds / self.schedules
         return f"{mean:.3f} ms a call, {1e3 * self.longest_schedule:.2f} ms at most"
+
+
+class Trace(Recorder):
+    """What happened, and what it comes to: the terms above."""
+
+    @property
+    def seconds(self) -> float:
+        """From the start of the first iteration to the end of the last.
+
+        Without iterations (see `by_tag`): from the first `scheduled` to the last token.
+        """
+        spans = [(each.start, each.end) for each in self.iterations]
+        spans = spans or [
+            (own.scheduled, own.tokens[-1]) for own in self.lives.values() if own.tokens
+        ]
+        return max(end for _, end in spans) - min(start for start, _ in spans) if spans else 0.0
 
     @property
     def rates(self) -> str:
@@ -246,7 +250,7 @@ class Trace:
 
     @property
     def num_decodes(self) -> int:
-        """Decodes run, one output token each; a beam search counts once for all its beams.
+        """Decodes run, one output token each.
 
         A request's first output token belongs to its prefill.
         """
@@ -273,7 +277,8 @@ class Trace:
     def span(self) -> tuple[float, float]:
         """The first arrival, and the last token, of the useful requests."""
         lives = self.useful()
-        arrivals, ends = [life.arrival for life in lives], [life.tokens[-1] for life in lives]
+        arrivals = [life.arrival for life in lives]
+        ends = [life.tokens[-1] for life in lives]
         return min(arrivals, default=inf), max(ends, default=-inf)
 
     @property
@@ -327,56 +332,10 @@ class Trace:
             found.setdefault(value, Trace(policy=self.policy, guess=self.guess)).lives[own] = life
         for part in found.values():
             for event in ("finished", "preempted", "cancelled"):
-                own = [each for each in getattr(self, event) if each[0] in part.lives]
-                setattr(part, event, own)
+                events = [each for each in getattr(self, event) if each[0] in part.lives]
+                setattr(part, event, events)
         return dict(sorted(found.items()))
 
-    def to_csv(self, path: Path | str, force: bool = False) -> None:
-        """A row for each request that has run, as `Life.row` says; pandas reads it as it is.
-
-        Raises UserError where the file is not ours, without force.
-        """
-        rows, text = [life.row(self.policy) for life in self.lives.values()], StringIO()
-        header = dict.fromkeys([*COLUMNS, *(name for row in rows for name in row)])
-        table = csv.DictWriter(text, header, lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
-        write_file(claim(Path(path), force), text.getvalue())
-
-
-def let_go(trace: Trace) -> None:
-    """Refuse a total of what is gone."""
-    raise UserError("this trace lets go of what has ended: add up the lives that `done` is given")
-
-
-class Passing(Trace):
-    """A trace that lets go of the lives that have ended.
-
-    ended: requests of the last iteration, with their lives. count: of all iterations.
-    """
-
-    useful_tokens = recomputed_tokens = span = throughput = ttfts = tbts = property(let_go)
-
-    def __init__(self, policy: str = ""):
-        super().__init__(policy=policy)
-        self.ended, self.count = [], 0
-
-    def record(
-        self, batch: Batch, start: float, seconds: float, operators: dict[str, float] | None,
-        ended: Sequence[Request], end: float = 0.0,
-    ) -> Iteration:  # fmt: skip
-        iteration = super().record(batch, start, seconds, operators, ended, end)
-        self.count += 1
-        self.ended = [(request, self.lives.pop(request.request_id)) for request in ended]
-        return iteration
-
-
-class Fleeting(Passing):
-    """It lets go of iterations and events, too: its memory does not grow with the run."""
-
-    seconds = num_prefill_tokens = num_decodes = processed = mean_batch_size = property(let_go)
-
-    def record(self, *what: object) -> Iteration:
-        iteration = super().record(*what)
-        self.iterations, self.finished, self.preempted, self.cancelled = [], [], [], []
-        return iteration
+    def rows(self) -> list[dict[str, object]]:
+        """A row for each request that has run, for a table (`command.cli.write_table`)."""
+        return [life.row(self.policy) for life in self.lives.values()]

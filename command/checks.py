@@ -29,7 +29,7 @@ def shown(value: object, as_text: Callable[[object], str] = repr) -> str:
 
 
 # Folders that a file of an older version imports. They are in `more/` now.
-MOVED = re.compile("apart|beam|demo|fast|loading|paged|pipeline|pictures|serving|web")
+MOVED = re.compile("apart|beam|fast|loading|paged|pipeline|pictures|serving|web")
 
 
 def moved(error: BaseException) -> str:
@@ -143,9 +143,24 @@ def check_tags(name: str, tags: dict[str, str]) -> None:
         raise UserError(f"{name} is {shown(tags)}; it must be {allowed}")
 
 
+def tag_number(owner: Any, tag: str, allowed: Range, usual: float = 0.0) -> float:
+    """The number that a tag says, such as "12", "12.0" or "1e2"; `usual` if it is not there or "".
+
+    owner: a Request or a Life. A UserError for anything else, such as "soon" or "nan".
+    """
+    word = owner.tags.get(tag, "")
+    value = allowed.read(word) if word else usual
+    if value is word:
+        allowed.check(f"request {owner.request_id}: the tag {tag}", word)
+    return value
+
+
 def check_stop_ids(name: str, stop_ids: Iterable[int]) -> None:
-    """A UserError unless `stop_ids` is a list, tuple or set of whole numbers."""
+    """A UserError unless `stop_ids` is a list, tuple or set of whole numbers from 0.
+
+    Below 0 are marks that stand in place of a token, such as `batch.BROKEN`.
+    """
     listed = isinstance(stop_ids, list | tuple | set | frozenset)
-    if not listed or not all(type(token) is int for token in stop_ids):
-        allowed = "a list of whole numbers, such as [46]"
+    if not listed or not all(type(token) is int and token >= 0 for token in stop_ids):
+        allowed = "a list of whole numbers, such as [46], from 0"
         raise UserError(f"{name} is {shown(stop_ids)}; it must be {allowed}")

@@ -1,29 +1,32 @@
 """What all commands share: a mistake gives one clear line, and no file of yours is lost."""
 
+import codecs
+import csv
 import io
 import os
 import re
 import signal
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TypeVar
 from unicodedata import category
 
 from command.checks import UserError, shown
 
-if TYPE_CHECKING:
-    from tqdm import tqdm
-
+Item = TypeVar("Item")
 ROOT = Path(__file__).resolve().parents[1]
-PLACES = "", "command", "docs", "experiments", "more/demo", "notebooks"
+PLACES = "", "command", "docs", "experiments", "demo", "notebooks", "tests"
 SCRIPTS = tuple(ROOT / place for place in PLACES)
+BLOCK = 2**20  # bytes of a text file that are read at a time
 HEAD, LONGEST_LINE = 600, 800  # letters of an error: its beginning, and all that is shown
 # The last four are = + - @ of East Asian keyboards.
 FORMULA = re.compile(r"['\s]*[=+\-@\uff1d\uff0b\uff0d\uff20]")
+POINTER = b"version https://git-lfs.github.com/spec/"  # begins what Git has where LFS has the file
 MARK = "made by nano-sarathi"  # in the first bytes of every file that we write
 # How our JSON and Markdown files begin, and the headers of our tables. `is_ours` knows the others.
 BEGINNINGS = (
@@ -101,24 +104,41 @@ def write_file(path: Path | str, content: str | bytes | Callable[[Path], object]
             new.unlink()
 
 
+def refuse_pointer(path: Path | str, head: bytes) -> None:
+    """Raise a UserError if a file that begins so is but the address of another, in Git LFS."""
+    if head.startswith(POINTER):
+        raise UserError(f"{path} is a Git LFS pointer: run `git lfs pull`")
+
+
 def read_text(path: Path | str, most: int) -> str:
-    """A text file in UTF-8, without the mark that some editors put first.
+    """A text file in UTF-8, whole: see `read_blocks`."""
+    return "".join(read_blocks(path, most))
+
+
+def read_blocks(path: Path | str, most: int) -> Iterator[str]:
+    """A text file in UTF-8, block by block, without the mark that some editors put first.
 
     most: bytes that it may have; some devices never end. Raises UserError.
     """
     if not isinstance(path, Path | str):
         raise UserError(f"{shown(path)} is not the name of a file")
+    decoder, left = codecs.getincrementaldecoder("utf-8-sig")(), most
     try:
         with open(path, "rb") as file:
-            data = file.read(most + 1)
-        text = data.decode("utf-8-sig") if len(data) <= most else None
+            while left >= 0 and (data := file.read(BLOCK)):
+                if left == most:  # the first block
+                    refuse_pointer(path, data)
+                left -= len(data)
+                yield decoder.decode(data)
+        decoder.decode(b"", final=left >= 0)
+    except UserError:
+        raise
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     except ValueError as error:  # not UTF-8, or no name of a file
         raise UserError(f"{path}: not a text file in UTF-8 ({error})") from None
-    if text is None:
+    if left < 0:
         raise UserError(f"{path}: more than {most / 1e6:g} MB; give a shorter file")
-    return text
 
 
 def one_line(error: BaseException | str) -> str:
@@ -148,11 +168,26 @@ def as_cell(text: str) -> str:
     return f"'{text}" if FORMULA.match(text) else text
 
 
+def write_table(path: Path | str, rows: Sequence[dict], force: bool = False) -> None:
+    """Rows as a CSV, which pandas reads as it is. Texts are written by `as_cell`.
+
+    Raises UserError where the file is not ours, without force.
+    """
+    text = io.StringIO()
+    header = dict.fromkeys(name for row in rows for name in row)
+    table = csv.DictWriter(text, header, lineterminator="\n")
+    table.writeheader()
+    for row in rows:
+        safe = {name: as_cell(v) if isinstance(v, str) else v for name, v in row.items()}
+        table.writerow(safe)
+    write_file(claim(Path(path), force), text.getvalue())
+
+
 def run_main(main: Callable[[], None]) -> None:
     """Run a script's main. Turn mistakes and outside trouble into an exit status, not a traceback.
 
     a UserError                     a line, status 2
-    an interrupt                    no line, 130
+    an interrupt                    a line, 130
     the reader has gone (`| head`)  no line, 141
     a full disk, no memory          a line, 1
     """
@@ -169,6 +204,7 @@ def run_main(main: Callable[[], None]) -> None:
         main()
         sys.stdout.flush()  # here, where its errors can still be caught
     except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
     except UserError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
@@ -185,15 +221,29 @@ def run_main(main: Callable[[], None]) -> None:
         raise SystemExit(1) from None
 
 
-def progress(items: Iterable, what: str, total: int | None = None) -> "tqdm":
-    """A progress bar that vanishes when it is done; nothing where stderr is no terminal.
+def progress(items: Iterable[Item], what: str, total: int | None = None) -> Iterator[Item]:
+    """These items, and on stderr how many are done: a bar on a terminal with columns, else lines.
 
-    total: how many items there are, where they cannot tell.
+    The bar vanishes when it is done. The first line comes after a second, and the further ones
+    later and later, 10 s apart at most. total: how many items there are, where they cannot tell.
     """
-    from tqdm import tqdm  # not at the top: `begin` must come first, to say what is missing
+    if sys.stderr is None:
+        yield from items
+        return
+    if sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns:
+        from tqdm import tqdm  # not at the top: `begin` must come first, to say what is missing
 
-    quiet = sys.stderr is None or not sys.stderr.isatty()
-    return tqdm(items, what, total, leave=False, dynamic_ncols=True, disable=quiet)
+        yield from tqdm(items, what, total, leave=False, dynamic_ncols=True)
+        return
+    if total is None and isinstance(items, Sized):
+        total = len(items)
+    of, begin = f" of {total}" if total else "", time.monotonic()
+    due = begin + 1
+    for done, item in enumerate(items, 1):
+        yield item
+        if (now := time.monotonic()) >= due:
+            print(f"{what}: {done}{of}, {now - begin:.0f} s", file=sys.stderr, flush=True)
+            due = now + min(now - begin, 10)
 
 
 def begin() -> None:
@@ -217,11 +267,14 @@ def say_what_is_missing(
     if not isinstance(error, ModuleNotFoundError) or not package or ours:
         sys.__excepthook__(kind, error, trace)
         return
-    script = Path(sys.modules["__main__"].__file__).resolve().relative_to(ROOT)
-    target = "live" if script.name == "serve.py" and "--gpu" in sys.argv else "install"
+    main = sys.modules["__main__"]
+    script = Path(main.__file__).resolve().relative_to(ROOT).as_posix()
+    priced = script == "serve.py" and "--gpu" in sys.argv
+    target = "live" if priced else "site" if script == "docs/site.py" else "install"
+    started = f"-m {main.__spec__.name}" if main.__spec__ else script  # as it was started
     print(
         f"error: this Python has no {package}: run 'make {target}' once, then .venv/bin/python"
-        f" {script}; without make: python3 -m venv .venv, activate it, and 'pip install -r"
+        f" {started}; without make: python3 -m venv .venv, activate it, and 'pip install -r"
         " requirements.txt'",
         file=sys.stderr,
     )

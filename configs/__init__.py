@@ -4,10 +4,13 @@ Each is a row of models.py or gpus.py, with its source.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from command.checks import UserError, by_name, check_whole, lookup, shown
 from configs.gpus import GPU, GPUS, LINKS, Link, Nodes, gpu_named  # noqa: F401
 from configs.models import ROWS
+
+DEMO = Path(__file__).resolve().parent.parent / "demo"  # the model that ships with the project
 
 # The operators of a layer, by the paper's names (SARATHI, Sec 2.1).
 OPERATORS = ("preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2", "others")

@@ -72,8 +72,8 @@ FLASH_L40S = {
     "prefill_block": 3.896e-06, "decode_memory": 0.7619, "decode_start": 1.142e-05,
     "decode_block": 3.064e-06,
 }  # fmt: skip
-# Norms and activations of Llama-2-70b, measured one by one on an A100 (experiments/profiles.py of
-# commit 94a0484). Median error on Llama-2-7b: 8.0 %.
+# Norms and activations of Llama-2-70b, measured one by one on an A100 (experiments/fit.py vidur).
+# Median error on Llama-2-7b: 8.0 %.
 VIDUR = {"elementwise": 0.4878, "launch": 2.457e-06}
 EFFICIENCY: dict[tuple[str, str], Efficiency] = {
     ("a6000", "sarathi"): Efficiency(
@@ -82,8 +82,8 @@ EFFICIENCY: dict[tuple[str, str], Efficiency] = {
     ),
     ("a100-80gb", "sarathi_serve"): Efficiency(
         compute=0.762, memory=0.8054, p=2.463, overhead=6.89e-06, **FLASH_A100, **VIDUR,
-        source="experiments/profiles.py of commit 94a0484: Vidur's products of Llama-2-70b, arXiv"
-        " 2405.05465; median error on Llama-2-7b 4.6 %. Attention: vllm's",
+        source="experiments/fit.py: Vidur's products of Llama-2-70b, arXiv 2405.05465; median error"
+        " on Llama-2-7b 4.6 %. Attention: vllm's",
     ),
     ("l20", "td_pipe"): Efficiency(
         compute=0.9194, memory=0.75, p=3.308, overhead=8.038e-06, **FLASH_L40S,
@@ -218,7 +218,7 @@ def constants(gpu: str, software: str, generation: str = "") -> tuple[Efficiency
     """
     lookup(dict.fromkeys(SOFTWARE), software, "software")
     generation = GPUS[gpu].generation if gpu in GPUS else generation
-    owner = owner_of(gpu, software, generation)
+    owner = nearest(gpu, generation, [owner for owner, name in EFFICIENCY if name == software])
     if gpu == owner:
         return EFFICIENCY[gpu, software], ""
     guess = f"{software} was not measured on the {gpu}, which borrows the {owner}'s constants"
@@ -229,9 +229,8 @@ def constants(gpu: str, software: str, generation: str = "") -> tuple[Efficiency
     return EFFICIENCY[owner, software], guess
 
 
-def owner_of(gpu: str, software: str, generation: str) -> str:
-    """The GPU whose constants `constants` takes."""
-    owners = [owner for owner, name in EFFICIENCY if name == software]
+def nearest(gpu: str, generation: str, owners: Sequence[str]) -> str:
+    """The GPU itself if it is one of these owners; else the one of the nearest generation."""
     if gpu in owners:
         return gpu
     # the first of several alike

@@ -16,7 +16,7 @@ from functools import partial
 
 from command.checks import UserError
 from configs import GPU, ModelConfig
-from configs.constants import EFFICIENCY, ENDS, STRANGERS, Efficiency, overlapped, owner_of
+from configs.constants import EFFICIENCY, ENDS, STRANGERS, Efficiency, nearest, overlapped
 
 # of rows that an expert's kernel computes together; it pads the last ones of each expert
 FEWEST_ROWS, MOST_ROWS = 16, 64
@@ -78,14 +78,14 @@ FP8: dict[str, dict[str, float]] = {
 
 
 def experts_and_fp8(
-    model: ModelConfig, gpu: GPU, software: str, tp: int
-) -> tuple[Callable[[int], float] | None, Efficiency | None]:
+    model: ModelConfig, gpu: GPU, software: str, tp: int, others: Efficiency
+) -> tuple[Callable[[int], float] | None, Efficiency | None, str]:
     """tokens -> seconds of the experts of one layer; and constants of products in fp8.
 
-    Each is None for a model that has none.
-
-    A GPU without kernels of its own borrows them, as in `constants`. Raises UserError, with the
-    reason, for what no public kernel prices.
+    Each is None for a model that has none. A GPU without such kernels borrows them, as in
+    `constants`, from the nearest one that has these. The third is "", or a line that says so, if
+    that is not the owner of `others`, the constants of all other kernels. Raises UserError, with
+    the reason, for what no public kernel prices.
     """
     fp8 = model.weights == "fp8"
     if (model.experts or fp8) and software != "vllm":
@@ -103,9 +103,24 @@ def experts_and_fp8(
             f"{model.name} has scales for blocks of {model.weight_block} channels, and with tp {tp}"
             f" a GPU has {model.intermediate // tp} of the FFN: engines refuse that"
         )
-    owner, seconds = owner_of(gpu.name, "vllm", gpu.generation), None
+    seconds, products, borrowed = None, None, {}
     if model.experts:
+        owner = nearest(
+            gpu.name,
+            gpu.generation,
+            [name for name, weights in EXPERTS if weights == model.weights],
+        )
+        borrowed["experts"] = owner
         shape = {"width": model.intermediate // tp, "hidden": model.hidden, "fp8": fp8}
         shape |= {"experts": model.experts, "chosen": model.chosen}
         seconds = partial(EXPERTS[owner, model.weights].seconds, gpu, **shape)
-    return seconds, replace(EFFICIENCY[owner, "vllm"], **FP8[owner]) if fp8 else None
+    if fp8:
+        owner = nearest(gpu.name, gpu.generation, list(FP8))
+        borrowed["fp8 products"] = owner
+        products = replace(EFFICIENCY[owner, "vllm"], **FP8[owner])
+    guesses = [
+        f"no {what} of {software} were measured on the {gpu.name}, which borrows the {owner}'s"
+        for what, owner in borrowed.items()
+        if EFFICIENCY[owner, "vllm"] != others
+    ]
+    return seconds, products, "; ".join(guesses)

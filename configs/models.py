@@ -153,7 +153,7 @@ ROWS: list[dict] = [
     ),
     row(
         name="demo", n_layer=4, n_head=4, n_kv_head=2, hidden=256, intermediate=576,
-        vocab_size=1024, max_length=1024, tied=True, source="ours: trained by more/demo/train.py",
+        vocab_size=1024, max_length=1024, tied=True, source="ours: trained by demo/train.py",
     ),
 ]  # fmt: skip
 

@@ -9,6 +9,7 @@
     python -m course grade DIR      for instructors: all submissions of a folder or a zip
     python -m course page           the exercises for a browser, in a folder: build/exercises
     python -m course slides         for instructors: the lecture's pictures, large: build/slides/
+    python -m course prove          that chunks are the full prefill, for all lengths
     python -m course plant 12       for instructors: a wrong solution, to see what its check says
 
 Exercises: 1 to 13, hunt, final. `make check E=6` does the same.
@@ -135,7 +136,7 @@ def parsed() -> argparse.Namespace:
     parser = Parser("python -m course", description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    names = "start doctor submit check hint picture plant grade page slides"
+    names = "start doctor submit check hint picture plant grade page slides prove"
     subs = {name: commands.add_parser(name) for name in names.split()}
     for name in ("check", "hint", "picture"):
         subs[name].add_argument("exercise", help="1 to 13, hunt or final")
@@ -190,6 +191,13 @@ def main() -> None:
             print("without npm's packages (make browser), the editor is a plain text field")
         at = "http://localhost:8000"
         print(f"to look: python -m http.server --directory {options.out}, then {at}")
+    elif options.command == "prove":
+        try:
+            from course.prove import prove
+        except ModuleNotFoundError as error:
+            package = "z3-solver" if error.name == "z3" else error.name
+            raise UserError(f"prove needs {error.name}: pip install {package}") from None
+        prove()
     else:
         try:
             from course.slides import slides  # all figures are slow to load

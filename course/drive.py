@@ -317,28 +317,25 @@ class StudentMemory(Memory):
     def fits(self, newcomer: Request) -> bool:
         return self.ask("fits", list(newcomer.tokens(0, newcomer.prefill_length)))
 
-    def holds(self, more: int) -> bool:
-        return more <= len(self.blocks.free)
-
-    def next_tokens(self, requests: Sequence[Request]) -> int:
-        return sum(map(self.is_full, requests))
+    def holds(self, decodes: Sequence[Request], newcomer: None = None) -> bool:
+        return sum(map(self.is_full, decodes)) <= len(self.blocks.free)
 
     def is_full(self, request: Request) -> bool:
         return request.context == len(self.tables[request.request_id]) * self.blocks.size
 
-    def take(self, newcomer: Request) -> int:
+    def take(self, newcomer: Request) -> None:
         tokens, i = list(newcomer.tokens(0, newcomer.prefill_length)), newcomer.request_id
         hits, table = (list(self.ask(name, tokens)) for name in ("hits", "allocate"))
         self.note("allocate", i, hits, list(table))
         self.tables[i], self.cached[i] = table, tokens[: len(hits) * self.blocks.size]
         self.check(table, len(tokens), self.cached[i] != tokens)
         self.model.feed(i, self.cached[i])
-        return len(self.cached[i])
+        newcomer.prefilled = newcomer.context = len(self.cached[i])
 
     def grow(self, decodes: Sequence[Request]) -> None:
         for request in filter(self.is_full, decodes):
             table = self.tables[request.request_id]
-            self.check(table, request.context, self.holds(1))
+            self.check(table, request.context, len(self.blocks.free) > 0)
             table.append(self.blocks.take())
             self.note("take", request.request_id, table[-1])
             self.check(table, request.context + 1)

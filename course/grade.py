@@ -27,7 +27,7 @@ from io import StringIO
 from pathlib import Path
 
 from command.checks import UserError
-from command.cli import ROOT, as_cell, claim, write_file
+from command.cli import ROOT, as_cell, claim, progress, write_file
 from course.check.frame import examine, lines
 from course.exercises import ENDLESS, EXERCISES, STUBS, UNLOADED, AnswerError, Exercise, read_answer
 from course.feedback import Grade, harmless, results_json, rubric, write_feedback
@@ -232,7 +232,8 @@ def grade(
     start, homes = time.perf_counter(), Path(tempfile.mkdtemp(prefix="nano-sarathi-grade-"))
     pool = ThreadPoolExecutor(WORKERS)
     try:
-        grades = list(pool.map(partial(graded, keys=points, seed=seed, place=homes), handed))
+        done = pool.map(partial(graded, keys=points, seed=seed, place=homes), handed)
+        grades = list(progress(done, "grading", len(handed)))
     except KeyboardInterrupt:  # nobody waits for the submissions under way: they end with us
         shutil.rmtree(homes, ignore_errors=True)
         os._exit(130)

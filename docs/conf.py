@@ -22,8 +22,8 @@ project = html_title = "nano-sarathi"
 extensions = ["myst_nb"]
 root_doc = "README"
 include_patterns = [
-    "README.md", "CONTRIBUTING.md", "docs/*.md", "notebooks/[0-9]*.ipynb", "course/*.md",
-    "course/instructor/*.md", "examples/README.md", "more/README.md", "more/demo/README.md",
+    "README.md", "docs/*.md", "notebooks/[0-9]*.ipynb", "course/*.md",
+    "course/instructor/*.md", "examples/README.md", "more/README.md", "demo/README.md",
     "results/fidelity.md",
 ]  # fmt: skip
 exclude_patterns = [".*", "build"]
@@ -77,8 +77,7 @@ docs/*
 results/fidelity
 examples/README
 more/README
-more/demo/README
-CONTRIBUTING
+demo/README
 ```
 """
 

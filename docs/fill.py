@@ -15,10 +15,12 @@ If anything cannot be filled, nothing is written, and one line names it.
 import json
 import re
 import textwrap
+import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from functools import cache
 from io import StringIO
+from pathlib import Path
 from string import Formatter
 
 from command.checks import UserError, lookup
@@ -28,6 +30,7 @@ from course.exercises import LESSONS
 from experiments import bench, beside_benchmarks, fidelity, studies, validate
 from experiments.lib import common, holes
 from experiments.lib.rows import Rows, read_rows
+from more.web.schemas import IDLE
 
 WIDTH = 100
 NUMBER = r"[+-]?\d+(?:[.,]\d+)*"
@@ -103,19 +106,29 @@ def quoted(name: str) -> dict[str, Mapping]:
     return {**holes.sources(results(name)), "derived": derived()}
 
 
+def lines_of(folder: Path) -> int:
+    """Of all Python files but those of installed packages."""
+    files = [path.relative_to(folder) for path in folder.rglob("*.py")]
+    own = [file for file in files if not {".venv", "build"}.intersection(file.parts)]
+    return sum((folder / file).read_bytes().count(b"\n") for file in own)
+
+
 @cache
 def derived() -> dict[str, float]:
     """Numbers of the code, and of other files than those of results/."""
-    demo = json.loads((ROOT / "more" / "demo" / "metrics.json").read_text(encoding="utf-8"))
+    demo = json.loads((ROOT / "demo" / "metrics.json").read_text(encoding="utf-8"))
     text = (ROOT / "README.md").read_text("utf-8")
     core = re.findall(r"^\| \[`(\w+\.py)`\]", text, re.MULTILINE)[:9]
+    paper = common.paper_numbers()
     assert len(core) == 9, "the core is the first nine files of the README's map"
     return {
+        "lines of all, to 5,000": 5000 * round(lines_of(ROOT) / 5000),
         "lines of the core": sum(len((ROOT / name).read_bytes().splitlines()) for name in core),
         "held-out loss": demo["held_out_nats_per_token"],
         "unigram loss": demo["unigram_nats_per_token"],
+        "vLLM, TP8 over PP": paper["ss_falcon_strict_vllm_pp"] / paper["ss_falcon_strict_vllm_tp8"],
         "numbers of benchmarks.csv": len(beside_benchmarks.benchmarks()),
-    }
+    } | fidelity.largest_batches()
 
 
 # ----------------------------------------------------------------------------------------- blocks
@@ -193,6 +206,16 @@ def lessons(_: str) -> str:
     return "\n".join(rows)
 
 
+def idle(_: str) -> str:
+    """What changes nothing, of the parameters that the server does not have."""
+    lines = ["| of | what changes nothing |", "|---|---|"]
+    for place, parameters in IDLE.items():
+        pairs = [(name, each) for name, values in parameters.items() for each in values or [None]]
+        told = ", ".join(f"`{json.dumps(name)}: {json.dumps(value)}`" for name, value in pairs)
+        lines.append(f"| {place} | {told} |")
+    return "\n".join(lines)
+
+
 def shapes(names: str) -> str:
     """NAME ...: of what studies claim, the comparisons that hold where this machine measured."""
     lines = ["| the paper's shape | figure | comparisons that hold |", "|---|---|---|"]
@@ -226,16 +249,28 @@ def gpu_day(kind: str) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def without_torch(_: str) -> str:
+    """The item of a list: targets and commands of docs/without_torch.toml."""
+    listed = tomllib.loads((ROOT / "docs" / "without_torch.toml").read_text(encoding="utf-8"))
+    names = [*(f"make {name}" for name in listed["targets"]), *listed["commands"]]
+    *others, last = [f"`{name}`" for name in names]
+    text = f"- **Without torch**: {', '.join(others)} and {last}. Of these, only exercises E2 to E4"
+    text += " and Fig 6 need it; without it, `make figures` leaves Fig 6 out."
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ")
+
+
 BLOCKS: dict[str, Callable[[str], str]] = {
     "bench": lambda title: below(title, printed(bench.print_found, results("bench").newest())),
     "report": report,
     "published": published,
     "flags": lambda _: markdown(),
     "gpu": gpu_day,
+    "idle": idle,
     "lessons": lessons,
     "fidelity": summary,
     "plan": plan_printed,
     "shapes": shapes,
+    "without-torch": without_torch,
     "validate": lambda name: below("Absolute error", printed(validate.print_errors, results(name))),
 }
 

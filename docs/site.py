@@ -72,8 +72,9 @@ def main() -> None:
     try:
         from sphinx.cmd.build import main as sphinx  # only the site needs it, and it is slow
     except ModuleNotFoundError as error:
-        raise UserError(f"no {error.name}: pip install -e '.[site]'") from None
+        raise UserError(f"no {error.name}: make site, or pip install -e '.[site]'") from None
     write_gallery()
+    print("Sphinx makes the pages; it takes about half a minute", flush=True)
     cache = ROOT / "build" / "doctrees"
     strict = ["--fail-on-warning", "--keep-going", "--quiet", "--jobs", "auto"]
     if status := sphinx(

@@ -1,17 +1,20 @@
 """Priority classes: of the waiting requests, those of the most urgent class are next.
 
-A request's class is its tag `priority`, a whole number: 0, where there is no tag, is the most
-urgent. If the cache is full, the newest request of the least urgent class is preempted.
+A request's class is its tag `priority`, a number: the smallest is the most urgent. Without a tag,
+it is 0. If the cache is full, the newest request of the least urgent class is preempted.
 """
 
 from collections import deque
 
 from batch import Batch, Request
+from command.checks import Range, tag_number
 from scheduler import SarathiServe
+
+CLASSES = Range(-(2.0**63), 2.0**63, whole=False)
 
 
 class Priority(SarathiServe):
-    name = "priority"
+    name, reads = "priority", {"priority": CLASSES}  # so a wrong tag is refused when it arrives
 
     def schedule(self, now: float) -> Batch | None:
         # sorting is stable: first come, first served in a class
@@ -26,9 +29,5 @@ class Priority(SarathiServe):
             request = max(reversed(self.running), key=self.rank)
         return super().preempt(request)
 
-    def rank(self, request: Request) -> int:
-        try:
-            return int(request.tags.get("priority", 0))
-        except ValueError:
-            found = request.tags["priority"]
-            raise self.broken(f"priority is {found!r}; it must be a whole number") from None
+    def rank(self, request: Request) -> float:
+        return tag_number(request, "priority", CLASSES)

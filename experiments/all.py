@@ -6,6 +6,7 @@ captions.toml. All numbers in them come from the CSV files.
     python experiments/all.py           (or: make figures)
     python experiments/all.py --slow    also the scripts that take long (SLOW)
     python experiments/all.py --page    only the page, from the results that are there
+    python experiments/all.py --quick   few runs of each script, and no page: does all of it work?
 
 Each script runs as a reader would run it, without --measure. Measured rows that results/ already
 holds stay, and are shown. So do the results of SLOW scripts, and of those that only measure.
@@ -133,12 +134,14 @@ def draw_kept(out: Path) -> None:
     """Draw the results that are there without a picture: those of a script that did not run."""
     look.use_style()
     torch = find_spec("torch") is not None
-    for name, study in STUDIES.items():
-        path = out / f"{name}.png"
-        if name in TORCH and not torch:
+    for name, study in common.progress(STUDIES.items(), "drawing"):
+        path = out / f"{name}.csv"
+        if name not in captions() or not path.exists() or (name in TORCH and not torch):
             continue
-        if name in captions() and path.with_suffix(".csv").exists() and not path.exists():
-            look.save_figure(study.picture(read_rows(path.with_suffix(".csv"))), path)
+        if not path.with_suffix(".png").exists():
+            look.save_figure(study.picture(read_rows(path)), path.with_suffix(".png"))
+        if not (out / f"{name}_measured.png").exists():
+            study.draw_measured(path)
 
 
 def title_of(name: str) -> str:
@@ -300,7 +303,10 @@ def main() -> None:
     if failed:
         print("", *failed, sep="\n", file=sys.stderr)
         raise SystemExit(1)
-    write_page(options.out)
+    if options.quick:
+        print("\nno page: its texts quote results that --quick does not compute")
+    else:
+        write_page(options.out)
 
 
 if __name__ == "__main__":

@@ -40,8 +40,7 @@ import torch
 from command.cli import run_main
 from command.flags import Flag
 from configs import MODELS, ModelConfig
-from engine import LLM, SamplingParams
-from experiments.lib.common import print_table
+from experiments.lib.common import print_table, progress
 from experiments.lib.engines import median_row
 from experiments.lib.flags import start
 from experiments.lib.measuring import hardware_of
@@ -51,6 +50,7 @@ from kvcache import KVCache
 from more.loading.device import choose_dtype
 from more.paged.blocks import BLOCK_SIZE, Blocks
 from more.paged.cache import make_cache
+from nano_sarathi import LLM, SamplingParams
 
 NAME, CPU = "bench", torch.device("cpu")
 SMALL = ("1x64+32", "2x128+24", "8x64+24", "4x512+16", "1x1024+1")  # requests x prompt + outputs
@@ -181,7 +181,7 @@ def compare(work: Work, engines: Mapping[str, Engine], repeats: int) -> list[Row
     """Run the engines in alternation, ours in slots first: a row of each."""
     turns: dict[str, list[Row]] = {name: [] for name in engines}
     first_tokens: dict[str, list[int]] = {}
-    for _ in range(repeats):
+    for _ in progress(range(repeats), "measuring"):
         for name, engine in engines.items():
             time.sleep(REST if len(engines) > 1 else 0)
             answer = engine.ask(work)

@@ -31,7 +31,6 @@ from command.cli import claim, run_main
 from command.flags import Flag
 from configs import GPU
 from costmodel import make_batch
-from engine import LLM
 from experiments.lib.common import ROOT, commit, print_table, progress
 from experiments.lib.flags import MEASURE, ScriptParser
 from experiments.lib.measuring import batch_runner, device_for, hardware_of
@@ -46,6 +45,7 @@ from more.serving.calibration import (
     Calibration,
     Curve,
 )
+from nano_sarathi import LLM
 
 # prompts from token 0
 TOKENS = (

@@ -8,8 +8,9 @@
 Orca's worst and best case are workloads, not policies (Sec 5.2). Worst: all requests start and end
 together. No prefill ever meets a decode, and Orca is the baseline. Best: requests are staggered, so
 that each whole prompt rides with the decodes of the others. (a) over lengths, where P:D is balanced
-(`balance` in more/serving/steady.py); (b) over P:D, at L = 1K. All gains are those of a steady
-state over the baseline's (see fig9.py).
+(`balance` in more/serving/steady.py); (b) over P:D, at L = 1K. The paper says at which P:D SARATHI
+peaks (Sec 5.1.3), and of Orca only "a much higher P:D": its peak is a level line. LLaMA-33B's stars
+are Table 4's. All gains are those of a steady state over the baseline's (see fig9.py).
 """
 
 import enter  # noqa: F401
@@ -27,23 +28,28 @@ from experiments.lib.rows import Rows
 from experiments.lib.study import Panel, Study
 from more.serving.steady import Workload, balance, split
 
-C, L = 256, 1024  # C of panel (a), L of panel (b)
+BALANCED, L = 256, 1024  # C of panel (a), L of panel (b)
 
 
 def gain_of(
-    engine: Engine, L: int, B: int, PD: float, policy: str, start: str = "", C: int = 1,
-    panel: str = "",
+    engine: Engine, L: int, B: int, policy: str, PD: float | None = None, start: str = "",
+    C: int = 1, panel: str = "",
 ) -> dict[str, float]:  # fmt: skip
-    """Throughput over the baseline's. start: "staggered" requests, or all together."""
-    work = Workload(L, B, PD, staggered=start == "staggered")
+    """Throughput over the baseline's. start: "staggered" requests, or all together.
+
+    PD: None: where it is balanced for the chunks of panel (a). So says the paper, without a number.
+    """
+    work = Workload(L, B, PD or balance(BALANCED, B), staggered=start == "staggered")
     return {"gain": gain(engine, work, policy, C)}
 
 
 def contenders(
-    L: int, B: int, PD: float, sizes: Sequence[int], more: Sequence[str] | None, **panel: str
+    L: int, B: int, sizes: Sequence[int], more: Sequence[str] | None, **place: object
 ) -> Cases:
-    """What runs against the baseline on these lengths. more: policies beside SARATHI."""
-    shape = {**panel, "L": L, "B": B, "PD": PD}
+    """What runs against the baseline on these lengths. more: policies beside SARATHI. place: panel
+    and P:D.
+    """
+    shape = {**place, "L": L, "B": B}
     orca = cases(**shape, policy="orca", start=("together", "staggered"))
     return orca + cases(**shape, policy=list(dict.fromkeys(["sarathi", *(more or ())])), C=sizes)
 
@@ -53,14 +59,14 @@ def predicted(sizes: Mapping[int, int], quick: bool, policy: Sequence[str] | Non
     over_length = [
         case
         for length, B in sizes.items()
-        for case in contenders(length, B, balance(C, B), (C,), policy, panel="a")
+        for case in contenders(length, B, (BALANCED,), policy, panel="a")
     ]
     count, B = 5 if quick else 33, sizes[L]
     places = ratios(B, count, (256, 512, L))  # the last peak is best-case Orca's
     over_ratio = [
         case
         for prompt, decodes in sorted({split(L, ratio) for ratio in places})
-        for case in contenders(L, B, prompt / decodes, (256, 512), policy, panel="b")
+        for case in contenders(L, B, (256, 512), policy, panel="b", PD=prompt / decodes)
         if case.get("start") != "together"  # the baseline by another name
     ]
     return over_length + over_ratio
@@ -78,7 +84,7 @@ def sweeps(
         return [
             case
             for place in splits
-            for case in contenders(length, size, place[0] / place[1], chunks, policy)
+            for case in contenders(length, size, chunks, policy, PD=place[0] / place[1])
             if case.get("start") != "together" or place == splits[0]  # once: it is the baseline
         ]
 
@@ -99,10 +105,15 @@ OVER_RATIO = Panel(
 
 
 def peaks(rows: Rows) -> None:
-    """The largest gain of each curve of panel (b)."""
+    """The largest gain of each curve of panel (b); Orca's also without its place."""
     for own in rows.by("model", "hardware").values():
         for curve in OVER_RATIO.series(own).values():
-            rows.append(max(curve, key=lambda row: row["gain"]) | {"which": "peak"})
+            peak = max(curve, key=lambda row: row["gain"])
+            rows.append(peak | {"which": "peak"})
+            if peak["policy"] == "orca":
+                rows.append(
+                    {key: y for key, y in peak.items() if key != "PD"} | {"which": "largest"}
+                )
 
 
 def orca_between(rows: Rows) -> list[Finding]:
@@ -113,7 +124,7 @@ def orca_between(rows: Rows) -> list[Finding]:
         best = max(rows.where(policy="sarathi", **place).column("gain"))
         values = f"baseline 1, orca at its best {row['gain']:.3g}, sarathi {best:.3g}"
         holds = [row["gain"] > 1, best > row["gain"]]
-        findings.append(Finding(f"P:D = {row['PD']:.3g}", values, holds))
+        findings.append(Finding(", ".join(words(row, ("L", "B", "PD"))), values, holds))
     return findings
 
 
@@ -139,7 +150,7 @@ STUDY = Study(
     title="SARATHI Fig 11: Orca's worst and best case, and SARATHI",
     panels=[
         Panel("L", "gain", LINE, facet="model", where={"panel": "a"},
-              title=f"(a) balanced for C = {C}", rule=1),
+              title=f"(a) balanced for C = {BALANCED}", rule=1),
         OVER_RATIO,
         replace(OVER_RATIO, facet=("L", "B"), where={"panel": None}, title=""),
     ],
@@ -151,9 +162,11 @@ STUDY = Study(
             for k in (1, 2, 3)
             for number, on in ((f"f11a_sarathi_{k}k", LLAMA_13B), (f"t4_33b_{k}k_total", LLAMA_33B))
         },
-        "f11b_orca": ("gain", LLAMA_13B | {"which": "peak", "start": "staggered"}),
-        "f11b_c256": ("gain", LLAMA_13B | {"which": "peak", "policy": "sarathi", "C": 256}),
-        "f11b_c512": ("gain", LLAMA_13B | {"which": "peak", "policy": "sarathi", "C": 512}),
+        "f11b_orca": ("gain", LLAMA_13B | {"which": "largest", "start": "staggered"}),
+        "f11b_c256": ("gain", LLAMA_13B | {"which": "peak", "policy": "sarathi", "C": 256},
+                     {"PD": 14}),
+        "f11b_c512": ("gain", LLAMA_13B | {"which": "peak", "policy": "sarathi", "C": 512},
+                     {"PD": 28}),
     },
     derive=peaks,
     claims=[

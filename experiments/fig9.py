@@ -16,16 +16,14 @@ What it draws: the gain against P:D. Each model and each L has a panel, each C a
 paper's points are stars. A line peaks where the chunks carry all decodes and none is left over. A
 prompt makes P / (C - (B-1)) chunks, and each carries B - 1 decodes: all D of them at P:D =
 C/(B-1) - 1, the dotted lines. The paper counts P/C chunks, and has C/(B-1). Left of a peak, decodes
-run out of chunks; right of it, chunks run out of decodes. What was measured has a picture of its
-own, fig9.measured.png.
+run out of chunks; right of it, chunks run out of decodes. LLaMA-33B's stars are Table 4's: the
+paper's Fig 9 has LLaMA-13B alone.
 """
 
 import enter  # noqa: F401
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 
@@ -33,8 +31,8 @@ from experiments.lib import look
 from experiments.lib.claims import Claim, curves, peaks_at
 from experiments.lib.engines import LLAMA_13B, LLAMA_33B, Cases, Engine, Sweep, gain, setups
 from experiments.lib.flags import POLICIES, PRICED
-from experiments.lib.rows import Row, Rows, print_rows, read_rows, with_paper
-from experiments.lib.study import Panel, Study, draw_panels
+from experiments.lib.rows import Row, Rows, print_rows, with_paper
+from experiments.lib.study import Panel, Study
 from more.serving.steady import Workload, balance, split
 
 CHUNK_SIZES = (128, 256, 512)
@@ -131,19 +129,12 @@ def draw_rule(axes: plt.Axes, rows: Rows) -> None:
     axes.plot([], [], ":", color="black", label="P:D = C/(B-1) - 1")
 
 
-def draw_measured(path: Path) -> None:
-    """A picture of what was measured, if anything was."""
-    if rows := read_rows(path.with_suffix("").with_suffix(".csv")).where(source="measured"):
-        look.save_figure(draw_panels(rows, [PANEL], "SARATHI Fig 9, on this machine"), path)
-
-
 PANEL = Panel("PD", "gain", ("policy", "C"), facet=("model", "L", "B"), rule=1, log="x",
               star="at P:D", colours=look.CHUNKS, also=draw_rule)  # fmt: skip
 STUDY = Study(
     "fig9", __doc__, sweeps, title="SARATHI Fig 9: throughput over the baseline's",
     units={"gain": "x", "at P:D": "prompt tokens per decode", "median gain": "%"},
-    panels=[replace(PANEL, where={"source": ("predicted", "paper")})], columns=3, derive=peaks,
-    shown=None, report=report, measure=True, repeats=3, more={".measured.png": draw_measured},
+    panels=[PANEL], columns=3, derive=peaks, shown=None, report=report, measure=True, repeats=3,
     paper={name: ("gain", on | {"L": L, "C": C, "which": "peak", "policy": None}, {"at P:D": PD})
            for name, (on, L, C, PD) in PAPER.items()}
     | {"f9_broad": ("median gain", LLAMA_13B)},

@@ -1,7 +1,8 @@
 """Prints the cost model's constants of configs/constants.py, and how far off they are.
 
-    python experiments/fit.py                 all fits
-    python experiments/fit.py a6000           SARATHI's, l20: TD-Pipe's, vllm: today's vLLM's
+    python experiments/fit.py               all that follow: minutes
+    python experiments/fit.py a6000         SARATHI's; l20: TD-Pipe's; vllm: today's vLLM's
+    python experiments/fit.py vidur         Sarathi-Serve's, and norms; law: see below
 
 What is off is a log ratio, so that 5 % of a short time weighs as much as 5 % of a long one.
 
@@ -13,6 +14,11 @@ l20     Whole iterations of LLaMA-13B, of TD-Pipe's artefact (github.com/MLSysU/
 vllm    Measured kernels on an A100, H100, L40S and RTX 4090: vllm_kernels.csv. Half of the shapes
         are fitted, and the other half tested; they alternate as on a chessboard. Norms, activations
         and the like: Vidur's A100. Experts, and products in fp8: configs/experts.py.
+vidur   Operators of one layer of Llama-2-70b on an A100, from Vidur's public profiles (arXiv
+        2405.05465): vidur_a100.csv. Those of Llama-2-7b test.
+law     The numbers that hold for all GPUs (costmodel.py). With each value in turn, constants are
+        fitted again to half of vllm_kernels.csv; the other half, which is tested, chooses. The
+        table also says what the fitted half would choose. A minute.
 """
 
 import enter  # noqa: F401
@@ -24,7 +30,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from itertools import combinations, pairwise
 from typing import NamedTuple
+from unittest.mock import patch
 
+import costmodel
 from batch import Batch
 from command.cli import run_main
 from command.flags import OneOf
@@ -188,6 +196,56 @@ def on_an_l20(efficiency: Efficiency, sizes: Iterable[int]) -> list[float]:
     """The same by the cost model."""
     cost = CostModel(MODELS["llama-13b"], GPUS["l20"], efficiency)
     return [1e3 * cost.seconds(prefill(rows)) for rows in sizes]
+
+
+class Layer(NamedTuple):
+    """A measurement of Vidur's: one layer of a model on `tp` GPUs."""
+
+    model: str
+    tp: int
+    tokens: int
+    line: int  # of the file: some sizes are measured twice, and count twice
+
+
+ONE_LAYER = {
+    "llama2-70b": replace(MODELS["llama2-70b"], n_layer=1),
+    "llama2-7b": ModelConfig("llama2-7b", 1, 32, 4096, 11008, 32000, 4096),
+}
+SMALL = 5  # kernels that `norms` counts
+
+
+@cache
+def layers(model: str, kernels: str) -> dict[Layer, float]:
+    """Seconds of a layer's kernels together: "products" or "norms"."""
+    table = enumerate(read_table(ROOT / "experiments" / "vidur_a100.csv"))
+    return {
+        Layer(model, int(row["gpus"]), int(row["tokens"]), line): 1e-3 * float(row[kernels])
+        for line, row in table
+        if row["model"] == model
+    }
+
+
+def products(efficiency: Efficiency, names: Collection[Layer]) -> list[float]:
+    """Seconds of a layer's four products by the cost model."""
+    gpu = GPUS["a100-80gb"]
+    shapes = {each[:2] for each in names}
+    costs = {(name, tp): CostModel(ONE_LAYER[name], gpu, efficiency, tp=tp) for name, tp in shapes}
+    return [sum(costs[each[:2]].linears(each.tokens).values()) for each in names]
+
+
+def norms(efficiency: Efficiency, names: Iterable[Layer]) -> list[float]:
+    """Seconds of two norms, a sum of two, the activation, and rotary positions."""
+    rate = GPUS["a100-80gb"].bandwidth * efficiency.elementwise
+    seconds = []
+    for name, tp, tokens, _ in names:
+        model = ONE_LAYER[name]
+        values = (2 * 2 + 3) * model.hidden  # read and written for each token
+        values += (
+            3 * model.intermediate + 2 * (model.n_head + model.n_kv_head) * model.head_dim
+        ) / tp
+        moving = 2 * tokens * values / rate
+        seconds.append(SMALL * efficiency.launch + moving)
+    return seconds
 
 
 KERNELS = ROOT / "experiments" / "vllm_kernels.csv"
@@ -410,6 +468,34 @@ def borrowed_errors() -> dict[str, list[float]]:
     return {software: list(L20.errors(own).values()) for software, own in found.items()}
 
 
+def fit_vidur() -> Found:
+    found = replace(
+        EFFICIENCY["a100-80gb", "sarathi_serve"], compute=0.7739, memory=0.7483, p=2.1587,
+        overhead=1e-6, elementwise=0.5, launch=2e-6,
+    )  # fmt: skip
+    rows, medians = [], []
+    for what, law, names, power in (
+        ("products", products, ("compute", "memory", "p", "overhead"), 2),
+        ("norms", norms, ("elementwise", "launch"), 1),
+    ):
+        every, tested = (layers(model, what) for model in ONE_LAYER)
+        fitted = dict([*every.items()][::4] if power == 2 else every)  # enough of them
+        found = rounded(Fit(names, found, lambda own=fitted: own, law, power, 1e-3).search())
+        cells = [summary(percent(law(found, each), each.values())) for each in (every, tested)]
+        rows.append([what, len(tested), *cells[0], *cells[1]])
+        medians.append(cells[1][0])
+    header = ["", "tested", "fitted: median", "p90", "signed", "tested: median", "p90", "signed"]
+    print_table(header, rows, "Llama-2-70b on an A100, tested on Llama-2-7b")
+    source = (
+        "experiments/fit.py: Vidur's products of Llama-2-70b, arXiv 2405.05465; median error on"
+        f" Llama-2-7b {medians[0]}. Attention: vllm's"
+    )
+    moved = {name: getattr(found, name) for name in VIDUR}
+    return efficiency_found("a100-80gb", "sarathi_serve", replace(found, source=source)) | {
+        "VIDUR": (moved, VIDUR)
+    }
+
+
 LEAST_TOKENS = 64  # fewer are not tested
 
 
@@ -497,12 +583,52 @@ def fit_vllm() -> Found:
     return found
 
 
+# Numbers of costmodel.py that hold for all GPUs: the values that we tried, and whose kernels they
+# move. ATTENTION_P = 20: a sharp corner. DIAGONAL = 1: nothing is computed in vain.
+LAW = {
+    "ENDS": ((0, 64, 128, 256), ("product",)),
+    "ATTENTION_P": ((1.0, 1.25, 1.5, 2.0, 20.0), ("prefill", "decode")),
+    "DIAGONAL": ((1, 64, 128), ("prefill", "decode")),
+}
+
+
+def fit_law() -> Found:
+    """The values with the least error on the half that is tested; it prints that of both halves."""
+    rows, found = [], {}
+    for name, (values, kinds) in LAW.items():
+        held, tested = getattr(costmodel, name), {}
+        for value in progress(values, name):
+            with patch.object(costmodel, name, value):
+                halves = zip(*(law_errors(gpu, kinds) for gpu in CHOSEN), strict=True)
+                means = [statistics.mean(own) for own in halves]
+            tested[value] = means[1]
+            taken = "taken" if value == held else ""
+            rows.append([name, f"{value:g}", *(f"{mean:.2f}" for mean in means), taken])
+        found[name] = min(tested, key=tested.get), held
+    header = ["number", "value", "fitted", "tested", ""]
+    print_table(header, rows, "Mean over GPUs of median errors, %")
+    return found
+
+
+def law_errors(gpu: str, kinds: tuple[str, ...]) -> tuple[float, float]:
+    """Median errors in % of both halves, all of one kind together, after a new fit."""
+    names = [each for each in MOVING[kinds] if each not in CHOSEN[gpu]]
+    found = kernels_fit(gpu, kinds, names, replace(START, **CHOSEN[gpu]))
+    halves = zip(*(kernels_of(gpu)[kind] for kind in kinds), strict=True)
+    return tuple(
+        statistics.median(abs(e) for own in half for e in errors_of(large(own), found, {}))
+        for half in halves
+    )
+
+
 # -------------------------------------------------------------------------------------- the command
 
 FITS = {
     "a6000": ("SARATHI Table 2 and Fig 7", fit_a6000),
     "l20": ("iterations of LLaMA-13B on an L20", fit_l20),
+    "vidur": ("Vidur's operators of an A100", fit_vidur),
     "vllm": ("measured kernels of today's vLLM", fit_vllm),
+    "law": ("the fitted half of today's kernels", fit_law),
 }
 
 
@@ -516,7 +642,7 @@ def main() -> None:
         what, run = FITS[name]
         print(f"\nFitted on {what}:\n")
         found = run()
-        print("\nIn configs/constants.py (EXPERTS, FP8: experts.py):\n")
+        print("\nIn configs/constants.py (EXPERTS, FP8: experts.py; the law: costmodel.py):\n")
         for place, (value, held) in found.items():
             print(f"{place} = {value}\n")
             if repr(value) != repr(held):

@@ -40,7 +40,6 @@ from command.cli import run_main
 from command.flags import Flag
 from configs import GPUS, gpu_named
 from costmodel import CostModel, make_batch
-from engine import LLM, SamplingParams
 from experiments.lib.colours import COLOURS
 from experiments.lib.common import ROOT, set_wide
 from experiments.lib.flags import ScriptParser
@@ -50,6 +49,7 @@ from experiments.lib.study import Panel, draw_panels, finish
 from more.fast import cuda
 from more.fast.graphs import copy_rate
 from more.fast.kernels import report
+from nano_sarathi import LLM, SamplingParams
 
 MODEL_FOR = {56e9: "llama-13b", 22e9: "llama3.1-8b", 0: "llama3.2-3b"}  # from so many bytes on
 WAY = "back", "small", "graphs", "start", "riders"  # small: whose small operators

@@ -32,8 +32,8 @@ from more.paged.blocks import BlockMemory
 from more.paged.prompts import Parts, shared
 from more.serving.capacity import MAX_BATCH_SIZE, Deployment, median_ttft
 from more.serving.traffic import at_rate, poisson, read_trace
+from more.simulate import CostExecutor, simulate
 from scheduler import make_scheduler
-from simulate import CostExecutor, simulate
 from timeline import Trace
 
 PROMPT, OUTPUT, BLOCK = 1024, 64, 16  # tokens

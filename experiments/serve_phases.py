@@ -1,11 +1,13 @@
-"""Sarathi-Serve, Fig 3 and 4: throughput of prefill and decode, and what their time goes to.
+"""Sarathi-Serve, Fig 3, 4, 5 and 6: throughput of prefill and decode, and what their time goes to.
 
-    python experiments/serve_phases.py      predicted for Mistral-7B on an A100, and for Yi-34B on
-                                            two; seconds, no GPU needed
+    python experiments/serve_phases.py      predicted for Mistral-7B on an A100, Yi-34B on two, and
+                                            LLaMA2-70B on four; seconds, no GPU needed
 
 One prompt fills the GPU, so a larger batch of prompts is hardly faster. A decode-only batch reads
 all weights for B tokens, so its throughput grows with B. In both, most of the time goes to the
-linear operators.
+linear operators. These read their weights once for all tokens of a batch: more tokens do more FLOPs
+per byte (Fig 5), and up to the knee they cost hardly more than one (Fig 6). The paper sees the knee
+at 500 to 600 tokens. Ours is where the line of large batches reaches the cost of one token.
 
 Sarathi-Serve's artefact has the times of whole iterations of Yi-34B on two A100s: the stars of the
 second row. We price the GPU's work alone. The difference is what the software of that time took
@@ -14,6 +16,8 @@ and of 128 decodes right. All other iterations with this host are predictions.
 """
 
 import enter  # noqa: F401
+
+import matplotlib.pyplot as plt
 
 from batch import Batch
 from configs.hosts import HOSTS, Host
@@ -28,12 +32,14 @@ from more.serving.capacity import Deployment
 
 # the artefact's machine
 NODE = Deployment("yi-34b", tp=2, gpu="a100-80gb-pcie")
+FOUR = Deployment("llama2-70b", tp=4)  # of Fig 5 and 6
 LENGTH = 1024  # tokens of a prompt in Fig 3, and of a decode's context
 LARGE_SHARE = 80  # %: what the paper states
 # of the artefact's runs (osdi-experiments/figure-2)
 PROMPTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 SHAPES = cases(phase="prefill", L=PROMPTS, B=1) + cases(phase="decode", L=LENGTH, B=BATCH_SIZES)
+TOKENS = (1, 4, 16, 64, 128, 256, 384, 512, 640, 768, 1024, 2048, 4096)  # of a hybrid batch
 FIG_3 = f"(Fig 3) {LENGTH} tokens each"
 MANY_PROMPTS = cases(phase="prefill", L=LENGTH, B=BATCH_SIZES[1:])
 # those whose times we take; its 256 tokens were the first batch of a run, and took longer than 512
@@ -65,6 +71,31 @@ def saturating_tokens(cost: CostModel) -> float:
     """
     low, high, many = (sum(cost.linears(tokens).values()) for tokens in (1, 4096, 8192))
     return low / ((many - high) / 4096)
+
+
+def linears(engine: Deployment, tokens: int) -> dict[str, float]:
+    """Of a hybrid batch: ms of all linear operators, and the FLOPs per byte of a layer's."""
+    cost = engine.cost_model
+    shapes = cost.shapes.values()  # (inputs, outputs) of each product, on one GPU
+    flops = sum(2 * tokens * i * o for i, o in shapes)
+    moved = sum((i * o + tokens * (i + o)) * cost.bytes_per_value for i, o in shapes)
+    ms = 1e3 * sum(cost.linears(tokens).values())
+    return {"linear operators": ms, "intensity": flops / moved}
+
+
+def knee(engine: Deployment) -> dict[str, float]:
+    gpu = engine.cost_model.gpu
+    return {
+        "knee": saturating_tokens(engine.cost_model),
+        "FLOP to bandwidth ratio": gpu.peak / gpu.bandwidth,
+    }
+
+
+def mark_knees(axes: plt.Axes, rows: Rows) -> None:
+    style = {"color": "black", "linewidth": 1.8}
+    axes.axvline(saturating_tokens(FOUR.cost_model), linestyle="--", label="knee: ours", **style)
+    stated = paper_numbers()["ss_knee"]
+    axes.axvline(stated, linestyle=":", label=f"knee: the paper's, from {stated:g}", **style)
 
 
 def iteration(engine: Deployment, phase: str, L: int, B: int) -> dict[str, float]:
@@ -144,6 +175,8 @@ STUDY = Study(
         Sweep(of_artefact, [NODE], SHAPES),
         Sweep(linear_operators, [NODE], cases(batch=list(TABLE_2))),
         Sweep(one_decode, [MISTRAL], [{}]),
+        Sweep(linears, [FOUR], cases(tokens=TOKENS)),
+        Sweep(knee, [FOUR], [{}]),
     ],
     units={
         **dict.fromkeys(("iteration", "with the host"), "ms"),
@@ -153,10 +186,12 @@ STUDY = Study(
         "share of linear": "%",
         "linear operators": "ms",
         "prefill tokens as dear as one decode": "tokens",
+        **dict.fromkeys(("intensity", "FLOP to bandwidth ratio"), "FLOP/B"),
+        "knee": "tokens",
         f"largest prefill with a share of {LARGE_SHARE} %": "tokens",
         f"largest decode with a share of {LARGE_SHARE} %": "requests",
     },
-    title="Sarathi-Serve Fig 3 and 4",
+    title="Sarathi-Serve Fig 3 to 6",
     panels=[
         Panel("B", "throughput", "phase", where={"L": LENGTH}, title=FIG_3, log="xy"),
         *[
@@ -167,10 +202,19 @@ STUDY = Study(
             Panel(key, ("iteration", "with the host"), where=case | {"model": NODE.model}, log="xy")
             for key, case in ONE_BY_ONE.items()
         ],
+        Panel(
+            "tokens", "intensity", where={"model": FOUR.model}, title="(Fig 5)",
+            rule="FLOP to bandwidth ratio", log="xy",
+        ),
+        Panel(
+            "tokens", "linear operators", where={"model": FOUR.model}, title="(Fig 6)", log="xy",
+            also=mark_knees,
+        ),
     ],
-    columns=3,
+    columns=4,
     paper={
         "ss_linear_share": ("share of linear", {"which": "smallest"}),
+        "ss_knee": ("knee", {}),
         "ss_decode_eq_prefill": ("prefill tokens as dear as one decode", {}),
         **{name: ("iteration", {"model": NODE.model, **case}) for name, case in MEASURED.items()},
         **{f"ss_yi_linear_{name}": ("linear operators", {"batch": name}) for name in TABLE_2},
@@ -180,9 +224,10 @@ STUDY = Study(
     claims=[
         Claim("one prompt fills the GPU", flat("throughput", "B", phase="prefill", L=LENGTH)),
         Claim("decodes need a large batch", rises("throughput", "B", phase="decode")),
+        Claim("more tokens do more FLOPs per byte", rises("intensity", "tokens")),
     ],
-    shown=lambda row, name: name in PRINTED or "which" in row or "L" not in row,
-)
+    shown=lambda row, name: name in PRINTED or not {"L", "tokens"} & row.keys(),
+)  # fmt: skip
 
 if __name__ == "__main__":
     STUDY.main()

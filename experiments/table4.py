@@ -71,8 +71,8 @@ STUDY = Study(
         Panel(("model", "L"), "throughput gain", kind="bars", rule=1),
     ],
     paper={
-        f"{place}_{short}": (quantity, {"model": engine.model, "L": L})
-        for place, (engine, L, _, _) in PLACES.items()
+        f"{place}_{short}": (quantity, {"model": engine.model, "L": L, "PD": ratio})
+        for place, (engine, L, _, ratio) in PLACES.items()
         for short, quantity in (("decode", "decode speedup"), ("total", "throughput gain"))
     }
     | {

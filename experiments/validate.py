@@ -104,7 +104,7 @@ def compare(calibration: Calibration, works: Sequence[Draw], repeats: int) -> Ro
             f"{calibration.model.name} allows {calibration.model.max_length} tokens; the workloads"
             f" need up to {most}"
         )
-    from engine import LLM  # here, since predicting needs no torch
+    from nano_sarathi import LLM  # here, since predicting needs no torch
 
     sizes = {"max_batch_size": BATCH_SIZES[1], "max_length": most}
     # what was calibrated: operators are timed one by one, which no CUDA graph allows

@@ -24,7 +24,6 @@ import matplotlib.pyplot as plt
 from batch import Batch, Chunk, Request
 from configs import GPUS, MODELS
 from costmodel import CostModel, make_batch
-from engine import LLM
 from executor import ModelExecutor
 from lesson import (
     OPERATOR_COLOURS,
@@ -38,6 +37,7 @@ from lesson import (
     this_machine,
     working,
 )
+from nano_sarathi import LLM
 from scheduler import make_scheduler
 
 # %% [markdown]

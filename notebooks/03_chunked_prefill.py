@@ -21,11 +21,11 @@ import torch
 import torch.nn.functional as F
 from matplotlib.colors import ListedColormap
 
+import engine
 from attention import chunk_mask, reference, sdpa, span_by_span
 from batch import Batch, Chunk, Request
 from configs import GPUS, MODELS
 from costmodel import CostModel, make_batch
-from engine import LLM
 from executor import ModelExecutor
 from lesson import (
     COLOURS,
@@ -40,6 +40,7 @@ from lesson import (
     working,
 )
 from more.loading.files import DEMO
+from nano_sarathi import LLM
 from scheduler import make_scheduler
 
 # %% [markdown]
@@ -153,15 +154,15 @@ while scheduler.has_work:
 # ## Step 4: the same logits, live
 #
 # The masks are the same. Are the logits the same, too? We run the trained demo model in 64-bit
-# floating point, chunk after chunk. `fast=False` leaves out the folder `more/fast/`: only the plain
-# code runs. We compare with `forward_full`, which runs the whole prompt in one piece, without cache
-# or chunks.
+# floating point, chunk after chunk. We take the book's own `LLM`, of `engine.py`: only plain code
+# runs. We compare with `forward_full`, which runs the whole prompt in one piece, without cache or
+# chunks.
 #
 # **Predict first.** Will the difference be exactly 0? If not, how large is it? Does it grow with
 # the number of chunks?
 
 # %%
-llm = LLM("demo", dtype="float64", max_batch_size=1, max_length=256, device="cpu", fast=False)
+llm = engine.LLM("demo", dtype="float64", max_batch_size=1, max_length=256)
 text = "The with statement wraps the execution of a block with methods of a context manager. "
 prompt = llm.tokenizer.encode(text * 6)[:128]
 with torch.inference_mode():
@@ -412,6 +413,88 @@ def what_if(prompt=4096, chunk_size=256, software="sarathi"):
 
 
 sliders(what_if, prompt=(256, 4096, 256), chunk_size=(32, 2048, 32), software=["sarathi", "vllm"])
+
+# %% [markdown]
+# ## Step 6: for all lengths, a proof
+#
+# Step 2 tried 820 pairs of lengths, and there is no end of others. A proof needs no pairs: the code
+# of `chunk_mask` can run on *symbols*. Then `start` is no number, but any whole number. z3, a
+# solver, looks for numbers for which a row sees a wrong key, or misses one. If there are none, the
+# mask is right for all lengths ([how](../course/prove.py)).
+#
+# The mask below has a mistake. For which chunk is it wrong? Look for the smallest one, then run it.
+
+
+# %%
+def wrong_mask(start, length, device="cpu"):
+    """Wrong on purpose: rows count from 0 in each chunk."""
+    row = torch.arange(length, device=device)[:, None]  # (length, 1)
+    column = torch.arange(start + length, device=device)[None, :]  # (1, start + length)
+    return column <= row
+
+
+# %%
+from importlib.util import find_spec
+
+if find_spec("z3"):
+    from course import prove
+
+    for mask in (chunk_mask, wrong_mask):
+        numbers = prove.mask_is_a_part(mask)
+        said = f"wrong where {prove.shown(numbers)}" if numbers else "right for all lengths: proved"
+        print(f"{mask.__name__:10s} {said}")
+else:
+    print("This step proves nothing here: there is no z3. To get it: pip install z3-solver")
+
+# %% [markdown]
+# **Explain.** The counterexample is a chunk of one token, token 1. Its only row must see keys 0 and
+# 1. The wrong mask hides key 1: the token does not see itself. The first chunk of a prompt is
+# right, so a test with one chunk finds nothing. Try masks of your own: change `wrong_mask`, and run
+# both cells again. It may have `torch.arange`, comparisons, `&`, `|`, `+` and `-`.
+#
+# The mask is one part of the promise. The rest can be proved in the same way:
+
+# %%
+if find_spec("z3"):
+    for claim, numbers in prove.claims():
+        print("not so " if numbers else "proved ", claim)
+
+# %% [markdown]
+# **Explain.** Each line ran the engine's own code on symbols. The fifth line is about *any* policy:
+# the loop runs no batch that `check_batch` refuses. If each token before the chunk has run once,
+# then after the chunk each token before its end has run once. By induction, this holds to the end.
+#
+# Then two sentences prove the promise. In one layer, a chunk's row sees the same keys and values as
+# in the full prefill, and all other operators take each row alone. So the same rows enter the next
+# layer, and so on to the last.
+#
+# What is not proved: numbers are exact in a proof, and floats round. Step 4 showed by how much.
+#
+# ## Step 7: the same mask in xformers
+#
+# SARATHI's attention is that of the library xformers (Sec 4.5). Its kernels need an NVIDIA GPU. Its
+# masks are plain tensors, and run here. A mask that is added to the scores has 0 where a key is
+# seen, and minus infinity where it is not.
+
+# %%
+import logging
+
+logging.getLogger("xformers").setLevel(logging.ERROR)  # it would warn that it finds no GPU
+if find_spec("xformers"):
+    from xformers.ops.fmha.attn_bias import LowerTriangularFromBottomRightMask
+
+    own = LowerTriangularFromBottomRightMask().materialize((4, 12))  # queries, keys
+    print(own)
+    print("the mask of the chunk at 8:", torch.equal(own == 0, chunk_mask(8, length=4)))
+    top_left = torch.ones(4, 12, dtype=torch.bool).tril()  # PyTorch's is_causal=True
+    print("PyTorch's is_causal:", torch.equal(top_left, chunk_mask(8, length=4)))
+else:
+    print("There is no xformers for this system: it needs Linux on x86.")
+
+# %% [markdown]
+# **Explain.** Its name says what Fig 6 draws: the triangle ends in the bottom right corner, so that
+# the last row sees all keys. The triangle of PyTorch's `is_causal` begins in the top left corner.
+# That is right for a whole prompt alone: a later chunk would see too few keys.
 
 # %% [markdown]
 # ## Questions

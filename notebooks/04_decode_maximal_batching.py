@@ -15,30 +15,36 @@
 # %% tags=["hide-input"]
 import enter  # this clone's files come first  # noqa: F401
 
+import io
+import os
+import pdb  # noqa: T100
 from dataclasses import replace
 from statistics import quantiles
 
 import matplotlib.pyplot as plt
 
+import engine
 from attention import sdpa, span_by_span
 from batch import Batch, Chunk, Request
 from configs import GPUS, MODELS
 from costmodel import CostModel, make_batch
-from engine import LLM
 from executor import ModelExecutor
 from lesson import COLOURS, GREY, bars, paper, print_table, sliders, this_machine, working
+from loop import Loop
+from model import Transformer
+from nano_sarathi import LLM
 from scheduler import make_scheduler
 
 # %%
 MODELS["small"] = replace(MODELS["laptop"], n_layer=8)  # fewer layers, to save time
-llm = LLM("small", max_batch_size=9, max_length=1024, device="cpu", fast=False)
+llm = engine.LLM(Transformer(MODELS["small"], 1024).eval(), max_batch_size=9, max_length=1024)
 executor = ModelExecutor(llm.model, llm.cache, llm.attend)
 config = llm.config
 print(f"machine: {this_machine()}, {llm.dtype}")
 
 # %% [markdown]
-# With `fast=False`, only the plain code runs. The plain code is slower, but each operator is a
-# plain module, so that step 3 can watch it. Step 4 measures times, so it leaves `fast=False` out.
+# This is the `LLM` of `engine.py`. It is slower, but each operator is a plain module, so
+# that step 3 can watch it. Step 4 measures times, so it takes the `LLM` that you import.
 
 # %% [markdown]
 # ## Step 1: building hybrid batches
@@ -118,6 +124,40 @@ plt.show()
 # position. The list has no padding, and no mark of "prefill" or "decode". The three rows at the
 # right are the decodes. Only `spans` says which rows attend together.
 #
+# ### Step into the loop
+#
+# `Loop.step` of `loop.py` does in one call what we did by hand: schedule, check, execute, update.
+# Walk through it, line by line: type `import pdb; pdb.runcall(loop.step)` into a cell of your own.
+# Below the cell, Python's debugger waits for a letter: `n` runs the next line, `s` steps into a
+# call, `u` goes up to the caller, `p batch` prints a name, and `c` runs to the end. Here, `Typed`
+# types them for you. `tbreak check_batch` lets the debugger stop where a batch is checked.
+
+# %%
+llm.cache.reset()
+loop = Loop(make_scheduler("sarathi", max_batch_size=4, chunk_size=64), executor)
+loop.add(Request(0, prompt=range(1, 61), max_tokens=4))
+loop.add(Request(1, prompt=range(1, 101), max_tokens=4))
+loop.step()  # the whole prompt of request 0: now it decodes
+
+said = io.StringIO()
+
+
+class Typed(io.StringIO):
+    """What you would type. Each line is also written where the debugger writes."""
+
+    def readline(self, size=-1):
+        line = super().readline(size)
+        said.write(line)
+        return line
+
+
+letters = ["n", "n", "tbreak check_batch", "c", "p batch.num_prefill_tokens"]
+letters += ["p batch.decodes[0].output", "u", "p scheduler.name", "c"]
+typed = Typed("\n".join(letters) + "\n")
+pdb.Pdb(stdin=typed, stdout=said, nosigint=True).runcall(loop.step)
+print(said.getvalue().replace(os.path.dirname(engine.__file__), "."))
+
+# %% [markdown]
 # ## Step 3: which operators are fused?
 #
 # **The paper's claim (Sec 4.3.1).** Each linear operator runs as one product over the rows of chunk

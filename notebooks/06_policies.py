@@ -19,12 +19,12 @@ import enter  # this clone's files come first  # noqa: F401
 import matplotlib.pyplot as plt
 
 from batch import Request
-from engine import LLM, SamplingParams
 from experiments import family
 from lesson import COLOURS, GREY, POLICY_LOOKS, gantts, paper, print_table, sliders
 from more.policies import HEIRS
+from more.simulate import simulate
+from nano_sarathi import LLM, SamplingParams
 from scheduler import POLICIES, SarathiServe, make_scheduler
-from simulate import simulate
 
 # %% [markdown]
 # ## Step 1: two extremes

@@ -25,12 +25,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from configs import MODELS
-from engine import LLM, SamplingParams
 from experiments.lib.papers import ARXIV, CHAT, MISTRAL, YI
 from experiments.serve_stalls import waiting
 from lesson import COLOURS, POLICY_LOOKS, paper, plain_ticks, print_table, sliders, this_machine
 from more.serving import capacity
 from more.serving.capacity import p99_tbt, token_times
+from nano_sarathi import LLM, SamplingParams
 
 # %% [markdown]
 # ## Step 1: two numbers for a user

@@ -26,7 +26,6 @@ import torch
 
 from batch import Request
 from configs import MODELS
-from engine import LLM, SamplingParams
 from executor import ModelExecutor
 from lesson import (
     COLOURS,
@@ -42,16 +41,17 @@ from lesson import (
 from loop import Loop
 from more.beam.executor import BeamExecutor, enable_beams
 from more.beam.outputs import beam_requests
-from more.beam.request import BeamMemory, BeamSearchParams, cached_tokens, size_of
+from more.beam.request import BeamSearchParams, cached_tokens, count_beams, size_of
 from more.beam.search import unwound
+from nano_sarathi import LLM, SamplingParams
 from scheduler import make_scheduler
 
 # %% [markdown]
-# The demo model runs in float64 and without `more/fast/`, so that we can compare exactly. `drive`
-# is the loop of lesson 4, with an executor that knows beams.
+# The demo model runs in float64, so that we can compare exactly. `drive` is the loop of lesson 4,
+# with an executor that knows beams.
 
 # %%
-llm = LLM("demo", dtype="float64", max_batch_size=3, max_length=256, device="cpu", fast=False)
+llm = LLM("demo", dtype="float64", max_batch_size=3, max_length=256, device="cpu")
 prompt = llm.tokenizer.encode("The function returns")
 WIDTH, TOKENS = 4, 16
 params = BeamSearchParams(WIDTH, TOKENS, ignore_eos=True)
@@ -61,7 +61,7 @@ def drive(prompt, params, cache="segment", kind=BeamExecutor, llm=llm):
     """Run one search. Yields its loop and the search after each iteration: first, the prefill."""
     executor = kind(ModelExecutor(llm.model, llm.cache, llm.attend), llm.attention)
     loop = Loop(make_scheduler("sarathi", max_batch_size=1, chunk_size=1024), executor)
-    loop.scheduler.memory = BeamMemory(loop.scheduler.memory)
+    count_beams(loop.scheduler)
     plain = Request(0, prompt, params.max_tokens)
     [search] = beam_requests([plain], params, cache, llm.config, llm.cache)
     loop.add(search)

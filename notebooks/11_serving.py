@@ -32,10 +32,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from batch import Request
-from engine import LLM, SamplingParams
 from experiments.lib.common import ROOT
 from lesson import COLOURS, POLICY_LOOKS, plain_ticks, print_table, sliders, this_machine
-from simulate import simulate
+from more.simulate import simulate
+from nano_sarathi import LLM, SamplingParams
 
 
 def start(*flags):

@@ -27,7 +27,6 @@ from batch import Request
 from configs import LINKS
 from configs.hosts import HOSTS
 from costmodel import make_batch
-from engine import LLM, SamplingParams
 from lesson import COLOURS, print_table, sliders, this_machine
 from more.apart.fleet import Way
 from more.apart.simulate import simulate_fleet
@@ -35,8 +34,9 @@ from more.paged.blocks import BlockMemory
 from more.paged.prompts import shared
 from more.pictures.gantt import STAGE_LOOKS, Look, draw_lanes, legend_handles
 from more.pictures.lanes import Bar, engine_lanes
+from more.simulate import make_cost_model, simulate
+from nano_sarathi import LLM, SamplingParams
 from scheduler import make_scheduler
-from simulate import make_cost_model, simulate
 
 # %% [markdown]
 # ## Step 1: a block table, by hand

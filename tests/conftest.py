@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -29,11 +29,10 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from attention import Attention, FlatBatch, Span, reference
+from attention import PLAIN, Attention, FlatBatch, Span, reference
 from batch import Request
 from command.cli import MARK, run_main
 from configs import MODELS, ModelConfig
-from engine import LLM
 from experiments.lib import look
 from kvcache import KVCache
 from loop import Executor, Loop
@@ -43,9 +42,10 @@ from more.loading import policyfile
 from more.loading.files import DEMO
 from more.loading.load import new_model, random_weights
 from more.loading.tokenizer import load_tokenizer
+from more.simulate import CostExecutor, run_all
+from nano_sarathi import LLM
 from sampling import Sampler, sample
 from scheduler import POLICIES, Scheduler
-from simulate import CostExecutor, run_all
 
 sys.modules.setdefault("tests.conftest", sys.modules[__name__])  # one module under both names
 pytest.register_assert_rewrite("tests.oracle")  # its failures show values
@@ -142,9 +142,19 @@ def small(monkeypatch: pytest.MonkeyPatch) -> str:
     return "small"
 
 
-def small_llm(**options: object) -> LLM:
+class PlainLLM(LLM):
+    """Blocks, beams and all, but without more/fast/: each operator is a plain module."""
+
+    def _plug_in(self, attention: str) -> None:
+        self.attention = "sdpa"
+        self.attend = PLAIN["sdpa"]
+        self.surroundings = nullcontext
+        self.graphs = None
+
+
+def small_llm(kind: type[LLM] = LLM, **options: object) -> LLM:
     """An LLM of the fixture `small`, with weights that make its tokens vary, in float64."""
-    llm = LLM("small", dtype="float64", device="cpu", **options)
+    llm = kind("small", dtype="float64", device="cpu", **options)
     llm.model = tiny_model("llama-gqa")
     return llm
 

@@ -31,7 +31,7 @@ BOOK = (
 # What the tests promise, and in which files: tests/NAME.py, or tests/test_NAME.py.
 PROMISES = {
     "exactness: the same tokens under every policy as when each request runs alone": (
-        "oracle attention engine kvcache loop paged"
+        "oracle attention book engine kvcache loop paged"
     ),
     "each policy by hand": "policies policy_file scheduler",
     "transformers agrees": "beam_transformers checkpoint families nanogpt tokenizer",
@@ -55,7 +55,7 @@ PROMISES = {
         " study td_figures train_demo"
     ),
     "the house: one line for an error, true documents, imports one way": (
-        "cli conftest device documents files fill flags generate house lines mutants readme"
+        "cli conftest device documents files fill flags generate house lines readme"
         " refusals spawn watch"
     ),
 }

@@ -10,6 +10,8 @@ The oracle recomputes everything for each new token: no cache, no batch, no sche
 are tiny and in float64, so that tokens agree exactly.
 """
 
+import command.enter  # noqa: F401
+
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -18,24 +20,24 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate, product
 from pathlib import Path
+from traceback import walk_tb
 
 import pytest
 import torch
 
 from attention import PLAIN
 from batch import Batch, Request
-from command.checks import UserError
-from command.cli import run_main
+from command.checks import UserError, shown
+from command.cli import progress, run_main
 from command.flags import Parser
 from configs import MODELS
-from engine import LLM
 from executor import ModelExecutor
 from kvcache import KVCache
 from loop import Loop, Result
 from model import Transformer
 from more.beam.executor import BeamExecutor
 from more.beam.outputs import beam_requests
-from more.beam.request import CACHES, BeamMemory, BeamRequest, BeamSearchParams
+from more.beam.request import CACHES, BeamRequest, BeamSearchParams, count_beams
 from more.beam.search import BeamSearch, best_candidates
 from more.fast.backends import choose_backend, speed_up
 from more.loading.policyfile import is_ours, load_policies
@@ -51,6 +53,7 @@ from more.policies.srpt import SRPT
 from more.policies.vtc import VTC
 from more.web.real import RealEngine
 from more.web.runner import Delta, Runner
+from nano_sarathi import LLM
 from sampling import Sampler, SamplingParams
 from scheduler import (
     POLICIES,
@@ -65,7 +68,7 @@ from scheduler import (
     held,
     make_scheduler,
 )
-from tests.conftest import TINY, last_logits, one_at_a_time, small_llm, tiny_model
+from tests.conftest import TINY, PlainLLM, last_logits, one_at_a_time, small_llm, tiny_model
 
 LONGEST = 40  # tokens of prompt and output: fewer than the tiny models have positions
 OUTPUT = 14  # tokens, at most
@@ -348,16 +351,29 @@ def check(play: Play, found: Found) -> None:
     """Who has ended has its tokens alone; who was cancelled, the first of them."""
     leavers = {n for call, numbers in play.numbered() if call.leaves is not None for n in numbers}
     for number, asked in enumerate(play.asked):
-        tokens, reason = found[number]
-        if number in leavers and reason == "abort":
-            right = tokens == asked.expected[: len(tokens)]
-        else:
-            alike = isinstance(asked, Search) or reason == asked.reason
-            right = alike and tokens == asked.expected
-        assert right, f"request {number} does not end as alone: {play}"
+        (tokens, reason), expected = found[number], asked.expected
+        early = number in leavers and reason == "abort"
+        who = f"request {number} does not end as alone"
+        for place, (token, right) in enumerate(zip(tokens, expected, strict=False)):
+            hold(f"{who}, output token {place}", token, right)
+        count = min(len(tokens), len(expected)) if early else len(expected)
+        hold(f"{who}, how many tokens it has", len(tokens), count)
+        if not early and not isinstance(asked, Search):
+            hold(f"{who}, why it ends", reason, asked.reason)
 
 
 # ------------------------------------------------------------------------------ what always holds
+
+
+def hold(rule: str, found: object, expected: object) -> None:
+    """An AssertionError that says which rule is broken, what was found, and what should be."""
+    assert found == expected, f"{rule}: it is {shown(found)}, and must be {shown(expected)}"
+
+
+def nobody_left(schedulers: Sequence[Scheduler]) -> None:
+    """No request starves."""
+    left = [r.request_id for each in schedulers for r in (*each.running, *each.waiting)]
+    hold("at the end, who waits or runs", left, [])
 
 
 def check_rules(scheduler: Scheduler, batch: Batch, alone: bool = True) -> None:
@@ -373,7 +389,7 @@ def check_rules(scheduler: Scheduler, batch: Batch, alone: bool = True) -> None:
         assert not (batch.chunks and batch.decodes), "prefills beside decodes"
     if isinstance(scheduler, RequestLevel | Orca | VLLMv0 | HybridOnly):
         assert all(chunk.is_last for chunk in batch.chunks), "a part of a prompt"
-    rows = batch.num_prefill_tokens + scheduler.memory.rows(batch.decodes)  # of a search: BW
+    rows = batch.num_prefill_tokens + scheduler.rows(batch.decodes)  # of a search: BW
     if isinstance(scheduler, Sarathi | SarathiServe) and (batch.chunks or not alternates):
         assert rows <= scheduler.chunk_size or not batch.chunks, "the budget is exceeded"
         ready = [request for request in scheduler.running if not request.in_prefill]
@@ -391,13 +407,15 @@ def check_books(executor: ModelExecutor, schedulers: Sequence[Scheduler]) -> Non
     running = [request for scheduler in schedulers for request in scheduler.running]
     started = [request for request in running if request.chunks_run]
     slot_of, used = executor.slot_of, executor.cache.used
-    assert sorted(slot_of) == sorted(request.request_id for request in started)
-    assert len(set(slot_of.values())) == len(started), "two share a slot"
-    for slot, tokens in enumerate(used):
-        assert (tokens is None) == (slot not in slot_of.values()), "a slot leaks"
+    ids = sorted(request.request_id for request in started)
+    hold("the requests that have a slot are those that run and have begun", sorted(slot_of), ids)
+    hold("each has a slot of its own: how many", len(set(slot_of.values())), len(started))
+    in_use = [slot for slot, tokens in enumerate(used) if tokens is not None]
+    hold("slots in use are those of running requests", in_use, sorted(slot_of.values()))
     for request in started:
         in_slot = request.prefilled if isinstance(request, BeamRequest) else request.context
-        assert used[slot_of[request.request_id]] == in_slot
+        what = f"request {request.request_id}: tokens in its slot, and `context`"
+        hold(what, used[slot_of[request.request_id]], in_slot)
     if isinstance(schedulers[0].memory, BlockMemory):
         check_blocks(executor, schedulers[0].memory, running)
     check_memories(schedulers)
@@ -406,13 +424,18 @@ def check_books(executor: ModelExecutor, schedulers: Sequence[Scheduler]) -> Non
 def check_memories(schedulers: Sequence[Scheduler], flying: int = 0) -> None:
     """The memory, or that of all micro-batches together, knows what is in it and in flight."""
     memories = {id(each.memory): each.memory for each in schedulers}.values()
-    assert sum(memory.flying for memory in memories) == flying
+    flying_here = sum(getattr(memory, "flying", 0) for memory in memories)
+    hold("next tokens in flight, in `memory.flying`", flying_here, flying)
     for memory in memories:
         sharers = [each for each in schedulers if each.memory is memory]
         if not isinstance(memory, BlockMemory):
-            assert memory.taken == sum(held(r) for each in sharers for r in each.running)
-        assert memory.capacity is None or memory.taken + memory.flying <= memory.capacity
-    assert all(len(each.running) <= each.max_batch_size for each in schedulers)
+            total = sum(held(r) for each in sharers for r in each.running)
+            hold("tokens that running requests hold, in `memory.taken`", memory.taken, total)
+        most = memory.capacity
+        assert memory.room >= 0, f"the cache overflows: {most - memory.room} tokens of {most}"
+    for each in schedulers:
+        ids, most = [request.request_id for request in each.running], each.max_batch_size
+        assert len(ids) <= most, f"requests {ids} run at once, and B is {most}"
 
 
 def check_blocks(
@@ -420,28 +443,36 @@ def check_blocks(
 ) -> None:
     """Each block is held as often as the tables say, or idle, or free: none is lost, none twice."""
     size, tables = memory.block_size, memory.tables
-    assert set(tables) == set(running)
+    ids = [sorted(request.request_id for request in each) for each in (tables, running)]
+    hold("the requests that have blocks are those that run", *ids)
     for request, table in tables.items():
-        assert len(set(table.blocks)) == len(table.blocks) == -(-held(request) // size)
+        who = f"request {request.request_id}: "
+        hold(f"{who}its blocks", len(set(table.blocks)), len(table.blocks))
+        hold(f"{who}blocks of what it holds", len(table.blocks), -(-held(request) // size))
         if executor and request.chunks_run:
             row = executor.cache.table[executor.slot_of[request.request_id]]
-            assert row[: len(table.blocks)].tolist() == table.blocks
+            hold(f"{who}its row of the table", row[: len(table.blocks)].tolist(), table.blocks)
     references = Counter(block for table in tables.values() for block in table.blocks)
     blocks = range(len(memory.references))
-    assert [references[block] for block in blocks] == memory.references
-    assert sorted([*references, *memory.idle, *memory.free]) == list(blocks), "a block is lost"
-    assert memory.most is None or len(blocks) <= memory.most
-    assert memory.taken == size * len(references)
-    assert {block: key for key, block in memory.block_of.items()} == memory.key_of
-    assert set(memory.idle) <= set(memory.key_of) and not set(memory.free) & set(memory.key_of)
+    hold("who holds each block", memory.references, [references[block] for block in blocks])
+    every = sorted([*references, *memory.idle, *memory.free])
+    hold("each block is held, idle or free", every, list(blocks))
+    assert memory.most is None or len(blocks) <= memory.most, "more blocks than there are"
+    hold("tokens of blocks that are held, in `memory.taken`", memory.taken, size * len(references))
+    keys = {block: key for key, block in memory.block_of.items()}
+    assert keys == memory.key_of, "a block has one key, and a key one block"
+    assert set(memory.idle) <= set(memory.key_of), "an idle block has no key"
+    assert not set(memory.free) & set(memory.key_of), "a free block has a key"
 
 
 def check_end(executor: ModelExecutor, schedulers: Sequence[Scheduler]) -> None:
     """Nothing is left anywhere."""
-    for scheduler in schedulers:
-        assert not scheduler.waiting and not scheduler.running
-        assert scheduler.memory.taken == scheduler.memory.flying == 0
-    assert executor.slot_of == {} and set(executor.cache.used) == {None}, "a slot leaks"
+    nobody_left(schedulers)
+    for memory in [each.memory for each in schedulers]:
+        left = memory.taken, getattr(memory, "flying", 0)
+        hold("at the end, tokens taken and in flight", left, (0, 0))
+    hold("at the end, who has a slot", executor.slot_of, {})
+    hold("at the end, slots in use", set(executor.cache.used), {None})
     assert not getattr(executor, "memories", None), "a beam leaks"
 
 
@@ -500,7 +531,7 @@ def by_loop(play: Play) -> Found:
     scheduler = make_scheduler(play.policy, play.size, play.chunk, play.memory)
     executor.scheduler = manage(scheduler, executor.cache)
     if isinstance(executor, BeamExecutor):
-        scheduler.memory = BeamMemory(scheduler.memory)
+        count_beams(scheduler)
     loop, script, requests = Loop(scheduler, executor), play.script(), {}
     gone: list[int] = []
     for step in range(STEPS):
@@ -513,7 +544,7 @@ def by_loop(play: Play) -> Found:
             elif act == "leave":
                 for request in [requests[number] for number in what[1]]:
                     alive = request.finish_reason is None
-                    assert loop.cancel(request) is alive
+                    hold(f"request {request.request_id}: `cancel`", loop.cancel(request), alive)
                     gone += [request.request_id] * alive
             check_books(executor, [scheduler])
         iteration = loop.step()
@@ -521,22 +552,21 @@ def by_loop(play: Play) -> Found:
             if not script:
                 break
             continue
-        assert iteration is loop.trace.iterations[-1]
+        assert iteration is loop.trace.iterations[-1], "the trace lacks this iteration"
         ids = [[chunk.request.request_id for chunk in loop.batch.chunks]]
         ids.append([request.request_id for request in loop.batch.decodes])
-        assert [[own for own, *_ in iteration.chunks], list(iteration.decodes)] == ids
+        recorded = [[own for own, *_ in iteration.chunks], list(iteration.decodes)]
+        hold("chunks and decodes of the iteration, in the trace", recorded, ids)
         check_books(executor, [scheduler])
-    assert not loop.busy, f"a request starves: {play}"
     check_end(executor, [scheduler])
     trace = loop.trace
     ended = [own for own, request in requests.items() if request.finish_reason != "abort"]
-    assert sorted(own for own, _ in trace.finished) == sorted(ended)
-    assert [own for own, _ in trace.cancelled] == gone
+    hold("the requests that end", sorted(own for own, _ in trace.finished), sorted(ended))
+    hold("the requests that are cancelled", [own for own, _ in trace.cancelled], gone)
     for own, life in trace.lives.items():
-        assert life.scheduled >= requests[own].arrival, "it runs before it arrives"
-        assert life.preemptions == requests[own].preemptions
-        free = play.memory or isinstance(scheduler, SRPT)  # it preempts for a slot, too
-        assert free or not life.preemptions, "there is room for all"
+        assert life.scheduled >= requests[own].arrival, f"request {own} runs before it arrives"
+        counted = requests[own].preemptions
+        hold(f"request {own}: times that it lost its cache", life.preemptions, counted)
     return {number: outcome(request) for number, request in requests.items()}
 
 
@@ -554,7 +584,7 @@ def llm_of(fast: bool) -> LLM:
     size = {"max_batch_size": 6, "max_length": LONGEST + 1}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MODELS, "small", replace(TINY[SERVED], name="small"))
-        llm = small_llm(fast=False, cost=price, **size)
+        llm = small_llm(PlainLLM, cost=price, **size)
     if fast:
         llm.attention = choose_backend("auto", llm.device, llm.dtype, llm.config)
         made = speed_up(llm.model, llm.cache, llm.attention, measure=False)
@@ -594,8 +624,9 @@ def by_stream(play: Play, llm: LLM | None = None) -> Found:
                 if call.whole:
                     outputs = llm.generate(prompts, params, waits)
                     for number, output in zip(numbers, outputs, strict=True):
-                        assert output.prompt_token_ids == play.asked[number].prompt
-                        assert 0 < output.ttft <= output.latency
+                        prompt = play.asked[number].prompt
+                        hold(f"request {number}: its prompt", output.prompt_token_ids, prompt)
+                        assert 0 < output.ttft <= output.latency, f"request {number}: its times"
                         found[number] = output.token_ids, output.finish_reason
                 else:
                     found |= {number: ([], None) for number in numbers}
@@ -675,11 +706,12 @@ class Clients:
             runner.start()
         assert runner.drain(PATIENCE), "requests are left"
         runner.close()
-        assert not runner.thread.is_alive()
+        assert not runner.thread.is_alive(), "the engine does not end"
         check_runner(runner)
-        assert sorted(event["id"] for event in self.told("queued")) == sorted(
-            event["id"] for event in self.told("ended")
-        )
+        queued, ended = [
+            sorted(event["id"] for event in self.told(kind)) for kind in ("queued", "ended")
+        ]
+        hold("requests that have ended are those that came", ended, queued)
 
 
 def by_runner(play: Play) -> Found:
@@ -702,9 +734,9 @@ def by_runner(play: Play) -> Found:
     def watch(event: dict) -> None:
         try:
             if event["type"] == "iteration":
-                loop = runner.loop
+                loop, step = runner.loop, event["n"]
                 check_books(loop.executor, [loop.scheduler])
-                act_before(event["n"], False)
+                act_before(step, False)
         except BaseException as error:  # noqa: BLE001 (raised below, in the thread of the test)
             failed.append(error)
 
@@ -719,7 +751,9 @@ def by_runner(play: Play) -> Found:
             act_before(runner.iterations, True)
     finally:
         runner.close()
-    assert not failed and not runner.failures, (failed, runner.error)
+    if failed:
+        raise failed[0]
+    assert not runner.failures, f"{runner.error}"
     check_runner(runner)
     check_lanes(clients.events, play.size)
     said = [event["preempted"] for event in clients.told("switched")]
@@ -740,11 +774,11 @@ def check_runner(runner: Runner) -> None:
         runner.streams, lanes.of, runner.inbox, runner.news, runner.ended,
         loop.arriving, loop.trace.lives, loop.trace.preempted,
     ):  # fmt: skip
-        assert len(kept) == 0
+        hold("at the end, what is kept of requests", len(kept), 0)
     assert sorted(lanes.free) == list(range(len(lanes.free))), "each lane comes back"
     if runner.engine.priced:
-        assert loop.scheduler.memory.taken == 0
-        assert not loop.scheduler.waiting and not loop.scheduler.running
+        hold("at the end, tokens taken", loop.scheduler.memory.taken, 0)
+        nobody_left([loop.scheduler])
     else:
         check_end(loop.executor, [loop.scheduler])
 
@@ -756,10 +790,10 @@ def check_lanes(events: Sequence[dict], most: int) -> None:
         if event["type"] in ("started", "iteration"):
             for own, lane, *_ in [*event["chunks"], *event["decodes"]]:
                 lowest = min({*range(most)} - {*lanes.values()}, default=None)
-                assert lanes.setdefault(own, lowest) == lane
+                hold(f"request {own}: its lane", lane, lanes.setdefault(own, lowest))
         elif event["type"] in ("ended", "preempted"):
             lanes.pop(event["id"], None)
-    assert not lanes
+    hold("at the end, lanes in use", lanes, {})
 
 
 def by_micro_batches(play: Play) -> Found:
@@ -806,8 +840,7 @@ def by_micro_batches(play: Play) -> Found:
             break
         elif work.busy:
             fruitless += 1
-            assert fruitless <= 2, f"it schedules nothing: {play}"
-    assert not work.busy, f"a request starves: {play}"
+            assert fruitless <= 2, "it schedules nothing, and nothing is in flight"
     check_end(executor, work.schedulers)
     return {number: outcome(request) for number, request in requests.items()}
 
@@ -848,8 +881,19 @@ def perform(driver: str, seed: object, policy: str | None = None, paged: bool = 
     served, beams = driver in ("LLM", "Runner"), driver in ("Loop", "LLM") and not paged
     play = draw(seed, policy, SERVED if served else None, beams)
     play = in_blocks(replace(play, blocks=None)) if paged else play
-    check(play, DRIVERS[driver](play))
+    try:
+        check(play, DRIVERS[driver](play))
+    except AssertionError as error:
+        error.add_note(f"{play}")
+        raise
     return play
+
+
+def step_of(error: BaseException) -> str:
+    """Where in a play it was raised, as the driver counts."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    steps = [frame.f_locals["step"] for frame in frames if "step" in frame.f_locals]
+    return f", step {steps[-1]}" if steps else ", at the end"
 
 
 def main() -> None:
@@ -857,12 +901,14 @@ def main() -> None:
     parser = Parser(main.__doc__, {})
     parser.add_argument("files", nargs="+", type=Path, help="Python files with policies")
     for name in [name for path in parser.parse_args().files for name in load_policies(path)]:
-        for driver, seed in product(DRIVERS, range(PLAYS)):
+        plays = list(product(DRIVERS, range(PLAYS)))
+        for driver, seed in progress(plays, f"{name}, plays"):
             try:
                 perform(driver, seed, name)
-            except AssertionError as error:
-                why = f"{error}".partition(": Play")[0] or "a rule is broken"
-                raise UserError(f"policy {name!r}, driver {driver}, play {seed}: {why}") from error
+            except (AssertionError, UserError) as error:
+                why = f"{error}".partition("\n")[0]
+                where = f"policy {name!r}, driver {driver}, play {seed}{step_of(error)}"
+                raise UserError(f"{where}: {why}") from error
         print(f"{name}: the same tokens as alone, in {PLAYS} plays of each of {', '.join(DRIVERS)}")
 
 

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from more.pipeline.stages import PipelineLLM
-from scheduler import FOR_PIPELINES, POLICIES
+from more.policies import FOR_PIPELINES
+from scheduler import POLICIES
 from tests.oracle import LONGEST, by_stages, crowd, draw
 
 PLAYS = 1  # of each policy

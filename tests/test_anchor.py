@@ -152,6 +152,45 @@ def test_sglangs_settings_are_its_own(written: Write) -> None:
     assert all(any(word in note for note in told) for word in ("of fp8", "TP 4", "2 replicas"))
 
 
+@pytest.mark.parametrize("size", [-1, 0])
+def test_sglang_without_chunks_runs_whole_prompts(size: int, written: Write) -> None:
+    """-1 is documented; SGLang takes 0 as well. Its batches have up to 16384 tokens of prompts."""
+    entry = sglang("closed")
+    for flags, most in (({}, 16384), ({"max_prefill_tokens": 700}, 700)):
+        server = entry["server_info"] | {"chunked_prefill_size": size} | flags
+        run = read_load(written(entry | {"server_info": server}))
+        assert (run.policy, run.budget) == (f"vllm_v0:{most}", most)
+        assert "no chunked prefill" in run.said[1]
+    trace = replay(run, SERVER, run.budget)
+    assert {each.num_prefill_tokens for each in trace.iterations} == {0, 2 * PROMPT}
+    assert not any(each.num_chunks and each.num_decodes for each in trace.iterations)
+
+
+@pytest.mark.parametrize("unset", ["auto", "None", None, ""])
+def test_a_setting_that_is_left_to_the_engine(unset: str | None, written: Write) -> None:
+    """As `--metadata` writes it."""
+    names = "max_num_batched_tokens", "max_num_seqs", "data_parallel_size", "tensor_parallel_size"
+    entry = vllm("closed") | dict.fromkeys(names, unset)
+    assert read_load(written(entry)) == read_load(written(vllm("closed")))
+    served = sglang("closed")
+    served["server_info"] |= {"chunked_prefill_size": unset, "max_running_requests": unset}
+    run = read_load(written(served))
+    assert (run.policy, run.budget, run.size) == ("prefill_first", None, None)
+
+
+@pytest.mark.parametrize("off", [False, "False", "false", "0", 0])
+def test_vllm_without_chunks_runs_whole_prompts(off: object, written: Write) -> None:
+    entry = vllm("closed") | {"enable_chunked_prefill": off}
+    assert read_load(written(entry)).policy == "hybrid_only"
+    for on in (True, "True", None):
+        assert read_load(written(entry | {"enable_chunked_prefill": on})).policy == OURS
+
+
+def test_a_file_says_as_whose_it_is_read(written: Write) -> None:
+    for form, whose in ((vllm, "vLLM"), (sglang, "SGLang"), (guidellm, "guidellm")):
+        assert read_load(written(form("closed"))).said[0].startswith(f"read as {whose}'s format: ")
+
+
 def test_replicas_share_a_load(written: Write) -> None:
     """Of one that has twice the clients, requests and speed of ours, there are two."""
     entry = vllm("closed")
@@ -171,7 +210,7 @@ def test_of_several_loads_the_middle_one(written: Write) -> None:
     loads = [vllm("closed") | {"request_throughput": speed} for speed in (9.0, 1.0, 5.0)]
     run = read_load(written(*loads, vllm("closed") | {"completed": 0}))
     assert run.measured["requests"] == 5
-    assert run.said == ["of 4 loads, the middle one of 3 that can be read"]
+    assert run.said[0] == "of 4 loads, the middle one of 3 that can be read"
 
 
 def test_prompts_of_a_prefix_cache(written: Write) -> None:
@@ -230,18 +269,18 @@ def test_lengths_and_notes(written: Write) -> None:
     entry = vllm("closed") | {"total_output_tokens": OUTPUT * COUNT + 7}
     run = read_load(written(entry))
     assert sum(output for _, output in run.lengths) == OUTPUT * COUNT + 7
-    assert [note[:12] for note in run.notes(SERVER)] == ["lengths are "]
+    assert [note[:12] for note in run.notes(SERVER)] == ["read as vLLM", "lengths are "]
     other = Deployment("mistral-7b", gpu="h100")
-    assert "'meta-llama/Llama-3.1-8B'" in run.notes(other)[0]
+    assert "'meta-llama/Llama-3.1-8B'" in run.notes(other)[1]
     for word in ("AWQ", "FP8"):
         packed = replace(run, model=f"{run.model}-Instruct-{word}")
-        assert word.lower() in packed.notes(SERVER)[0]
-    fp8 = replace(COST.model, weights="fp8")
-    assert [note[:12] for note in packed.notes(replace(SERVER, model=fp8))] == ["lengths are "]
+        assert word.lower() in packed.notes(SERVER)[1]
+    notes = packed.notes(replace(SERVER, model=replace(COST.model, weights="fp8")))
+    assert [note[:12] for note in notes] == ["read as vLLM", "lengths are "]
     detailed = {"input_lens": [5, 6, 7], "output_lens": [1, 0, 3], "num_prompts": COUNT + 2}
     run = read_load(written(entry | detailed))
     assert run.lengths == [(5, 1), (7, 3)], "one that failed has no output"
-    assert [note[:12] for note in run.notes(SERVER)] == ["2 requests f", "2 requests: "]
+    assert [note[:12] for note in run.notes(SERVER)[1:]] == ["2 requests f", "2 requests: "]
 
 
 def test_a_factor_holds_on_every_stage() -> None:

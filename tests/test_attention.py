@@ -1,17 +1,29 @@
-"""The mask of a chunk, and the back ends against each other (native.cpp: test_native.py)."""
+"""The mask of a chunk, and the back ends against each other (native.cpp: test_native.py).
+
+Of promise 1, course/prove.py proves what holds for all lengths.
+"""
 
 from functools import partial
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from conftest import assert_within, attend_spans, attention_case, spans_bound
 
+import attention
+import engine
+import loop
+import scheduler
 from attention import PLAIN, chunk_mask
 from configs import ModelConfig
-from engine import LLM, SamplingParams
+from course import prove
 from kvcache import KVCache
+from more.beam import attention as beams
 from more.fast import backends, native
 from more.fast.backends import BACKENDS, fastest
+from more.loading import variants
+from nano_sarathi import LLM, SamplingParams
 
 
 def test_stacked_chunk_masks_are_the_lower_triangle() -> None:
@@ -26,6 +38,123 @@ def test_stacked_chunk_masks_are_the_lower_triangle() -> None:
                 end = min(start + chunk_size, length)
                 stacked[start:end, :end] = chunk_mask(start, end - start)
             assert torch.equal(stacked, triangle), (length, chunk_size)
+
+
+def test_promise_1_is_proved_for_all_lengths(capsys: pytest.CaptureFixture) -> None:
+    """The code itself runs on symbols, and z3 finds no numbers that make a claim false."""
+    prove.prove()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 7 and all(line.startswith("proved ") for line in lines)
+
+
+def test_xformers_own_masks_are_those_of_chunks() -> None:
+    """The paper's library states Fig 6, on every CPU; and the mask that more/fast/cuda.py takes."""
+    bias = pytest.importorskip("xformers.ops.fmha.attn_bias")
+    padded = bias.BlockDiagonalCausalWithOffsetPaddedKeysMask
+    for start, length in ((0, 12), (8, 4), (5, 7), (11, 1), (0, 1)):
+        end, mask = start + length, chunk_mask(start, length)
+        own = bias.LowerTriangularFromBottomRightMask().materialize((length, end))
+        assert torch.equal(own == 0, mask)
+        hybrid = padded.from_seqlens(q_seqlen=[length, 1], kv_padding=16, kv_seqlen=[end, 9])
+        seen = hybrid.materialize((length + 1, 2 * 16)) == 0  # a chunk in slot 0, a decode in 1
+        expected = torch.zeros(length + 1, 2 * 16, dtype=torch.bool)
+        expected[:length, :end], expected[length, 16 : 16 + 9] = mask, True
+        assert torch.equal(seen, expected), (start, length)
+
+
+# Claims of prove.py, and mistakes that make them false: what stands in a file, and what does then.
+TRIANGLE = "return column <= row"
+LEGAL = "if not chunk.start == request.prefilled < end <= request.prefill_length:"
+NEXT = "return Chunk(request, start, min(room, request.prefill_length - start))"
+MISTAKES = {
+    "rows of a chunk's mask": {
+        "a token does not see itself": (
+            attention, TRIANGLE, "return (column < row) | (column == 0)",
+        ),
+        "no triangle inside a chunk": (attention, TRIANGLE, "return column <= row + length"),
+        "rows count from 0 in later chunks, too": (
+            attention, "row = torch.arange(start, start + length,", "row = torch.arange(length,",
+        ),
+        "the keys of earlier chunks are hidden": (
+            attention, TRIANGLE, "return (column <= row) & (column >= start)",
+        ),
+    },
+    "`sdpa` shows": {
+        "a decode misses its last token": (
+            attention,
+            "        if length == 1:\n",
+            "        context -= length == 1\n        key = keys[:, slot, :context]\n"
+            + "        value = values[:, slot, :context]\n        if length == 1:\n",
+        ),
+        "a later chunk is taken for a whole prompt": (
+            attention, "elif length == context:", "elif length > 1:",
+        ),
+    },
+    "`near` shows": {
+        "a row sees a token more than its window": (
+            variants, "first = max(0, start + 1 - window)", "first = max(0, start - window)",
+        ),
+        "no window inside a chunk": (
+            variants, ".triu(start - first + 1 - window)", "",
+        ),
+    },
+    "`next_chunk` fills": {
+        "a chunk is one token short": (
+            scheduler, NEXT, NEXT.replace("min(room", "max(1, -1 + min(room") + ")",
+        ),
+        "a chunk runs past the end of its prompt": (
+            scheduler, NEXT, "return Chunk(request, start, room)",
+        ),
+        "each chunk starts at the first token again": (
+            scheduler, NEXT, NEXT.replace("start,", "0,"),
+        ),
+    },
+    "any policy": {
+        "only the last chunk counts as prefilled": (
+            scheduler,
+            "request.prefilled = request.context = chunk.start + chunk.length",
+            "request.prefilled = request.context = chunk.length",
+        ),
+        "a chunk may leave tokens out": (loop, LEGAL, LEGAL.replace("==", ">=")),
+        "a chunk may run past the end of its prompt": (
+            loop, LEGAL, LEGAL.replace(" <= request.prefill_length", ""),
+        ),
+    },
+}  # fmt: skip
+
+
+def planted(module: ModuleType, old: str, new: str) -> ModuleType:
+    """The same file with a mistake in it. No other file knows it."""
+    text = Path(module.__file__).read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    twin = ModuleType(module.__name__)
+    exec(compile(text.replace(old, new), module.__file__, "exec"), vars(twin))  # noqa: S102
+    return twin
+
+
+@pytest.mark.parametrize(
+    ("claim", "mistake"), [(claim, each) for claim, own in MISTAKES.items() for each in own]
+)
+def test_a_mistake_has_a_counterexample(claim: str, mistake: str) -> None:
+    """A proof that nothing refutes would prove nothing."""
+    module, old, new = MISTAKES[claim][mistake]
+    twin = planted(module, old, new)
+    refuted = {
+        what: found
+        for what, found in prove.claims(**{module.__name__.rpartition(".")[2]: twin})
+        if found
+    }
+    [numbers] = [found for what, found in refuted.items() if what.startswith(claim)]
+    print(f"{mistake}: {prove.shown(numbers)}")
+    if claim.startswith("rows of a chunk's mask"):  # it is one for numbers, too
+        start, length, row, key = (int(numbers[each]) for each in ("start", "length", "row", "key"))
+        wrong, right = (each.chunk_mask(start, length)[row, key] for each in (twin, attention))
+        assert wrong != right
+
+
+def test_two_parts_of_a_softmax_need_their_factors() -> None:
+    twin = planted(beams, "share = (most - largest).exp()", "share = (most - most).exp()")
+    assert prove.two_parts_are_the_whole(twin.two_segments)
 
 
 CASES = {
@@ -113,5 +242,5 @@ def test_an_unknown_cpu_is_measured(winner: str, monkeypatch: pytest.MonkeyPatch
     assert asked == [["sdpa", "native"]] and llm.attention == winner
     assert isinstance(llm.model.norm, torch.nn.RMSNorm) == (winner == "sdpa")
     asked = "def open(", SamplingParams(max_tokens=8)
-    plain = LLM("demo", fast=False, device="cpu", dtype="float32")
+    plain = engine.LLM("demo", dtype="float32")
     assert llm.generate(*asked)[0].text == plain.generate(*asked)[0].text

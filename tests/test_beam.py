@@ -2,16 +2,17 @@
 
 import pytest
 import torch
-from conftest import one_at_a_time, tiny_model
+from conftest import one_at_a_time, second_by_second, tiny_model
 
 from attention import PLAIN
 from batch import Request
+from command.checks import UserError
 from executor import ModelExecutor
 from kvcache import KVCache
 from loop import Loop
 from model import Transformer
 from more.beam.executor import enable_beams
-from more.beam.request import CACHES, BeamSearchParams, cached_tokens
+from more.beam.request import CACHES, BeamMemory, BeamRequest, BeamSearchParams, cached_tokens
 from more.beam.search import BeamSearch, Candidate, best_candidates
 from scheduler import make_scheduler
 from tests.oracle import Search
@@ -51,6 +52,41 @@ def test_the_scheduler_counts_what_the_memory_holds(cache: str) -> None:
     assert sorted(lengths) == list(range(1, 35))
     if cache == "segment":
         assert [(lengths[t] - 7) // 3 for t in (1, 15, 16, 17, 32, 33)] == [16, 16, 16, 32, 32, 48]
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("policy", ["orca", "vllm_v0", "sarathi_serve", "no_evict"])
+def test_what_just_fits_runs(policy: str, cache: str) -> None:
+    """Alone, and two at once, without a preemption; with a token less, it is refused, or one waits.
+
+    A segment has 16 steps, or 32: 17 output tokens have 16 steps, as the last one is not fed back.
+    """
+    prompt, width = 7, 3
+    for output, steps in ((1, 0), (2, 16), (16, 16), (17, 16), (18, 32), (33, 32), (34, 48)):
+        held = {"segment": steps, "standard": output - 1 and prompt + output - 1}
+        need = width * held[cache] + (prompt if cache == "segment" or output == 1 else 0)
+
+        def made(number: int, output: int = output) -> BeamRequest:
+            return BeamRequest(number, range(prompt), output, beam_width=width, cache=cache)
+
+        for count, room in ((1, need), (2, 2 * need), (2, 2 * need - 1)):
+            if room < need:
+                continue
+            scheduler = make_scheduler(policy, 4, 64, room)
+            scheduler.memory = BeamMemory(scheduler.memory)
+            loop, requests = Loop(scheduler, second_by_second()), [made(i) for i in range(count)]
+            for request in requests:
+                loop.add(request)
+            loop.run()
+            assert [len(request.output) for request in requests] == [output] * count
+            fits = room == count * need
+            assert not fits or not sum(request.preemptions for request in requests)
+        scheduler = make_scheduler(policy, 4, 64, max(1, need - 1))
+        scheduler.memory = BeamMemory(scheduler.memory)
+        with pytest.raises(
+            UserError, match=f"need {need} tokens of cache, and it holds {need - 1}"
+        ):
+            scheduler.add(made(0))
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -108,6 +144,6 @@ def test_the_rows_of_beams_count_for_the_token_budget() -> None:
     rows = []
     while loop.step():
         prompt = loop.batch.num_prefill_tokens
-        rows.append((prompt, prompt + loop.scheduler.memory.rows(loop.batch.decodes)))
+        rows.append((prompt, prompt + loop.scheduler.rows(loop.batch.decodes)))
     assert (7, 12) in rows
     assert max(total for _, total in rows) == 12

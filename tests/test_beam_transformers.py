@@ -7,8 +7,8 @@ import pytest
 import torch
 from test_families import LENGTH, VOCABULARY, oracle
 
-from engine import LLM, BeamSearchParams
 from more.policies import compared
+from nano_sarathi import LLM, BeamSearchParams
 
 CASES = {0: 12, 1: 48}  # of each model, by seed: 300 in all
 MODELS = {
@@ -17,6 +17,8 @@ MODELS = {
     "gpt2": "as many key heads as heads",
     "qwen2-tied": "a bias on q, k and v",
     "qwen3": "norms on q and k",
+    "gemma3": "windows in two of three layers, which prompts and outputs outgrow",
+    "smollm3-window": "a window, with and without rotation",
 }
 
 

@@ -15,8 +15,8 @@ import pytest
 from test_browser_explorer import SMALLEST_LETTER, serious
 
 from batch import Request
+from more.simulate import simulate
 from more.web.lanes import Lanes
-from simulate import simulate
 from tests.conftest import Opened
 
 playwright = pytest.importorskip("playwright.sync_api")

@@ -11,12 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_families import GPT2, ROTARY, assert_same_logits, oracle, ours
 
-from engine import LLM
+from command.checks import UserError
 from model import Transformer
 from more.loading.checkpoint import load_config, load_weights, weights_of
 from more.loading.config_json import ALIASES, FIELDS
 from more.loading.load import random_weights
 from more.loading.priced import priced_model
+from more.loading.stage import Stage
+from nano_sarathi import LLM
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +99,29 @@ def test_a_tied_config_beside_a_head_in_the_file(changed, case, tmp_path):
     assert_same_logits(llm.model, theirs)
 
 
+@pytest.mark.parametrize("shards", [False, True])
+def test_files_beside_a_checkpoint_are_none_of_it(shards, tmp_path):
+    """An adapter with a head of its own, a shard that was left over: transformers reads neither."""
+    reference = oracle("llama", tie_word_embeddings=True)
+    reference.save_pretrained(tmp_path, max_shard_size="20KB" if shards else "1GB")
+    assert (tmp_path / "model.safetensors.index.json").is_file() == shards
+    own = {"base_model.model.lm_head.weight": torch.ones(61, 48), "lm_head.weight": torch.ones(2)}
+    for name in ("adapter_model", "model-00007-of-00007", "model.fp16", "consolidated"):
+        save_file(own, tmp_path / f"{name}.safetensors")
+    assert load_config(tmp_path).tied and priced_model(str(tmp_path)).tied
+    assert_same_logits(ours(tmp_path), reference)
+
+
+def test_a_mask_is_left_out_and_a_table_of_another_family_is_not(tmp_path):
+    """GPT-2 with rotary positions beside its learned ones is no GPT-2."""
+    oracle("gpt2").save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["transformer.h.0.attn.rotary_emb.inv_freq"] = torch.ones(4)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="unexpected tensor 'transformer.h.0.attn.rotary_emb.inv_f"):
+        ours(tmp_path)
+
+
 @pytest.mark.parametrize("prefix", ["module.", "module._orig_mod."])
 def test_names_of_wrappers_are_left_out(prefix, saved, tmp_path):
     """A model that was compiled, trained over several GPUs, or both; then compiled by layers."""
@@ -122,7 +147,7 @@ def test_a_stage_of_a_pipeline_reads_what_it_has(saved):
         lambda model: load_weights(model, saved, check=True),
         lambda model: random_weights(model, seed=5),
     ):
-        models = [Transformer(config), *(Transformer(config, own) for own in stages)]
+        models = [Transformer(config), *(Stage(config, own) for own in stages)]
         for model in models:
             fill(model)
         whole, first, last = (weights_of(model) for model in models)

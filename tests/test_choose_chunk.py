@@ -12,8 +12,8 @@ from experiments import choose_chunk
 from experiments.choose_chunk import candidates, choose, steady
 from experiments.lib.rows import read_rows
 from more.serving.steady import Workload
+from more.simulate import CostExecutor
 from scheduler import make_scheduler
-from simulate import CostExecutor
 
 pytestmark = pytest.mark.usefixtures("sketches")
 
@@ -76,7 +76,7 @@ def test_flags_for_other_engines_and_files(tmp_path):
 
 def test_batch_size_from_memory_and_bound(tmp_path):
     said = ran(choose_chunk, "--quick", "--tbt-slo", 100, "--out", tmp_path)
-    assert "B = 26: by (M_G - M_S)" in said and "The bound costs" in said
+    assert "B = 25: by (M_G - M_S)" in said and "The bound costs" in said
 
 
 def test_from_a_calibration(tmp_path):

@@ -2,15 +2,22 @@
 
 import errno
 import os
+import re
+import struct
 import subprocess
 import sys
+from importlib import import_module
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from conftest import call
 
+from command import cli
 from command.checks import UserError
 from command.cli import claim, is_ours, one_line, write_file
-from tests import spawn
+from tests import oracle, spawn
 
 ROOT = Path(__file__).parent.parent
 
@@ -89,6 +96,67 @@ def test_what_stops_in_the_middle_loses_nothing(error: BaseException, tmp_path: 
         (link := tmp_path / "link").symlink_to(path)
         write_file(link, "newer")
         assert link.is_symlink() and path.read_text() == "newer"
+
+
+def test_a_log_says_how_far_long_work_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Here, each thing takes a second. Lines come later and later, 10 s apart at most."""
+    monkeypatch.setattr(cli, "time", SimpleNamespace(monotonic=count().__next__))
+    assert list(cli.progress(range(40), "counting")) == list(range(40))
+    said = [f"counting: {number} of 40, {number} s" for number in (1, 2, 4, 8, 16, 26, 36)]
+    assert capsys.readouterr() == ("", "\n".join([*said, ""]))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a terminal of its own")
+@pytest.mark.parametrize("columns", [0, 80])
+def test_a_terminal_shows_a_bar_where_it_has_columns(columns: int) -> None:
+    import fcntl  # not on Windows
+    import termios
+
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
+    body = "from command import cli; from itertools import count; from types import SimpleNamespace"
+    body += "\n    cli.time = SimpleNamespace(monotonic=count().__next__)"
+    body += "\n    list(cli.progress([1], 'working'))"
+    done = spawn.run("-c", code(body), stderr=theirs)
+    os.close(theirs)
+    said = os.read(ours, 10_000).decode()
+    os.close(ours)
+    assert done.returncode == 0
+    assert ("0/1 [00:00" in said) == (columns > 0)
+    assert ("working: 1 of 1, 1 s" in said) == (columns == 0)
+
+
+MINE = ROOT / "examples" / "priority.py"
+SLOW = {
+    "fig9": ("--quick", "--out", "OUT"),
+    "serve_latency": ("--policy-file", MINE, "--quick", "--out", "OUT"),
+    "plan": ("--quick", "--requests-file", "100:20", "--requests", 256),
+}
+LONG = {"fig13": ("--quick", "--out", "OUT"), "tests.oracle": (MINE,)} | SLOW
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in LONG]
+)
+def test_long_commands_say_how_far_they_are(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commands of the README, where their output goes to a file. A second passes at once."""
+    monkeypatch.setattr(cli, "time", SimpleNamespace(monotonic=count().__next__))
+    monkeypatch.setattr(oracle, "PLAYS", 1)
+    script = import_module(name) if "." in name or name == "plan" else name
+    done = call(script, *(tmp_path if each == "OUT" else each for each in LONG[name]))
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^[\w, ]+: \d+ of \d+, \d+ s$", done.stderr, re.MULTILINE), done.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_an_interrupt_is_one_line() -> None:
+    body = "import signal; signal.raise_signal(signal.SIGINT)"
+    done = spawn.run("-c", code(body))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
 def test_a_letter_that_the_output_cannot_show() -> None:

@@ -7,15 +7,17 @@ from dataclasses import replace
 import pytest
 
 from batch import Request
+from command.checks import UserError
 from configs import GPUS, MODELS
 from configs.constants import BORROWED
-from costmodel import EFFICIENCY, SOFTWARE, CostModel, constants
+from configs.experts import EXPERTS, FP8
+from costmodel import EFFICIENCY, SOFTWARE, CostModel, constants, make_batch
 from experiments import fit
 from experiments.lib.engines import Priced, Sweep
 from experiments.lib.study import guesses
 from more.apart.simulate import simulate_fleet
 from more.pipeline import simulate_pipeline
-from simulate import make_cost_model, simulate
+from more.simulate import make_cost_model, simulate
 
 L20 = EFFICIENCY["l20", "td_pipe"]
 
@@ -55,16 +57,74 @@ def test_every_results_file_says_its_guesses() -> None:
     assert line.startswith("sarathi was not measured on the a100-80gb, which borrows the a6000's")
 
 
-# ------------------------------------------------------------------------------------------ the L20
+# ------------------------------------------------------------------------------ experts and fp8
 
 
-def test_no_search_finds_better_constants_of_the_l20() -> None:
-    """The script itself takes long, and complains where its constants are others."""
-    least = fit.L20.loss(L20)
-    assert fit.L20.loss(replace(fit.L20, start=L20).search()) > 0.999 * least
-    for name in fit.L20.names:
-        worse = replace(L20, **{name: 1.05 * getattr(L20, name)})
-        assert fit.L20.loss(worse) > least, name
+@pytest.mark.parametrize("software", SOFTWARE)
+@pytest.mark.parametrize("weights", ["bf16", "fp8"])
+@pytest.mark.parametrize("model", ["llama3.1-8b", "mixtral-8x7b"])
+def test_every_gpu_prices_a_format_or_says_why_not(model: str, weights: str, software: str) -> None:
+    """No table of kernels has a hole where a GPU looks."""
+    model = replace(MODELS[model], weights=weights)
+    batch = make_batch([(0, 64, 64)], 4, 100)
+    for gpu in GPUS.values():
+        if (model.experts or weights == "fp8") and software != "vllm":
+            why = "their kernels are known for vllm, not"
+        elif weights == "fp8" and gpu.generation not in ("ada", "hopper", "blackwell"):
+            why = f"the {gpu.name} computes no fp8"
+        else:
+            assert 0 < CostModel(model, gpu, software=software).seconds(batch) < 1
+            continue
+        with pytest.raises(UserError, match=why):
+            CostModel(model, gpu, software=software)
+
+
+@pytest.mark.parametrize("gpu, owner", [("rtx4090", "l40s"), ("l40s", ""), ("h100", "")])
+def test_experts_and_fp8_are_borrowed_from_who_has_them(
+    gpu: str, owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nearest; a GPU may have its own constants of all else. It says so."""
+    model = replace(MODELS["mixtral-8x7b"], weights="fp8")
+    cost, own = CostModel(model, GPUS[gpu], software="vllm"), owner or gpu
+    assert cost.efficiency == EFFICIENCY[gpu, "vllm"]
+    assert cost.fp8 == replace(EFFICIENCY[own, "vllm"], **FP8[own])
+    assert cost.experts.func == EXPERTS[own, "fp8"].seconds
+    said = f" of vllm were measured on the {gpu}, which borrows the {owner}'s"
+    assert cost.guess == (f"no experts{said}; no fp8 products{said}" if owner else "")
+    assert not CostModel(MODELS["llama3.1-8b"], GPUS[gpu], software="vllm").guess
+    monkeypatch.delitem(EXPERTS, (own, "fp8"))
+    other = "l40s" if own == "h100" else "h100"
+    found = CostModel(model, GPUS[gpu], software="vllm").experts.func
+    assert found == EXPERTS[other, "fp8"].seconds
+
+
+# ---------------------------------------------------------------------------------------- the fits
+
+# What each prints: places of EFFICIENCY.
+PRINTED = {
+    "a6000": {("a6000", "sarathi")},
+    "l20": {("l20", "td_pipe")},
+    "vidur": {("a100-80gb", "sarathi_serve")},
+    "vllm": {(gpu, "vllm") for gpu in fit.CHOSEN},
+    "law": set(),
+}
+SLOW = ("vllm", "law")
+
+
+def test_every_constant_has_a_fit() -> None:
+    assert set.union(*PRINTED.values()) == set(EFFICIENCY) and set(PRINTED) == set(fit.FITS)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in fit.FITS]
+)
+def test_a_fit_finds_the_constants_in_use(name, monkeypatch, capsys) -> None:
+    """To the last digit: the script exits with a complaint where configs/ holds others."""
+    monkeypatch.setattr("sys.argv", ["fit.py", name])
+    fit.main()
+    said = capsys.readouterr().out
+    for owner in PRINTED[name]:
+        assert f'EFFICIENCY["{owner[0]}", "{owner[1]}"] = {EFFICIENCY[owner]!r}' in said
 
 
 def test_a_guess_says_how_wrong_such_guesses_were() -> None:

@@ -29,7 +29,7 @@ from course import __main__ as commands
 from course import doctor, drive, exercises, page
 from course import picture as painted
 from course.browser import in_browser
-from course.check import e04, e07, final, hunt
+from course.check import e04, e07, final, frame, hunt
 from course.check.frame import Broken, examine, judged, lines, same
 from course.exercises import EXERCISES, STUBS, UNWRITTEN, AnswerError, Exercise, find, hints, load
 from course.local import asker
@@ -119,6 +119,14 @@ def test_alone_it_lists_its_commands() -> None:
     assert "python -m course check 6 " in spawn.run("-m", "course").stdout
 
 
+def test_without_z3_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "z3", None)
+    monkeypatch.delitem(sys.modules, "course.prove", raising=False)
+    monkeypatch.setattr(sys, "argv", ["course", "prove"])
+    with pytest.raises(UserError, match="prove needs z3: pip install z3-solver"):
+        commands.main()
+
+
 def test_an_exercise_has_many_names() -> None:
     assert {find(key).key for key in ("6", "06", "E6", "e06", " e6 ")} == {"6"}
     assert find("Hunt").file == "hunt"
@@ -176,6 +184,16 @@ def test_a_planted_mistake_changes_one_place() -> None:
         misfit.load()
 
 
+def test_a_verdict_says_how_long_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of a second for each answer of the student's code, on a clock of our own."""
+    exercise, asked = find("1"), []
+    mine = asker(exercise, load(right(exercise.file), "e01.py"))
+    monkeypatch.setattr(frame, "time", SimpleNamespace(perf_counter=lambda: 9 + len(asked) / 4))
+    verdict = examine(exercise, lambda case: asked.append(case) or mine(case), 0)
+    assert verdict.failure is None and verdict.seconds == len(asked) / 4 > 1
+    assert f"{len(asked)} cases, {len(asked) / 4:.1f} s. Held: " in lines(exercise, verdict)[0]
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -202,7 +220,7 @@ def test_a_check_says_what_kind_of_failure_it_is(body: str, words: tuple[str, ..
 @pytest.mark.parametrize(
     ("key", "old", "new", "words"),
     [
-        ("6", "[next_chunk(request, room)]", "next_chunk(request, room)",
+        ("6", "[self.plan(request, room)]", "self.plan(request, room)",
          "which takes what your code has returned"),
         ("6", "request =", "len(self.waiting) > 1 and self.waiting.pop()\n        request =",
          "requests [1] never do"),

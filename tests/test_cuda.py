@@ -23,7 +23,6 @@ from attention import PLAIN, Attention, FlatBatch, Span, split_heads
 from batch import Batch, Chunk, Request
 from command.checks import UserError
 from configs import ModelConfig
-from engine import LLM, BeamSearchParams, SamplingParams
 from executor import ModelExecutor
 from kvcache import KVCache
 from model import ResidualLinear, rotate, swiglu, untimed
@@ -32,6 +31,7 @@ from more.fast import cuda, graphs
 from more.fast.backends import BACKENDS, candidates
 from more.fast.graphs import GraphExecutor, Graphs
 from more.loading.load import new_model
+from nano_sarathi import LLM, BeamSearchParams, SamplingParams
 
 GPU = torch.device("cuda")
 
@@ -83,25 +83,21 @@ def flash(
 def memory_efficient_attention_forward(
     query: Tensor, key: Tensor, value: Tensor, attn_bias: object
 ) -> Tensor:
-    """xformers', for a mask of padded keys. Each sequence reads its own keys alone.
+    """xformers', with its own mask of padded keys.
 
     Where no sequence has two queries and heads share keys, FlashAttention reshapes the queries to
     one for each sequence (Dao-AILab/flash-attention#1619).
     """
-    queries, keys = attn_bias.q_seqinfo, attn_bias.k_seqinfo
+    queries = attn_bias.q_seqinfo
     _, rows, _, groups, _ = query.shape
     assert query.shape[2:] == key.shape[2:] == value.shape[2:] and queries.seqstart_py[-1] == rows
     if queries.max_seqlen == 1 and groups > 1:
         assert rows == len(queries.seqstart_py) - 1, "one query for each sequence"
-    found = []
-    for i, context in enumerate(keys.seqlen.tolist()):
-        q = query[0, queries.seqstart_py[i] : queries.seqstart_py[i + 1]].flatten(1, 2)
-        own = slice(keys.seqstart_py[i], keys.seqstart_py[i] + context)
-        column, first = torch.arange(context), context - len(q)
-        seen = column <= torch.arange(first, context)[:, None]  # (rows, context)
-        parts = [part[0, own, :, 0].expand(len(q), -1, -1, -1) for part in (key, value)]
-        found.append(grouped_attention(q, *parts, seen))
-    return torch.cat(found).unflatten(1, query.shape[2:4])[None]
+    seen = attn_bias.materialize((rows, key.shape[1])) == 0  # (rows, keys of all slots)
+    read = seen.any(dim=0)
+    parts = [part[0, read, :, 0].expand(rows, -1, -1, -1) for part in (key, value)]
+    y = grouped_attention(query[0].flatten(1, 2), *parts, seen[:, read])
+    return y.unflatten(1, query.shape[2:4])[None]
 
 
 @pytest.fixture

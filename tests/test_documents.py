@@ -18,11 +18,36 @@ from experiments.lib.rows import read_rows
 
 gallery = import_module("experiments.all")
 ROOT = Path(__file__).parent.parent
+FIGURES = (  # of the papers: how many
+    ("SARATHI", "Fig", 13), ("SARATHI", "Table", 4),
+    ("TD-Pipe", "Fig", 16), ("TD-Pipe", "Table", 2), ("TD-Pipe", "Algorithm", 1),
+    ("segment KV", "Fig", 9), ("segment KV", "Table", 1),
+    ("Sarathi-Serve", "Fig", 14), ("Sarathi-Serve", "Algorithm", 3),
+)  # fmt: skip
+ROWS = 121  # of experiments/paper_homes.toml
 WORKFLOW = ROOT / ".github" / "workflows" / "test.yml"
 
 
 def read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
+
+
+def test_each_figure_of_the_papers_has_a_home() -> None:
+    """It is there, and names the figure, or says the words. None is left out."""
+    homes = tomllib.loads(read(ROOT / "experiments" / "paper_homes.toml"))
+    left = read(ROOT / "docs" / "results.md").partition("## What we do not reproduce")[2]
+    for paper, items in homes.items():
+        for item, home in items.items():
+            file, _, words = home.partition(": ")
+            text = left if file == "docs/results.md" else read(ROOT / file)
+            text = re.sub(r"[\s#]+", " ", text)
+            kind, _, number = item.partition(" ")
+            pattern = re.escape(words) if words else rf"\b{kind}s? [\w, ]*?\b{number}[a-z]?\b"
+            assert re.search(pattern, text), f"{paper}, {item}: not in {home}"
+    for paper, kind, count in FIGURES:
+        missing = {f"{kind} {n}" for n in range(1, count + 1)} - homes[paper].keys()
+        assert not missing, (paper, missing)
+    assert sum(map(len, homes.values())) >= ROWS, "no row is taken away"
 
 
 # ----------------------------------------------------------------------------- for a maintainer
@@ -35,7 +60,7 @@ def test_the_figure_in_contributing_is_whole(
     has a caption for it.
     """
     (code,) = re.findall(
-        r"^```python\n(.*?)^```$", read(ROOT / "CONTRIBUTING.md"), re.DOTALL | re.MULTILINE
+        r"^```python\n(.*?)^```$", read(ROOT / "docs/CONTRIBUTING.md"), re.DOTALL | re.MULTILINE
     )
     assert len(code.splitlines()) < 60
     names: dict[str, object] = {"__name__": "NAME"}
@@ -82,16 +107,22 @@ def test_make_says_which_python_to_give(tmp_path: Path) -> None:
 
 
 def test_the_workflow_runs_what_ci_runs() -> None:
+    """There, what needs no torch comes before the rest."""
     workflow = yaml.safe_load(read(WORKFLOW))
     (job,) = workflow["jobs"].values()
     used = [step["uses"] for step in job["steps"] if "uses" in step]
     assert used and all(re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", each) for each in used)
     assert workflow["permissions"] == {"contents": "read"}
     assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
+    ran = re.findall(r"^(?:make|\.venv/bin/).*$", read(ROOT / ".ci" / "run"), re.MULTILINE)
+    light = ran[: ran.index("make test")]
+    promised = tomllib.loads(read(ROOT / "docs" / "without_torch.toml"))
+    names = {f"make {name}" for name in promised["targets"]} | {*promised["commands"]}
+    assert {" ".join(line.removeprefix(".venv/bin/").split()[:2]) for line in light} <= names
 
 
 def test_the_citation_is_that_of_this_version() -> None:
-    citation = yaml.safe_load(read(ROOT / "CITATION.cff"))
+    citation = yaml.safe_load(read(ROOT / "docs/CITATION.cff"))
     project = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]
     assert citation["title"] == project["name"] and citation["license"] == project["license"]
     assert str(citation["version"]) == project["version"]

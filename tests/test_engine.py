@@ -6,9 +6,13 @@ import dataclasses
 import functools
 import math
 import random
+import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,15 +25,16 @@ from attention import FlatBatch, Span
 from batch import BROKEN, Batch, Request
 from command.checks import UserError
 from configs import MODELS, OPERATORS
-from engine import LLM, SamplingParams, StreamedToken
 from executor import ModelExecutor
 from kvcache import KVCache
 from model import Transformer
 from more.fast.backends import BACKENDS
 from more.fast.process import threads, threads_for
+from more.loading.load import new_model
 from more.policies import compared
+from more.simulate import simulate
+from nano_sarathi import LLM, BeamSearchParams, SamplingParams, StreamedToken
 from sampling import Sampler, draw, sample
-from simulate import simulate
 
 CPU = torch.device("cpu")
 PROMPTS = [
@@ -270,6 +275,91 @@ def test_an_error_ends_the_streams_that_it_meets(
     seen.extend(after)
     assert gathered(seen, len(PROMPTS)) == expected, "the new loop keeps its slots"
     assert [out.token_ids for out in llm.generate(PROMPTS, params)] == expected
+
+
+def in_threads(calls: list[Callable[[], object]]) -> list[object]:
+    """What the calls return, each in a thread of its own, which often gives way to another."""
+    before, start = sys.getswitchinterval(), threading.Barrier(len(calls))
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(len(calls)) as pool:
+            return list(pool.map(lambda call: (start.wait(), call())[1], calls))
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_threads_take_turns(llm: LLM) -> None:
+    """All kinds of calls, while a stream is open: each returns what it does alone."""
+    params, few = SamplingParams(max_tokens=9), BeamSearchParams(2, 5)
+
+    def streamed(prompts: list[list[int]]) -> list[list[int]]:
+        return gathered(list(llm.stream(prompts, params)), len(prompts))
+
+    def generated(prompts: list[list[int]]) -> list[list[int]]:
+        return [out.token_ids for out in llm.generate(prompts, params)]
+
+    def searched(prompts: list[list[int]]) -> list[list[int]]:
+        return [out.sequences[1].token_ids for out in llm.beam_search(prompts, few)]
+
+    def left(prompts: list[list[int]]) -> list[int]:
+        tokens = llm.stream(prompts, params)
+        found = next(tokens).token_id
+        tokens.close()
+        return [found]
+
+    calls = [
+        partial(call, PROMPTS[number : number + 2])
+        for call in (streamed, generated, searched, left)
+        for number in range(3)
+    ]
+    expected = [call() for call in calls]
+    beside = llm.stream(PROMPTS[6:8], params)
+    first = next(beside)
+    for _ in range(3):
+        assert in_threads(calls) == expected
+    assert gathered([first, *beside], 2) == generated(PROMPTS[6:8])
+    assert llm.cache.used == [None] * 3
+
+
+def test_threads_share_a_stream_and_resize_the_cache(llm: LLM) -> None:
+    """Each of its tokens comes to one of them. A cache is resized when no call runs."""
+    params = SamplingParams(max_tokens=50)
+    expected = llm.generate(PROMPTS[0], params)[0].token_ids
+    tokens = llm.stream(PROMPTS[0], params)
+    shares = in_threads([lambda: [each.token_id for each in tokens]] * 3)
+    assert sorted(token for share in shares for token in share) == sorted(expected)
+    sizes = [lambda: llm.resize_cache(5), lambda: llm.resize_cache(4)]
+    again = [lambda: llm.generate(PROMPTS[0], params)[0].token_ids] * 3
+    assert in_threads(sizes + again)[2:] == [expected] * 3 and llm.cache.slots in (4, 5)
+
+
+def test_threads_make_models_of_their_own() -> None:
+    """PyTorch's default dtype is one for all threads: it comes back as it was."""
+
+    def make(dtype: torch.dtype) -> set[torch.dtype]:
+        made = [new_model(TINY["llama-gqa"], dtype, CPU) for _ in range(20)]
+        return {weight.dtype for model in made for weight in model.state_dict().values()}
+
+    kinds = [torch.float64, torch.bfloat16, torch.float32]
+    assert in_threads([partial(make, dtype) for dtype in kinds]) == [{dtype} for dtype in kinds]
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_call_in_the_middle_of_a_step_is_refused(llm: LLM) -> None:
+    """Of the same thread, by a hook of the user's."""
+    params = SamplingParams(max_tokens=3)
+    expected, found = llm.generate(PROMPTS[:2], params), []
+
+    def calls(batch: Batch) -> float:
+        found.append(llm.generate(PROMPTS[2:4], params))
+        return 0.0
+
+    llm.cost, llm.policy = calls, "qoserve"
+    with pytest.raises(UserError, match="this loop is in a step, or has failed in one: one thread"):
+        llm.generate(PROMPTS[:2], params)
+    llm.cost, llm.policy = None, "sarathi"
+    again = llm.generate(PROMPTS[:2], params)
+    assert [out.token_ids for out in again] == [out.token_ids for out in expected] and not found
 
 
 def test_the_wall_clock_waits_for_arrivals(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,12 +19,12 @@ from costmodel import make_batch
 from experiments.lib.engines import Priced
 from more.pictures.gantt import LOOKS
 from more.serving.steady import Workload, balance, split
+from more.simulate import make_cost_model, simulate
 from more.web import bundle, explore_routes, explore_side, explore_state, explorer
 from more.web.explore_state import State, read_state
 from more.web.explorer import answer, gain_point, gain_points, schedule
 from more.web.server import application
 from scheduler import POLICIES
-from simulate import make_cost_model, simulate
 from tests import spawn
 from timeline import Trace
 

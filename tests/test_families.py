@@ -11,18 +11,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import assert_within, noise_bound
+from conftest import assert_within, last_logits, noise_bound, run_loop
 
+from batch import Batch, Request
 from command.checks import UserError
 from configs import GPUS, MODELS
 from costmodel import CostModel
-from engine import LLM, SamplingParams
+from executor import ModelExecutor
 from model import Transformer
+from more.fast import native
 from more.loading import config_json
 from more.loading.checkpoint import load_config, load_weights, save
 from more.loading.config_json import ARCHITECTURE
 from more.loading.load import new_model
 from more.policies import compared
+from nano_sarathi import LLM, SamplingParams
 
 VOCABULARY, LENGTH = 61, 120
 ROTARY = {
@@ -279,9 +282,9 @@ def test_blocks_of_scales_bound_tp() -> None:
         CostModel(model, GPUS["h100"], tp=4, software="vllm")
 
 
-def with_config(directory: Path, case: str, **changes) -> Path:
+def with_config(directory: Path, case: str, sizes: dict | None = None, **changes) -> Path:
     """A checkpoint of transformers' whose config.json is then changed (... takes a key away)."""
-    oracle(case).save_pretrained(directory)
+    oracle(case, **(sizes or {})).save_pretrained(directory)
     raw = json.loads((directory / "config.json").read_text()) | changes
     (directory / "config.json").write_text(
         json.dumps({key: value for key, value in raw.items() if value is not ...})
@@ -305,6 +308,48 @@ SLIDES = {"sliding_window": 24, "use_sliding_window": True}
 )
 def test_which_window_is_in_force(case: str, changes: dict, expected: int, tmp_path: Path) -> None:
     assert load_config(with_config(tmp_path, case, **changes)).window == expected
+
+
+@pytest.mark.parametrize("family", [each for each in ARCHITECTURE if each != "gpt2"])
+def test_a_lone_request_passes_the_edge_of_its_window(family: str, tmp_path: Path) -> None:
+    """From one token to three beyond the window, each step beside recomputation without a cache: in
+    each way of attention, on slots and on blocks. A family without windows refuses what is longer.
+    """
+    import transformers  # takes seconds
+
+    known = {getattr(transformers, f"{CASES[case][0]}Config").model_type: case for case in CASES}
+    sizes = {"hidden_size": 192, "intermediate_size": 64, "head_dim": 32}  # what native takes
+    window = {"sliding_window": 6, "use_sliding_window": True, "max_window_layers": 1}
+    path = str(with_config(tmp_path, known[family], sizes, layer_types=..., **window))
+    assert load_config(tmp_path).window == 6
+    if not load_config(tmp_path).narrow:
+        with pytest.raises(UserError, match="not supported for longer sequences"):
+            LLM(path, max_length=7)
+        return
+    tokens = torch.randint(VOCABULARY, (9,), generator=torch.Generator().manual_seed(4)).tolist()
+    exact, ways = None, [("float64", "sdpa"), ("float64", "math")]
+    if native.usable(torch.device("cpu"), torch.float32, 32, 3):  # it knows no float64
+        ways.append(("float32", "native"))
+    for dtype, attention in ways:
+        for cache in ("slots", "paged"):
+            llm = LLM(path, dtype=dtype, attention=attention, cache=cache, device="cpu")
+            recomputed = torch.stack([last_logits(llm.model, tokens[: n + 1]) for n in range(9)])
+            exact = recomputed if exact is None else exact
+            bound = 1e-10 if dtype == "float64" else noise_bound(recomputed, exact)
+            assert_within(torch.stack(decoded(llm, tokens)), exact, bound)
+
+
+def decoded(llm: LLM, tokens: list[int]) -> list[torch.Tensor]:
+    """The logits after each of these tokens: the first is the prompt, the others are decodes."""
+    executor, found = ModelExecutor(llm.model, llm.cache, llm.attend), []
+
+    def choose(batch: Batch, logits: torch.Tensor) -> list[int]:
+        found.append(logits[0])
+        return tokens[len(found) :][:1] or [0]
+
+    executor.choose = choose
+    run_loop(llm._scheduler(), executor, [Request(0, tokens[:1], len(tokens))])
+    return found
 
 
 def test_rotary_stretch_spelled_as_transformers_4_did(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from experiments.lib.engines import LLAMA_33B, setups
 from experiments.lib.measuring import first_period
 from experiments.lib.rows import with_paper
 from more.serving.steady import Workload, balance, steady_window, tokens_per_second
-from simulate import simulate
+from more.simulate import simulate
 from timeline import Iteration, Trace
 
 

@@ -13,8 +13,8 @@ import torch
 from conftest import call, ran, sketch
 
 import configs
-from engine import LLM
-from experiments import fidelity, serve_capacity, studies
+from experiments import apart_distserve as distserve
+from experiments import fidelity, serve_capacity, serve_pipelines, studies
 from experiments.lib import look, measuring
 from experiments.lib.claims import Claim, bounded, falls, peaks_at
 from experiments.lib.common import paper_numbers
@@ -27,6 +27,7 @@ from more.loading import checkpoint
 from more.loading.load import new_model, random_weights
 from more.serving import planner
 from more.serving.steady import Workload
+from nano_sarathi import LLM
 
 gallery = importlib.import_module("experiments.all")
 STUDIES = studies()
@@ -37,6 +38,17 @@ LONG += ["serve_latency", "heirs", "beside_benchmarks", "apart_distserve", "apar
 SHORT = [name for name in STUDIES if name not in LONG]
 FEW = ["prefix_caching", "serve_budget", "serve_stalls", "chunks_in_flight", "fig11"]  # these, too
 MINUTES = ["serve_capacity", "serve_pipelines"]  # for a job in a process of its own
+MOST_PANELS = {"fig10": 7, "serve_phases": 7, "segment_throughput": 8}  # as the papers' figures
+CHOSEN = {
+    "PD",
+    "requests",
+    "seed",
+    "splits",
+}  # places that are ours where a paper does not say them
+PUBLISHED = {  # what `derive` takes from the papers
+    "apart_distserve": {"requests", *distserve.QUANTITIES, "median TPOT", "gain"},
+    "serve_pipelines": {"decode iteration", *serve_pipelines.GAINS[:2]},
+}
 FEWER = {"td_throughput": 12, "fig12": 200, "serve_capacity": 32}  # requests
 
 
@@ -134,7 +146,35 @@ def test_committed_rows_follow_from_each_other(name: str) -> None:
     if name != "td_phases":  # it has four panels, and its runs take long
         figure = study.picture(kept)
         plt.close(figure)
-        assert len(figure.axes) <= 6, "more than anybody looks at"
+        assert len(figure.axes) <= MOST_PANELS.get(name, 6), "more than anybody looks at"
+
+
+def test_what_was_measured_has_a_picture_of_its_own(tmp_path: Path) -> None:
+    """Fig 10 has the paper's two rows of panels, and one of ours. One source has one picture."""
+    study, path = STUDIES["fig10"], tmp_path / "fig10.csv"
+    kept = committed("fig10")
+    figure = study.picture(kept)
+    heads = [axes.get_title() for axes in figure.axes]
+    assert [head[:7] for head in heads[:-1]] == ["C = 256"] * 3 + ["C = 512"] * 3
+    assert not any("measured" in head for head in heads)
+    plt.close(figure)
+    for sources, there in ((("predicted", "measured"), True), (("measured",), False)):
+        kept.where(source=sources).write(path)
+        study.draw_measured(path)
+        assert (tmp_path / "fig10_measured.png").exists() == there
+        (tmp_path / "fig10_measured.png").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_row_of_the_paper_has_no_number_of_ours(name: str) -> None:
+    """No place that we chose, and no quantity that it does not print: `paper` names each."""
+    study = STUDIES[name]
+    named = {*PUBLISHED.get(name, ()), *(quantity for quantity, *_ in study.paper.values())}
+    for _, case, *other in study.paper.values():
+        named |= case.keys() | {key for key, y in dict(*other).items() if y is not None}
+    for row in committed(name).where(source="paper"):
+        assert row.keys() & CHOSEN <= named, row
+        assert row.keys() & study.units.keys() <= named, row
 
 
 def test_claims_by_hand() -> None:
@@ -163,6 +203,16 @@ def test_fidelity_is_that_of_the_committed_results(
         assert (new.id, new.kind, new.verdict) == (old.id, old.kind, old.verdict)
         assert (new.predicted or 0) == pytest.approx(old.predicted or 0, rel=1e-5)
         assert (new.error, new.tried) == pytest.approx((old.error, old.tried), abs=2e-3)
+
+
+def test_the_papers_six_largest_batches() -> None:
+    """One formula for all, which allows at least what the paper ran; and a cause tried for each."""
+    rows = {row.id: row for row in fidelity.read(gallery.ROOT / "results" / "fidelity.csv")}
+    ours = fidelity.largest_batches()
+    assert len(ours) == 6
+    for name, most in ours.items():
+        assert rows[name].predicted == most >= rows[name].paper == paper_numbers()[name]
+        assert rows[name].tried is not None or abs(rows[name].error) < fidelity.LIMIT
 
 
 def test_a_relaxed_slo_has_a_larger_budget() -> None:
@@ -232,11 +282,13 @@ def test_gains_alternate_with_the_baseline(tiny: str) -> None:
 
 
 def test_what_is_measured_on_the_papers_model_is_drawn_once() -> None:
-    """Fig 4 has a panel for predictions of LLaMA-13B, and one for what is measured."""
+    """Fig 4 has a panel for the paper's model, and one for what is measured: here they agree."""
     rows = read_rows(Path(gallery.ROOT) / "results" / "h200" / "fig4.csv")
-    picture = studies()["fig4"].picture(rows)
-    heads = [axes.get_title().replace("\n", " ") for axes in picture.axes]
-    assert len(heads) == 4 and len({*heads}) == 4
+    for own in (rows, rows.where(source="measured")):
+        picture = studies()["fig4"].picture(own)
+        heads = [axes.get_title().replace("\n", " ") for axes in picture.axes]
+        assert len(heads) == len({*heads}) == 2
+        plt.close(picture)
 
 
 def test_parts_of_a_stack_stand_on_each_other() -> None:

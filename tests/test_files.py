@@ -7,9 +7,9 @@ import pytest
 from huggingface_hub import constants, errors, utils
 
 from command.checks import UserError
-from engine import LLM
 from more.loading import files
 from more.loading.files import DEMO, HUB_FILES, find
+from nano_sarathi import LLM
 
 ID = "somebody/some-model-0.5B"
 
@@ -57,6 +57,26 @@ def test_a_hub_id_that_was_downloaded_before(offline: Path) -> None:
     assert LLM(ID, device="cpu", max_length=8).config.name == "some-model-0.5B", (
         "not the hash that its directory is called"
     )
+
+
+def test_the_upper_folder_of_the_hubs_cache(tmp_path: Path) -> None:
+    """By a path, as by an id: refs/main names the snapshot. Without it, there may be but one."""
+    folder = tmp_path / "models--somebody--some-model"
+    for name in ("abc", "def"):
+        (folder / "snapshots" / name).mkdir(parents=True)
+    assert find(str(folder)) == folder, "it has nothing to read"
+    (folder / "snapshots" / "def" / "config.json").write_text("{}")
+    assert find(str(folder)) == folder / "snapshots" / "def"
+    (folder / "snapshots" / "abc" / "config.json").write_text("{}")
+    said = complaint(str(folder))
+    assert said.startswith(f"{folder} has 2 snapshots, and no refs/main that names one: give the")
+    assert str(folder / "snapshots" / "abc") in said
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("abc\n")
+    assert find(str(folder)) == folder / "snapshots" / "abc"
+    for file in ("ckpt.pt", "config.json"):  # a folder of one's own with snapshots in it
+        (folder / file).write_text("{}")
+        assert find(str(folder)) == folder
 
 
 def test_what_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def test_all_documents_are_written_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     book = [f"{name}.py" for name in lines.BOOK]
-    for name in ("more/demo/metrics.json", "README.md", "docs/beams.md", *book):
+    for name in ("demo/metrics.json", "README.md", "docs/beams.md", *book):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     readme, beams = tmp_path / "README.md", tmp_path / "docs" / "beams.md"

@@ -29,7 +29,7 @@ from tests import spawn
 ROOT = Path(__file__).parent.parent
 SCRIPTS = [
     *("generate.py", "plan.py", "serve.py"),
-    *("more/web/bundle.py", "more/demo/train.py", "notebooks/execute.py"),
+    *("more/web/bundle.py", "demo/train.py", "notebooks/execute.py"),
     *sorted(
         f"experiments/{path.name}"
         for path in (ROOT / "experiments").glob("*.py")
@@ -119,9 +119,7 @@ def test_help_names_every_policy() -> None:
         assert policy.example or policy.configure is Scheduler.configure, policy
 
 
-COMMAND = re.compile(
-    r"(?:python3? |torchrun .*?)((?:experiments/|more/demo/|notebooks/)?\w+\.py)(.*)"
-)
+COMMAND = re.compile(r"(?:python3? |torchrun .*?)((?:experiments/|demo/|notebooks/)?\w+\.py)(.*)")
 
 
 def documented() -> Iterator[tuple[str, str, str]]:
@@ -149,6 +147,37 @@ def test_outside_the_environment_one_line_says_how_to_enter(script: str, tmp_pat
     done = spawn.run("-S", "-E", ROOT / script, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
     assert "run 'make install' once" in done.stderr
+
+
+SHAREGPT = '[{"conversations": [{"value": "a question"}, {"value": "an answer"}]}]'
+
+
+@pytest.mark.parametrize(
+    ("package", "words", "target", "again"),
+    [
+        ("matplotlib", ["-m", "docs.site"], "site", "-m docs.site"),
+        ("torch", ["-m", "tests.oracle", "my.py"], "install", "-m tests.oracle"),
+        ("fastapi", ["serve.py", "--gpu", "a6000"], "live", "serve.py"),
+        (  # a plan needs a tokenizer only to count the tokens of texts
+            "tiktoken",
+            ["plan.py", "--quick", "--model", "./demo", "--requests-file", "TEXTS"],
+            "install",
+            "plan.py",
+        ),
+    ],
+)
+def test_a_missing_package_is_one_line(
+    package: str, words: list[str], target: str, again: str, tmp_path: Path
+) -> None:
+    """It says how to get it, and the command as it was typed."""
+    (texts := tmp_path / "texts.json").write_text(SHAREGPT, encoding="utf-8")
+    lacks = f"import sys\nsys.modules[{package!r}] = None\n"
+    (tmp_path / "sitecustomize.py").write_text(lacks, encoding="utf-8")
+    words = [texts if word == "TEXTS" else word for word in words]
+    done = spawn.run(*words, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+    said = f"error: this Python has no {package}: run 'make {target}' once, then .venv/bin/python"
+    assert done.stderr.startswith(f"{said} {again};")
 
 
 def test_a_wrong_kernel_is_told_in_one_line_which_one_is_right() -> None:

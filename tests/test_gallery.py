@@ -17,6 +17,7 @@ from command.cli import run_main
 from experiments import fidelity
 from experiments.lib.common import ROOT
 from experiments.lib.rows import Rows, read_rows
+from tests.lines import tracked
 
 gallery = importlib.import_module("experiments.all")
 RESULTS = ROOT / "results"
@@ -62,6 +63,16 @@ def test_each_script_and_each_result_is_named() -> None:
     names, text = {path.stem for path in RESULTS.glob("*.csv")}, "".join(documents.values())
     left = [name for name in names if not re.search(rf"\b{name}\b", text)]
     assert {*left} <= gallery.captions().keys()
+
+
+def test_each_result_has_a_script_that_writes_it() -> None:
+    """Those that are committed. `gpu_day.py` wrote the folder h200."""
+    scripts = {path.stem for path in (ROOT / "experiments").glob("*.py")}
+    written = scripts | {"calibration-laptop"}  # by calibrate.py
+    found = [path for path in tracked("csv", "json", "md", "png") if path.parent == RESULTS]
+    assert len(found) > 50
+    names = {path.stem.removesuffix("_measured") for path in found}
+    assert sorted(names - written) == [], "no command writes them"
 
 
 @pytest.mark.parametrize("name", OF_ROWS)
@@ -117,13 +128,16 @@ def test_each_explanation_is_shown() -> None:
     assert "%, not explained. As for" in shown["f10_linear"]
     own = [row for row in rows if row.kind not in ("given", "fitted")]
     assert fidelity.summary(rows)[-2:] == fidelity.summary(own)[-2:], "a choice needs no cause"
-    assert min(abs(row.tried) for row in rows if row.tried is not None) > 0.1, "nor what is fitted"
+    whole = fidelity.largest_batches()  # two of them are met by a cause, to the last request
+    tried = [row.tried for row in rows if row.tried is not None and row.id not in whole]
+    assert min(map(abs, tried)) > 0.1, "nor what is fitted"
 
 
 def test_a_number_of_several_places_counts_once() -> None:
-    """What we predict alike is one, but for Fig 8's smallest: Table 4 has less."""
+    """What we predict alike is one, but for Fig 8's smallest: Table 4 has less, and batches."""
     rows = [row for row in fidelity.read(RESULTS / "fidelity.csv") if row.kind == "predicted"]
-    counted = {row.id: row.predicted for row in fidelity.distinct(rows) if row.id != "f8_low"}
+    apart = {"f8_low", *fidelity.largest_batches()}
+    counted = {row.id: row.predicted for row in fidelity.distinct(rows) if row.id not in apart}
     assert len(counted) == len({*counted.values()})
     assert "f11a_sarathi_3k" in counted, "Table 4's 1.22 is Fig 11's 1.23"
 

@@ -10,7 +10,7 @@ from batch import Request
 from more.apart.simulate import simulate_fleet
 from more.pictures.gantt import LOOKS, Bar, draw_lanes, legend_handles
 from more.pictures.lanes import MOST_NAMED, engine_lanes, request_lanes, step_label
-from simulate import simulate
+from more.simulate import simulate
 
 MANY = MOST_NAMED + 1  # requests
 

@@ -9,10 +9,9 @@ from conftest import call
 
 import generate
 from batch import Request
-from engine import LLM, SamplingParams, StreamedToken
 from generate import read_prompts
-from more.loading.prompts import make_requests
-from simulate import simulate
+from more.simulate import simulate
+from nano_sarathi import LLM, SamplingParams, StreamedToken
 
 
 def test_streams_text_and_ends_with_a_table() -> None:
@@ -60,7 +59,7 @@ def test_an_interrupt_ends_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(LLM, "stream", interrupted)
     done = call(generate, "The with")
-    assert (done.returncode, done.stdout, done.stderr) == (130, "The with stat\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "The with stat\n", "interrupted\n")
 
 
 def test_several_prompts_make_a_batch(tmp_path: Path) -> None:
@@ -114,8 +113,9 @@ def test_each_prompt_draws_its_own_numbers() -> None:
 
 def test_stop_tokens_of_a_prompt_join_the_models() -> None:
     params = [SamplingParams(stop_ids=(3,)), SamplingParams(stop_ids=(3,), ignore_eos=True)]
-    own = {"encode": None, "vocab_size": 9, "stop_ids": frozenset({7}), "seed": 0}
-    made = make_requests([[1], [2]], params, None, **own)
+    llm = LLM("demo", device="cpu", max_length=128)
+    llm.stop_ids = frozenset({7})
+    made = llm._requests([[1], [2]], params, None)
     assert [request.stop_ids for request in made] == [{3, 7}, {3}]
 
 

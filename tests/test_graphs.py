@@ -17,12 +17,12 @@ from test_engine import PROMPTS, tiny_expected
 from attention import PLAIN
 from batch import Request
 from command.checks import UserError
-from engine import LLM, BeamSearchParams, SamplingParams
 from kvcache import KVCache
 from model import Transformer
 from more.fast import cuda, graphs
 from more.fast.graphs import GraphExecutor, Graphs, graphs_for
 from more.policies import compared
+from nano_sarathi import LLM, BeamSearchParams, SamplingParams
 from scheduler import make_scheduler
 
 COUNT, BATCH_SIZE, CHUNK_SIZE = 9, 3, 8
@@ -114,7 +114,9 @@ def test_an_engine(replays: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [output.token_ids for output in plain.generate(prompts, params)]
     best = plain.beam_search(*beams)[0].sequences[0].token_ids
 
-    monkeypatch.setattr("engine.graphs_for", lambda _, cache, *__: Graphs(cache, cuda.gathered))
+    monkeypatch.setattr(
+        "nano_sarathi.graphs_for", lambda _, cache, *__: Graphs(cache, cuda.gathered)
+    )
     llm = engine()
     llm.resize_cache(3, 48)
     for policy, tokens in zip(compared()[::2], cycle((None, 48)), strict=False):

@@ -5,6 +5,7 @@ An arrow is an import, wherever it stands: one inside a function counts as one a
 
 import ast
 import re
+import tomllib
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -29,13 +30,14 @@ ORDER = [
     ["paged"],  # blocks, in place of the scheduler's memory and of the slots
     ["policies"],  # those outside the book
     ["model"],
-    ["sampling"],
-    ["loading"],
+    ["sampling", "loader"],
     ["executor"],
+    ["engine"],  # here the book ends: nothing of more/ is below
+    ["loading"],
     ["fast"],
     ["simulate"],  # it makes the policies of more/policies/ known
     ["beam"],  # `LLM.beam_search` needs it; the loop and the policies do not
-    ["engine"],
+    ["nano_sarathi"],  # the door of all the rooms above
     ["pipeline"],
     ["apart"],  # several engines as one
     ["pictures", "serving"],  # pictures draw pipelines, too
@@ -57,29 +59,45 @@ SCRIPTS = sorted(
     if path.stem != "__init__" and "import command.first" not in path.read_text("utf-8")
 )  # fmt: skip
 
-WITHOUT_TORCH = [
-    *(f"import experiments.{name}" for name in SCRIPTS),
-    "import simulate, more.loading.policyfile, more.loading.requests, plan",
-    "from more import pipeline",
-    "import more.paged.blocks, more.paged.prompts, more.apart.simulate",
-    "import more.beam.request",
-    "import more.web.runner, more.web.priced",
-    "import course.__main__, course.grade, course.picture",
-    "import serve",
-    "import scheduler, loop, batch, costmodel, timeline, configs",
+PROMISED = tomllib.loads((ROOT / "docs" / "without_torch.toml").read_text("utf-8"))
+WITHOUT_TORCH = [f"experiments.{name}" for name in SCRIPTS] + [
+    name
+    for group in ("targets", "commands", "libraries")
+    for names in PROMISED[group].values()
+    for name in names
 ]
 # What the browser runs. It has no package at all.
-WITHOUT_NUMPY = ["import more.web.explorer", "import course.browser"]
+WITHOUT_NUMPY = ["more.web.explorer", "course.browser"]
 
 
-@pytest.mark.parametrize(("package", "lines"), [("torch", WITHOUT_TORCH), ("numpy", WITHOUT_NUMPY)])
-def test_what_needs_no_package_imports_none(package: str, lines: list[str]) -> None:
-    """In a fresh interpreter: whatever imports it is named."""
-    code = "import sys\n"
-    for line in lines:
-        code += f"{line}\nif {package!r} in sys.modules: sys.exit({line!r})\n"
+@pytest.mark.parametrize(
+    ("absent", "modules"), [(PROMISED["absent"], WITHOUT_TORCH), (["numpy"], WITHOUT_NUMPY)]
+)
+def test_what_needs_no_package_runs_without_it(absent: list[str], modules: list[str]) -> None:
+    """In a fresh interpreter that has none of these packages: whatever imports one is named."""
+    code = "import sys\nfrom importlib import import_module\n"
+    code += f"sys.modules |= {dict.fromkeys(absent)}\n"  # None: an import of it fails
+    code += f"for name in {modules}:\n    print(name, file=sys.stderr)\n    import_module(name)"
     done = spawn.run("-c", code)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_is_promised_without_torch_is_what_make_installs_without_it() -> None:
+    """The targets that install something, and not what runs a model."""
+    text = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+    rules: dict[str, list[str]] = {}
+    for heads, needs in re.findall(r"^([^\s#][^:=\n]*):(?!=)([^=\n]*)$", text, re.MULTILINE):
+        needs = needs.replace("$(READY)", ".venv/figures.stamp").split()
+        rules |= dict.fromkeys(heads.split(), needs)
+
+    def installed(target: str) -> set[str]:
+        needs = rules.get(target, ())
+        return {*needs}.union(*map(installed, needs))
+
+    stamps = {target: installed(target) for target in rules[".PHONY"]}
+    light = {name for name, needs in stamps.items() if ".venv/figures.stamp" in needs}
+    heavy = {name for name, needs in stamps.items() if ".venv/run.stamp" in needs}
+    assert heavy >= {"install", "test"} and light - heavy == set(PROMISED["targets"])
 
 
 def tracked() -> list[Path]:
@@ -130,8 +148,8 @@ def test_tokens_are_what_no_formatting_changes() -> None:
     packed = "x, y = 1, 'a'\n"
     plain = '"""What it is."""\n\n# why\nx, y = (\n    1,  # one\n    "a",\n)\n'
     assert lines.tokens(packed) == 7  # x , y = 1 , 'a'
-    assert lines.tokens(plain) == 7 + len("( , )".split())
-    assert lines.tokens("def f(x):\n    \"\"\"Docs.\"\"\"\n    return x\n") == 8  # def f(x): return x
+    assert lines.tokens(plain) == 7 + 3  # ( , )
+    assert lines.tokens('def f(x):\n    """Docs."""\n    return x\n') == 8  # def f(x): return x
     assert lines.tokens('say("""a text, and no docstring""")\n') == 4
 
 

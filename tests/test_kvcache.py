@@ -62,15 +62,18 @@ def test_write_is_in_place_and_hits_its_places_only() -> None:
 
 
 def test_paper_formula() -> None:
-    """B = floor((M_G - M_S) / (L * m_kv)) by hand for LLaMA-13B on a 48 GB A6000 at L = 1024."""
+    """B = floor((M_G - M_S) / (L * m_kv)) by hand: LLaMA-13B, an A6000 of 44.43 GiB, L = 1024."""
     model, gpu = MODELS["llama-13b"], GPUS["a6000"]
     assert model.kv_bytes_per_token() == 2 * 40 * 5120 * 2
     assert 12.9e9 < model.parameters < 13.1e9
     assert requests_that_fit(model, gpu, 1024) == int(
-        (48e9 - 2 * model.parameters) / (1024 * 819200)
+        (44.43 * 2**30 - 2 * model.parameters) / (1024 * 819200)
     )
     # the paper fits 18: its formula leaves nothing for activations
     assert requests_that_fit(model, gpu, 1024) >= 18
+    assert requests_that_fit(model, gpu, 1024, tp=2) == int(
+        (2 * 44.43 * 2**30 - 2 * model.parameters) / (1024 * 819200)
+    )
     assert requests_that_fit(MODELS["gpt3-175b"], gpu, 1024) == 0
     # Yi-34B on two A100: 0.9 of 160 GB, less 68.8 GB of weights
     yi, a100 = MODELS["yi-34b"], GPUS["a100-80gb"]

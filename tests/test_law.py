@@ -185,14 +185,8 @@ def test_every_gpu_has_its_sheet_and_all_constants_a_source() -> None:
         assert 70 < ratio < 450, gpu.name
         assert gpu.generation in KNOWN
     for owner, efficiency in EFFICIENCY.items():
-        assert "experiments/" in efficiency.source and "%" in efficiency.source, owner
-
-
-@pytest.mark.slow
-def test_the_constants_are_what_the_script_finds(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(sys, "argv", ["fit.py", "vllm"])
-    fit.main()  # exits with a complaint where configs/constants.py holds others
-    assert capsys.readouterr().out.count('"vllm"] = Efficiency(') == 4
+        assert efficiency.source.startswith("experiments/fit.py: "), owner
+        assert "%" in efficiency.source, owner
 
 
 def held(gpu: str) -> dict:

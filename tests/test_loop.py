@@ -51,6 +51,22 @@ def test_recomputed_tokens_are_all_work_beyond_what_is_useful(name: str) -> None
     assert traces[1].throughput <= traces[0].throughput
 
 
+def test_a_step_in_the_middle_of_a_step_is_refused() -> None:
+    """Nothing has run twice: the loop fails with it."""
+
+    class Again(POLICIES["orca"]):
+        def schedule(self, now: float) -> Batch | None:
+            loop.step()
+            return super().schedule(now)
+
+    loop = Loop(Again(2, 8), second_by_second())
+    loop.add(Request(0, range(4), 2))
+    for _ in range(2):
+        with pytest.raises(UserError, match="this loop is in a step, or has failed in one: one"):
+            loop.step()
+    assert loop.trace.iterations == []
+
+
 def test_a_cancelled_request_has_no_useful_tokens() -> None:
     loop = Loop(make_scheduler("orca", 2, 8), second_by_second())
     gone, stays = Request(0, range(4), 50), Request(1, range(6), 5, tags={"user": "ann"})

@@ -1,6 +1,7 @@
 """nanoGPT's ckpt.pt, as its train.py writes it, beside transformers' GPT-2 with the exact GELU."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,16 +10,19 @@ from conftest import call
 from test_families import GPT2, LENGTH, assert_same_logits, oracle
 
 import generate
-from engine import LLM, SamplingParams
+from model import Transformer
+from more.loading.checkpoint import load_config, load_weights
 from more.loading.nanogpt import LINEARS
 from more.policies import compared
+from nano_sarathi import LLM, SamplingParams
 
 CHARACTERS = sorted("\n !$&',-.3:;?" + "".join(chr(65 + n) + chr(97 + n) for n in range(26)))
 
 
-def nanogpt(vocab_size: int, bias: bool) -> torch.nn.Module:
+def nanogpt(vocab_size: int, bias: bool, tied: bool = True) -> torch.nn.Module:
     """Without biases, they are 0."""
-    model = oracle("gpt2", activation_function="gelu", vocab_size=vocab_size)
+    own = {"vocab_size": vocab_size, "tie_word_embeddings": tied}
+    model = oracle("gpt2", activation_function="gelu", **own)
     for name, parameter in model.named_parameters():
         if name.endswith("bias") and not bias:
             parameter.data.zero_()
@@ -32,7 +36,7 @@ def write(folder: Path, model: torch.nn.Module, bias: bool, prefix: str = "") ->
         for name, each in model.state_dict().items()
         if bias or not name.endswith("bias")
     }
-    own[prefix + "transformer.h.0.attn.bias"] = torch.ones(1, 1, LENGTH, LENGTH)
+    own[prefix + "transformer.h.0.attn.bias"] = torch.ones(1, 1, LENGTH, LENGTH).tril()
     args = {key: GPT2[key] for key in ("n_layer", "n_head", "n_embd")}
     args |= {"block_size": LENGTH, "bias": bias, "dropout": 0.2}
     args["vocab_size"] = model.config.vocab_size
@@ -45,12 +49,36 @@ def write(folder: Path, model: torch.nn.Module, bias: bool, prefix: str = "") ->
     torch.save(state, folder / "ckpt.pt")
 
 
+def test_the_names_of_the_page_are_those_of_the_loader(tmp_path: Path) -> None:
+    """docs/from-nanogpt.md has each of nanoGPT's tensors, and where the loader puts it."""
+    page = Path(__file__).parent.parent / "docs" / "from-nanogpt.md"
+    rows = r"^\| `(transformer\..+|lm_head)` \| `(.+?)`"
+    table = dict(re.findall(rows, page.read_text("utf-8"), re.MULTILINE))
+    write(tmp_path, nanogpt(65, True), True)
+    theirs = torch.load(tmp_path / "ckpt.pt", weights_only=True)["model"]
+    del theirs["transformer.h.0.attn.bias"]  # a mask, no weight
+    model = Transformer(load_config(tmp_path))
+    load_weights(model, tmp_path)
+    ours, seen = model.state_dict(), set()
+    for name, tensor in theirs.items():
+        place, _, kind = name.rpartition(".")
+        number = "".join(re.findall(r"\.(\d+)\.", place))
+        row = re.sub(r"\.\d+\.", ".N.", place)
+        own = table[row].replace("N", number)
+        assert torch.equal(ours[f"{own}.{kind}"], tensor), name
+        seen.add(row)
+    assert seen == table.keys()
+
+
 @pytest.mark.parametrize(
-    ("vocab_size", "bias", "prefix"), [(65, True, ""), (50304, False, "_orig_mod.")]
+    ("vocab_size", "bias", "prefix", "tied"),
+    [(65, True, "", True), (50304, False, "_orig_mod.", True), (65, False, "_orig_mod.", False)],
 )
-def test_logits_and_greedy_tokens(vocab_size: int, bias: bool, prefix: str, tmp_path: Path) -> None:
-    """Logits in float32; tokens in float64, under every policy."""
-    reference = nanogpt(vocab_size, bias)
+def test_logits_and_greedy_tokens(
+    vocab_size: int, bias: bool, prefix: str, tied: bool, tmp_path: Path
+) -> None:
+    """Logits in float32; tokens in float64, under every policy. A fork's own head counts."""
+    reference = nanogpt(vocab_size, bias, tied)
     write(tmp_path, reference, bias, prefix)
     assert_same_logits(LLM(str(tmp_path), dtype="float32", device="cpu").model, reference, LENGTH)
     llm = LLM(str(tmp_path / "ckpt.pt"), dtype="float64", device="cpu", chunk_size=5)

@@ -14,8 +14,8 @@ from torch import Tensor
 import model
 from attention import reference
 from command.checks import UserError
-from engine import LLM
 from more.fast import native
+from nano_sarathi import LLM
 
 DTYPES = [torch.float32, torch.bfloat16]
 pytestmark = pytest.mark.skipif(not native.compiler(), reason="needs a C++ compiler")

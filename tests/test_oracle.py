@@ -57,10 +57,75 @@ def test_a_policy_of_ones_own_is_checked(
         "    def update(self, batch, tokens): return super().update(batch, [0 for _ in tokens])\n"
     )
     monkeypatch.setattr("sys.argv", ["oracle", str(path)])
-    with pytest.raises(UserError, match="policy 'mine', driver Loop, play 0: request . does not"):
+    said = "policy 'mine', driver Loop, play 0, at the end: request . does not end as alone, output"
+    with pytest.raises(UserError, match=rf"{said} token \d+: it is 0, and must be \d+$"):
         oracle.main()
     monkeypatch.setattr(
         "sys.argv", ["oracle", str(Path(oracle.__file__).parents[1] / "examples/priority.py")]
     )
     oracle.main()
     assert capsys.readouterr().out.startswith("priority: the same tokens as alone, in 2 plays of")
+
+
+WRONG = {  # what a policy of one's own gets wrong, and what it is told: rule, request, step
+    "memory": (
+        ("    def update(self, batch, tokens):\n"
+        "        self.memory.taken += 1\n"
+        "        return super().update(batch, tokens)\n"),
+        r"step \d+: tokens .* in `memory.taken`: it is \d+, and must be \d+$",
+    ),
+    "twice": (
+        ("    def schedule(self, now):\n"
+        "        batch = super().schedule(now)\n"
+        "        if batch: batch.decodes *= 2\n"
+        "        return batch\n"),
+        r"step \d+: policy 'mine' \(Mine\): a request is in the batch twice: \d+$",
+    ),
+    "starves": (
+        ("    def can_admit(self):\n"
+        "        return super().can_admit() and self.waiting[0].request_id != 0\n"),
+        r"step \d+: policy 'mine' \(Mine\): it schedules nothing, while requests wait or run",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_the_oracle_says_which_rule_was_broken_where(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oracle, "PLAYS", 3)
+    code, said = WRONG[what]
+    path = tmp_path / "mine.py"
+    head = "from scheduler import SarathiServe\nclass Mine(SarathiServe):\n    name = 'mine'\n"
+    path.write_text(head + code)
+    monkeypatch.setattr("sys.argv", ["oracle", str(path)])
+    with pytest.raises(UserError, match=rf"policy 'mine', driver Loop, play \d, {said}"):
+        oracle.main()
+
+
+def test_a_policy_may_preempt_as_it_likes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """For a slot, as srpt does; or for no reason. Each request still gets its own tokens."""
+    monkeypatch.setattr(oracle, "PLAYS", 3)
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from scheduler import SarathiServe\n"
+        "class Slot(SarathiServe):\n    name = 'slot'\n"
+        "    def schedule(self, now):\n"
+        "        if self.waiting and self.running and not self.can_admit():\n"
+        "            self.once(max(self.running, key=lambda r: len(r.prompt)))\n"
+        "        return super().schedule(now)\n"
+        "    def once(self, request):\n"
+        "        if not request.preemptions:\n"
+        "            self.preempt(request)\n"
+        "            self.waiting.rotate(-1)\n"
+        "class Whim(Slot):\n    name = 'whim'\n"
+        "    def schedule(self, now):\n"
+        "        for request in [r for r in self.running if len(r.output) == 3]:\n"
+        "            self.once(request)\n"
+        "        return super().schedule(now)\n"
+    )
+    monkeypatch.setattr("sys.argv", ["oracle", str(path)])
+    oracle.main()
+    assert capsys.readouterr().out.count("the same tokens as alone") == 2

@@ -10,13 +10,13 @@ from itertools import accumulate, product
 
 import pytest
 import torch
+from conftest import PlainLLM
 from torch import Tensor
 
 from attention import PLAIN, FlatBatch, Span
 from batch import Chunk, Request
 from command.checks import UserError
 from configs import MODELS
-from engine import LLM
 from executor import ModelExecutor
 from kvcache import KVCache
 from more.fast import native
@@ -25,9 +25,10 @@ from more.paged.blocks import BlockMemory
 from more.paged.cache import PagedCache
 from more.paged.prompts import Parts, shared
 from more.policies import compared
+from more.simulate import simulate
+from nano_sarathi import LLM
 from sampling import SamplingParams
 from scheduler import SarathiServe, Scheduler, make_scheduler, next_chunk
-from simulate import simulate
 from tests.oracle import check_blocks, perform
 
 
@@ -37,11 +38,12 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     count: Counter[str] = Counter()
 
     class Counted(BlockMemory):
-        def take(self, newcomer: Request) -> int:
-            known, hit = len(self.block_of), super().take(newcomer)
+        def take(self, newcomer: Request) -> None:
+            known = len(self.block_of)
+            super().take(newcomer)
+            hit = newcomer.prefilled
             count.update(hits=hit > 0, own=hit > 0 and newcomer.preemptions > 0)
             count.update(evictions=len(self.block_of) < known)
-            return hit
 
     preempt = Scheduler.preempt
     monkeypatch.setattr(blocks, "BlockMemory", Counted)
@@ -266,8 +268,8 @@ PROMPTS = [[5, 1, 7, 2, 8, 8, 3, 4, 9, own] for own in (6, 3, 4)]
 @pytest.fixture
 def llm(small: str) -> LLM:
     """Blocks for two requests, at most."""
-    return LLM(
-        small, cache="paged", block_size=4, prefix_caching=True, cache_tokens=64, fast=False,
+    return PlainLLM(
+        small, cache="paged", block_size=4, prefix_caching=True, cache_tokens=64,
         dtype="float64", device="cpu", policy="sarathi_serve", max_batch_size=4,
     )  # fmt: skip
 
@@ -278,7 +280,7 @@ def test_a_batch_that_fails_has_filled_nothing(
 ) -> None:
     """After `good` batches, a forward fails in its last layer. Then all is as if it had not run."""
     params, left, forward = SamplingParams(max_tokens=8), [good], ModelExecutor.forward
-    plain = LLM("small", dtype="float64", device="cpu", fast=False)
+    plain = PlainLLM("small", dtype="float64", device="cpu")
     expected = [each.token_ids for each in plain.generate(PROMPTS, params)]
 
     def fails(self: ModelExecutor, *batch: object) -> Tensor:

@@ -15,7 +15,7 @@ from batch import Request
 from command.cli import is_ours
 from experiments.lib.engines import Priced
 from more.pictures import perfetto
-from simulate import simulate
+from more.simulate import simulate
 
 WITH_DIGITS = {"ffn_ln1", "ffn_ln2", "PB1", "PB2", "PB3"}  # names of one kind each
 # beside ph, pid, tid, ts and name, by phase

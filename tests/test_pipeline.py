@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from test_scheduler import requests_of
 
 from batch import Batch, Request
+from command.checks import UserError
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel, make_batch
 from more.pipeline import (
@@ -24,9 +25,10 @@ from more.pipeline import (
     simulate_pipeline,
 )
 from more.pipeline.account import Step, difference
+from more.pipeline.micro_batches import DEALS, MEMORIES
 from more.policies import compared
-from scheduler import SarathiServe
-from simulate import simulate
+from more.simulate import simulate
+from scheduler import POLICIES, SarathiServe
 
 Work = list[tuple]  # as `requests_of` takes it
 
@@ -183,14 +185,14 @@ class Counting(SarathiServe):
 
 @pytest.mark.parametrize("deal", ["queue", "turns"])
 def test_what_a_policy_counts_is_one_for_all_micro_batches(deal: str) -> None:
-    schedulers = [Counting(2, 8) for _ in range(3)]
-    filled = MicroBatches(schedulers, 2, deal)
+    filled = MicroBatches(Counting(2, 8), 3, 2, deal)
     for i in range(20):
         filled.add(Request(i, range(5), 4, arrival=i // 10))
     trace = run_pipeline(filled, lambda batch: [0.2, 0.1], PipelineTrace(2, 3, keep=True))
     assert sorted(request for request, _ in trace.finished) == list(range(20)), "each runs once"
     assert {step.micro_batch for step in trace.steps} == {0, 1, 2}
     filled.done(1, Batch([], []), [])
+    schedulers = filled.schedulers
     assert len({id(each.waiting) for each in schedulers}) == (1 if deal == "queue" else 3)
     for each in schedulers:
         assert (each.admitted, each.ended) == (20, 20)
@@ -215,6 +217,65 @@ def test_want_of_requests_is_no_bubble() -> None:
     apart = [(1, 1, 10.0 * i) for i in range(3)]
     trace = run_by_hand(apart, lambda batch: [1.0, 1.0], 2)
     assert trace.bubble == 0 and trace.idle["starved"] > 0 and trace.seconds == 22.0
+
+
+def test_who_has_run_is_refused_before_anybody_runs() -> None:
+    (request,) = requests_of((3, 1, 9.0))
+    request.output.append(7)
+    with pytest.raises(UserError, match="request 0 has run before"):
+        filled_with([request], "orca", 2, 2, 1, 8)
+
+
+def most_at_once(filled: MicroBatches) -> int:
+    """Run all to the end. How many requests run at once, at most. Micro-batches come back one by
+    one, the oldest first, after all others have asked for more.
+    """
+    free, flying, most = list(range(filled.count)), deque(), 0
+    while filled.busy or flying:
+        for number in free[:]:
+            batch, _ = filled.next(number, 0.0)
+            most = max(most, sum(len(each.running) for each in filled.schedulers))
+            if batch:
+                free.remove(number)
+                flying.append((number, batch))
+        assert flying, "requests are left, and nothing runs"
+        number, batch = flying.popleft()
+        filled.done(number, batch, [7] * len(batch.sampled))
+        free.append(number)
+    return most
+
+
+PRICES = {"cost": lambda batch: 1.0, "seconds_of": lambda rows: 1.0}
+DEALT = [(policy, deal) for policy in POLICIES for deal in DEALS] + [("td_pipe", "queue")]
+
+
+@pytest.mark.parametrize(("policy", "deal"), DEALT)
+def test_at_most_B_times_M_run_at_once(policy: str, deal: str) -> None:
+    """And as many do, if so many are there: M = 3, B = 2, and 20 requests that stay for long."""
+    work = requests_of(*[(4, 9)] * 20)
+    assert most_at_once(filled_with(work, policy, 3, 2, 2, 64, deal=deal, **PRICES)) == 6
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize(("policy", "deal"), DEALT)
+def test_what_just_fits_the_micro_batches_runs(policy: str, deal: str, memory: str) -> None:
+    """A request that fills the memory to its last token; one that needs a token more is refused.
+    Two fill a shared one together, and nobody is preempted.
+    """
+    together = memory == "split" and (deal in ("any", "ahead") or policy == "td_pipe")
+    for prompt, output in ((5, 8), (12, 1), (11, 2)):
+        need = prompt + output - 1  # 12
+        options = PRICES | {"deal": deal, "memory": memory}
+        for count in (1, 2) if memory == "pool" else (1,):
+            cache = need * count // (2 if together else 1)
+            requests = requests_of(*[(prompt, output)] * count)
+            filled = filled_with(requests, policy, 2, 2, 2, 64, cache, **options)
+            assert most_at_once(filled) == count or output <= 2
+            assert all(len(request.output) == output for request in requests)
+            assert sum(request.preemptions for request in requests) == 0
+        with pytest.raises(UserError, match="need 13 tokens of cache, and it holds 12"):
+            cache = need // (2 if together else 1)
+            filled_with(requests_of((prompt, output + 1)), policy, 2, 2, 2, 64, cache, **options)
 
 
 # -------------------------------------------------------------------------------- what always holds

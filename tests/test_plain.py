@@ -1,4 +1,4 @@
-"""`LLM(fast=False)` runs the book and nothing else; and what it computes is what `LLM` computes."""
+"""What the book's LLM computes is what the full one computes."""
 
 from functools import cache
 
@@ -7,21 +7,23 @@ import torch
 from conftest import last_logits
 from torch import nn
 
+import engine
 from attention import PLAIN
 from batch import Batch, Chunk, Request
-from engine import LLM, SamplingParams
 from executor import ModelExecutor
 from model import ResidualLinear
 from more.loading.checkpoint import load_config, weights_of
 from more.loading.files import DEMO
+from nano_sarathi import LLM, SamplingParams
 
 PROMPTS = ["The with statement", "def open(", "class Thread(", "The list type is " * 6, "import os"]
 ROUNDING = {"float32": 2**-24, "bfloat16": 2**-8}  # relative, of one operation
 
 
 @cache
-def demo(dtype: str, fast: bool) -> LLM:
-    return LLM("demo", dtype=dtype, device="cpu", chunk_size=32, fast=fast)
+def demo(dtype: str, fast: bool) -> engine.LLM:
+    kind = LLM if fast else engine.LLM
+    return kind("demo", dtype=dtype, device="cpu", chunk_size=32)
 
 
 def logits_of(llm: LLM, prompts: list[list[int]]) -> torch.Tensor:

@@ -5,7 +5,6 @@ The conversation trace is the committed sample.
 
 import gc
 import json
-import os
 import random
 import re
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ from configs.constants import WAIT
 from configs.hosts import HOSTS
 from costmodel import make_batch, tokens_that_fit
 from experiments.lib import plan_report
-from experiments.lib.plan_names import slo_of
+from experiments.lib.plan_names import counter_of, slo_of
 from experiments.lib.plan_report import ANCHORED, error_of, link_words, rounded, who_holds
 from experiments.lib.rows import read_rows
 from more.loading.priced import shape_of
@@ -40,7 +39,7 @@ from more.serving.comparison import Demand, Plan, Question, fits, too_strict
 from more.serving.planner import BUDGETS, EXACT, Found, Traffic
 from more.serving.search import largest_rate
 from more.serving.traffic import Fixed, at_rate, make_requests, poisson, read_trace
-from simulate import simulate
+from more.simulate import simulate
 
 ROOT = Path(__file__).parent.parent
 # The config.json of Llama-3-8B: what prices it.
@@ -316,15 +315,22 @@ def test_a_hub_id_that_is_on_disk(
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(UserError, match="'meta/Llama-3': give a .* a hub id that is on this"):
         plan.priced_model("meta/Llama-3")
-    for age, layers in enumerate((32, 30, 31)):  # the newest snapshot counts
-        folder = tmp_path / "models--meta--Llama-3" / "snapshots" / f"{layers}"
+    upper = tmp_path / "models--meta--Llama-3"
+    for layers in (32, 30, 31):
+        folder = upper / "snapshots" / f"{layers}"
         folder.mkdir(parents=True)
-        (file := folder / "config.json").write_text(
-            json.dumps(LLAMA3 | {"num_hidden_layers": layers})
-        )
-        os.utime(file, (9e8 - age, 9e8 - age))
+        (folder / "config.json").write_text(json.dumps(LLAMA3 | {"num_hidden_layers": layers}))
+    for model in ("meta/Llama-3", str(upper)):
+        with pytest.raises(UserError, match="has 3 snapshots, and no refs/main that names one"):
+            plan.priced_model(model)
+    (upper / "refs").mkdir()
+    (upper / "refs" / "main").write_text("31")
     found = plan.priced_model("meta/Llama-3")
-    assert (found.name, found.n_layer) == ("Llama-3", 32)
+    assert (found.name, found.n_layer) == ("Llama-3", 31) and counter_of(str(upper)) is None
+    assert plan.priced_model(str(upper)).n_layer == 31
+    (upper / "refs" / "main").write_text("nothing of it is here")
+    with pytest.raises(UserError, match="a hub id that is on this disk"):
+        plan.priced_model("meta/Llama-3")
 
 
 NAMES = {
@@ -489,6 +495,20 @@ def test_memory_is_the_cards() -> None:
     assert older.cost_model.host is HOSTS["none"], "nothing is known"
     spec = plan.read_options(["--gpu-spec", "80,989,3350"])
     assert plan.gpu_of(spec)[0].card == 0, "the memory that is given counts"
+
+
+@pytest.mark.parametrize("gpu, borrows", [("rtx4090", True), ("l40s", False)])
+def test_an_answer_says_whose_kernels_it_borrows(
+    gpu: str, borrows: bool, capsys: pytest.CaptureFixture
+) -> None:
+    words = f"--model llama3.1-8b --weights fp8 --gpu {gpu} --requests-file 100:10 --requests 32"
+    question, _ = plan.prepare(options := plan.read_options(words.split()))
+    plan.describe(options, question.replicas[1, 1], question.traffic, question.slo)
+    said = " ".join(capsys.readouterr().out.split())
+    guess = (
+        f"A guess: no fp8 products of vllm were measured on the {gpu}, which borrows the l40s's."
+    )
+    assert (guess in said) == borrows
 
 
 def test_budgets_end_with_the_first_that_is_too_long() -> None:

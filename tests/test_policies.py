@@ -1,18 +1,51 @@
-"""What sets the policies apart: worked examples, memory pressure, and one property test over all of
-them.
-"""
+"""What sets the policies apart: worked examples, memory pressure, and what holds for all."""
+
+import random
+from collections.abc import Callable
+from itertools import product
+from math import inf
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from conftest import second_by_second
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_scheduler import drive, requests_of, shapes
 
-from batch import Request
+from batch import Batch, Request
 from command.checks import UserError
+from loop import Loop
+from more.loading.policyfile import load_policies
+from more.paged.blocks import BlockMemory
+from more.paged.prompts import Parts
 from more.policies.qoserve import kept
 from more.serving.lengths import tag_lengths
-from scheduler import Scheduler, make_scheduler
+from scheduler import (
+    POLICIES,
+    Memory,
+    Scheduler,
+    make_scheduler,
+    next_chunk,
+    whole_prefill,
+)
+from simulate import CostExecutor
 from timeline import Life
+
+EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+OTHERS = ["dynamic:90,40", "vllm_v0:200", "vllm_v1:50", "srpt:30", "equal_progress:16"]
+EVERY = [*POLICIES, *OTHERS, "priority", "target_tbt:30"]  # those of examples/, too
+MEMORIES: dict[str, Callable[[int], Memory]] = {
+    "slots": Memory,
+    "blocks": lambda capacity: BlockMemory(capacity, 8),
+    "prefixes": lambda capacity: BlockMemory(capacity, 8, prefix_caching=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def examples(no_policy_stays: None) -> None:
+    for path in EXAMPLES:
+        load_policies(path)
 
 
 def running(scheduler: Scheduler, requests: list[Request], prefilled: list[int]) -> None:
@@ -257,7 +290,7 @@ def test_qoserve_orders_and_relegates() -> None:
     assert scheduler.due(mail) == pytest.approx(30.015) and not scheduler.urgency(mail)[0]
     scheduler.add(mail)
     assert scheduler.schedule(0.0) and scheduler.schedule(0.5) and scheduler.rate == 0.5 / 10
-    with pytest.raises(UserError, match="the tag ttft of a request is 'soon'; it must be a number"):
+    with pytest.raises(UserError, match="request 1: the tag ttft is 'soon'; it must be a number"):
         scheduler.add(Request(1, range(10), 2, tags={"ttft": "soon"}))
     life = Life(0, 1.0, 10, 1.0, [2.0, 2.6], tags={"ttft": "1", "tbt": "0.6"})
     assert kept(life, 0, 0)
@@ -290,3 +323,256 @@ def test_no_evict_by_hand() -> None:
     assert content("no_evict", 2, 12, work, 20) == (first + second, 0)
     together = [([(0, 0, 6), (1, 0, 6)], []), *[([], [0, 1])] * 7]
     assert content("no_evict", 2, 12, work, 26) == (together, 0)
+
+
+# --------------------------------------------------------------------------- what holds for all
+
+
+def crowd(prompts: int = 14) -> list[Request]:
+    """Prompts that begin alike, tags for whoever reads them, and arrivals one by one."""
+    rng, made = random.Random(3), []
+    for number in range(prompts):
+        same, own = rng.choice((0, 40, 160, 320)), rng.randint(1, 160)
+        prompt = Parts([range(same), range(1000 * (number + 1), 1000 * (number + 1) + own)])
+        promised = {"ttft": rng.choice(("0.2", "4")), "tbt": rng.choice(("0.016", "0.1"))}
+        tags = {"user": rng.choice("ab"), "priority": rng.choice("012")} | promised
+        tags["predicted_tokens"] = str(rng.randint(1, 40))
+        if rng.random() < 0.2:
+            tags["ttlt"] = "3"
+        made.append(Request(number, prompt, rng.randint(1, 30), arrival=number / 20, tags=tags))
+    return made
+
+
+def known(thing: object) -> dict[str, object]:
+    """All that a scheduler or a memory has of its own."""
+    slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
+    return {name: getattr(thing, name) for name in slots} | getattr(thing, "__dict__", {})
+
+
+def picture(scheduler: Scheduler) -> str:
+    """The whole state of a scheduler, its memory and its requests, as a text."""
+    return repr((known(scheduler), known(scheduler.memory)))
+
+
+def on_trial(scheduler: Scheduler) -> None:
+    """Make batches, ask what they cost, and throw them away."""
+    decodes = [request for request in scheduler.running if not request.in_prefill]
+    prompts = [*scheduler.started(), *scheduler.waiting]
+    for room in (1, 50, inf):
+        scheduler.cost(Batch([next_chunk(request, room) for request in prompts], decodes))
+    scheduler.cost(Batch([whole_prefill(request) for request in prompts], []))
+
+
+def watched(policy: str, memory: Memory, pry: bool) -> tuple[list, Scheduler]:
+    """What ran in each batch. pry: before each one, somebody makes trials.
+
+    While a policy makes a batch, nothing may change between two questions for a price; and whom it
+    admits must be in this batch.
+    """
+    scheduler = make_scheduler(policy, 4, 300, memory.capacity)
+    scheduler.memory, schedule, asked, ran = memory, scheduler.schedule, [], []
+
+    def price(batch: Batch) -> float:
+        asked.append(picture(scheduler))
+        return 0.01 + 1e-4 * batch.num_tokens
+
+    def scheduled(now: float) -> Batch | None:
+        if pry:
+            before = picture(scheduler)
+            on_trial(scheduler)
+            assert picture(scheduler) == before, "a trial has changed something"
+        asked.clear()
+        here, batch = set(scheduler.running), schedule(now)
+        assert len(set(asked)) <= 1, "what is asked on trial changes something"
+        chunks = batch.chunks if batch else []
+        new = set(scheduler.running) - here
+        assert new <= {chunk.request for chunk in chunks}, "it is admitted, and has no chunk"
+        ran.append([(chunk.request.request_id, chunk.start, chunk.length) for chunk in chunks])
+        ran.append([request.request_id for request in batch.decodes] if batch else [])
+        return batch
+
+    executor = CostExecutor(SimpleNamespace(seconds=price))
+    loop = Loop(scheduler, executor)
+    scheduler.schedule = scheduled
+    requests = crowd()
+    for request in requests:
+        loop.add(request)
+    loop.run()
+    assert [len(request.output) for request in requests] == [each.max_tokens for each in requests]
+    return ran, scheduler
+
+
+@pytest.mark.parametrize(("policy", "memory"), [*product(EVERY, MEMORIES)])
+def test_a_trial_changes_nothing(policy: str, memory: str) -> None:
+    """A batch that is priced and thrown away: the state is the same, and so is the rest of the run,
+    batch for batch. The memory is small, so that some are preempted.
+    """
+    plain, pried = (watched(policy, MEMORIES[memory](560), pry)[0] for pry in (False, True))
+    assert plain == pried
+
+
+READ = ("user", "priority", "label", "predicted_tokens", "ttft", "tbt", "ttlt")
+NO_NUMBERS = (
+    "soon",
+    "nan",
+    "inf",
+    "-inf",
+    "1e99",
+    "1,5",
+    "0x10",
+    "12 tokens",
+    " ",
+    "\n",
+    "9" * 999,
+)
+
+
+def taken(policy: str, tags: list[dict[str, str]]) -> list[bool]:
+    """For each request with such tags, whether the policy takes it. All that it takes must run."""
+    scheduler = make_scheduler(policy, 2, 300)
+    loop, found = Loop(scheduler, second_by_second()), []
+    for number, own in enumerate(tags):
+        request = Request(number, range(40), 3, tags=own)
+        try:
+            loop.add(request)
+            found.append(True)
+        except UserError as error:
+            found.append(False)
+            said, wrong = f"{error}", next(iter(own.items()))
+            assert said.startswith(f"request {number}: the tag {wrong[0]} is ") and "\n" not in said
+            assert f"{wrong[1]!r}"[:90] in said and "it must be a number" in said
+    loop.run()
+    assert [life.request_id for life in loop.trace.lives.values() if life.finished] or not any(
+        found
+    )
+    assert len(loop.trace.finished) == sum(found)
+    return found
+
+
+@pytest.mark.parametrize("policy", EVERY)
+def test_what_a_policy_cannot_read_it_refuses_when_it_arrives(policy: str) -> None:
+    """Each tag, whoever reads it: a number is taken, and a text only by who reads it as a text, or
+    not at all. So no request can end a run later.
+    """
+    reads = make_scheduler(policy, 2, 300).reads
+    for tag in READ:
+        numbers = [{tag: text} for text in ("12", "12.0", "12.5", " 12", "1e2", "0", "")]
+        assert all(taken(policy, numbers)), tag
+        assert taken(policy, [{tag: text} for text in NO_NUMBERS]) == [tag not in reads] * 11, tag
+    negative = taken(policy, [{tag: "-1"} for tag in READ])
+    assert negative == [tag not in reads or tag == "priority" for tag in READ]
+
+
+def test_who_reads_numbers() -> None:
+    found = {policy: list(POLICIES[policy].reads) for policy in POLICIES}
+    promises, length = ["ttft", "tbt", "ttlt"], ["predicted_tokens"]
+    assert {name: tags for name, tags in found.items() if tags} == {
+        "srpt": length, "sarathi_pd": length, "qoserve": promises, "qoserve_fixed": promises,
+        "priority": ["priority"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", ["srpt", "sarathi_pd", "qoserve_fixed", "priority"])
+def test_a_number_is_the_same_however_it_is_written(policy: str) -> None:
+    """As pandas writes a column with gaps, for example; and a gap is no tag."""
+    numbers = (10, 100, 30, 20, 60, 50, None)
+
+    def order(write: Callable[[int], str]) -> list[int]:
+        requests = requests_of(*[(40, 5)] * len(numbers))
+        for request, number in zip(requests, numbers, strict=True):
+            gap = {} if write is str else dict.fromkeys(READ, "")
+            request.tags = gap if number is None else dict.fromkeys(READ[1:-1], write(number))
+        return ended(policy, requests, [0] * len(numbers))
+
+    plain = order(str)
+    assert policy == "sarathi_pd" or plain != sorted(plain), "else this says little"
+    for write in ("{}.0", "{}e0", " {} ", "{}.4", "+{}"):
+        assert order(write.format) == plain, write
+
+
+@pytest.mark.parametrize(("policy", "memory"), [*product(EVERY, MEMORIES)])
+def test_what_just_fits_runs(policy: str, memory: str) -> None:
+    """Alone: a token more is refused. Two that fill the cache to its last token at the same time
+    run together, and nobody is preempted. With a block less, both still end.
+    """
+    make, block = MEMORIES[memory], 1 if memory == "slots" else 8
+    for prompt, output in ((8, 1), (7, 2), (8, 9), (15, 2), (16, 17), (31, 10)):
+        need = -(-(prompt + output - 1) // block) * block
+        for room, count in ((need, 1), (2 * need, 2), (2 * need - block, 2)):
+            if room < need:
+                continue
+            scheduler = make_scheduler(policy, 4, 64, room)
+            scheduler.memory, requests, together = make(room), [], 0
+            loop = Loop(scheduler, second_by_second())
+            for number in range(count):
+                own = range(1000 * number, 1000 * number + prompt)
+                requests.append(Request(number, own, output))
+                loop.add(requests[-1])
+            while loop.step():
+                together = max(together, len(loop.batch.chunks) + len(loop.batch.decodes))
+            assert all(request.finish_reason == "length" for request in requests)
+            if room == count * need:
+                assert sum(request.preemptions for request in requests) == 0
+                assert together == count or output == 1
+        scheduler = make_scheduler(policy, 4, 64, room)
+        scheduler.memory = make(need)
+        with pytest.raises(UserError, match=f"{need + 1} tokens of cache, and it holds {need}"):
+            scheduler.add(Request(0, range(need), 2))
+
+
+@pytest.mark.parametrize("policy", EVERY)
+def test_nobody_is_preempted_where_there_is_room(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an endless cache, only a slot may be wanted: all B are taken, and somebody waits."""
+    preempt, why = Scheduler.preempt, []
+
+    def noted(self: Scheduler, request: Request | None = None) -> Request:
+        why.append(bool(self.waiting) and len(self.running) == self.max_batch_size)
+        return preempt(self, request)
+
+    monkeypatch.setattr(Scheduler, "preempt", noted)
+    watched(policy, Memory(None), False)
+    assert all(why) and bool(why) == (POLICIES[policy.partition(":")[0]].name == "srpt")
+
+
+def test_equal_progress_admits_as_many_as_the_budget_has_turns_for() -> None:
+    """A budget of 127 has two turns of 64 (one is a token short); 129, three: the last has one."""
+    for C, chunks in (
+        (64, [64]),
+        (65, [64, 1]),
+        (127, [64, 63]),
+        (128, [64, 64]),
+        (129, [64, 64, 1]),
+    ):
+        scheduler = make_scheduler("equal_progress:64", 9, C)
+        for request in requests_of(*[(500, 2)] * 5):
+            scheduler.add(request)
+        assert shapes([scheduler.schedule(0.0)]) == [(chunks, 0)]
+        assert len(scheduler.running) == len(chunks), "nobody holds cache for a turn to come"
+
+
+def test_who_is_just_in_time_is_not_relegated() -> None:
+    """40 tokens at 1/4 s each are there after 10 s. Who has started is never relegated."""
+    for ttft, late in (("10", False), ("9.75", True), ("10.25", False)):
+        scheduler = make_scheduler("qoserve_fixed", 4, 100)
+        scheduler.rate, request = 0.25, Request(0, range(40), 2, tags={"ttft": ttft})
+        assert scheduler.urgency(request)[0] is late
+        request.chunks_run = 1
+        assert not scheduler.urgency(request)[0]
+
+
+def test_token_throttling_prefills_nothing_in_the_last_part_of_the_cache() -> None:
+    """A decode leaves 3, 5, 6 or 9 % of 1,000 tokens free. The law: C x (free - 5 %) / 95 %, with
+    C = 950. Where nothing decodes, a prompt that holds all of it goes on.
+    """
+    for free, tokens in ((30, 0), (50, 0), (60, 10), (90, 32)):
+        scheduler = make_scheduler("token_throttling", 4, 950, 1000)
+        requests = requests_of((1000 - free, 5), (20, 5), (20, 5))
+        running(scheduler, requests[:1], [1000 - free])
+        for request in requests[1:]:
+            scheduler.add(request)
+        assert scheduler.schedule(0.0).num_prefill_tokens == tokens
+    scheduler = make_scheduler("token_throttling", 4, 950, 1000)
+    batches = drive(scheduler, requests_of((999, 2)))
+    assert [batch.num_tokens for batch in batches][:2] == [125, 32]

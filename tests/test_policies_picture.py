@@ -11,8 +11,8 @@ from test_perfetto import events_of, groups_of
 
 from experiments import family, policies
 from experiments.lib.rows import read_rows
-from more.policies import compared
-from scheduler import ALIASES, FOR_PIPELINES, POLICIES
+from more.policies import FOR_PIPELINES, compared
+from scheduler import ALIASES, POLICIES
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from batch import Request
 from command.checks import UserError
 from command.cli import is_ours
 from costmodel import make_batch
-from engine import LLM, SamplingParams
 from experiments import policies, serve_latency
 from experiments.lib.rows import read_rows
 from more.loading.policyfile import load_files, load_policies, warn_if_crowded
@@ -19,8 +18,9 @@ from more.pipeline import simulate_pipeline
 from more.serving.calibration import cost_here
 from more.serving.capacity import p99_tbt
 from more.serving.traffic import Fixed, at_rate, make_requests, poisson
+from more.simulate import simulate
+from nano_sarathi import LLM, SamplingParams
 from scheduler import POLICIES, make_scheduler
-from simulate import simulate
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PRIORITY, TARGET = EXAMPLES / "priority.py", EXAMPLES / "target_tbt.py"

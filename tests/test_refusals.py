@@ -29,12 +29,12 @@ from test_families import LLAMA3  # noqa: F401  (for rows)
 from batch import Request
 from command.checks import UserError
 from configs import MODELS
-from engine import LLM, SamplingParams
 from more.loading.checkpoint import save
 from more.loading.files import DEMO
+from more.simulate import simulate
 from more.web.chat import Chat
 from more.web.real import RealEngine
-from simulate import simulate
+from nano_sarathi import LLM, SamplingParams
 
 TABLE = tomllib.loads(Path(__file__).with_name("refusals.toml").read_text(encoding="utf-8"))
 NAMES = {
@@ -56,6 +56,7 @@ LITTLE = TINY["llama-gqa"]
 Q = "model.layers.1.self_attn.q_proj.weight"
 GOOD = {"prompt": "x", "max_tokens": 2}
 TEMPLATE = "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}x"
+LFS = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d7a' * 16}\nsize 99\n"
 GROUP = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 EIGHT_BITS = {"num_bits": 8, "type": "int"}
 FP8_ALONE = {"weights": {"num_bits": 8, "type": "float"}}  # of 16 bits otherwise
@@ -118,9 +119,9 @@ def changed(entries: dict, changes: dict) -> dict:
     return {key: value for key, value in (entries | changes).items() if value is not ...}
 
 
-def used() -> Request:
+def used(**changes: object) -> Request:
     """A request that has run."""
-    simulate([request := one()])
+    simulate([request := one(**changes)])
     return request
 
 

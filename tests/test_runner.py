@@ -2,25 +2,30 @@
 nothing of a request that has ended is kept.
 """
 
+import asyncio
+import json
 import random
 import threading
+from collections.abc import Callable
 from unittest import mock
 
 import pytest
-from conftest import small_llm
+from conftest import PlainLLM, small_llm
 from watch import wait_for
 
 from batch import Batch, Request
 from command.checks import UserError
 from configs import GPUS, MODELS
 from costmodel import requests_that_fit
-from engine import LLM, SamplingParams
 from loop import Loop
+from more.loading.policyfile import is_ours
+from more.simulate import CostExecutor, make_cost_model, simulate
+from more.web.api import Api, router
 from more.web.priced import Clock, PricedEngine
 from more.web.real import RealEngine
 from more.web.runner import Full, Stopping, take_over
+from nano_sarathi import LLM, SamplingParams
 from scheduler import POLICIES, SarathiServe, make_scheduler
-from simulate import CostExecutor, make_cost_model, simulate
 from tests.oracle import PATIENCE, Clients, check_runner
 
 NAMES = ["sarathi", "orca", "hybrid_only", "dynamic:12,6", "vllm_v0:40"]
@@ -44,7 +49,7 @@ def priced(**options: object) -> Clients:
 
 @pytest.fixture
 def llm(small: str) -> LLM:
-    return small_llm(max_batch_size=4, max_length=64, chunk_size=8, fast=False)
+    return small_llm(PlainLLM, max_batch_size=4, max_length=64, chunk_size=8)
 
 
 def alone(llm: LLM, prompt: list[int], most: int) -> list[int]:
@@ -84,6 +89,94 @@ def test_a_policy_that_is_not_there_changes_nothing() -> None:
     clients.submit("a", range(300), 3)
     clients.finish()
     assert clients.reason("a") == "length" and not clients.told("failed")
+
+
+class Strict(SarathiServe):
+    """It has a rule of its own, in `check`."""
+
+    name = "strict"
+
+    def check(self, request: Request) -> None:
+        super().check(request)
+        if request.tags.get("user") == "eve":
+            raise UserError("not for eve")
+
+
+@pytest.mark.parametrize(
+    ("policy", "tags", "said"),
+    [
+        ("qoserve", {"tbt": "soon"}, "the tag tbt is 'soon'; it must be a number of seconds"),
+        ("srpt:30", {"predicted_tokens": "12 or so"}, "the tag predicted_tokens is '12 or so'"),
+        ("strict", {"user": "eve"}, "not for eve"),
+    ],
+)
+def test_a_switch_refuses_whom_the_new_policy_cannot_serve_and_nobody_else(
+    policy: str, tags: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two slots: one decodes and one is half prefilled, two wait, one comes just before the
+    switch, and one has been let in by the old policy when the new one is in force.
+    """
+    monkeypatch.setitem(POLICIES, "strict", Strict)
+    clients = Clients(PricedEngine(max_batch_size=2, chunk_size=64, clock=FastClock()))
+    runner, sizes = clients.runner, {"decodes": 9, "half": 300, "waits": 9, "waits, too": 200}
+
+    def come(name: str, size: int) -> None:
+        """One that all can serve, and one that the new policy cannot."""
+        runner.submit([Request(0, range(size), 9)], [f"good: {name}"])
+        runner.submit([Request(0, range(size), 9, tags=tags)], [f"bad: {name}"])
+
+    def change() -> None:
+        come("just before", 9)
+        runner.switch(policy, 64)
+        come("just after", 9)
+
+    for name, size in sizes.items():
+        come(name, size)
+    clients.at[3].append(change)
+    runner.start()
+    clients.wait(())
+    clients.finish()
+    assert runner.state()["failures"] == 0 and runner.state()["policy"] == policy
+    for tag, deltas in clients.deltas.items():
+        good, last = str(tag).startswith("good"), deltas[-1]
+        assert (last.finish_reason, bool(last.refused)) == (
+            ("length", False) if good else ("error", True)
+        )
+        if good:
+            assert len(clients.tokens(tag)) == 9
+        else:
+            assert last.refused.startswith(f"policy {policy!r} refuses it: ")
+            assert said in last.refused and "\n" not in last.refused
+    assert len(clients.deltas) == 2 * len(sizes) + 4
+    with pytest.raises(UserError, match=said):
+        runner.loop.scheduler.check(Request(0, [1], 1, tags=tags))
+
+
+def test_after_a_switch_all_that_wait_are_served() -> None:
+    """Every policy takes over from another one, with decodes, a half prefill and a queue."""
+    policies = [name for name in POLICIES if is_ours(POLICIES[name])]
+    random.Random(5).shuffle(policies)
+    clients = Clients(PricedEngine(max_batch_size=3, clock=FastClock()), queue=200)
+    switches, requests = [], []
+
+    def change(policy: str) -> None:
+        number = len(switches)
+        tags = {"user": "ab"[number % 2], "ttft": "1", "predicted_tokens": str(number)}
+        new = [Request(0, range(1, size), 7, tags=tags) for size in (2, 90, 20)]
+        requests.extend(new)
+        clients.runner.submit(new, [(number, place) for place in range(3)])
+        switches.append(clients.runner.switch(policy, 64))
+
+    change("sarathi")
+    for place, policy in enumerate(policies):
+        clients.at[3 * place + 2].append(lambda policy=policy: change(policy))
+    clients.runner.start()
+    clients.wait(())
+    clients.finish()
+    assert [each.exception() for each in switches] == [None] * (len(policies) + 1)
+    assert len(clients.deltas) == len(requests) == 3 * (len(policies) + 1)
+    assert all(clients.reason(tag) == "length" for tag in clients.deltas)
+    assert any(event["preempted"] for event in clients.told("switched"))
 
 
 def test_the_budget_is_told_where_a_policy_has_one() -> None:
@@ -138,6 +231,35 @@ def test_a_full_queue_takes_all_or_none() -> None:
     clients.finish()
     assert set(clients.deltas) == set("abcde")
     assert clients.runner.state()["done"] == 5
+
+
+def test_health_counts_who_runs_and_who_waits() -> None:
+    """Step by step, by hand: two slots, and requests of 3, 1, 2 and 1 output tokens. Who has come
+    and is not in a slot waits: also before the engine has seen it.
+    """
+    engine = PricedEngine(max_batch_size=2, policy="orca", clock=FastClock())
+    api, runner = Api(engine, "m", None), Clients(engine).runner
+    api.runner = runner
+    [health] = [each.endpoint for each in router(api).routes if each.path == "/health"]
+    found = []
+
+    def then(*acts: Callable[[], object]) -> None:
+        for act in acts:
+            act()
+        told = json.loads(asyncio.run(health()).body)
+        found.append((told["running"], told["waiting"]))
+
+    step = runner._step, runner._flush
+    late = Request(0, range(4), 9)
+    then(lambda: runner.submit([Request(0, range(4), n) for n in (3, 1, 2, 1)], "abcd"))
+    then(runner._read_inbox)
+    then(*step)
+    then(*step)
+    then(lambda: runner.submit([late], "e"))
+    then(lambda: runner.cancel(late), runner._read_inbox, runner._flush)
+    then(*step)
+    then(*step)
+    assert found == [(0, 4), (0, 4), (1, 2), (2, 1), (2, 2), (2, 1), (0, 1), (0, 0)]
 
 
 def test_draining_runs_what_is_here_and_takes_nothing_new() -> None:
@@ -210,6 +332,34 @@ def test_what_can_never_run_is_refused_with_all_that_came_with_it(
         clients.runner.submit([Request(0, [1], 3), Request(0, prompt, 9)], ["fine", "bad"])
     clients.finish()
     assert not clients.deltas and not clients.events
+
+
+def test_an_llm_that_serves_refuses_all_calls(llm: LLM) -> None:
+    """Both would write to one cache. Before and after, and while no server is up, it answers."""
+    params, said = SamplingParams(max_tokens=9), []
+    expected, stream = alone(llm, [5, 6, 7], 9), llm.stream([[1], [2]], params)
+    clients, late = Clients(RealEngine(llm)), llm.stream([5, 6, 7], params)
+
+    def ask() -> None:
+        for call in (
+            lambda: llm.generate([[1]], params), lambda: llm.stream([[1]], params),
+            lambda: llm.beam_search([[1]]), lambda: llm.resize_cache(4),
+            lambda: next(late), lambda: Clients(RealEngine(llm)),
+        ):  # fmt: skip
+            with pytest.raises(UserError) as caught:
+                call()
+            said.append(str(caught.value))
+
+    next(stream)
+    with pytest.raises(UserError, match="who runs the model may not change while requests run"):
+        Clients(RealEngine(llm))
+    stream.close()
+    clients.at[3].append(ask)
+    clients.submit(["one", "two"], [5, 6, 7], 9)
+    clients.finish()
+    assert clients.tokens("one") == clients.tokens("two") == expected == alone(llm, [5, 6, 7], 9)
+    assert said == ["this LLM is lent to a server: ask the server, or end it first"] * 6
+    assert [each.token_id for each in late] == expected
 
 
 def test_an_engine_that_fails_ends_all_streams_and_serves_the_next(llm: LLM) -> None:

@@ -11,8 +11,9 @@ from batch import Batch, Chunk, Request
 from command.checks import UserError
 from loop import Loop, check_batch
 from more.pipeline import simulate_pipeline
+from more.pipeline.micro_batches import Pool
+from more.simulate import simulate
 from scheduler import POLICIES, SarathiServe, Scheduler, make_scheduler, whole_prefill
-from simulate import simulate
 
 
 def drive(
@@ -141,6 +142,21 @@ def test_a_policy_that_ignores_B_or_the_cache(monkeypatch: pytest.MonkeyPatch) -
         simulate(requests_of(*[(9, 4)] * 4), **options)
     with pytest.raises(UserError, match="the cache overflows: 22 tokens, and it holds 20"):
         simulate(requests_of((9, 12), (9, 12)), cache_tokens=20, **options)
+
+
+@pytest.mark.parametrize(("taken", "flying", "total"), [(18, 2, 21), (20, 0, 21), (0, 20, 21)])
+def test_an_overflow_counts_what_is_in_flight(taken: int, flying: int, total: int) -> None:
+    """Of a pipeline's shared memory; and what fills it to its last token is fine."""
+    scheduler = make_scheduler("sarathi_serve", 4, 64, 20)
+    decode = Request(0, range(4), 9)
+    scheduler.running.append(decode)
+    decode.prefilled = decode.context = 4
+    scheduler.memory = Pool(20, taken)
+    scheduler.memory.flying = flying
+    with pytest.raises(UserError, match=f"the cache overflows: {total} tokens, and it holds 20;"):
+        check_batch(scheduler, Batch([], [decode]))
+    scheduler.memory.capacity = total
+    check_batch(scheduler, Batch([], [decode]))
 
 
 class Small(SarathiServe):

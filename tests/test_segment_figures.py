@@ -1,4 +1,4 @@
-"""Segment KV's Fig 7, 8 and 9: the halves that are measured, and their engines."""
+"""Segment KV's Fig 6 to 9: the halves that are measured, and their engines."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -8,9 +8,11 @@ import pytest
 from conftest import ran
 
 from configs import MODELS, ModelConfig
-from experiments import segment_prompts
+from configs.constants import VIDUR
+from experiments import segment_fused, segment_prompts
 from experiments.lib import beam_engines, peers, segment
 from experiments.lib.beam_engines import Engines, started
+from experiments.lib.common import ROOT
 from experiments.lib.rows import Rows, read_rows
 from more.beam.cost import cache_bytes
 
@@ -26,6 +28,33 @@ def test_the_knee_is_where_the_first_token_has_doubled() -> None:
     )
     segment_prompts.measured_knees(rows)
     assert [(row["way"], row["knee"]) for row in rows.where("knee")] == [("segment", 128)]
+
+
+def test_operators_of_a_layer_are_those_that_are_committed_and_priced() -> None:
+    rows = read_rows(ROOT / "results" / "segment_fused.csv")
+    ours, theirs = (rows.one("operators", way=way) for way in ("segment", "transformers"))
+    assert segment_fused.ours() == ours == segment_fused.NINE
+    assert theirs - ours == segment.UNFUSED
+
+
+@pytest.mark.slow
+def test_the_operators_of_transformers() -> None:
+    assert segment_fused.theirs() - segment_fused.ours() == segment.UNFUSED
+
+
+def test_unfused_operators_are_priced_by_hand() -> None:
+    """Each reads and writes H values of each row, and is launched. Ours has none of them."""
+    causes = None, *segment.CAUSES
+    plain, slow, _, stale = (segment.PricedBeams("gptj-6b", cause) for cause in causes)
+    each = VIDUR["launch"] + 2 * 3 * 4096 * 2 / segment.TILE.bandwidth
+    assert slow.unfused(segment.THEIRS, 3) == pytest.approx(32 * segment.UNFUSED * each)
+    shape = 1, 4, 128
+    for way, more in ((segment.THEIRS, slow.unfused(segment.THEIRS, 4 * 128)), (segment.OURS, 0)):
+        found = slow.first_token(way, *shape) - plain.first_token(way, *shape)
+        assert found == pytest.approx(more)
+    for way, fewer in ((segment.THEIRS, True), (segment.OURS, False)):
+        few, many = (each.largest_batch(way, 4, 1024, 128)[0] for each in (stale, slow))
+        assert (few < many) == fewer
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,12 @@ import random
 import shutil
 import signal
 import socket
+import time
 import webbrowser
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,15 +30,14 @@ from watch import wait_for
 
 import serve
 from command.checks import WHY_BROKEN, UserError
-from engine import LLM, SamplingParams
 from more.loading.files import DEMO
-from more.web import live
+from more.web import live, schemas, server
 from more.web.chat import Chat, Unfit, read_template
 from more.web.priced import Clock, PricedEngine
 from more.web.real import RealEngine
-from more.web.schemas import Completion
 from more.web.server import hash_of
 from more.web.text import Pieces, Stops, Words, dumps
+from nano_sarathi import LLM, SamplingParams
 from tests import spawn
 
 PROMPTS = ["The with statement", "def open(", "Return True if", "The list type is " * 9, "class "]
@@ -136,18 +137,18 @@ def test_stop_strings(demo: Served, llm: LLM) -> None:
 def test_a_stop_string_may_be_a_special_token(
     client: object, demo: Served, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No text has it, for texts leave it out."""
+    """No text has it, for texts leave it out. One that the model does not have ends nothing."""
     stop_id = llm.generate(PROMPTS[0], SamplingParams(max_tokens=40))[0].token_ids[6]
-    plain = demo.api.tokenizer
+    plain, own = demo.api.tokenizer, {"<|im_end|>": [stop_id], "<|far|>": [2**40]}
     special = replace(
         plain,
-        encode_chat=lambda text: [stop_id] if text == "<|im_end|>" else plain.encode_chat(text),
+        encode_chat=lambda text: own.get(text) or plain.encode_chat(text),
         decode=lambda ids: plain.decode([token for token in ids if token != stop_id]),
     )
     monkeypatch.setattr(demo.api, "tokenizer", special)
     ask = {"model": "demo", "prompt": PROMPTS[0], "max_tokens": 40, "temperature": 0}
     expected = client.completions.create(**ask, extra_body={"stop_token_ids": [stop_id]})
-    found = client.completions.create(**ask, stop=["no such text", "<|im_end|>"])
+    found = client.completions.create(**ask, stop=["no such text", "<|far|>", "<|im_end|>"])
     assert found.choices[0].finish_reason == "stop" and found.choices == expected.choices
 
 
@@ -159,7 +160,7 @@ def test_what_ends_a_text_is_not_shown(
     greedy = llm.generate(PROMPTS[0], SamplingParams(max_tokens=20))[0].token_ids
     monkeypatch.setattr(demo.api.engine, "stop_ids", frozenset({greedy[2]}))
     ask = {"model": "demo", "prompt": PROMPTS[0], "max_tokens": 20, "temperature": 0}
-    more = {"stop_token_ids": [greedy[4], 2**40], "ignore_eos": ignore_eos}
+    more = {"stop_token_ids": [greedy[4], 1023], "ignore_eos": ignore_eos}
     answer = client.completions.create(**ask, extra_body=more)
     end = 4 if ignore_eos else 2
     assert answer.usage.completion_tokens == end + 1
@@ -205,6 +206,36 @@ def test_a_template_makes_json_as_transformers_does() -> None:
     ):
         template = "{{ {'b': 'é', 'a': [1]}|tojson(" + given + ") }}"
         assert Chat(template, {}).prompt([]) == expected
+
+
+PARTS = "{% for part in m['content'] %}{{ part['text'] | trim }}{% endfor %}"
+BOTH = "{% if m.content is string %}{{ m.content | trim }}{% else %}" + PARTS + "{% endif %}"
+READERS = {  # of the content of a message m, and what they make of the texts " a " and " b "
+    "{{ m.content | trim }}": "a \n b",
+    "{{ m.content if m.content is string else '' }}": " a \n b ",  # Qwen 3's
+    "{{ m.content if m.content is string else m.content | tojson }}": " a \n b ",
+    PARTS: "ab",
+    BOTH: "ab",  # Gemma 3's
+    "{% macro visible(m) %}" + BOTH + "{% endmacro %}{{ visible(m) }}": "ab",
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_parts_are_joined_as_the_template_says(reader: str) -> None:
+    """Or by line ends, where it reads texts alone. Where it reads parts alone, a text is one."""
+    from transformers.utils.chat_template_utils import render_jinja_template  # takes seconds
+
+    template = "{% for m in messages %}<" + reader + ">{% endfor %}"
+    parts = [{"type": "text", "text": text} for text in (" a ", " b ")]
+    reads_parts = READERS[reader] == "ab"
+    for content, read_as_text in ((parts, " a \n b "), (parts[:1], " a "), (" a ", " a ")):
+        found = Chat(template, {}).prompt([{"role": "user", "content": content}])
+        reads = content if reads_parts else read_as_text
+        reads = parts[:1] if reader == PARTS and content == " a " else reads
+        conversation = [{"role": "user", "content": reads}]
+        [[theirs], *_] = render_jinja_template([conversation], chat_template=template)
+        assert found == theirs
+        assert content is not parts or found == f"<{READERS[reader]}>"
 
 
 @pytest.mark.parametrize("template", WRONG)
@@ -329,6 +360,52 @@ def test_the_first_event_of_a_chat_comes_with_its_first_token() -> None:
         assert b'"role":"assistant"' in connection.recv(65536)
 
 
+# What clients of OpenAI and vLLM send unasked: both have these as defaults, or say that it does
+# nothing.
+UNASKED = {
+    TEXT: {"suffix": "", "add_special_tokens": True},
+    CHAT: {
+        "add_special_tokens": False, "top_logprobs": 0, "tools": [], "tool_choice": "none",
+        "parallel_tool_calls": True, "modalities": ["text"], "store": False, "verbosity": "medium",
+        "function_call": "none", "add_generation_prompt": True, "continue_final_message": False,
+        "include_reasoning": True,
+    },
+}  # fmt: skip
+ALWAYS = {
+    "logprobs": False, "response_format": {"type": "text"}, "service_tier": "auto", "seed": -1,
+    "logit_bias": {}, "presence_penalty": 0.0, "frequency_penalty": 0, "repetition_penalty": 1.0,
+    "min_p": 0, "min_tokens": 0, "best_of": 1, "echo": False, "use_beam_search": False,
+    "length_penalty": 1.0, "skip_special_tokens": True, "spaces_between_special_tokens": True,
+    "include_stop_str_in_output": False, "bad_words": [], "return_token_ids": False,
+    "thinking_token_budget": -1, "top_k": -1, "n": 1, "stop": [], "stop_token_ids": [],
+    "ignore_eos": False, "stream": False, "priority": 0, "metadata": {}, "allowed_token_ids": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "least", "typed"),
+    [
+        (TEXT, schemas.Completion, {"prompt": "x"}, "openai.types"),
+        (CHAT, schemas.Chat, {"messages": [{"role": "user", "content": "x"}]}, "openai.types.chat"),
+    ],
+)
+def test_what_changes_nothing_passes(path: str, kind: type, least: dict, typed: str) -> None:
+    """And any other value is refused by name. No parameter of OpenAI's is unknown."""
+    plain = dict(schemas.read(kind, least))
+    for name, value in (ALWAYS | UNASKED[path]).items():
+        found = schemas.read(kind, least | {name: value})
+        differs = {field for field in kind.model_fields if getattr(found, field) != plain[field]}
+        assert differs <= {"top_k", "priority"}, name
+        assert not schemas.read(kind, least | {name: value}, lenient=True)._ignored
+        if name not in kind.model_fields:
+            with pytest.raises(schemas.Refused) as caught:
+                schemas.read(kind, least | {name: "other"})
+            assert f"{name} is 'other', and the server" in str(caught.value)
+    theirs = importlib.import_module(f"{typed}.completion_create_params")
+    theirs = theirs.CompletionCreateParamsBase.__annotations__.keys()
+    assert theirs and theirs <= kind.model_fields.keys() | kind.idle
+
+
 def test_null_is_not_given(demo: Served) -> None:
     """A client sends its answers back, with all that they hold; null content is an empty text."""
     whole = {"content": None, "tool_calls": None, "audio": None}
@@ -388,6 +465,50 @@ def test_what_is_no_request(priced: PricedEngine, caplog: pytest.LogCaptureFixtu
             assert line.split()[1] == "127.0.0.1" and len(line) < 200
 
 
+def test_the_log_has_the_milliseconds_of_a_request(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From its head to the end of its answer: 2 s for the body, 0.25 s for the answer."""
+    moment = [1e6]
+    clock = SimpleNamespace(perf_counter=lambda: moment[0], strftime=time.strftime)
+    monkeypatch.setattr(server, "time", clock)
+    caplog.set_level(logging.INFO, "nano-sarathi")
+    scope = {"type": "http", "method": "GET", "path": "/health", "headers": []}
+
+    async def receive() -> dict:
+        moment[0] += 2
+        return {"type": "http.request", "body": b""}
+
+    async def app(*_: object) -> None:
+        moment[0] += 0.25
+
+    asyncio.run(server.Gate(app, (), 60.0)(scope, receive, None))
+    [record] = caplog.records
+    assert " 2250 ms, id " in record.getMessage()
+
+
+def test_who_is_silent_is_hung_up_on(priced: PricedEngine) -> None:
+    """Without a byte, with one now and then, and after an answer; and a body that does not come is
+    told. Long answers go on.
+    """
+    ask = request("/health", method="GET", connection="keep-alive")
+    long = GOOD | {"max_tokens": 30}
+    with served(priced, patience=0.5) as running, contextlib.ExitStack() as opened:
+        silent, asked, posted, slow = (
+            opened.enter_context(socket.create_connection(running.place, 60)) for _ in range(4)
+        )
+        asked.sendall(ask)
+        posted.sendall(request(TEXT, GOOD)[:-1])
+        with pytest.raises(ConnectionError):
+            for letter in ask.replace(b"/health", b"/" * 400):
+                slow.sendall(bytes([letter]))
+                time.sleep(0.05)
+        assert [each.recv(65536)[9:12] for each in (silent, asked, posted)] == [b"", b"200", b"408"]
+        assert asked.recv(1) == b""
+        assert running.ask(TEXT, long)[2]["usage"]["completion_tokens"] == 30
+        assert asyncio.run(streamed(running.place, long))[1] == "length"
+
+
 VALUES = [None, True, False, 0, -1, 1, 1.5, -0.0, 1e308, 10**30, -(10**30), "", "x", "\u0000", "💥",
           [], [[]], [[[]]], [None], {}, {"a": {}}, [1, "a"], ["a"] * 3000, "y" * 5000, [2**63],
           {"type": "text"}, [[1] * 2000]]  # fmt: skip
@@ -396,7 +517,7 @@ VALUES = [None, True, False, 0, -1, 1, 1.5, -0.0, 1e308, 10**30, -(10**30), "", 
 def test_whatever_a_parameter_is(demo: Served) -> None:
     """The answer is right or a 4xx with one sentence, and the engine lives on."""
     chats, odd = ["messages", "chat_template_kwargs"], ["logit_bias", "__class__", ""]
-    names = [*Completion.model_fields, *odd, *chats]
+    names = [*schemas.Completion.model_fields, *odd, *chats]
     for name, value in itertools.product(names, VALUES):
         body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
         path, body = (CHAT, body) if name in chats else (TEXT, GOOD)

@@ -7,16 +7,16 @@ import importlib
 import json
 import math
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import call, ran
-from served import Hurried, Served, served, streamed
+from served import Hurried, Served, events, served, streamed
 from watch import wait_for
 
 from command.checks import UserError
-from engine import LLM, SamplingParams
 from more.loading.files import DEMO
 from more.loading.policyfile import load_policies
 from more.web import live
@@ -24,6 +24,7 @@ from more.web.priced import PricedEngine
 from more.web.real import RealEngine
 from more.web.runner import budget_of
 from more.web.trial import try_policy
+from nano_sarathi import LLM, SamplingParams
 from scheduler import POLICIES, SarathiServe
 
 HEAD = "from scheduler import SarathiServe\nclass Mine(SarathiServe):\n    name = {!r}\n"
@@ -187,6 +188,39 @@ def test_an_answer_names_all_policies_that_served_it(engine: PricedEngine) -> No
         runner.watch(lambda event: event.get("n") == 3 and runner.switch("orca", 99))
         _, _, answer = running.ask(TEXT, {"prompt": "one two three", "max_tokens": 9})
         assert answer["system_fingerprint"] == "sarathi_serve C=256; orca C=99"
+
+
+def test_a_tag_that_the_new_policy_cannot_read_ends_its_own_request(engine: PricedEngine) -> None:
+    """With 400 and one line, whole or as a stream; and so does one that comes later."""
+    told = "the tag tbt is 'soon'; it must be a number of seconds from 0 to 1e+10"
+    long = {"prompt": "one two three", "max_tokens": 400}
+    bad = long | {"metadata": {"tbt": "soon"}}
+    with served(engine) as running:
+        runner = running.runner
+
+        def change(event: dict) -> None:
+            if event.get("running") == 3:  # all are here
+                unwatch()
+                runner.switch("qoserve", 64)
+
+        async def ask_all() -> tuple:
+            asked = [asyncio.to_thread(running.ask, TEXT, each) for each in (long, bad)]
+            return await asyncio.gather(*asked, all_of(events(running.place, bad)))
+
+        unwatch = runner.watch(change)
+        good, whole, last = asyncio.run(ask_all())
+        assert good[0] == 200 and good[2]["usage"]["completion_tokens"] == 400
+        assert whole[0] == 400 and whole[2]["error"]["code"] == "refused_by_policy"
+        for error in (whole[2]["error"], last[-1]["error"]):
+            assert error["message"].startswith("policy 'qoserve' refuses it: request ")
+            assert error["message"].endswith(told)
+        status, _, answer = running.ask(TEXT, bad)
+        assert status == 400 and answer["error"]["message"].endswith(told)
+        assert runner.state()["failures"] == 0 and running.idle()
+
+
+async def all_of(found: AsyncIterator[dict]) -> list[dict]:
+    return [each async for each in found]
 
 
 def test_the_first_policy_is_tried_too(tmp_path: Path) -> None:

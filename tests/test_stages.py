@@ -9,7 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,12 +26,12 @@ from test_perfetto import named as lanes_of
 from watch import PATIENCE, alive, children_of
 
 import generate
-from command.checks import WHY_BROKEN
-from engine import LLM, SamplingParams
+from command.checks import WHY_BROKEN, UserError
 from more.pipeline import Step, launch
 from more.pipeline.launch import Place, meet, stage_device
-from more.pipeline.stages import measured_hop
+from more.pipeline.stages import PipelineLLM, measured_hop
 from more.pipeline.wire import Wire
+from nano_sarathi import LLM, SamplingParams
 from tests import spawn
 from tests.oracle import Found, check, crowd, draw
 
@@ -89,6 +91,18 @@ def test_same_tokens_as_one_process_under_every_policy(tmp_path: Path, start: St
             assert run["phases"] == (run["kinds"] if phased else []), name
             assert not phased or set(run["kinds"]) == {"prefill", "decode"}
         assert any(run["preempted"] for run in runs.values()) == tight
+
+
+def test_another_thread_and_beams_are_refused() -> None:
+    """Stages could take two threads' calls in different order."""
+    llm = PipelineLLM.__new__(PipelineLLM)
+    llm.thread, llm.lock, llm.lent_to = threading.get_ident() + 1, threading.RLock(), None
+    for stage in range(2):
+        llm.stage = stage
+        with pytest.raises(UserError, match="a pipeline is called by the thread that made it, and"):
+            llm.generate([[1]])
+    with pytest.raises(UserError, match="a pipeline runs no beam search: call beam_search of an L"):
+        llm.beam_search([[1]])
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
@@ -162,8 +176,11 @@ def test_what_the_stages_are_told(
     assert len(told) == 2 and said.startswith("the device is the CPU: 2 stages on this machine")
 
 
-def test_gpus_meet_by_nccl_each_with_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_meet_by_nccl_each_with_its_device(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     met = []
+    monkeypatch.setenv(launch.MEETING, str(tmp_path / "meeting"))
     monkeypatch.setattr(dist, "init_process_group", lambda by, **kw: met.append((by, kw)))
     for device in (CPU, torch.device("cuda:1")):
         meet(Place(1, 2, 1, 2), device)
@@ -197,6 +214,35 @@ def test_what_one_stage_alone_finds_is_said(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(launch, "GRACE", 0.0)
     done = call(generate, "hello", "--device", "cuda:99")
     assert done.returncode == 2 and done.stderr.startswith("error: stage 1: device 'cuda:99' is")
+
+
+def test_a_wrong_interface_is_told_before_a_stage_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, with those that there are."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99")
+    monkeypatch.setattr(subprocess, "Popen", None)
+    done = call(generate, "hello", "--stages", 2, "--device", "cpu")
+    begins = "error: GLOO_SOCKET_IFNAME is 'eth99', and 'eth99' is no network interface of this"
+    assert done.returncode == 2 and done.stderr.startswith(begins)
+    assert done.stderr.count("\n") == 1 and re.search("choose from .*lo", done.stderr)
+
+
+def test_a_taken_port_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", port := str(taken.getsockname()[1]))
+        with pytest.raises(UserError, match=f"at 127.0.0.1, port {port} .*already in use"):
+            meet(Place(0, 2, 0, 2), CPU)
+
+
+def test_stages_that_do_not_come_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    monkeypatch.setattr(launch, "MEETING_TIME", timedelta(seconds=1))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", port)
+    for stage in (0, 1):
+        with pytest.raises(UserError, match=f"cannot meet the others at 127.0.0.1, port {port} "):
+            meet(Place(stage, 2, 0, 1), CPU)
 
 
 def test_measured_hop() -> None:

@@ -144,6 +144,14 @@ def test_a_start_is_of_each_product() -> None:
     assert more == pytest.approx(1e-3 * (4 * late.model.n_layer + 1))  # the head is one, too
 
 
+def test_256_tokens_beside_the_decodes_change_sarathi_alone() -> None:
+    plain, wide = fig12.Setup(), fig12.setup_of(fig12.UNSHRUNK)
+    assert (plain.chunk_size, wide.chunk_size) == (256, 256 + 27 - 1)
+    ours, theirs = (fig12.outcome_of(each, 30) for each in (plain, wide))
+    assert ours.orca is theirs.orca and ours.replicas[0] is theirs.replicas[0]
+    assert ours.sarathi.seconds != theirs.sarathi.seconds
+
+
 def test_what_two_ratios_imply() -> None:
     """Both work as long; Orca takes 1.91 times as long, and its bubbles 6.29 times."""
     orca, sarathi = fig12.implied().values()

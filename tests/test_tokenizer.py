@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from command.checks import UserError
 from configs import MODELS, ModelConfig
-from engine import LLM, SamplingParams
 from more.loading.checkpoint import save
 from more.loading.files import DEMO
 from more.loading.load import new_model, random_weights
 from more.loading.tokenizer import GPT2_SPLIT, GPT2_VOCABULARIES, load_stop_ids, load_tokenizer
 from more.web.chat import read_template
+from nano_sarathi import LLM, SamplingParams
 
 HELD_OUT = (DEMO / "held_out.txt").read_text(encoding="utf-8")
 DEMO_TOKENIZER = load_tokenizer(DEMO)

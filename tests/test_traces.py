@@ -2,6 +2,7 @@
 
 import csv
 import json
+import tracemalloc
 from collections.abc import Iterator
 from itertools import count, pairwise
 from pathlib import Path
@@ -13,17 +14,19 @@ from conftest import ran, run_loop, second_by_second
 import plan
 from batch import Request
 from command.checks import UserError
+from command.cli import write_table
 from configs import MODELS
 from experiments import serve_latency
 from experiments.lib.papers import MISTRAL, Recorded
 from experiments.lib.rows import read_rows
 from experiments.lib.windows import Windows
 from more.apart.simulate import simulate_fleet
+from more.loading.tables import read_table
 from more.serving.capacity import Deployment
 from more.serving.lengths import TAG, length_error, tag_lengths
 from more.serving.traffic import Uniform, at_rate, gamma, make_requests, poisson, read_trace
+from more.simulate import simulate
 from scheduler import make_scheduler
-from simulate import simulate
 from timeline import COLUMNS, Life, Trace
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -48,7 +51,7 @@ def test_a_table_has_a_row_for_each_request(tmp_path: Path) -> None:
     """Each time as `Life` has it, to the last digit."""
     trace = simulate(tagged(), policy="sarathi_serve", cache_tokens=700, **SIZES)
     assert sum(life.preemptions for life in trace.lives.values()), "a preemption is in it"
-    trace.to_csv(tmp_path / "run.csv")
+    write_table(tmp_path / "run.csv", trace.rows())
     with open(tmp_path / "run.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == [*COLUMNS, "tag_user"] and len(rows) == 60
@@ -58,7 +61,7 @@ def test_a_table_has_a_row_for_each_request(tmp_path: Path) -> None:
         assert float(row["longest_tbt"] or "0") == max(life.tbt, default=0.0)
         assert int(row["preemptions"]) == life.preemptions and row["ended"] == "1"
         assert row["policy"] == "sarathi_serve" and row["tag_user"] == life.tags["user"]
-    trace.to_csv(tmp_path / "run.csv")  # ours may be replaced
+    write_table(tmp_path / "run.csv", trace.rows())  # ours may be replaced
 
 
 TEXTS = {
@@ -71,7 +74,7 @@ TEXTS = {
 
 def test_no_spreadsheet_computes_what_a_client_sent(tmp_path: Path) -> None:
     lives = {i: Life(i, 1.0, 5, 2.0, tags={"user": text}) for i, text in enumerate(TEXTS)}
-    Trace(lives=lives).to_csv(path := tmp_path / "run.csv")
+    write_table(path := tmp_path / "run.csv", Trace(lives=lives).rows())
     with open(path, newline="", encoding="utf-8") as file:
         assert [row["tag_user"] for row in csv.DictReader(file)] == list(TEXTS.values())
 
@@ -111,6 +114,147 @@ def test_mooncakes_blocks_are_shared(tmp_path: Path, layout: str, size: int, mos
     assert found == [0, 1024 // size * size, most, 0, 0, 0]
 
 
+# ------------------------------------------------------------------ whose file, and in which unit
+
+LENGTHS = {"input_length": 33, "output_length": 9}
+BAILIAN = {"chat_id": 1, "parent_chat_id": -1, "turn": 1, "type": "text"}
+STAMPS = {  # name: what else a row has, its arrivals, and how the last of them is read
+    "Bailian's format": (LENGTHS | BAILIAN, "timestamp", [0, 2.5, 10], 10),
+    "Bailian's format: whole numbers": (LENGTHS | BAILIAN, "timestamp", [0, 30, 60], 60),
+    "Bailian's format: blocks": (LENGTHS | {"hash_ids": [1, 2, 3]}, "timestamp", [0, 30, 60], 60),
+    "guidellm's format": (LENGTHS, "timestamp", [0.0, 0.5, 90.5], 90.5),
+    "guidellm's format: each second": (LENGTHS, "timestamp", [0, 1, 2], 2),
+    "Mooncake's format": (LENGTHS | {"hash_ids": [1]}, "timestamp", [3000, 3000, 9000], 6),
+    "Mooncake's format: of a day": (LENGTHS, "timestamp", [1.7e12, 1.7e12 + 2], 0.002),
+    "Mooncake's format: ms": (LENGTHS, "timestamp_ms", [1, 2, 3.5], 0.0025),
+    "Mooncake's format: s": (LENGTHS, "timestamp_s", [0, 300, 900], 900),
+    "Mooncake's format: dates": (LENGTHS, "timestamp", ["2024-01-01", "2024-01-02"], 86400),
+}
+
+
+@pytest.mark.parametrize("whose", STAMPS)
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "csv"])
+def test_three_formats_have_one_name_and_two_units(
+    whose: str, suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Where the names cannot tell, a rule does, and the line says it, and what overrules it."""
+    rest, name, stamps, last = STAMPS[whose]
+    rows = [rest | {name: stamp} for stamp in stamps]
+    path = tmp_path / f"trace.{suffix}"
+    if suffix == "csv":
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        lines = "\n".join(map(json.dumps, rows))
+        path.write_text(lines if suffix == "jsonl" else json.dumps(rows))
+    assert read_trace(path)[-1].arrival == pytest.approx(last)
+    said = capsys.readouterr().out
+    assert said.startswith(f"{path}: read as {whose.partition(':')[0]}; tokens: input_length, ")
+    unit = {"timestamp_ms": "ms", "timestamp_s": "seconds"}.get(name)
+    unit = unit or ("dates" if last == 86400 else "seconds" if "Moon" not in whose else "ms")
+    assert f"; {name} in {unit}" in said
+    guessed = name == "timestamp" and "Bailian" not in whose and unit != "dates"
+    assert ("if they are" in said) == guessed
+
+
+@pytest.mark.parametrize(
+    "header, unit",
+    [
+        ("our own format: arrival,prompt_tokens,output_tokens", "seconds"),
+        ("our own format: arrival_ms,prompt_tokens,output_tokens", "ms"),
+        ("DistServe's format: arrival_s,prompt_tokens,output_tokens", "seconds"),
+        ("BurstGPT's format: Timestamp,Request tokens,Response tokens", "seconds"),
+        ("Vidur's and Sarathi-Serve's format: arrived_at,num_prefill_tokens,num_decode_tokens",
+         "seconds"),
+        ("a mix of formats: arrival,num_prefill_tokens,output_tokens", "seconds"),
+    ],
+)  # fmt: skip
+def test_each_format_is_named(
+    header: str, unit: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    whose, _, names = header.partition(": ")
+    (path := tmp_path / "trace.csv").write_text(f"{names}\n2,30,4\n4,50,6\n")
+    found = [(each.arrival, len(each.prompt), each.max_tokens) for each in read_trace(path)]
+    assert found == [(0, 30, 4), (0.002 if unit == "ms" else 2, 50, 6)]
+    arrival, _, sizes = names.partition(",")
+    said = f"{path}: read as {whose}; tokens: {sizes.replace(',', ', ')}; {arrival} in {unit}\n"
+    assert capsys.readouterr().out == said
+
+
+def test_bailians_blocks_have_16_tokens(tmp_path: Path) -> None:
+    row = BAILIAN | {"input_length": 40, "output_length": 9}
+    lines = [json.dumps(row | {"timestamp": 9 * i, "hash_ids": [5, i, 6]}) for i in (7, 8)]
+    (path := tmp_path / "trace.jsonl").write_text("\n".join(lines))
+    assert hits(read_trace(path), "", block_size=16) == [0, 16]
+
+
+def test_a_batch_of_openais_comes_at_once(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Its `created` is when an answer was made. Requests that failed are left out."""
+    for names in (("prompt_tokens", "completion_tokens"), ("input_tokens", "output_tokens")):
+        usage = dict(zip(names, (22, 2), strict=True)) | {"details": {"cached": 0}}
+        bodies = [{"created": 1711652795 + 60 * i, "usage": usage} for i in range(2)]
+        bodies.append({"error": {"message": "no"}})
+        answers = [{"status_code": 200, "body": body} for body in bodies] + [None]
+        rows = [{"custom_id": f"r{i}", "response": each} for i, each in enumerate(answers)]
+        (path := tmp_path / "output.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        found = [(r.arrival, len(r.prompt), r.max_tokens, r.tags["custom_id"])
+                 for r in read_trace(path)]  # fmt: skip
+        assert found == [(0, 22, 2, "r0"), (0, 22, 2, "r1")]
+        said = capsys.readouterr().out
+        assert "left out 2 of 4" in said and "read as output of OpenAI's Batch API" in said
+        assert "no arrivals, so all requests come at once" in said
+
+
+# ----------------------------------------------------------------------------- lists of any size
+
+
+@pytest.mark.parametrize("block", [1, 7, 64, 2**20])
+@pytest.mark.parametrize("suffix", ["json", "jsonl"])
+def test_objects_are_read_in_blocks_of_any_size(
+    suffix: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also letters of several bytes, brackets in texts, and blanks between."""
+    rows = [{"a": ']},[{ \\"é€𝄞'[: i % 16], "b": {"c": [i, {"d": None}]}} for i in range(40)]
+    texts = [json.dumps(row, ensure_ascii=i % 2 == 0) for i, row in enumerate(rows)]
+    text = "\n".join(texts) if suffix == "jsonl" else "\ufeff [ " + " ,\n ".join(texts) + "\t]\n\n"
+    (path := tmp_path / f"mine.{suffix}").write_text(text, encoding="utf-8")
+    monkeypatch.setattr("command.cli.BLOCK", block)
+    monkeypatch.setattr("more.loading.tables.BLOCK", block)
+    header, lines = read_table(path, 10**6, 10**6)
+    assert header == ["a", "b.c"] and [place for place, _ in lines][::39] == (
+        ["row 1", "row 40"] if suffix == "json" else ["line 1", "line 40"]
+    )
+    assert [(a, json.loads(c)) for _, (a, c) in lines] == [(r["a"], r["b"]["c"]) for r in rows]
+
+
+def test_sharegpt_takes_the_memory_of_its_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One list, as it is published. No text stays, and no limit on what stays is met."""
+    turns = [{"from": "human", "value": "why " * 500}, {"from": "gpt", "value": "so " * 400}]
+    one = json.dumps({"id": "x", "conversations": turns})
+    (path := tmp_path / "ShareGPT.json").write_text(f"[{', '.join([one] * 1000)}]")
+    monkeypatch.setattr("command.cli.BLOCK", 2**16)
+    monkeypatch.setattr("more.loading.tables.BLOCK", 2**16)
+    monkeypatch.setattr("more.serving.traffic.MOST_JSON", 10**5)
+    tracemalloc.start()
+    found = read_trace(path, lambda: lambda text: text.count(" "))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert {(len(each.prompt), each.max_tokens) for each in found} == {(500, 400)}
+    assert len(found) == 1000 and most < path.stat().st_size / 2
+
+
+@pytest.mark.parametrize("name, key", [("conversation", "content"), ("items", "value")])
+def test_other_names_of_sharegpts_texts(name: str, key: str, tmp_path: Path) -> None:
+    row = {name: [{key: "so it is"}, {key: "why"}], "language": "en"}
+    (path := tmp_path / "mine.jsonl").write_text(json.dumps(row))
+    (found,) = read_trace(path, lambda: lambda text: len(text.split()))
+    assert (len(found.prompt), found.max_tokens, found.tags) == (3, 1, {"language": "en"})
+
+
 def test_what_is_too_long_for_an_engine_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -147,7 +291,7 @@ def test_one_by_one_is_the_same_run(policy: str, cache_tokens: int | None) -> No
     kept, lives = simulate(made(), **options), []
     passing = simulate(iter(made()), done=lives.append, **options)
     assert {life.request_id: life for life in lives} == kept.lives
-    assert passing.count == len(kept.iterations)
+    assert passing.schedules == kept.schedules > 0
     assert not (passing.lives or passing.iterations or passing.finished or passing.preempted)
 
 
@@ -198,8 +342,11 @@ def test_who_was_away_is_lifted() -> None:
 
 
 def test_the_shortest_output_is_next_and_who_tells_none_is_last() -> None:
-    told = ("900", "7", "soon", "30", None)
-    requests = [Request(i, [1], 9, tags={TAG: tag} if tag else {}) for i, tag in enumerate(told)]
+    """A gap in a column tells none. (What nobody can read is refused: tests/test_policies.py.)"""
+    told = ("900", "7", "", "30.0", None)
+    requests = [
+        Request(i, [1], 9, tags={} if tag is None else {TAG: tag}) for i, tag in enumerate(told)
+    ]
     trace = simulate(requests, policy="srpt:0", max_batch_size=1)
     assert [request for request, _ in trace.finished] == [1, 3, 0, 2, 4]
 

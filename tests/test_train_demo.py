@@ -10,7 +10,7 @@ from test_families import ours
 from test_tokenizer import DEMO_TOKENIZER, HELD_OUT, demo_tokens
 
 from configs import MODELS
-from more.demo import train as train_demo
+from demo import train as train_demo
 from more.loading.checkpoint import load_config
 from more.loading.files import DEMO
 

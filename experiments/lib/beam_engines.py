@@ -21,7 +21,7 @@ from experiments.lib.segment import WAYS, Latency
 from more.beam.cost import cache_bytes
 
 if TYPE_CHECKING:  # predicting needs no torch
-    from engine import LLM
+    from nano_sarathi import LLM
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}  # of a value
 TRIES = 5  # batches that `largest_batch` runs at most, behind the first two

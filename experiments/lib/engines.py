@@ -28,12 +28,12 @@ from experiments.lib.rows import SPREAD, Row
 from loop import Loop, Result
 from more.loading.priced import priced_model
 from more.serving.steady import Workload, balance, steady_window, tokens_per_second
+from more.simulate import CostExecutor, run_all
 from scheduler import make_scheduler
-from simulate import CostExecutor, run_all
 from timeline import Trace
 
 if TYPE_CHECKING:  # predicting needs no torch
-    from engine import LLM
+    from nano_sarathi import LLM
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from timeline import Trace
 if TYPE_CHECKING:  # see above
     import torch
 
-    from engine import LLM, RequestOutput
     from executor import ModelExecutor
+    from nano_sarathi import LLM, RequestOutput
 
 LARGE = 2e9  # bytes of weights: models for CPUs have less
 FOR_CPUS = "laptop"  # the default of --model
@@ -38,7 +38,7 @@ def load_llm(options: argparse.Namespace, batch_size: int, length: int) -> "LLM"
 
     Policies of a user's own learn what a batch costs, where this machine was calibrated.
     """
-    from engine import LLM
+    from nano_sarathi import LLM
 
     sizes = {"max_batch_size": batch_size, "max_length": length + 1}
     device = device_for(options.model, options.dtype, options.device)

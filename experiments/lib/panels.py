@@ -16,6 +16,7 @@ from experiments.lib.rows import WHERE, Row, Rows, cell
 
 AXES = {  # key: its label
     "B": "batch size B",
+    "BS": "prompts in the batch, BS",
     "C": "chunk size C",
     "L": "length L (tokens)",
     "PD": "P:D (prompt tokens per decode)",

@@ -158,7 +158,7 @@ def transformers_search(checkpoint: str, dtype: str, **options: object) -> tuple
 
 def our_search(checkpoint: str, dtype: str, cache: str) -> tuple[Search, Resize]:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # this clone, not an installed one
-    from engine import LLM, BeamSearchParams
+    from nano_sarathi import LLM, BeamSearchParams
 
     options = {"policy": "request_level", "dtype": dtype, "max_batch_size": 1, "max_length": 1}
     llm = LLM(checkpoint, device="cpu", **options)  # as transformers

@@ -16,7 +16,6 @@ from configs import GPU, GPUS, LINKS, Link
 from experiments.lib.papers import ARXIV, CHAT, read_whole
 from more.loading.priced import folder_of
 from more.loading.requests import short_enough
-from more.loading.tokenizer import load_tokenizer
 from more.serving.anchor import read_load
 from more.serving.capacity import STRICT, Bound, Deployment, Slo
 from more.serving.comparison import Demand
@@ -94,7 +93,11 @@ def requests_of(options: Namespace) -> tuple[str, list[Request], bool]:
 def counter_of(model: str) -> Count | None:
     """Counts the tokens of a text, if this model is on the disk, with its tokenizer."""
     folder = folder_of(model)
-    tokenizer = load_tokenizer(folder) if folder else None
+    if folder is None:
+        return None
+    from more.loading.tokenizer import load_tokenizer  # here: a plan needs none of its packages
+
+    tokenizer = load_tokenizer(folder)
     return tokenizer and (lambda text: len(tokenizer.encode(text)))
 
 

@@ -120,11 +120,11 @@ def describe(options: Namespace, replica: Deployment, traffic: Traffic, slo: Slo
     )
     _, owner = gpu_of(options)
     software = options.software or "vllm"
-    guess = constants(owner, software)[1]
+    guesses = filter(None, [constants(owner, software)[1], cost.borrowed])
     print(textwrap.fill(f"constants  {cost.efficiency.source}", 88, subsequent_indent=11 * " "))
     if options.gpu_spec:
         print(f"           A guess: all but memory, FLOPS and bandwidth is that of the {owner}.")
-    if guess:
+    for guess in guesses:
         print(textwrap.indent(textwrap.fill(f"A guess: {guess}.", 77), 11 * " "))
     print(textwrap.fill(f"link       {link_words(cost, software)}", 88, subsequent_indent=11 * " "))
     host = f"host       {next(name for name in HOSTS if HOSTS[name].source == cost.host.source)}:"

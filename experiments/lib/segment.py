@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from batch import Batch, Chunk
 from configs import GPUS, LINKS, MODELS, ModelConfig
+from configs.constants import VIDUR
 from experiments.lib import look
 from experiments.lib.rows import Row, Rows, print_rows
 from more.beam.cost import BeamCostModel, cache_bytes, make_beams
@@ -27,6 +28,15 @@ TILES = {"gptj-6b": 1, "llama2-13b": 1, "opt-30b": 2, "bloom-176b": 8}  # Sec 4;
 LINK = {1: "xe-tiles", 2: "xe-tiles", 8: "max-1550-cards"}
 WIDTH = 4  # BW
 TOKENS = ("first token", "next token")
+# Operators of a layer that transformers runs beside the nine that the paper fuses them to, counted
+# in version 5 (segment_fused.py; the paper's 4.31 is older). Each takes an A100's launch of a small
+# kernel: the tile's is not known.
+UNFUSED = 38 - 9
+# What might make transformers slower: how many old caches its allocator holds and cannot use again.
+# That this happens is the paper's (Sec 3.2); how many is our guess.
+UNFUSED_ALONE = "unfused operators"
+CAUSES = {UNFUSED_ALONE: 0}
+CAUSES |= {f"{UNFUSED_ALONE} + {n} stale cache{'s' * (n > 1)}": n for n in (1, 2)}
 
 
 @dataclass(frozen=True)
@@ -58,8 +68,9 @@ class PricedBeams:
     `RealBeams` of lib/beam_engines.py has the same methods, but for `first_token`.
     """
 
-    def __init__(self, model: str) -> None:
-        self.model, self.config, self.tiles = model, MODELS[model], TILES[model]
+    def __init__(self, model: str, cause: str | None = None) -> None:
+        """cause: one of CAUSES, of what makes transformers slower or larger."""
+        self.cause, self.model, self.config, self.tiles = cause, model, MODELS[model], TILES[model]
         self.hardware = TILE.name if self.tiles == 1 else f"{self.tiles} x {TILE.name}"
         options = {"tp": self.tiles, "link": LINKS[LINK[self.tiles]]}
         self.costs = {
@@ -68,15 +79,24 @@ class PricedBeams:
         }
         self.cost_model = self.costs[OURS]
 
+    def unfused(self, way: str, rows: int) -> float:
+        """Seconds of all layers' operators that transformers runs beside the fused ones."""
+        if way != THEIRS or not self.cause:
+            return 0.0
+        moved = 2 * rows * self.config.hidden * 2 / TILE.bandwidth  # H values, read and written
+        return self.config.n_layer * UNFUSED * (VIDUR["launch"] + moved)
+
     def first_token(self, way: str, batch_size: int, width: int, prompt: int) -> float:
         """Seconds of the prefill, whole, of all requests together."""
         beams = make_beams(WAYS[way].cache, batch_size, width, prompt, 0)
-        return self.costs[way].seconds(Batch([Chunk(beam, 0, prompt) for beam in beams], []))
+        seconds = self.costs[way].seconds(Batch([Chunk(beam, 0, prompt) for beam in beams], []))
+        return seconds + self.unfused(way, batch_size * width * prompt)
 
     def search(self, way: str, batch_size: int, width: int, prompt: int, response: int) -> Latency:
         steps, cost = range(1, response), self.costs[way]
         decodes = [make_beams(WAYS[way].cache, batch_size, width, prompt, n) for n in steps]
         following = sum(cost.seconds(Batch([], beams)) for beams in decodes) / len(steps)
+        following += self.unfused(way, batch_size * width)
         return Latency(self.first_token(way, batch_size, width, prompt), following)
 
     def largest_batch(
@@ -90,7 +110,9 @@ class PricedBeams:
         free = self.tiles * TILE.memory - 2 * self.config.parameters
         each = cache_bytes(self.config, WAYS[way].cache, 1, width, prompt, response)
         twice = temporary_bytes(self.config, way, width, prompt, response)
-        return int(free // (each + twice) if way == THEIRS else (free - twice) // each), {}
+        stale = CAUSES.get(self.cause, 0) * each
+        theirs = free // (each + twice + stale)
+        return int(theirs if way == THEIRS else (free - twice) // each), {}
 
 
 def latencies(

@@ -38,7 +38,7 @@ from experiments.lib.rows import (
 )
 
 if TYPE_CHECKING:  # predicting needs no torch
-    from engine import LLM
+    from nano_sarathi import LLM
 
 
 LONGEST = 1024  # tokens of the cases that a GPU measures, so that they take minutes
@@ -55,11 +55,13 @@ class Study:
     sweeps: a list, or a function of `quick` and the study's own flags that gives one.
     units: of all quantities; the columns' order.
     paper: id of a published number -> quantity and keys of the predicted row that it stands beside.
-    A third part gives what else the paper states there. Where all keys name model and hardware,
-    they stand beside a user's, too, if these are the paper's.
+    A third part gives what else the paper states there, and None for a key of ours that it does not
+    state. Where all keys name model and hardware, they stand beside a user's, too, if these are the
+    paper's.
     derive: adds columns and rows to those of one source.
     shown(row, quantity): what the terminal's table lists; None: no table. report: prints more.
-    panels, columns of them (0: all of one source), or draw(rows): the picture.
+    panels, columns of them (0: all of one source), or draw(rows): the picture. Without `draw`, what
+    was measured has a picture of its own, NAME_measured.png.
     claims: what a test holds it to.
     more: files beside results/NAME.csv and .png: how they end -> what writes one.
     repeats: turns of a measurement; with --quick, one. measure: whether it has any. real: the real
@@ -135,7 +137,8 @@ class Study:
             stated = found.setdefault(id(row), case | rows.case(row))
             quantity, _, *other = self.paper[number]
             stated |= {quantity: paper_numbers()[number]} | dict(*other)
-        return list(found.values())
+        stated = found.values()
+        return [{key: y for key, y in row.items() if y is not None} for row in stated]
 
     def main(self) -> None:
         """The script's main program."""
@@ -174,6 +177,7 @@ class Study:
         title = self.title.rpartition(": ")[-1] if self.own(given, rows) else self.title
         drawn = replace(self, title=title).picture
         finish(path, rows, drawn, guesses(self.swept(quick, **given)), pictures)
+        self.draw_measured(path)
         for end, write in self.more.items():
             write(path.with_suffix(end))
         return rows
@@ -245,10 +249,20 @@ class Study:
         return shared | dict(self.flags)
 
     def picture(self, rows: Rows) -> plt.Figure:
+        """Of what is predicted, beside the papers; where nothing is, of what was measured."""
         if self.draw:
             return self.draw(rows)
         rows = rows.newest()
-        return draw_panels(rows, self.panels, self.title, self.columns, self.predicted)
+        drawn = rows.where(source=("paper", "predicted")) or rows
+        return draw_panels(drawn, self.panels, self.title, self.columns, self.predicted)
+
+    def draw_measured(self, path: Path) -> None:
+        """NAME_measured.png of NAME.csv, where that has predictions, too."""
+        rows = read_rows(path)
+        measured = rows.where(source="measured")
+        if measured and rows.where(source="predicted") and not self.draw:
+            picture = self.picture(measured)
+            look.save_figure(picture, path.with_name(f"{path.stem}_measured.png"))
 
 
 def draw_panels(

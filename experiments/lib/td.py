@@ -34,7 +34,7 @@ from experiments.lib.colours import COLOURS
 from experiments.lib.common import ROOT
 from more.pipeline import PipelineTrace, simulate_pipeline
 from more.pipeline.phases import Rules
-from simulate import make_cost_model, simulate
+from more.simulate import make_cost_model, simulate
 
 Lengths = Sequence[tuple[int, int]]  # prompt and output tokens of each request
 

@@ -21,7 +21,8 @@ from loop import Loop
 from more.apart.halves import First, second_half, step
 from more.apart.routers import Router
 from more.pipeline.costs import Hop
-from timeline import Fleeting, Life, Passing
+from more.simulate import Fleeting, Passing
+from timeline import Life
 
 
 class Way(Hop):
@@ -51,13 +52,19 @@ class Fetch:
     end: float
 
 
+class PatientLoop(Loop):
+    """Its `step` returns None where nothing can run yet: a fetch may bring work."""
+
+    def wait(self) -> bool:
+        return False
+
+
 class Engine:
     """One loop, as a router and the driver see it. open, tokens: see `routers.Engine`."""
 
     def __init__(self, number: int, loop: Loop, keep: bool = False):
         self.number, self.loop, self.memory = number, loop, loop.scheduler.memory
         loop.trace = (Passing if keep else Fleeting)(loop.scheduler.name)
-        loop.patient = True
         self.open = self.tokens = 0
         self.due, self.port = inf, 0.0  # when its next turn is, and when its port is free
         self.queue: deque[tuple[Request, Engine, First]] = deque()  # to be fetched, and from where
@@ -112,6 +119,7 @@ class Fleet:
         engine = self.route(self.engines, request)
         engine.count(request, 1)
         if self.decoders:
+            request.check_new()
             self.decoders[0].loop.scheduler.check(request)
             request = First.of(request)
         engine.loop.add(request)

@@ -12,6 +12,7 @@ half before the fetch begins. So what is under way always has a place.
 If a decode engine preempts a second half, its keys and values are lost, and it is prefilled there.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from batch import Request
@@ -67,10 +68,10 @@ class Halves:
         others = [*scheduler.running, *self.coming]
         if scheduler.waiting or len(others) >= scheduler.max_batch_size:
             return False
-        more = super().prefill(second)[0] + self.next_tokens([*others, second])
-        if self.taken and not self.holds(more):
+        if self.taken and not super().holds(others, second):
             return False
         super().take(second)
+        second.prefilled = second.context = 0  # it is not admitted yet
         self.coming[second] = None
         return True
 
@@ -78,19 +79,36 @@ class Halves:
         """Take the room of the newest back: it will be prefilled here, if at all."""
         super().give(self.coming.popitem()[0])
 
+    def holds(self, decodes: Sequence[Request], newcomer: Request | None = None) -> bool:
+        if newcomer in self.coming:  # it has its room: only its next token is new
+            # nobody else is here: `check` says that it fits, and so does its next token
+            alone = not decodes and len(self.coming) == 1
+            return alone or super().holds([*decodes, newcomer])
+        return super().holds(decodes, newcomer)
+
     def prefill(self, newcomer: Request) -> tuple[int, int]:
         if newcomer in self.coming:
             return 0, newcomer.prefill_length - 1
         return super().prefill(newcomer)
 
-    def take(self, newcomer: Request) -> int:
+    def to_run(self, newcomer: Request) -> int:
+        return newcomer.prefill_length - self.prefill(newcomer)[1]
+
+    def take(self, newcomer: Request) -> None:
         if newcomer in self.coming:
             del self.coming[newcomer]
-            return newcomer.prefill_length - 1
-        return super().take(newcomer)
+            newcomer.prefilled = newcomer.context = newcomer.prefill_length - 1
+        else:
+            super().take(newcomer)
 
 
-class HalfSlots(Halves, Memory):
+class Slots(Memory):
+    def prefill(self, newcomer: Request) -> tuple[int, int]:
+        """As `BlockMemory.prefill`: nothing is a hit."""
+        return newcomer.prefill_length, 0
+
+
+class HalfSlots(Halves, Slots):
     pass
 
 
@@ -117,7 +135,7 @@ def step(loop: Loop) -> Iteration | None:
     engine waits for a fetch.
     """
     scheduler, memory = loop.scheduler, loop.scheduler.memory
-    while memory.coming and not memory.holds(memory.next_tokens(scheduler.running)):
+    while memory.coming and not memory.holds(scheduler.running):
         memory.revoke()
     while not (done := loop.step()):
         if scheduler.running or not (scheduler.waiting and memory.coming):

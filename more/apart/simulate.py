@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 from batch import Request
 from command.checks import UserError, lookup, shown
 from configs import LINKS, ModelConfig
-from loop import Loop
-from more.apart.fleet import Engine, Fetch, Fleet, Way
+from more.apart.fleet import Engine, Fetch, Fleet, PatientLoop, Way
 from more.apart.halves import HalfBlocks, HalfSlots
 from more.apart.routers import make_router
 from more.loading.requests import checked
 from more.paged.blocks import choose_blocks
+from more.simulate import CostExecutor, Fleeting, make_cost_model
 from scheduler import make_scheduler
-from simulate import CostExecutor, make_cost_model
-from timeline import Fleeting, Life, Trace
+from timeline import Life, Trace
 
 LAYOUT = re.compile("([1-9][0-9]{0,3})|([1-9][0-9]{0,3})p([1-9][0-9]{0,3})d")
 
@@ -77,7 +76,7 @@ def simulate_fleet(
         own = (blocks.size, blocks.prefix_caching) if blocks else ()
         scheduler.memory = (HalfBlocks if blocks else HalfSlots)(cache_tokens, *own)
         scheduler.memory.known = keys
-        return Engine(number, Loop(scheduler, CostExecutor(cost_model)), keep)
+        return Engine(number, PatientLoop(scheduler, CostExecutor(cost_model)), keep)
 
     keys: dict[int, list[bytes]] = {}  # of blocks
     trace = FleetTrace(Fleeting() if done else Trace(), guess=cost_model.doubts(cache_tokens))

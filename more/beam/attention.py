@@ -8,6 +8,7 @@ FlashAttention.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ def two_segments(
     values: Tensor,
     table: Tensor,
 ) -> Tensor:
-    """Every step written out, scores in at least float32.
+    """Every step written out, scores in at least float32. The prompt may be empty: P = 0.
 
     q          (BW, n_head, head_dim): one row for each beam
     prompt_*   (n_kv_head, P, head_dim): the prompt's, once
@@ -49,21 +50,28 @@ def two_segments(
         (torch.einsum("bkgd,kpd->bkgp", query, prompt[0]), "bkgp,kpd->bkgd", prompt[1]),
         (torch.einsum("bkgd,btkd->bkgt", query, response[0]), "bkgt,btkd->bkgd", response[1]),
     ):
+        if scores.shape[-1] == 0:  # a window has left the prompt behind
+            continue
         most = scores.amax(dim=-1, keepdim=True)  # (BW, kv, g, 1)
         weights = (scores - most).exp()  # (BW, kv, g, P or t)
         parts.append((most, weights.sum(dim=-1, keepdim=True), torch.einsum(read, weights, value)))
-    (most_p, sum_p, y_p), (most_r, sum_r, y_r) = parts
-    most = torch.maximum(most_p, most_r)
-    share_p, share_r = (most_p - most).exp(), (most_r - most).exp()  # the larger one has 1
-    y = (share_p * y_p + share_r * y_r) / (share_p * sum_p + share_r * sum_r)
+    largest = reduce(torch.maximum, [most for most, _, _ in parts])
+    total = 0.0
+    y = 0.0
+    for most, weight, value in parts:
+        share = (most - largest).exp()  # the larger part has 1
+        total = total + share * weight
+        y = y + share * value
+    y = y / total
     return y.reshape(width, n_head, head_dim).to(q.dtype)
 
 
-def plain(attend: SpanAttention) -> BeamAttention:
+def plain(attend: SpanAttention, window: int = 0) -> BeamAttention:
     """A back end of torch alone. attend: for the standard cache, whose beams are like requests.
 
     That cache copies the prompt BW times. So its beams are a batch of BW requests, and the ways of
     attention.py can attend to it.
+    window: a beam sees that many tokens, itself included; 0: all. `attend` must have the same.
     """
 
     def attention(spans: Sequence[BeamSpan], cache: KVCache) -> AttendLayer:
@@ -82,11 +90,14 @@ def plain(attend: SpanAttention) -> BeamAttention:
 
     def attend_one(layer, memory, q, k, v, cache) -> Tensor:  # q, k, v (BW, heads, head_dim)
         if isinstance(memory, SegmentMemory):
-            steps = memory.steps
-            keys, values = memory.keys[layer, :steps], memory.values[layer, :steps]
+            steps, end = memory.steps, memory.prompt
+            first = max(0, end + steps - window) if window else 0  # the first that a beam sees
+            past = max(0, first - end)  # steps of the response before it
+            own = slice(past, steps)
+            keys, values = memory.keys[layer, own], memory.values[layer, own]
             keys[-1], values[-1] = k, v
-            prompt = [part[:, memory.slot, : memory.prompt] for part in cache.layers[layer]]
-            return two_segments(q, *prompt, keys, values, memory.table[:, :steps])
+            prompt = [part[:, memory.slot, min(first, end) : end] for part in cache.layers[layer]]
+            return two_segments(q, *prompt, keys, values, memory.table[:, own])
         memory.append(layer, k, v)
         context = memory.prompt + memory.steps
         slots, contexts = range(memory.beam_width), [context] * memory.beam_width

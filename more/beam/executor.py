@@ -5,18 +5,22 @@ chunks. All its beams begin with the logits of the last prompt token. After that
 BW rows.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from attention import FlatBatch, reference, sdpa
+from attention import FlatBatch, reference, sdpa, span_by_span
 from batch import BROKEN, Batch, Request
 from executor import ModelExecutor
 from loop import Loop
 from more.beam import native
 from more.beam.attention import plain, with_beams
 from more.beam.memory import MEMORIES, BeamSpan, SegmentMemory, StandardMemory
-from more.beam.request import ENDED, BeamMemory, BeamRequest
+from more.beam.request import ENDED, BeamRequest, count_beams
 from more.beam.search import best_candidates
+from more.loading.variants import Windowed, near
 from sampling import sample
 
 
@@ -33,7 +37,16 @@ class BeamExecutor(ModelExecutor):
         written_out = plain(reference if backend == "math" else sdpa)
         of_beams = native.attention if backend == "native" else written_out
         self.attention = with_beams(before.attention, of_beams)
+        window = self.model.config.window
+        in_window = partial(near, window=window)
+        self.in_window = with_beams(span_by_span(in_window), plain(in_window, window))
         self.memories: dict[int, SegmentMemory | StandardMemory] = {}  # by request id
+
+    def forward(self, flat: FlatBatch, call: Callable) -> Tensor:
+        if not isinstance(self.model, Windowed):
+            return super().forward(flat, call)
+        own = {"in_window": self.in_window}
+        return self.model(flat, self.cache, self.attention, call, **own)
 
     def flatten(self, batch: Batch) -> FlatBatch:
         """Rows of beams come last. All other rows are as in a batch without beams."""
@@ -52,11 +65,11 @@ class BeamExecutor(ModelExecutor):
             slots += [slot] * request.beam_width
             positions += [place] * request.beam_width
         if searches:
-            rows = torch.tensor([tokens, slots, positions], device=self.model.device)  # (3, beams)
+            columns = self.to_device([tokens, slots, positions])  # (3, beams)
             first = len(flat.tokens)
-            flat.tokens = torch.cat((flat.tokens, rows[0]))
-            flat.slots = torch.cat((flat.slots, rows[1]))
-            flat.positions = torch.cat((flat.positions, rows[2]))
+            flat.tokens = torch.cat((flat.tokens, columns[0]))
+            flat.slots = torch.cat((flat.slots, columns[1]))
+            flat.positions = torch.cat((flat.positions, columns[2]))
             own = torch.arange(first, len(flat.tokens), device=self.model.device)
             flat.logit_rows = torch.cat((flat.logit_rows, own))
         return flat
@@ -75,11 +88,11 @@ class BeamExecutor(ModelExecutor):
             chosen.update(zip([request.request_id for request in requests], found, strict=True))
         searching = [single[row] for row in starting] + decoding
         if searching:
-            rows = torch.tensor([*starting, *range(len(single), len(logits))])
+            own = torch.tensor([*starting, *range(len(single), len(logits))])
             for request in searching:
                 request.search = request.search or request.make_search()
             searches = [request.search for request in searching]
-            every = best_candidates(searches, logits[rows.to(logits.device)])
+            every = best_candidates(searches, logits[own.to(logits.device)])
             for request, candidates in zip(searching, every, strict=True):
                 if candidates:
                     request.search.step(candidates)
@@ -123,4 +136,4 @@ def enable_beams(loop: Loop, backend: str) -> None:
     """
     if not isinstance(loop.executor, BeamExecutor):
         loop.executor = BeamExecutor(loop.executor, backend)
-        loop.scheduler.memory = BeamMemory(loop.scheduler.memory)
+        count_beams(loop.scheduler)

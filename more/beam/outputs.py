@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from batch import Request
-from command.checks import UserError, lookup, shown
+from command.checks import UserError, lookup
 from configs import ModelConfig
 from kvcache import KVCache
-from more.beam.request import CACHES, ENDED, BeamRequest, BeamSearchParams
+from more.beam.request import CACHES, BeamRequest, BeamSearchParams
 from more.beam.search import BeamSearch
 from more.loading.device import memory_of
 from more.paged.cache import PagedCache
@@ -48,13 +48,7 @@ def beam_requests(
     params: one for all, or one for each. slots: the cache that will hold the prompts.
     Raises UserError for a search that can never run.
     """
-    longest = min(config.window or config.max_length, config.max_length)  # positions
     lookup(dict.fromkeys(CACHES), cache, "cache")
-    if any(config.narrow) and slots.length > config.window:
-        raise UserError(
-            f"a beam search of {config.name} needs a max_length of at most {config.window}, its"
-            f" sliding_window; here it is {slots.length}"
-        )
     if isinstance(slots, PagedCache):
         raise UserError("a beam search needs cache 'slots', and this LLM has 'paged'")
     if not isinstance(params, Sequence):
@@ -62,27 +56,22 @@ def beam_requests(
     found = []
     for request, own in zip(requests, params, strict=True):
         name, prompt = f"prompt {request.request_id}", request.prompt
-        if len(prompt) + own.max_tokens - 1 > longest:
+        if len(prompt) + own.max_tokens - 1 > config.longest:
             raise UserError(
                 f"{name}: {len(prompt)} prompt tokens + max_tokens {own.max_tokens} - 1 exceed"
-                f" the {longest} positions that the model has"
+                f" the {config.longest} positions that the model has"
             )
         if len(prompt) > slots.length:
             raise UserError(
                 f"{name} has {len(prompt)} tokens; a slot holds {slots.length}: give LLM a larger"
                 " max_length, or a shorter prompt"
             )
-        for token in own.stop_ids:
-            if not 0 <= token < config.vocab_size:
-                allowed = f"tokens are 0 to {config.vocab_size - 1}"
-                raise UserError(f"{name}: stop_ids has {shown(token)}; {allowed}")
         make_search = partial(BeamSearch, own, request.stop_ids, config.vocab_size)
         make_search()  # complains now, not in the middle of a run
         found.append(
             BeamRequest(
-                request.request_id, prompt, own.max_tokens, frozenset((ENDED,)),
-                request.arrival, beam_width=own.beam_width, cache=cache,
-                make_search=make_search,
+                request.request_id, prompt, own.max_tokens, arrival=request.arrival,
+                beam_width=own.beam_width, cache=cache, make_search=make_search,
             )
         )  # fmt: skip
     check_room(found, slots, config.vocab_size)

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from batch import Request
 from command.checks import LENGTH_PENALTY, Range, UserError, check_stop_ids, check_whole, shown
-from scheduler import Memory
+from scheduler import Memory, Scheduler
 
 STEP = 16  # response tokens by which a segment grows (segment KV, Sec 3.2)
 CACHES = ("segment", "standard")
@@ -34,6 +35,7 @@ class BeamSearchParams:
     ignore_eos: bool = False
     temperature: float = 0.0
     stop: None = None
+    tags: ClassVar[dict[str, str]] = {}
 
     def __post_init__(self) -> None:
         def check(name: str, fine: Callable, allowed: str) -> None:
@@ -84,6 +86,10 @@ class BeamRequest(Request):
     make_search: Callable[[], object] | None = None  # a BeamSearch, where the model really runs
     search: object = None  # the one that is running
 
+    def __post_init__(self) -> None:
+        Request.__post_init__(self)
+        self.stop_ids = frozenset((ENDED,))  # those of a user end its beams
+
     @property
     def decode_size(self) -> tuple[int, int]:
         """Its rows, and tokens of cache. The first decode writes response token 1."""
@@ -109,23 +115,35 @@ class BeamRequest(Request):
 
 
 class BeamMemory(Memory):
-    """A scheduler's memory where some decodes are those of searches. It takes the place of `before`
-    before the first search is added.
-    """
+    """The memory where some decodes are those of searches. It takes over from `before`."""
 
     def __init__(self, before: Memory):
-        super().__init__(before.capacity, before.taken, before.flying)
+        super().__init__(before.capacity, before.taken)
 
-    def rows(self, decodes: Sequence[Request]) -> int:
-        return sum([size_of(request)[0] for request in decodes])
-
-    def next_tokens(self, requests: Sequence[Request]) -> int:
-        return sum([size_of(request)[1] for request in requests])
+    def holds(self, decodes: Sequence[Request], newcomer: Request | None = None) -> bool:
+        prefill = 0 if newcomer is None else newcomer.prefill_length + next_tokens([newcomer])
+        return next_tokens(decodes) + prefill <= self.room
 
     def grow(self, decodes: Sequence[Request]) -> None:
-        self.taken += self.next_tokens(decodes)
+        self.taken += next_tokens(decodes)
         for request in decodes:  # the scheduler adds one, as for all decodes
             request.context += size_of(request)[1] - 1
+
+
+def count_beams(scheduler: Scheduler) -> None:
+    """Let a scheduler count the rows and the tokens of searches. Call it before one is added."""
+    scheduler.memory = BeamMemory(scheduler.memory)
+    scheduler.rows = rows
+
+
+def rows(decodes: Sequence[Request]) -> int:
+    """As `Scheduler.rows`, where some decodes are those of searches."""
+    return sum([size_of(request)[0] for request in decodes])
+
+
+def next_tokens(decodes: Sequence[Request]) -> int:
+    """Tokens of cache that the next decodes of these requests take."""
+    return sum([size_of(request)[1] for request in decodes])
 
 
 def size_of(request: Request) -> tuple[int, int]:

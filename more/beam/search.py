@@ -132,9 +132,10 @@ def best_candidates(searches: Sequence[BeamSearch], logits: Tensor) -> list[list
     logits (R, vocab): a row for each beam of each search, one search after the other. A search has
     no candidates if its own are NaN or infinite: they cannot be ranked.
     """
-    scores = torch.tensor([score for search in searches for score in search.scores])  # (R,)
     # float32, whatever the model's dtype: as in transformers
-    log_probs = logits.float().log_softmax(dim=-1) + scores.to(logits.device)[:, None]
+    before = [score for search in searches for score in search.scores]  # R
+    scores = torch.tensor(before, dtype=torch.float32, device=logits.device)
+    log_probs = logits.float().log_softmax(dim=-1) + scores[:, None]
     counts = {min(search.num_candidates, logits.shape[1]) for search in searches}
     # K of each beam are enough. `topk` chooses among ties, and K can change its choice: so each K
     # has its own call.

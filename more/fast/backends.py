@@ -44,23 +44,17 @@ def check_backend(name: str, device: torch.device) -> None:
         raise UserError(f"attention 'xformers' cannot run: {why}{native.OTHERWISE}")
 
 
-def check_fast(fast: bool, attention: str, graphs: str, device: torch.device) -> None:
-    """Raise a UserError for what this device cannot run. fast: with the folder more/fast/."""
+def check_fast(attention: str, graphs: str, device: torch.device) -> None:
+    """Raise a UserError for what this device cannot run."""
     lookup(dict.fromkeys(WHEN), graphs, "cuda_graphs")
-    if fast:
-        check_backend(attention, device)
-    elif attention != "auto":
-        lookup(PLAIN, attention, "attention with fast=False")
-    if graphs == "on" and not (fast and device.type == "cuda"):
-        where = "" if fast else " and fast=True"
+    check_backend(attention, device)
+    if graphs == "on" and device.type != "cuda":
         raise UserError(
-            f"cuda_graphs 'on' needs a CUDA device{where}, and this is {device}; choose auto or off"
+            f"cuda_graphs 'on' needs a CUDA device, and this is {device}; choose auto or off"
         )
 
 
-def choose_backend(
-    name: str, device: torch.device, dtype: torch.dtype, config: ModelConfig, fast: bool = True
-) -> str:
+def choose_backend(name: str, device: torch.device, dtype: torch.dtype, config: ModelConfig) -> str:
     """The name of the back end for queries of this dtype.
 
     "auto" is `native` on a CPU where it can run, and if it may be fast. Else it is sdpa, which runs
@@ -73,7 +67,7 @@ def choose_backend(
     if name == "rows" and (why := why_not_rows(device, dtype, config.head_dim)):
         raise UserError(f"attention 'rows' cannot run: {why}{native.OTHERWISE}")
     if name == "auto":
-        return "native" if fast and native.usable(device, dtype, *shape) else "sdpa"
+        return "native" if native.usable(device, dtype, *shape) else "sdpa"
     return name
 
 

@@ -267,7 +267,7 @@ def xformers(batch: FlatBatch, cache: KVCache) -> AttendLayer:
     keys (github.com/Dao-AILab/flash-attention/issues/1619). So an idle slot has one, too: a copy of
     row 0, which sees one key, and whose result nobody reads.
     """
-    from xformers.ops import fmha  # here, because it only exists with CUDA
+    from xformers.ops import fmha  # here: it takes seconds to load, and not all systems have it
 
     _, n_kv_head, slots, length, head_dim = cache.k.shape
     device, total = cache.k.device, slots * length

@@ -2,15 +2,12 @@
 
 more/loading/config_json.py reads `config.json`.
 
-A checkpoint keeps q, k, v (and gate, up) as separate matrices. Our model keeps each group as one
-matrix. So an iteration runs one large product instead of three small ones. `_plan` says once where
-each matrix goes. Loading and saving both use it.
+`loader.places` says where each tensor goes. Loading and saving both use it.
 """
 
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -22,89 +19,19 @@ from torch import Tensor
 from command.checks import UserError
 from command.cli import write_file
 from configs import ModelConfig
+from loader import Place, places
 from model import Transformer
 from more.loading import config_json, nanogpt
 from more.loading.config_json import ARCHITECTURE, FIELDS, GELU, KINDS, LLAMA3, ONLY
 from more.loading.device import DTYPES
-from more.loading.files import existing, read_json
-from more.loading.variants import copy_folded, folds_of
+from more.loading.files import NANOGPT, is_nanogpt, read_json, weight_files
+from more.loading.stage import Stage
+from more.loading.variants import copy_folded, folds_of, own_places
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where one tensor of a checkpoint lives in our model.
-
-    It is rows `start .. start + rows - 1` of parameter `name`.
-    """
-
-    name: str
-    start: int
-    rows: int
-    transposed: bool = False  # GPT-2 stores (inputs, outputs), nn.Linear (outputs, inputs)
-
-
-# a layer's norms, by `ModelConfig.variant`
-NORMS = {
-    "": {"input": "norm_1", "post_attention": "norm_2"},
-    "olmo2": {"post_attention": "postproj.norm", "post_feedforward": "ffn_ln2.norm"},
-}
-NORMS["gemma3"] = {"input": "norm_1", "pre_feedforward": "norm_2"} | NORMS["olmo2"]
-
-
-def _plan(config: ModelConfig) -> dict[str, _Place]:
+def _plan(config: ModelConfig) -> dict[str, Place]:
     """Hugging Face tensor name -> its place, for every tensor of a checkpoint of this shape."""
-    plan: dict[str, _Place] = {}
-
-    def put(theirs: str, ours: str, rows: int, start: int = 0, transposed: bool = False) -> None:
-        plan[theirs] = _Place(ours, start, rows, transposed)
-
-    def stack(theirs: str, ours: str, parts: dict[str, int]) -> None:
-        """Parts that lie one below the other in our matrix: rows by name."""
-        start = 0
-        for name, rows in parts.items():
-            put(theirs.format(name), ours, rows, start)
-            start += rows
-
-    hidden, kv = config.hidden, config.n_kv_head * config.head_dim
-    heads = {"q": config.n_head * config.head_dim, "k": kv, "v": kv}
-    if config.flavour == "llama":
-        put("model.embed_tokens.weight", "embed.weight", config.vocab_size)
-        end = ".linear" if config.variant else ""
-        whole = config.variant == "olmo2"
-        for i in range(config.n_layer):
-            theirs, ours = f"model.layers.{i}.", f"layers.{i}."
-            for name, own in NORMS[config.variant].items():
-                put(f"{theirs}{name}_layernorm.weight", f"{ours}{own}.weight", hidden)
-            for kind in ("weight", "bias") if config.qkv_bias else ("weight",):
-                stack(theirs + "self_attn.{}_proj." + kind, f"{ours}preproj.{kind}", heads)
-            for name in "qk" if config.qk_norm else "":
-                own = f"{ours}norm_{name}{'.norm' if whole else ''}.weight"
-                rows = heads[name] if whole else config.head_dim
-                put(f"{theirs}self_attn.{name}_norm.weight", own, rows)
-            put(theirs + "self_attn.o_proj.weight", f"{ours}postproj{end}.weight", hidden)
-            gates = dict.fromkeys(("gate", "up"), config.intermediate)
-            stack(theirs + "mlp.{}_proj.weight", ours + "ffn_ln1.weight", gates)
-            put(theirs + "mlp.down_proj.weight", f"{ours}ffn_ln2{end}.weight", hidden)
-        put("model.norm.weight", "norm.weight", hidden)
-    else:
-        put("transformer.wte.weight", "embed.weight", config.vocab_size)
-        put("transformer.wpe.weight", "positions.weight", config.max_length)
-        parts = {
-            "attn.c_attn": "preproj", "attn.c_proj": "postproj", "mlp.c_fc": "ffn_ln1",
-            "mlp.c_proj": "ffn_ln2", "ln_1": "norm_1", "ln_2": "norm_2",
-        }  # fmt: skip
-        for i in range(config.n_layer):
-            for theirs, ours in parts.items():
-                rows = config.linears[ours][1] if ours in config.linears else hidden
-                for kind in ("weight", "bias"):
-                    name, own = f"transformer.h.{i}.{theirs}.{kind}", f"layers.{i}.{ours}.{kind}"
-                    flip = kind == "weight" and ours in config.linears
-                    put(name, own, rows, transposed=flip)
-        put("transformer.ln_f.weight", "norm.weight", hidden)
-        put("transformer.ln_f.bias", "norm.bias", hidden)
-    if not config.tied:
-        put("lm_head.weight", "head.weight", config.vocab_size)
-    return plan
+    return own_places(config) if config.variant else places(config)
 
 
 def _stem(name: str) -> str:
@@ -122,20 +49,22 @@ def _ignorable(name: str, config: ModelConfig) -> bool:
 
     They are masks, rotary tables, and the copy of a tied embedding.
     """
-    return name.endswith((".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")) or (
-        config.tied and _stem(name) == "lm_head.weight"
-    )
+    known = {"gpt2": (".attn.bias", ".attn.masked_bias"), "llama": (".rotary_emb.inv_freq",)}
+    copied = config.tied and _stem(name) == "lm_head.weight"
+    return copied or name.endswith(known[config.flavour])
 
 
 def load_config(directory: str | Path, name: str | None = None) -> ModelConfig:
     """Of nanoGPT's file, or of a config.json."""
     directory = Path(directory)
-    own = nanogpt if nanogpt.is_here(directory) else config_json
+    own = nanogpt if is_nanogpt(directory) else config_json
     return own.load_config(directory, name)
 
 
 def weights_of(model: Transformer) -> dict[str, Tensor]:
     """All weights of a model or a stage, by the names that they have in the whole model."""
+    if not isinstance(model, Stage):
+        return model.state_dict()
     found = {}
     for name, weight in model.state_dict().items():
         if name.startswith("layers."):
@@ -170,7 +99,7 @@ def load_weights(model: Transformer, directory: str | Path, check: bool = False)
             )
         _, place = missing.pop(_stem(name))
         if place.name not in state:  # another stage's
-            assert not place.name.startswith(f"layers.{model.own.start}."), "see variants.adapt"
+            assert isinstance(model, Stage), "see variants.adapt"
             continue
         target = state[place.name][place.start : place.start + place.rows]
         tensor = read(name)
@@ -226,8 +155,8 @@ def whole(path: Path) -> Iterator[None]:
 
 def _tensors(directory: Path) -> Iterator[tuple[Path, str, Callable[[str], Tensor]]]:
     """Of every tensor of a checkpoint: its file, its name, and a function: name -> tensor."""
-    for path in _weight_files(directory):
-        if path.name == nanogpt.FILE:
+    for path in weight_files(directory):
+        if path.name == NANOGPT:
             weights = nanogpt.weights_of(path)
             yield from ((path, name, weights.__getitem__) for name in weights)
             continue
@@ -304,35 +233,6 @@ def save(
     except SafetensorError as error:  # a full disk, for example
         raise OSError(f"cannot write {str(path)!r}: {error}") from None
     write_file(directory / "config.json", json.dumps(raw, indent=2, sort_keys=True) + "\n")
-
-
-def _weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a checkpoint: one, or the shards that an index names."""
-    if nanogpt.is_here(directory):
-        return [directory / nanogpt.FILE]
-    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
-    if single.is_file() or not index.is_file():
-        if not single.is_file() and (directory / "pytorch_model.bin").is_file():
-            raise UserError(
-                f"{directory}: pytorch_model.bin is not supported; expected model.safetensors"
-                " (transformers converts it)"
-            )
-        return [existing(directory, single.name)]
-    shards = read_json(index).get("weight_map")
-    if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
-        raise UserError(
-            f"{index}: weight_map is missing; expected a table of tensor names and file names"
-        )
-    for shard in sorted(set(shards.values())):
-        if not shard or Path(shard).name != shard or "\0" in shard or len(shard) > 255:
-            raise UserError(
-                f"{index}: weight_map names {shard[:60]!r}; expected names of files beside it"
-            )
-        if not (directory / shard).is_file():
-            raise UserError(
-                f"{directory}: no {shard}, a shard that {index.name} names; download it again"
-            )
-    return [directory / shard for shard in sorted(set(shards.values()))]
 
 
 def _describe(config: ModelConfig) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from command.checks import MOST, UserError
 from configs import ModelConfig
-from more.loading.files import existing, read_json
+from more.loading.files import CONFIG, existing, read_json, weight_files
 from more.loading.kinds import EXPERTS, KEYS, block_of, refused_family, weights_of
 
 ARCHITECTURE = {
@@ -138,7 +138,7 @@ def load_config(
     run: with experts, fp8 weights, or YaRN. Raises UserError for all that we would compute wrongly.
     The message names the key, its value and what is expected.
     """
-    path = existing(directory, "config.json")
+    path = existing(directory, CONFIG)
     raw = read_json(path)
     family = raw.get("model_type")
     fields = FIELDS_PRICED if priced else FIELDS
@@ -394,7 +394,7 @@ def has_own_head(folder: Path) -> bool:
     """
     found = {}
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        for path in folder.glob("*.safetensors"):
+        for path in weight_files(folder):
             with open(path, "rb") as file:
                 start = 8 + int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(min(start, LONGEST_HEADER) - 8))

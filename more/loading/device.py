@@ -12,6 +12,7 @@ import torch
 
 from command.checks import UserError, did_you_mean, shown
 from configs import ModelConfig
+from loader import DTYPES
 from more.loading.requests import usual_length
 from more.paged.blocks import BlockMemory
 
@@ -202,14 +203,6 @@ def why_unseen(root: Path = Path("/")) -> str:
         f"PyTorch {torch.__version__} is built with CUDA {cuda} and needs an NVIDIA driver {needs},"
         f" and the driver here is {driver}: update it, or install an older PyTorch: docs/gpu.md"
     )
-
-
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -1,20 +1,21 @@
-"""Where a model's files are. If they cannot be read, one clear line says why.
+"""Where a model's files are. If they cannot be read, one clear line says why. No torch.
 
 `find` turns what a user calls a model into a directory: the demo in the box, a local Hugging Face
-directory, or a hub id, which is downloaded. checkpoint.py and tokenizer.py, beside this file, read
-what is in there.
+directory, or a hub id, which is downloaded. `weight_files` says which files in there hold the
+weights. checkpoint.py and tokenizer.py, beside this file, read what is in there.
 """
 
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from command.checks import UserError, did_you_mean, shown
-from configs import MODELS
+from command.cli import POINTER, refuse_pointer
+from configs import DEMO, MODELS
 
-DEMO = Path(__file__).resolve().parents[1] / "demo"  # the model that ships with the project
+CONFIG, NANOGPT = "config.json", "ckpt.pt"  # of Hugging Face's format, and nanoGPT's only file
 # the models that have a tokenizer
 FOR_TEXT = "demo, a Hugging Face directory, or a hub id such as Qwen/Qwen2.5-0.5B"
 HUB_IDS = {  # of names without an owner, as people type them
@@ -56,8 +57,10 @@ def find(model: str) -> Path | None:
         why = shown(first_line(error), str)
         raise UserError(f"model {shown(model)} cannot be looked up: {why}") from None
     if is_directory:
-        return path
-    if is_there and path.name == "ckpt.pt":  # nanoGPT's
+        return snapshot_of(path)
+    if is_there and path.name == NANOGPT:
+        if not is_nanogpt(path.parent):
+            raise UserError(f"{path}: a {CONFIG} is beside it, and goes first: move one away")
         return path.parent
     model = HUB_IDS.get(model, model)
     if is_there:
@@ -71,6 +74,62 @@ def find(model: str) -> Path | None:
         f"unknown model {model!r}: choose {FOR_TEXT}; for prompts of token ids also random weights:"
         f" {random}{did_you_mean(model, MODELS)}"
     )
+
+
+def snapshot_of(folder: Path) -> Path:
+    """The folder itself. Or, where it is one of the hub's cache (models--owner--name), the snapshot
+    in it that refs/main names. Raises UserError if none is named and there are several.
+    """
+    if (folder / CONFIG).is_file() or is_nanogpt(folder):
+        return folder
+    if (main := folder / "refs" / "main").is_file():
+        with readable(main, ValueError, OSError):
+            return folder / "snapshots" / main.read_text(encoding="utf-8").strip()
+    found = sorted(folder.glob(f"snapshots/*/{CONFIG}"))
+    if len(found) > 1:
+        raise UserError(
+            f"{folder} has {len(found)} snapshots, and no refs/main that names one: give the folder"
+            f" of one of them, such as {found[0].parent}"
+        )
+    return found[0].parent if found else folder
+
+
+def is_nanogpt(directory: Path) -> bool:
+    return (directory / NANOGPT).is_file() and not (directory / CONFIG).is_file()
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files of a checkpoint's weights: nanoGPT's; or one, or the shards that an index names.
+
+    As in transformers, other files beside them are none of the checkpoint's. Raises UserError if
+    one is missing, or is but a pointer of Git LFS.
+    """
+    if is_nanogpt(directory):
+        return [existing(directory, NANOGPT)]
+    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if single.is_file() or not index.is_file():
+        if not single.is_file() and (directory / "pytorch_model.bin").is_file():
+            raise UserError(
+                f"{directory}: pytorch_model.bin is not supported; expected model.safetensors"
+                " (transformers converts it)"
+            )
+        return [existing(directory, single.name)]
+    shards = read_json(index).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
+        raise UserError(
+            f"{index}: weight_map is missing; expected a table of tensor names and file names"
+        )
+    shards = sorted(set(shards.values()))
+    for shard in shards:
+        if not shard or Path(shard).name != shard or "\0" in shard or len(shard) > 255:
+            raise UserError(
+                f"{index}: weight_map names {shard[:60]!r}; expected names of files beside it"
+            )
+        if not (directory / shard).is_file():
+            raise UserError(
+                f"{directory}: no {shard}, a shard that {index.name} names; download it again"
+            )
+    return [existing(directory, shard) for shard in shards]
 
 
 def for_text(model: str) -> str:
@@ -106,7 +165,7 @@ def _download(model: str) -> Path:
 
 
 def existing(directory: str | Path, name: str) -> Path:
-    """directory/name, or a UserError if there is no such file."""
+    """directory/name, or a UserError if there is no such file, or but a pointer of Git LFS."""
     directory = Path(directory)
     if not directory.is_dir():
         raise UserError(f"{directory}: no such directory; expected a Hugging Face checkpoint")
@@ -115,12 +174,20 @@ def existing(directory: str | Path, name: str) -> Path:
             f"{directory}: no {name}; expected a Hugging Face checkpoint with config.json and"
             " model.safetensors, or nanoGPT's ckpt.pt"
         )
-    return directory / name
+    return fetched(directory / name)
+
+
+def fetched(path: Path) -> Path:
+    """The path itself, or a UserError if Git LFS has only left a pointer there."""
+    with suppress(OSError), open(path, "rb") as file:  # who reads the file says what it lacks
+        refuse_pointer(path, file.read(len(POINTER)))
+    return path
 
 
 @contextmanager
 def readable(path: Path, *errors: type[Exception]) -> Iterator[None]:
     """Turns a library's error about a damaged file into a UserError of one line."""
+    fetched(path)
     try:
         yield
     except errors as error:

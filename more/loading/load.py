@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from threading import Lock
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -13,9 +14,12 @@ from configs import MODELS, ModelConfig
 from model import Transformer
 from more.loading import checkpoint, files
 from more.loading.device import check_memory
+from more.loading.stage import Stage
 from more.loading.tokenizer import GPT2_VOCABULARIES, Tokenizer, gpt2_tokenizer
-from more.loading.variants import adapt
+from more.loading.variants import Windowed, WindowedStage, adapt
 from more.paged.blocks import BlockMemory
+
+MAKING = Lock()  # PyTorch's default dtype is the whole process's: threads make one model at a time
 
 
 def find_model(name: str) -> tuple[ModelConfig, Path | None]:
@@ -74,9 +78,9 @@ def load_model(
     cache has instead. Raises UserError if weights and cache do not fit the memory, before anything
     is allocated.
     """
-    own = range(config.n_layer) if own is None else own
+    part = config if own is None else replace(config, n_layer=len(own))
     length = config.max_length if length is None else length
-    check_memory(replace(config, n_layer=len(own)), slots, length, dtype, device, blocks=blocks)
+    check_memory(part, slots, length, dtype, device, blocks=blocks)
     model = new_model(config, dtype, device, own, length)
     if directory is None:
         return random_weights(model, seed)
@@ -130,15 +134,20 @@ def new_model(
 ) -> Transformer:
     """A model whose parameters are allocated, once. Its matrices are not initialised.
 
-    layers, length: see `Transformer`.
+    layers: of a pipeline's stage; None: all. length: see `Transformer`.
     """
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(device), NoRandomNumbers():
-            return adapt(Transformer(config, layers, length)).eval()
-    finally:
-        torch.set_default_dtype(before)
+    with MAKING, torch.device(device), NoRandomNumbers():
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            narrow = any(config.narrow)
+            if layers is not None:
+                stage = WindowedStage if narrow else Stage
+                return adapt(stage(config, layers, length)).eval()
+            whole = Windowed if narrow else Transformer
+            return adapt(whole(config, length)).eval()
+        finally:
+            torch.set_default_dtype(before)
 
 
 def late_tokenizer(config: ModelConfig, directory: Path | None, index: int) -> Tokenizer:

@@ -15,7 +15,8 @@ from types import ModuleType
 
 from command.checks import UserError, moved
 from command.cli import one_line, read_text
-from scheduler import ALIASES, FOR_PIPELINES, POLICIES, Scheduler, make_scheduler
+from more.policies import FOR_PIPELINES
+from scheduler import ALIASES, POLICIES, Scheduler, make_scheduler
 
 MOST_BYTES = 10**7  # of a file of policies
 LOADED: dict[Path, list[str]] = {}  # the files that were run, and the names of their policies

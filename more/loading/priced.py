@@ -11,7 +11,7 @@ from command.checks import UserError, did_you_mean, shown
 from configs import MODELS, ModelConfig
 from configs.models import SAME
 from more.loading.config_json import load_config
-from more.loading.files import HUB_IDS
+from more.loading.files import CONFIG, HUB_IDS, NANOGPT, is_nanogpt, snapshot_of
 
 
 def priced_model(model: str | ModelConfig, weights: str | None = None) -> ModelConfig:
@@ -31,6 +31,11 @@ def priced_model(model: str | ModelConfig, weights: str | None = None) -> ModelC
         return MODELS[model]
     places = (model, HUB_IDS.get(model.lower(), model)) if isinstance(model, str) else ()
     if folder := next(filter(None, map(folder_of, places)), None):
+        if is_nanogpt(folder):
+            raise UserError(
+                f"{folder / NANOGPT} is run, not priced: give a folder with a {CONFIG}, or a name"
+                " such as gpt2-124m"
+            )
         return load_config(folder, Path(model).name, priced=True)
     if places and (found := shape_of(places[-1])):
         return found
@@ -63,15 +68,16 @@ def shape_of(name: str) -> ModelConfig | None:
 
 
 def folder_of(model: str) -> Path | None:
-    """The folder that is named so; or where the hub's client keeps the newest files of this id."""
+    """The folder that is named so; or where the hub's client keeps the files of this id."""
+    folder, is_here = Path(model), False
     with suppress(OSError, RuntimeError, ValueError):  # no name of a file, or of a user
-        if (folder := Path(model).expanduser()).is_dir():
-            return folder
+        is_here = (folder := folder.expanduser()).is_dir()
+    if is_here:
+        return snapshot_of(folder)
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model):
         return None
     # os.path's: a user without a home has no such file, and is no error
     home = os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
     cache = Path(os.environ.get("HF_HUB_CACHE", Path(home) / "hub"))
-    found = cache.glob(f"models--{model.replace('/', '--')}/snapshots/*/config.json")
-    newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
-    return None if newest is None else newest.parent
+    found = snapshot_of(cache / f"models--{model.replace('/', '--')}")
+    return found if (found / CONFIG).is_file() else None

@@ -1,31 +1,27 @@
-"""From the prompts of a user to requests, or to one line that says what is wrong."""
+"""From the prompts of a user to lists of token ids, or to one line that says what is wrong."""
 
 from collections.abc import Callable, Sequence
 from operator import index as as_index
 
-from batch import Request
 from command.checks import MOST, UserError, shown
-from sampling import Sampler, SamplingParams
+from sampling import SamplingParams
 
 LONGEST_WAIT = 1e9  # s, until a prompt arrives: a clock cannot wait much longer
 
 
-def make_requests(
+def careful(
     prompts: str | Sequence,
     params: SamplingParams | Sequence[SamplingParams] | None,
     arrival_times: Sequence[float] | None,
     *,
     encode: Callable[[int, str], list[int]],
     vocab_size: int,
-    stop_ids: frozenset[int],
-    seed: int,
     kind: type = SamplingParams,
-) -> list[Request]:
-    """A request for each prompt, numbered from 0.
+) -> tuple[list[list[int]], list[SamplingParams], list[float]]:
+    """Token ids, parameters and arrival time of each prompt, all checked.
 
-    encode(index, text) -> token ids. stop_ids: of the model; each prompt's own are added. seed: of
-    the engine. A prompt without a seed of its own takes this one plus its number. kind: the class
-    of parameters that the caller accepts, for sampling or for beam search.
+    encode(index, text) -> token ids. kind: the class of parameters that the caller accepts, for
+    sampling or for beam search.
     """
     prompts = as_lists(prompts)
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
@@ -52,8 +48,8 @@ def make_requests(
     for name, count in counts.items():
         if count != len(prompts):
             raise UserError(f"{len(prompts)} prompts but {count} {name}: give one for each prompt")
-    requests = []
-    for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
+    found = []
+    for index, prompt in enumerate(prompts):
         try:
             ids = encode(index, prompt) if isinstance(prompt, str) else token_ids(prompt)
         except UnicodeEncodeError:
@@ -67,20 +63,18 @@ def make_requests(
                 raise UserError(
                     f"prompt {index}: token id {shown(token)} is not in 0 .. {vocab_size - 1}"
                 )
+        for token in params[index].stop_ids:
+            if token >= vocab_size:
+                raise UserError(
+                    f"prompt {index}: stop_ids has {shown(token)}; tokens are 0 to {vocab_size - 1}"
+                )
         if not 0 <= arrivals[index] <= LONGEST_WAIT:
             raise UserError(
                 f"prompt {index}: its arrival time is {arrivals[index]}; it must be a number of"
                 f" seconds, from 0 to {LONGEST_WAIT:g}"
             )
-        ends = frozenset() if param.ignore_eos else stop_ids
-        sampler = None
-        if param.temperature > 0:  # not in a beam search
-            sampler = Sampler(param, seed + index if param.seed is None else param.seed)
-        ends, arrival = ends.union(param.stop_ids), arrivals[index]
-        tags = dict(getattr(param, "tags", {}))  # a beam search has none
-        request = Request(index, ids, param.max_tokens, ends, arrival, sampler=sampler, tags=tags)
-        requests.append(request)
-    return requests
+        found.append(ids)
+    return found, params, arrivals
 
 
 def as_lists(prompts: object) -> object:

@@ -10,6 +10,7 @@ from configs import ModelConfig
 from more.paged.prompts import stated
 
 USUAL_LENGTH = 8192  # tokens of a request, at most, if nobody asks for more
+PLACEHOLDER = 0  # a token of a priced run, whatever it would be
 LEAST_LENGTH = 256  # tokens: what does not fit even so is refused
 
 
@@ -46,6 +47,14 @@ def refuse_beams(requests: Iterable[Request], instead: str) -> None:
     for request in requests:
         if hasattr(request, "beam_width"):
             raise UserError(f"request {request.request_id} is a beam search: {instead}")
+
+
+def refuse_placeholders(requests: Iterable[Request]) -> None:
+    """Raise a UserError if a request would end at the first token of a priced run."""
+    for request in requests:
+        if PLACEHOLDER in request.stop_ids:
+            name = f"request {request.request_id}: stop_ids has {PLACEHOLDER}"
+            raise UserError(f"{name}, which stands for each token of a priced run: leave it out")
 
 
 def check_tokens(requests: Iterable[Request]) -> None:
@@ -110,6 +119,7 @@ def checked(
         for request in group if tokens else ():
             request.prompt = stated(request.prompt)
         check_tokens(group if tokens else ())
+        refuse_placeholders(group)
         for request in sorted(group, key=lambda request: request.arrival):
             if request.arrival < last:
                 late = f"request {request.request_id}: arrival is {request.arrival} s"

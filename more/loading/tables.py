@@ -3,10 +3,18 @@
 import csv
 import io
 import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from json.decoder import WHITESPACE
 from pathlib import Path
 
 from command.checks import UserError, shown
-from command.cli import read_text
+from command.cli import BLOCK, progress, read_blocks, read_text
+
+LEVELS = 4  # of objects in objects
+LONGEST = 10**8  # letters of one object
+Row = dict[str, object]
 
 
 def is_json(path: Path | str) -> bool:
@@ -14,16 +22,24 @@ def is_json(path: Path | str) -> bool:
     return isinstance(path, Path | str) and str(path).lower().endswith((".json", ".jsonl"))
 
 
-def read_table(path: Path | str, most: int) -> tuple[list[str], list[tuple[str, list[str]]]]:
+def is_jsonl(path: Path | str) -> bool:
+    return str(path).lower().endswith("l")
+
+
+def read_table(
+    path: Path | str, most: int, most_kept: int, change: Callable[[Row], Row] = lambda row: row
+) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """The header of a CSV file, and of each line below it where it stands, and its cells.
 
     A JSON file is a list of objects: their keys are the header, and the values are cells, empty
     where an object lacks one. What an object in an object has is a column of both names, with a dot
-    between them. most: bytes of the file. Raises UserError.
+    between them. Objects are read one by one, so that only cells stay in memory. most: bytes of the
+    file. most_kept: letters of the cells of objects. change: makes of an object what is kept of it.
+    Raises UserError.
     """
-    text = read_text(path, most)
     if is_json(path):
-        return objects(path, text)
+        return objects(path, most, most_kept, change)
+    text = read_text(path, most)
     try:
         reader = csv.reader(io.StringIO(text, newline=""))
         header = [name.strip() for name in next(reader, [])]
@@ -32,32 +48,88 @@ def read_table(path: Path | str, most: int) -> tuple[list[str], list[tuple[str, 
         raise UserError(f"{path}: not a CSV file in UTF-8 ({error})") from None
 
 
-def objects(path: Path | str, text: str) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    if str(path).lower().endswith("l"):
-        lines = [(f"line {n}", line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
-        rows = [(place, parsed(f"{path}, {place}", line)) for place, line in lines]
-    else:
-        listed = parsed(path, text)
-        if not isinstance(listed, list) or not listed:
-            raise UserError(f"{path}: {shown(listed)} is no list of objects, one for each request")
-        rows = [(f"row {number}", row) for number, row in enumerate(listed, 1)]
-    for place, row in rows:
+def objects(
+    path: Path | str, most: int, most_kept: int, change: Callable[[Row], Row]
+) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    rows, kept = [], 0
+    count = os.path.getsize(path) // BLOCK + 1 if os.path.exists(path) else None
+    blocks = progress(read_blocks(path, most), f"reading {path}, MB", count)
+    for place, row in (lines_of if is_jsonl(path) else items_of)(path, blocks):
         if not isinstance(row, dict):
             raise UserError(f"{path}, {place}: {shown(row)} is no object with names and values")
-    rows = [(place, flat(row)) for place, row in rows]
+        cells = flat(change(row))
+        kept += sum(map(len, cells.values()))
+        if kept > most_kept:
+            shorter = "head -n 1000" if is_jsonl(path) else "jq '.[:1000]'"
+            raise UserError(
+                f"{path}: its cells have more than {most_kept / 1e6:g} MB; cut it, such as with"
+                f" {shorter} {path} > short.{'jsonl' if is_jsonl(path) else 'json'}"
+            )
+        rows.append((place, cells))
+    if not rows and not is_jsonl(path):
+        raise UserError(f"{path}: [] is no list of objects, one for each request")
     header = list(dict.fromkeys(key for _, row in rows for key in row))
     return header, [(place, [row.get(key, "") for key in header]) for place, row in rows]
 
 
-def flat(row: dict) -> dict[str, str]:
+def lines_of(path: Path | str, blocks: Iterable[str]) -> Iterator[tuple[str, object]]:
+    """What each line of a JSONL file has, and where it stands."""
+    number, rest = 0, ""
+    for block in chain(blocks, ["\n"]):
+        *lines, rest = (rest + block).split("\n")
+        if len(rest) > LONGEST:
+            raise UserError(f"{path}: one line has more than {LONGEST / 1e6:g} MB: is it JSONL?")
+        for line in lines:
+            number += 1
+            if line.strip():
+                yield f"line {number}", parsed(f"{path}, line {number}", line)
+
+
+def items_of(path: Path | str, blocks: Iterable[str]) -> Iterator[tuple[str, object]]:
+    """What a JSON list has, one by one, and where it stands.
+
+    Where an item does not end in what is read so far, as much again is read.
+    """
+    blocks, decoder, number = iter(blocks), json.JSONDecoder(), 1
+    text = next(filter(None, (block.lstrip() for block in blocks)), "")
+    if not text.startswith("["):
+        value = parsed(path, text + "".join(blocks))
+        raise UserError(f"{path}: {shown(value)} is no list of objects, one for each request")
+    at, sign = WHITESPACE.match(text, 1).end(), ","
+    if text[at : at + 1] == "]":
+        at, sign = at + 1, "]"
+    while sign == ",":
+        at = WHITESPACE.match(text, at).end()
+        try:
+            item, end = decoder.raw_decode(text, at)
+            end = WHITESPACE.match(text, end).end()
+            sign = text[end : end + 1]
+            if sign not in {",", "]"}:
+                raise ValueError("neither a comma nor the end of the list is behind it")
+        except (ValueError, RecursionError) as error:
+            rest, sign = text[at:], ","
+            more = "".join(islice(blocks, 1 + len(rest) // BLOCK))
+            if not more or len(rest) > LONGEST:
+                raise UserError(f"{path}, row {number}: not JSON ({error})") from None
+            text, at = rest + more, 0
+            continue
+        yield f"row {number}", item
+        number, at = number + 1, end + 1
+    if (text[at:] + "".join(blocks)).strip():
+        raise UserError(f"{path}: not JSON (more stands behind the list)")
+
+
+def flat(row: Row) -> dict[str, str]:
     """Texts, without objects in the object: {"a": {"b": 1}} becomes {"a.b": "1"}."""
-    every = {}
-    for key, value in row.items():
-        own = value if isinstance(value, dict) else {}
-        every |= {f"{key}.{name}": each for name, each in own.items()} or {key: value}
+    for _ in range(LEVELS):
+        every = {}
+        for key, value in row.items():
+            own = value if isinstance(value, dict) else {}
+            every |= {f"{key}.{name}": each for name, each in own.items()} or {key: value}
+        row = every
     return {
         key: json.dumps(value) if isinstance(value, list | dict) else str(value)
-        for key, value in every.items()
+        for key, value in row.items()
         if value is not None
     }
 

@@ -14,8 +14,8 @@ import tiktoken
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
-from command.checks import UserError
-from more.loading.files import existing, first_line, read_json, readable
+from command.checks import MOST, Range, UserError, shown
+from more.loading.files import existing, fetched, first_line, read_json, readable
 from more.loading.special import EOS, named_tokens, read_special, text_of
 
 # BPE never merges across these pieces
@@ -152,22 +152,27 @@ def _guarded(call: Callable) -> Callable:
     return calling
 
 
-def load_stop_ids(directory: str | Path, tokenizer: Tokenizer | None) -> frozenset[int]:
+def load_stop_ids(
+    directory: str | Path, tokenizer: Tokenizer | None, vocab_size: int = MOST
+) -> frozenset[int]:
     """Tokens that end a text, as in vLLM. A chat model has several.
 
     They come from generation_config.json, else from config.json; and from the tokenizer, if its
-    files name an eos_token, or if the other files name none.
+    files name an eos_token, or if the other files name none. Raises UserError for a token that the
+    model does not have.
     """
+    tokens = Range(0, vocab_size - 1)
     named = "eos_token" in named_tokens(read_special(Path(directory)))
-    own = {None if tokenizer is None else tokenizer.eos_id} - {None}
+    own = [tokenizer.eos_id] if tokenizer and tokenizer.eos_id in tokens else []
     for name in ("generation_config.json", "config.json"):
         path = Path(directory) / name
         found = read_json(path).get("eos_token_id") if path.is_file() else None
         if found is not None:
             ids = found if isinstance(found, list) else [found]
-            if not all(type(token) is int for token in ids):
+            if not all(token in tokens for token in ids):
                 raise UserError(
-                    f"{path}: eos_token_id is {found!r}; expected a token id or a list of them"
+                    f"{path}: eos_token_id is {shown(found)}; expected a token id or a list of"
+                    f" them, from 0 to {tokens.most}, or null"
                 )
             return frozenset(ids).union(own if named else ())
     return frozenset(own)
@@ -231,7 +236,7 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
     even after the file has changed.
     """
     ranks: dict[bytes, int] = {}
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    for number, line in enumerate(fetched(path).read_bytes().splitlines(), 1):
         try:
             token, rank = line.split()
             ranks[base64.b64decode(token, validate=True)] = int(rank)

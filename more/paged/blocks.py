@@ -36,12 +36,13 @@ class Table:
     """The blocks of one request.
 
     keys: of its first full blocks, as far as they were asked for. entered: how many of its blocks
-    have been offered to others.
+    have been offered to others. planned: tokens that the batch that is being made has prefilled.
     """
 
     blocks: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
     entered: int = 0
+    planned: int = 0
 
 
 class BlockMemory(Memory):
@@ -83,6 +84,13 @@ class BlockMemory(Memory):
 
     # ---- what the scheduler asks (scheduler.Memory)
 
+    def holds(self, decodes: Sequence[Request], newcomer: Request | None = None) -> bool:
+        """See `Memory.holds`; of a newcomer's prefill, only what is not in the cache."""
+        if newcomer is None:
+            return self.next_tokens(decodes) <= self.room
+        more = self.prefill(newcomer)[0] + self.next_tokens((*decodes, newcomer))
+        return more <= self.room
+
     def next_tokens(self, requests: Sequence[Request]) -> int:
         """A new block for each request whose blocks are full, else nothing."""
         size, full = self.block_size, 0
@@ -94,6 +102,7 @@ class BlockMemory(Memory):
         return full * size
 
     def whole(self, tokens: int) -> int:
+        """Tokens of the blocks that hold so many."""
         return -(-tokens // self.block_size) * self.block_size
 
     def prefill(self, newcomer: Request) -> tuple[int, int]:
@@ -105,11 +114,20 @@ class BlockMemory(Memory):
         held = sum([self.references[block] > 0 for block in found])
         return self.whole(newcomer.prefill_length) - held * size, len(found) * size
 
-    def take(self, newcomer: Request) -> int:
-        """Give a request a table for its whole prefill, the blocks of its hit first."""
+    def to_run(self, newcomer: Request) -> int:
+        return newcomer.prefill_length - self.prefill(newcomer)[1]
+
+    def plan(self, request: Request, end: int) -> None:
+        self.tables[request].planned = end
+
+    def take(self, newcomer: Request) -> None:
+        """Give a request a table for its whole prefill, the blocks of its hit first.
+
+        The hit is prefilled already.
+        """
         found = self._found(newcomer)
         table = self._table(newcomer)
-        table.entered, newcomer.planned = len(found), 0
+        table.entered = len(found)
         for block in found:
             self._hold(block)
         table.blocks += found
@@ -117,7 +135,7 @@ class BlockMemory(Memory):
         self.cover(newcomer, newcomer.prefill_length)
         self.asked += newcomer.prefill_length
         self.hits += len(found) * self.block_size
-        return len(found) * self.block_size
+        newcomer.prefilled = newcomer.context = len(found) * self.block_size
 
     def grow(self, decodes: Sequence[Request]) -> None:
         """A batch has run: make room for the tokens of its decodes.
@@ -222,7 +240,7 @@ class BlockMemory(Memory):
         """
         size = self.block_size
         for request, table in self.tables.items() if self.prefix_caching else ():
-            full = max(request.context, request.planned if ahead else 0) // size
+            full = max(request.context, table.planned if ahead else 0) // size
             if full <= table.entered:
                 continue
             keys = self._keys(request, table, full)
@@ -241,12 +259,12 @@ class BlockMemory(Memory):
         """
         for request in requests if self.prefix_caching else ():
             table, full = self.tables[request], request.context // self.block_size
-            request.planned = 0
+            table.planned = 0
             for block in self.unsure.intersection(table.blocks[full : table.entered]):
                 if self.references[block] > 1:
                     raise UserError(
                         f"the policy has made a chunk of request {request.request_id} with"
-                        " `next_chunk`, another request shares it, and less of it is in the batch"
+                        " `plan`, another request shares it, and less of it is in the batch"
                     )
                 del self.block_of[self.key_of.pop(block)]
                 self.unsure.remove(block)  # last: an interrupt may come between two lines
@@ -268,6 +286,11 @@ class BlockMemory(Memory):
                 key = sha256(key + text[start : start + width]).digest()
                 keys.append(key)
         return keys
+
+
+def at_once(memory: Memory, newcomer: Request) -> int:
+    """Tokens that its prefill takes at once: in slots, all of it."""
+    return memory.prefill(newcomer)[0] if hasattr(memory, "prefill") else newcomer.prefill_length
 
 
 @dataclass(frozen=True)

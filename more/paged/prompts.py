@@ -59,7 +59,7 @@ def stated(prompt: Sequence[int]) -> Sequence[int]:
     return range(own, own + len(prompt))
 
 
-def hashed(ids: Sequence[int], tokens: int) -> Parts:
-    """A prompt of `tokens` tokens in blocks of HASHED, of which each id stands for one."""
-    ends = (min(HASHED, tokens - HASHED * place) for place in range(len(ids)))
-    return Parts(range(HASHED * id, HASHED * id + end) for id, end in zip(ids, ends, strict=True))
+def hashed(ids: Sequence[int], tokens: int, block: int = HASHED) -> Parts:
+    """A prompt of `tokens` tokens in blocks of `block`, of which each id stands for one."""
+    ends = (min(block, tokens - block * place) for place in range(len(ids)))
+    return Parts(range(block * id, block * id + end) for id, end in zip(ids, ends, strict=True))

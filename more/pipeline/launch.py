@@ -22,7 +22,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from command.checks import UserError
+from command.checks import Range, UserError, shown
 from command.cli import interrupts_held
 from more.loading.device import choose_device
 from more.loading.files import first_line
@@ -30,8 +30,10 @@ from more.loading.files import first_line
 # environment variables of what `launch` starts
 LAUNCHER = "PIPELINE_LAUNCHER"  # its process id
 MEETING = "PIPELINE_MEETING"  # the file through which the stages find each other
-PATIENCE = timedelta(minutes=10)  # how long stages wait for each other
+MEETING_TIME = timedelta(minutes=2)  # how long a stage looks for the others at MASTER_ADDR
+PATIENCE = timedelta(minutes=10)  # how long stages wait for each other from then on
 GRACE = 5.0  # s: most mistakes are found by all stages, and stage 0 prints first
+PORTS = Range(1, 65535)
 
 
 def launch(stages: int, hide_gpus: bool = False) -> None:
@@ -39,14 +41,14 @@ def launch(stages: int, hide_gpus: bool = False) -> None:
 
     If one fails, all others are ended. hide_gpus: from the stages, which then need not look again.
     """
+    check_interface()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` ends the processes
     children: list[subprocess.Popen] = []
     with tempfile.TemporaryDirectory() as folder:
         group = {"WORLD_SIZE": stages, "LOCAL_WORLD_SIZE": stages, LAUNCHER: os.getpid()}
         group |= {MEETING: os.path.join(folder, "meeting")}
         group |= {"CUDA_VISIBLE_DEVICES": ""} if hide_gpus else {}
-        # Where a stage has ended, PyTorch's warnings in the others hide the one line that says so.
-        usual = loopback_interface() | {"TORCH_CPP_LOG_LEVEL": "ERROR"} | os.environ
+        usual = loopback_interface() | os.environ
         try:
             with interrupts_held():
                 for stage in range(stages):
@@ -81,6 +83,43 @@ def loopback_interface() -> dict[str, str]:
     return dict.fromkeys(variables, names[0]) if names else {}
 
 
+def check_interface() -> None:
+    """A UserError if gloo cannot listen where GLOO_SOCKET_IFNAME says."""
+    given = os.environ.get("GLOO_SOCKET_IFNAME")
+    for name in given.split(",") if given else ():
+        if not can_listen(name):
+            right = [each for _, each in socket.if_nameindex() if can_listen(each)]
+            raise UserError(
+                f"GLOO_SOCKET_IFNAME is {shown(given)}, and {shown(name)} is no network interface"
+                f" of this machine with an address: choose from {', '.join(right)}"
+            )
+
+
+def can_listen(interface: str) -> bool:
+    try:
+        dist.ProcessGroupGloo.create_device(interface=interface)
+    except RuntimeError:
+        return False
+    return True
+
+
+def check_address() -> None:
+    """A UserError if nobody can meet at MASTER_ADDR and MASTER_PORT."""
+    address, port = (os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
+    try:
+        if not address or not port or int(port) not in PORTS:
+            raise ValueError
+    except ValueError:
+        raise UserError(
+            f"MASTER_ADDR is {shown(address)} and MASTER_PORT {shown(port)}: give the machine of"
+            f" stage 0 and a port that is free there, {PORTS}"
+        ) from None
+    try:
+        socket.getaddrinfo(address, port)
+    except (OSError, UnicodeError):
+        raise UserError(f"MASTER_ADDR is {shown(address)}, and no such machine is known") from None
+
+
 @dataclass(frozen=True)
 class Place:
     """Which stage this process is, as torchrun's variables say."""
@@ -97,12 +136,20 @@ class Place:
             return None
         names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
         try:
-            return Place(*(int(os.environ[name]) for name in names))
+            place = Place(*(int(os.environ[name]) for name in names))
         except (KeyError, ValueError) as error:
             raise UserError(
                 f"where WORLD_SIZE is set, as torchrun does, {', '.join(names)} must be numbers"
                 f" ({error})"
             ) from None
+        inside = 0 <= place.stage < place.stages and 0 <= place.local < place.local_stages
+        if not inside or place.local_stages > place.stages:
+            told = ", ".join(os.environ[name] for name in names)
+            raise UserError(
+                f"{', '.join(names)} are {told}: RANK must be from 0 to WORLD_SIZE - 1, LOCAL_RANK"
+                " from 0 to LOCAL_WORLD_SIZE - 1, and LOCAL_WORLD_SIZE at most WORLD_SIZE"
+            )
+        return place
 
 
 def stage_device(name: str, local: int, local_stages: int) -> torch.device:
@@ -169,22 +216,31 @@ def joined(place: Place, name: str) -> Iterator[torch.device]:
     except RuntimeError as error:  # torch.distributed's and gloo's errors are plain ones, too
         if not re.search("gloo|nccl|connection", str(error), re.IGNORECASE):
             raise
-        time.sleep(GRACE)  # the launcher, or the other stage, says why it has ended
+        # the launcher, or the other stage, says why it has ended; else stage 0 speaks for all
+        time.sleep(GRACE if place.stage == 0 else 2 * GRACE)
         why = re.sub(r"^\[\S+\] *", "", first_line(error)).split(". ")[0]
-        raise UserError(f"stage {place.stage} has lost another stage ({why})") from None
+        what = "has lost another stage" if dist.is_initialized() else "cannot meet the others"
+        raise UserError(f"stage {place.stage} {what} ({why})") from None
 
 
 def meet(place: Place, device: torch.device) -> None:
     """Join the group of all stages, through the launcher's file, or as torchrun says."""
     on_gpu, file = device.type == "cuda", os.environ.get(MEETING)
+    check_interface()
+    if not file:
+        check_address()
+    where = f"file://{file}" if file else "env://"
     try:
+        store, *_ = next(dist.rendezvous(where, place.stage, place.stages, timeout=MEETING_TIME))
+        store.set_timeout(PATIENCE)
         dist.init_process_group(
-            "nccl" if on_gpu else "gloo", init_method=f"file://{file}" if file else "env://",
-            rank=place.stage, world_size=place.stages, timeout=PATIENCE,
-            device_id=device if on_gpu else None,
+            "nccl" if on_gpu else "gloo", store=store, rank=place.stage, world_size=place.stages,
+            timeout=PATIENCE, device_id=device if on_gpu else None,
         )  # fmt: skip
     except (dist.DistError, OSError, ValueError) as error:
-        raise UserError(f"it cannot meet the others ({first_line(error)})") from None
+        names = "MASTER_ADDR", "MASTER_PORT"
+        at = "" if file else " at " + ", port ".join(os.environ[name] for name in names)
+        raise UserError(f"it cannot meet the others{at} ({first_line(error)})") from None
 
 
 def take_cores(local: int, processes: int) -> None:

@@ -16,6 +16,8 @@ same methods (more/pipeline/td_pipe.py).
 from bisect import insort
 from collections import deque
 from collections.abc import Sequence
+from copy import copy
+from math import inf
 
 from batch import Batch, Request
 from command.checks import UserError
@@ -27,11 +29,22 @@ DEALS = ("queue", "turns", "any", "ahead")  # the last two: one_pool.py
 MEMORIES = ("split", "pool")
 
 
+class Pool(Memory):
+    """A memory that also counts what is in flight: the next tokens of decodes on their way."""
+
+    flying = 0
+
+    @property
+    def room(self) -> float:
+        return inf if self.capacity is None else self.capacity - self.taken - self.flying
+
+
 class MicroBatches:
     """The requests of all micro-batches: one queue or several, and the memory.
 
-    schedulers: one for each micro-batch, all of one policy, which share what its class keeps
-        (`Scheduler.__slots__` says what they do not). stages: of the pipeline.
+    scheduler: takes the requests and the memory of one micro-batch after the other (`use`). What
+        its policy counts beside them, it counts for all. groups: of requests, at first one for each
+        micro-batch. stages: of the pipeline.
     deal: "queue" (all share one queue; the first micro-batch with a free slot takes the next
         request) or "turns" (each request goes to the next micro-batch when it arrives).
     memory: "split" (each scheduler has its own cache_tokens) or "pool" (all share those of the
@@ -39,27 +52,51 @@ class MicroBatches:
     """
 
     def __init__(
-        self, schedulers: Sequence[Scheduler], stages: int, deal: str = "queue",
+        self, scheduler: Scheduler, groups: int, stages: int, deal: str = "queue",
         memory: str = "split",
     ):  # fmt: skip
-        self.schedulers, self.stages = schedulers, stages
-        self.count = len(schedulers)  # batches in flight, at most
+        self.scheduler, self.stages = scheduler, stages
+        self.count = groups  # batches in flight, at most
         self.history: list[tuple[float, int, str]] = []  # s, tokens in memory, phase: TD-Pipe's
         self.arriving: deque[Request] = deque()  # in order of arrival
         self.without_work: set[int] = set()  # micro-batches
-        self._turn, self._turns, self._queue = 0, len(schedulers) if deal == "turns" else 1, None
+        self._turn, self._turns, self._queue = 0, groups if deal == "turns" else 1, None
         self._preempted: list[Request] = []
-        for scheduler in schedulers:  # so what one micro-batch counts, all have counted
-            scheduler.__dict__ = schedulers[0].__dict__
-        self._share_queue(schedulers[0])
-        if memory == "pool":
-            pool = Memory(schedulers[0].memory.capacity)
-            for scheduler in schedulers:
-                scheduler.memory = pool
+        capacity = scheduler.memory.capacity
+        more = getattr(scheduler, "own", ())  # what a policy has for each group, by its own words
+        self.own = ("_preempted", "memory", "running", "waiting", *more)
+        scheduler.memory = Pool(capacity)
+        self.states = []  # of each group: what it has for itself
+        for _ in range(groups):
+            pool = scheduler.memory if memory == "pool" else Pool(capacity)
+            state = {"_preempted": [], "memory": pool, "running": [], "waiting": deque()}
+            self.states.append(state | {name: getattr(scheduler, name) for name in more})
+        vars(scheduler).update(self.states[0])
+        self._group = 0  # whose state the scheduler has
+        self._share_queue(scheduler)
+
+    def use(self, group: int) -> Scheduler:
+        """The scheduler, with the requests and the memory of this group."""
+        if group != self._group:
+            now = vars(self.scheduler)
+            state = self.states[self._group]
+            for name in self.own:
+                state[name] = now[name]
+            now.update(self.states[group])
+            self._group = group
+        return self.scheduler
+
+    @property
+    def schedulers(self) -> list[Scheduler]:
+        """The scheduler of each group, as it is now: to look at."""
+        return [copy(self.use(group)) for group in range(len(self.states))]
 
     @property
     def busy(self) -> bool:
-        return bool(self.arriving) or any(map(has_work, self.schedulers))
+        if self.arriving or has_work(self.scheduler):
+            return True
+        others = [group for group in range(len(self.states)) if group != self._group]
+        return any(has_work(self.use(group)) for group in others)
 
     @property
     def next_arrival(self) -> float | None:
@@ -69,7 +106,8 @@ class MicroBatches:
     def add(self, request: Request) -> None:
         """Let a request arrive at `request.arrival`. A UserError if it can never run."""
         refuse_beams([request], "a pipeline cannot run it; use LLM.beam_search")
-        self.schedulers[0].check(request)
+        request.check_new()
+        self.scheduler.check(request)
         insort(self.arriving, request, key=lambda request: request.arrival)
 
     def next(self, number: int, now: float) -> tuple[Batch | None, str]:
@@ -80,7 +118,7 @@ class MicroBatches:
         batch goes on with a prompt, which other micro-batches could have done. Else it is "".
         """
         self._arrive(now)
-        scheduler = self.schedulers[number]
+        scheduler = self.use(number)
         batch = scheduler.schedule(now)
         self._share_queue(scheduler)
         if not self._sets_out(number, scheduler, batch):
@@ -99,22 +137,23 @@ class MicroBatches:
 
     def _arrive(self, now: float) -> None:
         while self.arriving and self.arriving[0].arrival <= now:
-            self.schedulers[self._turn].add(self.arriving.popleft())
-            self._share_queue(self.schedulers[self._turn])
+            scheduler = self.use(self._turn)
+            scheduler.add(self.arriving.popleft())
+            self._share_queue(scheduler)
             self._turn = (self._turn + 1) % self._turns
 
     def _share_queue(self, scheduler: Scheduler) -> None:
         """Where there is one queue: it is this scheduler's. A policy may have made a new one."""
         if self._turns == 1 and scheduler.waiting is not self._queue:
             self._queue = scheduler.waiting
-            for each in self.schedulers:
-                each.waiting = self._queue
+            for state in self.states:
+                state["waiting"] = self._queue
 
     def _shortage(self, number: int, batch: Batch) -> str:
-        in_flight, idle = len(self.schedulers) - len(self.without_work), self.without_work
+        in_flight, idle = len(self.states) - len(self.without_work), self.without_work
         if in_flight >= self.stages and number not in idle:
             return ""
-        starved = self.arriving or number in idle or len(self.schedulers) < self.stages
+        starved = self.arriving or number in idle or len(self.states) < self.stages
         idle.discard(number)
         return self._waited(batch) or ("starved" if starved else "drain")
 
@@ -124,7 +163,7 @@ class MicroBatches:
 
     def done(self, number: int, batch: Batch, tokens: Sequence[int]) -> list[Request]:
         """Call it when a batch has left the last stage. Returns the requests that ended with it."""
-        scheduler = self.schedulers[number]
+        scheduler = self.use(number)
         scheduler.memory.flying -= len(batch.decodes)
         ended = scheduler.update(batch, tokens)
         self._share_queue(scheduler)
@@ -132,9 +171,9 @@ class MicroBatches:
 
     def with_work(self) -> list[int]:
         """Micro-batches without work that may have some now, because a batch has freed memory."""
-        if not self.without_work or self.schedulers[0].memory.capacity is None:
+        if not self.without_work or self.scheduler.memory.capacity is None:
             return []
-        return [number for number in self.without_work if self.schedulers[number].waiting]
+        return [number for number in self.without_work if self.use(number).waiting]
 
     def take_preempted(self) -> list[Request]:
         """Requests that have been preempted since the last call: their slots can be freed."""
@@ -143,5 +182,4 @@ class MicroBatches:
 
     def stuck(self) -> UserError:
         """The error to raise if requests are left and nothing is in flight."""
-        scheduler = next(scheduler for scheduler in self.schedulers if scheduler.has_work)
-        return scheduler.broken(NOTHING_SCHEDULED)
+        return self.scheduler.broken(NOTHING_SCHEDULED)

@@ -34,7 +34,7 @@ class OnePool(MicroBatches):
     """
 
     def __init__(self, scheduler: Scheduler, stages: int, count: int, ahead: bool = True):
-        super().__init__([scheduler], stages)
+        super().__init__(scheduler, 1, stages)
         self.count, self.ahead, self.most = count, ahead, scheduler.max_batch_size
         self.flying: dict[int, Batch] = {}  # by micro-batch
         scheduler.shares = count
@@ -42,7 +42,7 @@ class OnePool(MicroBatches):
     def next(self, number: int, now: float) -> tuple[Batch | None, str]:
         """See `MicroBatches.next`."""
         self._arrive(now)
-        scheduler, everyone, away = self.schedulers[0], self.schedulers[0].running, self._away()
+        scheduler, everyone, away = self.scheduler, self.scheduler.running, self._away()
         scheduler.away = [request for request in everyone if request in away]
         scheduler.running = [request for request in everyone if request not in away]
         scheduler.max_batch_size = self.most - len(away)
@@ -83,6 +83,6 @@ class OnePool(MicroBatches):
 
     def with_work(self) -> list[int]:
         """See `MicroBatches.with_work`: what has come back is work for all."""
-        scheduler = self.schedulers[0]
+        scheduler = self.scheduler
         here = scheduler.waiting or not self._away().issuperset(scheduler.running)
         return sorted(self.without_work) if here else []

@@ -227,7 +227,7 @@ class Rules:
         promised, running = 0, len(ledger.running)
         for request in islice(ledger.waiting, ledger.max_batch_size - running):
             next_tokens = running + len(pending) + 1  # one each, as in `Scheduler.can_admit`
-            if not memory.holds(promised + request.prefill_length + next_tokens):
+            if promised + request.prefill_length + next_tokens > memory.room:
                 break
             if not self.admits(request, ahead, memory, promised):
                 break

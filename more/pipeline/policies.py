@@ -14,7 +14,8 @@ from more.pipeline.one_pool import OnePool
 from more.pipeline.phases import Rules
 from more.pipeline.predictors import named
 from more.pipeline.td_pipe import TDPipe
-from scheduler import ALIASES, FOR_PIPELINES, MOST_CACHED, POLICIES, make_scheduler, name_of
+from more.policies import FOR_PIPELINES
+from scheduler import ALIASES, MOST_CACHED, POLICIES, make_scheduler, name_of
 
 MOST_MICRO_BATCHES = 4096  # far more than stages; each has a scheduler
 
@@ -63,12 +64,9 @@ def make_micro_batches(
         scheduler.cost = cost or scheduler.cost
         return OnePool(scheduler, stages, count, ahead=deal == "ahead")
     if not is_for_pipelines(name):
-        each = [
-            make_scheduler(policy, max_batch_size, chunk_size, cache_tokens) for _ in range(count)
-        ]
-        for scheduler in each:
-            scheduler.cost = cost or scheduler.cost
-        return MicroBatches(each, stages, deal, memory)
+        scheduler = make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)
+        scheduler.cost = cost or scheduler.cost
+        return MicroBatches(scheduler, count, stages, deal, memory)
     if deal != "queue":
         raise UserError(f"deal is {shown(deal)}; policy {name} has one queue: leave it out")
     if seconds_of is None:

@@ -8,13 +8,13 @@ from time import perf_counter
 from batch import Batch, Request
 from command.checks import check_flag, lookup
 from configs import LINKS
-from more.loading.requests import check_requests, listed
+from more.loading.requests import check_requests, listed, refuse_placeholders
 from more.pipeline.account import PipelineTrace, Step
 from more.pipeline.costs import Hop, StageCosts, even_layers, seconds_of_rows
 from more.pipeline.micro_batches import MicroBatches
 from more.pipeline.phases import Rules
 from more.pipeline.policies import make_micro_batches
-from simulate import make_cost_model
+from more.simulate import make_cost_model
 
 
 def run_pipeline(
@@ -127,6 +127,7 @@ def simulate_pipeline(
     )  # fmt: skip
     requests = listed(requests)
     check_requests(requests, cost_model.model.max_length, cost_model.model.name)
+    refuse_placeholders(requests)
     for request in sorted(requests, key=lambda request: request.arrival):
         filled.add(request)
     way = Hop.over(lookup(LINKS, hop, "link"), cost_model) if hop is not None else None

@@ -18,9 +18,11 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from threading import get_ident
 
 import numpy as np
 import torch.distributed as dist
@@ -29,8 +31,9 @@ from torch import Tensor
 from attention import FlatBatch
 from batch import Batch, Request
 from command.checks import UserError, check_whole, shown
-from engine import LLM, RequestOutput, SamplingParams, StreamedToken
+from engine import in_turn
 from executor import ModelExecutor, synchronized_clock
+from more.beam.outputs import BeamSearchOutput
 from more.loading.load import choose_length
 from more.pipeline.account import PipelineTrace, Step
 from more.pipeline.costs import even_layers
@@ -42,6 +45,7 @@ from more.pipeline.policies import (
     unmeasured,
 )
 from more.pipeline.wire import Wire, plan_of, read_plan
+from nano_sarathi import LLM, RequestOutput, SamplingParams, StreamedToken
 from sampling import sample
 from scheduler import Scheduler, whole_prefill
 
@@ -93,13 +97,14 @@ class PipelineLLM(LLM):
         self.seconds_of: Callable[[int], float] = unmeasured
         slots = max_batch_size * self.micro_batches
         super().__init__(model, max_batch_size=slots, **options)
+        self.thread = get_ident()
         self.wire = Wire(self.config.hidden, self.dtype, self.device, self.micro_batches)
         self.pipeline: PipelineTrace | None = None
 
-    def _own_layers(self, n_layer: int) -> range:
-        counts = even_layers(n_layer, self.stages)
+    def _load_weights(self) -> None:
+        counts = even_layers(self.config.n_layer, self.stages)
         start = sum(counts[: self.stage])
-        return range(start, start + counts[self.stage])
+        super()._load_weights(range(start, start + counts[self.stage]))
 
     def _choose_length(self, max_length: int | None) -> int:
         """The model's, if none is given: all stages must have the same."""
@@ -119,8 +124,9 @@ class PipelineLLM(LLM):
         )  # fmt: skip
 
     def _scheduler(self) -> Scheduler:
-        return self._micro_batches().schedulers[0]
+        return self._micro_batches().scheduler
 
+    @in_turn
     def generate(
         self,
         prompts: str | Sequence,
@@ -133,9 +139,21 @@ class PipelineLLM(LLM):
         self._follow(self._requests(prompts, sampling_params, arrival_times))
         return []
 
+    @contextmanager
+    def turn(self, who: object = None) -> Iterator[None]:
+        """One thread alone calls: else stages might not agree on whose call comes first."""
+        if get_ident() != self.thread:
+            raise UserError("a pipeline is called by the thread that made it, and by no other")
+        with super().turn(who):
+            yield
+
     def stream(self, *arguments: object, **options: object) -> Iterator[StreamedToken]:
         """Refused: all stages make the same calls, but only one process would read a stream."""
         raise UserError("a pipeline does not stream: call generate in every process")
+
+    def beam_search(self, *arguments: object, **options: object) -> list[BeamSearchOutput]:
+        """Refused: stages know nothing of beams."""
+        raise UserError("a pipeline runs no beam search: call beam_search of an LLM")
 
     def resize_cache(self, max_batch_size: int, max_length: int | None = None) -> None:
         """Refused: make another PipelineLLM."""

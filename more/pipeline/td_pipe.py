@@ -49,7 +49,7 @@ class TDPipe(MicroBatches):
     ):
         self.groups = stages if groups is None else groups
         self.ledger = Ledger(max_batch_size * self.groups, cache_tokens=cache_tokens)
-        super().__init__([self.ledger], stages)
+        super().__init__(self.ledger, 1, stages)
         self.count = AHEAD * max(stages, self.groups)
         self.max_batch_size, self.rules = max_batch_size, rules or Rules()
         self.intensity = Intensity(seconds_of, stages)
@@ -162,7 +162,7 @@ class TDPipe(MicroBatches):
 
     def _make_room(self, batch: list[Request]) -> None:
         """Preempt the newest requests that are not in flight, until one more token of each fits."""
-        while batch and not self.ledger.memory.holds(len(batch)):
+        while batch and not self.ledger.memory.holds(batch):
             lists = [batch, self.withheld, *[self.own[group] for group in self.at_hand]]
             place = {request: each for each in lists for request in each}
             newest = next(r for r in reversed(self.ledger.running) if r in place)

@@ -24,12 +24,18 @@ from more.policies.sarathi_pd import SarathiPD
 from more.policies.srpt import SRPT
 from more.policies.token_throttling import TokenThrottling
 from more.policies.vtc import VTC
-from scheduler import ALIASES, POLICIES
+from scheduler import ALIASES, ELSEWHERE, POLICIES
 
 # They differ from sarathi_serve where requests have tags, P:D changes, or prompts differ a lot.
 HEIRS = by_name([SarathiPD, EqualProgress, VTC, SRPT, QoServe, QoServeFixed, TokenThrottling])
 POLICIES |= by_name([VLLMv1, PrefillFirst, NoEvict]) | HEIRS
 ALIASES["splitfuse"] = "sarathi_serve"
+FOR_PIPELINES = ("td_pipe",)  # of more/pipeline/policies.py
+for each in FOR_PIPELINES:
+    ELSEWHERE[each] = (
+        "decides for all stages of a pipeline: use generate.py --stages, or"
+        " pipeline.simulate_pipeline"
+    )
 
 
 def compared() -> list[str]:

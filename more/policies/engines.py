@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from itertools import chain
 
 from batch import Batch, Request
-from scheduler import SarathiServe, Scheduler, held, next_chunk
+from more.paged.blocks import BlockMemory, at_once
+from scheduler import SarathiServe, Scheduler, held
 
 
 class VLLMv1(Scheduler):
@@ -45,15 +46,15 @@ class VLLMv1(Scheduler):
     def schedule(self, now: float) -> Batch | None:
         decodes = self.decodes()  # preempts from the back until the next tokens of the rest fit
         batch, room = Batch([], []), self.chunk_size
-        single = self.memory.rows(decodes) == len(decodes)  # to ask each one takes 14 % longer
+        single = self.rows(decodes) == len(decodes)  # to ask each one takes 14 % longer
         for request in self.running_then_new():
             if request.in_prefill:
-                chunk = next_chunk(request, min(room, self.most_tokens))
+                chunk = self.plan(request, min(room, self.most_tokens))
                 batch.chunks.append(chunk)
                 room -= chunk.length
             else:
                 batch.decodes.append(request)
-                room -= 1 if single else self.memory.rows((request,))
+                room -= 1 if single else self.rows((request,))
             if room < 1:  # after a switch, or with beams, decodes may exceed C: the newest wait
                 break
         return batch if batch.chunks or batch.decodes else None
@@ -110,6 +111,7 @@ class NoEvict(SarathiServe):
     def can_admit(self) -> bool:
         if not self.waiting or len(self.running) >= self.max_batch_size:
             return False
-        new, whole = self.waiting[0], self.memory.whole
+        new, memory = self.waiting[0], self.memory
+        whole = memory.whole if isinstance(memory, BlockMemory) else int
         to_come = [whole(each.most_cached) - whole(held(each)) for each in (*self.running, new)]
-        return self.memory.holds(sum(to_come) + self.memory.prefill(new)[0])
+        return sum(to_come) + at_once(memory, new) <= memory.room

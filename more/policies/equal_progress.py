@@ -13,7 +13,7 @@ cpp/tensorrt_llm/batch_manager/microBatchScheduler.cpp (ContextChunkingPolicy)
 """
 
 from batch import Chunk
-from scheduler import SarathiServe, next_chunk
+from scheduler import SarathiServe
 
 
 class EqualProgress(SarathiServe):
@@ -36,4 +36,4 @@ class EqualProgress(SarathiServe):
                 room -= turn
                 if turn == left:
                     prompts.remove(request)
-        return [next_chunk(request, share) for request, share in shares.items() if share]
+        return [self.plan(request, share) for request, share in shares.items() if share]

@@ -11,44 +11,46 @@ and `tbt` (first token; each further one), or `ttlt` (the last token). Three ide
     eager relegation    a prompt that can no longer meet its deadline goes last
 
 Dynamic chunks ask what a batch costs. Where nobody can say, qoserve_fixed has the other two.
+
+Different from the artefact, which forgives a late first token, and no late prompt. There, a decode
+whose prefill was late counts its further deadlines from its real first token: max(real TTFT,
+promised) + tbt x n. Here they stay where they were promised, and who is late is owed a token each
+TBT. There, a prompt that is relegated stays so. Here it is asked anew for each batch, until its
+first chunk has run.
 """
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from batch import LATEST, Batch, Request
-from command.checks import UserError
+from command.checks import Range, tag_number
 from scheduler import SarathiServe, next_chunk
 from timeline import Life
 
 ALPHA = 0.008  # s for each prompt token that is left (artefact)
 TTFT, TBT, SLOW = 6.0, 0.05, 0.4  # s, of requests without tags; SLOW: a token of a `ttlt` request
+SECONDS = Range(0, LATEST, whole=False, noun="number of seconds")
 STEP, MARGIN = 128, 1.2  # tokens between two budgets that are tried; on predicted times
 
 
 class QoServe(SarathiServe):
-    name = "qoserve"
+    name, reads = "qoserve", dict.fromkeys(("ttft", "tbt", "ttlt"), SECONDS)
     most, now, rate = None, 0.0, 1e-4  # C as it was given; s; s for a token of the last batch
 
     def due(self, request: Request) -> float:
         """When its next token must be there."""
-        tags, done = request.tags, len(request.output)
-        if "ttlt" in tags:
+        done = len(request.output)
+        if request.tags.get("ttlt"):
             left = request.max_tokens - done - 1
-            return request.arrival + told(tags, "ttlt") - left * self.tbt(request)
-        return request.arrival + told(tags, "ttft", TTFT) + done * self.tbt(request)
+            return request.arrival + told(request, "ttlt") - left * self.tbt(request)
+        return request.arrival + told(request, "ttft", TTFT) + done * self.tbt(request)
 
     def tbt(self, request: Request) -> float:
         """Of a `ttlt` request: SLOW, but half of the time is for the first token at least."""
-        if "ttlt" in request.tags:
-            return min(SLOW, told(request.tags, "ttlt") / 2 / request.max_tokens)
-        return told(request.tags, "tbt", TBT)
-
-    def check(self, request: Request) -> None:
-        super().check(request)
-        for tag in ("ttft", "tbt", "ttlt"):
-            told(request.tags, tag)
+        if request.tags.get("ttlt"):
+            return min(SLOW, told(request, "ttlt") / 2 / request.max_tokens)
+        return told(request, "tbt", TBT)
 
     def slack(self, decode: Request) -> float:
         """How long the next batch may take. Who is late already is owed a token each TBT."""
@@ -112,23 +114,15 @@ class QoServeFixed(QoServe):
         return self.most
 
 
-def told(tags: Mapping[str, str], tag: str, usual: float = LATEST) -> float:
+def told(owner: Request | Life, tag: str, usual: float = LATEST) -> float:
     """What a tag promises, in s."""
-    found = tags.get(tag, usual)
-    try:
-        seconds = float(found)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= LATEST:
-        why = f"it must be a number of seconds, at most {LATEST:g}"
-        raise UserError(f"the tag {tag} of a request is {found!r}; {why}")
-    return seconds
+    return tag_number(owner, tag, SECONDS, usual)
 
 
 def kept(life: Life, ttft: float, tbt: float) -> bool:
     """Whether no token of a request came late. ttft, tbt: promised to those without tags, in s."""
-    if "ttlt" in life.tags:
-        return life.latency <= told(life.tags, "ttlt")
-    first, gap = told(life.tags, "ttft", ttft), told(life.tags, "tbt", tbt)
+    if life.tags.get("ttlt"):
+        return life.latency <= told(life, "ttlt")
+    first, gap = told(life, "ttft", ttft), told(life, "tbt", tbt)
     due = life.arrival + first + 1e-9  # no rounding is late
     return all(moment <= due + n * gap for n, moment in enumerate(life.tokens))

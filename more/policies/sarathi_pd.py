@@ -11,7 +11,7 @@ without one, max_tokens.
 """
 
 from batch import Batch
-from more.policies.srpt import length_of
+from more.policies.srpt import PREDICTED, length_of
 from scheduler import Dynamic, Sarathi
 
 
@@ -19,7 +19,7 @@ class SarathiPD(Sarathi):
     """ "sarathi_pd:512,256,128" chooses between these sizes; by default C, C/2 and C/4."""
 
     name, example = "sarathi_pd", "sarathi_pd:512,256,128"
-    configure = Dynamic.configure
+    configure, reads = Dynamic.configure, PREDICTED
 
     def __init__(self, max_batch_size: int, chunk_size: int = 256, cache_tokens: int | None = None):
         super().__init__(max_batch_size, chunk_size, cache_tokens)

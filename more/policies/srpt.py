@@ -6,24 +6,27 @@ c of its prediction keeps its place, since a large cache would be computed again
 ICLR 2025, arXiv 2410.01035). The order alone: "learning to rank" (Fu et al., NeurIPS 2024, arXiv
 2408.15792).
 
-The prediction is the tag `predicted_tokens` (more/serving/lengths.py); without one, a request is
-last. TRAIL predicts anew after each token; a tag does not change. Long requests may starve. Where
-the next tokens of decodes do not fit, the newest is preempted, as by all our policies.
+The prediction is the tag `predicted_tokens` (more/serving/lengths.py): any number from 0 on, such
+as 12, 12.0 or 1e2. It may have a fraction, as a mean has. Without the tag, a request is last. TRAIL
+predicts anew after each token; a tag does not change. Long requests may starve. Where the next
+tokens of decodes do not fit, the newest is preempted, as by all our policies.
 """
 
 import math
 from collections import deque
 
 from batch import Batch, Request
-from command.checks import UserError
+from command.checks import MOST, Range, UserError, tag_number
 from scheduler import SIZE, SarathiServe
+
+PREDICTED = {"predicted_tokens": Range(0, MOST, whole=False, noun="number of tokens")}
 
 
 class SRPT(SarathiServe):
     """ "srpt:80" has c = 80 %, as by default; "srpt:0" never preempts."""
 
     name, example, asks = "srpt", "srpt:80", "predicted_tokens"
-    share_run = 0.8  # c
+    share_run, reads = 0.8, PREDICTED  # share_run: c
 
     def configure(self, option: str) -> None:
         if not SIZE.fullmatch(option) or int(option) > 100:
@@ -55,5 +58,4 @@ def left(request: Request) -> float:
 
 
 def length_of(request: Request) -> float:
-    told = request.tags.get("predicted_tokens", "")
-    return float(told) if told.isdecimal() else math.inf
+    return tag_number(request, "predicted_tokens", PREDICTED["predicted_tokens"], math.inf)

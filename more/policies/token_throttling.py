@@ -5,8 +5,11 @@ takes all decodes that are here, and where few prompt tokens wait, the first tak
 throttles both (Guo et al., SC 2025, arXiv 2504.14775; gllm/scheduler.py, as in the paper):
 
     decodes    all that run, in flight or not, over the micro-batches
-    prompts    the tokens that wait, over T = 8 iterations; but the less of the cache is free, the
-               fewer: at most C x (free - 5 %) / 95 %; and at least 32
+    prompts    the tokens that wait, over T = 8 iterations, and at least 32; but the less of the
+               cache is free, the fewer: at most C x (free - 5 %) / 95 %, so none below 5 %
+
+Different: here a prompt takes room for all of it when it is admitted, there chunk by chunk. So a
+long one may leave less than 5 %. Where nothing decodes that could free any, it goes on with 32.
 
 C is the most prompt tokens of a batch (gLLM: 2048). It needs --deal ahead, where all micro-batches
 ask one scheduler. Anywhere else it sees one micro-batch, and only prompts are throttled.
@@ -30,14 +33,15 @@ class TokenThrottling(SarathiServe):
         here = sorted(self.decodes(), key=lambda request: len(request.output))  # all get their turn
         running = len(here) + sum(bool(request.output) for request in self.away)
         decodes = here[: -(-running // self.shares)]
-        self.chunk_size = len(decodes) + self.prompt_tokens()
+        self.chunk_size = len(decodes) + self.prompt_tokens(bool(here or self.away))
         chunks = self.prefills(len(decodes))
         return Batch(chunks, decodes) if chunks or decodes else None
 
-    def prompt_tokens(self) -> int:
+    def prompt_tokens(self, may_wait: bool) -> int:
         wait = sum(r.prefill_length - r.prefilled for r in (*self.started(), *self.waiting))
-        memory, free = self.memory, 1.0
-        if memory.capacity:
-            free -= (memory.taken + memory.flying) / memory.capacity
+        memory = self.memory
+        free = memory.room / memory.capacity if memory.capacity else 1.0
         by_memory = round(self.most * (free - KEPT_FREE) / (1 - KEPT_FREE))
-        return max(min(-(-wait // self.most_tokens), by_memory), min(LEAST, self.most))
+        least = min(LEAST, self.most)
+        tokens = min(max(-(-wait // self.most_tokens), least), by_memory)
+        return max(tokens, 0 if may_wait else least)

@@ -27,7 +27,7 @@ from configs import GPU
 from more.loading.priced import shape_of
 from more.serving.capacity import Deployment
 from more.serving.comparison import OURS, Anchor, measure_of
-from more.serving.engines import sglang_defaults, vllm_defaults
+from more.serving.engines import SGLANG_PREFILL, sglang_defaults, vllm_defaults
 from more.serving.planner import MOST as MOST_REPLAYED
 from more.serving.traffic import FASTEST, MOST_JSON, MOST_REQUESTS, MOST_TOKENS, at_rate, gamma
 from timeline import Trace
@@ -56,6 +56,8 @@ GUIDELLM = {
     "mean_ttft_ms": "time_to_first_token_ms.successful.mean",
     "mean_itl_ms": "inter_token_latency_ms.successful.mean",
 }
+UNSET = ("", "auto", "default", "none", "null")  # texts of a setting that leave it to the engine
+OFF = ("0", "false")
 STRATEGIES = ("synchronous", "concurrent", "throughput", "constant", "poisson")  # steady ones
 
 
@@ -182,13 +184,16 @@ def number_of(
     where: str, entry: Mapping[str, object], key: str, least: float, most: float = MOST,
     whole: bool = False, needed: bool = True,
 ) -> float | None:  # fmt: skip
-    """The number of a key; None: it is not there, or null. Raises UserError for all else.
+    """The number of a key; None: it is not there, or left to the engine. Raises UserError for all
+    else.
 
     where: what an error calls the object.
     """
     value = entry.get(key)
-    if isinstance(value, str) and value.isdecimal() and len(value) < 10:  # of --metadata
-        value = int(value)
+    if isinstance(value, str):  # of --metadata
+        if value.lower() in UNSET and not needed:
+            return None
+        value = int(value) if re.fullmatch("-?[0-9]{1,9}", value) else value
     if value is not None or needed:
         range_of(least, most, whole=whole).check(f"{where}: {key}", value)
     return value
@@ -233,10 +238,10 @@ def of_guidellm(where: str, entry: Mapping[str, object]) -> dict[str, object]:
 
 def run_of(where: str, entry: object) -> Run:
     """An object of `vllm bench serve` or bench_serving, or one of guidellm's benchmarks."""
-    said, policy, flags = [], OURS, {}
+    said, policy, flags = ["read as vLLM's format: latencies in ms"], OURS, {}
     if isinstance(entry, dict) and "metrics" in entry:
         entry = of_guidellm(where, entry)
-        said.append("guidellm names no engine: it is read as vLLM's")
+        said = ["read as guidellm's format: latencies in ms. It names no engine: vLLM is taken"]
     if not isinstance(entry, dict) or "completed" not in entry:
         raise UserError(
             f"{where}: {shown(entry)} is no object with a key completed, as `vllm bench serve"
@@ -245,7 +250,17 @@ def run_of(where: str, entry: object) -> Run:
     if sglang := str(entry.get("backend")).startswith("sglang"):
         flags = entry["server_info"] if isinstance(entry.get("server_info"), dict) else {}
         policy = OURS if flags.get("enable_mixed_chunk") else "prefill_first"
-        said.append(f"read as SGLang's, with the batches of {policy}")
+    flag = partial(number_of, where, flags, least=1, whole=True, needed=False)
+    budget = number_of(where, flags, "chunked_prefill_size", -1, whole=True, needed=False)
+    if budget is not None and budget < 1:  # -1: off; SGLang takes 0 as well
+        budget = flag("max_prefill_tokens") or SGLANG_PREFILL
+        policy = f"vllm_v0:{budget}"
+    elif str(entry.get("enable_chunked_prefill")).lower() in OFF:  # of --metadata
+        policy = "hybrid_only"
+    if sglang:
+        said = [f"read as SGLang's format: latencies in ms, batches of {policy}"]
+    if policy not in (OURS, "prefill_first"):
+        said.append(f"its server has no chunked prefill: {policy} runs whole prompts")
     number = partial(number_of, where, entry)
     whole, maybe = partial(number, whole=True), partial(number, whole=True, needed=False)
     if ramp := entry.get("ramp_up_strategy"):
@@ -275,7 +290,11 @@ def run_of(where: str, entry: object) -> Run:
             f"{where}: neither request_rate nor max_concurrency; give one, request_rate as"
             ' "inf" for all at once'
         )
-    rate = None if rate in (None, "inf", math.inf) else number("request_rate", 1e-6, FASTEST)
+    rate = (
+        None
+        if rate in (None, "inf", "Infinity", math.inf)
+        else number("request_rate", 1e-6, FASTEST)
+    )
     if clients and rate:  # Little's law: how many ran at once
         later = measured.get("mean TPOT") or measured.get("mean ITL", 0)
         each = measured.get("mean TTFT", 0) + later * outputs / done
@@ -283,7 +302,6 @@ def run_of(where: str, entry: object) -> Run:
         clients, rate = (clients, None) if busy else (None, rate)
     if burst not in (None, math.inf):
         burst = number("burstiness", 1e-6, FASTEST)
-    flag = partial(number_of, where, flags, least=1, whole=True, needed=False)
     # of an even share, where several replicas stand behind one address
     shared, apart = flag("dp_size") or 1, flags.get("enable_dp_attention")
     if apart and shared > 1:
@@ -301,7 +319,7 @@ def run_of(where: str, entry: object) -> Run:
     return Run(
         where, lengths, measured, clients, rate, 1.0 if burst is None else burst**-0.5,
         model if isinstance(model, str) else "",
-        maybe("max_num_batched_tokens", 1) or flag("chunked_prefill_size"),
+        maybe("max_num_batched_tokens", 1) or budget,
         maybe("max_num_seqs", 1) or flag("max_running_requests"), failed, bool(own), policy,
         sglang_defaults if sglang else vllm_defaults, said,
         maybe("tensor_parallel_size", 1) or flag("tp_size"),

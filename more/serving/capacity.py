@@ -16,16 +16,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
 from batch import LATEST, Batch, Request
-from command.checks import UserError, check_number, check_whole
-from configs import GPU, LINKS, Link, ModelConfig
+from command.checks import UserError, check_number, check_whole, lookup
+from configs import GPU, GPUS, LINKS, Link, ModelConfig
 from configs.constants import Efficiency
-from configs.hosts import Host
+from configs.hosts import HOSTS, Host
 from costmodel import TILE, CostModel, make_batch, tokens_that_fit
 from loop import Loop
+from more.loading.priced import priced_model
 from more.pipeline import (
     Hop,
     PipelineTrace,
@@ -37,8 +39,8 @@ from more.pipeline import (
 from more.policies import compared
 from more.serving.search import percentile
 from more.serving.traffic import copy_of
+from more.simulate import CostExecutor
 from scheduler import POLICIES, make_scheduler
-from simulate import CostExecutor, make_cost_model, named
 from timeline import Iteration, Life, Trace
 
 MAX_DELAY = 2.0  # s: up to this median scheduling delay, we call the queue bounded
@@ -87,8 +89,14 @@ class Deployment:
     cost_model: CostModel = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        cost = make_cost_model(
-            self.model, self.gpu, self.tp, self.link, self.software, self.host, self.efficiency
+        cost = CostModel(
+            priced_model(self.model),
+            named(GPUS, self.gpu, "GPU", GPU),
+            self.efficiency,
+            tp=self.tp,
+            link=None if self.link is None else named(LINKS, self.link, "link", Link),
+            software=self.software,
+            host=named(HOSTS, self.host, "host", Host),
         )
         object.__setattr__(self, "cost_model", cost)  # as a frozen class allows it
 
@@ -211,6 +219,11 @@ class Deployment:
         with suppress(StopIteration):
             run_pipeline(filled, costs, trace, self._hop)
         return trace.requests
+
+
+def named(table: dict, each: object, kind: str, own: type) -> Any:
+    """What has this name in the table. An object of type `own` is itself."""
+    return each if isinstance(each, own) else lookup(table, each, kind)
 
 
 LOGIT = 10  # bytes of a logit while tokens are drawn: bf16, then twice fp32

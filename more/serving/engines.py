@@ -3,7 +3,8 @@
 vLLM     a batch has a token for each request: vllm/config/scheduler.py. No more than the model's
          length: vllm-project/vllm/pull/7080. --gpu-memory-utilization is 0.92 without the flag,
          once 0.9: docs.vllm.ai/en/stable/api/vllm/config/cache
-SGLang   no mixed chunks on a pipeline: sgl-project/sglang, python/sglang/srt/server_args.py. No
+SGLang   no mixed chunks on a pipeline, --chunked-prefill-size -1 for whole prompts, and then up to
+         16384 tokens of them in a batch: sgl-project/sglang, python/sglang/srt/server_args.py. No
          more than the model's length: sgl-project/sglang/pull/1778. --mem-fraction-static counts
          weights and cache, as a share of what is free before them: `_profile_available_bytes` of
          model_executor/model_runner_kv_cache_mixin.py
@@ -22,6 +23,9 @@ def sglang_defaults(gpu: GPU) -> tuple[int, int]:
     """Chunk size and B of SGLang without flags: by memory (server_args.py); memory bounds B."""
     sizes = {35: 2048, 60: 4096, 160: 8192}  # GiB: of cards with less
     return next((size for most, size in sizes.items() if gpu.memory < most * 2**30), 16384), 4096
+
+
+SGLANG_PREFILL = 16384  # tokens of whole prompts in a batch, without --max-prefill-tokens
 
 
 def engine_flags(

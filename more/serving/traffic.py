@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist
@@ -198,22 +199,43 @@ def make_requests(
 
 # ------------------------------------------------------------------------------------------- traces
 
-# What a trace file calls its columns: ours, the Azure LLM inference traces', Vidur's and
-# Sarathi-Serve's, TD-Pipe's (its benchmark/benchmark_throughput_predict.py reads the last two),
-# BurstGPT's (github.com/HPMLL/BurstGPT), and those of the objects that OpenAI's API answers.
-HEADERS = {
-    "arrival": ("arrival", "TIMESTAMP", "arrived_at", "Timestamp", "created", "created_at"),
-    "prompt": ("prompt_tokens", "ContextTokens", "num_prefill_tokens", "input_token_length",
-               "Request tokens", "usage.prompt_tokens", "usage.input_tokens"),
-    "output": ("output_tokens", "GeneratedTokens", "num_decode_tokens", "output_token_length",
-               "Response tokens", "usage.completion_tokens", "usage.output_tokens"),
+# What a trace file calls its arrivals, prompt tokens and output tokens, by whose format it is. Of
+# TD-Pipe: its benchmark/benchmark_throughput_predict.py. BurstGPT: github.com/HPMLL/BurstGPT.
+# Mooncake: github.com/kvcache-ai/Mooncake, FAST25-release/traces. OpenAI: what its API answers.
+BATCH = "response.body."  # where the output of OpenAI's Batch API has an answer
+FORMATS = {
+    "our own format": ("arrival", "prompt_tokens", "output_tokens"),
+    "DistServe's format": ("arrival_s", "prompt_tokens", "output_tokens"),
+    "Azure's format": ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    "Vidur's and Sarathi-Serve's format": ("arrived_at", "num_prefill_tokens", "num_decode_tokens"),
+    "TD-Pipe's format": ("", "input_token_length", "output_token_length"),
+    "BurstGPT's format": ("Timestamp", "Request tokens", "Response tokens"),
+    "answers of OpenAI's API": ("created", "usage.prompt_tokens", "usage.completion_tokens"),
+    "responses of OpenAI's API": ("created_at", "usage.input_tokens", "usage.output_tokens"),
+    "output of OpenAI's Batch API": (
+        "", f"{BATCH}usage.prompt_tokens", f"{BATCH}usage.completion_tokens",
+    ),
+    "output of OpenAI's Batch API, of responses": (
+        "", f"{BATCH}usage.input_tokens", f"{BATCH}usage.output_tokens",
+    ),
+    "Mooncake's format": ("", "input_length", "output_length"),
 }  # fmt: skip
-TEXTS = "conversations"  # of ShareGPT
+HEADERS = {
+    column: tuple(dict.fromkeys(filter(None, (names[place] for names in FORMATS.values()))))
+    for place, column in enumerate(("arrival", "prompt", "output"))
+}
+IN_MS = ("arrival_ms", "timestamp_ms")
+HEADERS["arrival"] += ("timestamp_s", *IN_MS)
+SIZES = HEADERS["prompt"] + HEADERS["output"]
+STAMP = "timestamp"  # of Mooncake, Bailian and guidellm, in two units: see `stamped`
+LEAST_GAP = 20  # between two stamps, on average. As ms, these are 50 requests/s
+CHAT_ID, HASHES = "chat_id", "hash_ids"  # Bailian alone has the first
+BAILIAN = 16  # tokens of its blocks
+TEXTS = ("conversations", "conversation", "items")  # of ShareGPT, and of files made of it
+# What has lengths needs no tokenizer. A name without its first dot, as objects have it.
+COUNTED = {name.partition(".")[0] for name in SIZES}
 Lines, Count = list[tuple[str, list[str]]], Callable[[str], int]  # places and cells; tokens
 Counter = Callable[[], Count | None]  # loads a tokenizer, if there is one
-# Mooncake's (github.com/kvcache-ai/Mooncake, FAST25-release/traces): its times are milliseconds.
-MOONCAKE = {"arrival": ("timestamp",), "prompt": ("input_length",), "output": ("output_length",)}
-HASHES = "hash_ids"
 # Words of a name that may be an arrival: "sentAt" has one of them.
 ARRIVES = re.compile("arriv.*|timestamps?|created|sent|date")
 
@@ -221,31 +243,30 @@ ARRIVES = re.compile("arriv.*|timestamps?|created|sent|date")
 def read_trace(path: Path | str, counter: Counter = lambda: None) -> list[Request]:
     """The requests of a CSV, JSON or JSONL file, in order of arrival. The first arrives at 0 s.
 
-    It sorts the lines of a file that has another order, and says so in a line. The header (in
-    NAME.json and NAME.jsonl: the objects' names) has three columns, see HEADERS. All other columns
-    are the request's tags: their names and texts, for a policy that reads them. If objects have no
-    times, all requests come at once; but a name such as `sent_at` may be an arrival: it is refused.
-    Arrivals are seconds, or all of them are dates and times (ISO 8601). A file with an
-    `input_length` is one of Mooncake's: there they are milliseconds, and prompts whose `hash_ids`
-    begin alike share these blocks of 512 tokens. No other prompts share anything. Lengths are whole
-    numbers of tokens, at least 1. Requests of BurstGPT, or of a log with `usage`, without tokens
-    have failed: they are left out, and a line says how many. For a wrong cell, the UserError names
-    file, line (in JSON: row) and column. counter: of the tokens of ShareGPT's texts.
+    The header (in NAME.json and NAME.jsonl: the objects' names) has three columns, see FORMATS. A
+    line says whose format it is, and the unit of the arrivals. All other columns are the request's
+    tags: their names and texts, for a policy that reads them. If objects have no times, all
+    requests come at once; but a name such as `sent_at` may be an arrival: it is refused. Arrivals
+    are seconds, or all of them are dates and times (ISO 8601), or milliseconds where the name says
+    so; of a `timestamp`, see `stamped`. Lines in another order are sorted, and a line says so.
+    Prompts whose `hash_ids` begin alike share these blocks of 512 tokens, or of 16 (Bailian). No
+    other prompts share anything. Lengths are whole numbers of tokens, at least 1. Requests without
+    tokens of BurstGPT (they have failed), of OpenAI and of ShareGPT are left out, and a line says
+    how many. For a wrong cell, the UserError names file, line (in JSON: row) and column. counter:
+    of the tokens of ShareGPT's texts.
     """
-    header, lines = read_table(path, MOST_JSON if is_json(path) else MOST_BYTES)
-    if TEXTS in header and not {"prompt_tokens", "output_tokens"} & {*header}:
-        header, lines = counted(path, header, lines, counter())
+    texts = Conversations(path, counter)
+    header, lines = read_table(path, MOST_BYTES, MOST_JSON, texts.counted)
     columns = find_columns(path, header)
     for place, cells in lines:
         if len(cells) != len(header):
             said = f"{len(cells)} cells, and the header has {len(header)}"
             raise UserError(f"{path}, {place}: {said}")
-    if columns["arrival"][0] == len(header):
-        print(f"{path}: no {' or '.join(HEADERS['arrival'])}: all requests come at once")
+    timeless = columns["arrival"][0] == len(header)
+    if timeless:
         lines = [(place, [*cells, "0"]) for place, cells in lines]
-    if columns["output"][1].startswith(("Response", "usage.")):
-        named = HEADERS["prompt"] + HEADERS["output"]
-        sizes = [place for place, name in enumerate(header) if name in named]
+    if texts.found or columns["output"][1].startswith(("Response", "usage.", BATCH)):
+        sizes = [place for place, name in enumerate(header) if name in SIZES]
         kept = [line for line in lines if sum(line[1][at] not in ("", "0") for at in sizes) > 1]
         if len(kept) < len(lines):
             print(f"{path}: left out {len(lines) - len(kept)} of {len(lines)} requests: no tokens")
@@ -253,54 +274,116 @@ def read_trace(path: Path | str, counter: Counter = lambda: None) -> list[Reques
     if not lines:
         raise UserError(f"{path}: no requests below the header; a trace needs at least one")
     rows = read_rows(path, columns, lines)
-    prompts = read_prompts(path, header, lines, [prompt for _, prompt, _ in rows])
+    prompts, block = read_prompts(path, header, lines, [prompt for _, prompt, _ in rows])
+    arrival, *sizes = (name for _, name in columns.values())
+    whose, unit, second = format_of(arrival, sizes), "seconds", 1.0
+    if is_date(lines[0][1][columns["arrival"][0]]):
+        unit = "dates and times (without a zone: UTC)"
+    elif arrival == STAMP:
+        whose, unit, second = stamped(header, block, [arrival for arrival, _, _ in rows])
+    elif arrival in IN_MS:
+        unit, second = "ms", 1e-3
+    times = "no arrivals, so all requests come at once" if timeless else f"{arrival} in {unit}"
+    said = texts.found or f"{whose}; tokens: {', '.join(sizes)}"
+    print(f"{path}: read as {said}; {times}")
     known = {name for _, name in columns.values()}
-    known |= {HASHES, TEXTS} if has_blocks(header) else {TEXTS}
+    known |= {HASHES} if has_blocks(header) else set()
     places = [place for place, name in enumerate(header) if name not in known]
     tags = [{header[place]: cells[place].strip() for place in places} for _, cells in lines]
     early = sum(after[0] < before[0] for before, after in pairwise(rows))
     if early:
-        print(f"{path}: sorted by arrival: {early} of {len(rows)} lines stood after a later one")
+        print(
+            f"{path}: sorted by arrival: {early} of {len(rows)} lines stood after a later one;"
+            " of several runs in one file, give one"
+        )
     order = sorted(range(len(rows)), key=lambda line: rows[line][0])
     first = rows[order[0]][0]
     return [
-        Request(i, prompts[line], output, arrival=arrival - first, tags=tags[line])
+        Request(i, prompts[line], output, arrival=second * (arrival - first), tags=tags[line])
         for i, line in enumerate(order)
         for arrival, _, output in [rows[line]]
     ]
 
 
-def counted(
-    path: Path | str, header: list[str], lines: Lines, count: Count | None
-) -> tuple[list[str], Lines]:
-    """With the tokens of a conversation's first text and of its second.
+class Conversations:
+    """Counts the tokens of conversations, so that no text stays in memory.
 
-    As in vLLM's benchmark, the first is the prompt, whoever wrote it.
+    As in vLLM's benchmark, the first text is the prompt, whoever wrote it, and the second is the
+    answer. found: how a file with such texts is read; "" until one was counted.
     """
-    if count is None:
-        raise UserError(
-            f"{path}: its {TEXTS} are texts; plan.py counts their tokens where --model is a folder"
-            " with a tokenizer.json, or a hub id on this disk"
-        )
-    place, found = header.index(TEXTS), []
-    for line, cells in lines:
-        with suppress(ValueError, TypeError, KeyError):  # not two texts
-            prompt, answer = (count(each["value"]) for each in json.loads(cells[place])[:2])
-            found += [(line, [*cells, f"{prompt}", f"{answer}"])] if prompt and answer else []
-    print(f"{path}: {len(found)} of {len(lines)} conversations have a prompt and an answer")
-    return [*header, "prompt_tokens", "output_tokens"], found
+
+    def __init__(self, path: Path | str, counter: Counter):
+        self.path, self.counter, self.found = path, counter, ""
+        self.count: Count | None = None
+
+    def counted(self, row: dict[str, object]) -> dict[str, object]:
+        """An object without its texts, and with their tokens: 0 of a text that is not there."""
+        texts = next((row[name] for name in TEXTS if isinstance(row.get(name), list)), None)
+        if texts is None:
+            return row
+        rest = {name: value for name, value in row.items() if name not in TEXTS}
+        if COUNTED & rest.keys():
+            return rest
+        self.count = self.count or self.counter()
+        if self.count is None:
+            raise UserError(
+                f"{self.path}: its conversations are texts; plan.py counts their tokens where"
+                " --model is a folder with a tokenizer.json, or a hub id on this disk"
+            )
+        self.found = "ShareGPT's format; tokens: of a first text and its answer, by --model"
+        prompt, answer = map(self.tokens, [*texts, None, None][:2])
+        return rest | {"prompt_tokens": prompt, "output_tokens": answer}
+
+    def tokens(self, turn: object) -> int:
+        said = turn if isinstance(turn, dict) else {}
+        text = said.get("value", said.get("content"))
+        with suppress(ValueError):  # not a text of this tokenizer
+            return self.count(text) if isinstance(text, str) else 0
+        return 0
+
+
+def format_of(arrival: str, sizes: Sequence[str]) -> str:
+    """Whose format has these names."""
+    own = [whose for whose, names in FORMATS.items() if [*names[1:]] == [*sizes]]
+    exact = [whose for whose in own if FORMATS[whose][0] == arrival]
+    return next(iter(exact + own), "a mix of formats")
+
+
+def stamped(header: Sequence[str], block: int, stamps: Sequence[float]) -> tuple[str, str, float]:
+    """Whose format it is with a `timestamp`, its unit in words, and in seconds.
+
+    Bailian's (github.com/alibaba-edu/qwen-bailian-usagetraces-anon) are seconds; ids of chats, or
+    blocks of 16 tokens, tell it. Mooncake's are milliseconds, and whole numbers. guidellm's
+    (github.com/vllm-project/guidellm, docs/guides) are seconds. No name tells these two apart, so
+    the numbers must, by a rule that the words state.
+    """
+    if CHAT_ID in header or block == BAILIAN:
+        return "Bailian's format", "seconds", 1.0
+    gap = (max(stamps) - min(stamps)) / max(1, len(stamps) - 1)
+    rule = f"whole numbers that are {LEAST_GAP} or more apart on average"
+    if (
+        max(stamps) > LATEST
+        or gap >= LEAST_GAP
+        and all(float(stamp).is_integer() for stamp in stamps)
+    ):
+        unit = f"ms, as these are large, or {rule}; if they are seconds, rename it timestamp_s"
+        return "Mooncake's format", unit, 1e-3
+    unit = f"seconds, as these are no {rule}; if they are ms, rename it timestamp_ms"
+    return "guidellm's format", unit, 1.0
 
 
 def find_columns(path: Path | str, header: Sequence[str]) -> dict[str, tuple[int, str]]:
     """Place and name of each of the three columns. A JSON or JSONL file may have no times."""
     found = {}
-    for column, allowed in (MOONCAKE if "input_length" in header else HEADERS).items():
+    for column, allowed in HEADERS.items():
+        if column == "arrival" and "input_length" in header:
+            allowed = (STAMP, *allowed)
         name = next((name for name in allowed if name in header), None)
         if name is None and column == "arrival" and is_json(path):
             if suspect := next(filter(may_be_arrival, header), None):
                 raise UserError(
-                    f"{path}, row 1: `{suspect[:60]}` may be an arrival: rename it"
-                    f" `{allowed[0]}`, or leave it out for all at once"
+                    f"{path}, row 1: `{suspect[:60]}` may be an arrival: rename it `arrival_s`"
+                    " or `arrival_ms`, or leave it out for all at once"
                 )
             found[column] = len(header), column  # a column more: all come at once
             continue
@@ -316,23 +399,25 @@ def find_columns(path: Path | str, header: Sequence[str]) -> dict[str, tuple[int
 
 
 def may_be_arrival(name: str) -> bool:
-    """By a word of it."""
-    return any(ARRIVES.fullmatch(word.lower()) for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", name))
+    """By a word of it. (A batch has no arrivals: `created` is when an answer was made.)"""
+    return not name.startswith(BATCH) and any(
+        ARRIVES.fullmatch(word.lower()) for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", name)
+    )
 
 
 def read_rows(path: Path | str, columns: dict[str, tuple[int, str]], lines: Lines) -> list[tuple]:
-    """Arrival, prompt tokens and output tokens of each line."""
+    """Arrival, prompt tokens and output tokens of each line. Of a date: its seconds."""
     length = tokens, f"a whole number of tokens, at least 1 and at most {MOST_TOKENS}"
+    place, name = columns["arrival"]
+    _, first = lines[0]
+    most = 1e3 * LATEST if name in (STAMP, *IN_MS) else LATEST  # of ms; a clock has no later s
+    wanted = f"a number of at most {most:g} (or, in all lines, a date and time)"
     readers = {
-        "arrival": (number, "a number of seconds (or, in all lines, a date and time)"),
+        "arrival": (partial(number, most=most), wanted),
         "prompt": length,
         "output": length,
     }
-    place, name = columns["arrival"]
-    _, first = lines[0]
-    if name == "timestamp":
-        readers["arrival"] = milliseconds, "a number of milliseconds"
-    elif is_date(first[place]):
+    if is_date(first[place]):
         readers["arrival"] = date, "a date and time, as in the first line"
     rows = []
     for line, cells in lines:
@@ -351,31 +436,39 @@ def read_rows(path: Path | str, columns: dict[str, tuple[int, str]], lines: Line
 
 
 def has_blocks(header: Sequence[str]) -> bool:
-    """Whether it is a file of Mooncake's that says which blocks its prompts have."""
+    """Whether it says which blocks its prompts have, as Mooncake's and Bailian's files do."""
     return {"input_length", HASHES} <= set(header)
 
 
 def read_prompts(
     path: Path | str, header: Sequence[str], lines: Lines, lengths: Sequence[int]
-) -> list[Sequence[int]]:
-    """A prompt of each of these lengths: of its blocks, where a file of Mooncake's has their ids.
+) -> tuple[list[Sequence[int]], int]:
+    """A prompt of each of these lengths, and the tokens of a block; 0: the file states no blocks.
 
-    Ids are numbered as they come, so that they may be of any size.
+    A prompt is of its blocks, where the file has their ids. These are numbered as they come, so
+    that they may be of any size. Bailian's blocks are told by its names, or by as many ids.
     """
     if not has_blocks(header):
-        return list(map(range, lengths))
-    numbers, prompts, place = {}, [], header.index(HASHES)
-    for (line, cells), length in zip(lines, lengths, strict=True):
-        text = cells[place].strip()
-        ids, wanted = parsed_ids(text), -(-length // HASHED)
+        return list(map(range, lengths)), 0
+    place = header.index(HASHES)
+    every = [parsed_ids(cells[place].strip()) for _, cells in lines]
+    sizes = [BAILIAN] if CHAT_ID in header else [HASHED, BAILIAN]
+    fits = (
+        all(not ids or len(ids) == -(-n // size) for ids, n in zip(every, lengths, strict=True))
+        for size in sizes
+    )
+    block = next((size for size, fit in zip(sizes, fits, strict=True) if fit), sizes[0])
+    numbers, prompts = {}, []
+    for (line, cells), ids, length in zip(lines, every, lengths, strict=True):
+        wanted = -(-length // block)
         if ids and len(ids) != wanted or ids is None:
             raise UserError(
-                f"{path}, {line}, column {HASHES}: {text[:60]!r} is no list of {wanted} whole"
-                f" numbers, one for each {HASHED} of its {length} tokens"
+                f"{path}, {line}, column {HASHES}: {cells[place].strip()[:60]!r} is no list of"
+                f" {wanted} whole numbers, one for each {block} of its {length} tokens"
             )
         own = [numbers.setdefault(each, len(numbers)) for each in ids]
-        prompts.append(hashed(own, length) if own else range(length))
-    return prompts
+        prompts.append(hashed(own, length, block) if own else range(length))
+    return prompts, block
 
 
 def parsed_ids(text: str) -> list[int] | None:
@@ -387,16 +480,11 @@ def parsed_ids(text: str) -> list[int] | None:
     return ids if isinstance(ids, list) and all(type(each) is int for each in ids) else None
 
 
-def number(text: str) -> float:
+def number(text: str, most: float) -> float:
     value = float(text)
-    if not abs(value) <= LATEST:
+    if not abs(value) <= most:
         raise ValueError(text)
     return value
-
-
-def milliseconds(text: str) -> float:
-    """Seconds."""
-    return number(text) / 1000
 
 
 def date(text: str) -> float:

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 import batch
 from command.checks import MOST_SEED, WHY_BROKEN, UserError, shown
 from command.cli import one_line
-from more.web.chat import Chat, Unfit
+from more.web.chat import Chat, Unfit, text_of
 from more.web.runner import Delta, Full, Runner, Stopping, why
 from more.web.schemas import Body, Completion, Refused, read, read_json
 from more.web.schemas import Chat as ChatBody
@@ -58,6 +58,8 @@ class Choice:
         self.answer.policies[delta.policy] = None
         if delta.token == batch.BROKEN:
             raise Refused(500, WHY_BROKEN, kind="server_error", code="no_numbers")
+        if delta.refused:
+            raise Refused(400, delta.refused, code="refused_by_policy")
         if delta.token is not None:
             self.count += 1
             if not stop_id:  # the token that ends a text does not belong to it
@@ -326,7 +328,7 @@ class Api:
     async def chat_tokens(self, body: ChatBody) -> list[int]:
         messages = [message.as_template_wants() for message in body.messages]
         if self.engine.priced:  # no template, no tokens: only their number counts
-            text = "\n".join(message["content"] for message in messages)
+            text = "\n".join(text_of(message["content"]) for message in messages)
             return await self.tokens(text, "encode")
         if self.chat is None:
             raise Refused(
@@ -350,7 +352,8 @@ class Api:
         them out.
         """
         found = [self.tokenizer.encode_chat(stop) for stop in stops if self.tokenizer]
-        return [ids[0] for ids in found if len(ids) == 1 and not self.decode(ids)]
+        own = [ids[0] for ids in found if len(ids) == 1 and not self.decode(ids)]
+        return [token for token in own if token < self.engine.vocab_size]
 
     def decode(self, tokens: list[int]) -> str:
         return "" if self.tokenizer is None else self.tokenizer.decode(tokens)

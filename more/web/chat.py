@@ -23,6 +23,11 @@ LONGEST_TEMPLATE = 10**6  # bytes
 RESERVED = ("messages", "add_generation_prompt", "tools", "documents", *NAMES)
 
 
+# What tells how a template reads a message: texts that no template holds.
+MARKS, FORM = ("nano-sarathi-1", "nano-sarathi-2"), "nano-sarathi-form"
+MARKED = [{"type": "text", "text": mark, "form": FORM} for mark in MARKS]
+
+
 class Unfit(Exception):
     """The template refuses the messages, or cannot make a prompt of them. The text says why."""
 
@@ -52,8 +57,17 @@ def read_template(directory: Path | None) -> tuple[str, dict[str, str]] | None:
     return template, named_tokens(read_special(directory))
 
 
+def text_of(content: str | list[dict]) -> str:
+    """Parts of a message as one text: joined by line ends, as vLLM joins them."""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
 class Chat:
-    """Fills in a template. tokens: the checkpoint's special ones, by name."""
+    """Fills in a template. tokens: the checkpoint's special ones, by name.
+
+    Some templates read a message's content as a text, some go through its parts, and some do both.
+    Each gets what it reads, and where it reads both, what the client has sent.
+    """
 
     def __init__(self, template: str, tokens: dict[str, str]):
         self.tokens = tokens
@@ -61,6 +75,25 @@ class Chat:
             self.template, self.broken = compiled(template), ""
         except Exception as error:  # noqa: BLE001 (a template that is no template)
             self.broken = f"the chat template is broken: {one_line(error)}"
+        self.reads_texts, self.reads_parts = map(self._reads, (text_of(MARKED), MARKED))
+
+    def _reads(self, content: str | list[dict]) -> bool:
+        """Whether the texts of this content come into a prompt, and its form does not."""
+        try:
+            found = self._render([{"role": "user", "content": content}], {})
+        except Exception:  # noqa: BLE001 (whatever a template may raise; or there is none)
+            return False
+        return all(mark in found for mark in MARKS) and FORM not in found
+
+    def _fit(self, content: str | list[dict]) -> str | list[dict]:
+        if isinstance(content, str):
+            only_parts = self.reads_parts and not self.reads_texts
+            return [{"type": "text", "text": content}] if only_parts else content
+        return content if self.reads_parts else text_of(content)
+
+    def _render(self, messages: list[dict], options: dict) -> str:
+        known = {"tools": None, "documents": None, "add_generation_prompt": True}
+        return self.template.render({**self.tokens, **options, **known, "messages": messages})
 
     def prompt(self, messages: list[dict], options: dict | None = None) -> str:
         """The text of the prompt. Raises Unfit."""
@@ -69,10 +102,9 @@ class Chat:
                 raise Unfit(f"chat_template_kwargs may not hold {name!r}")
         if self.broken:
             raise Unfit(self.broken)
-        known = {"tools": None, "documents": None, "add_generation_prompt": True}
-        given = {**self.tokens, **(options or {}), **known, "messages": messages}
+        messages = [each | {"content": self._fit(each["content"])} for each in messages]
         try:
-            return self.template.render(given)
+            return self._render(messages, options or {})
         except Exception as error:  # noqa: BLE001 (whatever a template may raise)
             told = f"the chat template refuses these messages: {one_line(error)}"
             raise Unfit(told) from None

@@ -25,10 +25,10 @@ from loop import Loop
 from more.loading.policyfile import LOADED, load_policies
 from more.loading.requests import check_requests
 from more.serving.steady import Workload, balance, split, tokens_per_second
+from more.simulate import CostExecutor, make_cost_model
 from more.web.explore_side import side
 from more.web.explore_state import RATIOS, State, link_of, page, read_state
 from scheduler import POLICIES, make_scheduler
-from simulate import CostExecutor, make_cost_model
 from timeline import Trace
 
 STALL = 5  # decode-only iterations: a longer gap is a stall (Sarathi-Serve, Table 3, strict)

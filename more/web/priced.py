@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 
 from batch import Batch, Request
 from command.checks import UserError, check_whole
@@ -12,8 +11,8 @@ from configs.constants import SINCE
 from costmodel import CostModel, requests_that_fit
 from loop import Result
 from more.loading.requests import USUAL_LENGTH, check_requests
+from more.simulate import CostExecutor, make_cost_model
 from scheduler import Scheduler, make_scheduler
-from simulate import CostExecutor, make_cost_model
 
 SOFTWARE = "sarathi"  # whose constants the cost model takes
 MOST_SLOTS = 256  # B, where more requests would fit
@@ -100,8 +99,8 @@ class PricedEngine:
         check_whole("max_length", self.max_length, 1, config.max_length)
         where = f"{tp} x {gpu}" if tp > 1 else gpu
         if max_batch_size is None:
-            memory = replace(self.cost_model.gpu, memory=tp * self.cost_model.gpu.memory)
-            max_batch_size = min(requests_that_fit(config, memory, self.max_length), MOST_SLOTS)
+            fits = requests_that_fit(config, self.cost_model.gpu, self.max_length, tp=tp)
+            max_batch_size = min(fits, MOST_SLOTS)
             if not max_batch_size:
                 raise UserError(
                     f"{config.name} does not fit {where} with a request of {self.max_length}"

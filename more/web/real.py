@@ -1,22 +1,22 @@
 """A real model as an engine that serves."""
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from batch import Batch, Request
 from command.checks import UserError, shown
 from command.cli import one_line
-from engine import LLM
 from executor import ModelExecutor
 from more.loading.requests import check_requests
 from more.paged.cache import manage
+from nano_sarathi import LLM
 from sampling import Sampler, SamplingParams
 from scheduler import Scheduler, make_scheduler
 
 
 class RealEngine:
-    """An `LLM` behind a runner. While the runner runs, call nothing of the `LLM`."""
+    """An `LLM` behind a runner. While the runner runs, the `LLM` refuses all calls."""
 
     priced = False
 
@@ -41,8 +41,10 @@ class RealEngine:
 
     def executor(self) -> ModelExecutor:
         """A new one on an empty cache."""
-        self.llm.cache.reset()
-        executor = self.llm.make_executor()
+        with self.llm.turn(self):
+            self.llm.check_idle("who runs the model")
+            self.llm.cache.reset()
+            executor = self.llm.make_executor()
         executor.origin = self.origin  # one clock for all executors
         return executor
 
@@ -50,7 +52,7 @@ class RealEngine:
         """A UserError for a request that is too long, or wants what there is not."""
         check_requests(requests, self.max_length, "max_length")
         for request in requests:
-            for token in (min(request.prompt), max(request.prompt)):
+            for token in (min(request.prompt), max(request.prompt), *request.stop_ids):
                 if not 0 <= token < self.vocab_size:
                     raise UserError(f"token id {shown(token)} is not in 0 .. {self.vocab_size - 1}")
 
@@ -58,8 +60,10 @@ class RealEngine:
         """What draws the tokens of one request, as SamplingParams(**params) say; None: greedy."""
         return Sampler(SamplingParams(**params), seed) if params["temperature"] else None
 
-    def surroundings(self) -> AbstractContextManager:
-        return self.llm.surroundings()
+    @contextmanager
+    def surroundings(self) -> Iterator[None]:
+        with self.llm.lend(self), self.llm.surroundings():
+            yield
 
     def stop(self) -> None:
         """A batch of the model runs to its end."""

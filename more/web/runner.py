@@ -52,13 +52,14 @@ class Delta:
 
     token: None if it ended without one, or BROKEN. finish_reason: "stop", "length", "error" or
     "abort" (cancelled); None: it goes on. moment: s on the engine's clock. policy: what was in
-    force.
+    force. refused: why this policy cannot serve it, in one line.
     """
 
     token: int | None
     finish_reason: str | None
     moment: float
     policy: str
+    refused: str = ""
 
 
 class Engine(Protocol):
@@ -153,7 +154,8 @@ class Runner:
         """Change the policy before the next step. The future gives the ids of preempted requests.
 
         Requests in the middle of their prefill are preempted, because not every policy could go on
-        with them. Decodes go on. If there is no such policy, the future raises a UserError.
+        with them. Decodes go on. What the new policy refuses ends with "error", alone. If there is
+        no such policy, the future raises a UserError.
         """
         future: Future = Future()
         with self.changed:
@@ -309,16 +311,26 @@ class Runner:
     def _accept(self, request: Request) -> None:
         if request.request_id not in self.streams:  # it ended with the others, in `_fail`
             return
-        self.loop.add(request)
         self._tell(
             "queued", id=request.request_id, t=request.arrival, prompt_tokens=len(request.prompt),
             max_tokens=request.max_tokens, label=request.tags.get("label", ""),
         )  # fmt: skip
+        try:
+            self.loop.add(request)
+        except UserError as error:  # the policy has changed since `submit`
+            self._refuse(request, error)
 
     def _cancel(self, request: Request) -> None:
         here, _ = self.streams.get(request.request_id, (None, None))
         if here is request and self.loop.cancel(request):
             self._send(request, Delta(None, "abort", self.loop.executor.now(), self.in_force))
+
+    def _refuse(self, request: Request, error: UserError) -> None:
+        """End a request that the policy in force cannot serve."""
+        told = f"policy {self.policy!r} refuses it: {why(error)}"
+        self.loop.cancel(request)
+        last = Delta(None, "error", self.loop.executor.now(), self.in_force, told)
+        self._send(request, last)
 
     def _switch(self, policy: str, chunk_size: int, future: Future) -> None:
         if not future.set_running_or_notify_cancel():
@@ -328,6 +340,7 @@ class Runner:
             return
         try:
             scheduler = self.engine.scheduler(policy, chunk_size)
+            refused = refused_by(scheduler, self.loop)
             preempted = [request.request_id for request in take_over(self.loop, scheduler)]
         except BaseException as error:  # noqa: BLE001 (a policy of a user's own; somebody waits)
             future.set_exception(UserError(why(error)))
@@ -335,6 +348,8 @@ class Runner:
         self._tell_preempted()
         self.policy, self.chunk_size = policy, chunk_size
         self._tell_switched(preempted)
+        for request, error in refused.items():
+            self._refuse(request, error)
         future.set_result(preempted)
 
     def _tell_switched(self, preempted: list[int]) -> None:
@@ -410,6 +425,17 @@ class Runner:
         iterations, finished, cancelled = [deque(maxlen=KEPT) for _ in range(3)]
         self.loop.trace = Trace(iterations, finished=finished, cancelled=cancelled)
         self.lanes = Lanes()
+
+
+def refused_by(new: Scheduler, loop: Loop) -> dict[Request, UserError]:
+    """The requests of a loop that this scheduler cannot take over, and why."""
+    old, refused = loop.scheduler, {}
+    for request in (*old.running, *old.waiting, *loop.arriving):
+        try:
+            new.check(request)
+        except UserError as error:
+            refused[request] = error
+    return refused
 
 
 def take_over(loop: Loop, new: Scheduler) -> list[Request]:

@@ -7,7 +7,7 @@ lenient server leaves out what it does not have.
 import json
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     BaseModel,
@@ -27,10 +27,43 @@ MOST_LABELS, LONGEST_LABEL, LONGEST_VALUE = 16, 64, 512  # of metadata, as in Op
 TAKEN = ("label", "priority", "user")  # tags that metadata may not set
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
-# What clients send unasked, and which changes nothing.
+# Parameters of OpenAI's API and of vLLM's that this server does not have, and which of their values
+# change nothing: null for all, and these. docs/serve.md shows this table. vLLM's are those of
+# https://github.com/vllm-project/vllm, vllm/entrypoints/openai/*/protocol.py.
 IDLE = {
-    "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "best_of": 1,
-    "echo": False,
+    "both completions": {
+        "frequency_penalty": [0], "presence_penalty": [0], "logit_bias": [{}],
+        "logprobs": [False], "best_of": [1], "echo": [False], "service_tier": ["auto", "default"],
+        "response_format": [{"type": "text"}], "seed": [-1],
+        # vLLM's
+        "min_p": [0], "repetition_penalty": [1], "min_tokens": [0], "bad_words": [[]],
+        "allowed_token_ids": [], "use_beam_search": [False], "length_penalty": [1],
+        "early_stopping": [False], "include_stop_str_in_output": [False],
+        "skip_special_tokens": [True], "spaces_between_special_tokens": [True],
+        "truncate_prompt_tokens": [], "truncation_side": [], "watermarking": [False],
+        "prompt_logprobs": [], "logprob_token_ids": [], "structured_outputs": [],
+        "repetition_detection": [], "thinking_token_budget": [-1], "stream_interval": [1],
+        "request_id": [], "session_id": [], "cache_salt": [], "vllm_xargs": [{}],
+        "kv_transfer_params": [], "ec_transfer_params": [], "return_tokens_as_token_ids": [False],
+        "return_token_ids": [False], "return_token_offsets": [False], "return_mm_kwargs": [True],
+        "routed_experts_prompt_start": [0],
+    },
+    "completions": {"suffix": [""], "add_special_tokens": [True], "prompt_embeds": []},
+    "chats": {
+        "top_logprobs": [0], "tools": [[]], "tool_choice": ["none", "auto"],
+        "parallel_tool_calls": [True, False], "functions": [[]],
+        "function_call": ["none", "auto"], "store": [False], "modalities": [["text"]],
+        "verbosity": ["medium"], "audio": [], "moderation": [], "prediction": [],
+        "prompt_cache_key": [], "prompt_cache_options": [], "prompt_cache_retention": [],
+        "reasoning_effort": [], "safety_identifier": [], "web_search_options": [],
+        # vLLM's
+        "add_special_tokens": [False], "add_generation_prompt": [True],
+        "continue_final_message": [False], "chat_template": [], "documents": [[]],
+        "include_reasoning": [True], "return_prompt_text": [False], "media_io_kwargs": [{}],
+        "mm_processor_kwargs": [{}],
+    },
+    "a message of a chat": {"tool_calls": [[]], "annotations": [[]]},
+    "stream_options": {"include_obfuscation": [False]},
 }  # fmt: skip
 
 
@@ -107,7 +140,11 @@ def is_content(value: object) -> bool:
     return isinstance(value, str) or is_list(value, is_part, 1, MOST_MESSAGES)
 
 
-Flag = allowed(bool, "true or false", lambda value: type(value) is bool)
+def is_bool(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+Flag = allowed(bool, "true or false", is_bool)
 Name = allowed(str, "a text of 1000 letters at most", is_text)
 Prompts = allowed(
     str | list, f"a text, a list of token ids, or a list of 1 to {MOST_PROMPTS} of either",
@@ -125,7 +162,9 @@ Content = allowed(
     str | list, 'a text, or a list of parts such as {"type": "text", "text": "Hello"}', is_content
 )
 Role = allowed(str, f"one of {', '.join(ROLES)}", lambda v: isinstance(v, str) and v in ROLES)
-TokenIds = allowed(list, "a list of token ids", lambda value: is_list(value, is_token, 0, 1000))
+TokenIds = allowed(
+    list, "a list of token ids, from 0", lambda v: is_list(v, Range(0, MOST).__contains__, 0, 1000)
+)
 Labels = allowed(
     dict, f"an object of {MOST_LABELS} texts at most, each of {LONGEST_VALUE} letters at most, with"
     f" names of 1 to {LONGEST_LABEL} letters, but not {', '.join(TAKEN)}",
@@ -140,8 +179,14 @@ Options = allowed(
 )  # fmt: skip
 
 
+def is_idle(value: object, values: list) -> bool:
+    """Whether it is one of these. False is not 0."""
+    return any(value == each and is_bool(value) == is_bool(each) for each in values)
+
+
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
+    idle: ClassVar[dict[str, list]]  # what changes nothing
 
     @model_validator(mode="before")
     @classmethod
@@ -150,7 +195,7 @@ class Strict(BaseModel):
         given = {
             name: value
             for name, value in raw.items()
-            if value is not None and not (name in IDLE and value == IDLE[name])
+            if value is not None and not is_idle(value, cls.idle.get(name, []))
         }
         if info.context is None:
             return given
@@ -159,20 +204,19 @@ class Strict(BaseModel):
 
 
 class StreamOptions(Strict):
+    idle = IDLE["stream_options"]
     include_usage: Flag = False
     continuous_usage_stats: Flag = False  # vLLM's
 
 
 class Message(Strict):
+    idle = IDLE["a message of a chat"]
     role: Role
     content: Content = ""  # as vLLM has it
     name: Name = None
 
-    def as_template_wants(self) -> dict[str, str]:
-        """Its parts become one text, joined by line ends, as vLLM joins them."""
-        parts = self.content
-        text = parts if isinstance(parts, str) else "\n".join(part["text"] for part in parts)
-        own = {"role": self.role, "content": text}
+    def as_template_wants(self) -> dict[str, str | list]:
+        own = {"role": self.role, "content": self.content}
         return own if self.name is None else own | {"name": self.name}
 
 
@@ -216,6 +260,7 @@ class Body(Strict):
 
 
 class Completion(Body):
+    idle = IDLE["both completions"] | IDLE["completions"]
     prompt: Prompts
 
     @property
@@ -225,6 +270,7 @@ class Completion(Body):
 
 
 class Chat(Body):
+    idle = IDLE["both completions"] | IDLE["chats"]
     messages: allowed(
         list[Message], f"a list of 1 to {MOST_MESSAGES} objects",
         lambda value: is_list(value, is_object, 1, MOST_MESSAGES),
@@ -283,10 +329,15 @@ def sentence(error: ValidationError, kind: type[Body]) -> Refused:
     place = "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in first["loc"])
     place, outermost = shown(place[1:], str), shown(first["loc"][0], str)
     if first["type"] == unknown:
-        if place == outermost:
+        if place == outermost and place not in kind.idle:
             near = did_you_mean(place, kind.model_fields)
             return Refused(400, f"unknown parameter {shown(first['loc'][0])}{near}", place)
-        return Refused(400, f"{place} is unknown: leave it out", outermost)
+        values = " or ".join(map(json.dumps, kind.idle.get(place, [])))
+        give = f", or give {values}" if values else ""
+        return Refused(
+            400, f"{place} is {shown(first['input'])}, and the server does not have it: leave it"
+            f" out{give}", outermost,
+        )  # fmt: skip
     if first["type"] == "missing":
         return Refused(400, f"{place} is missing", outermost)
     return Refused(400, f"{place} is {shown(first['input'])}; it must be {first['msg']}", outermost)

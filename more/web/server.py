@@ -1,6 +1,7 @@
 """What every answer needs, whatever it says: limits, keys, ids, a log, and a clean shutdown.
 
 Gate        around the endpoints: who may come in, and how large a request may be
+Connection  uvicorn's, which hangs up on who opens it and asks for nothing
 Server      uvicorn's, which lets all accepted requests end before it does
 """
 
@@ -16,11 +17,13 @@ import time
 import uuid
 from collections.abc import Sequence
 
+import h11
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from command.checks import UserError, shown
 from command.cli import one_line
@@ -35,6 +38,7 @@ SAFE = [
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 ]
 MOST_BODY, CONNECTIONS = 10**6, 1000  # bytes of a body; at once
+PATIENCE = 20.0  # s: for the head of a request, for its body, and for the next one's first byte
 GONE = "gone"  # in the log: the client went away before its answer was complete
 
 log = logging.getLogger("nano-sarathi")
@@ -51,11 +55,11 @@ def hash_of(key: str) -> bytes:
 class Gate:
     """Lets requests in, or refuses them in OpenAI's format. It logs one line for each.
 
-    keys: hashes of the API keys; empty: no key is needed.
+    keys: hashes of the API keys; empty: no key is needed. patience: s for a body.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[bytes]):
-        self.app, self.keys = app, keys
+    def __init__(self, app: ASGIApp, keys: Sequence[bytes], patience: float):
+        self.app, self.keys, self.patience = app, keys, patience
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -77,7 +81,8 @@ class Gate:
     ) -> None:
         try:
             self.check_key(scope, headers)
-            body = await self.read_body(receive)
+            async with asyncio.timeout(self.patience):
+                body = await self.read_body(receive)
             if body is None:
                 return
             if scope["method"] == "POST":
@@ -85,6 +90,10 @@ class Gate:
                 if kind != b"application/json":
                     what = shown(kind.decode("latin-1"))
                     raise Refused(415, f"the content type is {what}; it must be application/json")
+        except TimeoutError:
+            late = f"the body was not here after {self.patience:g} s"
+            told = Refused(408, late, code="body_too_late", headers={"Connection": "close"})
+            await refusal(told)(scope, receive, send)
         except Refused as refused:
             await refusal(refused)(scope, receive, send)
         else:
@@ -163,8 +172,10 @@ def refusal(error: Refused) -> JSONResponse:
     return JSONResponse(error.json(), error.status, error.headers)
 
 
-def application(api: Api, routers: Sequence, keys: Sequence[bytes] = ()) -> Gate:
-    """All endpoints behind the gate. keys: see `Gate`."""
+def application(
+    api: Api, routers: Sequence, keys: Sequence[bytes] = (), patience: float = PATIENCE
+) -> Gate:
+    """All endpoints behind the gate. keys, patience: see `Gate`."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI):
@@ -187,7 +198,7 @@ def application(api: Api, routers: Sequence, keys: Sequence[bytes] = ()) -> Gate
 
     for kind in (Exception, Refused, UserError, Full, Stopping, HTTPException):
         app.add_exception_handler(kind, told)
-    return Gate(app, keys)
+    return Gate(app, keys, patience)
 
 
 def refused(request: Request, error: Exception) -> Refused:
@@ -213,17 +224,54 @@ def refused(request: Request, error: Exception) -> Refused:
 # ------------------------------------------------------------------------------------ the server
 
 
+class Connection(H11Protocol):
+    """Hangs up on a client whose request has no whole head in time, however slowly it comes.
+
+    uvicorn itself limits only the silence between two requests: `timeout_keep_alive`.
+    """
+
+    late: asyncio.TimerHandle | None = None  # set while a head is awaited
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self.watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self.watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.forget()
+
+    def watch(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            self.forget()
+        elif self.late is None:
+            seconds = self.timeout_keep_alive
+            self.late = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+
+    def forget(self) -> None:
+        if self.late is not None:
+            self.late.cancel()
+        self.late = None
+
+
 class Server(uvicorn.Server):
     """Shuts down cleanly: after the first signal, it takes no more requests, and finishes those
     that it has, for `drain` seconds at most. After the second signal, it ends at once.
+
+    patience: s that it waits for what a client must send.
     """
 
     def __init__(
-        self, api: Api, routers: Sequence, keys: Sequence[bytes] = (), drain: float = 30.0
-    ):
+        self, api: Api, routers: Sequence, keys: Sequence[bytes] = (), drain: float = 30.0,
+        patience: float = PATIENCE,
+    ):  # fmt: skip
         self.api, self.drain, self.cut = api, drain, False  # cut: some requests were aborted
         config = uvicorn.Config(
-            application(api, routers, keys), http="h11", ws="none",
+            application(api, routers, keys, patience), http=Connection, ws="none",
+            timeout_keep_alive=patience,
             lifespan="on", log_config=None, access_log=False, server_header=False,
             proxy_headers=False, timeout_graceful_shutdown=1,
             limit_concurrency=CONNECTIONS + 1,

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from batch import Request
 from command.checks import UserError, shown
 from loop import Loop
+from more.simulate import CostExecutor
 from more.web.runner import LAST_RESORT, Engine, take_over, why
 from scheduler import make_scheduler
-from simulate import CostExecutor
 
 LONGEST_PROMPT, OUTPUT = 600, 6  # tokens
 MOST_STEPS = 20_000

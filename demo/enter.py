@@ -7,6 +7,6 @@ belong to another clone. So the root comes first.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import command.enter  # noqa: F401

@@ -1,7 +1,7 @@
-"""Trains the demo model on the documentation that ships inside Python (more/demo/README.md).
+"""Trains the demo model on the documentation that ships inside Python (demo/README.md).
 
-python more/demo/train.py                # 25 minutes on a laptop's CPU, writes more/demo/
-python more/demo/train.py --seconds 120 --out /tmp/demo
+python demo/train.py                # 25 minutes on a laptop's CPU, writes demo/
+python demo/train.py --seconds 120 --out /tmp/demo
 """
 
 import command.first  # before torch  # noqa: F401
@@ -20,8 +20,8 @@ from command.checks import UserError
 from command.cli import run_main, write_file
 from command.flags import Flag, Parser
 from configs import MODELS
+from demo.corpus import documents, split, train_tokenizer
 from model import Transformer
-from more.demo.corpus import documents, split, train_tokenizer
 from more.loading.checkpoint import load_weights, save
 from more.loading.files import DEMO
 from more.loading.load import random_weights
@@ -81,7 +81,7 @@ def train_step(
 FLAGS = {
     "seconds": Flag("how long to train, in s; 1500 are 25 minutes", 1500),
     "seed": Flag(default=0),
-    "out": Flag("folder of the model", DEMO, shown="more/demo/"),
+    "out": Flag("folder of the model", DEMO, shown="demo/"),
 }
 
 
