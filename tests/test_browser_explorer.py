@@ -214,7 +214,7 @@ def test_a_keyboard_and_a_pointer_go_through_the_iterations(server: str, opened:
     box, side = canvas.bounding_box(), explorer.schedule({})["sides"]
     end = max(each["t"] + each["seconds"] for own in side for each in own["iterations"])
     each = side[0]["iterations"][20]
-    across = (each["t"] + each["seconds"] / 2) / end * (box["width"] - 66)
+    across = (each["t"] + each["seconds"] / 2) / end * (box["width"] - 68)
     page.mouse.move(box["x"] + 58 + across, box["y"] + 60)
     assert page.inner_text("#side-0 .step").startswith("Iteration 20 at ")
 
@@ -228,7 +228,7 @@ def test_all_words_can_be_read_on_a_projector(
     for summary in page.locator("summary").all():
         summary.click()
     assert serious(page) == [] and page.evaluate(SMALLEST_LETTER) >= SMALLEST
-    script = (bundle.STATIC / "explore_draw.js").read_text(encoding="utf-8")
+    script = (bundle.STATIC / "draw.js").read_text(encoding="utf-8")
     assert {int(each) for each in re.findall(r"(\d+)px", script)} == {SMALLEST}, "in the pictures"
 
 

@@ -1,0 +1,46 @@
+// What both pages do: ask the server that gave them, and say what is wrong.
+
+import { get, Problem } from "./dom.js";
+
+const KEY = "nano-sarathi-key"; // given once, it opens both pages
+
+export const clock = () => performance.now() / 1000; // s
+export const rest = (time) => new Promise((done) => setTimeout(done, time * 1000));
+
+// An answer of the server. A Problem, if it refuses or is not there.
+export async function call(path, body, signal) {
+  const headers = { "Content-Type": "application/json" };
+  const key = sessionStorage.getItem(KEY);
+  if (key) headers.Authorization = `Bearer ${key}`;
+  const asked = { method: body ? "POST" : "GET", headers, signal, body: body && JSON.stringify(body) };
+  const answer = await fetch(path, asked).catch(() => {
+    throw new Problem("The server does not answer.");
+  });
+  if (answer.ok) return answer;
+  if (answer.status === 401) get("key-box").hidden = false;
+  const said = await answer.json().catch(() => ({}));
+  throw new Problem(said.error?.message ?? `The server says ${answer.status}.`);
+}
+
+// Show a problem, or that there is none any more.
+export function complain(text = "") {
+  get("problem").textContent = text;
+  get("problem").hidden = !text;
+}
+
+// A key that the reader gives is kept; `then` hears that there is one.
+export function onKey(then) {
+  get("key-box").onsubmit = (event) => {
+    event.preventDefault();
+    sessionStorage.setItem(KEY, get("key").value);
+    get("key").value = "";
+    get("key-box").hidden = true;
+    then();
+  };
+}
+
+// A page that becomes dark, light or wider is drawn again.
+export function onLook(draw) {
+  window.addEventListener("resize", draw);
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+}
