@@ -303,6 +303,8 @@ def test_a_pasted_policy_runs_beside_ours(own: None) -> None:
     assert explorer.load_own(OWN.replace('"mine"', '"other"')) == ["other"]
     assert "mine" not in POLICIES
     assert "unknown policy 'mine'" in schedule({"right": "mine"})["notes"][0]
+    question = json.dumps({"call": "schedule", "state": {"right": "mine"}, "own": OWN})
+    assert json.loads(answer(question, explorer.IN_BROWSER))["sides"][1]["policy"] == "mine"
 
 
 @pytest.mark.parametrize(
@@ -317,7 +319,7 @@ def test_a_pasted_policy_runs_beside_ours(own: None) -> None:
     ],
 )
 def test_an_error_of_a_pasted_policy_names_its_line(own: None, text: str, said: str) -> None:
-    question = json.dumps({"call": "own", "code": text})
+    question = json.dumps({"call": "own", "own": text})
     found = json.loads(answer(question, explorer.IN_BROWSER))
     if "error" not in found:
         left, found = schedule({"right": found["names"][0]})["sides"]
@@ -433,7 +435,8 @@ def test_the_server_answers_as_the_browser_but_runs_no_policy(
         {"call": "gain_points", "state": {"P": 5}},
         {"call": 7},
         {},
-        {"call": "own", "code": f"open({str(mark)!r}, 'w')"},
+        {"call": "schedule", "state": {}, "own": f"open({str(mark)!r}, 'w')"},
+        {"call": "own", "own": f"open({str(mark)!r}, 'w')"},
     ):
         data = json.dumps(question)
         kind = {"content-type": "application/json"}

@@ -363,9 +363,8 @@ function drawRows(picture, schedule, seen) {
   const most = Math.max(schedule.state.budget ?? 0, ...seen.map(({ rows }) => rows), 8);
   picture.beginValues(0, 1.35 * most, 8, (value) => whole(Math.round(value)));
   const { y } = picture;
-  let last = -1; // px: the end of the bar before
-  for (const each of columns(seen, 1.5 / picture.perSecond)) {
-    const left = Math.max(x(each.t), last);
+  for (const each of [...seen].sort((a, b) => a.rows - b.rows)) { // of those in one pixel, the highest is seen
+    const left = x(each.t);
     const right = x(each.end);
     const tokens = promptTokens(each);
     const decodes = each.rows - tokens;
@@ -374,7 +373,6 @@ function drawRows(picture, schedule, seen) {
     if (decodes) picture.bar("decode", left, right, foot, picture.bottom - foot);
     if (tokens) picture.bar("prefill", left, right, top, foot - top);
     if (tokens && y(0) - top > 30) picture.label(whole(each.rows), left, right, top + 12);
-    last = right;
   }
   let first = null; // of those with one budget, where the policy keeps one
   for (const each of [...seen, null]) {
@@ -385,20 +383,6 @@ function drawRows(picture, schedule, seen) {
     }
     first = each;
   }
-}
-
-// Iterations, where those within one pixel are one: that with the most rows.
-function columns(seen, thin) {
-  const found = [];
-  for (const each of seen) {
-    const last = found.at(-1);
-    if (last && each.end - last.t < thin) {
-      found[found.length - 1] = { ...(each.rows > last.rows ? each : last), t: last.t, end: each.end };
-    } else {
-      found.push(each);
-    }
-  }
-  return found;
 }
 
 function drawTBT(picture, schedule, seen, now) {

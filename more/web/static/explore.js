@@ -5,15 +5,10 @@
 
 import { get, make, Problem } from "./dom.js";
 import { drawGain, legend, Pictures } from "./draw.js";
-import { call, clock, complain, onKey, onLook, rest } from "./page.js";
+import { call, clock, complain, onKey, onLook, rest, select } from "./page.js";
 import { LIMIT, Python, readManifest } from "./python.js";
 import { many, Schedule, whole } from "./schedule.js";
 
-const GROUPS = { // of the controls
-  "Policies": ["left", "right", "C", "C_right", "B"],
-  "Requests": ["long", "n", "P", "D", "ratio", "spread", "rate", "seed"],
-  "Where": ["model", "gpu", "tp", "software"],
-};
 const KINDS = ["prefill", "decode", "waiting", "stall", "queue"]; // in the legend
 const STEPS = { ArrowRight: 1, ArrowLeft: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity };
 const MOST_TOLD = 4; // chunks of an iteration
@@ -24,7 +19,7 @@ let shown = null; // the last answer that was drawn
 let sides; // the left and the right one
 let schedules; // two Pythons, so that no point of the curve delays a schedule
 let gains;
-let own = ""; // the policies that were pasted, and are loaded
+let own = ""; // the policies that were pasted: Python hears them with each question
 let busy = false; // one question at a time ...
 let wanted = null; // ... and the newest of those that wait
 let turn = 0; // of the gain curve: a newer one ends it
@@ -34,27 +29,6 @@ const fields = {}; // by name: how to show a value
 const digits = (value) => (value >= 100 ? whole(Math.round(value)) : value.toPrecision(3));
 
 // ------------------------------------------------------------------------------------- Python
-
-// Python in this browser. `own` is the pasted text that it has loaded.
-class BrowserPython extends Python {
-  constructor() {
-    super(manifest, location.href, { endless });
-  }
-
-  start() {
-    this.own = "";
-    super.start();
-  }
-
-  async ask(question) {
-    await this.ready;
-    if (this.own !== own && question.call !== "own") {
-      this.own = own;
-      await super.ask({ call: "own", code: own }); // whether it fails has been said before
-    }
-    return super.ask(question);
-  }
-}
 
 // Python on the server that gave this page: it has no worker.
 class ServerPython {
@@ -76,10 +50,10 @@ function endless() {
 
 // The pasted text runs in the browser alone, whatever else the server can do.
 function choosePython() {
-  const kind = own || !manifest.server ? BrowserPython : ServerPython;
+  const kind = own || !manifest.server ? Python : ServerPython;
   if (schedules instanceof kind) return;
   for (const each of [schedules, gains]) each?.end("");
-  schedules = new kind();
+  schedules = new kind(manifest, location.href, { endless });
   gains = kind === ServerPython ? schedules : null; // a worker of its own, when it is needed
 }
 
@@ -94,7 +68,7 @@ async function refresh(ratio = null) {
     const { asked, ratio: x, since } = wanted;
     wanted = null;
     try {
-      const answer = await schedules.ask({ call: "schedule", state: asked, x });
+      const answer = await schedules.ask({ call: "schedule", state: asked, x, own });
       if (!wanted) show(answer, since);
     } catch (error) {
       fail(error);
@@ -262,14 +236,14 @@ async function traceGain(mine) {
   document.body.dataset.gain = "";
   await rest(0.15); // not while a slider moves
   if (mine !== turn) return;
-  gains ??= new BrowserPython();
+  gains ??= new Python(manifest, location.href, { endless });
   try {
-    const { points: all, error } = await gains.ask({ call: "gain_points", state: asked });
+    const { points: all, error } = await gains.ask({ call: "gain_points", state: asked, own });
     if (error) throw new Problem(error);
     redrawGain = () => drawGain(get("gain-canvas"), points, all, now, balance);
     for (const x of all) {
       if (mine !== turn) return;
-      const point = await gains.ask({ call: "gain_point", state: asked, x });
+      const point = await gains.ask({ call: "gain_point", state: asked, x, own });
       if (mine !== turn) return;
       if (point.error) {
         get("gain-now").textContent = `P:D = ${digits(x)}: ${point.error}.`;
@@ -299,26 +273,19 @@ function sayGain(points, now, left, right) {
 
 function addControls() {
   const { controls, ratio } = manifest.page;
-  for (const [title, names] of Object.entries(GROUPS)) {
-    const set = make("fieldset", {}, make("legend", { textContent: title }));
-    for (const name of names) {
-      const control = [...controls, ratio].find((each) => each.name === name);
-      set.append(control.choices ? addChoice(control) : addRange(control));
+  const known = Object.fromEntries([...controls, ratio].map((control) => [control.name, control]));
+  for (const set of document.querySelectorAll("fieldset")) {
+    for (const name of set.dataset.fields.split(" ")) {
+      set.append(known[name].choices ? addChoice(known[name]) : addRange(known[name]));
     }
-    get("controls").append(set);
   }
 }
 
 function addChoice({ name, label, choices }) {
-  const select = make("select", { id: `c-${name}`, name }, ...choices.map((choice) => new Option(choice)));
-  select.onchange = () => change(name, select.value);
-  fields[name] = (value) => {
-    select.value = value;
-    if (select.selectedIndex >= 0) return;
-    select.append(new Option(value)); // such as dynamic:512,256
-    select.value = value;
-  };
-  return make("div", { className: "field wide" }, make("label", { htmlFor: select.id, textContent: label }), select);
+  const list = make("select", { id: `c-${name}`, name }, ...choices.map((choice) => new Option(choice)));
+  list.onchange = () => change(name, list.value);
+  fields[name] = (value) => select(list, value);
+  return make("div", { className: "field wide" }, make("label", { htmlFor: list.id, textContent: label }), list);
 }
 
 // A box for a number, and a slider with stops.
@@ -392,9 +359,8 @@ async function runOwn() {
   try {
     own = code;
     choosePython();
-    const { names, error } = await schedules.ask({ call: "own", code });
+    const { names, error } = await schedules.ask({ call: "own", own });
     if (error) throw new Problem(error);
-    schedules.own = code;
     state = { ...state, right: names[0] };
     setPolicies(names);
     sayOwn(`Runs on the right: ${names[0]}.`);
@@ -403,7 +369,6 @@ async function runOwn() {
     if (!(error instanceof Problem)) throw error;
     sayOwn(error.message, true);
     own = before;
-    schedules.own = null; // Python has forgotten it, too
     choosePython();
   }
 }

@@ -2,7 +2,7 @@
 
 import { get, make, Problem } from "./dom.js";
 import { legend, Pictures } from "./draw.js";
-import { call, clock, complain, onKey, onLook, rest } from "./page.js";
+import { call, clock, complain, onKey, onLook, rest, select } from "./page.js";
 import { ENOUGH, FACTOR, KEPT, LEAST, Schedule, seconds, whole } from "./schedule.js";
 
 const FRAME = 1 / 30; // s between two drawings
@@ -120,9 +120,7 @@ function limit(id, most, usual) {
 
 function showPolicy() {
   const { policy, chunk_size: size } = schedule.state;
-  const known = [...get("policy").options].some(({ value }) => value === policy);
-  if (!known) get("policy").append(new Option(policy)); // one with an option, such as dynamic:512,256
-  get("policy").value = policy;
+  select(get("policy"), policy);
   get("chunk").value = size;
   document.body.dataset.policy = policy;
 }
@@ -268,51 +266,49 @@ get("switch").onsubmit = (event) => {
 
 // ------------------------------------------------------------------------------ the demonstration
 
-let showing = null; // what ends it
+let showing = null; // an AbortController: what ends it
+
+// Wait until something is so, and then for a step.
+async function until(ready, signal) {
+  while (!ready()) {
+    await rest(0.1);
+    signal.throwIfAborted();
+  }
+  await rest(STEP);
+  signal.throwIfAborted();
+}
 
 // The same chats and the same long prompt under one policy after the other. Then the pictures stop.
 async function demonstrate() {
-  const mine = new Problem("stopped");
-  const goOn = () => {
-    if (showing !== mine) throw mine;
-  };
-  const ask = async (path, body) => {
-    const answer = await send(path, body);
-    if (!answer) throw mine;
-    goOn();
-    return answer.json();
-  };
-  const until = async (ready) => {
-    while (!ready()) {
-      await rest(0.1);
-      goOn();
-    }
-    await rest(STEP);
-    goOn();
-  };
-  showing = mine;
+  showing = new AbortController();
+  const { signal } = showing;
+  const prefilled = (id) => schedule.iterations.some(({ chunks }) =>
+    chunks.some(([request, , , , isLast]) => request === id && isLast));
   get("show").dataset.on = true;
+  complain();
   try {
     pause(false);
     zoom(WINDOWS.indexOf(WHOLE) - WINDOWS.indexOf(shown));
     schedule.tallies.clear();
     for (const policy of SHOWN) {
-      await ask("/live/policy", { policy, chunk_size: number("chunk") });
-      await ask("/live/throw", { kind: "chats", count: number("chat-count") });
-      await until(() => schedule.slo !== null);
-      const { ids: [long] } = await ask("/live/throw", { kind: "long", tokens: number("long-tokens") });
-      await until(() => schedule.iterations.some(({ chunks }) =>
-        chunks.some(([id, , , , isLast]) => id === long && isLast)));
+      await call("/live/policy", { policy, chunk_size: number("chunk") }, signal);
+      await call("/live/throw", { kind: "chats", count: number("chat-count") }, signal);
+      await until(() => schedule.slo !== null, signal);
+      const long = await call("/live/throw", { kind: "long", tokens: number("long-tokens") }, signal);
+      const { ids: [id] } = await long.json();
+      await until(() => prefilled(id), signal);
     }
     pause(true);
     schedule.tellAll();
   } catch (error) {
-    if (error !== mine) throw error;
+    if (signal.aborted) return;
+    complain(error.message);
   }
-  if (showing === mine) endShow();
+  endShow();
 }
 
 function endShow() {
+  showing.abort();
   showing = null;
   get("show").dataset.on = false;
   endChats();

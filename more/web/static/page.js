@@ -28,6 +28,12 @@ export function complain(text = "") {
   get("problem").hidden = !text;
 }
 
+// Choose from a list. It takes in what it has not, such as dynamic:512,256.
+export function select(list, value) {
+  list.value = value;
+  if (list.selectedIndex < 0) list.append(new Option(value, value, false, true));
+}
+
 // A key that the reader gives is kept; `then` hears that there is one.
 export function onKey(then) {
   get("key-box").onsubmit = (event) => {

@@ -3,9 +3,6 @@
 
 export const KEPT = 60; // s of history
 const MOST_ENTRIES = 100000; // chunks and decodes kept, however short an iteration is
-const TYPES = [
-  "snapshot", "numbers", "chats", "queued", "started", "iteration", "ended", "preempted", "switched",
-];
 export const ENOUGH = 100; // gaps, before their median sets the SLO
 export const FACTOR = 5; // times the median; Sarathi-Serve's strict SLO is 5 decode iterations
 export const LEAST = 0.05; // s: a shorter pause no reader sees, and a busy machine makes many
@@ -18,6 +15,17 @@ export const whole = (number) => number.toLocaleString("en");
 export const many = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
 // Of an iteration. A chunk: request, lane, first token, tokens, whether it is its prefill's last.
 export const promptTokens = ({ chunks }) => chunks.reduce((sum, [, , , length]) => sum + length, 0);
+
+// A batch in words.
+function contents(batch) {
+  const { chunks } = batch;
+  const decodes = many(batch.decodes.length, "decode");
+  if (!chunks.length) return decodes;
+  const whose = chunks.length > 1 ? `${chunks.length} requests` : `request ${chunks[0][0]}`;
+  const prompts = `${many(promptTokens(batch), "prompt token")} of ${whose}`;
+  return batch.decodes.length ? `${prompts}, and ${decodes}` : `${prompts}, alone`;
+}
+
 const middle = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
 
 export class Schedule {
@@ -69,7 +77,7 @@ export class Schedule {
   }
 
   take(event, now) {
-    if (TYPES.includes(event.type)) this[event.type](event);
+    this[event.type]?.(event); // below, a method for each type that changes the schedule
     if (event.t === undefined) return;
     const end = event.t + (event.seconds ?? 0);
     this.newest = Math.max(this.newest, end);
@@ -202,7 +210,9 @@ export class Schedule {
     tally.longest = Math.max(tally.longest, longest);
     this.tallies.set(`${policy} ${c}`, tally);
     if (!late.length) return;
-    const text = `${many(late.length, "decode")} froze for ${seconds(longest)}: ${this.why(cause, true)}.`;
+    const why = cause.chunks.length ? `a batch held ${contents(cause)}`
+      : `no prompt was in the way; the longest batch took ${seconds(cause.seconds)}`;
+    const text = `${many(late.length, "decode")} froze for ${seconds(longest)}: ${why}.`;
     this.story = { kind: "froze", until: event.end + SAID, text };
   }
 
@@ -215,23 +225,6 @@ export class Schedule {
       if (busy === before ? each.seconds > found.seconds : busy) found = each;
     }
     return found;
-  }
-
-  // In words, what a batch was busy with.
-  why(batch, over) {
-    const { chunks, decodes } = batch;
-    if (!chunks.length) {
-      const long = batch.seconds > this.slo;
-      const what = long ? `a batch of decodes took ${seconds(batch.seconds)}` : "the machine was busy";
-      return `no prompt was in the way; ${what}`;
-    }
-    const [id, , start, , isLast] = chunks[0];
-    const part = start === 0 && isLast ? "the prompt" : "a chunk of the prompt";
-    const several = chunks.length > 1;
-    const what = several ? `the prompts of ${chunks.length} requests` : `${part} of request ${id}`;
-    const now = several ? "run" : "runs";
-    const how = decodes.length ? "in the same batch" : "alone";
-    return `${what} (${whole(promptTokens(batch))} tokens) ${over ? "ran" : now} ${how}`;
   }
 
   // A prefill has ended: if it was cut into chunks and nobody stalled, say so.
@@ -269,25 +262,16 @@ export class Schedule {
     if (waits.length) {
       const longest = Math.max(...waits.map(({ from }) => t - from));
       const who = `${many(waits.length, "decode")} without a token for ${longest.toFixed(1)} s`;
-      return { kind: "freeze", text: `${who}: ${this.why(this.current, false)}.` };
+      return { kind: "freeze", text: `${who}: the batch holds ${contents(this.current)}.` };
     }
     if (this.story && t < this.story.until) return this.story;
     if (!latest || (!this.current && t - latest.end > 1)) {
       const nothing = "Nothing runs. Start some chats, then throw in a long prompt.";
       return { kind: "idle", text: this.state.running ? "The engine is busy." : nothing };
     }
-    const decodes = many(latest.decodes.length, "decode");
-    if (!latest.chunks.length) {
-      return { kind: "decode", text: `${decodes} in each batch: a token each, every ${seconds(this.pace())}.` };
-    }
-    if (latest.decodes.length) {
-      const [[id]] = latest.chunks;
-      const whose = latest.chunks.length > 1 ? `${latest.chunks.length} prompts` : `the prompt of request ${id}`;
-      const what = `${many(promptTokens(latest), "token")} of ${whose}`;
-      return { kind: "hybrid", text: `One batch holds ${what}, and ${decodes}.` };
-    }
-    const why = this.why(latest, false);
-    return { kind: "prefill", text: `${why[0].toUpperCase()}${why.slice(1)}.` };
+    const text = `The batch holds ${contents(latest)}.`;
+    if (latest.chunks.length) return { kind: "prefill", text };
+    return { kind: "decode", text: `${text} Each gets a token every ${seconds(this.pace())}.` };
   }
 
   // The median gap of the last iterations.
