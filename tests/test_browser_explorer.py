@@ -207,7 +207,7 @@ def test_a_keyboard_and_a_pointer_go_through_the_iterations(server: str, opened:
         canvas.press(key)
         said.append(page.inner_text("#side-0 .step"))
     assert said[0].startswith("Iteration 0 at 0.000 s") and said[4] == said[0]
-    assert "160 prompt tokens of request 0 (from token 0)" in said[0]
+    assert said[0].endswith(": 800 prompt tokens of 5 requests, alone.")
     last = len(explorer.schedule({})["sides"][0]["iterations"]) - 1
     assert said[2].startswith(f"Iteration {last} ") and said[3].startswith(f"Iteration {last - 1} ")
     assert "Longest stall" in canvas.get_attribute("aria-label")
@@ -249,10 +249,10 @@ def test_a_pasted_policy_runs_in_the_browser_alone(server: str, opened: Opened) 
     assert page.inner_text("#side-0 .says").startswith("Longest stall"), "the left one is drawn"
     page.fill("#code", code.replace("import Batch", "import Batches"))
     page.click("#run")
-    page.wait_for_selector("#own-says.bad:has-text('your policy, line 1: ImportError')")
+    page.wait_for_selector("#own-says[data-kind=bad]:has-text('your policy, line 1: ImportError')")
     page.fill("#code", code.replace("return super()", "while True: pass\n        return super()"))
     page.click("#run")
-    page.wait_for_selector("#own-says.bad:has-text('10 s without an end, so it was stopped')")
+    page.wait_for_selector("#own-says[data-kind=bad]:has-text('10 s without an end, so it was stopped')")
     page.wait_for_selector("#side-1 code:has-text('sarathi_serve')")
     times = int(number(page, "drawn"))
     page.locator("#c-C").fill("300")

@@ -88,7 +88,7 @@ class Reader:
         self.page = page
 
     def connected(self) -> None:
-        self.page.wait_for_selector('#connection[data-state="on"]')
+        self.page.wait_for_selector('#connection[data-kind="on"]')
 
     def go_to(self, name: str) -> None:
         """Press Tab until the element with this id has the focus."""
@@ -291,7 +291,7 @@ def test_a_server_that_goes_away_and_comes_back(opened: Opened) -> None:
     reader = Reader(opened(served.address))
     reader.connected()
     assert served.stop() == 0
-    reader.page.wait_for_selector('#connection[data-state="off"]')
+    reader.page.wait_for_selector('#connection[data-kind="off"]')
     assert "Not connected" in reader.wait_for("off")
     served = Served(port=int(served.address.rpartition(":")[2]))
     reader.connected()

@@ -22,7 +22,6 @@ const MEANINGS = { // in the order of the legend
   cross: "preempted",
 };
 const FONT = "14px system-ui, sans-serif";
-const BOLD = `600 ${FONT}`;
 const LEFT = 58; // px: margins of a picture
 const RIGHT = 10;
 const BOTTOM = 22; // of the axis of time
@@ -54,12 +53,10 @@ class Picture {
     const { canvas } = this;
     const { width, height } = canvas.getBoundingClientRect();
     const style = getComputedStyle(canvas);
-    this.scale = window.devicePixelRatio || 1;
-    const size = [width, height].map((length) => Math.round(length * this.scale));
-    if (canvas.width !== size[0] || canvas.height !== size[1]) [canvas.width, canvas.height] = size;
+    canvas.width = Math.round(width * window.devicePixelRatio); // this empties it
+    canvas.height = Math.round(height * window.devicePixelRatio);
     this.pen = canvas.getContext("2d");
-    this.pen.setTransform(this.scale, 0, 0, this.scale, 0, 0);
-    this.pen.clearRect(0, 0, width, height);
+    this.pen.scale(window.devicePixelRatio, window.devicePixelRatio);
     this.pen.font = FONT;
     this.pen.textBaseline = "middle";
     this.ink = style.color;
@@ -118,44 +115,42 @@ class Picture {
     this.pen.fillRect(left, top, wide, high);
   }
 
+  frame(left, right, top, bottom, wide, colour = this.ink) {
+    this.pen.strokeStyle = colour;
+    this.pen.lineWidth = wide;
+    this.pen.strokeRect(left, top, right - left, bottom - top);
+  }
+
   write(text, x, y, align = "left", colour = this.ink) {
     this.pen.fillStyle = colour;
     this.pen.textAlign = align;
     this.pen.fillText(text, x, y);
   }
 
+  // A text in a box, from `left` on.
+  box(text, left, middle, paper = this.paper, ink = this.ink) {
+    this.fill(paper, left - 2, middle - 8, this.pen.measureText(text).width + 4, 16);
+    this.write(text, left, middle + 0.5, "left", ink);
+  }
+
   // A text in a white box between left and right, if it fits there.
-  label(text, left, right, middle, font = FONT) {
-    this.pen.font = font;
-    const wide = this.pen.measureText(text).width;
-    const centre = (left + right) / 2;
-    if (wide + 4 <= right - left) {
-      this.fill("#FFFFFF", centre - wide / 2 - 2, middle - 8, wide + 4, 16);
-      this.write(text, centre, middle + 0.5, "center", "#000000");
-    }
-    this.pen.font = FONT;
+  label(text, left, right, middle) {
+    const spare = right - left - this.pen.measureText(text).width;
+    if (spare >= 4) this.box(text, left + spare / 2, middle, "#FFFFFF", "#000000");
   }
 
   // A dashed line down from the row at `y`, with its name beside it, if that ends before `limit`.
   mark(x, text, y = 0, limit = Infinity) {
     this.line(x, y, x, this.bottom, this.ink, 2, [6, 4]);
     const wide = this.pen.measureText(text).width + 8;
-    if (x + wide > limit) return;
-    const left = x + wide > this.right ? x - wide - 3 : x + 3;
-    this.fill(this.paper, left, y, wide, ROW);
-    this.write(text, left + 4, y + ROW / 2);
+    if (x + wide <= limit) this.box(text, x + wide > this.right ? x - wide : x + 6, y + ROW / 2);
   }
 
   // A dashed bound at `y`, with its name above it.
   bound(left, right, y, text) {
     this.line(left, y, right, y, this.ink, 2, [8, 4]);
-    this.pen.font = BOLD;
-    const wide = text ? this.pen.measureText(text).width + 6 : 0;
-    const start = Math.min(left + 4, this.right - wide);
-    const middle = y > 22 ? y - 10 : y + 11;
-    this.fill(this.paper, start, middle - 8, wide, 16);
-    this.write(text, start + 3, middle);
-    this.pen.font = FONT;
+    const last = this.right - this.pen.measureText(text).width - 2; // for a name that is still seen
+    if (text) this.box(text, Math.min(left + 6, last), y > 22 ? y - 10 : y + 11);
   }
 
   bar(kind, left, right, top, high) {
@@ -163,31 +158,12 @@ class Picture {
     const chunk = kind === "prefill";
     const least = chunk && !(this.perSecond < CROWDED) ? LEAST_CHUNK : 1;
     const wide = Math.max(right - left, least);
-    this.fill(chunk && wide >= APART ? this.hatch() : colour, left, top, wide, high);
+    this.fill(chunk && wide >= APART ? HATCH : colour, left, top, wide, high);
     if (chunk && wide >= APART) {
-      this.pen.strokeStyle = edge;
-      this.pen.lineWidth = 1;
-      this.pen.strokeRect(left + 0.5, top + 0.5, wide - 1, high - 1);
+      this.frame(left + 0.5, left + wide - 0.5, top + 0.5, top + high - 0.5, 1, edge);
     } else if (chunk && wide >= LEAST_CHUNK || kind === "decode" && wide >= APART) {
       this.fill(edge ?? this.paper, left + wide - 1, top, 1, high);
     }
-  }
-
-  // The hatch of prefills, as a colour to fill with.
-  hatch() {
-    if (this.hatched?.scale === this.scale) return this.hatched.pattern;
-    const size = Math.round(TILE * this.scale);
-    const tile = new Picture(make("canvas", { width: size, height: size }));
-    tile.pen = tile.canvas.getContext("2d");
-    tile.pen.scale(size / TILE, size / TILE);
-    tile.fill(LOOKS.prefill.colour, 0, 0, TILE, TILE);
-    for (const shift of [-TILE, 0, TILE]) {
-      tile.line(shift, TILE, shift + TILE, 0, LOOKS.prefill.edge, 0.8);
-    }
-    const pattern = this.pen.createPattern(tile.canvas, "repeat");
-    pattern.setTransform(new DOMMatrix().scale(TILE / size));
-    this.hatched = { scale: this.scale, pattern };
-    return pattern;
   }
 
   // How many requests wait: steps above `base`, the highest with its number, if that fits.
@@ -233,6 +209,22 @@ class Picture {
   }
 }
 
+// The hatch of prefills, as a colour to fill with. It is drawn at four times its size, to be sharp.
+function hatch() {
+  const tile = new Picture(make("canvas", { width: 4 * TILE, height: 4 * TILE }));
+  tile.pen = tile.canvas.getContext("2d");
+  tile.pen.scale(4, 4);
+  tile.fill(LOOKS.prefill.colour, 0, 0, TILE, TILE);
+  for (const shift of [-TILE, 0, TILE]) {
+    tile.line(shift, TILE, shift + TILE, 0, LOOKS.prefill.edge, 0.8);
+  }
+  const pattern = tile.pen.createPattern(tile.canvas, "repeat");
+  pattern.setTransform(new DOMMatrix().scale(1 / 4));
+  return pattern;
+}
+
+const HATCH = hatch();
+
 // A Schedule on one axis of time: its lanes; and below them, where there are canvases for that,
 // the rows of its batches and the gaps between tokens.
 export class Pictures {
@@ -253,13 +245,7 @@ export class Pictures {
     }
     this.lanes.beginTime(from, to);
     drawLanes(this.lanes, schedule, seen, now);
-    if (chosen) {
-      const { pen, ink, bottom } = this.lanes;
-      const left = this.lanes.x(chosen.t);
-      pen.strokeStyle = ink;
-      pen.lineWidth = 2;
-      pen.strokeRect(left, TOP, Math.max(2, this.lanes.x(chosen.end) - left), bottom - TOP);
-    }
+    if (chosen) this.lanes.frame(this.lanes.x(chosen.t), this.lanes.x(chosen.end), TOP, this.lanes.bottom, 2);
     if (!this.rows) return;
     this.rows.beginTime(from, to, 4);
     drawRows(this.rows, schedule, seen);
@@ -345,7 +331,7 @@ function drawStall(picture, from, to, top, middle) {
   picture.pen.globalAlpha = 1;
   if (right - left < 20) return;
   picture.sign(left + 10, middle, 8);
-  picture.label(seconds(to - from), left + 18, right, middle, BOLD);
+  picture.label(seconds(to - from), left + 18, right, middle);
 }
 
 // A request's number, and what it is called, above its place in the lane.
@@ -423,9 +409,7 @@ export function drawGain(canvas, points, all, now, balance) {
   const gains = points.map(({ gain }) => gain);
   const least = Math.min(0.8, ...gains.map((gain) => gain - 0.05));
   const most = Math.max(1.3, ...gains.map((gain) => gain + 0.05));
-  const tens = [0.01, 0.1, 1, 10, 100, 1000, 10000, 100000];
-  for (const ratio of tens.flatMap((ten) => [ten, 2 * ten, 5 * ten])) {
-    if (ratio < low || ratio > high) continue;
+  for (let ratio = round(low); ratio <= high; ratio = round(1.5 * ratio)) {
     picture.line(x(ratio), TOP, x(ratio), picture.bottom, picture.grid);
     picture.write(`${Number(ratio.toPrecision(1))}`, x(ratio), picture.bottom + ROW / 2, "center");
   }
@@ -447,13 +431,11 @@ export function drawGain(canvas, points, all, now, balance) {
 
 // The legend, drawn as the pictures are. kinds: of MEANINGS; slo: in seconds, where it is fixed.
 export function legend(list, kinds = Object.keys(MEANINGS), slo = null) {
-  list.replaceChildren(...kinds.map((kind) => {
-    const canvas = make("canvas", { className: "key" });
+  list.replaceChildren();
+  for (const kind of kinds) {
     const meaning = kind === "stall" && slo ? `${MEANINGS.stall}, ${seconds(slo)}` : MEANINGS[kind];
-    return make("li", {}, canvas, meaning);
-  }));
-  kinds.forEach((kind, i) => {
-    const picture = new Picture(list.children[i].firstChild);
+    const picture = new Picture(make("canvas", { className: "key" }));
+    list.append(make("li", {}, picture.canvas, meaning));
     picture.begin(0);
     picture.x = (px) => px;
     if (kind === "cross") {
@@ -467,5 +449,5 @@ export function legend(list, kinds = Object.keys(MEANINGS), slo = null) {
       picture.bar(kind, 1, 33, (1 - high) * 22, (high - low) * 22);
       if (kind === "stall") picture.sign(17, 9, 8);
     }
-  });
+  }
 }

@@ -5,13 +5,12 @@
 
 import { get, make, Problem } from "./dom.js";
 import { drawGain, legend, Pictures } from "./draw.js";
-import { call, clock, complain, onKey, onLook, rest, select } from "./page.js";
+import { call, complain, onKey, onLook, rest, select, tell } from "./page.js";
 import { LIMIT, Python, readManifest } from "./python.js";
-import { many, Schedule, whole } from "./schedule.js";
+import { contents, Schedule, whole } from "./schedule.js";
 
 const KINDS = ["prefill", "decode", "waiting", "stall", "queue"]; // in the legend
 const STEPS = { ArrowRight: 1, ArrowLeft: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity };
-const MOST_TOLD = 4; // chunks of an iteration
 
 let manifest; // of more/web/bundle.py
 let state = {}; // what is asked for
@@ -32,7 +31,6 @@ const digits = (value) => (value >= 100 ? whole(Math.round(value)) : value.toPre
 
 // Python on the server that gave this page: it has no worker.
 class ServerPython {
-  loaded = true;
   name = Promise.resolve("Python on the server");
 
   end() {}
@@ -61,15 +59,15 @@ function choosePython() {
 
 // Ask for a schedule; while one is on its way, only the newest question waits.
 async function refresh(ratio = null) {
-  wanted = { asked: { ...state }, ratio, since: schedules.loaded ? clock() : null };
+  wanted = { call: "schedule", state, x: ratio, own };
   if (busy) return;
   busy = true;
   while (wanted) {
-    const { asked, ratio: x, since } = wanted;
+    const question = wanted;
     wanted = null;
     try {
-      const answer = await schedules.ask({ call: "schedule", state: asked, x, own });
-      if (!wanted) show(answer, since);
+      const answer = await schedules.ask(question);
+      if (!wanted) show(answer);
     } catch (error) {
       fail(error);
     }
@@ -81,7 +79,7 @@ function fail(error) {
   if (!(error instanceof Problem)) throw error;
   if (error.message) complain(error.message); // without one, it was ended on purpose
   if (!own || error.message !== endless()) return;
-  sayOwn(endless(), true); // a policy that never ends is not tried again
+  tell("own-says", endless(), "bad"); // a policy that never ends is not tried again
   own = "";
   const { left, right } = manifest.page.defaults;
   state = { ...state, left, right };
@@ -98,7 +96,7 @@ function change(name, value) {
 
 // --------------------------------------------------------------------------------- the answer
 
-function show(answer, since) {
+function show(answer) {
   complain(answer.error);
   if (!answer.state) return;
   state = answer.state;
@@ -112,19 +110,9 @@ function show(answer, since) {
   if (answer.error) return;
   shown = answer;
   draw();
-  const { dataset } = document.body;
-  if (since !== null) dataset.redraw = (1000 * (clock() - since)).toFixed(0);
-  dataset.drawn = Number(dataset.drawn ?? 0) + 1;
-  about(dataset.redraw);
+  document.body.dataset.drawn = Number(document.body.dataset.drawn ?? 0) + 1;
+  schedules.name.then((name) => tell("status", `${name}. Move a slider: both are drawn again.`));
   traceGain(turn);
-}
-
-async function about(redraw) {
-  const where = await schedules.name;
-  get("status").className = "";
-  get("status").textContent = "Move a slider: both are drawn again.";
-  get("about").textContent = "Predicted by the repository's own scheduler.py and costmodel.py, unchanged, for " +
-    `${state.model} on ${state.tp} × ${state.gpu}. ${where}${redraw ? `; drawn in ${redraw} ms` : ""}.`;
 }
 
 function draw() {
@@ -141,7 +129,6 @@ function named({ left, right, C, C_right: other }, number) {
   return other && other !== C ? `${policy}, C = ${number ? other : C}` : policy;
 }
 
-const called = (request) => (state.long && request === state.n ? "the long prompt" : `request ${request}`);
 const together = (text) => text.replace(/(\d) (m?s)\b/g, "$1\u00a0$2"); // no line ends before a unit
 
 // The left schedule or the right one: what is said of it, its picture, its numbers.
@@ -182,8 +169,7 @@ class Side {
     this.schedule = new Schedule({ iterations, places, stalls, queue, marks, newest: end, state: all });
     const [first, ...rest] = says.map(together);
     this.says.replaceChildren(make(stalls.length ? "b" : "span", { textContent: first }), ` ${rest.join(" ")}`);
-    const keys = "Arrow keys go through the iterations.";
-    this.canvas.setAttribute("aria-label", `Schedule under ${policy}. ${says.join(" ")} ${keys}`);
+    this.canvas.ariaLabel = `Schedule under ${policy}. ${says.join(" ")} Arrow keys go through the iterations.`;
     this.choose(null);
     this.numbers.replaceChildren(...Object.entries(manifest.page.numbers).map(([name, [title, unit, factor]]) => {
       const value = numbers[name];
@@ -205,15 +191,9 @@ class Side {
     this.chosen = step === null ? null : Math.min(Math.max(step, 0), iterations.length - 1);
     const iteration = iterations[this.chosen];
     this.pictures.draw(this.schedule, 0, this.end, this.end, iteration);
-    this.step.textContent = iteration ? this.tell(iteration) : "";
-  }
-
-  tell({ t, seconds, chunks, decodes }) {
-    const parts = chunks.slice(0, MOST_TOLD).map(([request, , first, tokens]) =>
-      `${tokens} prompt tokens of ${called(request)} (from token ${first})`);
-    if (chunks.length > MOST_TOLD) parts.push(many(chunks.length - MOST_TOLD, "more chunk"));
-    if (decodes.length) parts.push(many(decodes.length, "decode"));
-    return `Iteration ${this.chosen} at ${t.toFixed(3)} s, ${(1000 * seconds).toFixed(1)} ms: ${parts.join(", ")}.`;
+    const { t, seconds } = iteration ?? {};
+    this.step.textContent = iteration ? `Iteration ${this.chosen} at ${t.toFixed(3)} s, ` +
+      `${(1000 * seconds).toFixed(1)} ms: ${contents(iteration)}.` : "";
   }
 }
 
@@ -221,18 +201,11 @@ class Side {
 
 // One point after the other, until a newer schedule is shown.
 async function traceGain(mine) {
-  const asked = { ...state };
-  const { balance } = shown;
-  const now = state.P / state.D;
+  const { balance, state: asked } = shown;
+  const now = asked.P / asked.D;
   const points = [];
-  const [left, right] = [0, 1].map((number) => named(asked, number));
-  get("gain-title").textContent = `What ${right} gains over ${left}, by P:D`;
-  get("gain-text").textContent = `Throughput of the right over the left in a steady state: always ${asked.B} requests` +
-    ` at once, each of ${whole(asked.P + asked.D)} tokens, as in SARATHI's Fig 9. Predicted.`;
-  get("gain-left").textContent = `${left}, tokens/s`;
-  get("gain-right").textContent = `${right}, tokens/s`;
   get("gain-rows").replaceChildren();
-  get("gain-now").textContent = "";
+  tell("gain-now", "");
   document.body.dataset.gain = "";
   await rest(0.15); // not while a slider moves
   if (mine !== turn) return;
@@ -246,7 +219,7 @@ async function traceGain(mine) {
       const point = await gains.ask({ call: "gain_point", state: asked, x, own });
       if (mine !== turn) return;
       if (point.error) {
-        get("gain-now").textContent = `P:D = ${digits(x)}: ${point.error}.`;
+        tell("gain-now", `P:D = ${digits(x)}: ${point.error}.`);
         continue;
       }
       points.push(point);
@@ -254,19 +227,18 @@ async function traceGain(mine) {
       const cells = [digits(point.x), point.P, point.D, digits(point.left), digits(point.right), point.gain.toFixed(3)];
       get("gain-rows").append(make("tr", {}, ...cells.map((textContent) => make("td", { textContent }))));
     }
-    if (points.length) get("gain-now").textContent = sayGain(points, now, left, right);
+    if (points.length) tell("gain-now", sayGain(points, now));
     document.body.dataset.gain = points.length;
   } catch (error) {
     if (mine === turn) fail(error);
   }
 }
 
-function sayGain(points, now, left, right) {
+function sayGain(points, now) {
   const best = points.reduce((a, b) => (b.gain > a.gain ? b : a));
   const here = points.find(({ x }) => Math.abs(x / now - 1) < 1e-9);
   const most = `The highest gain is ${best.gain.toFixed(2)}, at P:D = ${digits(best.x)}.`;
-  return here ? `With an endless queue of equal requests, at this P:D of ${digits(now)}, ${right} has ` +
-    `${here.gain.toFixed(2)} times the throughput of ${left}. ${most}` : most;
+  return here ? `At this P:D of ${digits(now)}, the gain is ${here.gain.toFixed(2)}. ${most}` : most;
 }
 
 // ----------------------------------------------------------------------------------- controls
@@ -327,7 +299,7 @@ function addRest() {
   get("code").oninput = () => sessionStorage.setItem("own", get("code").value);
   get("run").onclick = runOwn;
   get("copy").onclick = copyLink;
-  get("link").onblur = () => (get("copied").textContent = "");
+  get("link").onblur = () => tell("copied", "");
   get("controls").onsubmit = (event) => event.preventDefault();
   window.onhashchange = fromLink;
   onKey(refresh);
@@ -344,18 +316,13 @@ async function copyLink() {
   link.select();
   const copying = navigator.clipboard?.writeText(link.value); // there is none over plain HTTP
   const copied = await copying?.then(() => true, () => false);
-  get("copied").textContent = copied ? "Copied" : "Link selected: press Ctrl-C or Cmd-C";
-}
-
-function sayOwn(text, bad = false) {
-  get("own-says").textContent = text;
-  get("own-says").className = bad ? "bad" : "";
+  tell("copied", copied ? "Copied" : "Link selected: press Ctrl-C or Cmd-C");
 }
 
 async function runOwn() {
   const code = get("code").value;
   const before = own;
-  sayOwn("Python is loading ...");
+  tell("own-says", "Python is loading ...");
   try {
     own = code;
     choosePython();
@@ -363,11 +330,11 @@ async function runOwn() {
     if (error) throw new Problem(error);
     state = { ...state, right: names[0] };
     setPolicies(names);
-    sayOwn(`Runs on the right: ${names[0]}.`);
+    tell("own-says", `Runs on the right: ${names[0]}.`);
     refresh();
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
-    sayOwn(error.message, true);
+    tell("own-says", error.message, "bad");
     own = before;
     choosePython();
   }
@@ -381,8 +348,7 @@ function fromLink() {
 }
 
 async function start() {
-  get("status").className = "";
-  get("status").textContent = "Python is loading; the sliders work in a moment.";
+  tell("status", "Python is loading; the sliders work in a moment.");
   manifest = await readManifest("python -m more.web.bundle");
   if (!manifest) return;
   document.querySelector("main").hidden = false;

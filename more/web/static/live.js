@@ -2,7 +2,7 @@
 
 import { get, make, Problem } from "./dom.js";
 import { legend, Pictures } from "./draw.js";
-import { call, clock, complain, onKey, onLook, rest, select } from "./page.js";
+import { call, clock, complain, onKey, onLook, rest, select, tell } from "./page.js";
 import { ENOUGH, FACTOR, KEPT, LEAST, Schedule, seconds, whole } from "./schedule.js";
 
 const FRAME = 1 / 30; // s between two drawings
@@ -62,7 +62,7 @@ async function watch() {
       why = error instanceof Problem ? ` ${error.message}` : "";
     }
     clearTimeout(timer);
-    connected(false, `Disconnected.${why} Trying again ...`);
+    tell("connection", `Disconnected.${why} Trying again ...`, "off");
     await Promise.race([rest(wait), new Promise((done) => (tryNow = done))]);
   }
 }
@@ -87,19 +87,12 @@ async function send(path, body) {
 
 // ------------------------------------------------------------------------------ what is said
 
-function connected(yes, text) {
-  get("connection").dataset.state = yes ? "on" : "off";
-  get("connection").textContent = text;
-}
-
 function introduce({ description, priced, guess, policies, longest, long, most, max_batch_size: slots, max_length: length }) {
-  connected(true, "Connected");
-  get("source").textContent = priced ? "predicted" : "measured";
-  get("source").dataset.priced = priced;
-  const predicted = `${description.split(",")[0]}: the cost model's times, in real time. No model runs here.`;
-  const note = guess ? ` Note: ${guess}.` : "";
-  get("description").textContent = priced ? predicted + note : `${description}: these times are this machine's.`;
-  get("placeholder").hidden = !priced;
+  tell("connection", "Connected", "on");
+  document.body.dataset.priced = priced; // so some words are there, and others are not
+  tell("source", priced ? "predicted" : "measured");
+  tell("description", priced ? description.split(",")[0] : description);
+  tell("guess", guess && `Note: ${guess}.`);
   get("policy").replaceChildren(...policies.map((name) => new Option(name)));
   showPolicy();
   showChats();
@@ -128,24 +121,19 @@ function showPolicy() {
 function showChats() {
   const run = schedule.state.chats > 0;
   get("chats").dataset.on = run;
-  get("chats").textContent = run ? "Stop the chats" : "Start chats";
-}
-
-function show(id, text) {
-  if (get(id).textContent !== text) get(id).textContent = text;
+  tell("chats", run ? "Stop the chats" : "Start chats");
 }
 
 let spoken = { text: "", kind: "", at: -SPOKEN };
 
 function say(now, t) {
-  const off = get("connection").dataset.state === "off";
+  const off = get("connection").dataset.kind === "off";
   const { kind, text } = off ? { kind: "off", text: "Not connected to the engine." } : schedule.sentence(t);
-  get("sentence").dataset.kind = kind;
-  show("sentence", text);
+  tell("sentence", text, kind);
   const news = ["froze", "smooth"].includes(kind) && text !== spoken.text;
   if ((news || kind !== spoken.kind) && now - spoken.at > SPOKEN) {
     spoken = { kind, text, at: now };
-    show("spoken", text);
+    tell("spoken", text);
   }
 }
 
@@ -153,12 +141,12 @@ function showNumbers() {
   const { waiting = 0, running = 0, held = 0, capacity, max_batch_size: slots = 0, policy, budget } = schedule.state;
   const { slo } = schedule;
   const pace = schedule.pace();
-  show("waiting", whole(waiting));
-  show("running", `${whole(running)} of ${slots}`);
-  show("held", whole(held) + (capacity ? ` of ${whole(capacity)}` : ""));
-  show("median", running && pace ? seconds(pace) : "none");
+  tell("waiting", whole(waiting));
+  tell("running", `${whole(running)} of ${slots}`);
+  tell("held", whole(held) + (capacity ? ` of ${whole(capacity)}` : ""));
+  tell("median", running && pace ? seconds(pace) : "none");
   const none = budget === null ? `${policy} takes whole prompts: no token budget` : "";
-  show("budget", budget ? `token budget C = ${budget}` : none);
+  tell("budget", budget ? `token budget C = ${budget}` : none);
   get("slo").placeholder = schedule.median === null ? "" : `${Number((slo * 1000).toPrecision(3))}`;
   const tallies = [...schedule.tallies.values()];
   const text = JSON.stringify([slo === null, tallies]);
@@ -195,7 +183,7 @@ function pause(yes) {
   const t = schedule.time(clock());
   paused = yes ? { still: schedule.still(), end: t, to: t } : null;
   get("pause").dataset.on = yes;
-  get("pause").textContent = yes ? "Go on" : "Pause";
+  tell("pause", yes ? "Go on" : "Pause");
 }
 
 function move(share) {
@@ -209,7 +197,7 @@ function zoom(step, place = 0.5) {
   const next = WINDOWS.indexOf(shown) + step;
   const before = shown;
   shown = WINDOWS[Math.max(0, Math.min(next, WINDOWS.length - 1))];
-  get("seconds").textContent = `${shown} s`;
+  tell("seconds", `${shown} s`);
   if (paused) paused.to = Math.min(paused.to - (1 - place) * (before - shown), paused.end);
 }
 
@@ -351,7 +339,7 @@ async function answerTo(prompt, signal) {
     if (error) throw new Problem(error.message);
     first ??= clock() - begin;
     const [{ text, delta, finish_reason: why }] = choices;
-    get("text").textContent = (get("text").textContent + (text ?? delta.content ?? "")).slice(-MOST_TEXT);
+    tell("text", (get("text").textContent + (text ?? delta.content ?? "")).slice(-MOST_TEXT));
     reason = why ?? reason;
   }
   if (!reason) throw new Problem("The server ended before the text did.");
@@ -364,20 +352,20 @@ get("ask").onsubmit = async (event) => {
   event.preventDefault();
   if (asking) return;
   ask(new AbortController());
-  get("text").textContent = "";
-  get("asked").textContent = "Sent.";
+  tell("text", "");
+  tell("asked", "Sent.");
   try {
-    get("asked").textContent = await answerTo(get("prompt").value, asking.signal);
+    tell("asked", await answerTo(get("prompt").value, asking.signal));
   } catch (error) {
     const why = error instanceof Problem ? error.message : "The server does not answer.";
-    get("asked").textContent = asking.signal.aborted ? "Stopped." : why;
+    tell("asked", asking.signal.aborted ? "Stopped." : why);
   }
   ask(null);
 };
 get("stop").onclick = () => asking?.abort();
 
-get("slo-note").textContent = "A stall is a gap between two tokens above the SLO. Without yours, " +
-  `the SLO is ${FACTOR} times the median of the first ${ENOUGH} gaps, ${seconds(LEAST)} at least.`;
+tell("slo-note", "A stall is a gap between two tokens above the SLO. Without yours, the SLO is " +
+  `${FACTOR} times the median of the first ${ENOUGH} gaps, ${seconds(LEAST)} at least.`);
 const drawLegend = () => legend(get("legend"));
 onKey(() => tryNow());
 onLook(drawLegend);

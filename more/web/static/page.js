@@ -22,6 +22,13 @@ export async function call(path, body, signal) {
   throw new Problem(said.error?.message ?? `The server says ${answer.status}.`);
 }
 
+// Write a text into an element, and what kind of text it is, for its looks.
+export function tell(id, text, kind = "") {
+  const element = get(id);
+  if (element.textContent !== text) element.textContent = text;
+  element.dataset.kind = kind;
+}
+
 // Show a problem, or that there is none any more.
 export function complain(text = "") {
   get("problem").textContent = text;

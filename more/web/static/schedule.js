@@ -17,7 +17,7 @@ export const many = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" 
 export const promptTokens = ({ chunks }) => chunks.reduce((sum, [, , , length]) => sum + length, 0);
 
 // A batch in words.
-function contents(batch) {
+export function contents(batch) {
   const { chunks } = batch;
   const decodes = many(batch.decodes.length, "decode");
   if (!chunks.length) return decodes;
@@ -216,13 +216,11 @@ export class Schedule {
     this.story = { kind: "froze", until: event.end + SAID, text };
   }
 
-  // The longest iteration of the gap from `since` to the end of `last`; one with chunks, if any.
+  // The longest iteration of the gap from `since` to the end of `last`.
   causeOf(since, last) {
     let found = last;
-    for (let i = this.iterations.lastIndexOf(last); this.iterations[i]?.end > since; i--) {
-      const each = this.iterations[i];
-      const [busy, before] = [each, found].map(({ chunks }) => chunks.length > 0);
-      if (busy === before ? each.seconds > found.seconds : busy) found = each;
+    for (let i = this.iterations.lastIndexOf(last); this.iterations[i]?.end > since; i -= 1) {
+      if (this.iterations[i].seconds > found.seconds) found = this.iterations[i];
     }
     return found;
   }
