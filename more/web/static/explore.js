@@ -135,11 +135,9 @@ const together = (text) => text.replace(/(\d) (m?s)\b/g, "$1\u00a0$2"); // no li
 class Side {
   constructor(number) {
     this.number = number;
-    this.heading = make("h2");
-    this.says = make("p", { className: "says" });
-    this.canvas = make("canvas", { tabIndex: 0, role: "img" });
-    this.step = make("p", { className: "step", ariaLive: "polite" });
-    this.numbers = make("dl");
+    const parts = ["code", ".says", "canvas", ".step", "dl"];
+    const article = get(`side-${number}`);
+    [this.name, this.says, this.canvas, this.step, this.numbers] = parts.map((part) => article.querySelector(part));
     this.pictures = new Pictures({ lanes: this.canvas });
     this.canvas.onpointermove = ({ offsetX }) => this.point(this.pictures.share(offsetX) * this.end);
     this.canvas.onpointerleave = () => this.choose(null);
@@ -149,14 +147,13 @@ class Side {
       event.preventDefault();
       this.choose((this.chosen ?? -1) + STEPS[event.key]);
     };
-    get(`side-${number}`).append(this.heading, this.says, this.canvas, this.step, this.numbers);
   }
 
   // answer: of explorer.py; end: of the axis of time, in seconds.
   show(answer, end) {
     const { policy, error, says = [], iterations = [], places, stalls, queue, numbers } = answer;
     this.end = end;
-    this.heading.replaceChildren(this.number ? "right: " : "left: ", make("code", { textContent: named(shown.state, this.number) }));
+    this.name.textContent = named(shown.state, this.number);
     this.canvas.hidden = Boolean(error);
     this.numbers.hidden = Boolean(error);
     this.schedule = null;
@@ -173,9 +170,9 @@ class Side {
     this.choose(null);
     this.numbers.replaceChildren(...Object.entries(manifest.page.numbers).map(([name, [title, unit, factor]]) => {
       const value = numbers[name];
-      const shown = value === null ? ["none"] : [digits(value * factor), " ", make("small", { textContent: unit })];
       const className = name === "longest_stall" && value !== null ? "alarm" : "";
-      return make("div", {}, make("dt", { textContent: title }), make("dd", { className }, ...shown));
+      const words = value === null ? ["none"] : [digits(value * factor), " ", make("small", { textContent: unit })];
+      return make("div", {}, make("dt", { textContent: title }), make("dd", { className }, ...words));
     }));
   }
 

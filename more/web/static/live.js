@@ -107,7 +107,7 @@ function introduce({ description, priced, guess, policies, longest, long, most, 
 function limit(id, most, usual) {
   const input = get(id);
   input.max = most;
-  if (usual && !input.dataset.own) input.value = usual;
+  if (usual && input.value === input.defaultValue) input.value = usual;
   if (input.valueAsNumber > most) input.value = most;
 }
 
@@ -240,9 +240,6 @@ function throwIn(kind, name, id) {
 const chat = () => throwIn("chats", "count", "chat-count");
 const endChats = () => send("/live/throw", { kind: "chats", count: 0 });
 
-for (const id of ["chat-count", "long-tokens", "burst-count"]) {
-  get(id).addEventListener("change", () => (get(id).dataset.own = "yes"));
-}
 get("chats").onclick = () => (schedule.state.chats ? endChats() : chat());
 get("chat-count").onchange = () => schedule.state.chats && chat();
 get("long").onclick = () => throwIn("long", "tokens", "long-tokens");
