@@ -129,14 +129,14 @@ class Picture {
 
   // A text in a box, from `left` on.
   box(text, left, middle, paper = this.paper, ink = this.ink) {
-    this.fill(paper, left - 2, middle - 8, this.pen.measureText(text).width + 4, 16);
+    this.fill(paper, left - 1, middle - 8, this.pen.measureText(text).width + 2, 16);
     this.write(text, left, middle + 0.5, "left", ink);
   }
 
   // A text in a white box between left and right, if it fits there.
   label(text, left, right, middle) {
     const spare = right - left - this.pen.measureText(text).width;
-    if (spare >= 4) this.box(text, left + spare / 2, middle, "#FFFFFF", "#000000");
+    if (spare >= 2) this.box(text, left + spare / 2, middle, "#FFFFFF", "#000000");
   }
 
   // A dashed line down from the row at `y`, with its name beside it, if that ends before `limit`.
@@ -169,7 +169,8 @@ class Picture {
   // How many requests wait: steps above `base`, the highest with its number, if that fits.
   // queue: [moment, how many from then on]; end: of the last step.
   queue(queue, end, base, high) {
-    const steps = queue.map(([from, count], i) => [this.x(from), this.x(queue[i + 1]?.[0] ?? end), count])
+    const ends = [...queue.slice(1).map(([from]) => from), end];
+    const steps = queue.map(([from, count], i) => [this.x(from), this.x(ends[i]), count])
       .filter(([left, right, count]) => count && right > left);
     if (!steps.length) return;
     const most = Math.max(...steps.map(([, , count]) => count));
@@ -382,6 +383,7 @@ function drawTBT(picture, schedule, seen, now) {
   const most = Math.max(1.15 * longest, 1.4 * slo);
   const [unit, factor] = most < 1 ? ["ms", 1000] : ["s", 1];
   picture.beginValues(0, most, 8, (value) => `${Number((factor * value).toPrecision(3))} ${unit}`);
+  if (slo !== null) picture.bound(LEFT, picture.right, picture.y(slo), `SLO ${seconds(slo)}`);
   const drawn = new Set(); // pixels that have a dot
   for (const [moment, gap] of gaps) {
     const x = picture.x(moment);
@@ -395,7 +397,6 @@ function drawTBT(picture, schedule, seen, now) {
     if (!drawn.has(place)) picture.dot(x, y, 2.5, LOOKS.decode.colour);
     drawn.add(place);
   }
-  if (slo !== null) picture.bound(LEFT, picture.right, picture.y(slo), `SLO ${seconds(slo)}`);
 }
 
 // The gain over P:D. all: where points will be; now: this state's P:D; balance: C/(B-1) - 1, or null.
@@ -418,14 +419,12 @@ export function drawGain(canvas, points, all, now, balance) {
   picture.write("throughput, right / left", 0, ROW / 2);
   picture.write("P:D, prompt tokens per decode", LEFT + room / 2, picture.bottom + 1.6 * ROW, "center");
   if (balance > low && balance < high) picture.mark(x(balance), `C/(B-1) - 1 = ${balance.toFixed(1)}`, ROW);
-  points.forEach((point, i) => {
-    const before = points[Math.max(i - 1, 0)];
-    picture.line(x(before.x), picture.y(before.gain), x(point.x), picture.y(point.gain), LOOKS.decode.colour, 2);
-  });
+  const place = (point) => [x(point.x), picture.y(point.gain)];
+  points.forEach((point, i) => picture.line(...place(points[Math.max(i - 1, 0)]), ...place(point), picture.ink, 2));
   for (const point of points) {
-    const here = Math.abs(point.x / now - 1) < 1e-9;
-    picture.dot(x(point.x), picture.y(point.gain), here ? 8 : 3.5, LOOKS.decode.colour);
-    if (here) picture.dot(x(point.x), picture.y(point.gain), 6, picture.paper);
+    const here = Math.abs(point.x / now - 1) < 1e-9; // a ring
+    picture.dot(...place(point), here ? 8 : 3.5, picture.ink);
+    if (here) picture.dot(...place(point), 6, picture.paper);
   }
 }
 

@@ -41,9 +41,9 @@ class ServerPython {
 }
 
 function endless() {
-  return own
-    ? `Your policy ran for ${LIMIT / 1000} s without an end, so it was stopped. Is there a loop that never ends?`
-    : `This takes more than ${LIMIT / 1000} s, so it was stopped: choose fewer or shorter requests.`;
+  const long = `${LIMIT / 1000} s`;
+  return own ? `Your policy ran for ${long} without an end, so it was stopped. Is there a loop that never ends?`
+    : `This takes more than ${long}, so it was stopped: choose fewer or shorter requests.`;
 }
 
 // The pasted text runs in the browser alone, whatever else the server can do.
@@ -104,7 +104,7 @@ function show(answer) {
   get("link").value = location.href;
   for (const [name, value] of Object.entries(state)) fields[name](value);
   fields.ratio(state.P / state.D);
-  get("notes").replaceChildren(...(answer.notes ?? []).map((note) => make("li", { textContent: note })));
+  get("notes").replaceChildren(...(answer.notes ?? []).map((note) => make("li", {}, note)));
   document.body.classList.toggle("stale", Boolean(answer.error));
   turn += 1;
   if (answer.error) return;
@@ -135,9 +135,12 @@ const together = (text) => text.replace(/(\d) (m?s)\b/g, "$1\u00a0$2"); // no li
 class Side {
   constructor(number) {
     this.number = number;
-    const parts = ["code", ".says", "canvas", ".step", "dl"];
-    const article = get(`side-${number}`);
-    [this.name, this.says, this.canvas, this.step, this.numbers] = parts.map((part) => article.querySelector(part));
+    const part = (selector) => document.querySelector(`#side-${number} ${selector}`);
+    this.name = part("code");
+    this.says = part(".says");
+    this.canvas = part("canvas");
+    this.step = part(".step");
+    this.numbers = part("dl");
     this.pictures = new Pictures({ lanes: this.canvas });
     this.canvas.onpointermove = ({ offsetX }) => this.point(this.pictures.share(offsetX) * this.end);
     this.canvas.onpointerleave = () => this.choose(null);
@@ -158,22 +161,23 @@ class Side {
     this.numbers.hidden = Boolean(error);
     this.schedule = null;
     if (error) {
-      this.says.replaceChildren(make("b", { textContent: error }));
+      this.says.replaceChildren(make("b", {}, error));
       return;
     }
     const marks = shown.long === null ? [] : [{ t: shown.long, lane: null, text: "the long prompt arrives" }];
     const all = { max_batch_size: 1 }; // lanes for all who run, and no more
     this.schedule = new Schedule({ iterations, places, stalls, queue, marks, newest: end, state: all });
     const [first, ...rest] = says.map(together);
-    this.says.replaceChildren(make(stalls.length ? "b" : "span", { textContent: first }), ` ${rest.join(" ")}`);
+    this.says.replaceChildren(make(stalls.length ? "b" : "span", {}, first), ` ${rest.join(" ")}`);
     this.canvas.ariaLabel = `Schedule under ${policy}. ${says.join(" ")} Arrow keys go through the iterations.`;
     this.choose(null);
-    this.numbers.replaceChildren(...Object.entries(manifest.page.numbers).map(([name, [title, unit, factor]]) => {
+    this.numbers.replaceChildren();
+    for (const [name, [title, unit, factor]] of Object.entries(manifest.page.numbers)) {
       const value = numbers[name];
       const className = name === "longest_stall" && value !== null ? "alarm" : "";
-      const words = value === null ? ["none"] : [digits(value * factor), " ", make("small", { textContent: unit })];
-      return make("div", {}, make("dt", { textContent: title }), make("dd", { className }, ...words));
-    }));
+      const words = value === null ? ["none"] : [digits(value * factor), " ", make("small", {}, unit)];
+      this.numbers.append(make("div", {}, make("dt", {}, title), make("dd", { className }, ...words)));
+    }
   }
 
   point(moment) {
@@ -221,8 +225,9 @@ async function traceGain(mine) {
       }
       points.push(point);
       redrawGain();
-      const cells = [digits(point.x), point.P, point.D, digits(point.left), digits(point.right), point.gain.toFixed(3)];
-      get("gain-rows").append(make("tr", {}, ...cells.map((textContent) => make("td", { textContent }))));
+      const cells = [digits(point.x), point.P, point.D, digits(point.left), digits(point.right)];
+      cells.push(point.gain.toFixed(3));
+      get("gain-rows").append(make("tr", {}, ...cells.map((cell) => make("td", {}, cell))));
     }
     if (points.length) tell("gain-now", sayGain(points, now));
     document.body.dataset.gain = points.length;
@@ -254,13 +259,14 @@ function addChoice({ name, label, choices }) {
   const list = make("select", { id: `c-${name}`, name }, ...choices.map((choice) => new Option(choice)));
   list.onchange = () => change(name, list.value);
   fields[name] = (value) => select(list, value);
-  return make("div", { className: "field wide" }, make("label", { htmlFor: list.id, textContent: label }), list);
+  return make("div", { className: "field wide" }, make("label", { htmlFor: list.id }, label), list);
 }
 
 // A box for a number, and a slider with stops.
 function addRange({ name, label, unit, least, most, whole: only, stops }) {
-  const box = make("input", { id: `c-${name}`, name, type: "number", min: least, max: most, step: only ? 1 : "any" });
-  const slider = make("input", { type: "range", min: 0, max: stops.length - 1, step: 1, ariaLabel: label });
+  const numbers = { type: "number", min: least, max: most, step: only ? 1 : "any" };
+  const box = make("input", { id: `c-${name}`, name, ...numbers });
+  const slider = make("input", { type: "range", min: 0, max: stops.length - 1, ariaLabel: label });
   const note = (value) => {
     box.value = value;
     slider.ariaValueText = `${value} ${unit}`;
@@ -276,7 +282,7 @@ function addRange({ name, label, unit, least, most, whole: only, stops }) {
     const far = stops.map((stop) => Math.abs(stop - value));
     slider.value = far.indexOf(Math.min(...far));
   };
-  const words = make("label", { htmlFor: box.id }, `${label} `, make("small", { textContent: unit }));
+  const words = make("label", { htmlFor: box.id }, `${label} `, make("small", {}, unit));
   return make("div", { className: "field" }, words, box, slider);
 }
 
@@ -291,7 +297,7 @@ function setPolicies(names) {
 
 function addRest() {
   get("examples").append("Try: ", ...manifest.page.examples.map(({ title, link }) =>
-    make("a", { href: `#${link}`, textContent: title })));
+    make("a", { href: `#${link}` }, title)));
   get("code").value = sessionStorage.getItem("own") ?? get("code").value;
   get("code").oninput = () => sessionStorage.setItem("own", get("code").value);
   get("run").onclick = runOwn;

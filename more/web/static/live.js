@@ -71,7 +71,7 @@ function take(news) {
   const now = clock();
   for (const event of news) {
     schedule.take(event, now);
-    if (event.type === "snapshot") introduce(event);
+    if (event.type === "snapshot") introduce();
     if (event.type === "switched") showPolicy();
     if (event.type === "chats") showChats();
     if (event.type === "failed") complain(`The engine failed and was restarted: ${event.error}`);
@@ -87,20 +87,22 @@ async function send(path, body) {
 
 // ------------------------------------------------------------------------------ what is said
 
-function introduce({ description, priced, guess, policies, longest, long, most, max_batch_size: slots, max_length: length }) {
+function introduce() {
+  const { state } = schedule;
   tell("connection", "Connected", "on");
-  document.body.dataset.priced = priced; // so some words are there, and others are not
-  tell("source", priced ? "predicted" : "measured");
-  tell("description", priced ? description.split(",")[0] : description);
-  tell("guess", guess && `Note: ${guess}.`);
-  get("policy").replaceChildren(...policies.map((name) => new Option(name)));
+  document.body.dataset.priced = state.priced; // so some words are there, and others are not
+  tell("source", state.priced ? "predicted" : "measured");
+  tell("description", state.priced ? state.description.split(",")[0] : state.description);
+  tell("guess", state.guess && `Note: ${state.guess}.`);
+  get("policy").replaceChildren(...state.policies.map((name) => new Option(name)));
   showPolicy();
   showChats();
-  limit("long-tokens", longest, long);
-  limit("burst-count", most);
+  const slots = state.max_batch_size;
   const chats = Math.max(1, slots - 1); // a slot is left for the long prompt
-  limit("chat-count", Math.min(most, slots), Math.min(8, chats));
-  limit("max-tokens", length);
+  limit("chat-count", Math.min(state.most, slots), Math.min(8, chats));
+  limit("long-tokens", state.longest, state.long);
+  limit("burst-count", state.most);
+  limit("max-tokens", state.max_length);
 }
 
 // The most that a number may be; `usual` is set where the reader has set nothing.
@@ -138,12 +140,13 @@ function say(now, t) {
 }
 
 function showNumbers() {
-  const { waiting = 0, running = 0, held = 0, capacity, max_batch_size: slots = 0, policy, budget } = schedule.state;
-  const { slo } = schedule;
+  const { slo, state } = schedule;
+  if (!state.policies) return; // nothing is known yet
+  const { running, capacity, policy, budget } = state;
   const pace = schedule.pace();
-  tell("waiting", whole(waiting));
-  tell("running", `${whole(running)} of ${slots}`);
-  tell("held", whole(held) + (capacity ? ` of ${whole(capacity)}` : ""));
+  tell("waiting", whole(state.waiting));
+  tell("running", `${whole(running)} of ${state.max_batch_size}`);
+  tell("held", whole(state.held) + (capacity ? ` of ${whole(capacity)}` : ""));
   tell("median", running && pace ? seconds(pace) : "none");
   const none = budget === null ? `${policy} takes whole prompts: no token budget` : "";
   tell("budget", budget ? `token budget C = ${budget}` : none);
@@ -155,8 +158,8 @@ function showNumbers() {
   get("stalls").replaceChildren(...tallies.map((tally) => {
     const stalls = slo === null ? "no SLO" : whole(tally.stalls);
     const cells = [tally.c ?? "none", whole(tally.gaps), stalls, seconds(tally.longest)];
-    const head = make("th", { scope: "row", textContent: tally.policy });
-    const row = make("tr", {}, head, ...cells.map((textContent) => make("td", { textContent })));
+    const head = make("th", { scope: "row" }, tally.policy);
+    const row = make("tr", {}, head, ...cells.map((cell) => make("td", {}, cell)));
     Object.assign(row.dataset, { policy: tally.policy, stalls });
     return row;
   }));

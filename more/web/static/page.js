@@ -16,8 +16,8 @@ export async function call(path, body, signal) {
   const answer = await fetch(path, asked).catch(() => {
     throw new Problem("The server does not answer.");
   });
+  get("key-box").hidden = answer.status !== 401;
   if (answer.ok) return answer;
-  if (answer.status === 401) get("key-box").hidden = false;
   const said = await answer.json().catch(() => ({}));
   throw new Problem(said.error?.message ?? `The server says ${answer.status}.`);
 }
@@ -47,7 +47,6 @@ export function onKey(then) {
     event.preventDefault();
     sessionStorage.setItem(KEY, get("key").value);
     get("key").value = "";
-    get("key-box").hidden = true;
     then();
   };
 }

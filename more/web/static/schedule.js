@@ -274,8 +274,9 @@ export class Schedule {
 
   // The median gap of the last iterations.
   pace() {
-    const gaps = this.iterations.slice(-20).flatMap(({ end, gaps: own }) => own.map(([, , last]) => end - last));
-    return middle(gaps) ?? this.iterations.at(-1)?.seconds ?? 0;
+    const latest = this.iterations.slice(-20);
+    const gaps = latest.flatMap(({ end, gaps: own }) => own.map(([, , last]) => end - last));
+    return middle(gaps) ?? latest.at(-1)?.seconds ?? 0;
   }
 
   // Drop what is older than KEPT, or too much.
