@@ -210,9 +210,8 @@ export class Schedule {
     tally.longest = Math.max(tally.longest, longest);
     this.tallies.set(`${policy} ${c}`, tally);
     if (!late.length) return;
-    const why = cause.chunks.length ? `a batch held ${contents(cause)}`
-      : `no prompt was in the way; the longest batch took ${seconds(cause.seconds)}`;
-    const text = `${many(late.length, "decode")} froze for ${seconds(longest)}: ${why}.`;
+    const who = `${many(late.length, "decode")} froze for ${seconds(longest)}`;
+    const text = `${who}: the longest batch held ${contents(cause)}.`;
     this.story = { kind: "froze", until: event.end + SAID, text };
   }
 
