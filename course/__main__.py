@@ -144,7 +144,7 @@ def parsed() -> argparse.Namespace:
     subs["check"].add_argument("--seed", type=int, default=BASE, help="draws other cases")
     subs["plant"].add_argument("mistake", help="its name in course/planted.toml: 12, p12, 13a")
     grading = subs["grade"].add_argument
-    grading("place", type=Path, help="a folder, or a zip of Canvas or Moodle")
+    grading("place", type=Path, help="a folder or a zip, with a folder or a .zip of each student")
     grading("--seed", type=int, help="of the cases (default: drawn, and printed)")
     grading("--only", nargs="+", metavar="E", help="the exercises that were set, as 1 9")
     grading("--one", action="store_true", help="the folder is one submission")

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from functools import cache
 from io import StringIO
+from pathlib import Path
 from string import Formatter
 
 from command.checks import UserError, lookup
@@ -104,6 +105,13 @@ def quoted(name: str) -> dict[str, Mapping]:
     return {**holes.sources(results(name)), "derived": derived()}
 
 
+def lines_of(folder: Path) -> int:
+    """Of all Python files but those of installed packages."""
+    files = [path.relative_to(folder) for path in folder.rglob("*.py")]
+    own = [file for file in files if not {".venv", "build"}.intersection(file.parts)]
+    return sum((folder / file).read_bytes().count(b"\n") for file in own)
+
+
 @cache
 def derived() -> dict[str, float]:
     """Numbers of the code, and of other files than those of results/."""
@@ -113,6 +121,7 @@ def derived() -> dict[str, float]:
     paper = common.paper_numbers()
     assert len(core) == 9, "the core is the first nine files of the README's map"
     return {
+        "lines of all, to 5,000": 5000 * round(lines_of(ROOT) / 5000),
         "lines of the core": sum(len((ROOT / name).read_bytes().splitlines()) for name in core),
         "held-out loss": demo["held_out_nats_per_token"],
         "unigram loss": demo["unigram_nats_per_token"],

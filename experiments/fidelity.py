@@ -28,7 +28,7 @@ from experiments.fig8 import speedup
 from experiments.lib import common, holes
 from experiments.lib.flags import start
 from experiments.lib.rows import Numbers, read_rows
-from more.serving.planner import cache_of_engine
+from more.serving.capacity import cache_of_engine
 
 FIGURES, SERVING = (  # SARATHI's, Sarathi-Serve's
     [import_module(f"experiments.{name}").STUDY for name in names.split()]

@@ -90,10 +90,15 @@ def slos(deployment: Deployment) -> papers.Slos:
     }
 
 
+def layout_of(engine: Deployment) -> str:
+    """And how requests are dealt, where that is not as in the paper."""
+    return engine.layout if engine.deal == "queue" else f"{engine.layout} {engine.deal}"
+
+
 def capacities(engine: Deployment, **case: object) -> list[Row]:
     """Under each SLO."""
     rows = papers.capacity_rows(engine, slos=slos, **case)
-    return [{"layout": engine.layout, **row} for row in rows]
+    return [{"layout": layout_of(engine), **row} for row in rows]
 
 
 def bounds(engine: Deployment) -> list[Row]:

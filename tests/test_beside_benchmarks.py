@@ -11,7 +11,7 @@ from costmodel import CostModel
 from experiments import beside_benchmarks as beside
 from experiments.lib.plan_report import KINDS, MEASURED, WAY
 from experiments.lib.rows import read_rows
-from more.serving.planner import cache_of_engine
+from more.serving.capacity import cache_of_engine
 
 UNITS = {
     "output": "tokens/s", "all tokens": "tokens/s", "requests": "requests/s",

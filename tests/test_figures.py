@@ -34,8 +34,7 @@ STUDIES = studies()
 # They take seconds, and run fewer requests with --quick.
 LONG = ["serve_capacity", "serve_ablation", "serve_pipelines", "fig12", "td_lengths"]
 LONG += ["td_phases", "td_switches", "td_throughput", "fig9"]
-LONG += ["serve_latency", "heirs", "beside_benchmarks", "apart_distserve", "apart_routing"]
-LONG += ["apart_map"]
+LONG += ["serve_latency", "heirs", "beside_benchmarks", "apart_distserve", "apart_map"]
 SHORT = [name for name in STUDIES if name not in LONG]
 FEW = ["prefix_caching", "serve_budget", "serve_stalls", "chunks_in_flight", "fig11"]  # these, too
 MINUTES = ["serve_capacity", "serve_pipelines"]  # for a job in a process of its own
@@ -50,7 +49,7 @@ PUBLISHED = {  # what `derive` takes from the papers
     "apart_distserve": {"requests", *distserve.QUANTITIES, "median TPOT", "gain"},
     "serve_pipelines": {"decode iteration", *serve_pipelines.GAINS[:2]},
 }
-FEWER = {"td_throughput": 12, "fig12": 200, "serve_capacity": 32, "apart_routing": 100}  # requests
+FEWER = {"td_throughput": 12, "fig12": 200, "serve_capacity": 32}  # requests
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,7 @@ RATIOS = Slider("P:D", "prompt tokens per decode", Range(0.25, 512, whole=False)
 CHOICES: dict[str, tuple[str, Callable[[], Iterable]]] = {
     "model": ("model", lambda: MODELS),
     "gpu": ("GPU", lambda: GPUS),
-    "tp": ("GPUs that share it (TP)", lambda: (1, 2, 4, 8)),
+    "tp": ("GPUs (TP)", lambda: (1, 2, 4, 8)),
     "software": ("software", lambda: SOFTWARE),
     "left": ("policy, left", lambda: POLICIES),
     "right": ("policy, right", lambda: POLICIES),
