@@ -105,7 +105,7 @@ class Setup:
     @property
     def cost_model(self) -> CostModel:
         """Of one stage's eight GPUs: constants that are fitted to the paper's measurements."""
-        found, guess = constants(GPU, "sarathi")
+        found, guess = constants(GPU, "xformers-2023")
         share, start = self.attention_share or found.attention, found.overhead + self.start
         efficiency = replace(found, attention=share, overhead=start)
         link, host = LINKS[LINK], HOSTS[self.host_time]

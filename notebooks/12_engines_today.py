@@ -223,7 +223,7 @@ def served(share, caching=True, rate=6.0):
     """Requests per second if all come at once; and the median TTFT at this rate, in ms."""
     moments = np.cumsum([Random(i).expovariate(rate) for i in range(128)])
     options = {"policy": "sarathi_serve", "chunk_size": 512, "max_batch_size": 32}
-    options |= {"software": "sarathi_serve", "cache": "paged", "prefix_caching": caching}
+    options |= {"software": "vidur-2024", "cache": "paged", "prefix_caching": caching}
     traces = []
     for arrivals in ([0.0] * 128, moments):
         queue = [

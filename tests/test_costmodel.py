@@ -20,7 +20,7 @@ from more.pipeline import StageCosts
 from more.simulate import simulate
 
 NUMBERS = paper_numbers()
-SARATHI = EFFICIENCY["a6000", "sarathi"]
+SARATHI = EFFICIENCY["a6000", "xformers-2023"]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_padded_to_tiles():
     ("model", "gpu"), [*product(MODELS, ["a6000"]), *product(["llama-13b"], GPUS)]
 )
 def test_more_tokens_never_cost_less(model, gpu):
-    software = "vllm" if MODELS[model].experts else "sarathi"
+    software = "vllm" if MODELS[model].experts else "xformers-2023"
     cost = CostModel(MODELS[model], GPUS[gpu], software=software)
     chunks = [cost.seconds(make_batch([(0, n, n)])) for n in range(1, 600)]
     assert all(later > earlier > 0 for earlier, later in pairwise(chunks))

@@ -488,7 +488,7 @@ def test_memory_is_the_cards() -> None:
     assert {own.replicas[1, 1].holds(size) for size in BUDGETS} == {5000}
     assert own.replicas[2, 1].holds(512) == question.replicas[2, 1].holds(512), "another layout"
     older = plan.cost_of(
-        plan.read_options([*flags, "--software", "sarathi"]), MODELS["gpt2-124m"], 1
+        plan.read_options([*flags, "--software", "xformers-2023"]), MODELS["gpt2-124m"], 1
     )
     assert older.host is HOSTS["none"], "nothing is known"
     spec = plan.read_options(["--gpu-spec", "80,989,3350"])

@@ -20,7 +20,7 @@ def test_parts_are_the_whole() -> None:
 
 def test_a_decode_costs_the_linear_operators_as_much_as_tokens_up_to_the_knee() -> None:
     """As many tokens as the knee, at the marginal price of large batches, take a decode's time."""
-    cost = CostModel(MODELS["llama2-70b"], GPUS["a100-80gb"], software="sarathi_serve")
+    cost = CostModel(MODELS["llama2-70b"], GPUS["a100-80gb"], software="vidur-2024")
     one, low, high = (sum(cost.linears(tokens).values()) for tokens in (1, 4096, 8192))
     knee = serve_phases.saturating_tokens(cost)
     assert knee * (high - low) / 4096 == pytest.approx(one) and 64 < knee < 512

@@ -53,7 +53,7 @@ class Deployment:
     max_batch_size: int = MAX_BATCH_SIZE  # of all policies but Orca
     host: str = "none"  # of HOSTS; a pipeline's first stage waits for it
     deal: str = "queue"  # of a pipeline's requests, see `MicroBatches`
-    software: str = "sarathi_serve"  # whose constants the cost model takes
+    software: str = "vidur-2024"  # whose constants the cost model takes
 
     def __post_init__(self) -> None:
         priced_model(self.model)
