@@ -37,6 +37,9 @@ RENAMED = {
     "sarathi": "xformers-2023",
     "sarathi_serve": "vidur-2024",
     "td_pipe": "vllm-0.5.3",
+    "sarathi-serve": "sarathi-artefact",
+    "sarathi-serve-constant": "sarathi-artefact-constant",
+    "vllm-v1": "vllm-2025",
 }
 
 

@@ -74,7 +74,7 @@ FITS = {
 }
 BY = {system: tuple(dict.fromkeys(("none", *fits))) for system, fits in FITS.items()}
 BOTH = "raised + vllm-2024"
-BY[VLLM] += ("vllm-2024", "sarathi-serve", BOTH)  # later hosts are as none
+BY[VLLM] += ("vllm-2024", "sarathi-artefact", BOTH)  # later hosts are as none
 QUANTITIES = ("attainment", "TTFT alone", "TPOT alone")
 GOODPUTS = ("goodput of vllm", "goodput of distserve")
 Run = list[tuple[Request, float, float]]  # with TTFT and TPOT in seconds

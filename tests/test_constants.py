@@ -12,6 +12,7 @@ from command.checks import UserError
 from configs import GPUS, LINKS, MODELS
 from configs.constants import BORROWED
 from configs.experts import EXPERTS, FP8
+from configs.hosts import HOSTS
 from costmodel import EFFICIENCY, SOFTWARE, CostModel, constants, make_batch
 from experiments import fit
 from experiments.lib.common import ROOT
@@ -62,7 +63,7 @@ def test_every_results_file_says_its_guesses() -> None:
 
 def test_a_name_means_one_thing() -> None:
     """However its words are joined. And a document says what each software is."""
-    kinds = [POLICIES, FOR_PIPELINES, GPUS, MODELS, LINKS, SOFTWARE]
+    kinds = [POLICIES, FOR_PIPELINES, GPUS, MODELS, LINKS, HOSTS, SOFTWARE]
     plain = [name.replace("_", "-") for kind in kinds for name in kind]
     assert sorted(plain) == sorted({*plain})
     page = (ROOT / "docs" / "what-a-gpu-charges.md").read_text(encoding="utf-8")
