@@ -8,12 +8,12 @@
     python experiments/bench.py --workload P --peer blocks --peer prefix-caching
         our engine with its cache in blocks (more/paged/), without and with prefix caching
 
-A LLaMA of 0.2 B parameters (`laptop`) with random weights, saved as a checkpoint that all engines
-load. W: 16 requests of 512 prompt tokens and 32 output tokens. V: 24 requests of 64-1024 and 8-64.
-P: 16 requests of 640 and 16, whose first 512 tokens are the same. The others are small: 4x512+16 is
-4 requests of 512 and 16. At most 8 run at once; greedy,
-end-of-text ignored. Engines run in alternation and medians are compared, because a machine drifts.
-The floor is what this machine needs for the linears, and for reading weights, K and V.
+`llama-0.2b`, a LLaMA of 0.2 B parameters, has random weights, and is saved as a checkpoint that all
+engines load. W: 16 requests of 512 prompt tokens and 32 output tokens. V: 24 requests of 64-1024
+and 8-64. P: 16 requests of 640 and 16, whose first 512 tokens are the same. The others are small:
+4x512+16 is 4 requests of 512 and 16. At most 8 run at once; greedy, end-of-text ignored. Engines
+run in alternation and medians are compared, because a machine drifts. The floor is what this
+machine needs for the linears, and for reading weights, K and V.
 
     TTFT     from the call to a request's first token: the median of the requests
     hits     prompt tokens that were in the cache. It is empty when a run begins
@@ -282,7 +282,7 @@ def main() -> None:
     options = start(NAME, __doc__, [], **FLAGS)
     dtype = choose_dtype(options.dtype, CPU)
     name = str(dtype).removeprefix("torch.")
-    config = MODELS["demo" if options.quick else "laptop"]
+    config = MODELS["demo" if options.quick else "llama-0.2b"]
     settings = {"policy": "sarathi_serve", "attention": options.attention, "dtype": name}
     with saved_model(config, dtype) as directory:
         length = min(MAX_LENGTH, config.max_length)

@@ -47,7 +47,7 @@ SEEN = "benchmark_vllm_060", "gpu-benchmark", "a100-vllm-benchmark-blog", "llmfi
 NEVER = (1000,)
 # Engine -> its hosts, and the first version without each. The version alone chooses, and no error.
 ENDS = {
-    "vllm": {"vllm-2024": (0, 6), "vllm-v1": (0, 12), "vllm-async": NEVER},
+    "vllm": {"vllm-2024": (0, 6), "vllm-2025": (0, 12), "vllm-async": NEVER},
     "sglang": {"sglang-0.3": (0, 4), "none": NEVER},
     "tensorrt-llm": {"none": NEVER},
 }

@@ -164,7 +164,7 @@ def planned_batches() -> dict[str, float]:
 def derived(predicted: Mapping[str, float]) -> dict[str, float]:
     """What explanations quote, computed from published numbers or predictions."""
     paper, model, gpu = common.paper_numbers(), MODELS["llama-13b"], GPUS["a6000"]
-    own, other = EFFICIENCY["a6000", "sarathi"], EFFICIENCY["a100-80gb", "sarathi_serve"]
+    own, other = EFFICIENCY["a6000", "xformers-2023"], EFFICIENCY["a100-80gb", "vidur-2024"]
     shared = CostModel(model, gpu, replace(own, hybrid=own.hybrid / 3))
     a100 = CostModel(MODELS["llama-33b"], GPUS["a100-80gb"], replace(other, hybrid=own.hybrid))
     per_token = paper["t2_prefill_total"] / 1024  # ms

@@ -36,7 +36,7 @@ from nano_sarathi import LLM
 from scheduler import make_scheduler
 
 # %%
-MODELS["small"] = replace(MODELS["laptop"], n_layer=8)  # fewer layers, to save time
+MODELS["small"] = replace(MODELS["llama-0.2b"], n_layer=8)  # fewer layers, to save time
 llm = engine.LLM(Transformer(MODELS["small"], 1024).eval(), max_batch_size=9, max_length=1024)
 executor = ModelExecutor(llm.model, llm.cache, llm.attend)
 config = llm.config

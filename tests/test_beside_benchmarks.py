@@ -56,7 +56,7 @@ def test_a_third_of_the_sources_is_kept_apart() -> None:
     ("engine", "version", "host"),
     [
         ("vllm", "0.5.4", "vllm-2024"),
-        ("vllm", "0.6.0", "vllm-v1"),
+        ("vllm", "0.6.0", "vllm-2025"),
         ("vllm", "0.12", "vllm-async"),
         ("sglang", "0.3.9", "sglang-0.3"),
         ("sglang", "0.4", "none"),

@@ -490,7 +490,7 @@ def test_memory_is_the_cards() -> None:
     own, _ = plan.prepare(given)
     assert {own.replicas[1, 1].holds(size) for size in BUDGETS} == {5000}
     assert own.replicas[2, 1].holds(512) == question.replicas[2, 1].holds(512), "another layout"
-    older = plan.read_options([*flags, "--software", "sarathi"])
+    older = plan.read_options([*flags, "--software", "xformers-2023"])
     older = plan.replica_of(older, MODELS["gpt2-124m"], 1, 1)
     assert older.cost_model.host is HOSTS["none"], "nothing is known"
     spec = plan.read_options(["--gpu-spec", "80,989,3350"])

@@ -184,7 +184,7 @@ class Files:
 
     def spoiled(self, *place: str | int, value: object = ...) -> Path:
         """A calibration with one entry replaced, or left out."""
-        path = ROOT / "results" / "calibration-laptop.json"
+        path = ROOT / "results" / "calibration-llama-0.2b.json"
         data = inner = json.loads(path.read_text(encoding="utf-8"))
         for key in place[:-1]:
             inner = inner[key]

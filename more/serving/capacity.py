@@ -82,7 +82,7 @@ class Deployment:
     max_batch_size: int = MAX_BATCH_SIZE  # of all policies but Orca
     host: str | Host = "none"  # a pipeline's first stage waits for it
     deal: str = "queue"
-    software: str = "sarathi_serve"
+    software: str = "vidur-2024"
     efficiency: Efficiency | None = None
     cache: int | None = None
     utilization: float | None = None

@@ -21,7 +21,7 @@ class State:
     model: str = "llama-13b"
     gpu: str = "a6000"
     tp: int = 1  # GPUs that share the model
-    software: str = "sarathi"
+    software: str = "xformers-2023"
     left: str = "vllm_v0"
     right: str = "sarathi_serve"
     C: int = 256
