@@ -16,7 +16,7 @@ PYODIDE := build/npm/node_modules/pyodide
 # The course installs in a bare clone alone: in class, nobody waits for pip again.
 READY := $(if $(wildcard .venv/figures.stamp),,.venv/figures.stamp)
 
-.PHONY: fig9 figures figure install serve live measure gpu docs site test cpus slow browser notebooks notebooks-refresh format lines clean \
+.PHONY: fig9 figures figure install serve live measure gpu docs site test cpus slow browser notebooks notebooks-refresh format lines book clean \
 	course-start check hint picture submit grade gradescope page pictures-for-slides
 
 # Flags follow in ARGS: make figures ARGS=--quick.
@@ -116,6 +116,11 @@ pictures-for-slides: .venv/room.stamp
 # Tokens of Python by folder, lines of tests by what they promise, and the book's lines.
 lines:
 	@$(NEW) tests/lines.py
+
+# The nine files, and what they need, alone in build/book: a debugger meets nothing else there.
+book: .venv/run.stamp
+	$(BIN)/python tests/lines.py build/book
+	cd build/book && ../../$(BIN)/python -c "from engine import LLM; print(LLM().generate('def open(')[0].text)"
 
 format: .venv/dev.stamp
 	$(BIN)/ruff check --fix .

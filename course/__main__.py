@@ -56,7 +56,8 @@ def start() -> None:
         name = f"{exercise.file}.py"
         what = f"{exercise.name}, lesson {exercise.lesson}, {exercise.title}"
         give(MINE / name, (STUBS / name).read_bytes(), what)
-    print(f"your lessons are in {NOTEBOOKS}: jupyter lab notebooks")
+    print(f"your lessons are in {NOTEBOOKS}. To run them: make install, then")
+    print(".venv/bin/jupyter lab notebooks")
     for number, lesson in enumerate(LESSONS, 1):
         blank = without_outputs(lesson.with_suffix(".ipynb"))
         give(NOTEBOOKS / f"my_{lesson.stem}.ipynb", blank, f"lesson {number}, without outputs")

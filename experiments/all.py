@@ -305,7 +305,8 @@ def main() -> None:
         print("", *failed, sep="\n", file=sys.stderr)
         raise SystemExit(1)
     if options.quick:
-        print("\nno page: its texts quote results that --quick does not compute")
+        print(f"\nwrote {options.out}, to see that all scripts run: these are no results")
+        print("no page: its texts quote results that --quick does not compute")
     else:
         write_page(options.out)
 
