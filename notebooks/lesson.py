@@ -33,8 +33,8 @@ if shell := get_ipython():
 
 __all__ = [
     "COLOURS", "GREY", "OPERATOR_COLOURS", "POLICY_LOOKS", "SERIES", "account", "bars", "debugged",
-    "fastest", "gantts", "paper", "pipelines", "plain_ticks", "print_table", "sliders", "star", "this_machine",
-    "working",
+    "fastest", "gantts", "paper", "pipelines", "plain_ticks", "print_table", "sliders", "star",
+    "this_machine", "working",
 ]  # fmt: skip
 
 use_style()

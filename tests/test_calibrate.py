@@ -101,6 +101,7 @@ def test_turns_go_on_until_the_time_is_over(monkeypatch):
         assert means[0].seconds == pytest.approx(sum(last) / turns)
 
 
+@pytest.mark.usefixtures("sketches")
 def test_calibrate_then_validate_for_real(tmp_path, monkeypatch):
     """A model that is small enough for seconds; how well it is predicted is no matter of a test on
     a busy machine.

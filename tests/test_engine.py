@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -189,8 +190,9 @@ def gathered(tokens: list[StreamedToken], count: int) -> list[list[int]]:
     return [[token.token_id for token in tokens if token.index == i] for i in range(count)]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("policy", compared())
+@pytest.mark.parametrize(
+    ("policy", "temperature"), [*zip(compared(), cycle((0.0, 1.0)), strict=False)]
+)
 def test_broken_logits_end_their_request_alone(llm: LLM, policy: str, temperature: float) -> None:
     """One breaks at its prompt, one later; the others get their tokens, in slots that were used."""
     llm.policy, params = policy, SamplingParams(6, temperature)

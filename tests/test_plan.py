@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
@@ -200,8 +201,10 @@ def test_a_load_knows_what_any_slo_needs(llama: Path) -> None:
         assert not load.meets(Slo(tuple(less if each is other else other for other in bounds)))
 
 
-@pytest.mark.parametrize("stages", [1, 2])
-@pytest.mark.parametrize("bound", ["tbt:p99:30", "ttft:p90:300", "e2e:p99:1e6"])
+@pytest.mark.parametrize(
+    ("bound", "stages"),
+    [("e2e:p99:1e6", 1), *product(("tbt:p99:30", "ttft:p90:300"), (1, 2))],
+)
 def test_a_run_that_is_left_would_have_missed(llama: Path, stages: int, bound: str) -> None:
     """A search leaves runs that surely miss the SLO: never one that could still be served."""
     of, traffic, left = replica(llama, stages=stages), Traffic.of("trace", population()), []

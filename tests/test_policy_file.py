@@ -194,6 +194,7 @@ def test_the_calibration_must_fit(tmp_path: Path) -> None:
     assert 0 < cost(make_batch(decodes=1)) < cost(make_batch([(0, 256, 256)]))
 
 
+@pytest.mark.usefixtures("sketches")
 def test_both_are_compared_without_an_edit(tmp_path: Path) -> None:
     """In tables and pictures, with a colour of their own, and in files of their own."""
     out = ("--out", tmp_path, "--quick")
