@@ -16,7 +16,7 @@ PYODIDE := build/npm/node_modules/pyodide
 # The course installs in a bare clone alone: in class, nobody waits for pip again.
 READY := $(if $(wildcard .venv/figures.stamp),,.venv/figures.stamp)
 
-.PHONY: fig9 figures install serve live measure gpu docs site test cpus slow browser notebooks notebooks-refresh format lines clean \
+.PHONY: fig9 figures figure install serve live measure gpu docs site test cpus slow browser notebooks notebooks-refresh format lines book clean \
 	course-start check hint picture submit grade gradescope page pictures-for-slides
 
 # Flags follow in ARGS: make figures ARGS=--quick.
@@ -25,6 +25,12 @@ fig9: .venv/figures.stamp
 
 figures: .venv/figures.stamp
 	$(BIN)/python experiments/all.py $(ARGS)
+
+# A new figure: its script, the page of all figures, the tests of both. make figure F=fig9
+figure: .venv/dev.stamp
+	$(BIN)/python experiments/$(or $(F),$(error name a figure: make figure F=fig9)).py
+	$(BIN)/python experiments/all.py --page
+	$(BIN)/python -m pytest tests/test_gallery.py tests/test_figures.py -k "test_gallery or $(F)"
 
 # All that running a model needs: torch and its friends.
 install: .venv/run.stamp
@@ -110,6 +116,11 @@ pictures-for-slides: .venv/room.stamp
 # Tokens of Python by folder, lines of tests by what they promise, and the book's lines.
 lines:
 	@$(NEW) tests/lines.py
+
+# The nine files, and what they need, alone in build/book: a debugger meets nothing else there.
+book: .venv/run.stamp
+	$(BIN)/python tests/lines.py build/book
+	cd build/book && ../../$(BIN)/python -c "from engine import LLM; print(LLM().generate('The with statement')[0].text)"
 
 format: .venv/dev.stamp
 	$(BIN)/ruff check --fix .

@@ -93,7 +93,7 @@ class CostModel:
         bytes_per_value: int = 2,
         tp: int = 1,
         link: Link | None = None,
-        software: str = "sarathi",
+        software: str = "xformers-2023",
         host: Host = HOSTS["none"],
     ) -> None:
         if (

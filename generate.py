@@ -3,7 +3,7 @@
     python generate.py "Return True if" --policy sarathi --chunk-size 64 --max-tokens 64
     python generate.py "Return True if" --beams 4 --max-tokens 32
     python generate.py "def open(" "The list type" --stages 2
-    python generate.py --stages 2 --model laptop --lengths 512:16,300:8,700:12
+    python generate.py --stages 2 --model llama-0.2b --lengths 512:16,300:8,700:12
 
 One prompt is streamed. Several prompts, or a file with one prompt on each line, run as a batch.
 --beams prints the best sequences of a beam search, with their scores. --stages spreads the model's

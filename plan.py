@@ -20,13 +20,13 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 
 from command.checks import UserError
 from command.cli import run_main
 from command.flags import Flag
 from configs import ModelConfig
-from configs.hosts import HOSTS
-from costmodel import SOFTWARE, CostModel, constants
+from costmodel import SOFTWARE, constants
 from experiments.lib.common import run_jobs
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
 from experiments.lib.flags import ScriptParser, gpu_flag, make_directory, model_flag
@@ -52,8 +52,9 @@ from experiments.lib.plan_report import (
 )
 from more.loading.priced import priced_model
 from more.serving.anchor import anchor_of, scaled
+from more.serving.capacity import Deployment
 from more.serving.comparison import SLOWER, TABLES, Question, fits, policies_of, search
-from more.serving.planner import Replica, Traffic
+from more.serving.planner import Traffic
 
 REQUESTS = 2048  # that are drawn, where no file has them
 TP, PP = (1, 2, 4, 8), (2, 4)
@@ -96,30 +97,27 @@ FLAGS = {
 }  # fmt: skip
 
 
-def cost_of(options: Namespace, model: ModelConfig, tp: int) -> CostModel:
+def replica_of(options: Namespace, model: ModelConfig, tp: int, pp: int) -> Deployment:
+    """`tp` GPUs in each of `pp` stages. Raises UserError if the model does not fit, or divide."""
     gpu, owner = gpu_of(options)
     software = options.software or "vllm"
-    own = constants(owner, software)[0] if options.gpu_spec else None
-    host = HOSTS[ASYNC if software == "vllm" else "none"]
+    host, deal = (ASYNC, "ahead") if software == "vllm" else ("none", "queue")
+    size = options.max_batch_size or 256
     link = link_of(options, gpu)
-    return CostModel(model, gpu, own, tp=tp, link=link, software=software, host=host)
-
-
-def replica_of(options: Namespace, model: ModelConfig, tp: int, pp: int) -> Replica:
-    """`tp` GPUs in each of `pp` stages. Raises UserError if the model does not fit, or divide."""
-    cost, share = cost_of(options, model, tp), options.memory_utilization or UTILIZATION
-    size, hop = options.max_batch_size or 256, cost.link
-    deal = "ahead" if (options.software or "vllm") == "vllm" else "queue"
+    share = options.memory_utilization or UTILIZATION
+    replica = Deployment(
+        model, tp, gpu, pp, link, link, size, size, host, deal, software,
+        efficiency=constants(owner, software)[0] if options.gpu_spec else None, utilization=share,
+    )  # fmt: skip
     if options.cache_tokens and (tp, pp) == (options.tp, options.pp):
-        return Replica(cost, size, options.cache_tokens, pp, hop, deal=deal)
-    replica = Replica(cost, size, None, pp, hop, share, deal)
+        return replace(replica, cache=options.cache_tokens, utilization=None)
     if not replica.holds(least := budgets_tried(options)[0]):
         if replica.holds(1):
             raise UserError(f"--chunk-size {least}: its activations do not fit; give fewer tokens")
         raise UserError(
             f"{model.name}: {model.weight_bytes() / 2**30:.1f} GiB of weights, and activations, do"
             f" not fit {100 * share:g} % of {tp * pp} x"
-            f" {(cost.gpu.card or cost.gpu.memory) / 2**30:.1f} GiB: give more GPUs with --tp or"
+            f" {(gpu.card or gpu.memory) / 2**30:.1f} GiB: give more GPUs with --tp or"
             " --pp, or a larger --memory-utilization"
         )
     return replica
@@ -127,7 +125,7 @@ def replica_of(options: Namespace, model: ModelConfig, tp: int, pp: int) -> Repl
 
 def replicas_of(
     options: Namespace, model: ModelConfig, traffic: Traffic
-) -> tuple[dict[tuple[int, int], Replica], dict[tuple[int, int], str]]:
+) -> tuple[dict[tuple[int, int], Deployment], dict[tuple[int, int], str]]:
     """The layouts that are compared, and why others are not."""
     here, found, refused = (options.tp, options.pp), {}, {}
     for place in dict.fromkeys([here, *((tp, 1) for tp in TP), *((options.tp, pp) for pp in PP)]):
@@ -166,8 +164,8 @@ def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
         anchor = anchor_of(options.anchor, replica)
         replicas = {at: scaled(each, anchor.factor) for at, each in replicas.items()}
         replica = replicas[place]
-    slo = slo_of(options, replica.decode_iteration)
-    slower = scaled(replica, SLOWER * replica.cost.host.factor)
+    slo = slo_of(options, replica.cost_model.seconds(replica.decodes))
+    slower = scaled(replica, SLOWER * replica.cost_model.host.factor)
     named = bool(options.chunk_size)
     return Question(replicas, slower, traffic, slo, sizes, demands, anchor, named), refused
 

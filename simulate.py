@@ -76,15 +76,15 @@ def simulate(
     cache_tokens: int | None = None,
     tp: int = 1,
     link: str | None = None,
-    software: str = "sarathi",
+    software: str = "xformers-2023",
     host: str | Host = "none",
 ) -> Trace:
     """Predicted times of these requests, with placeholder tokens.
 
     tp: GPUs that share the model. link: joins them, a name of configs.LINKS; None: the GPU's own.
-    software: a name of costmodel.SOFTWARE: the constants are fitted to its measurements. The
-    default is SARATHI's, of 2023; "vllm" is today's. If it was not measured on this GPU, the
-    trace's `guess` says whose constants are taken.
+    software: a name of costmodel.SOFTWARE, which docs/what-a-gpu-charges.md explains: the constants
+    are fitted to its measurements. The default is SARATHI's; "vllm" is today's. If it was not
+    measured on this GPU, the trace's `guess` says whose constants are taken.
     host: a name of configs.hosts.HOSTS: the CPU's time for each iteration.
 
     What does not fit the GPU's memory is priced all the same: `guess` says so. Without

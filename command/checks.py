@@ -31,6 +31,17 @@ def shown(value: object, as_text: Callable[[object], str] = repr) -> str:
 # Folders that a file of an older version imports. They are in `more/` now.
 MOVED = re.compile("apart|beam|fast|loading|paged|pipeline|pictures|serving|web")
 
+# What commands and `simulate` once took, and its name today.
+RENAMED = {
+    "laptop": "llama-0.2b",
+    "sarathi": "xformers-2023",
+    "sarathi_serve": "vidur-2024",
+    "td_pipe": "vllm-0.5.3",
+    "sarathi-serve": "sarathi-artefact",
+    "sarathi-serve-constant": "sarathi-artefact-constant",
+    "vllm-v1": "vllm-2025",
+}
+
 
 def moved(error: BaseException) -> str:
     """The end of an error: where a folder is now that is not found. "" for all else."""
@@ -52,10 +63,15 @@ def lookup(table: dict, key: str, kind: str) -> Any:
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """The end of an error: "; did you mean 'a100-80gb'?" for "a100". "" if no name is near."""
+    """The end of an error: "; did you mean 'a100-80gb'?" for "a100". "" if no name is near.
+
+    For an old name of one of these names: "; it is 'llama-0.2b' now".
+    """
     if not isinstance(word, str) or not 0 < len(word) < 100:
         return ""
     names, word = list(names), word.lower()
+    if RENAMED.get(word) in names:
+        return f"; it is {RENAMED[word]!r} now"
     near = [name for name in names if name.lower().startswith(word)]
     near = near or difflib.get_close_matches(word, names, 1)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -76,16 +76,16 @@ FLASH_L40S = {
 # Median error on Llama-2-7b: 8.0 %.
 VIDUR = {"elementwise": 0.4878, "launch": 2.457e-06}
 EFFICIENCY: dict[tuple[str, str], Efficiency] = {
-    ("a6000", "sarathi"): Efficiency(
+    ("a6000", "xformers-2023"): Efficiency(
         compute=0.7913, memory=0.7526, attention=0.7059, p=2.158, hybrid=2.193e-05,
         source="experiments/fit.py: nine numbers of SARATHI, all within 3.9 %",
     ),
-    ("a100-80gb", "sarathi_serve"): Efficiency(
+    ("a100-80gb", "vidur-2024"): Efficiency(
         compute=0.762, memory=0.8054, p=2.463, overhead=6.89e-06, **FLASH_A100, **VIDUR,
         source="experiments/fit.py: Vidur's products of Llama-2-70b, arXiv 2405.05465; median error"
         " on Llama-2-7b 4.6 %. Attention: vllm's",
     ),
-    ("l20", "td_pipe"): Efficiency(
+    ("l20", "vllm-0.5.3"): Efficiency(
         compute=0.9194, memory=0.75, p=3.308, overhead=8.038e-06, **FLASH_L40S,
         source="experiments/fit.py: TD-Pipe's iterations of LLaMA-13B; median error there"
         " 2.0 %. Attention: the L40S's, vllm",
@@ -199,10 +199,8 @@ ALL_REDUCES: dict[tuple[str, str], dict[int, tuple[AllReduce, ...]]] = {
 # %: by how much the L20's iterations are predicted too slow (median) with the constants that the
 # L20 borrows for a software. experiments/fit.py prints it. The iterations ran under TD-Pipe's
 # software, so a part of the error may be the software's.
-BORROWED = {"sarathi": 16.3, "sarathi_serve": 26.4, "vllm": 36.8}
+BORROWED = {"xformers-2023": 16.3, "vidur-2024": 26.4, "vllm": 36.8}
 
-# How old the software is that the constants are of.
-SINCE = {"sarathi": "of 2023", "sarathi_serve": "of 2024", "td_pipe": "of 2025", "vllm": "today's"}
 SOFTWARE = tuple(dict.fromkeys(software for _, software in EFFICIENCY))
 
 

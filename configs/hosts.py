@@ -41,7 +41,7 @@ HOSTS: dict[str, Host] = {
         " for each request what /issues/6913 has: 0.2 ms for the outputs of 1 request, 3.4 ms for"
         " those of 32 (Llama-3-70B, four H100). Beyond 32, that is an extrapolation: 31 ms at 256",
     ),
-    "vllm-v1": Host(
+    "vllm-2025": Host(
         request=5.5e-3 / 256,
         source=f"{VLLM}/issues/10634 (November 2024): 5 to 6 ms between two decodes of 256 requests"
         " (Llama-2-7B). That all of it grows with the requests is our reading",
@@ -58,10 +58,10 @@ HOSTS: dict[str, Host] = {
         " the first version that has it by default",
     ),
     # experiments/serve_phases.py prints these three numbers
-    "sarathi-serve": Host(
+    "sarathi-artefact": Host(
         1.923e-2, 9.618e-4,
         source="github.com/microsoft/sarathi-serve, osdi-experiments/figure-2: Yi-34B on two A100s,"
         " iterations of 1 and 128 decodes beyond our kernels",
     ),
-    "sarathi-serve-constant": Host(5.735e-2, source="the same, 32 decodes; for all iterations"),
+    "sarathi-artefact-constant": Host(5.735e-2, source="the same, 32 decodes; for all iterations"),
 }  # fmt: skip

@@ -147,9 +147,9 @@ ROWS: list[dict] = [
         source="openai-community/gpt2, Hugging Face config",
     ),
     row(
-        name="laptop", n_layer=16, n_head=16, hidden=1024, intermediate=2752,
+        name="llama-0.2b", n_layer=16, n_head=16, hidden=1024, intermediate=2752,
         vocab_size=8192, max_length=4096,
-        source="ours: LLaMA shape at 0.2 B parameters, for a laptop's CPU",
+        source="ours: LLaMA shape at 0.2 B parameters, small enough for a CPU",
     ),
     row(
         name="demo", n_layer=4, n_head=4, n_kv_head=2, hidden=256, intermediate=576,

@@ -56,7 +56,8 @@ def start() -> None:
         name = f"{exercise.file}.py"
         what = f"{exercise.name}, lesson {exercise.lesson}, {exercise.title}"
         give(MINE / name, (STUBS / name).read_bytes(), what)
-    print(f"your lessons are in {NOTEBOOKS}: jupyter lab notebooks")
+    print(f"your lessons are in {NOTEBOOKS}. To run them: make install, then")
+    print(".venv/bin/jupyter lab notebooks")
     for number, lesson in enumerate(LESSONS, 1):
         blank = without_outputs(lesson.with_suffix(".ipynb"))
         give(NOTEBOOKS / f"my_{lesson.stem}.ipynb", blank, f"lesson {number}, without outputs")
@@ -144,7 +145,7 @@ def parsed() -> argparse.Namespace:
     subs["check"].add_argument("--seed", type=int, default=BASE, help="draws other cases")
     subs["plant"].add_argument("mistake", help="its name in course/planted.toml: 12, p12, 13a")
     grading = subs["grade"].add_argument
-    grading("place", type=Path, help="a folder, or a zip of Canvas or Moodle")
+    grading("place", type=Path, help="a folder or a zip, with a folder or a .zip of each student")
     grading("--seed", type=int, help="of the cases (default: drawn, and printed)")
     grading("--only", nargs="+", metavar="E", help="the exercises that were set, as 1 9")
     grading("--one", action="store_true", help="the folder is one submission")

@@ -128,7 +128,7 @@ def results_json(grade: Grade, points: dict[str, float], seed: int, first: str) 
 
 
 def notes(grade: Grade) -> list[str]:
-    found = (["Handed in late."] if grade.handed.late else []) + grade.handed.notes
+    found = [*grade.handed.notes]
     found += [f"... and {len(found) - MOST_NOTES} more."] if len(found) > MOST_NOTES else []
     return [clean(note) for note in [*found[:MOST_NOTES], *found[MOST_NOTES:][-1:]]]
 

@@ -225,8 +225,8 @@ def grade(
         raise UserError(f"{str(place)!r} cannot be read: {error}") from None
     if not handed:
         raise UserError(
-            f"{str(place)!r} has no submissions: a folder or a .zip for each, or files as Canvas"
-            " or Moodle names them; --one if it is a submission itself"
+            f"{str(place)!r} has no submissions: a folder or a .zip for each student; --one"
+            " if it is a submission itself"
         )
     feedback.mkdir(exist_ok=True)  # now, and not after an hour, it may be impossible
     start, homes = time.perf_counter(), Path(tempfile.mkdtemp(prefix="nano-sarathi-grade-"))
@@ -266,13 +266,12 @@ def table(grades: list[Grade], points: dict[str, float], seed: int, first: str) 
     """A line for each student, as CSV."""
     text = StringIO()
     rows = csv.writer(text)
-    rows.writerow(["submission", *points, "passed", "points", "late", "scores", "page", "seed",
+    rows.writerow(["submission", *points, "passed", "points", "scores", "page", "seed",
                    "protection"])  # fmt: skip
     for number, each in enumerate(grades, 1):
         passed = sum(result == "passed" for result in each.results.values())
         scores = "; ".join(f"{key}: {told}" for key, told in each.scores.items())
-        late = "late" if each.handed.late else ""
         results = [each.results[key] for key in points]
-        rows.writerow([as_cell(each.name), *results, passed, f"{each.points(points):g}", late,
+        rows.writerow([as_cell(each.name), *results, passed, f"{each.points(points):g}",
                        scores, f"{each.page(number)}.html", seed, first])  # fmt: skip
     return text.getvalue()

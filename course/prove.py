@@ -491,15 +491,15 @@ def claims(
         mask_is_a_part(attention.chunk_mask),
     )
     yield (
-        "`reference` shows a row itself and all before",
+        "`reference` of attention.py shows a row itself and all before it",
         attention_sees(attention.reference, attention),
     )
     yield (
-        "`sdpa` shows the same, on all its branches",
+        "`sdpa` of attention.py shows a row itself and all before it, on all its branches",
         attention_sees(attention.sdpa, attention),
     )
     yield (
-        "`near` shows the last keys alone, as many as the window",
+        "`near` (layers with a window) shows the last keys alone, as many as the window",
         attention_sees(variants.near, PLAIN_FILE, window, least=1),
     )
     yield (
@@ -511,7 +511,7 @@ def claims(
         each_token_runs_once(scheduler, loop.check_batch),
     )
     yield (
-        "two parts of a softmax, merged by `two_segments`, are the whole",
+        "two parts of a softmax, merged by `two_segments` of more/beam/, are the whole",
         two_parts_are_the_whole(beams.two_segments),
     )
 
@@ -522,7 +522,12 @@ def shown(numbers: dict[str, str]) -> str:
 
 def prove() -> None:
     """Prints each claim, and ends with status 1 and the counterexamples if one is false."""
-    refuted, began = [], time.perf_counter()
+    refuted = []
+    began = time.perf_counter()
+    print(
+        "To prove, for all prompts, chunks and windows: a row of a chunk sees the same keys as in"
+    )
+    print("the full prefill, and each token runs once. z3 looks for numbers that refute it.")
     for claim, found in claims():
         seconds = time.perf_counter() - began
         print(f"{'FAILS' if found else 'proved':6}  {seconds:5.2f} s  {claim}")
@@ -531,3 +536,7 @@ def prove() -> None:
         began = time.perf_counter()
     if refuted:
         raise SystemExit("\n".join(refuted))
+    print(
+        "So, layer by layer, a chunked prefill is the full prefill. Not proved: that floats round,"
+    )
+    print("and the fast code of more/fast/. Tests compare these.")

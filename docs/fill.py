@@ -4,8 +4,8 @@
 
 What is filled, from results/ and from the code:
 
-- Sentences. docs/holes.toml has them with holes. Each is found in its document, whatever numbers
-  stand there, and gets those of today. Nothing else of the document changes.
+- Sentences. experiments/texts.toml has them with holes. Each is found in its document, whatever
+  numbers stand there, and gets those of today. Nothing else of the document changes.
 - What stands between <!-- filled: NAME --> and <!-- end -->: see BLOCKS.
 - A block of text below a block of Python: what the latter prints.
 
@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from functools import cache
 from io import StringIO
+from pathlib import Path
 from string import Formatter
 
 from command.checks import UserError, lookup
@@ -63,18 +64,17 @@ def filled(document: str, text: str) -> str:
     text = PRINTED.sub(lambda found: f"{found[1]}{printed(exec, found[2], names)}```", text)
     for name, templates in texts_of(document).items():
         for template in templates:
-            text = with_sentence(
-                text, template, quoted(name), f"docs/holes.toml, {document}, {name}"
-            )
+            place = f"{holes.TEXTS}, {document}, {name}"
+            text = with_sentence(text, template, quoted(name), place)
     return text
 
 
 def texts_of(document: str) -> dict[str, list[str]]:
     """Its sentences, by the file of results/ that they quote. Raises UserError."""
-    own = holes.read_texts("docs/holes.toml").get(document, {})
+    own = holes.read_texts().get(document, {})
     for name, texts in own.items():
         if not isinstance(texts, list):
-            raise UserError(f"docs/holes.toml, {document}, {name}: give a list of sentences, [...]")
+            raise UserError(f"{holes.TEXTS}, {document}, {name}: give a list of sentences, [...]")
     return own
 
 
@@ -105,6 +105,13 @@ def quoted(name: str) -> dict[str, Mapping]:
     return {**holes.sources(results(name)), "derived": derived()}
 
 
+def lines_of(folder: Path) -> int:
+    """Of all Python files but those of installed packages."""
+    files = [path.relative_to(folder) for path in folder.rglob("*.py")]
+    own = [file for file in files if not {".venv", "build"}.intersection(file.parts)]
+    return sum((folder / file).read_bytes().count(b"\n") for file in own)
+
+
 @cache
 def derived() -> dict[str, float]:
     """Numbers of the code, and of other files than those of results/."""
@@ -114,6 +121,7 @@ def derived() -> dict[str, float]:
     paper = common.paper_numbers()
     assert len(core) == 9, "the core is the first nine files of the README's map"
     return {
+        "lines of all, to 5,000": 5000 * round(lines_of(ROOT) / 5000),
         "lines of the core": sum(len((ROOT / name).read_bytes().splitlines()) for name in core),
         "held-out loss": demo["held_out_nats_per_token"],
         "unigram loss": demo["unigram_nats_per_token"],

@@ -1,7 +1,7 @@
 """All figures and tables, the best chunk size, and results/index.html.
 
 index.html is a gallery: what the papers claim, what we see, and where we differ. Its texts stand in
-captions.toml. All numbers in them come from the CSV files.
+texts.toml. All numbers in them come from the CSV files.
 
     python experiments/all.py           (or: make figures)
     python experiments/all.py --slow    also the scripts that take long (SLOW)
@@ -21,12 +21,12 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
+from command.checks import UserError, lookup
 from command.cli import MARK, run_main, write_file
 from command.flags import Flag
 from experiments import fidelity, studies
@@ -42,7 +42,7 @@ TORCH = {name for name, study in STUDIES.items() if study.torch}
 # the paper's B, where the memory formula alone would take more
 FLAGS = {"choose_chunk": ["--max-batch-size", "18"]}
 
-# The page's groups, in order: the name in captions.toml -> heading, and what is in it.
+# The page's groups, in order: the name in texts.toml -> heading, and what is in it.
 GROUPS = {
     "first": ("Start here", "The idea in two figures."),
     "sarathi": ("SARATHI", "Chunked prefills and decode-maximal batches on one GPU."),
@@ -56,27 +56,28 @@ GROUPS = {
     "cost": ("The cost model", "The law that predicts, beside measured kernels."),
 }
 
+PAGE = "results/index.html"  # what texts.toml calls it
 MEASURED = "measured"  # the group of scripts that only measure: minutes
 
 
-@dataclass(frozen=True)
-class Caption:
-    """The texts of one figure. The head of captions.toml says what they may hold."""
-
-    group: str
-    finding: str
-    alt: str
-    where: str
-    claim: str
-    see: str
-    differ: str = ""
+# What a caption says. It may also say `differ`. The head of texts.toml explains each.
+KEYS = {"group", "finding", "alt", "where", "claim", "see"}
 
 
 @cache
-def captions() -> dict[str, Caption]:
-    """Script -> its caption."""
-    texts = holes.read_texts("experiments/captions.toml")
-    return {name: Caption(**own) for name, own in texts.items()}
+def captions() -> dict[str, dict[str, str]]:
+    """Script -> its caption: texts by their keys. Raises UserError."""
+    found = holes.read_texts()[PAGE]
+    for name, texts in found.items():
+        check_caption(f"{holes.TEXTS}, {PAGE}, {name}", texts)
+    return found
+
+
+def check_caption(place: str, texts: dict[str, str]) -> None:
+    """Raises UserError where a text is missing or unknown, or the group is."""
+    if wrong := KEYS ^ (texts.keys() - {"differ"}):
+        raise UserError(f"{place}: missing, or no text of a caption: {', '.join(sorted(wrong))}")
+    lookup(GROUPS, texts["group"], f"group in {place}:")
 
 
 def fill(name: str, text: str, rows: Rows) -> str:
@@ -84,7 +85,7 @@ def fill(name: str, text: str, rows: Rows) -> str:
     sources = holes.sources(rows)
     if "{measured[" in text and not sources["measured"]:
         return f"Not measured yet: python experiments/{name}.py --measure does it."
-    return html.escape(holes.fill(text, sources, f"experiments/captions.toml, {name}"))
+    return html.escape(holes.fill(text, sources, f"{holes.TEXTS}, {PAGE}, {name}"))
 
 
 def table(heading: str, columns: list[str], rows: list[list[str]]) -> str:
@@ -127,7 +128,7 @@ def shown(out: Path) -> list[str]:
     order = list(GROUPS)
     files = {file.name for file in out.iterdir()}
     names = [name for name in captions() if {f"{name}.csv", f"{name}.png"} <= files]
-    return sorted(names, key=lambda name: order.index(captions()[name].group))
+    return sorted(names, key=lambda name: order.index(captions()[name]["group"]))
 
 
 def draw_kept(out: Path) -> None:
@@ -179,23 +180,23 @@ def section(name: str, out: Path, rows: list[fidelity.Row]) -> str:
     explained = [row for row in rows if row.explanation]
     texts = [f"{row.quantity}: {fidelity.told(row)}" for row in explained]
     texts = [html.escape(text) for text in texts]
-    texts += [fill(name, caption.differ, results)] if caption.differ else []
+    texts += [fill(name, caption["differ"], results)] if "differ" in caption else []
     if not texts and rows:
         texts = ["Nowhere."]
     differ = "".join(f"<dd>{text}</dd>" for text in texts)
     if differ:
         differ = f"<dt>Where we differ by more than {fidelity.LIMIT:g} %</dt>{differ}"
-    alt, second, measured = fill(name, caption.alt, results), f"{name}_measured", ""
+    alt, second, measured = fill(name, caption["alt"], results), f"{name}_measured", ""
     if (out / f"{second}.png").exists():
         measured = picture(out, second, f"The same picture, from real runs. {alt}")
-    claim = "We ask" if caption.group in ("measured", "cost") else "The paper claims"
-    return f"""<section id="{name}"><h3>{fill(name, caption.finding, results)}</h3>
-<p class="where">{title_of(name)} &middot; {html.escape(caption.where)} &middot;
+    claim = "We ask" if caption["group"] in ("measured", "cost") else "The paper claims"
+    return f"""<section id="{name}"><h3>{fill(name, caption["finding"], results)}</h3>
+<p class="where">{title_of(name)} &middot; {html.escape(caption["where"])} &middot;
 <code>experiments/{name}.py</code> &middot; <a href="{name}.csv">all numbers</a></p>
 <figure>{picture(out, name, alt)}{measured}<figcaption>{sources_of(results)}</figcaption></figure>
 <dl>
-<dt>{claim}</dt><dd>{fill(name, caption.claim, results)}</dd>
-<dt>We see</dt><dd>{fill(name, caption.see, results)}</dd>
+<dt>{claim}</dt><dd>{fill(name, caption["claim"], results)}</dd>
+<dt>We see</dt><dd>{fill(name, caption["see"], results)}</dd>
 {differ}</dl>
 {table("Numbers: paper, predicted, error", columns, numbers)}
 <p class="back"><a href="#contents">Contents</a></p></section>
@@ -204,7 +205,7 @@ def section(name: str, out: Path, rows: list[fidelity.Row]) -> str:
 
 def line(name: str, out: Path) -> str:
     """One line of the contents: what the figure shows."""
-    finding = fill(name, captions()[name].finding, read_rows(out / f"{name}.csv"))
+    finding = fill(name, captions()[name]["finding"], read_rows(out / f"{name}.csv"))
     return f'<li><a href="#{name}"><b>{title_of(name)}</b> {finding}</a></li>\n'
 
 
@@ -214,7 +215,7 @@ def gallery(out: Path) -> str:
     ids = {figure.name: set(figure.paper) for figure in fidelity.FIGURES + fidelity.SERVING}
     jumps, contents, sections = [], [], []
     for group, (heading, about) in GROUPS.items():
-        names = [name for name in shown(out) if captions()[name].group == group]
+        names = [name for name in shown(out) if captions()[name]["group"] == group]
         if not names:
             continue
         lines = "".join(line(name, out) for name in names)
@@ -284,7 +285,7 @@ def main() -> None:
     if find_spec("torch") is None:
         why = "it needs torch: make install, or pip install -r requirements.txt"
         left_out |= dict.fromkeys(sorted(TORCH), why)
-    measured = [name for name in captions() if captions()[name].group == MEASURED]
+    measured = [name for name, texts in captions().items() if texts["group"] == MEASURED]
     left_out |= dict.fromkeys(measured, "it measures this machine: run it by itself")
     if not options.slow:
         left_out |= dict.fromkeys(sorted(SLOW), "its results are kept; --slow runs it")
@@ -304,7 +305,8 @@ def main() -> None:
         print("", *failed, sep="\n", file=sys.stderr)
         raise SystemExit(1)
     if options.quick:
-        print("\nno page: its texts quote results that --quick does not compute")
+        print(f"\nwrote {options.out}, to see that all scripts run: these are no results")
+        print("no page: its texts quote results that --quick does not compute")
     else:
         write_page(options.out)
 

@@ -55,7 +55,7 @@ FILE = ROOT / "experiments" / "distserve_opt13b.csv"
 COLUMNS = "system, rate_per_s, arrival_s, ttft_ms, tpot_ms, prompt_tokens, output_tokens"
 SHAPE = {"n_layer": 40, "n_head": 40, "n_kv_head": 40, "hidden": 5120, "head_dim": 128}
 OPT = replace(MODELS["opt-30b"], name="opt-13b", intermediate=20480, **SHAPE)
-GPU, SOFTWARE = "a100-80gb", "sarathi_serve"  # whose constants are those of this GPU
+GPU, SOFTWARE = "a100-80gb", "vidur-2024"  # whose constants are those of this GPU
 TTFT, TPOT = 0.25, 0.1  # s (_plot.py of the artefact)
 # requests and tokens of a batch of decodes (2-start-api-server.py)
 SIZE, BUDGET, DRAWS = 1024, 65536, 10
@@ -74,7 +74,7 @@ FITS = {
 }
 BY = {system: tuple(dict.fromkeys(("none", *fits))) for system, fits in FITS.items()}
 BOTH = "raised + vllm-2024"
-BY[VLLM] += ("vllm-2024", "sarathi-serve", BOTH)  # later hosts are as none
+BY[VLLM] += ("vllm-2024", "sarathi-artefact", BOTH)  # later hosts are as none
 QUANTITIES = ("attainment", "TTFT alone", "TPOT alone")
 GOODPUTS = ("goodput of vllm", "goodput of distserve")
 Run = list[tuple[Request, float, float]]  # with TTFT and TPOT in seconds

@@ -8,12 +8,12 @@
     python experiments/bench.py --workload P --peer blocks --peer prefix-caching
         our engine with its cache in blocks (more/paged/), without and with prefix caching
 
-A LLaMA of 0.2 B parameters (`laptop`) with random weights, saved as a checkpoint that all engines
-load. W: 16 requests of 512 prompt tokens and 32 output tokens. V: 24 requests of 64-1024 and 8-64.
-P: 16 requests of 640 and 16, whose first 512 tokens are the same. The others are small: 4x512+16 is
-4 requests of 512 and 16. At most 8 run at once; greedy,
-end-of-text ignored. Engines run in alternation and medians are compared, because a machine drifts.
-The floor is what this machine needs for the linears, and for reading weights, K and V.
+`llama-0.2b`, a LLaMA of 0.2 B parameters, has random weights, and is saved as a checkpoint that all
+engines load. W: 16 requests of 512 prompt tokens and 32 output tokens. V: 24 requests of 64-1024
+and 8-64. P: 16 requests of 640 and 16, whose first 512 tokens are the same. The others are small:
+4x512+16 is 4 requests of 512 and 16. At most 8 run at once; greedy, end-of-text ignored. Engines
+run in alternation and medians are compared, because a machine drifts. The floor is what this
+machine needs for the linears, and for reading weights, K and V.
 
     TTFT     from the call to a request's first token: the median of the requests
     hits     prompt tokens that were in the cache. It is empty when a run begins
@@ -44,7 +44,7 @@ from experiments.lib.common import print_table, progress
 from experiments.lib.engines import median_row
 from experiments.lib.flags import start
 from experiments.lib.measuring import hardware_of
-from experiments.lib.peers import BATCH_SIZE, REST, TASKS, VLLM, Peer, Work, saved_model
+from experiments.lib.peers import BATCH_SIZE, REST, TASKS, Peer, Work, saved_model
 from experiments.lib.rows import Row, Rows, spread, with_kept
 from kvcache import KVCache
 from more.loading.device import choose_dtype
@@ -150,7 +150,7 @@ class Ours:
     def version(self) -> str:
         return f"nano-sarathi ({self.llm.attention})"
 
-    def __call__(self, work: Work) -> dict:
+    def ask(self, work: Work) -> dict:
         self.llm.chunk_size, self.llm.cache = self.budget, self.cache
         if self.blocks:  # nothing can be found of the run before
             self.cache.memory = self.blocks.memory(self.cache.memory.capacity)
@@ -163,18 +163,7 @@ class Ours:
         return {"seconds": seconds, "tokens": tokens, "firsts": firsts, "hits": hits}
 
 
-class Beside(Peer):
-    """Another engine: what it answers."""
-
-    def __init__(self, engine: str, python: str | Path, directory: str, dtype: str, budget: int):
-        words = directory, dtype, str(budget)
-        super().__init__(f"--peer {engine}", "generate", engine, *words, python=python)
-        self.budget = "-" if engine == "transformers" else budget  # it has none
-
-    __call__ = Peer.ask
-
-
-Engine = Ours | Beside
+Engine = Ours | Peer
 
 
 def start_engine(name: str, llm: LLM, directory: str, options: argparse.Namespace) -> Engine:
@@ -183,9 +172,9 @@ def start_engine(name: str, llm: LLM, directory: str, options: argparse.Namespac
         sizes = BATCH_SIZE, llm.max_length
         cache = make_cache(llm.part, *sizes, llm.dtype, llm.device, blocks, None)
         return Ours(llm, options.chunk_size, cache, blocks)
-    python = options.vllm_python if TASKS["generate"][name][0] == VLLM else sys.executable
-    dtype = str(llm.dtype).removeprefix("torch.")
-    return Beside(name, python, directory, dtype, options.chunk_size)
+    python = options.vllm_python if TASKS["generate"][name].environment else sys.executable
+    words = directory, str(llm.dtype).removeprefix("torch."), str(options.chunk_size)
+    return Peer(f"--peer {name}", "generate", name, *words, python=python)
 
 
 def compare(work: Work, engines: Mapping[str, Engine], repeats: int) -> list[Row]:
@@ -193,9 +182,9 @@ def compare(work: Work, engines: Mapping[str, Engine], repeats: int) -> list[Row
     turns: dict[str, list[Row]] = {name: [] for name in engines}
     first_tokens: dict[str, list[int]] = {}
     for _ in progress(range(repeats), "measuring"):
-        for name, run in engines.items():
+        for name, engine in engines.items():
             time.sleep(REST if len(engines) > 1 else 0)
-            answer = run(work)
+            answer = engine.ask(work)
             lengths = [len(row) for row in answer["tokens"]]
             assert lengths == [outputs for _, outputs in work], f"{name} returned other lengths"
             first_tokens[name] = [row[0] for row in answer["tokens"]]
@@ -258,13 +247,13 @@ def run_benchmark(options: argparse.Namespace, llm: LLM, directory: str, model: 
     with ExitStack() as stack:  # whatever happens, Ctrl-C too: peers end
         for name in dict.fromkeys([OURS, *(options.peer or [])]):
             engines[name] = start_engine(name, llm, directory, options)
-            if isinstance(engines[name], Beside):
+            if isinstance(engines[name], Peer):
                 stack.callback(engines[name].close)
         for workload, work in works.items():
             # first kernels, first pages, compilers: batches of any size, as they end one by one
             first = [(prompt, 3 + index) for index, (prompt, _) in enumerate(work[:BATCH_SIZE])]
             for engine in engines.values():
-                engine(first)
+                engine.ask(first)
             run_workload(workload, work, engines, machine, options, model, path)
 
 
@@ -293,7 +282,7 @@ def main() -> None:
     options = start(NAME, __doc__, [], **FLAGS)
     dtype = choose_dtype(options.dtype, CPU)
     name = str(dtype).removeprefix("torch.")
-    config = MODELS["demo" if options.quick else "laptop"]
+    config = MODELS["demo" if options.quick else "llama-0.2b"]
     settings = {"policy": "sarathi_serve", "attention": options.attention, "dtype": name}
     with saved_model(config, dtype) as directory:
         length = min(MAX_LENGTH, config.max_length)

@@ -25,9 +25,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache, lru_cache, partial
 
 from batch import Request
-from configs import GPUS, MODELS
-from configs.hosts import HOSTS
-from costmodel import CostModel
+from configs import GPUS
 from experiments.lib.common import ROOT, quantile, read_table
 from experiments.lib.engines import ANY, Sweep
 from experiments.lib.panels import Panel
@@ -36,8 +34,8 @@ from experiments.lib.plan_report import ANCHORED, BOTH, WAY, kind_of
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Study
 from more.serving.anchor import find_factor, measure_of, scaled
+from more.serving.capacity import Deployment, cache_of_engine
 from more.serving.engines import sglang_defaults, vllm_defaults
-from more.serving.planner import Replica, cache_of_engine
 from more.serving.traffic import Fixed, at_rate, make_requests, poisson
 from timeline import Trace
 
@@ -49,7 +47,7 @@ SEEN = "benchmark_vllm_060", "gpu-benchmark", "a100-vllm-benchmark-blog", "llmfi
 NEVER = (1000,)
 # Engine -> its hosts, and the first version without each. The version alone chooses, and no error.
 ENDS = {
-    "vllm": {"vllm-2024": (0, 6), "vllm-v1": (0, 12), "vllm-async": NEVER},
+    "vllm": {"vllm-2024": (0, 6), "vllm-2025": (0, 12), "vllm-async": NEVER},
     "sglang": {"sglang-0.3": (0, 4), "none": NEVER},
     "tensorrt-llm": {"none": NEVER},
 }
@@ -192,13 +190,13 @@ def engine_defaults(each: Benchmark) -> tuple[str, int, int]:
     return "sarathi_serve", *vllm_defaults(gpu)
 
 
-def replica_of(each: Benchmark) -> Replica:
+def replica_of(each: Benchmark) -> Deployment:
     """TensorRT-LLM takes a share of what is free after the model is loaded, SGLang one for weights
     and cache. TensorRT-LLM starts no more requests than fit to their last token.
     """
     _, budget, size = engine_defaults(each)
-    host, tp = HOSTS[each.host], each.tp
-    cost = CostModel(MODELS[each.model], GPUS[each.gpu], tp=tp, software="vllm", host=host)
+    server = Deployment(each.model, each.tp, each.gpu, link=None, host=each.host, software="vllm")
+    cost = server.cost_model
     longest = round(each.prompt_tokens + each.output_tokens)
     if each.engine == "tensorrt-llm":
         tokens = cache_of_engine(cost, 1, budget, size, each.memory or 0.9, of_free=True)
@@ -210,7 +208,7 @@ def replica_of(each: Benchmark) -> Replica:
         tokens = next((tokens for tokens in sizes if tokens >= longest), sizes[-1])
     if each.engine == "tensorrt-llm":
         size = max(1, min(size, tokens // longest))
-    return Replica(cost, size, max(tokens, longest))
+    return replace(server, max_batch_size=size, cache=max(tokens, longest))
 
 
 @lru_cache(4)

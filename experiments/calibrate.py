@@ -1,7 +1,7 @@
 """Measures this machine for the cost model: writes results/calibration-MODEL.json.
 
     python experiments/calibrate.py
-        the laptop model on this machine's best device: two minutes, or three turns of all points
+        llama-0.2b on this machine's best device: two minutes, or three turns of all points
     python experiments/calibrate.py --model gpt2-124m --dtype float32
         another model: a calibration is of one model, device and dtype
 

@@ -3,7 +3,7 @@
     python experiments/choose_chunk.py --model llama-13b --gpu a6000 --pd 14 --max-length 1024
     python experiments/choose_chunk.py --pd 14 --max-length 1024 --tbt-slo 100
         no TBT above 100 ms
-    python experiments/choose_chunk.py --calibration results/calibration-laptop.json --pd 14
+    python experiments/choose_chunk.py --calibration results/calibration-llama-0.2b.json --pd 14
         for the machine that calibrate.py measured
 
 All requests are alike: P prompt tokens and D decodes, P + D = L, P:D as given, and there are always
@@ -135,7 +135,7 @@ def cost_model(options: Namespace) -> tuple[CostModel, str]:
     if options.calibration is None:
         model = priced_model(options.model or "llama-13b")
         gpu = lookup(GPUS, options.gpu or "a6000", "GPU")
-        software = "sarathi" if (gpu.name, "sarathi") in EFFICIENCY else "vllm"
+        software = "xformers-2023" if (gpu.name, "xformers-2023") in EFFICIENCY else "vllm"
         return CostModel(model, gpu, software=software), f"constants of {software}"
     calibration = Calibration.read(options.calibration)
     if options.gpu is not None:

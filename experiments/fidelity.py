@@ -15,7 +15,6 @@ import enter  # noqa: F401
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, fields, replace
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from string import Template
@@ -26,11 +25,10 @@ from configs.constants import EFFICIENCY
 from costmodel import CostModel, requests_that_fit
 from experiments import fig4
 from experiments.fig8 import speedup
-from experiments.lib import common
+from experiments.lib import common, holes
 from experiments.lib.flags import start
-from experiments.lib.holes import fill, read_texts
 from experiments.lib.rows import Numbers, read_rows
-from more.serving.planner import cache_of_engine
+from more.serving.capacity import cache_of_engine
 
 FIGURES, SERVING = (  # SARATHI's, Sarathi-Serve's
     [import_module(f"experiments.{name}").STUDY for name in names.split()]
@@ -49,13 +47,7 @@ IN_WORDS = {"f4_decode_sat", "s42_gpt3_chunk256"}
 LIMIT = 15.0  # %: an error above this is explained, or not
 # Rows are sorted by kind, then error.
 KINDS = "predicted", "bound", "first hand", "second hand", "not modelled", "given", "fitted"
-
-
-@cache
-def explanations() -> dict[str, dict[str, str]]:
-    """Id -> `text`: why we are far from it; `with`: ours, with the cause that was tried."""
-    texts = read_texts("experiments/explanations.toml")
-    return {name: {"text": text} if type(text) is str else text for name, text in texts.items()}
+PAGE = "results/fidelity.md"  # what texts.toml calls it
 
 
 @dataclass(frozen=True)
@@ -97,8 +89,8 @@ def kind_of(published: Mapping[str, str], ours: float | None) -> str:
     return "bound" if "upper bound" in published["quantity"] else "predicted"
 
 
-def judge(published: Mapping[str, str], ours: float | None, holes: Mapping[str, Mapping]) -> Row:
-    """One row of paper_numbers.csv beside our number. holes: for its explanation."""
+def judge(published: Mapping[str, str], ours: float | None, sources: Mapping[str, Mapping]) -> Row:
+    """One row of paper_numbers.csv beside our number. sources: of its explanation."""
     name, quantity, paper = published["id"], published["quantity"], float(published["value"])
     kind = kind_of(published, ours)
     error = None if ours is None else 100 * (ours / paper - 1)
@@ -106,9 +98,9 @@ def judge(published: Mapping[str, str], ours: float | None, holes: Mapping[str, 
     if ours is not None and "bound)" in quantity:
         met = ours <= paper if "upper bound" in quantity else ours >= paper
         verdict, error = ("met", None) if met else ("not met", error)
-    found = explanations().get(name, {}) if error is None or abs(error) > LIMIT else {}
-    place = f"experiments/explanations.toml, {name}"
-    found = {key: fill(text, holes, place) for key, text in found.items()}
+    texts = holes.read_texts()[PAGE] if error is None or abs(error) > LIMIT else {}
+    place = f"{holes.TEXTS}, {PAGE}, {name}"
+    found = {key: holes.fill(text, sources, place) for key, text in texts.get(name, {}).items()}
     tried = 100 * (float(found["with"]) / paper - 1) if "with" in found else None
     where = published["where"].removesuffix(" (second hand)")
     what = (quantity, published["conditions"], published["unit"], paper, ours)
@@ -116,13 +108,13 @@ def judge(published: Mapping[str, str], ours: float | None, holes: Mapping[str, 
     return Row(name, where, *what, error, kind, verdict, found.get("text", ""), tried, number)
 
 
-def beside(source: str, ours: Mapping[str, float], **holes: Mapping) -> list[Row]:
-    """Of one paper: sarathi (without pipelines) or sarathi-serve."""
+def beside(source: str, ours: Mapping[str, float], **sources: Mapping) -> list[Row]:
+    """Of one paper: sarathi (without pipelines) or sarathi-serve. sources: more of its texts."""
     table = common.read_table(common.ROOT / "experiments" / "paper_numbers.csv")
     own = [row for row in table if row["source"] == source]
     rows = [row for row in own if not row["id"].startswith(("f12_", "s53_"))]
-    holes = {"paper": common.paper_numbers(), "predicted": ours} | holes
-    judged = [judge(row, ours.get(row["id"]), holes) for row in rows]
+    sources = {"paper": common.paper_numbers(), "predicted": ours} | sources
+    judged = [judge(row, ours.get(row["id"]), sources) for row in rows]
     return sorted(judged, key=lambda row: (KINDS.index(row.kind), abs(row.error or 0)))
 
 
@@ -172,7 +164,7 @@ def planned_batches() -> dict[str, float]:
 def derived(predicted: Mapping[str, float]) -> dict[str, float]:
     """What explanations quote, computed from published numbers or predictions."""
     paper, model, gpu = common.paper_numbers(), MODELS["llama-13b"], GPUS["a6000"]
-    own, other = EFFICIENCY["a6000", "sarathi"], EFFICIENCY["a100-80gb", "sarathi_serve"]
+    own, other = EFFICIENCY["a6000", "xformers-2023"], EFFICIENCY["a100-80gb", "vidur-2024"]
     shared = CostModel(model, gpu, replace(own, hybrid=own.hybrid / 3))
     a100 = CostModel(MODELS["llama-33b"], GPUS["a100-80gb"], replace(other, hybrid=own.hybrid))
     per_token = paper["t2_prefill_total"] / 1024  # ms
@@ -202,7 +194,7 @@ def serving(out: Path, quick: bool = False) -> list[Row]:
         rows = read_rows(folder / f"{study.name}.csv") or study.predict(quick)
         predicted |= study.numbers(rows)
         named |= rows.named()
-    return beside("sarathi-serve", predicted, predicted=named)
+    return beside("sarathi-serve", predicted, predicted=Numbers(named | predicted))
 
 
 def distinct(rows: Iterable[Row]) -> list[Row]:

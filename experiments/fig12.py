@@ -59,7 +59,7 @@ SHARES = ("orca's bubbles", "sarathi's bubbles")
 KNOBS = "knobs", "guessed"  # numbers that a row changes; those without a source
 # To start the kernel of a product may cost time: an iteration of one decode of Yi-34B waits 20 ms
 # for Sarathi-Serve's host, and has 60 layers of 4 products
-START = HOSTS["sarathi-serve"].around(0.0, 1) / (4 * MODELS["yi-34b"].n_layer)
+START = HOSTS["sarathi-artefact"].around(0.0, 1) / (4 * MODELS["yi-34b"].n_layer)
 NONE, IN_FLIGHT, UNSHRUNK = "no option", "chunks in flight", "256 beside the decodes"
 ATTENTION, NOISE, STARTED = "attention 32.5 %", "noise 15 %", f"{1e6 * START:.0f} us a product"
 GUESSED = "150 us a product"
@@ -68,7 +68,7 @@ CAUSES = {
     NOISE: {"noise": 0.15},
     STARTED: {"start": START},
     GUESSED: {"start": 1.5e-4},
-    "Sarathi-Serve's host": {"host_time": "sarathi-serve"},
+    "Sarathi-Serve's host": {"host_time": "sarathi-artefact"},
     IN_FLIGHT: {"deal": "ahead"},  # not in the paper's engines, but in today's
     # "chunk size 256" (Sec 5.3), read plainly: Sec 4.4 has chunk and decodes fill the tile together
     UNSHRUNK: {"chunk_size": CHUNK_SIZE + BATCH_SIZE - 1},
@@ -105,7 +105,7 @@ class Setup:
     @property
     def cost_model(self) -> CostModel:
         """Of one stage's eight GPUs: constants that are fitted to the paper's measurements."""
-        found, guess = constants(GPU, "sarathi")
+        found, guess = constants(GPU, "xformers-2023")
         share, start = self.attention_share or found.attention, found.overhead + self.start
         efficiency = replace(found, attention=share, overhead=start)
         link, host = LINKS[LINK], HOSTS[self.host_time]

@@ -59,7 +59,7 @@ def all_priced(engine: Engine, L: int, B: int) -> list[Row]:
     ]
 
 
-OWN, _ = constants(GPU, "sarathi")
+OWN, _ = constants(GPU, "xformers-2023")
 ELEMENTWISE_TOO = replace(OWN, elementwise=OWN.memory)
 
 

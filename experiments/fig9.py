@@ -113,7 +113,7 @@ def report(rows: Rows) -> None:
     title = "Largest gain of each chunk size, predicted by the cost model"
     print_rows(lines.where(which="peak"), ["model", *names, "L", "B", "C", *columns], title)
     if measured := lines.where(source="measured"):
-        title = "Measured: {model} on {hardware}, L = {L}, B = {B}".format(**measured[0])
+        title = "Measured earlier: {model} on {hardware}, L = {L}, B = {B}".format(**measured[0])
         measured.sort(key=lambda row: (row["policy"], row["C"], row["PD"]))
         columns = ["C", "PD", "C/(B-1)", "gain", "gain lowest", "gain highest"]
         print_rows(measured, [*names, *columns], title)

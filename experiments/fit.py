@@ -445,7 +445,7 @@ def fit_a6000() -> Found:
     print_table(["number", "paper, ms", "fitted, ms", "error"], rows)
     worst = max(map(abs, errors.values()))
     source = f"experiments/fit.py: nine numbers of SARATHI, all within {worst:.1f} %"
-    return efficiency_found("a6000", "sarathi", replace(fitted, source=source))
+    return efficiency_found("a6000", "xformers-2023", replace(fitted, source=source))
 
 
 def fit_l20() -> Found:
@@ -458,7 +458,7 @@ def fit_l20() -> Found:
     source = "experiments/fit.py: TD-Pipe's iterations of LLaMA-13B; median error there"
     source += f" {summary(groups['all'])[0]}. Attention: the L40S's, vllm"
     found = {software: round(statistics.median(own), 1) for software, own in borrowed.items()}
-    own = efficiency_found("l20", "td_pipe", replace(fitted, source=source))
+    own = efficiency_found("l20", "vllm-0.5.3", replace(fitted, source=source))
     return own | {"BORROWED": (found, BORROWED)}
 
 
@@ -470,7 +470,7 @@ def borrowed_errors() -> dict[str, list[float]]:
 
 def fit_vidur() -> Found:
     found = replace(
-        EFFICIENCY["a100-80gb", "sarathi_serve"], compute=0.7739, memory=0.7483, p=2.1587,
+        EFFICIENCY["a100-80gb", "vidur-2024"], compute=0.7739, memory=0.7483, p=2.1587,
         overhead=1e-6, elementwise=0.5, launch=2e-6,
     )  # fmt: skip
     rows, medians = [], []
@@ -491,7 +491,7 @@ def fit_vidur() -> Found:
         f" Llama-2-7b {medians[0]}. Attention: vllm's"
     )
     moved = {name: getattr(found, name) for name in VIDUR}
-    return efficiency_found("a100-80gb", "sarathi_serve", replace(found, source=source)) | {
+    return efficiency_found("a100-80gb", "vidur-2024", replace(found, source=source)) | {
         "VIDUR": (moved, VIDUR)
     }
 

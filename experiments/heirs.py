@@ -41,7 +41,7 @@ PROMISE = 2.0, 0.05  # s: the first token, and each further one, of requests wit
 WINDOWS = 8
 LLAMA = Deployment("llama3.1-8b", software="vllm", max_batch_size=64)
 LLAMA_13B = Deployment(
-    "llama-13b", gpu="a6000", link="pcie4", software="sarathi", max_batch_size=18
+    "llama-13b", gpu="a6000", link="pcie4", software="xformers-2023", max_batch_size=18
 )
 AZURE = Recorded(SAMPLE)
 LESS = ("P99 TTFT", "mean E2E")  # the less, the better

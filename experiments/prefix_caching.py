@@ -57,7 +57,7 @@ def served(
     ]
     return simulate(
         requests, engine.model, engine.gpu, policy="sarathi_serve", chunk_size=BUDGET,
-        max_batch_size=SIZE, cache_tokens=memory, software="sarathi_serve", **OPTIONS[cache],
+        max_batch_size=SIZE, cache_tokens=memory, software="vidur-2024", **OPTIONS[cache],
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ at 500 to 600 tokens. Ours is where the line of large batches reaches the cost o
 
 Sarathi-Serve's artefact has the times of whole iterations of Yi-34B on two A100s: the stars of the
 second row. We price the GPU's work alone. The difference is what the software of that time took
-beside it. Two numbers of a `Host` ("sarathi-serve" in configs/hosts.py) make the iterations of 1
+beside it. Two numbers of a `Host` ("sarathi-artefact" in configs/hosts.py) make the iterations of 1
 and of 128 decodes right. All other iterations with this host are predictions.
 """
 
@@ -117,7 +117,7 @@ def iteration(engine: Deployment, phase: str, L: int, B: int) -> dict[str, float
 def of_artefact(engine: Deployment, phase: str, L: int, B: int) -> dict[str, float]:
     """ms of `iteration`, and with the artefact's host."""
     ms = iteration(engine, phase, L, B)["iteration"]
-    return {"iteration": ms, "with the host": 1e3 * HOSTS["sarathi-serve"].around(1e-3 * ms, B)}
+    return {"iteration": ms, "with the host": 1e3 * HOSTS["sarathi-artefact"].around(1e-3 * ms, B)}
 
 
 def beyond(B: int) -> float:

@@ -64,7 +64,11 @@ GAINS = OVER_PP, OVER_TP8, RATIO = "gain over vLLM PP", "gain over vLLM TP8", "v
 ETHERNETS = {"data sheet": "ethernet-100g"} | {
     f"TCP {rate}": f"ethernet-100g-tcp-{rate}" for rate in (5.2, 4.6, 4.1, 1.5)
 }
-SOFTWARE = {"GPU alone": "none", "with host": "sarathi-serve", "57 ms": "sarathi-serve-constant"}
+HOST_NAMES = {
+    "GPU alone": "none",
+    "with host": "sarathi-artefact",
+    "57 ms": "sarathi-artefact-constant",
+}
 KNOBS = {"data sheet": 0, "GPU alone": 0, "with host": 2}  # numbers that we chose; of others: one
 CAUSES = cases(link=list(ETHERNETS), host="GPU alone") + cases(
     link=["data sheet", "TCP 4.6"], host=["with host", "57 ms"]
@@ -90,10 +94,15 @@ def slos(deployment: Deployment) -> papers.Slos:
     }
 
 
+def layout_of(engine: Deployment) -> str:
+    """And how requests are dealt, where that is not as in the paper."""
+    return engine.layout if engine.deal == "queue" else f"{engine.layout} {engine.deal}"
+
+
 def capacities(engine: Deployment, **case: object) -> list[Row]:
     """Under each SLO."""
     rows = papers.capacity_rows(engine, slos=slos, **case)
-    return [{"layout": engine.layout, **row} for row in rows]
+    return [{"layout": layout_of(engine), **row} for row in rows]
 
 
 def bounds(engine: Deployment) -> list[Row]:
@@ -105,7 +114,7 @@ def iterations(engine: Deployment) -> Row:
     """ms of a prefill of 4K and of a decode iteration, through the stages of a pipeline."""
     cost, prefill = engine.cost_model, make_batch([(0, PROMPT, PROMPT)])
     layers = cost.model.n_layer * cost.model.layer_weights
-    hosted = replace(engine, host="sarathi-serve")
+    hosted = replace(engine, host="sarathi-artefact")
     again = HOSTS[hosted.host].around(0.0, DECODES)  # if each stage's workers take it
     return {
         "layout": engine.layout,
@@ -120,7 +129,7 @@ def iterations(engine: Deployment) -> Row:
 
 def cause(engine: Deployment, link: str, host: str, count: int, seed: int, precision: float) -> Row:
     """Gains of chat at 1 s, where Falcon's nodes have another link, or the software a host."""
-    pipeline, tp8 = falcon(ETHERNETS[link], SOFTWARE[host])
+    pipeline, tp8 = falcon(ETHERNETS[link], HOST_NAMES[host])
     given = {"workloads": {"chat": CHAT.requests(count, seed=seed)}, "precision": precision}
     given["slos"] = lambda _: {"1 s": slos(engine)["1 s"]}
     ours, pp, tp = (

@@ -11,7 +11,7 @@ for all prompts that still fit.
 In the paper's experiment 128 long prompts (arxiv_summarization) wait from the start, and the token
 budget is 1536 tokens. Whenever a request ends, the next one's prompt is prefilled. The policy
 decides what the running requests do meanwhile. On this machine we look for the same shape, with
-prompts and a budget that a laptop's model runs three times in two minutes.
+prompts and a budget that llama-0.2b runs three times in two minutes.
 
 Fig 2 is a map, one policy a point: who prefills first (vllm_v0, orca) has throughput and long gaps,
 who decodes first (request_level, as FasterTransformer) the reverse, who never stalls has both. The

@@ -9,7 +9,7 @@ They are taken at the batch sizes and P:D where they peaked.
 
 Decode speedup is as in fig8.py, throughput gain as in fig9.py. The A100 borrows the A6000's shares
 of peak and bandwidth, and only its data sheet is new: SARATHI's kernels are known from the A6000
-alone. (What costmodel.py has from an A100, "sarathi_serve", are other kernels.) Nothing here was
+alone. (What costmodel.py has from an A100, "vidur-2024", are other kernels.) Nothing here was
 fitted to this table.
 """
 

@@ -49,7 +49,7 @@ CASES: dict[str, dict[str, object]] = {  # that are compared with the paper; {}:
     "all but the outputs": {"host": "vllm-2024"},  # with the authors' own file, this is the row
     ALL: TOGETHER,
     "all with today's host": TOGETHER | {"host": "vllm-async"},
-    "all with the slowest host": TOGETHER | {"host": "sarathi-serve"},
+    "all with the slowest host": TOGETHER | {"host": "sarathi-artefact"},
 }
 
 

@@ -47,7 +47,7 @@ QUANTITIES = {"total time": "s", "mean iteration": "ms", "throughput": "tokens/s
 AXES = {"x": "measured", "y": "predicted"}
 UNITS = QUANTITIES | {"drift": "x"}
 FLAGS = {
-    "calibration": Flag("calibration of this machine", RESULTS / "calibration-laptop.json"),
+    "calibration": Flag("calibration of this machine", RESULTS / "calibration-llama-0.2b.json"),
     "samples": Flag("workloads that are drawn", 20, len(compared())),
     "seed": Flag("seed of the draw", 0),
     "repeats": Flag("runs of each workload, whose median is taken", 3, 1),

@@ -42,13 +42,13 @@ from scheduler import make_scheduler
 
 # %% [markdown]
 # Our model has the shape of LLaMA, but random weights. Its text is noise. Its *time* is that of a
-# trained model. The full `laptop` model has more layers; 8 are enough here. The weights must be
+# trained model. The full `llama-0.2b` model has more layers; 8 are enough here. The weights must be
 # larger than your CPU's cache; their size is printed below. On the site, "your CPU" and "this
 # machine" are the computer that ran the lesson: its name is printed, too. Most of the time goes to
 # the *linear operators*: the products with the weight matrices.
 
 # %%
-MODELS["small"] = replace(MODELS["laptop"], n_layer=8)
+MODELS["small"] = replace(MODELS["llama-0.2b"], n_layer=8)
 llm = LLM("small", max_batch_size=32, max_length=576, device="cpu")
 executor = ModelExecutor(llm.model, llm.cache, llm.attend)
 
@@ -336,7 +336,7 @@ for count in (1, 2, 18):
 print("cost of a decode token / cost of a prefill token, LLaMA-13B on an A6000")
 print_table(["B", "paper", "predicted", "error"], rows)
 
-what = f"{config.n_layer} layers of 'laptop', {llm.dtype}"
+what = f"{config.n_layer} layers of 'llama-0.2b', {llm.dtype}"
 print(f"\nthe same ratio on {this_machine()} (measured: {what})")
 best_prefill = min(ms / tokens for tokens, ms in prefill_ms.items())
 print_table(

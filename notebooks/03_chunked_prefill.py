@@ -299,7 +299,7 @@ print_table(["C", "linear", "attention", "paper", "prefill", "paper"], rows)
 # after its own end, so only 0.62 times as many products are computed.
 #
 # Now other kernels. Those of 2023 computed the masked products, too. Today's skip them. The cost
-# model has constants for both: `software="sarathi"`, as above, and `software="vllm"`.
+# model has constants for both: `software="xformers-2023"`, as above, and `software="vllm"`.
 #
 # **Predict first.** In the table above, attention is cheaper in chunks of 256 than in one piece. Is
 # it still cheaper with today's kernels?
@@ -307,7 +307,7 @@ print_table(["C", "linear", "attention", "paper", "prefill", "paper"], rows)
 # %% tags=["predict"]
 rows = []
 for gpu in ("a6000", "h100"):
-    for software in ("sarathi", "vllm"):
+    for software in ("xformers-2023", "vllm"):
         model = CostModel(MODELS["llama-13b"], GPUS[gpu], software=software)
         seconds = [predicted_prefill(size, model)[1] for size in sizes]
         rows.append([gpu, software, *(f"{each / seconds[-1]:.2f}" for each in seconds)])
@@ -319,11 +319,11 @@ print_table(["GPU", "software", *(f"C = {size}" for size in sizes)], rows)
 # %% [markdown]
 # **Explain.** It is not: see the rows of `vllm`. The end of this step says why.
 #
-# Now your machine: four layers of the `laptop` model, a prompt of 512, and the fast code that `LLM`
-# runs. Each time is the shortest of several runs.
+# Now your machine: four layers of the `llama-0.2b` model, a prompt of 512, and the fast code that
+# `LLM` runs. Each time is the shortest of several runs.
 
 # %%
-MODELS["small"] = replace(MODELS["laptop"], n_layer=4)
+MODELS["small"] = replace(MODELS["llama-0.2b"], n_layer=4)
 small = LLM("small", max_batch_size=1, max_length=512, device="cpu")
 executor = ModelExecutor(small.model, small.cache, small.attend)
 
@@ -364,7 +364,7 @@ axes.set(xscale="log", ylim=0, xlabel="chunk size C (tokens)", ylabel="prefill t
 plain_ticks(axes.xaxis, [16, 32, 64, 128, 256, 512, 1024])
 axes.legend(title="The price of chunking")
 plt.show()
-print(f"measured: {small.config.n_layer} layers of 'laptop', {small.dtype}, {this_machine()}")
+print(f"measured: {small.config.n_layer} layers of 'llama-0.2b', {small.dtype}, {this_machine()}")
 print(f"attention of a chunk of 64: {cost.model.n_head} blocks; SMs: {GPUS['a6000'].sms}")
 
 # %% [markdown]
@@ -397,7 +397,7 @@ print(f"attention of a chunk of 64: {cost.model.n_head} blocks; SMs: {GPUS['a600
 
 
 # %%
-def what_if(prompt=4096, chunk_size=256, software="sarathi"):
+def what_if(prompt=4096, chunk_size=256, software="xformers-2023"):
     cost = CostModel(MODELS["llama-13b"], GPUS["a6000"], software=software)
     _, axes = plt.subplots(figsize=(9, 2.8))
     for size in (prompt, chunk_size):
@@ -412,7 +412,8 @@ def what_if(prompt=4096, chunk_size=256, software="sarathi"):
     plt.show()
 
 
-sliders(what_if, prompt=(256, 4096, 256), chunk_size=(32, 2048, 32), software=["sarathi", "vllm"])
+kernels = ["xformers-2023", "vllm"]
+sliders(what_if, prompt=(256, 4096, 256), chunk_size=(32, 2048, 32), software=kernels)
 
 # %% [markdown]
 # ## Step 6: for all lengths, a proof

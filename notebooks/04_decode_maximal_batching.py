@@ -15,9 +15,6 @@
 # %% tags=["hide-input"]
 import enter  # this clone's files come first  # noqa: F401
 
-import io
-import os
-import pdb  # noqa: T100
 from dataclasses import replace
 from statistics import quantiles
 
@@ -29,14 +26,14 @@ from batch import Batch, Chunk, Request
 from configs import GPUS, MODELS
 from costmodel import CostModel, make_batch
 from executor import ModelExecutor
-from lesson import COLOURS, GREY, bars, paper, print_table, sliders, this_machine, working
+from lesson import COLOURS, GREY, bars, debugged, paper, print_table, sliders, this_machine, working
 from loop import Loop
 from model import Transformer
 from nano_sarathi import LLM
 from scheduler import make_scheduler
 
 # %%
-MODELS["small"] = replace(MODELS["laptop"], n_layer=8)  # fewer layers, to save time
+MODELS["small"] = replace(MODELS["llama-0.2b"], n_layer=8)  # fewer layers, to save time
 llm = engine.LLM(Transformer(MODELS["small"], 1024).eval(), max_batch_size=9, max_length=1024)
 executor = ModelExecutor(llm.model, llm.cache, llm.attend)
 config = llm.config
@@ -44,7 +41,7 @@ print(f"machine: {this_machine()}, {llm.dtype}")
 
 # %% [markdown]
 # This is the `LLM` of `engine.py`. It is slower, but each operator is a plain module, so
-# that step 3 can watch it. Step 4 measures times, so it takes the `LLM` that you import.
+# that step 3 can watch it. Step 4 measures times, so it takes the `LLM` of `nano_sarathi.py`.
 
 # %% [markdown]
 # ## Step 1: building hybrid batches
@@ -127,10 +124,11 @@ plt.show()
 # ### Step into the loop
 #
 # `Loop.step` of `loop.py` does in one call what we did by hand: schedule, check, execute, update.
-# Walk through it, line by line: type `import pdb; pdb.runcall(loop.step)` into a cell of your own.
-# Below the cell, Python's debugger waits for a letter: `n` runs the next line, `s` steps into a
-# call, `u` goes up to the caller, `p batch` prints a name, and `c` runs to the end. Here, `Typed`
-# types them for you. `tbreak check_batch` lets the debugger stop where a batch is checked.
+# Walk through it, line by line. Run the next cell, which makes a `loop`. Then, in a cell of your
+# own, type `import pdb; pdb.runcall(loop.step)`. Below the cell, Python's debugger waits for you:
+# `tbreak check_batch` and then `c` run to where the batch is checked, `n` runs the next line, `s`
+# steps into a call, `u` goes up to the caller, and `p batch.decodes` prints. Here, `debugged` types
+# this for you.
 
 # %%
 llm.cache.reset()
@@ -139,23 +137,20 @@ loop.add(Request(0, prompt=range(1, 61), max_tokens=4))
 loop.add(Request(1, prompt=range(1, 101), max_tokens=4))
 loop.step()  # the whole prompt of request 0: now it decodes
 
-said = io.StringIO()
-
-
-class Typed(io.StringIO):
-    """What you would type. Each line is also written where the debugger writes."""
-
-    def readline(self, size=-1):
-        line = super().readline(size)
-        said.write(line)
-        return line
-
-
-letters = ["n", "n", "tbreak check_batch", "c", "p batch.num_prefill_tokens"]
-letters += ["p batch.decodes[0].output", "u", "p scheduler.name", "c"]
-typed = Typed("\n".join(letters) + "\n")
-pdb.Pdb(stdin=typed, stdout=said, nosigint=True).runcall(loop.step)
-print(said.getvalue().replace(os.path.dirname(engine.__file__), "."))
+print(
+    debugged(
+        loop.step,
+        "tbreak check_batch",
+        "c",
+        "p batch.num_prefill_tokens",
+        "p batch.decodes[0].output",
+        "u",
+        "n",
+        "n",
+        "p scheduler.name",
+        "c",
+    )
+)
 
 # %% [markdown]
 # ## Step 3: which operators are fused?

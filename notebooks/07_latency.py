@@ -285,7 +285,7 @@ plt.show()
 # **Predict first.** Which policy has the longest gap? Which one gives earlier first tokens?
 
 # %% tags=["predict"]
-MODELS["small"] = replace(MODELS["laptop"], n_layer=4)
+MODELS["small"] = replace(MODELS["llama-0.2b"], n_layer=4)
 llm = LLM("small", max_batch_size=8, max_length=512)
 lengths = (96, 448, 128, 448, 96, 384, 160, 448, 96, 384, 128, 320)
 prompts = [list(range(1, 1 + length)) for length in lengths]
@@ -311,7 +311,7 @@ for axes, (policy, trace) in zip(panels, real.items(), strict=True):
         axes.plot(life.tokens, range(1, len(life.tokens) + 1), **style)
     axes.set(xlabel="time (s)", title=policy)
 panels[0].set(ylabel="output tokens of each request")
-figure.suptitle(f"Four layers of laptop on {this_machine()} (measured)")
+figure.suptitle(f"Four layers of llama-0.2b on {this_machine()} (measured)")
 plt.show()
 
 # %% [markdown]

@@ -259,7 +259,7 @@ work = "384:5,48:5,96:5,320:5,160:5,32:5,256:5,128:5"  # prompt:output, tokens
 print("two processes begin, and run it three times under each policy ...", flush=True)
 with tempfile.TemporaryDirectory() as folder:
     out = Path(folder) / "runs.json"
-    flags = "--stages 2 --model laptop --max-batch-size 2 --chunk-size 64 --max-length 512"
+    flags = "--stages 2 --model llama-0.2b --max-batch-size 2 --chunk-size 64 --max-length 512"
     flags += 3 * f" --lengths orca@{work} --lengths sarathi@{work}"
     script = [sys.executable, str(ROOT / "generate.py"), *flags.split(), "--json", str(out)]
     done = subprocess.run(script, check=False, capture_output=True, text=True)

@@ -407,7 +407,7 @@ assert (
 # **Predict first.** The prompt becomes eight times as long. Which of the three ways becomes slower?
 
 # %%
-MODELS["small"] = replace(MODELS["laptop"], n_layer=4)
+MODELS["small"] = replace(MODELS["llama-0.2b"], n_layer=4)
 small = LLM("small", max_batch_size=12, max_length=1100, device="cpu")
 WAYS = {"segment, BW = 1": ("segment", 1), "segment, BW = 4": ("segment", 4)}
 WAYS |= {"standard, BW = 4": ("standard", 4)}
@@ -433,7 +433,7 @@ rows = [
 ]
 print("ms of the next token (measured)")
 print_table(["prompt", *measured, "standard / segment", "BW 4 / BW 1"], rows)
-print(f"4 layers of 'laptop', {small.dtype}, attention {small.attention}, {this_machine()}")
+print(f"4 layers of 'llama-0.2b', {small.dtype}, attention {small.attention}, {this_machine()}")
 
 # %% tags=["hide-input"]
 from experiments.segment_prompts import ENGINE, PROMPTS, RESPONSE
@@ -445,7 +445,7 @@ for (way, ms), (colour, marker) in zip(measured.items(), looks, strict=True):
 for way, (colour, marker) in zip(("segment", "standard"), looks[1:], strict=True):
     ms = [1e3 * ENGINE.search(way, 1, WIDTH, length, RESPONSE).next for length in PROMPTS]
     panels[1].plot(PROMPTS, ms, color=colour, marker=marker, label=f"{way}, BW = 4")
-titles = "4 layers of laptop, this machine (measured)", "Llama2-13B, a tile (predicted)"
+titles = "4 layers of llama-0.2b, this machine (measured)", "Llama2-13B, a tile (predicted)"
 for axes, title, places in zip(panels, titles, (lengths, PROMPTS), strict=True):
     axes.set(xscale="log", ylim=0, xlabel="prompt (tokens)", ylabel="next token (ms)", title=title)
     plain_ticks(axes.xaxis, places)

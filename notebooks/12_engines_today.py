@@ -223,7 +223,7 @@ def served(share, caching=True, rate=6.0):
     """Requests per second if all come at once; and the median TTFT at this rate, in ms."""
     moments = np.cumsum([Random(i).expovariate(rate) for i in range(128)])
     options = {"policy": "sarathi_serve", "chunk_size": 512, "max_batch_size": 32}
-    options |= {"software": "sarathi_serve", "cache": "paged", "prefix_caching": caching}
+    options |= {"software": "vidur-2024", "cache": "paged", "prefix_caching": caching}
     traces = []
     for arrivals in ([0.0] * 128, moments):
         queue = [
@@ -398,7 +398,7 @@ print(f"over Ethernet, the gap before the second token: {1e3 * np.median(gaps):.
 # **The idea (SGLang's overlap schedule, vLLM's async scheduling).** Between two iterations, the CPU
 # works: it takes the tokens, asks the scheduler, and prepares the next batch. This is the *host's*
 # time. If the GPU waits for it, it is *exposed*. It can be *overlapped*: the CPU prepares iteration
-# 2 while the GPU runs iteration 1. Below, the host `vllm-v1` is exposed, and `vllm-async` is
+# 2 while the GPU runs iteration 1. Below, the host `vllm-2025` is exposed, and `vllm-async` is
 # overlapped.
 #
 # **Predict first.** The CPU does not know yet which tokens iteration 1 will sample. How can it
@@ -406,9 +406,9 @@ print(f"over Ethernet, the gap before the second token: {1e3 * np.median(gaps):.
 
 # %% tags=["predict"]
 kernels = cost_model.kernels(make_batch(decodes=256, context=1024))
-work = 256 * HOSTS["vllm-v1"].request
+work = 256 * HOSTS["vllm-2025"].request
 print(f"256 decodes: {1e3 * kernels:.1f} ms on the GPU, {1e3 * work:.1f} ms on the CPU (predicted)")
-print("the CPU's time is from", HOSTS["vllm-v1"].source.split(" (")[0])
+print("the CPU's time is from", HOSTS["vllm-2025"].source.split(" (")[0])
 
 # %% tags=["hide-input"]
 LOOKS = {
@@ -433,7 +433,7 @@ def host_lanes(host, requests):
     return lanes
 
 
-lanes = {name: host_lanes(HOSTS[name], 256) for name in ("vllm-v1", "vllm-async")}
+lanes = {name: host_lanes(HOSTS[name], 256) for name in ("vllm-2025", "vllm-async")}
 end = max(bar.end for own in lanes.values() for lane in own.values() for bar in lane)
 figure, places = plt.subplots(2, 1, figsize=(12, 4.6), sharex=True)
 for axes, (name, own) in zip(places, lanes.items(), strict=True):
@@ -461,7 +461,7 @@ for gpu in ("h100", "a100-80gb"):
     model = make_cost_model("llama3.1-8b", gpu, 1, None, "vllm")
     for decodes in (1, 16, 64, 256):
         alone = model.kernels(make_batch(decodes=decodes, context=1024))
-        exposed, hidden = (HOSTS[n].around(alone, decodes) for n in ("vllm-v1", "vllm-async"))
+        exposed, hidden = (HOSTS[n].around(alone, decodes) for n in ("vllm-2025", "vllm-async"))
         waits = f"{100 * (1 - alone / exposed):.1f} %", f"{100 * (1 - alone / hidden):.1f} %"
         rows.append([gpu, decodes, f"{1e3 * alone:.1f}", *waits, f"{exposed / hidden:.2f}x"])
 columns = ["GPU", "decodes", "kernels (ms)", "waits, exposed", "waits, hidden", "gain"]

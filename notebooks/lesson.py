@@ -4,6 +4,8 @@ sliders for a reader.
 Nothing of the engine is in here. enter.py makes its modules and `experiments` known.
 """
 
+import io
+import pdb  # noqa: T100
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from inspect import signature
@@ -14,6 +16,7 @@ import matplotlib.pyplot as plt
 from IPython import get_ipython
 from IPython.display import clear_output, display
 
+from command.cli import ROOT
 from experiments.lib.colours import bars
 from experiments.lib.common import paper_numbers, print_table
 from experiments.lib.look import COLOURS, GREY, OPERATOR_LOOKS, SERIES, star, use_style
@@ -29,9 +32,9 @@ if shell := get_ipython():
     shell.run_line_magic("matplotlib", "inline")  # look.py chose a back end that only writes files
 
 __all__ = [
-    "COLOURS", "GREY", "OPERATOR_COLOURS", "POLICY_LOOKS", "SERIES", "account", "bars", "fastest",
-    "gantts", "paper", "pipelines", "plain_ticks", "print_table", "sliders", "star", "this_machine",
-    "working",
+    "COLOURS", "GREY", "OPERATOR_COLOURS", "POLICY_LOOKS", "SERIES", "account", "bars", "debugged",
+    "fastest", "gantts", "paper", "pipelines", "plain_ticks", "print_table", "sliders", "star",
+    "this_machine", "working",
 ]  # fmt: skip
 
 use_style()
@@ -65,6 +68,26 @@ def working(items: Iterable, what: str) -> Iterator:
         print(f"{what}: {number}{total} ...", flush=True)
         yield item
     clear_output()
+
+
+class Typed(io.StringIO):
+    """What somebody types. Each line is also written where the debugger writes."""
+
+    def __init__(self, lines: Iterable[str], said: io.StringIO):
+        super().__init__("".join(f"{line}\n" for line in lines))
+        self.said = said
+
+    def readline(self, size: int = -1) -> str:
+        line = super().readline(size)
+        self.said.write(line)
+        return line
+
+
+def debugged(call: Callable[[], object], *lines: str) -> str:
+    """What Python's debugger says while it runs `call`, and is told these lines."""
+    said = io.StringIO()
+    pdb.Pdb(stdin=Typed(lines, said), stdout=said, nosigint=True).runcall(call)
+    return said.getvalue().replace(str(ROOT), ".")
 
 
 def plain_ticks(axis, places=None) -> None:

@@ -435,5 +435,11 @@ def built_gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for file in results.glob("*.csv"):
         shutil.copy(file, out)
         shutil.copy(picture, out / f"{file.stem}.png")
-    gallery.write_page(out)
+
+    def save(figure: plt.Figure, path: Path, *_: object, **__: object) -> None:
+        shutil.copy(picture, path)
+        plt.close(figure)
+
+    with mock.patch.object(look, "save_figure", save):  # of what was measured
+        gallery.write_page(out)
     return out

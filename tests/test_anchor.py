@@ -17,15 +17,18 @@ from costmodel import CostModel, make_batch
 from experiments.lib.plan_report import print_anchor
 from more.pipeline import StageCosts
 from more.serving.anchor import QUANTITIES, Run, anchor_of, measure_of, read_load, replay, scaled
+from more.serving.capacity import Deployment
 from more.serving.comparison import OURS
 from more.serving.engines import vllm_defaults
-from more.serving.planner import Replica
 from timeline import Life, Trace
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "vllm_bench.json"
 COST = CostModel(MODELS["llama3.1-8b"], GPUS["h100"], software="vllm", host=HOSTS["vllm-async"])
-SERVER = Replica(COST, 1024, None, utilization=0.9)
+SERVER = Deployment(
+    "llama3.1-8b", gpu="h100", max_batch_size=1024, host="vllm-async", software="vllm",
+    utilization=0.9,
+)  # fmt: skip
 Write = Callable[..., Path]
 COUNT, PROMPT, OUTPUT = 60, 300, 20
 LOADS = {"closed": (8, None, 1.0), "rate": (None, 16.0, 1.0), "burst": (None, None, 1.0)}
@@ -141,7 +144,7 @@ def test_sglangs_settings_are_its_own(written: Write) -> None:
     entry = sglang("closed")
     flags = entry["server_info"] | {"chunked_prefill_size": 512, "enable_mixed_chunk": True}
     for server, policy, C in ((None, "prefill_first", 4096), (flags, OURS, 512)):
-        small = replace(SERVER, cost=CostModel(MODELS["llama3.1-8b"], GPUS["l40s"]))
+        small = replace(SERVER, gpu="l40s")
         found = anchor_of(written(entry | {"server_info": server}), small)
         assert f"C = {C}, " in found.load and policy in found.notes[0]
     flags |= {"tp_size": 4, "quantization": "fp8", "dp_size": 2, "enable_dp_attention": True}
@@ -267,13 +270,12 @@ def test_lengths_and_notes(written: Write) -> None:
     run = read_load(written(entry))
     assert sum(output for _, output in run.lengths) == OUTPUT * COUNT + 7
     assert [note[:12] for note in run.notes(SERVER)] == ["read as vLLM", "lengths are "]
-    other = Replica(CostModel(MODELS["mistral-7b"], GPUS["h100"]), 8, None)
+    other = Deployment("mistral-7b", gpu="h100")
     assert "'meta-llama/Llama-3.1-8B'" in run.notes(other)[1]
     for word in ("AWQ", "FP8"):
         packed = replace(run, model=f"{run.model}-Instruct-{word}")
         assert word.lower() in packed.notes(SERVER)[1]
-    cost = CostModel(replace(COST.model, weights="fp8"), GPUS["h100"], software="vllm")
-    notes = packed.notes(replace(SERVER, cost=cost))
+    notes = packed.notes(replace(SERVER, model=replace(COST.model, weights="fp8")))
     assert [note[:12] for note in notes] == ["read as vLLM", "lengths are "]
     detailed = {"input_lens": [5, 6, 7], "output_lens": [1, 0, 3], "num_prompts": COUNT + 2}
     run = read_load(written(entry | detailed))
@@ -285,7 +287,7 @@ def test_a_factor_holds_on_every_stage() -> None:
     batch = make_batch([(0, 64, 64)], 5, 100)
     for layers in ([32], [16, 16]):
         ours, slower = (
-            StageCosts(each.cost, layers)(batch) for each in (SERVER, scaled(SERVER, 2))
+            StageCosts(each.cost_model, layers)(batch) for each in (SERVER, scaled(SERVER, 2))
         )
         assert slower == pytest.approx([2 * each for each in ours])
 
@@ -300,5 +302,7 @@ def test_a_plan_is_scaled() -> None:
     (bound,), (before,) = question.slo.bounds, ours.slo.bounds
     assert factor != 1 and bound.seconds == pytest.approx(factor * before.seconds)
     for place, replica in question.replicas.items():
-        before = ours.replicas[place].decode_iteration
-        assert replica.decode_iteration == pytest.approx(factor * before)
+        before, after = (
+            each.cost_model.seconds(each.decodes) for each in (ours.replicas[place], replica)
+        )
+        assert after == pytest.approx(factor * before)

@@ -27,7 +27,7 @@ from more.policies import HEIRS
 from more.simulate import make_cost_model, simulate
 from scheduler import POLICIES, Scheduler, make_scheduler
 
-KW = {"model": "llama3.1-8b", "gpu": "h100", "software": "sarathi_serve"}
+KW = {"model": "llama3.1-8b", "gpu": "h100", "software": "vidur-2024"}
 
 
 def workload(seed: int, count: int = 40, rate: float = 30.0) -> list[Request]:
@@ -200,7 +200,7 @@ def test_fetches_by_hand() -> None:
 
 def test_one_request_by_hand() -> None:
     """Two chunks, its keys and values over the link, a row for its second token, then a decode."""
-    cost = make_cost_model("llama3.1-8b", "h100", 1, None, "sarathi_serve")
+    cost = make_cost_model("llama3.1-8b", "h100", 1, None, "vidur-2024")
     options = {"layout": "1p1d", "way": "pcie4", "chunk_size": 512, "keep": True}
     trace = simulate_fleet([Request(7, range(600), 3, arrival=2.0)], **options, **KW)
     first = sum(cost.seconds(make_batch([part])) for part in [(0, 512, 600), (512, 88, 600)])

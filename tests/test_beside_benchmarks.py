@@ -11,7 +11,7 @@ from costmodel import CostModel
 from experiments import beside_benchmarks as beside
 from experiments.lib.plan_report import KINDS, MEASURED, WAY
 from experiments.lib.rows import read_rows
-from more.serving.planner import cache_of_engine
+from more.serving.capacity import cache_of_engine
 
 UNITS = {
     "output": "tokens/s", "all tokens": "tokens/s", "requests": "requests/s",
@@ -56,7 +56,7 @@ def test_a_third_of_the_sources_is_kept_apart() -> None:
     ("engine", "version", "host"),
     [
         ("vllm", "0.5.4", "vllm-2024"),
-        ("vllm", "0.6.0", "vllm-v1"),
+        ("vllm", "0.6.0", "vllm-2025"),
         ("vllm", "0.12", "vllm-async"),
         ("sglang", "0.3.9", "sglang-0.3"),
         ("sglang", "0.4", "none"),

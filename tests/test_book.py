@@ -16,15 +16,11 @@ from test_house import arrows
 
 import engine
 from command.checks import UserError
-from configs import DEMO
 from nano_sarathi import LLM, SamplingParams
 from scheduler import POLICIES
 from tests.watch import PATIENCE
 
 ROOT = Path(__file__).parent.parent
-# What stands beside the nine: a loader, and what prices a schedule.
-BESIDE = ("loader", "timeline", "costmodel", "simulate")
-DATA = ("config.json", "model.safetensors", "merges.tiktoken")  # of the demo model
 PROMPTS = ["The with statement", "def open(", "The list type is " * 6]
 IDS = [[5, 1, 7, 2], [8] * 11]
 SIZES = {"chunk_size": 16, "max_batch_size": 2, "max_length": 90, "dtype": "float64"}
@@ -81,15 +77,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def test_the_book_runs_in_an_empty_folder(tmp_path: Path, families: dict[str, Path]) -> None:
     """Its tokens are those of the whole project; those of each family are transformers'."""
-    for name in (*lines.BOOK, *BESIDE):
-        shutil.copy(ROOT / f"{name}.py", tmp_path)
-    (tmp_path / "command").mkdir()
-    for name in ("__init__.py", "checks.py"):
-        shutil.copy(ROOT / "command" / name, tmp_path / "command")
-    shutil.copytree(ROOT / "configs", tmp_path / "configs")
-    (tmp_path / "demo").mkdir()
-    for name in DATA:
-        shutil.copy(DEMO / name, tmp_path / "demo")
+    lines.copy_book(tmp_path)
     directories = {name: os.fspath(path) for name, path in families.items()}
     asked = {"sizes": SIZES, "prompts": PROMPTS, "ids": IDS, "families": directories}
     # -I -S: neither the project's own installation nor this folder is on the path
@@ -130,7 +118,7 @@ def by_transformers(directory: Path) -> list[list[int]]:
 
 
 def test_no_arrow_leads_from_the_book_to_the_rest() -> None:
-    files = {*lines.BOOK, *BESIDE}
+    files = {*lines.BOOK, "loader", "timeline", "costmodel", "simulate"}
     for name in files:
         own = {each for each in arrows()[name] if each.partition(".")[0] != "configs"}
         assert own <= files | {"command.checks"}, name

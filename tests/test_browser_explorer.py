@@ -207,14 +207,14 @@ def test_a_keyboard_and_a_pointer_go_through_the_iterations(server: str, opened:
         canvas.press(key)
         said.append(page.inner_text("#side-0 .step"))
     assert said[0].startswith("Iteration 0 at 0.000 s") and said[4] == said[0]
-    assert "160 prompt tokens of request 0 (from token 0)" in said[0]
+    assert said[0].endswith(": 800 prompt tokens of 5 requests, alone.")
     last = len(explorer.schedule({})["sides"][0]["iterations"]) - 1
     assert said[2].startswith(f"Iteration {last} ") and said[3].startswith(f"Iteration {last - 1} ")
     assert "Longest stall" in canvas.get_attribute("aria-label")
     box, side = canvas.bounding_box(), explorer.schedule({})["sides"]
     end = max(each["t"] + each["seconds"] for own in side for each in own["iterations"])
     each = side[0]["iterations"][20]
-    across = (each["t"] + each["seconds"] / 2) / end * (box["width"] - 66)
+    across = (each["t"] + each["seconds"] / 2) / end * (box["width"] - 68)
     page.mouse.move(box["x"] + 58 + across, box["y"] + 60)
     assert page.inner_text("#side-0 .step").startswith("Iteration 20 at ")
 
@@ -228,7 +228,7 @@ def test_all_words_can_be_read_on_a_projector(
     for summary in page.locator("summary").all():
         summary.click()
     assert serious(page) == [] and page.evaluate(SMALLEST_LETTER) >= SMALLEST
-    script = (bundle.STATIC / "explore_draw.js").read_text(encoding="utf-8")
+    script = (bundle.STATIC / "draw.js").read_text(encoding="utf-8")
     assert {int(each) for each in re.findall(r"(\d+)px", script)} == {SMALLEST}, "in the pictures"
 
 
@@ -249,10 +249,11 @@ def test_a_pasted_policy_runs_in_the_browser_alone(server: str, opened: Opened) 
     assert page.inner_text("#side-0 .says").startswith("Longest stall"), "the left one is drawn"
     page.fill("#code", code.replace("import Batch", "import Batches"))
     page.click("#run")
-    page.wait_for_selector("#own-says.bad:has-text('your policy, line 1: ImportError')")
+    page.wait_for_selector("#own-says[data-kind=bad]:has-text('your policy, line 1: ImportError')")
     page.fill("#code", code.replace("return super()", "while True: pass\n        return super()"))
     page.click("#run")
-    page.wait_for_selector("#own-says.bad:has-text('10 s without an end, so it was stopped')")
+    stopped = "10 s without an end, so it was stopped"
+    page.wait_for_selector(f"#own-says[data-kind=bad]:has-text('{stopped}')")
     page.wait_for_selector("#side-1 code:has-text('sarathi_serve')")
     times = int(number(page, "drawn"))
     page.locator("#c-C").fill("300")

@@ -21,7 +21,7 @@ from more.serving.calibration import CalibratedModel, Calibration
 pytestmark = pytest.mark.usefixtures("sketches")
 
 
-MODEL = MODELS["laptop"]
+MODEL = MODELS["llama-0.2b"]
 LLM_OF_LAW = SimpleNamespace(config=MODEL, device=torch.device("cpu"), dtype=torch.bfloat16)
 # s, and 2 ms each to begin with
 PER_TOKEN = {"preproj": 4e-5, "postproj": 2e-5, "ffn_ln1": 9e-5, "ffn_ln2": 5e-5, "others": 1e-5}
@@ -49,7 +49,7 @@ def calibrated(hybrid: float = 1.0) -> Calibration:
         factor = hybrid if batch.chunks and batch.decodes else 1.0
         operators = {name: factor * seconds for name, seconds in law(batch).items()}
         results.append(Result([], sum(operators.values()), operators | {"others": 0.0}))
-    return calibrate.calibrate(LLM_OF_LAW, "laptop", plan, results)
+    return calibrate.calibrate(LLM_OF_LAW, "llama-0.2b", plan, results)
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +101,7 @@ def test_turns_go_on_until_the_time_is_over(monkeypatch):
         assert means[0].seconds == pytest.approx(sum(last) / turns)
 
 
+@pytest.mark.usefixtures("sketches")
 def test_calibrate_then_validate_for_real(tmp_path, monkeypatch):
     """A model that is small enough for seconds; how well it is predicted is no matter of a test on
     a busy machine.

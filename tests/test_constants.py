@@ -1,5 +1,6 @@
 """The cost model's constants: whose they are, who borrows them, and who says so."""
 
+import re
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,24 +9,27 @@ import pytest
 
 from batch import Request
 from command.checks import UserError
-from configs import GPUS, MODELS
+from configs import GPUS, LINKS, MODELS
 from configs.constants import BORROWED
 from configs.experts import EXPERTS, FP8
+from configs.hosts import HOSTS
 from costmodel import EFFICIENCY, SOFTWARE, CostModel, constants, make_batch
 from experiments import fit
+from experiments.lib.common import ROOT
 from experiments.lib.engines import Priced, Sweep
 from experiments.lib.study import guesses
 from more.apart.simulate import simulate_fleet
 from more.pipeline import simulate_pipeline
+from more.policies import FOR_PIPELINES, POLICIES
 from more.simulate import make_cost_model, simulate
 
-L20 = EFFICIENCY["l20", "td_pipe"]
+L20 = EFFICIENCY["l20", "vllm-0.5.3"]
 
 
 @pytest.mark.parametrize("run", [simulate, simulate_pipeline])
 def test_a_trace_says_whose_constants_it_borrowed(run) -> None:
     hop = {"hop": "pcie4"} if run is simulate_pipeline else {}
-    for gpu, guess in (("a6000", ""), ("h100", constants("h100", "sarathi")[1])):
+    for gpu, guess in (("a6000", ""), ("h100", constants("h100", "xformers-2023")[1])):
         assert run([Request(0, [1] * 9, 3)], "llama-13b", gpu, **hop).guess == guess
     assert CostModel(MODELS["llama-13b"], GPUS["h100"], L20).guess == "", "who gives them vouches"
 
@@ -52,9 +56,18 @@ def test_every_results_file_says_its_guesses() -> None:
     def said(gpu: str, **options: str) -> list[str]:
         return guesses([Sweep(print, [Priced("llama-13b", gpu, **options)] * 2, [])])
 
-    assert said("a6000") == said("a100-80gb", software="sarathi_serve") == []
+    assert said("a6000") == said("a100-80gb", software="vidur-2024") == []
     (line,) = said("a100-80gb")
-    assert line.startswith("sarathi was not measured on the a100-80gb, which borrows the a6000's")
+    assert line.startswith("xformers-2023 was not measured on the a100-80gb, which borrows the")
+
+
+def test_a_name_means_one_thing() -> None:
+    """However its words are joined. And a document says what each software is."""
+    kinds = [POLICIES, FOR_PIPELINES, GPUS, MODELS, LINKS, HOSTS, SOFTWARE]
+    plain = [name.replace("_", "-") for kind in kinds for name in kind]
+    assert sorted(plain) == sorted({*plain})
+    page = (ROOT / "docs" / "what-a-gpu-charges.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(.*?)` \|", page, re.MULTILINE) == [*SOFTWARE]
 
 
 # ------------------------------------------------------------------------------ experts and fp8
@@ -105,9 +118,9 @@ def test_experts_and_fp8_are_borrowed_from_who_has_them(
 
 # What each prints: places of EFFICIENCY.
 PRINTED = {
-    "a6000": {("a6000", "sarathi")},
-    "l20": {("l20", "td_pipe")},
-    "vidur": {("a100-80gb", "sarathi_serve")},
+    "a6000": {("a6000", "xformers-2023")},
+    "l20": {("l20", "vllm-0.5.3")},
+    "vidur": {("a100-80gb", "vidur-2024")},
     "vllm": {(gpu, "vllm") for gpu in fit.CHOSEN},
     "law": set(),
 }
@@ -136,7 +149,7 @@ def test_a_guess_says_how_wrong_such_guesses_were() -> None:
     for software, said in BORROWED.items():
         assert statistics.median(found[software]) == pytest.approx(said, abs=0.05)
         assert f"{said:.0f} % too slow" in constants("b200", software)[1]
-    assert set(BORROWED) == set(SOFTWARE) - {"td_pipe"}
+    assert set(BORROWED) == set(SOFTWARE) - {"vllm-0.5.3"}
 
 
 def test_a_guess_says_that_all_reduces_were_not_measured() -> None:

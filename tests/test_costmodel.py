@@ -20,7 +20,7 @@ from more.pipeline import StageCosts
 from more.simulate import simulate
 
 NUMBERS = paper_numbers()
-SARATHI = EFFICIENCY["a6000", "sarathi"]
+SARATHI = EFFICIENCY["a6000", "xformers-2023"]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_padded_to_tiles():
     ("model", "gpu"), [*product(MODELS, ["a6000"]), *product(["llama-13b"], GPUS)]
 )
 def test_more_tokens_never_cost_less(model, gpu):
-    software = "vllm" if MODELS[model].experts else "sarathi"
+    software = "vllm" if MODELS[model].experts else "xformers-2023"
     cost = CostModel(MODELS[model], GPUS[gpu], software=software)
     chunks = [cost.seconds(make_batch([(0, n, n)])) for n in range(1, 600)]
     assert all(later > earlier > 0 for earlier, later in pairwise(chunks))
@@ -69,9 +69,9 @@ def test_the_host_waits_for_nobody_or_works_beside_the_gpu(cost):
     [
         ("vllm-2024", "llama3.1-70b", "fp8", "h100", 4, 1, 200, 19),
         ("vllm-2024", "llama3.1-70b", "fp8", "h100", 4, 32, 200, 25),
-        ("vllm-v1", "llama3.1-8b", "bf16", "a100-80gb", 2, 8, 256, 8.9),
-        ("vllm-v1", "llama3.1-70b", "bf16", "a100-40gb", 8, 5, 320, 24.31),
-        ("vllm-v1", "llama3.1-70b", "bf16", "a100-40gb", 8, 18, 320, 27.19),
+        ("vllm-2025", "llama3.1-8b", "bf16", "a100-80gb", 2, 8, 256, 8.9),
+        ("vllm-2025", "llama3.1-70b", "bf16", "a100-40gb", 8, 5, 320, 24.31),
+        ("vllm-2025", "llama3.1-70b", "bf16", "a100-40gb", 8, 18, 320, 27.19),
     ],
 )
 def test_an_all_reduce_waits(host, model, weights, gpu, tp, decodes, context, ms):
@@ -88,10 +88,10 @@ def test_an_all_reduce_waits(host, model, weights, gpu, tp, decodes, context, ms
 def test_known_hosts():
     assert all(host.source for host in HOSTS.values())
     assert asdict(HOSTS["none"]) | {"source": ""} == asdict(Host())
-    given, found = HOSTS["sarathi-serve"], serve_phases.host_of_artefact()
+    given, found = HOSTS["sarathi-artefact"], serve_phases.host_of_artefact()
     assert given.iteration == pytest.approx(found.iteration, rel=1e-3)
     assert given.request == pytest.approx(found.request, rel=1e-3)
-    constant = HOSTS["sarathi-serve-constant"]
+    constant = HOSTS["sarathi-artefact-constant"]
     assert constant.iteration == pytest.approx(serve_phases.beyond(32), rel=1e-3)
     assert constant.request == 0
     runs = [

@@ -6,13 +6,15 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from dataclasses import astuple
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 import yaml  # comes with jupytext
 
+from docs import fill
+from experiments import fidelity
+from experiments.lib import holes
 from experiments.lib.common import paper_numbers
 from experiments.lib.rows import read_rows
 
@@ -56,8 +58,8 @@ def test_each_figure_of_the_papers_has_a_home() -> None:
 def test_the_figure_in_contributing_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """Copied into a file, it draws paper, predicted and measured points. The head of captions.toml
-    has a caption for it.
+    """Copied into a file, it draws paper, predicted and measured points. The head of texts.toml has
+    a caption and a sentence for it, and an explanation.
     """
     (code,) = re.findall(
         r"^```python\n(.*?)^```$", read(ROOT / "docs/CONTRIBUTING.md"), re.DOTALL | re.MULTILINE
@@ -79,11 +81,16 @@ def test_the_figure_in_contributing_is_whole(
     assert all(claimed.comparisons)
     assert (tmp_path / "NAME.png").read_bytes().startswith(b"\x89PNG")
     assert "measured on this machine" in capsys.readouterr().out
-    captions = read(ROOT / "experiments" / "captions.toml")
-    (entry,) = re.findall(r"^# A complete entry.*\n#\n((?:#   .*\n)+)", captions, re.MULTILINE)
-    entry = tomllib.loads(re.sub("^#   ", "", entry, flags=re.MULTILINE))["NAME"]
-    texts = [gallery.fill("NAME", text, rows) for text in astuple(gallery.Caption(**entry))]
-    assert f"Four decodes take {paper_numbers()['t2_decode_total']:g} ms." in texts[4]
+    head = "\n".join(re.findall("^#     (.*)", read(ROOT / holes.TEXTS), re.MULTILINE))
+    caption, explanations, sentences = tomllib.loads(head).values()
+    gallery.check_caption("", caption["NAME"])
+    texts = {key: gallery.fill("NAME", text, rows) for key, text in caption["NAME"].items()}
+    assert f"Four decodes take {paper_numbers()['t2_decode_total']:g} ms." in texts["claim"]
+    [template] = sentences["NAME"]
+    filled = fill.with_sentence("Our four\ndecodes take 1 ms.", template, holes.sources(rows), "")
+    assert filled == f"Our four\ndecodes take {beside:.1f} ms."
+    kept = holes.read_texts()[fidelity.PAGE]["f8_high"]
+    assert explanations["f8_high"]["with"] == kept["with"]
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")
@@ -106,45 +113,19 @@ def test_make_says_which_python_to_give(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------- the workflow
 
 
-def steps() -> list[dict]:
-    (job,) = yaml.safe_load(read(WORKFLOW))["jobs"].values()
-    return job["steps"]
-
-
-def without_make(command: str) -> list[str]:
-    """What a line of .ci/run runs, as one calls it in an environment."""
-    make, _, rest = command.partition(" ")
-    if make != "make":
-        return [command.removeprefix(".venv/bin/")]
-    target, _, arguments = rest.partition(" ARGS=")
-    lines = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", read(ROOT / "Makefile"), re.MULTILINE)[1]
-    commands = [line.strip() for line in lines.splitlines()]
-    commands = [re.sub(r"^\$\(BIN\)/(?!python)", "python -m ", command) for command in commands]
-    commands = [command.replace("$(BIN)/", "") for command in commands]
-    return [command.replace("$(ARGS)", arguments).strip() for command in commands]
-
-
 def test_the_workflow_runs_what_ci_runs() -> None:
-    """With make, the lines of .ci/run. Without make, what these run; what needs no torch comes
-    before the installation of docs/install.md.
-    """
-    with_make, without = [step["run"].splitlines() for step in steps() if "run" in step]
-    ran = re.findall(r"^(?:make|\.venv/bin/).*$", read(ROOT / ".ci" / "run"), re.MULTILINE)
-    used = [step["uses"] for step in steps() if "uses" in step]
+    """There, what needs no torch comes before the rest."""
+    workflow = yaml.safe_load(read(WORKFLOW))
+    (job,) = workflow["jobs"].values()
+    used = [step["uses"] for step in job["steps"] if "uses" in step]
     assert used and all(re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", each) for each in used)
-    assert yaml.safe_load(read(WORKFLOW))["permissions"] == {"contents": "read"}
-    assert with_make == ran
-    light, rest = ran[: ran.index("make test")], ran[ran.index("make test") :]
+    assert workflow["permissions"] == {"contents": "read"}
+    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
+    ran = re.findall(r"^(?:make|\.venv/bin/).*$", read(ROOT / ".ci" / "run"), re.MULTILINE)
+    light = ran[: ran.index("make test")]
     promised = tomllib.loads(read(ROOT / "docs" / "without_torch.toml"))
     names = {f"make {name}" for name in promised["targets"]} | {*promised["commands"]}
     assert {" ".join(line.removeprefix(".venv/bin/").split()[:2]) for line in light} <= names
-    assert without == [
-        "python -m pip install -e '.[live,site]'",
-        *(command for line in light for command in without_make(line)),
-        "python -m pip install -r requirements.txt -e '.[dev,room]'",
-        *(command for line in rest for command in without_make(line)),
-    ]
-    assert "-e '.[dev,room]'" in read(ROOT / "docs" / "install.md")
 
 
 def test_the_citation_is_that_of_this_version() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -189,8 +190,9 @@ def gathered(tokens: list[StreamedToken], count: int) -> list[list[int]]:
     return [[token.token_id for token in tokens if token.index == i] for i in range(count)]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("policy", compared())
+@pytest.mark.parametrize(
+    ("policy", "temperature"), [*zip(compared(), cycle((0.0, 1.0)), strict=False)]
+)
 def test_broken_logits_end_their_request_alone(llm: LLM, policy: str, temperature: float) -> None:
     """One breaks at its prompt, one later; the others get their tokens, in slots that were used."""
     llm.policy, params = policy, SamplingParams(6, temperature)
@@ -404,7 +406,7 @@ def test_a_small_model_takes_one_thread_and_gives_it_back(llm: LLM) -> None:
         with pytest.raises(ZeroDivisionError), threads(threads_for(llm.config, llm.dtype, CPU)):
             1 // (torch.get_num_threads() - 1)
         assert torch.get_num_threads() == 2
-        assert threads_for(MODELS["laptop"], torch.bfloat16, CPU) is None
+        assert threads_for(MODELS["llama-0.2b"], torch.bfloat16, CPU) is None
     finally:
         torch.set_num_threads(THREADS)
 
@@ -494,7 +496,7 @@ def test_simulate_runs_the_same_schedule_as_the_model(llm: LLM) -> None:
     """One loop, two executors: the same batches, only the seconds differ."""
     llm.generate(PROMPTS, SamplingParams(max_tokens=7))
     requests = [Request(i, range(len(prompt)), 7) for i, prompt in enumerate(PROMPTS)]
-    priced = simulate(requests, "laptop", "a6000", chunk_size=8, max_batch_size=3)
+    priced = simulate(requests, "llama-0.2b", "a6000", chunk_size=8, max_batch_size=3)
     one, other = (
         [(each.chunks, each.decodes) for each in trace.iterations] for trace in (priced, llm.trace)
     )

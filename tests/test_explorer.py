@@ -94,9 +94,8 @@ def test_the_numbers_are_those_of_simulate(drawn: Sides) -> None:
         assert numbers == pytest.approx(expected, rel=1e-12)
         ran = sorted((each.start, each.seconds) for each in trace.iterations)
         assert [(each["t"], each["seconds"]) for each in side["iterations"]] == ran
-        assert sorted(each[1:] for each in side["stalls"]) == sorted(
-            [start, start + seconds, request] for request, start, seconds in stalls
-        )
+        told = sorted((each["id"], each["from"], each["to"]) for each in side["stalls"])
+        assert told == sorted((i, start, start + seconds) for i, start, seconds in stalls)
         said, spoken = " ".join(side["says"]), explore_side.spoken
         assert f"wait for a first token is {spoken(max(trace.ttfts))}" in said
         if stalls:
@@ -180,19 +179,23 @@ def test_a_slot_holds_one_request_at_a_time(drawn: Sides) -> None:
                 owner[slot] = request, ends[request]
             assert decodes == [[request, slot_of[request]] for request in iteration.decodes]
             taken = [slot for _, slot, *_ in chunks + decodes]
-            assert len(set(taken)) == len(taken) and max(taken) < side["slots"] <= state.B
+            assert len(set(taken)) == len(taken) and max(taken) < state.B
 
 
-def test_waits_and_bars_fill_the_time_of_a_request(drawn: Sides) -> None:
-    """From its first iteration to its last. Before that, it is in the queue."""
-    for _, side, trace in drawn:
+def test_a_place_is_from_the_first_iteration_of_a_request_to_its_last(drawn: Sides) -> None:
+    """Before that, it is in the queue."""
+    for state, side, trace in drawn:
+        held = {own["id"]: (own["from"], own["to"]) for own in side["places"]}
         lives = trace.lives.values()
-        ran = trace.iterations
-        in_batches = sum(each.seconds * (each.num_chunks + each.num_decodes) for each in ran)
-        waits = sum(end - start for _, start, end in side["waits"])
-        whole = sum(life.finished - life.scheduled for life in lives)
-        assert in_batches + waits == pytest.approx(whole, rel=1e-9)
-        assert all(start < end for _, start, end in side["waits"])
+        assert held == {life.request_id: (life.scheduled, life.finished) for life in lives}
+        lane_of = {own["id"]: own["lane"] for own in side["places"]}
+        for each in side["iterations"]:
+            assert each["end"] == each["t"] + each["seconds"]
+            for request, lane, *_ in each["chunks"] + each["decodes"]:
+                first, last = held[request]
+                assert lane == lane_of[request] and first <= each["t"] and each["end"] <= last
+        named = [own["id"] for own in side["places"] if own.get("label") == "long prompt"]
+        assert named == [state.n] * bool(state.long)
         moments = [moment for moment, _ in side["queue"]]
         assert moments == sorted(set(moments)) and side["queue"][-1][1] == 0
         for moment, waiting in side["queue"]:
@@ -200,14 +203,12 @@ def test_waits_and_bars_fill_the_time_of_a_request(drawn: Sides) -> None:
 
 
 def test_the_colours_are_those_of_the_other_pictures() -> None:
-    script = (bundle.STATIC / "looks.js").read_text(encoding="utf-8")
-    style = (bundle.STATIC / "explore.css").read_text(encoding="utf-8")
+    script = (bundle.STATIC / "draw.js").read_text(encoding="utf-8")
     for kind in ("waiting", "prefill", "decode", "stall"):
         look = LOOKS[kind]
         words = f'{kind}: {{ colour: "{look.colour}", low: {look.low}, high: {look.high}'
-        assert words in script and f"--{kind}: {look.colour};" in style
-    edge = LOOKS["prefill"].edge
-    assert f'edge: "{edge}"' in script and f"--prefill-edge: {edge};" in style
+        assert words in script
+    assert f'edge: "{LOOKS["prefill"].edge}"' in script
 
 
 # ---------------------------------------------------------------------------------------- states
@@ -302,6 +303,8 @@ def test_a_pasted_policy_runs_beside_ours(own: None) -> None:
     assert explorer.load_own(OWN.replace('"mine"', '"other"')) == ["other"]
     assert "mine" not in POLICIES
     assert "unknown policy 'mine'" in schedule({"right": "mine"})["notes"][0]
+    question = json.dumps({"call": "schedule", "state": {"right": "mine"}, "own": OWN})
+    assert json.loads(answer(question, explorer.IN_BROWSER))["sides"][1]["policy"] == "mine"
 
 
 @pytest.mark.parametrize(
@@ -316,7 +319,7 @@ def test_a_pasted_policy_runs_beside_ours(own: None) -> None:
     ],
 )
 def test_an_error_of_a_pasted_policy_names_its_line(own: None, text: str, said: str) -> None:
-    question = json.dumps({"call": "own", "code": text})
+    question = json.dumps({"call": "own", "own": text})
     found = json.loads(answer(question, explorer.IN_BROWSER))
     if "error" not in found:
         left, found = schedule({"right": found["names"][0]})["sides"]
@@ -365,7 +368,7 @@ def test_the_folder_runs_without_any_package(site: Path, tmp_path: Path) -> None
 def test_the_page_has_no_script_inside_and_its_links_are_there() -> None:
     page = (bundle.STATIC / "explore.html").read_text(encoding="utf-8")
     assert not re.search(r"<script(?![^>]*src=)|<style|\son\w+=|style=|javascript:", page)
-    assert set(re.findall(r'(?:src|href)="([^"#:]+)"', page)) == {"explore.css", "explore.js"}
+    assert set(re.findall(r'(?:src|href)="([^"#:]+)"', page)) == {"page.css", "explore.js"}
     assert explore_routes.PAGE_POLICY in page, "the policy is the same without a server's headers"
     scripts = [name for name in bundle.EXPLORER.files if name.endswith(".js")]
     for script in scripts:
@@ -432,7 +435,8 @@ def test_the_server_answers_as_the_browser_but_runs_no_policy(
         {"call": "gain_points", "state": {"P": 5}},
         {"call": 7},
         {},
-        {"call": "own", "code": f"open({str(mark)!r}, 'w')"},
+        {"call": "schedule", "state": {}, "own": f"open({str(mark)!r}, 'w')"},
+        {"call": "own", "own": f"open({str(mark)!r}, 'w')"},
     ):
         data = json.dumps(question)
         kind = {"content-type": "application/json"}

@@ -14,7 +14,7 @@ from conftest import call, ran, sketch
 
 import configs
 from experiments import apart_distserve as distserve
-from experiments import fidelity, serve_capacity, serve_pipelines, studies
+from experiments import chunks_in_flight, fidelity, serve_capacity, serve_pipelines, studies
 from experiments.lib import look, measuring
 from experiments.lib.claims import Claim, bounded, falls, peaks_at
 from experiments.lib.common import paper_numbers
@@ -34,8 +34,7 @@ STUDIES = studies()
 # They take seconds, and run fewer requests with --quick.
 LONG = ["serve_capacity", "serve_ablation", "serve_pipelines", "fig12", "td_lengths"]
 LONG += ["td_phases", "td_switches", "td_throughput", "fig9"]
-LONG += ["serve_latency", "heirs", "beside_benchmarks", "apart_distserve", "apart_routing"]
-LONG += ["apart_map"]
+LONG += ["serve_latency", "heirs", "beside_benchmarks", "apart_distserve", "apart_map"]
 SHORT = [name for name in STUDIES if name not in LONG]
 FEW = ["prefix_caching", "serve_budget", "serve_stalls", "chunks_in_flight", "fig11"]  # these, too
 MINUTES = ["serve_capacity", "serve_pipelines"]  # for a job in a process of its own
@@ -50,7 +49,7 @@ PUBLISHED = {  # what `derive` takes from the papers
     "apart_distserve": {"requests", *distserve.QUANTITIES, "median TPOT", "gain"},
     "serve_pipelines": {"decode iteration", *serve_pipelines.GAINS[:2]},
 }
-FEWER = {"td_throughput": 12, "fig12": 200, "serve_capacity": 32, "apart_routing": 100}  # requests
+FEWER = {"td_throughput": 12, "fig12": 200, "serve_capacity": 32}  # requests
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +97,8 @@ def test_a_study_writes_what_it_says(
     if name != "fig3":
         monkeypatch.setattr(look, "save_figure", sketch)
     few = ["--requests", FEWER[name]] if name in FEWER else []
+    if name == "chunks_in_flight":  # whose first and last job are run whole
+        monkeypatch.setattr(chunks_in_flight, "WINDOWS", 1)
     if name in LONG:  # whose numbers are those of too few requests, as it is
         monkeypatch.setattr(planner, "FEWEST", 48)
     ran(name, *few, "--quick", "--out", tmp_path)
@@ -245,7 +246,7 @@ def test_all_runs_what_is_slow_only_if_asked(
     monkeypatch.setattr(gallery, "find_spec", lambda _: torch or None)
     monkeypatch.setattr(gallery, "write_page", lambda out: None)
     ran("all", *["--slow"] * slow, "--out", tmp_path)
-    left = {n for n, each in gallery.captions().items() if each.group == gallery.MEASURED}
+    left = {n for n, each in gallery.captions().items() if each["group"] == gallery.MEASURED}
     left |= set() if slow else gallery.SLOW
     left |= set() if torch else {"fig6"}
     assert set(begun) == {*gallery.captions(), "fidelity"} - left

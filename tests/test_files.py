@@ -32,7 +32,7 @@ def complaint(model: str) -> str:
 def test_a_name_a_directory_or_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path(ID).mkdir(parents=True)
-    assert find("demo") == DEMO and find("laptop") is None and find(str(tmp_path)) == tmp_path
+    assert find("demo") == DEMO and find("llama-0.2b") is None and find(str(tmp_path)) == tmp_path
     assert find(ID) == Path(ID), "a directory goes before the hub"
     monkeypatch.setattr(files, "_download", Path)
     assert find("gpt2") == Path("openai-community/gpt2") and find("gpt2-124m") is None

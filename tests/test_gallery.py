@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from command.checks import UserError
 from command.cli import run_main
 from experiments import fidelity
+from experiments.lib import holes
 from experiments.lib.common import ROOT
 from experiments.lib.rows import Rows, read_rows
 from tests.lines import tracked
@@ -54,7 +56,7 @@ def elements(out: Path) -> list[tuple[str, dict[str, str | None]]]:
 
 
 def test_each_script_and_each_result_is_named() -> None:
-    """By the table of docs/results.md; by the gallery, or beside its numbers in a document."""
+    """By the table of docs/results.md; by the gallery, as every study is, or beside its numbers."""
     documents = {path.stem: path.read_text("utf-8") for path in (ROOT / "docs").glob("*.md")}
     rows = "".join(re.findall(r"^\| `.*", documents["results"], re.MULTILINE))
     every = (ROOT / "experiments").glob("*.py")
@@ -62,13 +64,13 @@ def test_each_script_and_each_result_is_named() -> None:
     assert [name for name in names if f"`{name}" not in rows] == []
     names, text = {path.stem for path in RESULTS.glob("*.csv")}, "".join(documents.values())
     left = [name for name in names if not re.search(rf"\b{name}\b", text)]
-    assert {*left} <= gallery.captions().keys()
+    assert {*left, *gallery.STUDIES} <= gallery.captions().keys()
 
 
 def test_each_result_has_a_script_that_writes_it() -> None:
     """Those that are committed. `gpu_day.py` wrote the folder h200."""
     scripts = {path.stem for path in (ROOT / "experiments").glob("*.py")}
-    written = scripts | {"calibration-laptop"}  # by calibrate.py
+    written = scripts | {"calibration-llama-0.2b"}  # by calibrate.py
     found = [path for path in tracked("csv", "json", "md", "png") if path.parent == RESULTS]
     assert len(found) > 50
     names = {path.stem.removesuffix("_measured") for path in found}
@@ -123,7 +125,7 @@ def test_each_explanation_is_shown() -> None:
     """None stands there for a number that is close enough by now, or that has another name."""
     rows = fidelity.read(RESULTS / "fidelity.csv")
     shown = {row.id: fidelity.told(row) for row in rows if row.explanation}
-    assert shown.keys() == fidelity.explanations().keys()
+    assert shown.keys() == holes.read_texts()[fidelity.PAGE].keys()
     assert shown["f8_high"].startswith("-18.3 %, +2.4 % with a cause that was tried. The")
     assert "%, not explained. As for" in shown["f10_linear"]
     own = [row for row in rows if row.kind not in ("given", "fitted")]
@@ -140,6 +142,30 @@ def test_a_number_of_several_places_counts_once() -> None:
     counted = {row.id: row.predicted for row in fidelity.distinct(rows) if row.id not in apart}
     assert len(counted) == len({*counted.values()})
     assert "f11a_sarathi_3k" in counted, "Table 4's 1.22 is Fig 11's 1.23"
+
+
+def test_a_wrong_caption_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = holes.read_texts()[gallery.PAGE]["fig9"]
+    for texts, said in (
+        (whole | {"sea": whole["see"]}, "index.html, fig9: missing, or no text of a caption: sea"),
+        ({"group": "first"}, ": alt, claim, finding, see, where"),
+        (whole | {"group": "firts"}, "index.html, fig9: 'firts': choose from first"),
+    ):
+        monkeypatch.setattr(
+            holes, "read_texts", lambda texts=texts: {gallery.PAGE: {"fig9": texts}}
+        )
+        with pytest.raises(UserError) as raised:
+            gallery.captions.__wrapped__()
+        assert said in str(raised.value)
+    gallery.check_caption("fig9", whole | {"differ": "Nowhere."})
+
+
+def test_a_wrong_file_of_texts_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holes.common, "ROOT", tmp_path)
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / holes.TEXTS).write_text("[fig9\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"^experiments/texts\.toml: Expected .* \(at line 1, "):
+        holes.read_texts.__wrapped__()
 
 
 def test_what_is_not_measured_yet_says_how_to_measure_it() -> None:

@@ -122,13 +122,13 @@ def test_all_steps_on_a_gpu_that_is_not_there(
     ("name", "memory", "flags", "runs"),
     [
         ("fig9", 80e9, [], ("llama-13b", 18, 1024)),
-        ("fig9", 24e9, [], ("laptop", 6, 512)),
-        ("fig9", 80e9, ["--quick"], ("laptop", 3, 64)),
+        ("fig9", 24e9, [], ("llama-0.2b", 6, 512)),
+        ("fig9", 80e9, ["--quick"], ("llama-0.2b", 3, 64)),
         ("fig8", 45e9, [], ("llama-13b", 18, 1024)),
         ("fig8", 40e9, [], ("llama-13b", 15, 1024)),
         ("fig8", 16e9, ["--model", "llama3.2-3b"], ("llama3.2-3b", 18, 1024)),
         ("table4", 85e9, ["--model", "llama-33b"], ("llama-33b", 10, 1024)),
-        ("serve_stalls", 80e9, [], ("laptop", 8, 512)),
+        ("serve_stalls", 80e9, [], ("llama-0.2b", 8, 512)),
         *((name, 80e9, [], ("llama-13b", B, L)) for name, B, L in (
             ("fig3", 18, 1024), ("fig4", 32, 1024), ("fig7", 1, 640), ("fig10", 18, 1024),
             ("fig11", 18, 1024), ("fig13", 18, 1024), ("table2", 4, 1024), ("table4", 6, 1024),
@@ -146,7 +146,7 @@ def test_a_gpu_runs_the_papers_cases_where_they_fit(
     with fake_cuda(memory=memory), pytest.raises(UserError) as asked:
         studies()[name].run(["--measure", "--out", str(tmp_path), *flags])
     assert str(asked.value) == str(runs)
-    assert ("runs the paper's cases" in capsys.readouterr().out) == (runs[0] != "laptop")
+    assert ("runs the paper's cases" in capsys.readouterr().out) == (runs[0] != "llama-0.2b")
 
 
 WITHOUT = """

@@ -90,7 +90,7 @@ def test_a_hybrid_batch_costs_extra() -> None:
     parts = [make_batch([(0, 1021, 1021)]), make_batch(decodes=3)]
     both = make_batch([(0, 1021, 1021)], decodes=3)
     extra = cost.attention(both) - sum(cost.attention(part) for part in parts)
-    assert extra == pytest.approx(40 * EFFICIENCY["a6000", "sarathi"].hybrid)
+    assert extra == pytest.approx(40 * EFFICIENCY["a6000", "xformers-2023"].hybrid)
     assert 0.8e-3 < extra < 1e-3
 
 
@@ -230,7 +230,7 @@ def test_models_are_as_large_as_published(name: str, billions: float) -> None:
 
 def test_falcon_has_one_all_reduce_per_layer() -> None:
     falcon, link = MODELS["falcon-180b"], LINKS["nvlink-a100"]
-    options = {"tp": 8, "link": link, "software": "sarathi_serve"}
+    options = {"tp": 8, "link": link, "software": "vidur-2024"}
     one, two = (
         CostModel(replace(falcon, parallel=parallel), A100, **options) for parallel in (True, False)
     )

@@ -49,7 +49,7 @@ def exact(q: Tensor, keys: Tensor, values: Tensor, slots: list[int], contexts: l
 def test_attention_equals_math(
     shape: str, head_dim: int, dtype: torch.dtype, two_threads: None
 ) -> None:
-    for n_kv_head in (4, 2, 1):
+    for n_kv_head in (4, 2, 1) if head_dim == 64 else (2,):
         arguments = attention_case(SHAPES[shape], head_dim, n_kv_head, dtype, 512)
         assert_within(attend(*arguments), exact(*arguments), spans_bound(*arguments))
 

@@ -106,8 +106,8 @@ def timed(cell: nbformat.NotebookNode) -> bool:
 
 # How long something takes matters to no test: small models, and few repeats.
 QUICK = {
-    r'replace\(MODELS\["laptop"\],': 'replace(MODELS["laptop"], hidden=128, n_head=2, n_kv_head=2,',
-    "--model laptop": "--model demo",
+    r'MODELS\["llama-0.2b"\],': 'MODELS["llama-0.2b"], hidden=128, n_head=2, n_kv_head=2,',
+    "--model llama-0.2b": "--model demo",
     r"\bfastest\(": "(lambda measure, **_: measure())(",
     r"working\(range\(\d+\)": "working(range(2)",
     r"= arriving\(rate\)": "= arriving(rate, 0.5)",

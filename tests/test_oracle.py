@@ -18,20 +18,27 @@ CASES = [
     (driver, policy)
     for driver in DRIVERS
     for policy in SEVERAL + OF_PIPELINES * (driver == "MicroBatches")
+    if policy != "sarathi_serve"  # test_plays_have_too_little_room has all of its plays
 ]
 
 
 @pytest.mark.parametrize(("driver", "policy"), CASES)
-def test_same_tokens_whatever_happens(
-    driver: str, policy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("third", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
+def test_same_tokens_whatever_happens(third: int, driver: str, policy: str) -> None:
+    plays = 1 if policy in HEIRS else 2
+    for seed in range(third * plays, (third + 1) * plays):
+        perform(driver, seed, policy)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_plays_have_too_little_room(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens are the same; requests are preempted, and searches start anew."""
     count: Counter[type] = Counter()
     for kind in (Scheduler, BeamRequest):
         counted(kind, count, monkeypatch)
-    for seed in range(3 if policy in HEIRS else 6):
-        perform(driver, seed, policy)
-    if policy == "sarathi_serve":  # else there would always be room for all
-        assert count[Scheduler] > 2 and (driver != "Loop" or count[BeamRequest])
+    for seed in range(6):
+        perform(driver, seed, "sarathi_serve")
+    assert count[Scheduler] > 2 and (driver != "Loop" or count[BeamRequest])
 
 
 def counted(kind: type, count: Counter[type], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from command.checks import UserError
 from configs import GPUS, MODELS, gpu_named
 from configs.constants import WAIT
 from configs.hosts import HOSTS
-from costmodel import CostModel, make_batch, tokens_that_fit
+from costmodel import make_batch, tokens_that_fit
 from experiments.lib import plan_report
 from experiments.lib.plan_names import counter_of, slo_of
 from experiments.lib.plan_report import ANCHORED, error_of, link_words, rounded, who_holds
@@ -36,7 +37,7 @@ from more.policies import compared
 from more.serving import capacity, comparison, planner
 from more.serving.capacity import PER_REQUEST, PERCENTS, Bound, Deployment, Load, Slo
 from more.serving.comparison import Demand, Plan, Question, fits, too_strict
-from more.serving.planner import BUDGETS, EXACT, Found, Replica, Traffic
+from more.serving.planner import BUDGETS, EXACT, Found, Traffic
 from more.serving.search import largest_rate
 from more.serving.traffic import Fixed, at_rate, make_requests, poisson, read_trace
 from more.simulate import simulate
@@ -74,14 +75,15 @@ def population() -> list[Request]:
     return read_trace(TRACE)
 
 
-def replica(llama: Path, gpu: str = "a100-80gb", tp: int = 1, stages: int = 1) -> Replica:
-    model = plan.priced_model(str(llama))
-    cost = CostModel(model, GPUS[gpu], tp=tp, software="vllm")
-    memory = tokens_that_fit(model, GPUS[gpu], tp) * stages
-    return Replica(cost, 256, memory, stages)
+def replica(llama: Path, gpu: str = "a100-80gb", tp: int = 1, stages: int = 1) -> Deployment:
+    memory = tokens_that_fit(plan.priced_model(str(llama)), GPUS[gpu], tp) * stages
+    return Deployment(
+        str(llama), tp, gpu, stages, None, "pcie4", max_batch_size=256, software="vllm",
+        cache=memory,
+    )  # fmt: skip
 
 
-def load_at(of: Replica, traffic: Traffic, budget: int, rate: float, share: float = 1.0) -> Load:
+def load_at(of: Deployment, traffic: Traffic, budget: int, rate: float, share: float = 1.0) -> Load:
     """In a run as the plan has it, at a share of the capacity `rate`."""
     requests = at_rate(traffic.sample(planner.enough(rate, EXACT, traffic)), share * rate)
     return Load.steady(of.serve(requests, OURS, budget))
@@ -199,8 +201,10 @@ def test_a_load_knows_what_any_slo_needs(llama: Path) -> None:
         assert not load.meets(Slo(tuple(less if each is other else other for other in bounds)))
 
 
-@pytest.mark.parametrize("stages", [1, 2])
-@pytest.mark.parametrize("bound", ["tbt:p99:30", "ttft:p90:300", "e2e:p99:1e6"])
+@pytest.mark.parametrize(
+    ("bound", "stages"),
+    [("e2e:p99:1e6", 1), *product(("tbt:p99:30", "ttft:p90:300"), (1, 2))],
+)
 def test_a_run_that_is_left_would_have_missed(llama: Path, stages: int, bound: str) -> None:
     """A search leaves runs that surely miss the SLO: never one that could still be served."""
     of, traffic, left = replica(llama, stages=stages), Traffic.of("trace", population()), []
@@ -223,12 +227,13 @@ def test_a_run_that_is_left_would_have_missed(llama: Path, stages: int, bound: s
 @pytest.mark.parametrize("cache_tokens", [3000, 10**6])
 def test_a_jump_over_decodes_changes_no_bit(policy: str, cache_tokens: int) -> None:
     """Of any policy, where the cache is full, and in a closed loop."""
-    of = Replica(CostModel(MODELS["mistral-7b"], GPUS["h100"], software="vllm"), 8, cache_tokens)
+    of = Deployment("mistral-7b", gpu="h100", software="vllm", orca_batch_size=8, max_batch_size=8)
+    of = replace(of, cache=cache_tokens)
     for clients in (None, 6):
         seen = []
-        for jump in (planner.decode_on, lambda loop: None):
+        for jump in (capacity.decode_on, lambda loop: None):
             requests = at_rate(Traffic.of("trace", population()).sample(48), 3.0)
-            with mock.patch.object(planner, "decode_on", jump):
+            with mock.patch.object(capacity, "decode_on", jump):
                 trace = of.serve(requests, policy, 256, clients)
             lives = [
                 (*map(attrgetter(name), trace.lives.values()),)
@@ -286,7 +291,7 @@ def test_whose_rate_is_judged(tmp_path: Path) -> None:
 def test_how_many_replicas_hold_a_rate(
     rate: float, busiest: float | None, tp: int, said: str
 ) -> None:
-    of = Replica(CostModel(MODELS["mistral-7b"], GPUS["h100"], tp=tp), 8, None)
+    of = Deployment("mistral-7b", tp, "h100", max_batch_size=8)
     asked = Question({}, of, Traffic.of("trace", population()), SLO, (512,))
     found = Plan(asked, of, {}, Found(16.0, 512), 15.0, {})
     assert who_holds(found, Demand("your trace", rate, busiest, "")) == said
@@ -365,18 +370,18 @@ def test_a_gpu_of_ones_own() -> None:
     assert owner.startswith("a100") and gpu.name == "gpu-spec"
     assert GPUS["a100-80gb"].memory == 80e9, "GB, as its data sheet says"
     options = plan.read_options(["--gpu-spec", "80,312,2039", "--model", "mistral-7b"])
-    same = plan.cost_of(options, MODELS["mistral-7b"], 1)
+    same = plan.replica_of(options, MODELS["mistral-7b"], 1, 1)
     options = plan.read_options(["--gpu", "a100-80gb", "--model", "mistral-7b"])
-    usual = plan.cost_of(options, MODELS["mistral-7b"], 1)
-    assert same.linears(512) == usual.linears(512)
+    usual = plan.replica_of(options, MODELS["mistral-7b"], 1, 1)
+    assert same.cost_model.linears(512) == usual.cost_model.linears(512)
 
 
 def test_a_link_of_ones_own() -> None:
     """A bus bandwidth, as nccl-tests has it: of four GPUs, each sends 1.5 times the tensor."""
-    costs = [
-        plan.cost_of(plan.read_options(["--gpu", "l40s", *flags]), MODELS["mistral-7b"], 4)
-        for flags in ([], ["--link", "20"], ["--link", "pcie4"])
-    ]
+    costs = []
+    for flags in ([], ["--link", "20"], ["--link", "pcie4"]):
+        options = plan.read_options(["--gpu", "l40s", *flags])
+        costs.append(plan.replica_of(options, MODELS["mistral-7b"], 4, 1).cost_model)
     node, own, named = (cost.all_reduces(8192) for cost in costs)
     size, steps = 8192 * 4096 * 2, 2 * 32
     assert own == pytest.approx(steps * (WAIT + 15e-6 + 1.5 * size / 20e9)) and own < node / 4
@@ -424,7 +429,7 @@ def check_answer(words: list[str]) -> Plan | None:
         assert last.startswith("error: ") and "Traceback" not in done.stderr, done.stderr
         return None
     [of] = found
-    said, best, cost = done.stdout.replace(" \\\n    ", " "), of.best, of.replica.cost
+    said, best, cost = done.stdout.replace(" \\\n    ", " "), of.best, of.replica.cost_model
     assert f"\ntoken budget   C = {best.budget}\n" in said
     assert f"\ncapacity       {rounded(best.rate)} requests/s" in said
     assert best.rate == max(each.rate for each in of.curve.values())
@@ -437,7 +442,7 @@ def check_answer(words: list[str]) -> Plan | None:
     assert ("--enable-mixed-chunk" in said) == (of.replica.stages == 1)
     if of.replica.utilization:
         share, stages = sglang["--mem-fraction-static"], of.replica.stages
-        card, weights, outside = planner.bytes_of(cost, stages)
+        card, weights, outside = capacity.bytes_of(cost, stages)
         tokens = (share * (card - outside) - weights) / cost.kv_bytes * stages
         slack = 1e-3 * card / cost.kv_bytes * stages
         assert share < 1 and 0 <= of.replica.holds(best.budget) - tokens <= slack
@@ -465,13 +470,13 @@ def test_random_questions() -> None:
 
 
 def test_no_more_run_at_once_than_a_batch_has_tokens() -> None:
-    of = Replica(CostModel(MODELS["mistral-7b"], GPUS["h100"]), 256, None)
+    of = Deployment("mistral-7b", gpu="h100", max_batch_size=256)
     most = {}
-    for policy in (OURS, "orca"):
+    for policy in (OURS, "vllm_v0"):
         requests = make_requests(poisson(256, 1e6), Fixed(16), Fixed(40))
         trace = of.serve(requests, policy, 128)
         most[policy] = max(each.num_decodes for each in trace.iterations)
-    assert most[OURS] <= 128 < most["orca"], "which reads no budget"
+    assert most[OURS] <= 128 < most["vllm_v0"], "which reads no budget"
 
 
 def test_memory_is_the_cards() -> None:
@@ -479,18 +484,18 @@ def test_memory_is_the_cards() -> None:
     flags = ["--model", "mistral-7b", "--gpu", "h100", "--requests-file", "100:10"]
     question, _ = plan.prepare(plan.read_options(flags))
     of = question.replicas[1, 1]
-    assert of.holds(512) == planner.cache_of_engine(of.cost, 1, 512, 256, 0.9) > of.holds(8192)
-    assert of.cost.host is HOSTS["vllm-async"]
+    tokens = capacity.cache_of_engine(of.cost_model, 1, 512, 256, 0.9)
+    assert of.holds(512) == tokens > of.holds(8192)
+    assert of.cost_model.host is HOSTS["vllm-async"]
     more, _ = plan.prepare(plan.read_options([*flags, "--memory-utilization", "0.92"]))
     assert more.replicas[1, 1].holds(512) > of.holds(512)
     given = plan.read_options([*flags, "--cache-tokens", "5000"])
     own, _ = plan.prepare(given)
     assert {own.replicas[1, 1].holds(size) for size in BUDGETS} == {5000}
     assert own.replicas[2, 1].holds(512) == question.replicas[2, 1].holds(512), "another layout"
-    older = plan.cost_of(
-        plan.read_options([*flags, "--software", "sarathi"]), MODELS["gpt2-124m"], 1
-    )
-    assert older.host is HOSTS["none"], "nothing is known"
+    older = plan.read_options([*flags, "--software", "xformers-2023"])
+    older = plan.replica_of(older, MODELS["gpt2-124m"], 1, 1)
+    assert older.cost_model.host is HOSTS["none"], "nothing is known"
     spec = plan.read_options(["--gpu-spec", "80,989,3350"])
     assert plan.gpu_of(spec)[0].card == 0, "the memory that is given counts"
 
@@ -510,16 +515,16 @@ def test_an_answer_says_whose_kernels_it_borrows(
 
 
 def test_budgets_end_with_the_first_that_is_too_long() -> None:
-    of = Replica(CostModel(MODELS["mistral-7b"], GPUS["a100-80gb"], software="vllm"), 8, None)
+    of = Deployment("mistral-7b", software="vllm", max_batch_size=8)
     traffic = Traffic.of("x", [Request(0, range(100), 10)])
     *_, last, over = planner.budgets_of(of, traffic, SLO, BUDGETS)
-    longest = partial(capacity.worst_iteration, of.cost, decodes=0, longest=100)
+    longest = partial(capacity.worst_iteration, of.cost_model, decodes=0, longest=100)
     assert longest(last) <= SLO.gap < longest(over)
     asked = Question({(1, 1): of}, of, traffic, SLO, BUDGETS)
     assert asked.budgets(1, 1)[-1] == over
     assert tuple(replace(asked, named=True).budgets(1, 1)) == BUDGETS, "those that a user names"
     decodes = make_batch(decodes=8, context=4096)
-    assert of.decode_iteration == of.cost.seconds(decodes), "as many as run at once"
+    assert of.decode_iteration == of.cost_model.seconds(decodes), "as many as run at once"
 
 
 def test_why_a_layout_is_left_out() -> None:
@@ -553,7 +558,7 @@ def test_whose_errors_are_shown(tmp_path: Path) -> None:
 def test_layouts_have_the_gpus_of_the_expected_rate(capsys: pytest.CaptureFixture) -> None:
     expected = Demand("you expect", 40.0, None, "")
     replicas = {
-        (tp, 1): Replica(CostModel(MODELS["mistral-7b"], GPUS["h100"], tp=tp), 8, 10**6)
+        (tp, 1): Deployment("mistral-7b", tp, "h100", max_batch_size=8, cache=10**6)
         for tp in (1, 2)
     }
     traffic = Traffic.of("x", make_requests(poisson(8, 1.0), Fixed(9), Fixed(100)))

@@ -182,7 +182,7 @@ def content(
 SIZES = st.tuples(st.integers(1, 40), st.integers(1, 12), st.integers(0, 30))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 30), st.integers(0, 60), st.lists(SIZES, min_size=1))
 def test_sarathi_serve_by_other_names(size: int, budget: int, spare: int, work: list) -> None:
     """vllm_v1 has its batches, also with little memory and B > C, unless a threshold is given.

@@ -180,20 +180,21 @@ def test_target_tbt_for_real() -> None:
 
 
 def test_the_calibration_must_fit(tmp_path: Path) -> None:
-    laptop = Path(__file__).parent.parent / "results" / "calibration-laptop.json"
+    small = Path(__file__).parent.parent / "results" / "calibration-llama-0.2b.json"
     assert cost_here("no such model", "cpu", "torch.float32") is None
-    assert cost_here("laptop", "cpu", "torch.float16") is None, "another dtype"
-    with pytest.raises(UserError, match="is of laptop on .*; this is demo on .* run experiments"):
-        cost_here("demo", "cpu", "torch.float16", laptop)
+    assert cost_here("llama-0.2b", "cpu", "torch.float16") is None, "another dtype"
+    with pytest.raises(UserError, match="is of llama-0.2b on .*; this is demo on .* run "):
+        cost_here("demo", "cpu", "torch.float16", small)
     with mock.patch("more.serving.calibration.this_machine", lambda device: "a machine"):
-        text = laptop.read_text(encoding="utf-8")
+        text = small.read_text(encoding="utf-8")
         name = text.partition('"gpu": {')[2].partition('"name": "')[2].partition('"')[0]
         mine = tmp_path / "mine.json"
         mine.write_text(text.replace(name, "a machine, float16"), encoding="utf-8")
-        cost = cost_here("laptop", "cpu", "torch.float16", mine)
+        cost = cost_here("llama-0.2b", "cpu", "torch.float16", mine)
     assert 0 < cost(make_batch(decodes=1)) < cost(make_batch([(0, 256, 256)]))
 
 
+@pytest.mark.usefixtures("sketches")
 def test_both_are_compared_without_an_edit(tmp_path: Path) -> None:
     """In tables and pictures, with a colour of their own, and in files of their own."""
     out = ("--out", tmp_path, "--quick")

@@ -58,9 +58,7 @@ GOOD = {"prompt": "x", "max_tokens": 2}
 TEMPLATE = "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}x"
 LFS = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d7a' * 16}\nsize 99\n"
 GROUP = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-EIGHT_BITS = {"num_bits": 8, "type": "int"}
 FP8_ALONE = {"weights": {"num_bits": 8, "type": "float"}}  # of 16 bits otherwise
-INT8 = {"weights": EIGHT_BITS, "input_activations": EIGHT_BITS}
 LLAMA = {
     "model_type": "llama", "hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 2,
     "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 97, "rms_norm_eps": 1e-5,
@@ -184,7 +182,7 @@ class Files:
 
     def spoiled(self, *place: str | int, value: object = ...) -> Path:
         """A calibration with one entry replaced, or left out."""
-        path = ROOT / "results" / "calibration-laptop.json"
+        path = ROOT / "results" / "calibration-llama-0.2b.json"
         data = inner = json.loads(path.read_text(encoding="utf-8"))
         for key in place[:-1]:
             inner = inner[key]

@@ -61,7 +61,7 @@ def test_half_prefilled_requests_wait_in_their_order_before_all_others() -> None
     """And the new policy takes over the decodes, the memory and the queue as they are."""
     old, new = [make_scheduler("sarathi_serve", 4, size, 200) for size in (16, 64)]
     requests = [Request(i, range(size), 9) for i, size in enumerate((4, 4, 40, 5, 6, 7))]
-    loop = Loop(old, CostExecutor(make_cost_model("llama-13b", "a6000", 1, None, "sarathi")))
+    loop = Loop(old, CostExecutor(make_cost_model("llama-13b", "a6000", 1, None, "xformers-2023")))
     for request in requests:
         loop.add(request)
     loop.step()  # 0 and 1 whole, a part of 2

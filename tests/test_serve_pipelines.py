@@ -9,7 +9,7 @@ from configs.hosts import HOSTS
 from costmodel import CostModel, make_batch
 from experiments import fidelity, serve_chunking, serve_phases, serve_pipelines
 from experiments.lib.papers import CHAT, MISTRAL
-from experiments.serve_pipelines import ETHERNETS, FALCON, FALCON_TP8, LLAMA, SOFTWARE, slos
+from experiments.serve_pipelines import ETHERNETS, FALCON, FALCON_TP8, HOST_NAMES, LLAMA, slos
 from more.serving.capacity import Deployment
 
 
@@ -20,7 +20,7 @@ def test_parts_are_the_whole() -> None:
 
 def test_a_decode_costs_the_linear_operators_as_much_as_tokens_up_to_the_knee() -> None:
     """As many tokens as the knee, at the marginal price of large batches, take a decode's time."""
-    cost = CostModel(MODELS["llama2-70b"], GPUS["a100-80gb"], software="sarathi_serve")
+    cost = CostModel(MODELS["llama2-70b"], GPUS["a100-80gb"], software="vidur-2024")
     one, low, high = (sum(cost.linears(tokens).values()) for tokens in (1, 4096, 8192))
     knee = serve_phases.saturating_tokens(cost)
     assert knee * (high - low) / 4096 == pytest.approx(one) and 64 < knee < 512
@@ -50,18 +50,18 @@ def test_bounds_have_two_sides(bound: str, ours: float, verdict: str) -> None:
 def test_the_times_between_tokens_are_the_whole_passage(deployment: Deployment) -> None:
     """One request alone: each decode waits for the host once, passes all stages and comes back."""
     found = {}
-    for host in ("none", "sarathi-serve"):
+    for host in ("none", "sarathi-artefact"):
         one = replace(deployment, host=host)
         (life,) = one.serve(CHAT.requests(1), "sarathi_serve", 512).lives.values()
         found[host] = one.passage(make_batch(decodes=1, context=life.prompt_tokens + 1))
         assert life.tbt[0] == pytest.approx(found[host], rel=1e-3)
-    waits = HOSTS["sarathi-serve"].around(0.0, 1)
-    assert found["sarathi-serve"] == pytest.approx(found["none"] + waits)
+    waits = HOSTS["sarathi-artefact"].around(0.0, 1)
+    assert found["sarathi-artefact"] == pytest.approx(found["none"] + waits)
 
 
 def test_a_hop_and_tp8_cross_the_same_ethernet() -> None:
     for case in serve_pipelines.CAUSES:
-        link, host = ETHERNETS[case["link"]], SOFTWARE[case["host"]]
+        link, host = ETHERNETS[case["link"]], HOST_NAMES[case["host"]]
         pipeline, tp8 = serve_pipelines.falcon(link, host)
         assert LINKS[tp8.link].between == LINKS[pipeline.hop] == LINKS[link]
         assert pipeline.host == tp8.host == host

@@ -85,6 +85,7 @@ class Picky(SarathiServe):
         super().__init__(size if chunk_size == 1024 else 1, chunk_size, cache_tokens)
 
 
+@pytest.mark.usefixtures("sketches")
 def test_a_policy_of_ones_own_is_compared_with_a_budget_and_a_colour_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

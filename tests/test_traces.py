@@ -360,6 +360,7 @@ def test_the_shortest_output_is_next_and_who_tells_none_is_last() -> None:
     assert [request for request, _ in trace.finished] == [1, 3, 0, 2, 4]
 
 
+@pytest.mark.usefixtures("sketches")
 def test_a_figure_by_tag(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """With the requests, the policy, the model and the GPU of a user."""
     flags = "--model llama3.1-8b --gpu h100 --tp 1 --max-batch-size 4 --by user --rate 9 20 --quick"

@@ -1,8 +1,8 @@
 // The page of the exercises. It keeps what is written, and asks Python (course/browser.py) for the
 // rest. Everything stays in this browser.
 
-import { get, make } from "./dom.js";
-import { Problem, Python, readManifest } from "./python.js";
+import { get, make, Problem } from "./dom.js";
+import { Python, readManifest } from "./python.js";
 
 const LIMIT = 20000; // ms without a sign of Python: then its worker is ended
 const ENDED = "Your code ran for a long time without an end, so it was stopped. Does a loop never end?";

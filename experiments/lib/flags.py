@@ -21,7 +21,7 @@ from more.loading.policyfile import load_policies
 MEASURE = {
     "device": Flag(default="auto", measure=True),
     "dtype": Flag(default="auto", measure=True),
-    "model": Flag(default="laptop", measure=True),
+    "model": Flag(default="llama-0.2b", measure=True),
     "cuda_graphs": Flag(default="auto", measure=True),
 }  # of every figure that can be measured
 
@@ -56,7 +56,7 @@ def gpu_flag(shown: str) -> Flag:
 # Of every script that prices a model on a GPU (lib/engines.py: `setups`).
 PRICED = {"model": model_flag(shown="the paper's"), "gpu": gpu_flag("the paper's")}
 # ... and a deployment (lib/papers.py: `deployments`).
-DEPLOYED = PRICED | {"tp": Flag("", shown="the paper's"), "software": Flag(shown="sarathi_serve")}
+DEPLOYED = PRICED | {"tp": Flag("", shown="the paper's"), "software": Flag(shown="vidur-2024")}
 # ... and of those that serve requests over time on it (lib/papers.py: `Recorded`).
 SERVED = {
     **POLICIES,

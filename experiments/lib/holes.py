@@ -1,16 +1,22 @@
 """Texts with holes: captions, explanations, the sentences of documents. One form for all of them.
 
 {predicted[speedup, L=1024 B=18]:.1f}     a source, a name in it, and how the number is written
+
+All stand in experiments/texts.toml, whose head explains the form.
 """
 
 import statistics
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any
 
 from command.checks import UserError
 from experiments.lib import common
 from experiments.lib.rows import SOURCES, Number, Numbers, Rows, by_names
+
+TEXTS = "experiments/texts.toml"
 
 
 class Ranges(dict[str, float]):
@@ -25,7 +31,7 @@ class Ranges(dict[str, float]):
 
 
 def sources(rows: Rows) -> dict[str, Mapping[str, float]]:
-    """What a text may quote of one file of results/. The head of docs/holes.toml explains each."""
+    """What a text may quote of one file of results/."""
     numbers = rows.newest().numbers()
     paper, predicted, measured = (by_names(numbers, source) for source in SOURCES)
     return {
@@ -49,16 +55,20 @@ def errors(numbers: Iterable[Number], measured: Mapping[str, float]) -> dict[str
     return {quantity: statistics.median(sizes) for quantity, sizes in found.items()}
 
 
-def read_texts(path: str) -> dict:
-    """A .toml file. path: from the project's root."""
-    return tomllib.loads((common.ROOT / path).read_text(encoding="utf-8"))
+@cache
+def read_texts() -> dict[str, dict[str, Any]]:
+    """Document -> NAME -> its texts: by their keys, or a list of sentences. Raises UserError."""
+    try:
+        return tomllib.loads((common.ROOT / TEXTS).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{TEXTS}: {error}") from None
 
 
 def fill(text: str, holes: Mapping[str, Mapping], where: str) -> str:
     """A text on one line, with its holes filled: {paper[f8_high]:g} is holes["paper"]["f8_high"].
 
-    where: file and key, for the error. Raises UserError where it is no text or asks for more than
-    `holes` has.
+    where: file, document and name, for the error. Raises UserError where it is no text or asks for
+    more than `holes` has.
     """
     try:
         return " ".join(text.split()).format(**holes)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # see above
     from nano_sarathi import LLM, RequestOutput
 
 LARGE = 2e9  # bytes of weights: models for CPUs have less
-FOR_CPUS = "laptop"  # the default of --model
+FOR_CPUS = "llama-0.2b"  # the default of --model
 INSTEAD = "Give --model llama3.2-3b, or a larger one that fits"
 
 

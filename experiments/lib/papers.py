@@ -7,17 +7,15 @@ from itertools import cycle
 from pathlib import Path
 
 from batch import Request
-from command.checks import UserError, lookup
-from configs import GPUS, LINKS
+from command.checks import UserError
 from experiments.lib.colours import LOOKS
 from experiments.lib.common import paper_numbers
 from experiments.lib.flags import word_of
 from experiments.lib.rows import Row, Rows, print_rows
-from more.loading.priced import priced_model
 from more.loading.requests import short_enough
 from more.serving.capacity import Deployment, Slo
 from more.serving.lengths import tag_lengths
-from more.serving.planner import EXACT, Replica, Traffic, find_capacity
+from more.serving.planner import EXACT, Traffic, find_capacity
 from more.serving.traffic import (
     FASTEST,
     HASHES,
@@ -104,7 +102,7 @@ def read_once(path: Path, engines: tuple[Deployment, ...]) -> list[Request]:
     """Those that are short enough for each of these engines."""
     requests = read_whole(path)
     for each in engines:
-        most = min(priced_model(each.model).max_length, each.cache_tokens)
+        most = min(each.cost_model.model.max_length, each.cache_tokens)
         requests = short_enough(requests, most, f"{each.model} on {each.hardware}")
     return requests
 
@@ -180,13 +178,11 @@ def deployments(own: Sequence[Deployment], **flags: object) -> list[Deployment]:
     if not changes:
         return list(own)
     if "gpu" in changes:
-        changes["link"] = lookup(GPUS, changes["gpu"], "GPU").link
-    if "max_batch_size" in changes:
-        changes["orca_batch_size"] = changes["max_batch_size"]
-    elif "model" in changes or "gpu" in changes:  # Orca's smaller B is of the paper's memory
-        changes["orca_batch_size"] = own[0].max_batch_size
+        changes["link"] = None
+    if changes.keys() & {"model", "gpu", "max_batch_size"}:  # Orca's smaller B is of the paper's
+        changes["orca_batch_size"] = changes.get("max_batch_size", own[0].max_batch_size)
     one = replace(own[0], **changes)
-    if not one.cache_tokens > 0:  # it also refuses what does not divide
+    if not one.cache_tokens > 0:
         raise UserError(f"{one.model} does not fit {one.hardware}: give more GPUs with --tp")
     return [one]
 
@@ -215,12 +211,7 @@ def capacity_rows(
     the best is taken; the RIVALS read no budget.
     """
     requests = workloads[data]
-    size = engine.orca_batch_size if policy == "orca" else engine.max_batch_size
-    hop, traffic = LINKS[engine.hop], Traffic.of(policy, requests)
-    replica = Replica(
-        engine.cost_model, size, engine.cache_tokens, engine.stages, hop, deal=engine.deal
-    )
-    search = partial(find_capacity, replica, traffic, runs={})
+    search = partial(find_capacity, engine, Traffic.of(policy, requests), runs={})
     rows = []
     for slo, (bound, budget) in slos(engine).items():
         sizes = [NO_BUDGET] if policy in RIVALS else dict.fromkeys([budget, *budgets])

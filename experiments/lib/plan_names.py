@@ -17,9 +17,9 @@ from experiments.lib.papers import ARXIV, CHAT, read_whole
 from more.loading.priced import folder_of
 from more.loading.requests import short_enough
 from more.serving.anchor import read_load
-from more.serving.capacity import STRICT, Bound, Slo
+from more.serving.capacity import STRICT, Bound, Deployment, Slo
 from more.serving.comparison import Demand
-from more.serving.planner import BUDGETS, Replica
+from more.serving.planner import BUDGETS
 from more.serving.traffic import Count, Fixed, busy_times, make_requests, poisson
 
 DATASETS = {data.name: data for data in (CHAT, ARXIV)}
@@ -101,14 +101,14 @@ def counter_of(model: str) -> Count | None:
     return tokenizer and (lambda text: len(tokenizer.encode(text)))
 
 
-def that_fit(requests: Sequence[Request], replica: Replica, budget: int) -> list[Request]:
+def that_fit(requests: Sequence[Request], replica: Deployment, budget: int) -> list[Request]:
     """Without those that are too long for the model or the cache. Says how many these are.
 
     budget: the smallest that is tried. It leaves the most cache.
     """
-    model = replica.cost.model
-    most = min(model.longest, replica.holds(budget) or model.longest)
-    whose = "--cache-tokens" if most == replica.cache_tokens else f"{model.name} here"
+    model = replica.cost_model.model
+    most = min(model.longest, replica.holds(budget))
+    whose = "--cache-tokens" if most == replica.cache else f"{model.name} here"
     return short_enough(requests, most, whose)
 
 

@@ -16,10 +16,10 @@ from experiments.lib.common import ROOT, print_table, three_digits
 from experiments.lib.plan_names import budgets_tried, gpu_of
 from experiments.lib.rows import Rows, read_rows
 from more.loading.priced import shape_of
-from more.serving.capacity import MAX_DELAY, Load, Slo, worst_iteration
+from more.serving.capacity import MAX_DELAY, WHOLE, Deployment, Load, Slo, worst_iteration
 from more.serving.comparison import OURS, SLOWER, Anchor, Demand, Plan
 from more.serving.engines import engine_flags
-from more.serving.planner import WHOLE, Replica, Traffic
+from more.serving.planner import Traffic
 from more.serving.search import percentile
 
 NAME = "plan"
@@ -43,11 +43,6 @@ MEASURED = ROOT / "results" / "beside_benchmarks.csv"
 
 def rounded(rate: float) -> str:
     return three_digits(rate) if rate else "0"
-
-
-def hardware_of(replica: Replica) -> str:
-    count = replica.gpus
-    return f"{count} x {replica.cost.gpu.name}" if count > 1 else replica.cost.gpu.name
 
 
 def kind_of(tp: int, prompt_tokens: float, single: bool = False) -> str:
@@ -76,12 +71,12 @@ def error_of(tp: int, way: str = WAY) -> tuple[float, float, str] | None:
     return (percentile(sizes, 50), percentile(sizes, 90), what) if sizes else None
 
 
-def print_first(options: Namespace, replica: Replica, traffic: Traffic) -> None:
+def print_first(options: Namespace, replica: Deployment, traffic: Traffic) -> None:
     """What an anchor is worth, and the command that makes one."""
     mean = [round(float(sizes.mean())) for sizes in (traffic.prompts, traffic.outputs)]
     print("\nanchor     none: give one run of your own server, and the answer is more exact")
     for word, way in zip(("without", "with"), ANCHORED, strict=True):
-        if error := error_of(replica.cost.tp, way):
+        if error := error_of(replica.tp, way):
             half, most, what = error
             print(f"  {word:<7}  a factor of {half:.2f} is usual; one of ten is beyond {most:.1f}")
             print(f"           ({what})")
@@ -101,11 +96,11 @@ def name_of(options: Namespace) -> str:
     return shlex.quote(f"YOUR-{ours.name}" if ours else options.model)
 
 
-def describe(options: Namespace, replica: Replica, traffic: Traffic, slo: Slo) -> None:
+def describe(options: Namespace, replica: Deployment, traffic: Traffic, slo: Slo) -> None:
     """The question, and what the answer stands on."""
-    cost, model = replica.cost, replica.cost.model
+    cost, model = replica.cost_model, replica.cost_model.model
     mean = float((traffic.prompts + traffic.outputs).mean())
-    print(f"\n{model.name} ({model.parameters / 1e9:.2f} B parameters) on {hardware_of(replica)}")
+    print(f"\n{model.name} ({model.parameters / 1e9:.2f} B parameters) on {replica.hardware}")
     print(
         f"traffic    {traffic.name}: {len(traffic.prompts)} requests\n"
         f"           tokens of a prompt {describe_lengths(traffic.prompts)},\n"
@@ -155,14 +150,14 @@ def latencies_of(slo: Slo, usual: Sequence[tuple[str, float]]) -> dict[str, tupl
     return {f"P{percent:g} {name.upper()}": (name, percent) for name, percent in every}
 
 
-def print_anchor(anchor: Anchor | None, replica: Replica) -> None:
+def print_anchor(anchor: Anchor | None, replica: Deployment) -> None:
     """What one factor mends, and what remains: scaled over measured."""
     if anchor is None:
         return
     print(
         f"anchor     {anchor.name}: your server's iterations take {three_digits(anchor.factor)} x"
         " ours: every\n           time below is scaled by it. It is read as a server of"
-        f" {replica.cost.model.name} on\n           {hardware_of(replica)}: of another model,"
+        f" {replica.cost_model.model.name} on\n           {replica.hardware}: of another model,"
         " format or GPU it says nothing"
     )
     rows = [
@@ -200,7 +195,7 @@ def print_answer(plan: Plan) -> None:
         say = "no TTFT is bounded: first tokens may be late (--slo ttft:p90:1000)"
         said.append(f"{'':<14} {say}")
     usual = int(np.median(plan.question.traffic.prompts))
-    longest = worst_iteration(replica.cost, best.budget, 0, longest=usual)
+    longest = worst_iteration(replica.cost_model, best.budget, 0, longest=usual)
     if longest > (gap := slo.gap):
         said.append(
             f"stalls         prompts of C tokens take {1e3 * longest:.0f} ms, longer than the"
@@ -210,13 +205,13 @@ def print_answer(plan: Plan) -> None:
         f"worth          with iterations {100 * (SLOWER - 1):.0f} % slower: {rounded(plan.slower)}"
         f" requests/s instead of {rounded(best.rate)}"
     )
-    if error := error_of(replica.cost.tp, ANCHORED[1] if plan.question.anchor else WAY):
+    if error := error_of(replica.tp, ANCHORED[1] if plan.question.anchor else WAY):
         half, most, what = error
         words = f"a factor of {half:.2f} is usual, and one of ten is beyond {most:.1f} ({what})"
         said.append(f"{'':<14} {words}")
     demands, mean = plan.question.demands, float(plan.question.traffic.prompts.mean())
     mean += float(plan.question.traffic.outputs.mean())
-    if demands and (at_once := (replica.holds(best.budget) or math.inf) / mean) < AT_ONCE:
+    if demands and (at_once := replica.holds(best.budget) / mean) < AT_ONCE:
         said.append(
             f"memory         for {at_once:.0f} requests at once: more GPUs in a replica (--tp) may"
             " need fewer in all, see --tables layouts"
@@ -304,7 +299,7 @@ def print_layouts(plan: Plan) -> None:
     for place, replica in plan.question.replicas.items():
         found = plan.layouts[place]
         cells = [rounded(found.rate), rounded(found.rate / replica.gpus)]
-        cells += [str(replica.holds(found.budget) or "-")]
+        cells += [str(replica.holds(found.budget))]
         for each in wanted:
             gpus = math.ceil(each.rate / found.rate) * replica.gpus if found.rate else "-"
             cells.append(gpus)
@@ -340,8 +335,8 @@ def print_engines(options: Namespace, plan: Plan) -> None:
     quoted = name_of(options)
     place = len(quoted) * "M"  # until the line is wrapped: the name may have blanks
     lines = engine_flags(
-        place, budget, replica.max_batch_size, replica.cost.tp, replica.stages,
-        min(longest, replica.cost.model.max_length), replica.utilization,
+        place, budget, replica.max_batch_size, replica.tp, replica.stages,
+        min(longest, replica.cost_model.model.max_length), replica.utilization,
         replica.static_share(budget), "fp8" * (options.weights == "fp8"),
     )  # fmt: skip
     print("\nThe same in other engines:")
@@ -356,8 +351,8 @@ def print_engines(options: Namespace, plan: Plan) -> None:
 
 def rows_of(plan: Plan) -> Rows:
     """Of plan.csv: what is in the tables. C is 0 where a policy reads no budget."""
-    model, slo = plan.replica.cost.model.name, plan.question.slo
-    where = {"source": "predicted", "model": model, "hardware": hardware_of(plan.replica)}
+    model, slo = plan.replica.cost_model.model.name, plan.question.slo
+    where = {"source": "predicted", "model": model, "hardware": plan.replica.hardware}
     rows = Rows((), UNITS)
     for budget, found in plan.curve.items():
         rows.append(where | {"policy": OURS, "C": budget, "capacity": found.rate})

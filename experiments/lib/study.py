@@ -189,14 +189,14 @@ class Study:
         self.report(rows)
 
     def here(self, options: Namespace, sweeps: Sequence[Sweep]) -> list[Sweep]:
-        """What --measure runs: the paper's cases on a GPU that holds them, else a laptop's.
+        """What --measure runs: the paper's cases on a GPU that holds them, else a CPU's.
 
         On a GPU: the paper's model, unless --model names another; its cases of up to LONGEST tokens
-        and of as many requests as fit. With --quick, or where flags say the case, a laptop's.
+        and of as many requests as fit. With --quick, or where flags say the case, a CPU's.
         Sets options.model to what runs.
         """
-        laptop = [each for each in sweeps if each.measured_cases(options.quick)]
-        runs = [each.run for each in laptop]
+        small = [each for each in sweeps if each.measured_cases(options.quick)]
+        runs = [each.run for each in small]
         paper = [each for each in sweeps if each.run in runs and {*map(type, each.on)} == {Priced}]
         shape = {name: flag.default for name, flag in self.flags.items() if flag.measure}
         asked = options.quick or any(getattr(options, name) != shape[name] for name in shape)
@@ -212,9 +212,9 @@ class Study:
                 options.model = model
                 return [each.up_to(LONGEST, most) for each in paper]
             if options.device.type == "cuda":
-                print(f"{model} does not fit this GPU with the paper's cases: a laptop's run")
+                print(f"{model} does not fit this GPU with the paper's cases; we take a CPU's")
         options.model = options.model or MEASURE["model"].default
-        return laptop
+        return small
 
     def load(
         self, options: Namespace, sweeps: Sequence[Sweep], given: Mapping[str, object]
@@ -241,7 +241,7 @@ class Study:
         """Its own, and where it can be measured, those of measuring."""
         if not self.measure:
             return dict(self.flags)
-        name = "laptop; on a GPU that holds it, the paper's"
+        name = "llama-0.2b; on a GPU that holds it, the paper's"
         model = replace(MEASURE["model"], default=None, shown=name)
         runs = "runs of each case, whose median is taken"
         repeats = Flag(runs, self.repeats, 1, measure=True)

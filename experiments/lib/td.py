@@ -116,8 +116,8 @@ class Node:
 
 
 L20, A100 = (
-    ("l20", "td_pipe", "pcie-l20-node"),
-    ("a100-80gb-pcie", "sarathi_serve", "pcie-a100-node"),
+    ("l20", "vllm-0.5.3", "pcie-l20-node"),
+    ("a100-80gb-pcie", "vidur-2024", "pcie-a100-node"),
 )
 NODES = {
     node.name: node

@@ -17,8 +17,7 @@ from batch import Request
 from experiments.lib.flags import word_of
 from experiments.lib.rows import Row
 from more.policies.qoserve import kept
-from more.serving.capacity import Deployment, Load, steady_span
-from more.serving.planner import WHOLE
+from more.serving.capacity import WHOLE, Deployment, Load, steady_span
 from timeline import Trace
 
 SECONDS = ("P99 TBT", "median TTFT", "P99 TTFT", "P99 E2E", "mean E2E")

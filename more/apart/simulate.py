@@ -49,7 +49,7 @@ def simulate_fleet(
     policy: str = "sarathi_serve", chunk_size: int = 512, decode_policy: str | None = None,
     decode_chunk_size: int | None = None, max_batch_size: int = 128,
     cache_tokens: int | None = None, tp: int = 1, link: str | None = None,
-    software: str = "sarathi_serve", host: str = "none", cache: str = "slots",
+    software: str = "vidur-2024", host: str = "none", cache: str = "slots",
     block_size: int | None = None, prefix_caching: bool = False,
     done: Callable[[Life], None] | None = None, keep: bool = False,
 ) -> FleetTrace:  # fmt: skip

@@ -98,7 +98,7 @@ def simulate_pipeline(
     memory: str = "split",
     tp: int = 1,
     link: str | None = None,
-    software: str = "sarathi",
+    software: str = "xformers-2023",
     host: str = "none",
     hop: str | None = "infiniband-hdr",
     deal: str = "queue",

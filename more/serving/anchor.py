@@ -14,7 +14,6 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -26,10 +25,10 @@ from command.checks import MOST, UserError, range_of, shown
 from command.cli import read_text
 from configs import GPU
 from more.loading.priced import shape_of
+from more.serving.capacity import Deployment
 from more.serving.comparison import OURS, Anchor, measure_of
 from more.serving.engines import SGLANG_PREFILL, sglang_defaults, vllm_defaults
 from more.serving.planner import MOST as MOST_REPLAYED
-from more.serving.planner import Replica
 from more.serving.traffic import FASTEST, MOST_JSON, MOST_REQUESTS, MOST_TOKENS, at_rate, gamma
 from timeline import Trace
 
@@ -132,10 +131,10 @@ class Run:
         # vLLM's benchmark, too, stretches what it draws, so that the mean rate is as asked
         return at_rate(requests, self.rate) if self.rate else requests
 
-    def too_fast(self, replica: Replica) -> bool:
+    def too_fast(self, replica: Deployment) -> bool:
         """Whether the GPUs cannot compute all these tokens, even at their peak."""
-        model = replica.cost.model
-        peak = replica.gpus * replica.cost.gpu.peak * (2 if model.weights == "fp8" else 1)
+        model = replica.cost_model.model
+        peak = replica.gpus * replica.cost_model.gpu.peak * (2 if model.weights == "fp8" else 1)
         sizes = {name: inputs * outputs for name, (inputs, outputs) in model.linears.items()}
         ffn = sizes.pop("ffn_ln1") + sizes.pop("ffn_ln2")
         weights = model.n_layer * (sum(sizes.values()) + max(1, model.chosen) * ffn)
@@ -144,9 +143,9 @@ class Run:
         first = self.measured.get("mean TTFT", math.inf)
         return self.measured["requests"] * (prompt + output) > 1 or 1e3 * prompt > first
 
-    def notes(self, replica: Replica) -> list[str]:
+    def notes(self, replica: Deployment) -> list[str]:
         """What the user should know."""
-        count, model, found = len(self.lengths), replica.cost.model, list(self.said)
+        count, model, found = len(self.lengths), replica.cost_model.model, list(self.said)
         ours, theirs = (re.sub(r"\W|_", "", name.lower()) for name in (model.name, self.model))
         known, shape = shape_of(self.model), attrgetter("linears", "parameters", "chosen")
         if shape(known) != shape(model) if known else ours not in theirs and theirs:
@@ -156,8 +155,8 @@ class Run:
         if (known or packed) and packed != own:
             each = (" ".join(sorted(names)) or "16 bits" for names in (packed, own))
             found.append("its weights are of {}, and ours of {}: the same?".format(*each))
-        if self.tp not in (None, replica.cost.tp):
-            found.append(f"its server has TP {self.tp}, and --tp {replica.cost.tp}: the same?")
+        if self.tp not in (None, replica.tp):
+            found.append(f"its server has TP {self.tp}, and --tp {replica.tp}: the same?")
         if self.too_fast(replica):
             found.append(
                 "Warning: faster than this GPU at its peak: a prefix cache had the prompts. Send"
@@ -370,11 +369,9 @@ def read_load(path: Path) -> Run:
 # -------------------------------------------------------------------------------------- the factor
 
 
-def scaled(replica: Replica, factor: float) -> Replica:
+def scaled(replica: Deployment, factor: float) -> Deployment:
     """One whose iterations take `factor` times as long."""
-    cost = copy(replica.cost)
-    cost.host = replace(cost.host, factor=factor)
-    return replace(replica, cost=cost)
+    return replace(replica, host=replace(replica.cost_model.host, factor=factor))
 
 
 def find_factor(seen: Callable[[float], float], wanted: float, is_time: bool) -> float:
@@ -393,25 +390,25 @@ def find_factor(seen: Callable[[float], float], wanted: float, is_time: bool) ->
     return math.sqrt(least * most)
 
 
-def replay(run: Run, server: Replica, budget: int, factor: float = 1.0) -> Trace:
+def replay(run: Run, server: Deployment, budget: int, factor: float = 1.0) -> Trace:
     """The load on a replica that has the server's C and B, if iterations take `factor` as long."""
     return scaled(server, factor).serve(run.requests(), run.policy, budget, run.clients)
 
 
-def anchor_of(path: Path, replica: Replica) -> Anchor:
+def anchor_of(path: Path, replica: Deployment) -> Anchor:
     """Replays the file's load on a replica.
 
     The server had its engine's defaults for that GPU, unless the file says otherwise. Raises
     UserError where it cannot have run the load, or its factor is none of a server.
     """
     run = read_load(path)
-    usual, size = run.defaults(replica.cost.gpu)
+    usual, size = run.defaults(replica.cost_model.gpu)
     server, budget = replace(replica, max_batch_size=run.size or size), run.budget or usual
     cache_tokens = server.holds(budget)
     if run.clients and replica.stages > 1:
         raise UserError(f"{path}: {run.load}: a closed loop needs --pp 1")
     longest = max(each.most_cached for each in run.requests())
-    if cache_tokens is not None and longest > cache_tokens:
+    if longest > cache_tokens:
         raise UserError(
             f"{path}: a request of {longest} tokens, and a cache of {cache_tokens} here; {SAME}"
         )

@@ -1,5 +1,6 @@
 """Serving over time: what Sarathi-Serve's experiments and the planner share. All times in seconds.
 
+deployment     a model on GPUs, as one engine serves it: its memory, its batch size, its runs.
 capacity       the largest request rate that a policy serves within an SLO with a bounded queue: a
                median scheduling delay of at most 2 s (Sarathi-Serve, Sec 5.1).
                more/serving/planner.py searches it. Start and end of a run do not count
@@ -12,19 +13,35 @@ token budget   for an SLO: the largest multiple of the tile whose worst iteratio
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
 
 import numpy as np
 
 from batch import LATEST, Batch, Request
 from command.checks import UserError, check_number, check_whole, lookup
-from configs import GPUS, LINKS
+from configs import GPU, GPUS, LINKS, Link, ModelConfig
+from configs.constants import Efficiency
+from configs.hosts import HOSTS, Host
 from costmodel import TILE, CostModel, make_batch, tokens_that_fit
+from loop import Loop
 from more.loading.priced import priced_model
-from more.pipeline import Hop, StageCosts, even_layers, simulate_pipeline
+from more.pipeline import (
+    Hop,
+    PipelineTrace,
+    StageCosts,
+    even_layers,
+    make_micro_batches,
+    run_pipeline,
+)
+from more.policies import compared
 from more.serving.search import percentile
-from more.simulate import make_cost_model, simulate
-from timeline import Life, Trace
+from more.serving.traffic import copy_of
+from more.simulate import CostExecutor
+from scheduler import POLICIES, make_scheduler
+from timeline import Iteration, Life, Trace
 
 MAX_DELAY = 2.0  # s: up to this median scheduling delay, we call the queue bounded
 DECODES, CONTEXT = 32, 4096  # of a decode iteration, in the definition of the SLOs
@@ -37,51 +54,100 @@ MAX_BATCH_SIZE = 128  # B of all policies but Orca (the artefact's osdi-experime
 ORCA_BATCH_SIZE = 16
 START_SHARE = 0.25  # of the requests: `Load.steady` leaves out as many at the start
 LOOKS = 16  # of `overload_of` at a run
+WHOLE = ("request_level", "baseline", "orca", "vllm_v0")  # policies that read no token budget
+KNOWN = {POLICIES[name] for name in compared() if name != "chunked_only"}  # that has a state
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """A model on `tp` GPUs of one kind, or on a pipeline of such stages."""
+    """A model on `tp` GPUs of one kind, or on a pipeline of such stages, as one engine serves it.
 
-    model: str
+    model, gpu, link, hop, host: names, or your own. link: joins the GPUs of a stage; None: the
+    GPU's own. hop: joins the stages. Their micro-batches share the batch size evenly, and one pool
+    of memory: the paper's software has one block manager for all batches. deal: see `MicroBatches`.
+    software: whose constants the cost model takes; efficiency: your own instead.
+    cache: tokens, of all requests together; None: all memory that the weights leave. utilization:
+    of the cards' memory, which then gives the tokens of cache (`cache_of_engine`).
+
+    Raises UserError for names that are not known, and where tp does not divide the model.
+    """
+
+    model: str | ModelConfig
     tp: int = 1
-    gpu: str = "a100-80gb"
+    gpu: str | GPU = "a100-80gb"
     stages: int = 1
-    link: str = "nvlink-a100"  # joins the GPUs of a stage
-    hop: str = "ethernet-100g-tcp-4.6"  # joins the stages
+    link: str | Link | None = "nvlink-a100"
+    hop: str | Link = "ethernet-100g-tcp-4.6"
     orca_batch_size: int = ORCA_BATCH_SIZE
     max_batch_size: int = MAX_BATCH_SIZE  # of all policies but Orca
-    host: str = "none"  # of HOSTS; a pipeline's first stage waits for it
-    deal: str = "queue"  # of a pipeline's requests, see `MicroBatches`
-    software: str = "sarathi_serve"  # whose constants the cost model takes
+    host: str | Host = "none"  # a pipeline's first stage waits for it
+    deal: str = "queue"
+    software: str = "vidur-2024"
+    efficiency: Efficiency | None = None
+    cache: int | None = None
+    utilization: float | None = None
+    cost_model: CostModel = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        priced_model(self.model)
-        lookup(GPUS, self.gpu, "GPU")
+        cost = CostModel(
+            priced_model(self.model),
+            named(GPUS, self.gpu, "GPU", GPU),
+            self.efficiency,
+            tp=self.tp,
+            link=None if self.link is None else named(LINKS, self.link, "link", Link),
+            software=self.software,
+            host=named(HOSTS, self.host, "host", Host),
+        )
+        object.__setattr__(self, "cost_model", cost)  # as a frozen class allows it
 
     @property
     def layout(self) -> str:
-        """As the paper writes it: TP4-PP2; and how requests are dealt, where that is not usual."""
-        name = f"TP{self.tp}-PP{self.stages}" if self.stages > 1 else f"TP{self.tp}"
-        return name if self.deal == "queue" else f"{name} {self.deal}"
+        """As the paper writes it: TP4-PP2."""
+        return f"TP{self.tp}-PP{self.stages}" if self.stages > 1 else f"TP{self.tp}"
+
+    @property
+    def gpus(self) -> int:
+        return self.tp * self.stages
 
     @property
     def hardware(self) -> str:
         """As the `hardware` column names it."""
-        count = self.tp * self.stages
-        return f"{count} x {self.gpu}" if count > 1 else self.gpu
-
-    @property
-    def cost_model(self) -> CostModel:
-        return make_cost_model(self.model, self.gpu, self.tp, self.link, self.software, self.host)
+        name = self.cost_model.gpu.name
+        return f"{self.gpus} x {name}" if self.gpus > 1 else name
 
     @property
     def cache_tokens(self) -> int:
         """Of all requests together. Each stage holds the keys and values of its own layers."""
-        gpu = GPUS[self.gpu]
-        return tokens_that_fit(
-            priced_model(self.model), replace(gpu, memory=self.stages * gpu.memory), self.tp
-        )
+        if self.cache is not None:
+            return self.cache
+        gpu = self.cost_model.gpu
+        room = replace(gpu, memory=self.stages * gpu.memory)
+        return tokens_that_fit(self.cost_model.model, room, self.tp)
+
+    def size(self, budget: int, policy: str = "") -> int:
+        """B with this budget: a batch of C tokens has no more than C decodes."""
+        name = policy.partition(":")[0]
+        if name == "orca":
+            return self.orca_batch_size
+        return self.max_batch_size if name in WHOLE else min(self.max_batch_size, budget)
+
+    def holds(self, budget: int) -> int:
+        """Tokens of cache with this budget."""
+        if self.utilization is None:
+            return self.cache_tokens
+        own = self.cost_model, self.stages, budget, self.size(budget)
+        return cache_of_engine(*own, self.utilization)
+
+    def static_share(self, budget: int) -> float | None:
+        """What gives SGLang the cache of `holds`: its --mem-fraction-static, to 0.001 below.
+
+        Weights and cache, as a share of what is free before them: more/serving/engines.py.
+        """
+        if self.utilization is None:
+            return None
+        card, weights, outside = bytes_of(self.cost_model, self.stages)
+        cache = self.holds(budget) * self.cost_model.kv_bytes / self.stages
+        return math.floor(1e3 * (weights + cache) / (card - outside)) / 1e3
 
     def passage(self, batch: Batch) -> float:
         """Seconds of a batch through all stages, until the first stage knows its tokens.
@@ -93,10 +159,16 @@ class Deployment:
         layers = even_layers(cost.model.n_layer, self.stages)
         seconds = sum(StageCosts(cost, layers)(batch))
         if self.stages > 1:
-            hop = Hop.over(LINKS[self.hop], cost)
+            hop = self._hop
             sent = hop.latency + hop.seconds_per_token * batch.num_tokens
             seconds += (self.stages - 1) * sent + hop.latency
         return seconds
+
+    @property
+    def decodes(self) -> Batch:
+        """32 decodes with 4096 tokens of context each, or as many of each as there may be."""
+        decodes = min(DECODES, self.max_batch_size)
+        return make_batch(decodes=decodes, context=min(CONTEXT, self.cost_model.model.max_length))
 
     @property
     def decode_iteration(self) -> float:
@@ -104,26 +176,140 @@ class Deployment:
 
         On a pipeline, this is its time through all stages: a request waits that long for a token.
         """
-        return self.passage(make_batch(decodes=DECODES, context=CONTEXT))
+        return self.passage(self.decodes)
 
-    def serve(self, requests: Iterable[Request], policy: str, budget: int) -> Trace:
-        """The requests under a policy, with the batch sizes and the memory of the paper.
+    @property
+    def _hop(self) -> Hop:
+        return Hop.over(named(LINKS, self.hop, "link", Link), self.cost_model)
 
-        A pipeline has as many micro-batches as stages. They share the batch size evenly. They also
-        share one pool of memory: the paper's software has one block manager for all batches.
+    def serve(
+        self, requests: Sequence[Request], policy: str, budget: int, clients: int | None = None,
+        over: Callable[[Trace], bool] | None = None,
+    ) -> Trace:  # fmt: skip
+        """The run of these requests. budget: C, in tokens. clients: see `run_closed`.
+
+        over: asked with the trace so far, after iterations; True ends the run there.
         """
-        size = self.orca_batch_size if policy == "orca" else self.max_batch_size
-        options = {
-            "policy": policy, "chunk_size": budget, "cache_tokens": self.cache_tokens,
-            "tp": self.tp, "link": self.link, "software": self.software, "host": self.host,
-        }  # fmt: skip
-        if self.stages == 1:
-            return simulate(requests, self.model, self.gpu, max_batch_size=size, **options)
-        pipeline = simulate_pipeline(
-            requests, self.model, self.gpu, max_batch_size=size // self.stages,
-            stages=self.stages, memory="pool", hop=self.hop, deal=self.deal, keep=True, **options,
+        cost, stages = self.cost_model, self.stages
+        size, cache_tokens = self.size(budget, policy), self.holds(budget)
+        if stages == 1:
+            scheduler = make_scheduler(policy, size, budget, cache_tokens)
+            loop = Loop(scheduler, CostExecutor(cost))
+            if clients is not None:
+                return run_closed(loop, requests, clients)
+            for request in requests:
+                loop.add(request)
+            while loop.step() and not (over and over(loop.trace)):
+                decode_on(loop)
+            return loop.trace
+        filled = make_micro_batches(
+            policy, stages, stages, max(1, size // stages), budget, cache_tokens, memory="pool",
+            cost=cost.seconds, deal=self.deal,
         )  # fmt: skip
-        return pipeline.requests
+        for request in requests:
+            filled.add(request)
+        own = StageCosts(cost, even_layers(cost.model.n_layer, stages))
+        trace = PipelineTrace(stages, filled.count, keep=True)
+
+        def costs(batch: Batch) -> list[float]:
+            if over and over(trace.requests):
+                raise StopIteration
+            return own(batch)
+
+        with suppress(StopIteration):
+            run_pipeline(filled, costs, trace, self._hop)
+        return trace.requests
+
+
+def named(table: dict, each: object, kind: str, own: type) -> Any:
+    """What has this name in the table. An object of type `own` is itself."""
+    return each if isinstance(each, own) else lookup(table, each, kind)
+
+
+LOGIT = 10  # bytes of a logit while tokens are drawn: bf16, then twice fp32
+OUTSIDE = {False: 0.1, True: 1.4}  # GiB outside PyTorch: CUDA's; with several GPUs, NCCL's, too
+
+
+def bytes_of(cost: CostModel, stages: int) -> tuple[float, float, float]:
+    """Of each card: all its bytes, those of the weights, and those outside PyTorch."""
+    weights = cost.model.weight_bytes(cost.bytes_per_value) / (cost.tp * stages)
+    return cost.gpu.card or cost.gpu.memory, weights, OUTSIDE[cost.tp * stages > 1] * 2**30
+
+
+def cache_of_engine(
+    cost: CostModel,
+    stages: int,
+    budget: int,
+    batch_size: int,
+    utilization: float = 0.9,
+    of_free: bool = False,
+) -> int:
+    """Tokens of cache that vLLM gives itself, of all requests together; 0: the model does not fit.
+
+    As vLLM's account at its start: of each card, `utilization`; less the weights, the activations
+    of its largest iteration (`budget` rows, `batch_size` logits), and what lies outside PyTorch.
+    of_free: `utilization` of what these leave free (TensorRT-LLM).
+
+    Three public accounts differ by 1.3 to 2.7 GiB a card (tests/test_beside_benchmarks.py): of
+    activations and what lies outside. Two are far off: issue 12330 has 9.4 GiB of activations,
+    where we have 1.1; and four GPUs in 2023 (pull 2031) had 12 GiB less cache than we say.
+    """
+    model, tp = cost.model, cost.tp
+    check_number("utilization", utilization, 0, 1)
+    each = 3 * model.intermediate // tp + (model.hidden if model.experts else 0)
+    widest = (max(1, model.chosen) * each + 2 * model.hidden) * cost.bytes_per_value
+    activations = budget * widest + batch_size * model.vocab_size * LOGIT
+    card, weights, outside = bytes_of(cost, stages)
+    taken = weights + activations + outside
+    free = utilization * (card - taken) if of_free else utilization * card - taken
+    return max(0, int(free * stages // cost.kv_bytes))
+
+
+def run_closed(loop: Loop, requests: Iterable[Request], clients: int) -> Trace:
+    """A closed loop: each of `clients` sends its next request when it has its last token.
+
+    It is what `vllm bench serve --max-concurrency` does. The requests' own arrivals do not count.
+    """
+    check_whole("clients", clients)
+    left, ended = iter(requests), 0
+    for request in islice(left, clients):
+        loop.add(copy_of(request, request.request_id, loop.executor.now()))
+    while loop.step():
+        for request in islice(left, len(loop.trace.finished) - ended):
+            loop.add(copy_of(request, request.request_id, loop.executor.now()))
+        ended = len(loop.trace.finished)
+        decode_on(loop)
+    return loop.trace
+
+
+def decode_on(loop: Loop) -> None:
+    """Decode on until a request may arrive, start or end: to the last bit as `Loop.step` would.
+
+    Most iterations of a light load are such. Of a user's own policies it knows nothing.
+    """
+    scheduler, executor, decodes = loop.scheduler, loop.executor, loop.scheduler.running
+    if type(scheduler) not in KNOWN or not decodes:
+        return
+    if scheduler.can_admit() or scheduler.started():
+        return
+    memory, cost, trace, count = scheduler.memory, executor.cost_model, loop.trace, len(decodes)
+    left = min([request.max_tokens - len(request.output) for request in decodes]) - 1
+    if memory.capacity is not None:
+        left = min(left, (memory.capacity - memory.taken) // count)
+    arrival = loop.arriving[0].arrival if loop.arriving else math.inf
+    others, ids = cost.without_attention(count, count), tuple([r.request_id for r in decodes])
+    tokens, ends, now = count + sum([r.context for r in decodes]), [], executor.clock
+    while len(ends) < left and now < arrival:
+        seconds = cost.host.around(others + cost.decode_attention(count, tokens), count)
+        trace.iterations.append(Iteration(now, seconds, 0, count, 0, decodes=ids))
+        now, tokens = now + seconds, tokens + count
+        ends.append(now)
+    executor.clock = now
+    memory.taken += count * len(ends)
+    for request in decodes:
+        request.context += len(ends)
+        request.output += len(ends) * [0]
+        trace.lives[request.request_id].tokens += ends
 
 
 # ------------------------------------------------------------------------------------------ metrics

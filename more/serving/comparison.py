@@ -13,12 +13,10 @@ from functools import partial
 from batch import LATEST
 from command.checks import UserError
 from more.policies import compared
-from more.serving.capacity import Load, Slo, token_budget, tpot
+from more.serving.capacity import WHOLE, Deployment, Load, Slo, token_budget, tpot
 from more.serving.planner import (
     EXACT,
-    WHOLE,
     Found,
-    Replica,
     Traffic,
     beside,
     best_budget,
@@ -84,8 +82,8 @@ class Anchor:
 class Question:
     """What is asked, for all jobs alike."""
 
-    replicas: Mapping[tuple[int, int], Replica]  # by (tp, pp)
-    slower: Replica  # the one that is asked for, whose iterations take SLOWER as long
+    replicas: Mapping[tuple[int, int], Deployment]  # by (tp, pp)
+    slower: Deployment  # the one that is asked for, whose iterations take SLOWER as long
     traffic: Traffic
     slo: Slo
     sizes: Sequence[int]  # token budgets
@@ -118,10 +116,9 @@ class Question:
         return find_capacity(*shared, job.budget, precision, job.seed, start, job.least)
 
 
-def fits(cache_tokens: int | None, traffic: Traffic) -> bool:
+def fits(cache_tokens: int, traffic: Traffic) -> bool:
     """Whether the longest request does."""
-    longest = int((traffic.prompts + traffic.outputs).max()) - 1
-    return cache_tokens is None or cache_tokens >= longest
+    return cache_tokens >= int((traffic.prompts + traffic.outputs).max()) - 1
 
 
 @dataclass(eq=False)
@@ -129,7 +126,7 @@ class Plan:
     """All that was found so far."""
 
     question: Question
-    replica: Replica
+    replica: Deployment
     curve: dict[int, Found]  # by token budget
     best: Found
     slower: float  # the capacity if iterations take SLOWER as long
@@ -152,7 +149,7 @@ def first_budget(question: Question, here: tuple[int, int]) -> int:
     longest = int(question.traffic.prompts.max())
     try:
         pace = min(slo.least("tbt", "tpot"), LATEST)
-        safe = token_budget(replica.cost, pace, max(longest, budgets[-1]))
+        safe = token_budget(replica.cost_model, pace, max(longest, budgets[-1]))
     except (UserError, IndexError):  # not even a decode of that context meets the SLO
         safe = budgets[0]
     return max([size for size in budgets if size <= safe] or budgets[:1])

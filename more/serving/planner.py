@@ -11,42 +11,25 @@ search      short runs find about where the capacity is. Long runs decide. A lon
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import islice
 
 import numpy as np
 
-from batch import Batch, Request
-from command.checks import UserError, check_number, check_whole
-from configs import LINKS, Link
-from costmodel import TILE, CostModel, make_batch
-from loop import Loop
-from more.pipeline import (
-    Hop,
-    PipelineTrace,
-    StageCosts,
-    even_layers,
-    make_micro_batches,
-    run_pipeline,
-)
-from more.policies import compared
+from batch import Request
+from command.checks import UserError, check_whole
+from costmodel import TILE, make_batch
 from more.serving.capacity import (
-    CONTEXT,
-    DECODES,
     MAX_DELAY,
+    Deployment,
     Load,
     Slo,
     overload_of,
     worst_iteration,
 )
 from more.serving.search import AlwaysServed, largest_rate
-from more.serving.traffic import at_rate, copy_of
-from more.simulate import CostExecutor
-from scheduler import POLICIES, make_scheduler
-from timeline import Iteration, Trace
+from more.serving.traffic import at_rate
 
 # Neighbours that are drawn together, at most, and blocks of a short trace, at least: samples of few
 # blocks would hardly differ. NEAR: blocks, see `Traffic.sample`.
@@ -58,8 +41,6 @@ FEWEST, MOST = 384, 8192  # requests of a run
 ITERATIONS, FEW = 100_000, 48
 COARSE, EXACT = 1.2, 1.025  # precision: of short runs, and of the answer
 HOPELESS = 32  # if not even so small a part of the throughput is served, the capacity is 0
-WHOLE = ("request_level", "baseline", "orca", "vllm_v0")  # policies that read no token budget
-KNOWN = {POLICIES[name] for name in compared() if name != "chunked_only"}  # that has a state
 BUDGETS = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
 
 
@@ -112,186 +93,6 @@ class Traffic:
         ]
 
 
-LOGIT = 10  # bytes of a logit while tokens are drawn: bf16, then twice fp32
-OUTSIDE = {False: 0.1, True: 1.4}  # GiB outside PyTorch: CUDA's; with several GPUs, NCCL's, too
-
-
-def bytes_of(cost: CostModel, stages: int) -> tuple[float, float, float]:
-    """Of each card: all its bytes, those of the weights, and those outside PyTorch."""
-    weights = cost.model.weight_bytes(cost.bytes_per_value) / (cost.tp * stages)
-    return cost.gpu.card or cost.gpu.memory, weights, OUTSIDE[cost.tp * stages > 1] * 2**30
-
-
-def cache_of_engine(
-    cost: CostModel,
-    stages: int,
-    budget: int,
-    batch_size: int,
-    utilization: float = 0.9,
-    of_free: bool = False,
-) -> int:
-    """Tokens of cache that vLLM gives itself, of all requests together; 0: the model does not fit.
-
-    As vLLM's account at its start: of each card, `utilization`; less the weights, the activations
-    of its largest iteration (`budget` rows, `batch_size` logits), and what lies outside PyTorch.
-    of_free: `utilization` of what these leave free (TensorRT-LLM).
-
-    Three public accounts differ by 1.3 to 2.7 GiB a card (tests/test_beside_benchmarks.py): of
-    activations and what lies outside. Two are far off: issue 12330 has 9.4 GiB of activations,
-    where we have 1.1; and four GPUs in 2023 (pull 2031) had 12 GiB less cache than we say.
-    """
-    model, tp = cost.model, cost.tp
-    check_number("utilization", utilization, 0, 1)
-    each = 3 * model.intermediate // tp + (model.hidden if model.experts else 0)
-    widest = (max(1, model.chosen) * each + 2 * model.hidden) * cost.bytes_per_value
-    activations = budget * widest + batch_size * model.vocab_size * LOGIT
-    card, weights, outside = bytes_of(cost, stages)
-    taken = weights + activations + outside
-    free = utilization * (card - taken) if of_free else utilization * card - taken
-    return max(0, int(free * stages // cost.kv_bytes))
-
-
-@dataclass(frozen=True, eq=False)
-class Replica:
-    """A model on `cost.tp` GPUs, or on a pipeline of such stages, as one engine serves it.
-
-    cache_tokens: of all requests together; None: enough for all. utilization: of the cards' memory,
-    which then gives the tokens of cache (`cache_of_engine`). hop: joins the stages. The stages'
-    micro-batches share the batch size evenly, and one pool of memory. deal: see `MicroBatches`.
-    """
-
-    cost: CostModel
-    max_batch_size: int
-    cache_tokens: int | None
-    stages: int = 1
-    hop: Link = LINKS["pcie4"]
-    utilization: float | None = None
-    deal: str = "queue"
-
-    @property
-    def layout(self) -> str:
-        return f"TP{self.cost.tp}" + (f"-PP{self.stages}" if self.stages > 1 else "")
-
-    @property
-    def gpus(self) -> int:
-        return self.cost.tp * self.stages
-
-    @property
-    def decode_iteration(self) -> float:
-        """Seconds of a batch of 32 decodes, or of as many as run at once."""
-        decodes = min(DECODES, self.max_batch_size)
-        context = min(CONTEXT, self.cost.model.max_length)
-        return self.cost.seconds(make_batch(decodes=decodes, context=context))
-
-    def size(self, budget: int, policy: str = "") -> int:
-        """B with this budget: a batch of C tokens has no more than C decodes."""
-        whole = policy.partition(":")[0] in WHOLE
-        return self.max_batch_size if whole else min(self.max_batch_size, budget)
-
-    def holds(self, budget: int) -> int | None:
-        """Tokens of cache with this budget; None: enough for all."""
-        if self.utilization is None:
-            return self.cache_tokens
-        own = self.cost, self.stages, budget, self.size(budget)
-        return cache_of_engine(*own, self.utilization)
-
-    def static_share(self, budget: int) -> float | None:
-        """What gives SGLang the cache of `holds`: its --mem-fraction-static, to 0.001 below.
-
-        Weights and cache, as a share of what is free before them: more/serving/engines.py.
-        """
-        if self.utilization is None:
-            return None
-        card, weights, outside = bytes_of(self.cost, self.stages)
-        cache = self.holds(budget) * self.cost.kv_bytes / self.stages
-        return math.floor(1e3 * (weights + cache) / (card - outside)) / 1e3
-
-    def serve(
-        self, requests: Sequence[Request], policy: str, budget: int, clients: int | None = None,
-        over: Callable[[Trace], bool] | None = None,
-    ) -> Trace:  # fmt: skip
-        """The run of these requests. budget: C, in tokens. clients: see `run_closed`.
-
-        over: asked with the trace so far, after iterations; True ends the run there.
-        """
-        cost, stages = self.cost, self.stages
-        size, cache_tokens = self.size(budget, policy), self.holds(budget)
-        if stages == 1:
-            scheduler = make_scheduler(policy, size, budget, cache_tokens)
-            loop = Loop(scheduler, CostExecutor(cost))
-            if clients is not None:
-                return run_closed(loop, requests, clients)
-            for request in requests:
-                loop.add(request)
-            while loop.step() and not (over and over(loop.trace)):
-                decode_on(loop)
-            return loop.trace
-        filled = make_micro_batches(
-            policy, stages, stages, max(1, size // stages), budget, cache_tokens, memory="pool",
-            cost=cost.seconds, deal=self.deal,
-        )  # fmt: skip
-        for request in requests:
-            filled.add(request)
-        own = StageCosts(cost, even_layers(cost.model.n_layer, stages))
-        trace = PipelineTrace(stages, filled.count, keep=True)
-
-        def costs(batch: Batch) -> list[float]:
-            if over and over(trace.requests):
-                raise StopIteration
-            return own(batch)
-
-        with suppress(StopIteration):
-            run_pipeline(filled, costs, trace, Hop.over(self.hop, cost))
-        return trace.requests
-
-
-def run_closed(loop: Loop, requests: Iterable[Request], clients: int) -> Trace:
-    """A closed loop: each of `clients` sends its next request when it has its last token.
-
-    It is what `vllm bench serve --max-concurrency` does. The requests' own arrivals do not count.
-    """
-    check_whole("clients", clients)
-    left, ended = iter(requests), 0
-    for request in islice(left, clients):
-        loop.add(copy_of(request, request.request_id, loop.executor.now()))
-    while loop.step():
-        for request in islice(left, len(loop.trace.finished) - ended):
-            loop.add(copy_of(request, request.request_id, loop.executor.now()))
-        ended = len(loop.trace.finished)
-        decode_on(loop)
-    return loop.trace
-
-
-def decode_on(loop: Loop) -> None:
-    """Decode on until a request may arrive, start or end: to the last bit as `Loop.step` would.
-
-    Most iterations of a light load are such. Of a user's own policies it knows nothing.
-    """
-    scheduler, executor, decodes = loop.scheduler, loop.executor, loop.scheduler.running
-    if type(scheduler) not in KNOWN or not decodes:
-        return
-    if scheduler.can_admit() or scheduler.started():
-        return
-    memory, cost, trace, count = scheduler.memory, executor.cost_model, loop.trace, len(decodes)
-    left = min([request.max_tokens - len(request.output) for request in decodes]) - 1
-    if memory.capacity is not None:
-        left = min(left, (memory.capacity - memory.taken) // count)
-    arrival = loop.arriving[0].arrival if loop.arriving else math.inf
-    others, ids = cost.without_attention(count, count), tuple([r.request_id for r in decodes])
-    tokens, ends, now = count + sum([r.context for r in decodes]), [], executor.clock
-    while len(ends) < left and now < arrival:
-        seconds = cost.host.around(others + cost.decode_attention(count, tokens), count)
-        trace.iterations.append(Iteration(now, seconds, 0, count, 0, decodes=ids))
-        now, tokens = now + seconds, tokens + count
-        ends.append(now)
-    executor.clock = now
-    memory.taken += count * len(ends)
-    for request in decodes:
-        request.context += len(ends)
-        request.output += len(ends) * [0]
-        trace.lives[request.request_id].tokens += ends
-
-
 @dataclass(frozen=True)
 class Found:
     """A capacity, and what the search has seen: the loads of long runs that meet the SLO."""
@@ -308,7 +109,7 @@ class Found:
 
 
 def find_capacity(
-    replica: Replica,
+    replica: Deployment,
     traffic: Traffic,
     slo: Slo,
     policy: str,
@@ -384,7 +185,7 @@ def find_capacity(
     return Found(rate, budget, count, loads)
 
 
-def throughput(replica: Replica, requests: Sequence[Request], policy: str, budget: int) -> float:
+def throughput(replica: Deployment, requests: Sequence[Request], policy: str, budget: int) -> float:
     """Requests per second that end in the middle of a run, where all of them wait at its start."""
     trace = replica.serve(at_rate(requests, 1e6), policy, budget)
     ends = sorted(moment for _, moment in trace.finished)
@@ -415,19 +216,19 @@ def enough(rate: float, precision: float, traffic: Traffic) -> int:
     return size * math.ceil(count / size)
 
 
-def affordable(rate: float, precision: float, replica: Replica, traffic: Traffic) -> int:
+def affordable(rate: float, precision: float, replica: Deployment, traffic: Traffic) -> int:
     """Requests of a run of about ITERATIONS, or more where so many are `needed`.
 
     A request has an iteration for each output token: that many, if no two requests share one. And
     the run has no more iterations than fit into its time.
     """
     usual = max(2, int(np.median(traffic.prompts)))  # of a decode: it has a prompt before it
-    decode = replica.cost.seconds(make_batch(decodes=1, context=usual))
+    decode = replica.cost_model.seconds(make_batch(decodes=1, context=usual))
     shared = max(1 / float(traffic.outputs.mean()), rate * decode)
     return math.ceil(max(FEW, needed(rate, precision), ITERATIONS * shared))
 
 
-def budgets_of(replica: Replica, traffic: Traffic, slo: Slo, sizes: Sequence[int]) -> list[int]:
+def budgets_of(replica: Deployment, traffic: Traffic, slo: Slo, sizes: Sequence[int]) -> list[int]:
     """The `sizes` that are tried as token budgets.
 
     They end with the first whose iteration is longer than a gap may be, even without a decode:
@@ -435,7 +236,7 @@ def budgets_of(replica: Replica, traffic: Traffic, slo: Slo, sizes: Sequence[int
     means, or lower percentiles, some long iterations may be worth it: all sizes are tried.
     """
     usual = int(np.median(traffic.prompts))
-    over = [worst_iteration(replica.cost, size, 0, longest=usual) > slo.gap for size in sizes]
+    over = [worst_iteration(replica.cost_model, size, 0, longest=usual) > slo.gap for size in sizes]
     return list(sizes[: over.index(True) + 1] if True in over else sizes)
 
 
@@ -447,7 +248,7 @@ def beside(budgets: Sequence[int], best: int) -> list[int]:
 
 
 def best_budget(
-    replica: Replica, traffic: Traffic, slo: Slo, policy: str, budgets: Sequence[int],
+    replica: Deployment, traffic: Traffic, slo: Slo, policy: str, budgets: Sequence[int],
     precision: float, first: int,
 ) -> Found:  # fmt: skip
     """The budget with the largest capacity: from `first` upwards and downwards, until it falls.

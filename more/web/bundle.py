@@ -188,8 +188,8 @@ def write(
 
 EXPLORER = Page(
     "more.web.explorer",
-    {name: STATIC / name for name in ("explore.html", "explore.css", "explore.js",
-                                      "explore_draw.js", "looks.js")} | PYTHON,
+    {name: STATIC / name for name in ("explore.html", "explore.js", "page.js", "page.css",
+                                      "draw.js", "schedule.js")} | PYTHON,
     "python -m more.web.bundle",
 )  # fmt: skip
 

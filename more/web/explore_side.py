@@ -16,54 +16,52 @@ from timeline import Trace
 
 
 def side(state: State, policy: str, trace: Trace, bound: float) -> dict:
-    """One schedule.
+    """One schedule, in the words of the live page (more/web/static/schedule.js).
 
-    iterations: {"t": start, "seconds"} and `Lanes.rows`, as in the events of the live page; a
-    request's lane is its slot. waits: [slot, from, to], where a request holds a slot and is in no
-    batch. stalls: [slot of the late token, from, to, request]. queue: [moment, requests that wait
-    from then on].
+    iterations: {"t": start, "end", "seconds"} and `Lanes.rows`, as in the events of the live page;
+    a request's lane is its slot. places: {"id", "lane", "from", "to"} of each request in its slot;
+    `label`, too, for the long prompt. stalls: the same of each gap that is too long, in the lane of
+    the late token. queue: [moment, requests that wait from then on].
     """
-    iterations, waits, slots = in_slots(trace)
+    iterations, places = in_slots(trace)
     stalls = trace.stalls(bound)
+    if state.long:
+        places[state.n]["label"] = "long prompt"
     return {
         "policy": policy,
-        "slots": 1 + max(slot for slot, _ in slots.values()),
         "iterations": iterations,
-        "waits": waits,
+        "places": list(places.values()),
         "stalls": [
-            [slots[request][0], start, start + seconds, request]
+            {"id": request, "lane": places[request]["lane"], "from": start, "to": start + seconds}
             for request, start, seconds in stalls
         ],
-        "queue": queue(trace, slots),
+        "queue": queue(trace),
         "numbers": numbers(trace, stalls),
         "says": says(state, trace, stalls, bound),
     }
 
 
-def in_slots(trace: Trace) -> tuple[list, list, dict[int, tuple[int, float]]]:
-    """Iterations and waits by slot, and the slot of each request: (slot, from when)."""
-    iterations, waits, lanes = [], [], Lanes()
-    slots: dict[int, tuple[int, float]] = {}
-    until: dict[int, float] = {}  # request -> the end of its last bar
+def in_slots(trace: Trace) -> tuple[list[dict], dict[int, dict]]:
+    """Iterations by slot, and the place of each request."""
+    iterations, places, lanes = [], {}, Lanes()
     leaving = deque(sorted(trace.finished, key=lambda leave: leave[1]))
     for iteration in trace.iterations:
-        start, seconds = iteration.start, iteration.seconds
+        start = iteration.start
         while leaving and leaving[0][1] <= start:
             lanes.leave(leaving.popleft()[0])
         rows = lanes.rows(iteration.chunks, iteration.decodes)
-        for request, slot, *_ in rows["chunks"] + rows["decodes"]:
-            slots.setdefault(request, (slot, start))
-            if until.setdefault(request, start) < start:
-                waits.append([slot, until[request], start])
-            until[request] = start + seconds
-        iterations.append({"t": start, "seconds": seconds, **rows})
-    return iterations, waits, slots
+        for request, lane, *_ in rows["chunks"]:
+            place = {"id": request, "lane": lane, "from": start}
+            places.setdefault(request, place | {"to": trace.lives[request].finished})
+        times = {"t": start, "end": iteration.end, "seconds": iteration.seconds}
+        iterations.append(times | rows)
+    return iterations, places
 
 
-def queue(trace: Trace, slots: dict[int, tuple[int, float]]) -> list[list]:
+def queue(trace: Trace) -> list[list]:
     """How many requests wait for a slot: [moment, how many from then on]."""
     changes = [(life.arrival, 1) for life in trace.lives.values()]
-    changes += [(since, -1) for _, since in slots.values()]
+    changes += [(life.scheduled, -1) for life in trace.lives.values()]
     found, waiting = {}, 0
     for moment, change in sorted(changes):
         waiting += change

@@ -21,7 +21,7 @@ class State:
     model: str = "llama-13b"
     gpu: str = "a6000"
     tp: int = 1  # GPUs that share the model
-    software: str = "sarathi"
+    software: str = "xformers-2023"
     left: str = "vllm_v0"
     right: str = "sarathi_serve"
     C: int = 256
@@ -69,7 +69,7 @@ RATIOS = Slider("P:D", "prompt tokens per decode", Range(0.25, 512, whole=False)
 CHOICES: dict[str, tuple[str, Callable[[], Iterable]]] = {
     "model": ("model", lambda: MODELS),
     "gpu": ("GPU", lambda: GPUS),
-    "tp": ("GPUs that share it (TP)", lambda: (1, 2, 4, 8)),
+    "tp": ("GPUs (TP)", lambda: (1, 2, 4, 8)),
     "software": ("software", lambda: SOFTWARE),
     "left": ("policy, left", lambda: POLICIES),
     "right": ("policy, right", lambda: POLICIES),

@@ -229,8 +229,23 @@ CALLS: dict[str, Callable[[dict], dict]] = {
     "gain_points": lambda question: gain_points(question.get("state")),
     "gain_point": lambda question: gain_point(question.get("state"), question.get("x")),
 }
-# With "own": a text with policies. It is run, so a server must not have this call.
-IN_BROWSER = CALLS | {"own": lambda question: {"names": load_own(question.get("code"))}}
+
+
+def with_own(call: Callable[[dict], dict]) -> Callable[[dict], dict]:
+    """A call that first loads what has been pasted, which the question holds as "own"."""
+
+    def load_and_call(question: dict) -> dict:
+        if question.get("own"):
+            load_own(question["own"])
+        return call(question)
+
+    return load_and_call
+
+
+# What has been pasted is run, so a server must not have these calls.
+IN_BROWSER = {name: with_own(call) for name, call in CALLS.items()} | {
+    "own": lambda question: {"names": load_own(question.get("own"))}
+}
 
 
 def answer(text: str, calls: dict[str, Callable[[dict], dict]] = CALLS) -> str:

@@ -40,7 +40,7 @@ TRIAL = 5.0  # s, of a policy before it is in force; usual ones take millisecond
 LONGEST_NAME = 100  # letters of a policy with its option, such as dynamic:512,256
 NUMBERS = ("waiting", "running", "held", "capacity", "budget")  # of the runner's state
 SENTENCE = "The with statement is used to wrap the execution of a block. "  # for a real model
-FILES = ("live.js", "schedule.js", "draw.js", "looks.js", "dom.js", "live.css", "icon.svg")
+FILES = ("live.js", "page.js", "page.css", "draw.js", "schedule.js", "dom.js", "icon.svg")
 KINDS = {
     ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".mjs": "text/javascript",
     ".json": "application/json", ".py": "text/x-python", ".wasm": "application/wasm",

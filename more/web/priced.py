@@ -7,14 +7,13 @@ from contextlib import AbstractContextManager, nullcontext
 
 from batch import Batch, Request
 from command.checks import UserError, check_whole
-from configs.constants import SINCE
 from costmodel import CostModel, requests_that_fit
 from loop import Result
 from more.loading.requests import USUAL_LENGTH, check_requests
 from more.simulate import CostExecutor, make_cost_model
 from scheduler import Scheduler, make_scheduler
 
-SOFTWARE = "sarathi"  # whose constants the cost model takes
+SOFTWARE = "xformers-2023"  # whose constants the cost model takes
 MOST_SLOTS = 256  # B, where more requests would fit
 
 
@@ -110,8 +109,7 @@ class PricedEngine:
         self.name = config.name
         self.policy, self.chunk_size = policy, chunk_size
         self.max_batch_size, self.cache_tokens = max_batch_size, cache_tokens
-        self.description = f"{config.name} on {where}, predicted by the cost model"
-        self.description += f" ({SOFTWARE}, {SINCE[SOFTWARE]})"
+        self.description = f"{config.name} on {where}, predicted by the cost model ({SOFTWARE})"
         self.tokenizer, self.clock = Placeholders(), clock or Clock()
         self.scheduler(policy, chunk_size)  # complains at once
 

@@ -2,8 +2,8 @@
 //
 // Python is loaded when a reader asks for it, and not before: it has 13 MB.
 
-import { make } from "../whatif/dom.js";
-import { Problem, Python } from "../whatif/python.js";
+import { make, Problem } from "../whatif/dom.js";
+import { Python } from "../whatif/python.js";
 
 const LIMIT = 60000; // ms of one answer: hundreds of requests on a phone
 const BASE = new URL("../whatif/manifest.json", import.meta.url);

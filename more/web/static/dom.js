@@ -1,5 +1,7 @@
 // A page's elements: by their id, and new ones.
 
+export class Problem extends Error {} // one sentence for the reader
+
 export const get = (id) => document.getElementById(id);
 
 export const make = (kind, properties = {}, ...inside) => {

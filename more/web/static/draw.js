@@ -1,16 +1,17 @@
-// Draws a Schedule on three canvases with one axis of time.
+// Every picture of both pages: a Schedule over time, and the explorer's curve.
+//
+// Colours, heights and hatches are those of more/pictures/gantt.py, so that a kind of bar looks the
+// same in all pictures. It is told by its height or hatch, too, and not by its colour alone.
 
 import { make } from "./dom.js";
-import { drawQueue, hatched, label, line, LOOKS, prepare, round } from "./looks.js";
 import { promptTokens, seconds, whole } from "./schedule.js";
 
-const LEFT = 54, RIGHT = 10, BOTTOM = 22; // px: margins of a picture; BOTTOM: of the axis of time
-const NAMES = 18, QUEUE = 18, TOP = NAMES + QUEUE + 4; // px: names of policies, the queue, lanes
-const HEAD = 15; // px: of a lane, for the names of its requests, if the lane is high enough
-const FONT = "13px system-ui, sans-serif", BOLD = `600 ${FONT}`;
-const LEAST_LANES = 8, APART = 5; // px: from this width on, bars side by side stay apart
-const LEAST_CHUNK = 3; // px: a narrower chunk would not be seen ...
-const CROWDED = 20; // px for a second: ... but with less, chunks would hide the decodes
+export const LOOKS = { // low, high: bottom and top in a lane from 0 to 1
+  waiting: { colour: "#999999", low: 0.51, high: 0.59 },
+  prefill: { colour: "#F5C45E", low: 0.2, high: 0.9, edge: "#8A6100" },
+  decode: { colour: "#0072B2", low: 0.34, high: 0.76 },
+  stall: { colour: "#D55E00", low: 0.05, high: 0.16 },
+};
 const MEANINGS = { // in the order of the legend
   prefill: "prefill chunk, tokens",
   decode: "decode",
@@ -20,351 +21,432 @@ const MEANINGS = { // in the order of the legend
   bound: "budget C, and the SLO",
   cross: "preempted",
 };
+const FONT = "14px system-ui, sans-serif";
+const LEFT = 58; // px: margins of a picture
+const RIGHT = 10;
+const BOTTOM = 22; // of the axis of time
+const ROW = 18; // px: above the lanes, one row for names and one for the queue
+const TOP = 2 * ROW + 4;
+const HEAD = 16; // px: of a lane, for the names of its requests, if the lane is high enough
+const LEAST_LANES = 8;
+const TILE = 7; // px: of the hatch
+const APART = 4; // px: from this width on, bars side by side stay apart
+const LEAST_CHUNK = 3; // px: a narrower chunk would not be seen ...
+const CROWDED = 20; // px for a second: ... but with less, chunks would hide the decodes
 
-export class Pictures {
-  constructor(lanes, rows, tbt) {
-    this.canvases = { lanes, rows, tbt };
+// The smallest of 1, 2, 5, 10, ... that is at least `value`: a step between ticks.
+function round(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return power * [1, 2, 5, 10].find((factor) => factor * power >= value * 0.9999);
+}
+
+const decimals = (step) => Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+
+// A canvas, and what is drawn with on it. Lengths are CSS pixels.
+class Picture {
+  constructor(canvas) {
+    this.canvas = canvas;
   }
 
-  // schedule; from, to: the engine's seconds at both edges; now: the end of the history.
-  draw(schedule, from, to, now) {
-    // Move by whole pixels, so that bars keep their widths.
-    const { width } = this.canvases.lanes.getBoundingClientRect();
-    this.perSecond = (width - LEFT - RIGHT) / (to - from);
-    from = Math.round(from * this.perSecond) / this.perSecond;
-    to = from + (width - LEFT - RIGHT) / this.perSecond;
-    Object.assign(this, { schedule, from, to, now });
-    const seen = schedule.iterations.filter((each) => each.end >= from && each.t <= to);
-    const { current, state: { budget } } = schedule; // the batch that runs, as far as it has come
-    if (current && current.t <= to) {
-      const rows = promptTokens(current) + current.decodes.length;
-      seen.push({ ...current, rows, budget, end: now, seconds: now - current.t, gaps: [] });
+  // Empty the canvas, sharp on every screen; colours are those of its style. below: of its bottom.
+  begin(below) {
+    const { canvas } = this;
+    const { width, height } = canvas.getBoundingClientRect();
+    const style = getComputedStyle(canvas);
+    canvas.width = Math.round(width * window.devicePixelRatio); // this empties it
+    canvas.height = Math.round(height * window.devicePixelRatio);
+    this.pen = canvas.getContext("2d");
+    this.pen.scale(window.devicePixelRatio, window.devicePixelRatio);
+    this.pen.font = FONT;
+    this.pen.textBaseline = "middle";
+    this.ink = style.color;
+    this.paper = style.backgroundColor;
+    this.grid = style.borderTopColor;
+    this.right = width - RIGHT;
+    this.bottom = height - below;
+  }
+
+  // An axis of time, with its seconds if there is room for them below.
+  beginTime(from, to, below = BOTTOM) {
+    this.begin(below);
+    this.perSecond = (this.right - LEFT) / (to - from);
+    this.from = Math.round(from * this.perSecond) / this.perSecond; // so bars keep their widths
+    this.to = this.from + (to - from);
+    const step = round(60 / this.perSecond);
+    for (let tick = Math.max(0, Math.ceil(this.from / step)); tick * step <= this.to; tick++) {
+      const x = this.x(tick * step);
+      this.line(x, 0, x, this.bottom, this.grid);
+      if (below < BOTTOM || x < LEFT + 16 && tick || x > this.right - 14) continue;
+      this.write(`${(tick * step).toFixed(decimals(step))} s`, x, this.bottom + BOTTOM / 2, "center");
     }
-    this.drawLanes(seen);
-    this.drawRows(seen);
-    this.drawTBT(seen);
   }
 
-  // Where a place in the pictures lies: 0 at their left edge of time, 1 at their right edge.
-  share(px) {
-    return Math.min(Math.max((px - LEFT) / (this.width - LEFT - RIGHT), 0), 1);
-  }
-
-  // Clear a canvas, and draw its axis of time. low: px below it; seconds are written if they fit.
-  begin(name, low = BOTTOM) {
-    const { height, ...prepared } = prepare(this.canvases[name], FONT), { pen, width } = prepared;
-    Object.assign(this, prepared, { bottom: height - low });
-    const step = round(80 / this.perSecond), digits = Math.max(0, -Math.floor(Math.log10(step)));
-    pen.fillStyle = this.ink;
-    pen.strokeStyle = this.grid;
-    pen.lineWidth = 1;
-    pen.textAlign = "center";
-    for (let t = Math.ceil(this.from / step) * step; t <= this.to; t += step) {
-      if (t < 0) continue; // before the engine began
-      const x = this.x(t);
-      this.line(x, 0, x, this.bottom);
-      if (low === BOTTOM && x > LEFT + 16 && x < width - 24) {
-        pen.fillText(`${t.toFixed(digits)} s`, x, height - BOTTOM / 2);
-      }
-    }
-    return pen;
-  }
-
-  x(t) {
-    const seen = Math.min(Math.max(t, this.from), this.to) - this.from;
+  x(moment) {
+    const seen = Math.min(Math.max(moment, this.from), this.to) - this.from;
     return LEFT + Math.round(seen * this.perSecond);
   }
 
-  line(...ends) {
-    line(this.pen, ...ends);
+  // The axis of values, from `least` to `most`; then `y` knows their places. text: of a tick.
+  beginValues(least, most, top, text) {
+    const high = this.bottom - top;
+    this.y = (value) => this.bottom - ((value - least) / (most - least)) * high;
+    const step = round((24 * (most - least)) / high);
+    for (let tick = Math.ceil(least / step); tick * step <= most; tick++) {
+      const y = this.y(tick * step);
+      this.line(LEFT, y, this.right, y, this.grid);
+      if (y > 7) this.write(text(tick * step, step), LEFT - 6, Math.min(y, this.bottom - 6), "right");
+    }
   }
 
-  bar(kind, left, right, top, height) {
-    const look = LOOKS[kind], pen = this.pen, chunk = kind === "prefill";
-    const wide = Math.max(right - left, chunk && !(this.perSecond < CROWDED) ? LEAST_CHUNK : 1);
-    pen.fillStyle = chunk && wide >= APART ? hatched() : look.colour;
-    pen.fillRect(left, top, wide, height);
-    if (wide < (chunk ? LEAST_CHUNK : APART) || kind === "stall" || kind === "waiting") return;
-    pen.fillStyle = look.edge ?? this.paper;
-    pen.fillRect(left + wide - 1, top, 1, height);
-    if (!look.edge || wide < APART) return;
-    pen.strokeStyle = look.edge;
-    pen.lineWidth = 1;
-    pen.strokeRect(left + 0.5, top + 0.5, wide - 1, height - 1);
+  line(x0, y0, x1, y1, colour = this.ink, wide = 1, dash = []) {
+    const { pen } = this;
+    pen.strokeStyle = colour;
+    pen.lineWidth = wide;
+    pen.setLineDash(dash);
+    pen.beginPath();
+    pen.moveTo(x0, y0);
+    pen.lineTo(x1, y1);
+    pen.stroke();
+    pen.setLineDash([]);
   }
 
-  // A text in a box, if it fits between left and right.
+  fill(colour, left, top, wide, high) {
+    this.pen.fillStyle = colour;
+    this.pen.fillRect(left, top, wide, high);
+  }
+
+  frame(left, right, top, bottom, wide, colour = this.ink) {
+    this.pen.strokeStyle = colour;
+    this.pen.lineWidth = wide;
+    this.pen.strokeRect(left, top, right - left, bottom - top);
+  }
+
+  write(text, x, y, align = "left", colour = this.ink) {
+    this.pen.fillStyle = colour;
+    this.pen.textAlign = align;
+    this.pen.fillText(text, x, y);
+  }
+
+  // A text in a box, from `left` on.
+  box(text, left, middle, paper = this.paper, ink = this.ink) {
+    this.fill(paper, left - 1, middle - 8, this.pen.measureText(text).width + 2, 16);
+    this.write(text, left, middle + 0.5, "left", ink);
+  }
+
+  // A text in a white box between left and right, if it fits there.
   label(text, left, right, middle) {
-    label(this.pen, text, left, right - left, middle);
+    const spare = right - left - this.pen.measureText(text).width;
+    if (spare >= 2) this.box(text, left + spare / 2, middle, "#FFFFFF", "#000000");
   }
 
-  drawLanes(seen) {
-    const { schedule, now } = this, pen = this.begin("lanes");
-    const places = schedule.places.filter((place) => (place.to ?? this.to) >= this.from
-      && place.from <= this.to);
-    const most = schedule.state.max_batch_size ?? LEAST_LANES;
-    const lanes = Math.max(Math.min(LEAST_LANES, most), ...places.map((place) => place.lane + 1));
-    const high = (this.bottom - TOP) / lanes, head = high > 2 * HEAD ? HEAD : 0;
-    const top = (lane, share) => TOP + (lane + 1) * high - share * (high - head);
-    const middle = (lane) => top(lane, 0.55);
-    const put = (kind, lane, from, to) => {
-      const { low, high: upper } = LOOKS[kind];
-      this.bar(kind, this.x(from), this.x(to), top(lane, upper), (upper - low) * (high - head));
-    };
-    pen.fillStyle = this.ink;
-    pen.textAlign = "right";
-    pen.fillText("queue", LEFT - 6, TOP - 4 - QUEUE / 2);
-    drawQueue(pen, schedule.queue, this.to, (t) => this.x(t), TOP - 4, QUEUE, this.ink);
-    pen.fillStyle = this.ink;
-    pen.textAlign = "right";
-    for (let lane = 0; lane < lanes; lane += Math.ceil(16 / high)) {
-      pen.fillText(`slot ${lane}`, LEFT - 6, middle(lane));
-    }
-    const known = schedule.current ? now : schedule.newest; // after it, decodes may run
-    for (const place of places) put("waiting", place.lane, place.from, place.to ?? known);
-    this.drawDecodes(seen, put);
-    for (const { t, end, chunks } of seen) {
-      for (const [, lane, , length] of chunks) {
-        put("prefill", lane, t, end);
-        if (high > 17) this.label(whole(length), this.x(t), this.x(end), middle(lane));
-      }
-    }
-    for (const stall of [...schedule.stalls, ...schedule.waits(now)]) {
-      if (stall.to < this.from || stall.from > this.to) continue;
-      put("stall", stall.lane, stall.from, stall.to);
-      if (high > 17) this.drawStall(stall, top(stall.lane, 0.9), middle(stall.lane));
-    }
-    if (head) for (const place of places) this.drawName(place, TOP + place.lane * high + head / 2 + 2);
-    const marks = schedule.marks.filter((mark) => mark.t >= this.from && mark.t <= this.to);
-    const switches = marks.filter((mark) => mark.lane === null);
-    switches.forEach((mark, i) => this.drawSwitch(mark, switches[i + 1]));
-    for (const { t, lane } of marks) if (lane !== null) this.drawCross(this.x(t), middle(lane));
+  // A dashed line down from the row at `y`, with its name beside it, if that ends before `limit`.
+  mark(x, text, y = 0, limit = Infinity) {
+    this.line(x, y, x, this.bottom, this.ink, 2, [6, 4]);
+    const wide = this.pen.measureText(text).width + 8;
+    if (x + wide <= limit) this.box(text, x + wide > this.right ? x - wide : x + 6, y + ROW / 2);
   }
 
-  // Decodes, lane by lane. Those that are too narrow to be told apart are drawn together.
-  drawDecodes(seen, put) {
-    const open = new Map(); // lane -> from, to of a bar that may still grow
-    const thin = APART / this.perSecond; // s
-    for (const each of seen) {
-      for (const [, lane] of each.decodes) {
-        const bar = open.get(lane);
-        if (bar && each.seconds < thin && each.t - bar.to < thin / 5) {
-          bar.to = each.end;
-          continue;
-        }
-        if (bar) put("decode", lane, bar.from, bar.to);
-        open.set(lane, { from: each.t, to: each.end });
-      }
-    }
-    for (const [lane, bar] of open) put("decode", lane, bar.from, bar.to);
+  // A dashed bound at `y`, with its name above it.
+  bound(left, right, y, text) {
+    this.line(left, y, right, y, this.ink, 2, [8, 4]);
+    const last = this.right - this.pen.measureText(text).width - 2; // for a name that is still seen
+    if (text) this.box(text, Math.min(left + 6, last), y > 22 ? y - 10 : y + 11);
   }
 
-  // What the eye shall not miss: the empty place in the lane, a sign, and how long it lasts.
-  drawStall({ from, to }, top, middle) {
-    const left = this.x(from), right = this.x(to), pen = this.pen;
-    pen.globalAlpha = 0.22;
-    pen.fillStyle = LOOKS.stall.colour;
-    pen.fillRect(left, top, right - left, 2 * (middle - top));
-    pen.globalAlpha = 1;
-    if (right - left < 20) return;
-    this.sign(left + 10, middle, 8);
-    pen.font = BOLD;
-    this.label(seconds(to - from), left + 18, right, middle);
-    pen.font = FONT;
+  bar(kind, left, right, top, high) {
+    const { colour, edge } = LOOKS[kind];
+    const chunk = kind === "prefill";
+    const least = chunk && !(this.perSecond < CROWDED) ? LEAST_CHUNK : 1;
+    const wide = Math.max(right - left, least);
+    this.fill(chunk && wide >= APART ? HATCH : colour, left, top, wide, high);
+    if (chunk && wide >= APART) {
+      this.frame(left + 0.5, left + wide - 0.5, top + 0.5, top + high - 0.5, 1, edge);
+    } else if (chunk && wide >= LEAST_CHUNK || kind === "decode" && wide >= APART) {
+      this.fill(edge ?? this.paper, left + wide - 1, top, 1, high);
+    }
+  }
+
+  // How many requests wait: steps above `base`, the highest with its number, if that fits.
+  // queue: [moment, how many from then on]; end: of the last step.
+  queue(queue, end, base, high) {
+    const ends = [...queue.slice(1).map(([from]) => from), end];
+    const steps = queue.map(([from, count], i) => [this.x(from), this.x(ends[i]), count])
+      .filter(([left, right, count]) => count && right > left);
+    if (!steps.length) return;
+    const most = Math.max(...steps.map(([, , count]) => count));
+    let widest = [0, 0]; // of the highest
+    for (const [left, right, count] of steps) {
+      const top = base - (high * count) / most;
+      this.fill("#D9D9D9", left, top, right - left, base - top);
+      this.line(left, top, right, top, this.ink, 1.5);
+      if (count === most && right - left > widest[1] - widest[0]) widest = [left, right];
+    }
+    this.label(`${most}`, ...widest, base - high / 2);
   }
 
   // A triangle with an exclamation mark.
   sign(x, y, size) {
-    const pen = this.pen;
+    const { pen } = this;
     pen.beginPath();
     pen.moveTo(x, y - size);
     pen.lineTo(x + size, y + size * 0.8);
     pen.lineTo(x - size, y + size * 0.8);
-    pen.closePath();
     pen.fillStyle = LOOKS.stall.colour;
     pen.fill();
-    if (size < 6) return;
-    pen.fillStyle = "#FFFFFF";
-    pen.fillRect(x - 1, y - size * 0.4, 2, size * 0.6);
-    pen.fillRect(x - 1, y + size * 0.4, 2, 2);
+    this.fill("#FFFFFF", x - 1, y - size * 0.4, 2, size * 0.6);
+    this.fill("#FFFFFF", x - 1, y + size * 0.4, 2, 2);
   }
 
-  drawName(place, y) {
-    const pen = this.pen, left = this.x(place.from), right = this.x(place.to ?? this.to);
-    const short = String(place.id), long = `${short} ${place.label ?? ""}`.trim();
-    const fits = (text) => pen.measureText(text).width < Math.max(right - left, 30);
-    pen.fillStyle = this.ink;
-    pen.textAlign = "left";
-    if (fits(long)) pen.fillText(long, left + 1, y);
-    else if (fits(short)) pen.fillText(short, left + 1, y);
+  cross(x, y) {
+    this.line(x - 6, y - 6, x + 6, y + 6, this.ink, 3);
+    this.line(x - 6, y + 6, x + 6, y - 6, this.ink, 3);
   }
 
-  // A dashed line, where the policy changed. Its name, if that fits before the next such line.
-  drawSwitch({ t, text }, next) {
-    const pen = this.pen, x = this.x(t), wide = pen.measureText(text).width + 8;
-    const left = x + wide > this.width ? x - wide - 3 : x + 3;
-    pen.strokeStyle = this.ink;
-    pen.lineWidth = 2;
-    pen.setLineDash([6, 4]);
-    this.line(x, 0, x, this.bottom);
-    pen.setLineDash([]);
-    if (next && this.x(next.t) - x < wide) return;
-    pen.fillStyle = this.paper;
-    pen.fillRect(left, 0, wide, NAMES);
-    pen.fillStyle = this.ink;
-    pen.textAlign = "left";
-    pen.fillText(text, left + 4, NAMES / 2);
-  }
-
-  // A request was preempted, or failed.
-  drawCross(x, y) {
-    this.pen.strokeStyle = this.ink;
-    this.pen.lineWidth = 3;
-    this.line(x - 6, y - 6, x + 6, y + 6);
-    this.line(x - 6, y + 6, x + 6, y - 6);
-  }
-
-  // The y axis of a picture from 0 to `most`: returns value -> y, after drawing three ticks.
-  axis(most, text) {
-    const y = (value) => this.bottom - (value / most) * (this.bottom - 8), step = round(most / 3.5);
-    this.pen.textAlign = "right";
-    for (let value = 0; value <= most; value += step) {
-      this.pen.strokeStyle = this.grid;
-      this.line(LEFT, y(value), this.width - RIGHT, y(value));
-      this.pen.fillStyle = this.ink;
-      if (y(value) > 7) this.pen.fillText(text(value), LEFT - 6, Math.min(y(value), this.bottom - 6));
-    }
-    return y;
-  }
-
-  // A dashed bound with its name, above the bars.
-  bound(from, to, y, text) {
-    const pen = this.pen;
-    pen.setLineDash([8, 4]);
-    pen.strokeStyle = this.ink;
-    pen.lineWidth = 2;
-    this.line(this.x(from), y, this.x(to), y);
-    pen.setLineDash([]);
-    if (!text) return;
-    pen.font = BOLD;
-    const wide = pen.measureText(text).width, above = y > 22 ? y - 10 : y + 11;
-    pen.fillStyle = this.paper;
-    const left = Math.min(this.x(from) + 4, this.width - RIGHT - wide - 6);
-    pen.fillRect(left, above - 8, wide + 6, 16);
-    pen.fillStyle = this.ink;
-    pen.textAlign = "left";
-    pen.fillText(text, left + 3, above);
-    pen.font = FONT;
-  }
-
-  drawRows(seen) {
-    this.begin("rows", 4);
-    if (!seen.length) return;
-    const budget = this.schedule.state.budget ?? 0;
-    const most = 1.35 * Math.max(budget, ...seen.map((each) => each.rows), 8);
-    const y = this.axis(most, (value) => whole(Math.round(value)));
-    let last = -1;
-    for (const each of columns(seen, 1.5 / this.perSecond)) {
-      const left = Math.max(this.x(each.t), last), right = this.x(each.end);
-      const tokens = promptTokens(each);
-      const decodes = each.rows - tokens;
-      const foot = decodes ? Math.min(y(decodes), this.bottom - 3) : this.bottom;
-      if (decodes) this.bar("decode", left, right, foot, this.bottom - foot);
-      if (tokens) this.bar("prefill", left, right, Math.min(y(each.rows), foot - 2),
-        foot - Math.min(y(each.rows), foot - 2));
-      if (tokens && y(0) - y(each.rows) > 30) {
-        this.label(whole(each.rows), left, right, y(each.rows) + 12);
-      }
-      last = right;
-    }
-    let from = null; // the budget, where the policy keeps one
-    for (let i = 0; i <= seen.length; i++) {
-      if (from !== null && seen[i]?.budget !== from.budget) {
-        this.bound(from.t, seen[i]?.t ?? this.to, y(from.budget), i === seen.length ?
-          `C = ${from.budget}` : "");
-        from = null;
-      }
-      if (from === null && seen[i]?.budget) from = seen[i];
-    }
-  }
-
-  drawTBT(seen) {
-    const pen = this.begin("tbt"), { now } = this, slo = this.schedule.slo;
-    const waits = now < this.to + 1 / this.perSecond ? this.schedule.waits(now) : [];
-    let most = 0;
-    for (const each of seen) for (const [, , last] of each.gaps) most = Math.max(most, 1.15 * (each.end - last));
-    for (const wait of waits) most = Math.max(most, 1.15 * (this.to - wait.from));
-    if (!most) return; // no numbers without a point
-    most = Math.max(most, 1.4 * slo);
-    const [unit, factor] = most < 1 ? ["ms", 1000] : ["s", 1];
-    const y = this.axis(most, (value) => `${Number((factor * value).toPrecision(3))} ${unit}`);
-    let column = -10, low = 0, high = 0; // dots within one pixel are one stroke
-    for (const each of seen) {
-      const x = this.x(each.end);
-      for (const [, , last] of each.gaps) {
-        const gap = each.end - last, at = y(gap);
-        if (slo !== null && gap > slo) {
-          pen.strokeStyle = LOOKS.stall.colour;
-          pen.lineWidth = 3;
-          this.line(x, this.bottom, x, at);
-          this.sign(x, at, 7);
-          continue;
-        }
-        if (x - column < 1 && at >= low && at <= high) continue;
-        [low, high] = x - column < 1 ? [Math.min(low, at), Math.max(high, at)] : [at, at];
-        column = x;
-        pen.fillStyle = LOOKS.decode.colour;
-        pen.beginPath();
-        pen.arc(x, at, 2.5, 0, 7);
-        pen.fill();
-      }
-    }
-    for (const wait of waits) {
-      pen.strokeStyle = LOOKS.stall.colour;
-      pen.lineWidth = 3;
-      this.line(this.x(this.to) - 2, this.bottom, this.x(this.to) - 2, y(this.to - wait.from));
-    }
-    if (slo !== null) this.bound(this.from, this.to, y(slo), `SLO ${seconds(slo)}`);
+  dot(x, y, size, colour) {
+    this.pen.beginPath();
+    this.pen.arc(x, y, size, 0, 7);
+    this.pen.fillStyle = colour;
+    this.pen.fill();
   }
 }
 
-// Iterations, where those within one pixel are one: that with the most rows.
-function* columns(seen, thin) {
-  let open = null;
-  for (const each of seen) {
-    if (open && each.end - open.t < thin) {
-      const { t } = open;
-      open = { ...(each.rows > open.rows ? each : open), t, end: each.end };
+// The hatch of prefills, as a colour to fill with. It is drawn at four times its size, to be sharp.
+function hatch() {
+  const tile = new Picture(make("canvas", { width: 4 * TILE, height: 4 * TILE }));
+  tile.pen = tile.canvas.getContext("2d");
+  tile.pen.scale(4, 4);
+  tile.fill(LOOKS.prefill.colour, 0, 0, TILE, TILE);
+  for (const shift of [-TILE, 0, TILE]) {
+    tile.line(shift, TILE, shift + TILE, 0, LOOKS.prefill.edge, 0.8);
+  }
+  const pattern = tile.pen.createPattern(tile.canvas, "repeat");
+  pattern.setTransform(new DOMMatrix().scale(1 / 4));
+  return pattern;
+}
+
+const HATCH = hatch();
+
+// A Schedule on one axis of time: its lanes; and below them, where there are canvases for that,
+// the rows of its batches and the gaps between tokens.
+export class Pictures {
+  constructor({ lanes, rows, tbt }) {
+    this.lanes = new Picture(lanes);
+    this.rows = rows && new Picture(rows);
+    this.tbt = tbt && new Picture(tbt);
+  }
+
+  // from, to: seconds at both edges; now: the end of the history; chosen: a batch to frame.
+  draw(schedule, from, to, now, chosen) {
+    const seen = schedule.iterations.filter((each) => each.end >= from && each.t <= to);
+    const { current } = schedule; // the batch that runs, as far as it has come
+    if (current && current.t <= to) {
+      const rows = promptTokens(current) + current.decodes.length;
+      const { budget } = schedule.state;
+      seen.push({ ...current, rows, budget, end: now, seconds: now - current.t, gaps: [] });
+    }
+    this.lanes.beginTime(from, to);
+    drawLanes(this.lanes, schedule, seen, now);
+    if (chosen) this.lanes.frame(this.lanes.x(chosen.t), this.lanes.x(chosen.end), TOP, this.lanes.bottom, 2);
+    if (!this.rows) return;
+    this.rows.beginTime(from, to, 4);
+    drawRows(this.rows, schedule, seen);
+    this.tbt.beginTime(from, to);
+    drawTBT(this.tbt, schedule, seen, now);
+  }
+
+  // Where a place in the pictures lies: 0 at their left edge of time, 1 at their right edge.
+  share(px) {
+    return Math.min(Math.max((px - LEFT) / (this.lanes.right - LEFT), 0), 1);
+  }
+}
+
+function drawLanes(picture, schedule, seen, now) {
+  const places = schedule.places.filter(({ from, to }) =>
+    (to ?? picture.to) >= picture.from && from <= picture.to);
+  const least = Math.min(LEAST_LANES, schedule.state.max_batch_size ?? LEAST_LANES);
+  const lanes = Math.max(least, ...places.map(({ lane }) => lane + 1));
+  const high = (picture.bottom - TOP) / lanes;
+  const head = high > 2 * HEAD ? HEAD : 0;
+  const roomy = high > 17; // for words in a lane
+  const top = (lane, share) => TOP + (lane + 1) * high - share * (high - head);
+  const middle = (lane) => top(lane, 0.55);
+  const put = (kind, lane, from, to) => {
+    const upper = top(lane, LOOKS[kind].high);
+    picture.bar(kind, picture.x(from), picture.x(to), upper, top(lane, LOOKS[kind].low) - upper);
+  };
+  picture.write("queue", LEFT - 6, TOP - 4 - ROW / 2, "right");
+  picture.queue(schedule.queue, picture.to, TOP - 4, ROW);
+  for (let lane = 0; lane < lanes; lane += Math.ceil(16 / high)) {
+    picture.write(`slot ${lane}`, LEFT - 6, middle(lane), "right");
+  }
+  const known = schedule.current ? now : schedule.newest; // after it, decodes may run
+  for (const { lane, from, to } of places) put("waiting", lane, from, to ?? known);
+  for (const { lane, from, to } of decodeBars(seen, APART / picture.perSecond)) {
+    put("decode", lane, from, to);
+  }
+  for (const { t, end, chunks } of seen) {
+    for (const [, lane, , length] of chunks) {
+      put("prefill", lane, t, end);
+      if (roomy) picture.label(whole(length), picture.x(t), picture.x(end), middle(lane));
+    }
+  }
+  for (const { lane, from, to } of [...schedule.stalls, ...schedule.waits(now)]) {
+    if (to < picture.from || from > picture.to) continue;
+    put("stall", lane, from, to);
+    if (roomy) drawStall(picture, from, to, top(lane, 0.9), middle(lane));
+  }
+  if (head) for (const place of places) drawName(picture, place, TOP + place.lane * high + head / 2 + 2);
+  const marks = schedule.marks.filter(({ t }) => t >= picture.from && t <= picture.to);
+  const across = marks.filter(({ lane }) => lane === null);
+  across.forEach(({ t, text }, i) => {
+    const next = across[i + 1];
+    picture.mark(picture.x(t), text, 0, next && picture.x(next.t));
+  });
+  for (const { t, lane } of marks) if (lane !== null) picture.cross(picture.x(t), middle(lane));
+}
+
+// Decodes by lane. Those shorter than `thin` seconds could not be told apart: they are one bar.
+function decodeBars(seen, thin) {
+  const bars = [];
+  const newest = new Map(); // lane -> its bar that may still grow
+  for (const { t, end, seconds: long, decodes } of seen) {
+    for (const [, lane] of decodes) {
+      const bar = newest.get(lane);
+      if (bar && long < thin && t - bar.to < thin / 5) {
+        bar.to = end;
+        continue;
+      }
+      bars.push({ lane, from: t, to: end });
+      newest.set(lane, bars.at(-1));
+    }
+  }
+  return bars;
+}
+
+// What the eye shall not miss: the empty place in the lane, a sign, and how long it lasts.
+function drawStall(picture, from, to, top, middle) {
+  const left = picture.x(from);
+  const right = picture.x(to);
+  picture.pen.globalAlpha = 0.22;
+  picture.fill(LOOKS.stall.colour, left, top, right - left, 2 * (middle - top));
+  picture.pen.globalAlpha = 1;
+  if (right - left < 20) return;
+  picture.sign(left + 10, middle, 8);
+  picture.label(seconds(to - from), left + 18, right, middle);
+}
+
+// A request's number, and what it is called, above its place in the lane.
+function drawName(picture, { id, label, from, to }, y) {
+  const left = picture.x(from);
+  const room = Math.max(picture.x(to ?? picture.to) - left, 30);
+  const names = [`${id} ${label ?? ""}`.trim(), `${id}`];
+  const name = names.find((each) => picture.pen.measureText(each).width < room);
+  if (name) picture.write(name, left + 1, y);
+}
+
+function drawRows(picture, schedule, seen) {
+  if (!seen.length) return;
+  const x = (moment) => picture.x(moment);
+  const most = Math.max(schedule.state.budget ?? 0, ...seen.map(({ rows }) => rows), 8);
+  picture.beginValues(0, 1.35 * most, 8, (value) => whole(Math.round(value)));
+  const { y } = picture;
+  for (const each of [...seen].sort((a, b) => a.rows - b.rows)) { // of those in one pixel, the highest is seen
+    const left = x(each.t);
+    const right = x(each.end);
+    const tokens = promptTokens(each);
+    const decodes = each.rows - tokens;
+    const foot = decodes ? Math.min(y(decodes), picture.bottom - 3) : picture.bottom;
+    const top = Math.min(y(each.rows), foot - 2);
+    if (decodes) picture.bar("decode", left, right, foot, picture.bottom - foot);
+    if (tokens) picture.bar("prefill", left, right, top, foot - top);
+    if (tokens && y(0) - top > 30) picture.label(whole(each.rows), left, right, top + 12);
+  }
+  let first = null; // of those with one budget, where the policy keeps one
+  for (const each of [...seen, null]) {
+    if (each && each.budget === first?.budget) continue;
+    if (first?.budget) {
+      const name = each ? "" : `C = ${first.budget}`;
+      picture.bound(x(first.t), x(each?.t ?? picture.to), y(first.budget), name);
+    }
+    first = each;
+  }
+}
+
+function drawTBT(picture, schedule, seen, now) {
+  const { slo } = schedule;
+  const gaps = seen.flatMap(({ end, gaps: own }) => own.map(([, , last]) => [end, end - last]));
+  if (now < picture.to + 1 / picture.perSecond) { // those who wait still, at the right edge
+    gaps.push(...schedule.waits(now).map(({ from }) => [picture.to, picture.to - from]));
+  }
+  if (!gaps.length) return; // no numbers without a point
+  const longest = gaps.reduce((most, [, gap]) => Math.max(most, gap), 0);
+  const most = Math.max(1.15 * longest, 1.4 * slo);
+  const [unit, factor] = most < 1 ? ["ms", 1000] : ["s", 1];
+  picture.beginValues(0, most, 8, (value) => `${Number((factor * value).toPrecision(3))} ${unit}`);
+  if (slo !== null) picture.bound(LEFT, picture.right, picture.y(slo), `SLO ${seconds(slo)}`);
+  const drawn = new Set(); // pixels that have a dot
+  for (const [moment, gap] of gaps) {
+    const x = picture.x(moment);
+    const y = picture.y(gap);
+    if (slo !== null && gap > slo) {
+      picture.line(x, picture.bottom, x, y, LOOKS.stall.colour, 3);
+      picture.sign(x, y, 7);
       continue;
     }
-    if (open) yield open;
-    open = each;
+    const place = x * 10000 + Math.round(y);
+    if (!drawn.has(place)) picture.dot(x, y, 2.5, LOOKS.decode.colour);
+    drawn.add(place);
   }
-  if (open) yield open;
 }
 
-// The legend, drawn as the pictures are.
-export function legend(list) {
-  const pictures = Object.assign(new Pictures(), { paper: "#FFFFFF", ink: getComputedStyle(document.body).color });
+// The gain over P:D. all: where points will be; now: this state's P:D; balance: C/(B-1) - 1, or null.
+export function drawGain(canvas, points, all, now, balance) {
+  const picture = new Picture(canvas);
+  picture.begin(2 * ROW + 4);
+  const low = Math.min(all[0], now) / 1.1;
+  const high = Math.max(all.at(-1), now) * 1.1;
+  const room = picture.right - LEFT;
+  const x = (ratio) => LEFT + (Math.log(ratio / low) / Math.log(high / low)) * room;
+  const gains = points.map(({ gain }) => gain);
+  const least = Math.min(0.8, ...gains.map((gain) => gain - 0.05));
+  const most = Math.max(1.3, ...gains.map((gain) => gain + 0.05));
+  for (let ratio = round(low); ratio <= high; ratio = round(1.5 * ratio)) {
+    picture.line(x(ratio), TOP, x(ratio), picture.bottom, picture.grid);
+    picture.write(`${Number(ratio.toPrecision(1))}`, x(ratio), picture.bottom + ROW / 2, "center");
+  }
+  picture.beginValues(least, most, TOP, (value, step) => value.toFixed(decimals(step)));
+  picture.line(LEFT, picture.y(1), picture.right, picture.y(1));
+  picture.write("throughput, right / left", 0, ROW / 2);
+  picture.write("P:D, prompt tokens per decode", LEFT + room / 2, picture.bottom + 1.6 * ROW, "center");
+  if (balance > low && balance < high) picture.mark(x(balance), `C/(B-1) - 1 = ${balance.toFixed(1)}`, ROW);
+  const place = (point) => [x(point.x), picture.y(point.gain)];
+  points.forEach((point, i) => picture.line(...place(points[Math.max(i - 1, 0)]), ...place(point), picture.ink, 2));
+  for (const point of points) {
+    const here = Math.abs(point.x / now - 1) < 1e-9; // a ring
+    picture.dot(...place(point), here ? 8 : 3.5, picture.ink);
+    if (here) picture.dot(...place(point), 6, picture.paper);
+  }
+}
+
+// The legend, drawn as the pictures are. kinds: of MEANINGS; slo: in seconds, where it is fixed.
+export function legend(list, kinds = Object.keys(MEANINGS), slo = null) {
   list.replaceChildren();
-  for (const [kind, meaning] of Object.entries(MEANINGS)) {
-    const scale = 2, canvas = make("canvas", { className: "key", width: 34 * scale, height: 22 * scale });
-    const pen = (pictures.pen = canvas.getContext("2d"));
-    pen.scale(scale, scale);
+  for (const kind of kinds) {
+    const meaning = kind === "stall" && slo ? `${MEANINGS.stall}, ${seconds(slo)}` : MEANINGS[kind];
+    const picture = new Picture(make("canvas", { className: "key" }));
+    list.append(make("li", {}, picture.canvas, meaning));
+    picture.begin(0);
+    picture.x = (px) => px;
     if (kind === "cross") {
-      pictures.drawCross(17, 11);
+      picture.cross(17, 11);
     } else if (kind === "bound") {
-      pen.strokeStyle = pictures.ink;
-      pen.lineWidth = 2;
-      pen.setLineDash([8, 4]);
-      pictures.line(0, 11, 34, 11);
+      picture.bound(0, 34, 11, "");
     } else if (kind === "queue") {
-      drawQueue(pen, [[1, 3]], 33, (px) => px, 20, 17, pictures.ink);
+      picture.queue([[1, 3]], 33, 20, 17);
     } else {
-      const look = LOOKS[kind];
-      pictures.bar(kind, 1, 33, (1 - look.high) * 22, (look.high - look.low) * 22);
-      if (kind === "stall") pictures.sign(17, 9, 8);
+      const { low, high } = LOOKS[kind];
+      picture.bar(kind, 1, 33, (1 - high) * 22, (high - low) * 22);
+      if (kind === "stall") picture.sign(17, 9, 8);
     }
-    list.append(make("li", {}, canvas, meaning));
   }
 }

@@ -1,142 +1,88 @@
-// The explorer's page. It asks Python, and draws what Python answers; it computes no schedule.
+// The explorer: it asks Python for two schedules of the same requests, and has them drawn.
 //
-// Python runs in a worker of this browser (python.js), or on the server that gave the page.
-// The state is in the address after #, so that every picture is a link.
+// It computes no schedule. Python runs in a worker of this browser (python.js), or on the server that
+// gave the page. The state is in the address after #, so that every picture is a link.
 
-import { get, make } from "./dom.js";
-import { drawGain, drawSchedule, stepAt } from "./explore_draw.js";
-import { LIMIT, Problem, Python, readManifest } from "./python.js";
+import { get, make, Problem } from "./dom.js";
+import { drawGain, legend, Pictures } from "./draw.js";
+import { call, complain, onKey, onLook, rest, select, tell } from "./page.js";
+import { LIMIT, Python, readManifest } from "./python.js";
+import { contents, Schedule, whole } from "./schedule.js";
 
-const KEY = "nano-sarathi-key"; // as in live.js: given once, it opens both pages
-const COPIED = 3000; // ms for which "Copied" is shown
-const OWN = `from batch import Batch
-from scheduler import SarathiServe
-
-
-class ShortestFirst(SarathiServe):
-    name = "shortest_first"  # of the waiting requests, the one with the shortest prompt is next
-
-    def schedule(self, now: float) -> Batch | None:
-        shortest = sorted(self.waiting, key=lambda request: request.prefill_length)
-        self.waiting.clear()
-        self.waiting.extend(shortest)
-        return super().schedule(now)
-`;
-const GROUPS = {
-  "Policies": ["left", "right", "C", "C_right", "B"],
-  "Requests": ["long", "n", "P", "D", "ratio", "spread", "rate", "seed"],
-  "Where": ["model", "gpu", "tp", "software"],
-};
-const WIDE = ["left", "right", "model", "gpu", "software"]; // selects with long names
+const KINDS = ["prefill", "decode", "waiting", "stall", "queue"]; // in the legend
+const STEPS = { ArrowRight: 1, ArrowLeft: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity };
 
 let manifest; // of more/web/bundle.py
 let state = {}; // what is asked for
 let shown = null; // the last answer that was drawn
-let schedules, gains; // two Pythons, so that no point of the curve delays a schedule
-let own = ""; // the policies that were pasted, and are loaded
-let busy = false, wanted = null; // one question at a time, and the newest of those that wait
+let sides; // the left and the right one
+let schedules; // two Pythons, so that no point of the curve delays a schedule
+let gains;
+let own = ""; // the policies that were pasted: Python hears them with each question
+let busy = false; // one question at a time ...
+let wanted = null; // ... and the newest of those that wait
 let turn = 0; // of the gain curve: a newer one ends it
-let steps = [null, null]; // the iteration that is chosen in each schedule
-let copied; // the timer that takes "Copied" away
+let redrawGain = () => {};
 const fields = {}; // by name: how to show a value
 
-// ------------------------------------------------------------------------------------------ Python
+const digits = (value) => (value >= 100 ? whole(Math.round(value)) : value.toPrecision(3));
 
-// `own` is the pasted text that it has loaded.
-class BrowserPython extends Python {
-  constructor() {
-    super(manifest, location.href, { endless });
-  }
+// ------------------------------------------------------------------------------------- Python
 
-  start() {
-    this.own = "";
-    super.start();
-  }
-
-  async ask(question) {
-    await this.ready;
-    if (this.own !== own && question.call !== "own") {
-      this.own = own;
-      await super.ask({ call: "own", code: own }); // whether it fails has been said before
-    }
-    return super.ask(question);
-  }
-}
-
-// Python on the server that gave this page.
+// Python on the server that gave this page: it has no worker.
 class ServerPython {
-  loaded = true;
+  name = Promise.resolve("Python on the server");
 
-  end() {} // it has no worker
+  end() {}
 
   async ask(question) {
-    const key = sessionStorage.getItem(KEY);
-    const headers = { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
-    let response;
-    try {
-      response = await fetch("run", { method: "POST", headers, body: JSON.stringify(question) });
-    } catch {
-      throw new Problem("The server does not answer: start it again, and reload this page.");
-    }
-    if (response.status === 401) get("key-form").hidden = false;
-    const answer = await response.json().catch(() => ({ error: `The server says ${response.status}.` }));
-    if (!response.ok) throw new Problem(answer.error?.message ?? `The server says ${response.status}.`);
-    return answer;
-  }
-
-  get name() {
-    return Promise.resolve("Python on the server");
+    return (await call("run", question)).json();
   }
 }
 
 function endless() {
-  return own
-    ? `Your policy ran for ${LIMIT / 1000} s without an end, so it was stopped. Is there a loop that never ends?`
-    : `This takes more than ${LIMIT / 1000} s, so it was stopped: choose fewer or shorter requests.`;
+  const long = `${LIMIT / 1000} s`;
+  return own ? `Your policy ran for ${long} without an end, so it was stopped. Is there a loop that never ends?`
+    : `This takes more than ${long}, so it was stopped: choose fewer or shorter requests.`;
 }
 
 // The pasted text runs in the browser alone, whatever else the server can do.
 function choosePython() {
-  const inBrowser = own || !manifest.server;
-  if (schedules && schedules instanceof BrowserPython === Boolean(inBrowser)) return;
+  const kind = own || !manifest.server ? Python : ServerPython;
+  if (schedules instanceof kind) return;
   for (const each of [schedules, gains]) each?.end("");
-  schedules = inBrowser ? new BrowserPython() : new ServerPython();
-  gains = null;
+  schedules = new kind(manifest, location.href, { endless });
+  gains = kind === ServerPython ? schedules : null; // a worker of its own, when it is needed
 }
 
-// ---------------------------------------------------------------------------------------- questions
+// ---------------------------------------------------------------------------------- questions
 
 // Ask for a schedule; while one is on its way, only the newest question waits.
 async function refresh(ratio = null) {
-  wanted = { state: { ...state }, ratio, since: schedules.loaded ? performance.now() : null };
+  wanted = { call: "schedule", state, x: ratio, own };
   if (busy) return;
   busy = true;
   while (wanted) {
-    const { state: asked, ratio: x, since: begun } = wanted;
+    const question = wanted;
     wanted = null;
     try {
-      const answer = await schedules.ask({ call: "schedule", state: asked, x });
-      if (!wanted) show(answer, begun);
+      const answer = await schedules.ask(question);
+      if (!wanted) show(answer);
     } catch (error) {
-      complain(error);
+      fail(error);
     }
   }
   busy = false;
 }
 
-function complain(error) {
+function fail(error) {
   if (!(error instanceof Problem)) throw error;
-  if (!error.message) return; // ended on purpose
-  get("problem").textContent = error.message;
-  get("problem").hidden = false;
-  if (own && error.message === endless()) forget();
-}
-
-function forget() { // a policy that never ends is not tried again
-  get("own-says").textContent = endless();
-  get("own-says").className = "bad";
+  if (error.message) complain(error.message); // without one, it was ended on purpose
+  if (!own || error.message !== endless()) return;
+  tell("own-says", endless(), "bad"); // a policy that never ends is not tried again
   own = "";
-  state = { ...state, left: manifest.page.defaults.left, right: manifest.page.defaults.right };
+  const { left, right } = manifest.page.defaults;
+  state = { ...state, left, right };
   setPolicies([]);
   choosePython();
   refresh();
@@ -148,38 +94,34 @@ function change(name, value) {
   return refresh();
 }
 
-// --------------------------------------------------------------------------------------- the answer
+// --------------------------------------------------------------------------------- the answer
 
-function show(answer, since) {
-  get("problem").hidden = !answer.error;
-  get("problem").textContent = answer.error ?? "";
+function show(answer) {
+  complain(answer.error);
   if (!answer.state) return;
   state = answer.state;
   history.replaceState(null, "", answer.link ? `#${answer.link}` : location.pathname + location.search);
   get("link").value = location.href;
-  for (const [name, value] of Object.entries(state)) fields[name]?.(value);
+  for (const [name, value] of Object.entries(state)) fields[name](value);
   fields.ratio(state.P / state.D);
-  get("notes").replaceChildren(...(answer.notes ?? []).map((note) => make("li", { textContent: note })));
-  for (const id of ["side-0", "side-1", "gain"]) get(id).classList.toggle("stale", Boolean(answer.error));
-  turn++;
-  about();
+  get("notes").replaceChildren(...(answer.notes ?? []).map((note) => make("li", {}, note)));
+  document.body.classList.toggle("stale", Boolean(answer.error));
+  turn += 1;
   if (answer.error) return;
   shown = answer;
-  steps = [null, null];
   draw();
-  if (since !== null) document.body.dataset.redraw = (performance.now() - since).toFixed(1);
-  document.body.dataset.drawn = Number(document.body.dataset.drawn || 0) + 1;
+  document.body.dataset.drawn = Number(document.body.dataset.drawn ?? 0) + 1;
+  schedules.name.then((name) => tell("status", `${name}. Move a slider: both are drawn again.`));
   traceGain(turn);
 }
 
-async function about() {
-  const where = await schedules.name;
-  get("status").className = "";
-  get("status").textContent = "Move a slider: both are drawn again.";
-  const { redraw } = document.body.dataset;
-  get("about").textContent = `Predicted by the repository's own scheduler.py and costmodel.py, unchanged,` +
-    ` for ${state.model} on ${state.tp} × ${state.gpu}. ${where}${redraw ? `; drawn in ${Math.round(redraw)} ms` : ""}.`;
+function draw() {
+  const end = Math.max(1e-9, ...shown.sides.map(({ iterations = [] }) => iterations.at(-1)?.end ?? 0));
+  sides.forEach((side, number) => side.show(shown.sides[number], end));
+  drawLegend();
 }
+
+const drawLegend = () => legend(get("legend"), KINDS, shown?.bound);
 
 // A side's policy, with its C where the two have their own.
 function named({ left, right, C, C_right: other }, number) {
@@ -187,257 +129,221 @@ function named({ left, right, C, C_right: other }, number) {
   return other && other !== C ? `${policy}, C = ${number ? other : C}` : policy;
 }
 
-const ends = () => shown.sides.flatMap((side) => side.iterations ?? [])
-  .reduce((most, { t, seconds }) => Math.max(most, t + seconds), 1e-9);
+const together = (text) => text.replace(/(\d) (m?s)\b/g, "$1\u00a0$2"); // no line ends before a unit
 
-function draw() {
-  const view = { end: ends(), long: shown.long };
-  shown.sides.forEach((side, number) => {
-    const article = get(`side-${number}`), [heading, says, canvas, , numbers] = article.children;
-    heading.replaceChildren(number ? "right: " : "left: ", make("code", { textContent: named(shown.state, number) }));
-    canvas.hidden = numbers.hidden = Boolean(side.error);
-    if (side.error) {
-      says.replaceChildren(make("b", { textContent: side.error }));
+// The left schedule or the right one: what is said of it, its picture, its numbers.
+class Side {
+  constructor(number) {
+    this.number = number;
+    const part = (selector) => document.querySelector(`#side-${number} ${selector}`);
+    this.name = part("code");
+    this.says = part(".says");
+    this.canvas = part("canvas");
+    this.step = part(".step");
+    this.numbers = part("dl");
+    this.pictures = new Pictures({ lanes: this.canvas });
+    this.canvas.onpointermove = ({ offsetX }) => this.point(this.pictures.share(offsetX) * this.end);
+    this.canvas.onpointerleave = () => this.choose(null);
+    this.canvas.onblur = () => this.choose(null);
+    this.canvas.onkeydown = (event) => {
+      if (!STEPS[event.key]) return;
+      event.preventDefault();
+      this.choose((this.chosen ?? -1) + STEPS[event.key]);
+    };
+  }
+
+  // answer: of explorer.py; end: of the axis of time, in seconds.
+  show(answer, end) {
+    const { policy, error, says = [], iterations = [], places, stalls, queue, numbers } = answer;
+    this.end = end;
+    this.name.textContent = named(shown.state, this.number);
+    this.canvas.hidden = Boolean(error);
+    this.numbers.hidden = Boolean(error);
+    this.schedule = null;
+    if (error) {
+      this.says.replaceChildren(make("b", {}, error));
       return;
     }
-    const [first, ...rest] = side.says.map(together);
-    const begins = side.stalls.length ? make("b", { textContent: first }) : first;
-    says.replaceChildren(begins, ` ${rest.join(" ")}`);
-    drawSchedule(canvas, side, view, steps[number]);
-    canvas.setAttribute("aria-label", `Schedule under ${side.policy}. ${side.says.join(" ")} Arrow keys go through the iterations.`);
-    tell(number);
-    numbers.replaceChildren(...Object.entries(manifest.page.numbers).map(([name, [title, unit, factor]]) => {
-      const value = side.numbers[name];
-      const text = value === null ? ["none"] : [digits(value * factor), " ", make("small", { textContent: unit })];
-      const alarm = name === "longest_stall" && value !== null ? "alarm" : "";
-      return make("div", {}, make("dt", { textContent: title }), make("dd", { className: alarm }, ...text));
-    }));
-  });
-}
-
-const together = (text) => text.replace(/(\d) (m?s)\b/g, "$1\u00a0$2"); // no line ends before a unit
-const digits = (value) => (value >= 100 ? Math.round(value).toLocaleString("en") : value.toPrecision(3));
-
-// The iteration that the keyboard or the pointer has chosen, in words.
-function tell(number) {
-  const side = shown.sides[number], step = steps[number], output = get(`side-${number}`).children[3];
-  if (step === null) {
-    output.textContent = "";
-    return;
+    const marks = shown.long === null ? [] : [{ t: shown.long, lane: null, text: "the long prompt arrives" }];
+    const all = { max_batch_size: 1 }; // lanes for all who run, and no more
+    this.schedule = new Schedule({ iterations, places, stalls, queue, marks, newest: end, state: all });
+    const [first, ...rest] = says.map(together);
+    this.says.replaceChildren(make(stalls.length ? "b" : "span", {}, first), ` ${rest.join(" ")}`);
+    this.canvas.ariaLabel = `Schedule under ${policy}. ${says.join(" ")} Arrow keys go through the iterations.`;
+    this.choose(null);
+    this.numbers.replaceChildren();
+    for (const [name, [title, unit, factor]] of Object.entries(manifest.page.numbers)) {
+      const value = numbers[name];
+      const className = name === "longest_stall" && value !== null ? "alarm" : "";
+      const words = value === null ? ["none"] : [digits(value * factor), " ", make("small", {}, unit)];
+      this.numbers.append(make("div", {}, make("dt", {}, title), make("dd", { className }, ...words)));
+    }
   }
-  const { t, seconds, chunks, decodes } = side.iterations[step];
-  const parts = chunks.slice(0, 4).map(([request, , first, tokens]) =>
-    `${tokens} prompt tokens of ${called(request)} (from token ${first})`);
-  if (chunks.length > 4) parts.push(`${chunks.length - 4} more chunks`);
-  if (decodes.length) parts.push(`${decodes.length} decode${decodes.length > 1 ? "s" : ""}`);
-  output.textContent = `Iteration ${step} at ${t.toFixed(3)} s, ${(1000 * seconds).toFixed(1)} ms: ${parts.join(", ")}.`;
+
+  point(moment) {
+    const found = this.schedule?.iterations.findIndex(({ t, end }) => t <= moment && moment < end);
+    this.choose(found >= 0 ? found : null);
+  }
+
+  // Frame an iteration, and tell it in words. null: none.
+  choose(step) {
+    if (!this.schedule) return;
+    const { iterations } = this.schedule;
+    this.chosen = step === null ? null : Math.min(Math.max(step, 0), iterations.length - 1);
+    const iteration = iterations[this.chosen];
+    this.pictures.draw(this.schedule, 0, this.end, this.end, iteration);
+    const { t, seconds } = iteration ?? {};
+    this.step.textContent = iteration ? `Iteration ${this.chosen} at ${t.toFixed(3)} s, ` +
+      `${(1000 * seconds).toFixed(1)} ms: ${contents(iteration)}.` : "";
+  }
 }
 
-const called = (request) => (state.long && request === state.n ? "the long prompt" : `request ${request}`);
-
-function choose(number, step) {
-  const side = shown?.sides[number];
-  if (!side || side.error) return;
-  steps[number] = step === null ? null : Math.min(Math.max(step, 0), side.iterations.length - 1);
-  drawSchedule(get(`side-${number}`).children[2], side, { end: ends(), long: shown.long }, steps[number]);
-  tell(number);
-}
-
-// --------------------------------------------------------------------------------------- the gain
+// ----------------------------------------------------------------------------------- the gain
 
 // One point after the other, until a newer schedule is shown.
 async function traceGain(mine) {
-  const asked = { ...state }, { balance } = shown, now = state.P / state.D, points = [];
-  const [left, right] = [named(asked, 0), named(asked, 1)];
-  get("gain-title").textContent = `What ${right} gains over ${left}, by P:D`;
-  get("gain-text").textContent = `Throughput of the right over the left in a steady state: always ${asked.B} requests` +
-    ` at once, each of ${(asked.P + asked.D).toLocaleString("en")} tokens, as in SARATHI's Fig 9. Predicted.`;
-  get("gain-left").textContent = `${left}, tokens/s`;
-  get("gain-right").textContent = `${right}, tokens/s`;
+  const { balance, state: asked } = shown;
+  const now = asked.P / asked.D;
+  const points = [];
   get("gain-rows").replaceChildren();
-  get("gain-now").textContent = "";
+  tell("gain-now", "");
   document.body.dataset.gain = "";
-  await new Promise((resolve) => setTimeout(resolve, 150)); // not while a slider moves
+  await rest(0.15); // not while a slider moves
   if (mine !== turn) return;
-  if (!gains) gains = schedules instanceof ServerPython ? schedules : new BrowserPython();
+  gains ??= new Python(manifest, location.href, { endless });
   try {
-    const { points: all, error } = await gains.ask({ call: "gain_points", state: asked });
+    const { points: all, error } = await gains.ask({ call: "gain_points", state: asked, own });
     if (error) throw new Problem(error);
+    redrawGain = () => drawGain(get("gain-canvas"), points, all, now, balance);
     for (const x of all) {
       if (mine !== turn) return;
-      const point = await gains.ask({ call: "gain_point", state: asked, x });
+      const point = await gains.ask({ call: "gain_point", state: asked, x, own });
       if (mine !== turn) return;
       if (point.error) {
-        get("gain-now").textContent = `P:D = ${digits(x)}: ${point.error}.`;
+        tell("gain-now", `P:D = ${digits(x)}: ${point.error}.`);
         continue;
       }
       points.push(point);
-      drawGain(get("gain-canvas"), points, all, now, balance);
-      get("gain-rows").append(make("tr", {}, ...[digits(point.x), point.P, point.D, digits(point.left), digits(point.right),
-        point.gain.toFixed(3)].map((text) => make("td", { textContent: text }))));
+      redrawGain();
+      const cells = [digits(point.x), point.P, point.D, digits(point.left), digits(point.right)];
+      cells.push(point.gain.toFixed(3));
+      get("gain-rows").append(make("tr", {}, ...cells.map((cell) => make("td", {}, cell))));
     }
-    gainNow(points, now, left, right);
+    if (points.length) tell("gain-now", sayGain(points, now));
     document.body.dataset.gain = points.length;
-    get("gain-canvas").redraw = () => drawGain(get("gain-canvas"), points, all, now, balance);
   } catch (error) {
-    if (mine === turn) complain(error);
+    if (mine === turn) fail(error);
   }
 }
 
-function gainNow(points, now, left, right) {
-  if (!points.length) return;
+function sayGain(points, now) {
   const best = points.reduce((a, b) => (b.gain > a.gain ? b : a));
-  const here = points.find((point) => Math.abs(point.x / now - 1) < 1e-9);
-  const said = here ? `With an endless queue of equal requests, at this P:D of ${digits(now)}, ${right} has ${here.gain.toFixed(2)} times the throughput of ${left}. ` : "";
-  get("gain-now").textContent = `${said}The highest gain is ${best.gain.toFixed(2)}, at P:D = ${digits(best.x)}.`;
+  const here = points.find(({ x }) => Math.abs(x / now - 1) < 1e-9);
+  const most = `The highest gain is ${best.gain.toFixed(2)}, at P:D = ${digits(best.x)}.`;
+  return here ? `At this P:D of ${digits(now)}, the gain is ${here.gain.toFixed(2)}. ${most}` : most;
 }
 
-// ----------------------------------------------------------------------------------------- controls
+// ----------------------------------------------------------------------------------- controls
 
 function addControls() {
   const { controls, ratio } = manifest.page;
   const known = Object.fromEntries([...controls, ratio].map((control) => [control.name, control]));
-  for (const [title, names] of Object.entries(GROUPS)) {
-    const set = make("fieldset", {}, make("legend", { textContent: title }));
-    for (const name of names) set.append(known[name].choices ? addChoice(known[name]) : addRange(known[name]));
-    get("controls").append(set);
+  for (const set of document.querySelectorAll("fieldset")) {
+    for (const name of set.dataset.fields.split(" ")) {
+      set.append(known[name].choices ? addChoice(known[name]) : addRange(known[name]));
+    }
   }
 }
 
 function addChoice({ name, label, choices }) {
-  const select = make("select", { id: `c-${name}`, name });
-  const add = (values) => {
-    for (const value of values) {
-      if (![...select.options].some((option) => option.value === value)) select.append(new Option(value));
-    }
-  };
-  add(choices);
-  select.onchange = () => change(name, select.value);
-  fields[name] = (value) => {
-    add([String(value)]);
-    select.value = value;
-  };
-  const wide = WIDE.includes(name) ? " wide" : "";
-  return make("div", { className: `field${wide}` }, make("label", { htmlFor: select.id, textContent: label }), select);
+  const list = make("select", { id: `c-${name}`, name }, ...choices.map((choice) => new Option(choice)));
+  list.onchange = () => change(name, list.value);
+  fields[name] = (value) => select(list, value);
+  return make("div", { className: "field wide" }, make("label", { htmlFor: list.id }, label), list);
 }
 
-function addRange({ name, label, unit, least, most, whole, stops }) {
-  const box = make("input", { id: `c-${name}`, name, type: "number", min: least, max: most, step: whole ? 1 : "any" });
-  const slider = make("input", { type: "range", min: 0, max: stops.length - 1, step: 1, ariaLabel: label });
-  const note = (value) => { slider.ariaValueText = `${value} ${unit}`; };
+// A box for a number, and a slider with stops.
+function addRange({ name, label, unit, least, most, whole: only, stops }) {
+  const numbers = { type: "number", min: least, max: most, step: only ? 1 : "any" };
+  const box = make("input", { id: `c-${name}`, name, ...numbers });
+  const slider = make("input", { type: "range", min: 0, max: stops.length - 1, ariaLabel: label });
+  const note = (value) => {
+    box.value = value;
+    slider.ariaValueText = `${value} ${unit}`;
+  };
   slider.oninput = () => {
-    box.value = stops[slider.value];
-    note(box.value);
+    note(stops[slider.value]);
     change(name, stops[slider.value]);
   };
   box.onchange = () => change(name, box.value);
   fields[name] = (value) => {
-    const text = whole ? value : Number(Number(value).toPrecision(3));
-    if (document.activeElement !== slider) {
-      let nearest = 0;
-      stops.forEach((stop, i) => {
-        if (Math.abs(stop - value) < Math.abs(stops[nearest] - value)) nearest = i;
-      });
-      slider.value = nearest;
-    }
-    note(text);
-    box.value = text;
+    note(only ? value : Number(Number(value).toPrecision(3)));
+    if (document.activeElement === slider) return;
+    const far = stops.map((stop) => Math.abs(stop - value));
+    slider.value = far.indexOf(Math.min(...far));
   };
-  const words = make("label", { htmlFor: box.id }, `${label} `, make("small", { textContent: unit }));
+  const words = make("label", { htmlFor: box.id }, `${label} `, make("small", {}, unit));
   return make("div", { className: "field" }, words, box, slider);
 }
 
 // The lists of policies, with those that were pasted.
 function setPolicies(names) {
-  const ours = manifest.page.controls.find((control) => control.name === "left").choices;
+  const ours = manifest.page.controls.find(({ name }) => name === "left").choices;
   for (const name of ["left", "right"]) {
     get(`c-${name}`).replaceChildren(...[...ours, ...names].map((each) => new Option(each)));
     fields[name](state[name]);
   }
 }
 
-function addSides() {
-  for (const number of [0, 1]) {
-    const canvas = make("canvas", { tabIndex: 0, role: "img" });
-    canvas.onpointermove = (event) => choose(number, stepAt(canvas, shown.sides[number], { end: ends() }, event.offsetX));
-    canvas.onpointerleave = () => choose(number, null);
-    canvas.onblur = () => choose(number, null);
-    canvas.onkeydown = (event) => {
-      const by = { ArrowRight: 1, ArrowLeft: -1, PageDown: 10, PageUp: -10, Home: -1e9, End: 1e9 }[event.key];
-      if (!by) return;
-      event.preventDefault();
-      choose(number, steps[number] === null ? (by > 0 ? 0 : -1) + (Math.abs(by) > 10 ? by : 0) : steps[number] + by);
-    };
-    const step = make("p", { className: "step", ariaLive: "polite" });
-    get(`side-${number}`).append(make("h2"), make("p", { className: "says" }), canvas, step, make("dl"));
-  }
-}
-
 function addRest() {
-  get("examples").append("Try: ", ...manifest.page.examples.map(({ title, link }) => make("a", { href: `#${link}`, textContent: title })));
-  get("code").value = sessionStorage.getItem("own") || OWN;
+  get("examples").append("Try: ", ...manifest.page.examples.map(({ title, link }) =>
+    make("a", { href: `#${link}` }, title)));
+  get("code").value = sessionStorage.getItem("own") ?? get("code").value;
   get("code").oninput = () => sessionStorage.setItem("own", get("code").value);
   get("run").onclick = runOwn;
   get("copy").onclick = copyLink;
-  get("link").onblur = () => sayCopied("");
-  get("key-form").onsubmit = (event) => {
-    event.preventDefault();
-    sessionStorage.setItem(KEY, get("key").value);
-    get("key-form").hidden = true;
-    refresh();
-  };
+  get("link").onblur = () => tell("copied", "");
   get("controls").onsubmit = (event) => event.preventDefault();
   window.onhashchange = fromLink;
-  window.onresize = matchMedia("(prefers-color-scheme: dark)").onchange = () => {
-    if (shown) draw();
-    get("gain-canvas").redraw?.();
-  };
+  onKey(refresh);
+  onLook(() => {
+    for (const side of sides) side.choose(side.chosen);
+    drawLegend();
+    redrawGain();
+  });
 }
 
 async function copyLink() {
   const link = get("link");
-  try {
-    await navigator.clipboard.writeText(link.value); // there is no clipboard over plain HTTP
-    sayCopied("Copied");
-    copied = setTimeout(() => sayCopied(""), COPIED);
-  } catch {
-    link.focus();
-    link.select();
-    sayCopied("Link selected: press Ctrl-C or Cmd-C");
-  }
-}
-
-function sayCopied(text) {
-  clearTimeout(copied);
-  get("copied").textContent = text;
+  link.focus();
+  link.select();
+  const copying = navigator.clipboard?.writeText(link.value); // there is none over plain HTTP
+  const copied = await copying?.then(() => true, () => false);
+  tell("copied", copied ? "Copied" : "Link selected: press Ctrl-C or Cmd-C");
 }
 
 async function runOwn() {
-  const code = get("code").value, output = get("own-says");
-  output.className = "";
-  output.textContent = "Python is loading ...";
+  const code = get("code").value;
   const before = own;
+  tell("own-says", "Python is loading ...");
   try {
     own = code;
     choosePython();
-    const answer = await schedules.ask({ call: "own", code });
-    if (answer.error) throw new Problem(answer.error);
-    schedules.own = code;
-    state = { ...state, right: answer.names[0] };
-    setPolicies(answer.names);
-    output.textContent = `Runs on the right: ${answer.names[0]}.`;
+    const { names, error } = await schedules.ask({ call: "own", own });
+    if (error) throw new Problem(error);
+    state = { ...state, right: names[0] };
+    setPolicies(names);
+    tell("own-says", `Runs on the right: ${names[0]}.`);
     refresh();
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
-    output.textContent = error.message;
-    output.className = "bad";
+    tell("own-says", error.message, "bad");
     own = before;
-    schedules.own = null; // Python has forgotten it, too
     choosePython();
   }
 }
 
-// ------------------------------------------------------------------------------------------- start
+// -------------------------------------------------------------------------------------- start
 
 function fromLink() {
   state = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
@@ -445,15 +351,13 @@ function fromLink() {
 }
 
 async function start() {
-  const status = get("status");
-  status.className = "";
-  status.textContent = "Python is loading; the sliders work in a moment.";
+  tell("status", "Python is loading; the sliders work in a moment.");
   manifest = await readManifest("python -m more.web.bundle");
   if (!manifest) return;
-  addControls();
-  addSides();
-  addRest();
   document.querySelector("main").hidden = false;
+  sides = [new Side(0), new Side(1)];
+  addControls();
+  addRest();
   for (const [name, value] of Object.entries(manifest.page.defaults)) fields[name](value);
   if (location.hash.length < 2) { // the default state is there before Python is
     shown = manifest.first;

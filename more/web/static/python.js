@@ -5,11 +5,9 @@
 //
 // An answer that takes too long ends the worker, and a new one starts. `stop` does so at once.
 
-import { get } from "./dom.js";
+import { get, Problem } from "./dom.js";
 
 export const LIMIT = 10000; // ms of one answer, or between two things that it tells
-
-export class Problem extends Error {} // one sentence for the reader
 
 // The page's manifest, or nothing: then its status says what writes it.
 export async function readManifest(command) {

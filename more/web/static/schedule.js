@@ -1,11 +1,8 @@
-// What the engine has done lately, from the events of /live/events. No drawing, no network.
-// All times are seconds on the engine's clock.
+// A schedule as both pages draw it. The explorer has one that is over; the live page makes it from
+// the events of /live/events. No drawing, no network. Times are seconds on the engine's clock.
 
 export const KEPT = 60; // s of history
 const MOST_ENTRIES = 100000; // chunks and decodes kept, however short an iteration is
-const TYPES = [
-  "snapshot", "numbers", "chats", "queued", "started", "iteration", "ended", "preempted", "switched",
-];
 export const ENOUGH = 100; // gaps, before their median sets the SLO
 export const FACTOR = 5; // times the median; Sarathi-Serve's strict SLO is 5 decode iterations
 export const LEAST = 0.05; // s: a shorter pause no reader sees, and a busy machine makes many
@@ -14,16 +11,30 @@ const SAID = 6; // s for which the sentence tells of what is over
 export const seconds = (value) =>
   value < 0.9995 ? `${Number((value * 1000).toPrecision(value < 0.01 ? 2 : 3))} ms`
     : `${value.toPrecision(3)} s`;
+export const whole = (number) => number.toLocaleString("en");
+export const many = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
 // Of an iteration. A chunk: request, lane, first token, tokens, whether it is its prefill's last.
 export const promptTokens = ({ chunks }) => chunks.reduce((sum, [, , , length]) => sum + length, 0);
-export const whole = (number) => number.toLocaleString("en");
-const many = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
+
+// A batch in words.
+export function contents(batch) {
+  const { chunks } = batch;
+  const decodes = many(batch.decodes.length, "decode");
+  if (!chunks.length) return decodes;
+  const whose = chunks.length > 1 ? `${chunks.length} requests` : `request ${chunks[0][0]}`;
+  const prompts = `${many(promptTokens(batch), "prompt token")} of ${whose}`;
+  return batch.decodes.length ? `${prompts}, and ${decodes}` : `${prompts}, alone`;
+}
+
+const middle = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
 
 export class Schedule {
-  constructor() {
-    this.tallies = new Map(); // "policy C" -> gaps, stalls and the longest gap under it
-    this.ownSLO = null; // s, as the reader has set it
+  tallies = new Map(); // "policy C" -> gaps, stalls and the longest gap under it
+  ownSLO = null; // s, as the reader has set it
+
+  constructor(known = {}) {
     this.clear();
+    Object.assign(this, known);
   }
 
   // Forget the history: the page starts to watch, or has a new snapshot.
@@ -31,10 +42,10 @@ export class Schedule {
     this.iterations = []; // the runner's, and in `gaps` the TBTs that end with it
     this.entries = 0; // chunks and decodes in them
     this.places = []; // a request in its slot: id, lane, from, to (null: still there)
-    this.stalls = []; // lane, id, from, to
-    this.marks = []; // t, lane or null, kind, text
+    this.stalls = []; // id, lane, from, to
+    this.marks = []; // t, lane or null, text
     this.queue = []; // t, and how many requests wait from then on
-    this.requests = new Map(); // by id, until they end: tokens, label, last, place
+    this.requests = new Map(); // by id, until they end: tokens, label, last, place, chunks, from
     this.current = null; // the batch that runs now, if it holds chunks
     this.first = []; // gaps, until their median sets the SLO
     this.median = null;
@@ -46,14 +57,7 @@ export class Schedule {
 
   // A copy that stands still: what the engine does from now on is not in it.
   still() {
-    const copy = Object.assign(new Schedule(), this);
-    for (const name of ["iterations", "stalls", "marks"]) copy[name] = [...this[name]];
-    copy.places = this.places.map((place) => ({ ...place }));
-    copy.queue = this.queue.map((step) => [...step]);
-    copy.requests = new Map([...this.requests].map(([id, request]) => [id, { ...request }]));
-    copy.tallies = new Map();
-    copy.state = { ...this.state };
-    return copy;
+    return new Schedule(structuredClone({ ...this }));
   }
 
   // The engine's time at the page's time `now`.
@@ -67,20 +71,17 @@ export class Schedule {
 
   setSLO(value) {
     this.ownSLO = value;
-    this.countAnew();
+    this.tallies.clear();
     this.stalls = [];
     for (const iteration of this.iterations) this.count(iteration);
   }
 
-  countAnew() {
-    this.tallies.clear();
-  }
-
   take(event, now) {
-    if (TYPES.includes(event.type)) this[event.type](event);
+    this[event.type]?.(event); // below, a method for each type that changes the schedule
     if (event.t === undefined) return;
-    this.newest = Math.max(this.newest, event.t + (event.seconds ?? 0));
-    this.lateness = Math.min(this.lateness, now - event.t - (event.seconds ?? 0));
+    const end = event.t + (event.seconds ?? 0);
+    this.newest = Math.max(this.newest, end);
+    this.lateness = Math.min(this.lateness, now - end);
   }
 
   snapshot(event) {
@@ -88,7 +89,6 @@ export class Schedule {
     this.clear();
     if (event.description === state.description) this.median = median; // the same engine: its SLO
     this.state = event;
-    this.budget = event.budget ?? null; // C, or null: the policy takes whole prompts
     this.queue.push([event.t, event.waiting]);
   }
 
@@ -96,15 +96,14 @@ export class Schedule {
     Object.assign(this.state, event);
   }
 
-  chats(event) {
-    this.state.chats = event.count;
-    if (event.count) this.story = null;
+  chats({ count }) {
+    this.state.chats = count;
+    if (count) this.story = null;
   }
 
-  queued(event) {
-    this.requests.set(event.id, { tokens: event.prompt_tokens, label: event.label, last: null,
-      place: null });
-    this.wait(event.t, 1);
+  queued({ id, t, prompt_tokens: tokens, label }) {
+    this.requests.set(id, { tokens, label, last: null, place: null, chunks: 0 });
+    this.wait(t, 1);
   }
 
   started(event) {
@@ -116,12 +115,11 @@ export class Schedule {
   iteration(event) {
     this.current = null;
     event.end = event.t + event.seconds;
-    event.c = this.budget;
     event.gaps = []; // id, lane, from
     for (const [id, lane, start, length, isLast] of event.chunks) {
       const request = this.settle(id, lane, event.t);
       request.tokens = Math.max(request.tokens, start + length);
-      request.chunks = (request.chunks ?? 0) + 1;
+      request.chunks += 1;
       request.from ??= event.t;
       if (isLast) this.token(event, id, lane, request);
     }
@@ -135,39 +133,39 @@ export class Schedule {
     for (const [id, , , , isLast] of event.chunks) if (isLast) this.tell(event, id);
   }
 
-  ended(event) {
-    if (this.requests.get(event.id)?.place === null) this.wait(event.t, -1);
-    this.leave(event.id, event.t, event.reason === "error" ? "ended by an error" : "");
-    this.requests.delete(event.id);
+  ended({ id, t, reason }) {
+    if (this.requests.get(id)?.place === null) this.wait(t, -1);
+    this.leave(id, t, reason === "error");
+    this.requests.delete(id);
   }
 
-  preempted(event) {
-    this.leave(event.id, event.t, "preempted");
-    const request = this.requests.get(event.id);
+  preempted({ id, t }) {
+    this.leave(id, t, true);
+    const request = this.requests.get(id);
     if (request) Object.assign(request, { chunks: 0, from: undefined });
-    this.wait(event.t, 1);
+    this.wait(t, 1);
   }
 
-  switched(event) {
-    const { policy, chunk_size, budget } = event;
-    Object.assign(this.state, { policy, chunk_size });
-    this.budget = budget;
+  switched({ t, policy, chunk_size: size, budget }) {
+    Object.assign(this.state, { policy, chunk_size: size });
     this.story = null; // it was the other policy's
-    this.marks.push({ t: event.t, lane: null, kind: "switched",
-      text: budget === null ? policy : `${policy}, C = ${budget}` });
+    this.marks.push({ t, lane: null, text: budget === null ? policy : `${policy}, C = ${budget}` });
   }
 
   // From t on, `by` more requests wait. Of those that come during a batch we hear after it.
   wait(t, by) {
     let at = this.queue.length;
-    while (at > 0 && this.queue[at - 1][0] > t) this.queue[--at][1] += by;
+    while (at > 0 && this.queue[at - 1][0] > t) {
+      at -= 1;
+      this.queue[at][1] += by;
+    }
     this.queue.splice(at, 0, [t, (this.queue[at - 1]?.[1] ?? 0) + by]);
   }
 
-  // The request, which holds this slot.
+  // The request, which holds this slot. Of one that ran before we watched, no more is known.
   settle(id, lane, t) {
-    let request = this.requests.get(id);
-    if (!request) this.requests.set(id, (request = { tokens: 0, label: "", last: null }));
+    if (!this.requests.has(id)) this.requests.set(id, { tokens: 0, label: "", last: null, chunks: 0 });
+    const request = this.requests.get(id);
     if (!request.place) {
       request.place = { id, lane, from: t, to: null, label: request.label };
       this.places.push(request.place);
@@ -175,98 +173,68 @@ export class Schedule {
     return request;
   }
 
-  leave(id, t, text) {
-    const place = this.requests.get(id)?.place;
-    if (!place) return;
-    place.to = t;
-    this.requests.get(id).place = null;
-    if (text) this.marks.push({ t, lane: place.lane, kind: "preempted", text });
+  // It gives its slot back; `crossed`: too early.
+  leave(id, t, crossed) {
+    const request = this.requests.get(id);
+    if (!request?.place) return;
+    request.place.to = t;
+    if (crossed) this.marks.push({ t, lane: request.place.lane });
+    request.place = null;
   }
 
   token(event, id, lane, request) {
     if (request.last !== null) {
       event.gaps.push([id, lane, request.last]);
       if (this.median === null) this.first.push(event.end - request.last);
-      if (this.first.length >= ENOUGH && this.median === null) this.settleSLO();
+      if (this.first.length >= ENOUGH) {
+        this.median = middle(this.first);
+        this.first = [];
+        this.setSLO(this.ownSLO);
+      }
     }
     request.last = event.end;
   }
 
-  settleSLO() {
-    this.median = middle(this.first);
-    this.first = [];
-    this.setSLO(this.ownSLO);
-  }
-
   // Add the gaps that end with this iteration to the tally of their policy.
   count(event) {
-    let over = 0, longest = 0, from = event.t;
-    for (const [id, lane, last] of event.gaps) {
-      const gap = event.end - last;
-      if (gap > longest) [longest, from] = [gap, last];
-      if (this.slo === null || gap <= this.slo) continue;
-      over += 1;
-      this.stalls.push({ id, lane, from: last, to: event.end });
-    }
     if (!event.gaps.length) return;
-    const cause = over ? this.causeOf(from, event) : event;
-    const key = `${cause.policy} ${cause.c}`;
-    const tally = this.tallies.get(key) ??
-      { policy: cause.policy, c: cause.c, gaps: 0, stalls: 0, longest: 0 };
+    const since = Math.min(...event.gaps.map(([, , last]) => last));
+    const longest = event.end - since;
+    const late = event.gaps.filter(([, , last]) => this.slo !== null && event.end - last > this.slo);
+    this.stalls.push(...late.map(([id, lane, from]) => ({ id, lane, from, to: event.end })));
+    const cause = late.length ? this.causeOf(since, event) : event;
+    const { policy, budget: c } = cause;
+    const tally = this.tallies.get(`${policy} ${c}`) ?? { policy, c, gaps: 0, stalls: 0, longest: 0 };
     tally.gaps += event.gaps.length;
-    tally.stalls += over;
+    tally.stalls += late.length;
     tally.longest = Math.max(tally.longest, longest);
-    this.tallies.set(key, tally);
-    if (over) {
-      this.story = { kind: "froze", until: event.end + SAID,
-        text: `${many(over, "decode")} froze for ${seconds(longest)}: ${this.why(cause, true)}.` };
-    }
+    this.tallies.set(`${policy} ${c}`, tally);
+    if (!late.length) return;
+    const who = `${many(late.length, "decode")} froze for ${seconds(longest)}`;
+    const text = `${who}: the longest batch held ${contents(cause)}.`;
+    this.story = { kind: "froze", until: event.end + SAID, text };
   }
 
-  // The longest iteration of the gap from `from` to the end of `last`; one with chunks, if any.
-  causeOf(from, last) {
+  // The longest iteration of the gap from `since` to the end of `last`.
+  causeOf(since, last) {
     let found = last;
-    for (let i = this.iterations.lastIndexOf(last); i >= 0 && this.iterations[i].end > from; i--) {
-      const each = this.iterations[i];
-      const more = Boolean(each.chunks.length) - Boolean(found.chunks.length);
-      if (more > 0 || (more === 0 && each.seconds > found.seconds)) found = each;
+    for (let i = this.iterations.lastIndexOf(last); this.iterations[i]?.end > since; i -= 1) {
+      if (this.iterations[i].seconds > found.seconds) found = this.iterations[i];
     }
     return found;
   }
 
-  // In words, what a batch was busy with.
-  why(batch, over) {
-    if (!batch.chunks.length) {
-      return "no prompt was in the way; " + (batch.seconds > this.slo
-        ? `a batch of decodes took ${seconds(batch.seconds)}` : "the machine was busy");
-    }
-    const [id, , start, length, isLast] = batch.chunks[0];
-    const some = batch.chunks.length > 1;
-    const tokens = promptTokens(batch);
-    const part = start === 0 && isLast ? "the prompt" : "a chunk of the prompt";
-    const what = some ? `the prompts of ${batch.chunks.length} requests`
-      : `${part} of request ${id}`;
-    const verb = some ? (over ? "ran" : "run") : (over ? "ran" : "runs");
-    const how = batch.decodes.length ? "in the same batch" : "alone";
-    return `${what} (${whole(tokens)} tokens) ${verb} ${how}`;
-  }
-
   // A prefill has ended: if it was cut into chunks and nobody stalled, say so.
   tell(event, id) {
-    const request = this.requests.get(id);
-    if (!request || request.chunks < 2) return;
-    let longest = 0;
-    for (let i = this.iterations.length - 1; i >= 0 && this.iterations[i].end > request.from; i--) {
-      const each = this.iterations[i];
-      for (const [other, , last] of each.gaps) {
-        if (other !== id) longest = Math.max(longest, each.end - last);
-      }
-    }
-    if (!longest || this.slo === null || longest > this.slo) return;
-    this.story = { kind: "smooth", until: event.end + SAID,
-      text: `The prompt of request ${id} (${whole(request.tokens)} tokens) ran in ` +
-        `${request.chunks} chunks, in ${seconds(event.end - request.from)}. Nobody froze: ` +
-        `the longest wait for a token was ${seconds(longest)}.` };
+    const { chunks, from, tokens } = this.requests.get(id);
+    if (chunks < 2 || this.slo === null) return;
+    const beside = this.iterations.filter(({ end }) => end > from).flatMap(({ end, gaps }) =>
+      gaps.filter(([other]) => other !== id).map(([, , last]) => end - last));
+    const longest = beside.reduce((most, gap) => Math.max(most, gap), 0);
+    if (!longest || longest > this.slo) return;
+    const text = `The prompt of request ${id} (${whole(tokens)} tokens) ran in ${chunks} chunks, in ` +
+      `${seconds(event.end - from)}. Nobody froze: the longest wait for a token was ${seconds(longest)}.`;
+    this.story = { kind: "smooth", until: event.end + SAID, text };
   }
 
   // What came out under each policy, until there is news.
@@ -279,73 +247,48 @@ export class Schedule {
   // Those who wait for a token longer than the SLO, at time t: id, lane, from, to.
   waits(t) {
     if (this.slo === null || !this.current) return [];
-    const found = [];
-    for (const [id, { place, last }] of this.requests) {
-      if (place && last !== null && t - last > this.slo) {
-        found.push({ id, lane: place.lane, from: last, to: t });
-      }
-    }
-    return found;
+    return [...this.requests]
+      .filter(([, { place, last }]) => place && last !== null && t - last > this.slo)
+      .map(([id, { place, last }]) => ({ id, lane: place.lane, from: last, to: t }));
   }
 
   // What is seen now, as a sentence of a kind.
   sentence(t) {
-    const waits = this.waits(t), latest = this.current ?? this.iterations.at(-1);
+    const waits = this.waits(t);
+    const latest = this.current ?? this.iterations.at(-1);
     if (waits.length) {
-      const longest = Math.max(...waits.map((wait) => t - wait.from));
-      const verb = waits.length === 1 ? "has" : "have";
-      return { kind: "freeze", text: `${many(waits.length, "decode")} ${verb} waited ` +
-        `${longest.toFixed(1)} s: ${this.why(this.current, false)}.` };
+      const longest = Math.max(...waits.map(({ from }) => t - from));
+      const who = `${many(waits.length, "decode")} without a token for ${longest.toFixed(1)} s`;
+      return { kind: "freeze", text: `${who}: the batch holds ${contents(this.current)}.` };
     }
     if (this.story && t < this.story.until) return this.story;
     if (!latest || (!this.current && t - latest.end > 1)) {
-      return this.state.running ? { kind: "idle", text: "The engine is busy." }
-        : { kind: "idle", text: "Nothing runs. Start some chats, then throw in a long prompt." };
+      const nothing = "Nothing runs. Start some chats, then throw in a long prompt.";
+      return { kind: "idle", text: this.state.running ? "The engine is busy." : nothing };
     }
-    const chunks = latest.chunks, decodes = latest.decodes.length;
-    if (chunks.length && decodes) {
-      const tokens = promptTokens(latest);
-      const whose = chunks.length === 1 ? `the prompt of request ${chunks[0][0]}`
-        : `${chunks.length} prompts`;
-      return { kind: "hybrid", text: `${many(tokens, "token")} of ${whose} ` +
-        `${tokens === 1 ? "runs" : "run"} beside ${many(decodes, "decode")}, in one batch.` };
-    }
-    if (chunks.length) {
-      const place = this.why(latest, false);
-      return { kind: "prefill", text: `${place[0].toUpperCase()}${place.slice(1)}.` };
-    }
-    const each = decodes === 1 ? "a token" : "a token each,";
-    return { kind: "decode", text: `${many(decodes, "request")} ` +
-      `${decodes === 1 ? "decodes" : "decode"}: ${each} every ${seconds(this.pace())}.` };
+    const text = `The batch holds ${contents(latest)}.`;
+    if (latest.chunks.length) return { kind: "prefill", text };
+    return { kind: "decode", text: `${text} Each gets a token every ${seconds(this.pace())}.` };
   }
 
   // The median gap of the last iterations.
   pace() {
-    const gaps = [];
-    for (const each of this.iterations.slice(-20)) {
-      for (const [, , last] of each.gaps) gaps.push(each.end - last);
-    }
-    return gaps.length ? middle(gaps) : this.iterations.at(-1)?.seconds ?? 0;
+    const latest = this.iterations.slice(-20);
+    const gaps = latest.flatMap(({ end, gaps: own }) => own.map(([, , last]) => end - last));
+    return middle(gaps) ?? latest.at(-1)?.seconds ?? 0;
   }
 
   // Drop what is older than KEPT, or too much.
   prune() {
     const from = this.newest - KEPT;
-    let gone = 0;
-    while (gone < this.iterations.length &&
-        (this.iterations[gone].end < from || this.entries > MOST_ENTRIES)) {
-      const each = this.iterations[gone++];
-      this.entries -= each.chunks.length + each.decodes.length;
+    while (this.iterations[0]?.end < from || this.entries > MOST_ENTRIES) {
+      const { chunks, decodes } = this.iterations.shift();
+      this.entries -= chunks.length + decodes.length;
     }
-    this.iterations.splice(0, gone);
     const oldest = Math.max(from, this.iterations[0]?.t ?? from);
-    this.places = this.places.filter((place) => place.to === null || place.to >= oldest);
-    this.stalls = this.stalls.filter((stall) => stall.to >= oldest);
-    this.marks = this.marks.filter((mark) => mark.t >= from);
+    this.places = this.places.filter(({ to }) => to === null || to >= oldest);
+    this.stalls = this.stalls.filter(({ to }) => to >= oldest);
+    this.marks = this.marks.filter(({ t }) => t >= from);
     while (this.queue[1]?.[0] <= oldest) this.queue.shift();
   }
-}
-
-function middle(values) {
-  return [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
 }
