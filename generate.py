@@ -208,7 +208,8 @@ def stream_one(llm: LLM, prompt: str, params: SamplingParams) -> list[str]:
 
 
 def run_batch(llm: LLM, prompts: list[str], params: SamplingParams) -> list[str]:
-    texts, reasons = [""] * len(prompts), [""] * len(prompts)
+    texts = [""] * len(prompts)
+    reasons = [""] * len(prompts)
     for token in progress(llm.stream(prompts, params), "tokens"):
         texts[token.index] += token.text
         reasons[token.index] = token.finish_reason or ""
@@ -244,7 +245,8 @@ def table(llm: LLM, trace: Trace, beams: bool = False) -> str:
     decodes = "steps" if beams else "tokens"  # of all searches
     prefill = sum(i.seconds for i in trace.iterations if i.num_prefill_tokens)
     decode = sum(iteration.seconds for iteration in trace.iterations if iteration.num_decodes)
-    budget, staged = budget_of(llm), isinstance(llm, PipelineLLM)
+    budget = budget_of(llm)
+    staged = isinstance(llm, PipelineLLM)
     size = "whole prompts" if budget is None else f"C = {budget}"
     most = llm.micro_batch_size if staged else llm.max_batch_size
     rows = [
@@ -264,11 +266,13 @@ def table(llm: LLM, trace: Trace, beams: bool = False) -> str:
 
 def of_stages(llm: PipelineLLM) -> Iterator[tuple[str, str]]:
     """When the stages of a pipeline worked, and why they waited."""
-    trace, stage_seconds = llm.pipeline, llm.stages * llm.pipeline.seconds
+    trace = llm.pipeline
+    stage_seconds = llm.stages * llm.pipeline.seconds
     yield "stages", f"{llm.stages}, {llm.micro_batches} micro-batches"
     if trace.history:
         phases = [phase for phase, _ in groupby(phase for *_, phase in trace.history)]
-        prefills, decodes = phases.count("prefill"), phases.count("decode")
+        prefills = phases.count("prefill")
+        decodes = phases.count("decode")
         yield "phases", f"{prefills} of prefills, {decodes} of decodes"
     busy = [f"stage {i} {100 * work / trace.seconds:.0f} %" for i, work in enumerate(trace.busy)]
     idle = [f"{name} {100 * s / stage_seconds:.1f} %" for name, s in trace.idle.items() if s > 0]
@@ -298,7 +302,8 @@ def start(
     """Run this command once for each stage. First, find mistakes, and compile what is missing."""
     device = stage_device(args.device, 0, args.stages)
     even_layers(config.n_layer, args.stages)
-    count, size = args.micro_batches or args.stages, args.max_batch_size
+    count = args.micro_batches or args.stages
+    size = args.max_batch_size
     for work in works:
         sizes = count, args.stages, size, args.chunk_size
         make_micro_batches(work.policy, *sizes, seconds_of=unmeasured, deal=args.deal or "queue")
@@ -311,7 +316,8 @@ def start(
 
 def run_stages(llm: PipelineLLM, works: Sequence[Work], path: Path | None) -> list[str]:
     """Run all, in every stage. Stage 0 prints the results. Returns why each output ended."""
-    found, reasons = [], []
+    found = []
+    reasons = []
     for work in works:
         llm.policy = work.policy
         if llm.stage == 0 and not is_for_pipelines(work.policy):
@@ -362,7 +368,8 @@ def take_prices(llm: LLM, calibration: Path | None) -> None:
 
 def save(path: Path, llm: LLM) -> None:
     """Write the run for ui.perfetto.dev."""
-    where, name = f"{this_machine(str(llm.device))}, {dtype_of(llm)}", llm.policy
+    where = f"{this_machine(str(llm.device))}, {dtype_of(llm)}"
+    name = llm.policy
     if isinstance(llm, PipelineLLM):
         where = f"{llm.stages} stages, {where}"
     run = {name: perfetto.About("measured", llm.config.name, where, name, budget_of(llm))}

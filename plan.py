@@ -57,7 +57,8 @@ from more.serving.comparison import SLOWER, TABLES, Question, fits, policies_of,
 from more.serving.planner import Traffic
 
 REQUESTS = 2048  # that are drawn, where no file has them
-TP, PP = (1, 2, 4, 8), (2, 4)
+TP = (1, 2, 4, 8)
+PP = (2, 4)
 # of a GPU's memory: vLLM's default for years; today's is 0.92 (more/serving/engines.py)
 UTILIZATION = 0.9
 ASYNC = "vllm-async"  # the host of today's vLLM
@@ -127,7 +128,9 @@ def replicas_of(
     options: Namespace, model: ModelConfig, traffic: Traffic
 ) -> tuple[dict[tuple[int, int], Deployment], dict[tuple[int, int], str]]:
     """The layouts that are compared, and why others are not."""
-    here, found, refused = (options.tp, options.pp), {}, {}
+    here = (options.tp, options.pp)
+    found = {}
+    refused = {}
     for place in dict.fromkeys([here, *((tp, 1) for tp in TP), *((options.tp, pp) for pp in PP)]):
         try:
             replica = replica_of(options, model, *place)
@@ -157,7 +160,8 @@ def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
         raise UserError(f"--pp is {options.pp}, and {model.name} has {model.n_layer} layers")
     replica = replica_of(options, model, *place)
     fitting = that_fit(requests, replica, (sizes := budgets_tried(options))[0])
-    traffic, demands = Traffic.of(name, fitting), demands_of(options, fitting, from_file)
+    traffic = Traffic.of(name, fitting)
+    demands = demands_of(options, fitting, from_file)
     replicas, refused = replicas_of(options, model, traffic)
     anchor = None
     if options.anchor:
@@ -171,7 +175,8 @@ def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
 
 
 def main() -> None:
-    options, begin = read_options(), time.monotonic()
+    options = read_options()
+    begin = time.monotonic()
     gc.disable()  # a run leaves many small objects and no cycles
     if options.out:
         make_directory(options.out, NAME, force=options.force)

@@ -69,7 +69,8 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     """
     if not isinstance(word, str) or not 0 < len(word) < 100:
         return ""
-    names, word = list(names), word.lower()
+    names = list(names)
+    word = word.lower()
     if RENAMED.get(word) in names:
         return f"; it is {RENAMED[word]!r} now"
     near = [name for name in names if name.lower().startswith(word)]

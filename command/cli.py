@@ -24,7 +24,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PLACES = "", "command", "docs", "experiments", "demo", "notebooks", "tests"
 SCRIPTS = tuple(ROOT / place for place in PLACES)
 BLOCK = 2**20  # bytes of a text file that are read at a time
-HEAD, LONGEST_LINE = 600, 800  # letters of an error: its beginning, and all that is shown
+# letters of an error: its beginning, and all that is shown
+HEAD = 600
+LONGEST_LINE = 800
 # The last four are = + - @ of East Asian keyboards.
 FORMULA = re.compile(r"['\s]*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 POINTER = b"version https://git-lfs.github.com/spec/"  # begins what Git has where LFS has the file
@@ -84,7 +86,8 @@ def write_file(path: Path | str, content: str | bytes | Callable[[Path], object]
     file stays. The new one keeps its mode, and a link to it stays one. A device or a pipe is
     written as it is. Raises OSError, which names `path`.
     """
-    path, data = Path(path), content.encode() if isinstance(content, str) else content
+    path = Path(path)
+    data = content.encode() if isinstance(content, str) else content
     write = data if callable(data) else lambda place: place.write_bytes(data)
     target = Path(os.path.realpath(path))
     new = target.parent / f".nano-sarathi-{os.urandom(8).hex()}"
@@ -123,7 +126,8 @@ def read_blocks(path: Path | str, most: int) -> Iterator[str]:
     """
     if not isinstance(path, Path | str):
         raise UserError(f"{shown(path)} is not the name of a file")
-    decoder, left = codecs.getincrementaldecoder("utf-8-sig")(), most
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    left = most
     try:
         with open(path, "rb") as file:
             while left >= 0 and (data := file.read(BLOCK)):

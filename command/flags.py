@@ -91,8 +91,12 @@ GRAPHS = ("auto", "on", "off")
 CACHES = ("segment", "standard")
 LAYOUTS = ("slots", "paged")
 
-TOKENS, ITEMS, TIMES = Range(1, MOST), Range(1, 10**6), Range(1, 10**5)
-FEW, MICRO_BATCHES = Range(1, 1000), Range(1, 4096)  # FEW: processes
+TOKENS = Range(1, MOST)
+ITEMS = Range(1, 10**6)
+TIMES = Range(1, 10**5)
+# FEW: processes
+FEW = Range(1, 1000)
+MICRO_BATCHES = Range(1, 4096)
 ABOVE_ZERO = Range(0, MOST, whole=False, above=True)
 SHARE = Range(0, 1, whole=False, above=True)
 SECONDS = Range(0, 10**6, whole=False)
@@ -297,7 +301,9 @@ class Parser(argparse.ArgumentParser):
         """Add one flag. group: of the help."""
         self.flags[name] = flag
         written = name.replace("_", "-")
-        kind, help, options = KINDS[written], flag.help or KINDS[written].meaning, {}
+        kind = KINDS[written]
+        help = flag.help or KINDS[written].meaning
+        options = {}
         if not kind.metavar:
             options["action"] = "store_true"
         else:
@@ -314,7 +320,8 @@ class Parser(argparse.ArgumentParser):
         words = list(sys.argv[1:] if args is None else args)
         options, unknown = self.parse_known_args(words, namespace)
         if unknown:
-            name, names = unknown[0].partition("=")[0], self._option_string_actions
+            name = unknown[0].partition("=")[0]
+            names = self._option_string_actions
             own = OURS[name] if OURS.get(name) in names else name
             near = did_you_mean(own, names) if name[:2] == "--" else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")

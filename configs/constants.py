@@ -16,7 +16,8 @@ ENDS = 128  # to start a block of a product and to write its result costs as muc
 
 def overlapped(compute: float, memory: float, p: float) -> float:
     """Seconds of a kernel that computes and reads at once: (compute^p + memory^p)^(1/p)."""
-    longer, shorter = max(compute, memory), min(compute, memory)
+    longer = max(compute, memory)
+    shorter = min(compute, memory)
     return longer * (1 + (shorter / longer) ** p) ** (1 / p)
 
 

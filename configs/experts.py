@@ -19,7 +19,8 @@ from configs import GPU, ModelConfig
 from configs.constants import EFFICIENCY, ENDS, STRANGERS, Efficiency, nearest, overlapped, owner_of
 
 # of rows that an expert's kernel computes together; it pads the last ones of each expert
-FEWEST_ROWS, MOST_ROWS = 16, 64
+FEWEST_ROWS = 16
+MOST_ROWS = 64
 NO_FP8 = ("", "turing", "ampere", *STRANGERS)  # generations whose tensor cores compute none, or
 # of which we know too little
 
@@ -103,7 +104,9 @@ def experts_and_fp8(
             f"{model.name} has scales for blocks of {model.weight_block} channels, and with tp {tp}"
             f" a GPU has {model.intermediate // tp} of the FFN: engines refuse that"
         )
-    seconds, products, borrowed = None, None, {}
+    seconds = None
+    products = None
+    borrowed = {}
     if model.experts:
         owner = nearest(
             gpu.name,

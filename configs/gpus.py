@@ -182,9 +182,11 @@ def gpu_named(text: str) -> str:
     def parts(name: str) -> set[str]:
         return {*re.findall("[a-z]*[0-9]+|[a-z]+", ADDED.sub(" ", name.lower()))}
 
-    said, sizes = parts(text), []
+    said = parts(text)
+    sizes = []
     for gpu in sorted(GPUS.values(), key=lambda gpu: -gpu.memory):
-        own, memory = parts(gpu.name), {f"{gpu.memory / 1e9:.0f}", "gb"}
+        own = parts(gpu.name)
+        memory = {f"{gpu.memory / 1e9:.0f}", "gb"}
         if own in (said, said - memory):
             return gpu.name
         if own - memory == said:

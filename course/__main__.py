@@ -169,7 +169,8 @@ def main() -> None:
     elif options.command == "check":
         sys.exit(not check(find(options.exercise), options.seed))
     elif options.command == "hint":
-        exercise, number = find(options.exercise), options.number
+        exercise = find(options.exercise)
+        number = options.number
         print(f"hint {number} of 3 for {exercise.name}\n\n{hints(exercise)[number - 1]}")
     elif options.command == "picture":
         draw(find(options.exercise), options.force)

@@ -37,7 +37,9 @@ def student(question: dict) -> tuple[Exercise, ModuleType]:
 def check(question: dict, tell: Tell) -> dict:
     """lines: as the command prints it. failure: as a `Failure`. It tells how many were asked."""
     exercise, mine = student(question)
-    ask, told, count = asker(exercise, mine), time.monotonic(), 0
+    ask = asker(exercise, mine)
+    told = time.monotonic()
+    count = 0
 
     def telling(case: dict) -> object:
         nonlocal told, count

@@ -14,7 +14,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TOO_OLD = sys.version_info < (3, 11) or sys.maxsize < 2**32
-GOOD, NOTE, MISSING = "ok", "note", "MISSING"  # MISSING: the exercises here do not run without it
+# MISSING: the exercises here do not run without it
+GOOD = "ok"
+NOTE = "note"
+MISSING = "MISSING"
 WINDOWS = sys.platform == "win32"
 PIP = "run python -m pip install"
 Found = "tuple[str, str]"  # a state, and a sentence

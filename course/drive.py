@@ -42,7 +42,9 @@ class FakeModel:
 
 def alone(request: Request) -> list[int]:
     """The output tokens of a request that has the fake model to itself."""
-    model, fed, output = FakeModel(), request.prompt, []
+    model = FakeModel()
+    fed = request.prompt
+    output = []
     while len(output) < request.max_tokens:
         output.append(model.feed(0, fed))
         fed = output[-1:]
@@ -75,9 +77,12 @@ def serve(make: Callable[..., Scheduler], case: dict, model: object = None) -> d
     """
     scheduler = make(case["B"], case["C"], case["cache"])
     scheduler.name = getattr(make, "name", "mine")
-    arriving, seconds_of, model = make_requests(case), clock_of(case), model or FakeModel()
+    arriving = make_requests(case)
+    seconds_of = clock_of(case)
+    model = model or FakeModel()
     arriving.sort(key=lambda request: request.arrival)
-    rows, now = [], 0.0
+    rows = []
+    now = 0.0
     most = 100 + 20 * sum(request.most_cached for request in arriving)  # more would be endless
     while (arriving or scheduler.has_work) and len(rows) < most:
         while arriving and arriving[0].arrival <= now:
@@ -132,7 +137,8 @@ def run(model: FakeModel, batch: Batch) -> list[int]:
 
 
 def e01(mine: ModuleType, case: dict) -> float:
-    model, gpu = ModelConfig(**case["model"]), GPU(**case["gpu"])
+    model = ModelConfig(**case["model"])
+    gpu = GPU(**case["gpu"])
     return mine.iteration_floor(case["rows"], case["cached"], model, gpu)
 
 
@@ -143,7 +149,9 @@ def e02(mine: ModuleType, case: dict) -> dict:
     from kvcache import CacheError
 
     cache = mine.Slots(ModelConfig(**case["model"]), case["slots"], case["length"], torch.float64)
-    before, said = (cache.k, cache.v), []  # kept: a new tensor cannot get an old one's place
+    # kept: a new tensor cannot get an old one's place
+    before = (cache.k, cache.v)
+    said = []
     for name, *arguments in case["operations"]:
         if name == "write":
             layer, slots, positions, k, v = arguments
@@ -306,7 +314,9 @@ class StudentMemory(Memory):
     def __init__(self, case: dict, blocks: type):
         super().__init__(None)
         self.blocks, self.model, self.said = blocks(case["blocks"], case["size"]), FakeModel(), []
-        self.tables, self.cached = {}, {}  # by request id: blocks; tokens
+        # by request id: blocks; tokens
+        self.tables = {}
+        self.cached = {}
 
     def ask(self, name: str, *given: list[int]) -> object:
         return unchanged(f"`{name}`, or what it calls,", getattr(self.blocks, name), *given)
@@ -324,7 +334,8 @@ class StudentMemory(Memory):
         return request.context == len(self.tables[request.request_id]) * self.blocks.size
 
     def take(self, newcomer: Request) -> None:
-        tokens, i = list(newcomer.tokens(0, newcomer.prefill_length)), newcomer.request_id
+        tokens = list(newcomer.tokens(0, newcomer.prefill_length))
+        i = newcomer.request_id
         hits, table = (list(self.ask(name, tokens)) for name in ("hits", "allocate"))
         self.note("allocate", i, hits, list(table))
         self.tables[i], self.cached[i] = table, tokens[: len(hits) * self.blocks.size]
@@ -342,7 +353,8 @@ class StudentMemory(Memory):
 
     def check(self, table: list, tokens: int, usable: bool = True) -> None:
         """A table must have a block for each token, and not one too many."""
-        count, size = len(self.blocks.references), self.blocks.size
+        count = len(self.blocks.references)
+        size = self.blocks.size
         right = all(type(each) is int and 0 <= each < count for each in table)
         if not (usable and right and 0 <= len(table) * size - tokens < size):
             raise Unusable
@@ -353,7 +365,8 @@ class StudentMemory(Memory):
         self.note("release", request.request_id)
 
     def feed(self, i: int, tokens: Sequence[int]) -> int:
-        table, cached = self.tables[i], self.cached[i]
+        table = self.tables[i]
+        cached = self.cached[i]
         token = self.model.feed(i, tokens)
         self.said.append(["run", i, len(cached), len(tokens)])
         cached += tokens
@@ -395,7 +408,8 @@ def e13(mine: ModuleType, case: dict) -> list[list]:
 def one_by_one(memory: StudentMemory, requests: list[Request], order: list) -> None:
     """Allocate, run or release, if that can be."""
     for name, request in ((name, requests[i]) for name, i in order):
-        i, length = request.request_id, request.prefill_length
+        i = request.request_id
+        length = request.prefill_length
         if name == "allocate" and memory.fits(request):
             memory.take(request)
         elif name == "release" and i in memory.tables:

@@ -17,7 +17,9 @@ from course.exercises import EXERCISES, HERE
 from course.submissions import Submission
 
 RUBRIC = HERE / "instructor" / "rubric.md"
-MOST_NOTES, LONGEST_LINE = 10, 1000  # an answer may have megabytes
+# an answer may have megabytes
+MOST_NOTES = 10
+LONGEST_LINE = 1000
 WHY = {
     "-": "not handed in",
     "stub": "not written yet: it is the file that you were given",
@@ -146,9 +148,11 @@ def write_feedback(folder: Path, grades: list[Grade], points: dict[str, float], 
 
 def page(grade: Grade, points: dict[str, float], seed: int) -> str:
     name = html.escape(harmless(re.sub(r"\.zip$", "", grade.name, flags=re.IGNORECASE)))
-    rows, parts = ["<tr><th>exercise</th><th>points</th><th>result</th></tr>"], []
+    rows = ["<tr><th>exercise</th><th>points</th><th>result</th></tr>"]
+    parts = []
     for key, most in points.items():
-        each, result = EXERCISES[key], grade.results[key]
+        each = EXERCISES[key]
+        result = grade.results[key]
         came = html.escape(WHY.get(result, f"not yet: {result}"))
         rows.append(
             f"<tr><td>{each.name} {html.escape(each.title)}</td>"

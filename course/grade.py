@@ -38,7 +38,10 @@ from course.worker import LONGEST_ANSWER
 
 MEMORY = 1 << 30  # bytes, beyond what Python, numpy and torch take
 # s of the processor: until a worker is ready; of one answer, of an exercise's, of a submission's
-START, CASE, EXERCISE, WHOLE = 60.0, 5.0, 15.0, 60.0
+START = 60.0
+CASE = 5.0
+EXERCISE = 15.0
+WHOLE = 60.0
 PATIENCE = 10  # wall-clock seconds allowed for each second of the processor
 WORKERS = min(os.cpu_count() or 1, 8)  # submissions at a time
 
@@ -129,7 +132,9 @@ def seconds_in(head: bytes) -> float | None:
 def graded(handed: Submission, keys: Iterable[str], seed: int, place: Path) -> Grade:
     """Some exercises of one submission. A worker that dies or hangs is replaced for the next."""
     grade = Grade(handed, held=list(PROTECTIONS))
-    left, worker, exercises = WHOLE, None, [EXERCISES[key] for key in keys]
+    left = WHOLE
+    worker = None
+    exercises = [EXERCISES[key] for key in keys]
     # No stub is run: a worker needs no torch for those of E2 to E4.
     stubs = {each.file: (STUBS / f"{each.file}.py").read_text("utf-8") for each in exercises}
     files = {name: text for name, text in handed.files.items()
@@ -158,7 +163,9 @@ def graded(handed: Submission, keys: Iterable[str], seed: int, place: Path) -> G
 
 def one(exercise: Exercise, worker: Worker, seed: int, grade: Grade, seconds: float) -> bool:
     """Grade an exercise within some seconds. False if the worker cannot be used any more."""
-    until, alive, unloaded = worker.spent + seconds, True, ""
+    until = worker.spent + seconds
+    alive = True
+    unloaded = ""
 
     def ask(case: dict) -> object:
         nonlocal alive, unloaded
@@ -169,7 +176,8 @@ def one(exercise: Exercise, worker: Worker, seed: int, grade: Grade, seconds: fl
             alive = False
             raise
         if "error" in said:
-            what, says = str(said["error"])[:300], str(said.get("says") or "An error.")[:300]
+            what = str(said["error"])[:300]
+            says = str(said.get("says") or "An error.")[:300]
             unloaded = "" if said.get("loaded") else UNLOADED.format(f"{exercise.file}.py", what)
             raise AnswerError(what, says)
         return said.get("answer")
@@ -229,7 +237,8 @@ def grade(
             " if it is a submission itself"
         )
     feedback.mkdir(exist_ok=True)  # now, and not after an hour, it may be impossible
-    start, homes = time.perf_counter(), Path(tempfile.mkdtemp(prefix="nano-sarathi-grade-"))
+    start = time.perf_counter()
+    homes = Path(tempfile.mkdtemp(prefix="nano-sarathi-grade-"))
     pool = ThreadPoolExecutor(WORKERS)
     try:
         done = pool.map(partial(graded, keys=points, seed=seed, place=homes), handed)

@@ -39,7 +39,8 @@ def pack(files: Mapping[str, bytes]) -> bytes:
 
 def unpack(data: bytes) -> dict[str, bytes]:
     """The files of NAMES in a zip, wherever they lie in it. UserError if it is damaged."""
-    found, name = {}, "this zip"
+    found = {}
+    name = "this zip"
     try:
         for parts, read in members(BytesIO(data)):
             if parts[-1] in NAMES:
@@ -54,7 +55,8 @@ def unpack(data: bytes) -> dict[str, bytes]:
 
 def members(place: Path | BytesIO) -> list[tuple[list[str], Read]]:
     """The files of a zip: the parts of each name, and what reads it. Both raise one of DAMAGED."""
-    packed, found = zipfile.ZipFile(place), []
+    packed = zipfile.ZipFile(place)
+    found = []
     for info in packed.infolist():
         parts = re.split(r"[/\\]", info.filename)
         if parts[-1].strip(".") and not any(map(hidden, parts)):

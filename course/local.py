@@ -72,7 +72,8 @@ def limited(work: Callable[[], object], name: str) -> object:
         except BaseException as error:  # noqa: BLE001  (raised again below)
             done.append((None, error))
 
-    thread, start = threading.Thread(target=run, daemon=True), time.process_time()
+    thread = threading.Thread(target=run, daemon=True)
+    start = time.process_time()
     thread.start()
     while not done:
         thread.join(0.2)  # in pieces: on Windows, Ctrl-C cannot end a longer one

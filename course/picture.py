@@ -71,7 +71,8 @@ def cells(grid: list[list[tuple[str, object]]], **options: object) -> Panel:
             ink = INK if hue == PAPER else "#ffffff" if hue in BLUES[3:] else "#000000"
             if words != "":
                 shapes.append(Words(x, y, words, ink))
-    wide, high = len(grid[0]) if grid else 1, len(grid) or 1
+    wide = len(grid[0]) if grid else 1
+    high = len(grid) or 1
     return Panel(shapes, (-0.5, wide - 0.5), (-0.5, high - 0.5), down=True, **options)
 
 
@@ -100,7 +101,10 @@ SEEN = {  # is, should be: what a cell of a mask is called
 
 
 def masks(case: dict, answer: list, _: bool) -> Panel:
-    whole, grid, lines, shapes = case["whole"], [], [], ""
+    whole = case["whole"]
+    grid = []
+    lines = []
+    shapes = ""
     for (start, length), part in zip(case["chunks"], answer, strict=True):
         if part["shape"] != [length, start + length] and not shapes:
             shapes = f"; shape {part['shape']}, not {[length, start + length]}"
@@ -115,7 +119,8 @@ def masks(case: dict, answer: list, _: bool) -> Panel:
 
 
 def stages(case: dict, answer: dict, _: bool = True) -> Panel:
-    shapes, end = [], 0.0
+    shapes = []
+    end = 0.0
     for number, (work, begun) in enumerate(zip(case["seconds"], answer["starts"], strict=True)):
         hue = HUES[number % case["micro_batches"]]
         for stage, (length, start) in enumerate(zip(work, begun, strict=True)):
@@ -135,7 +140,8 @@ def answers(exercise: Exercise, ask: Ask) -> tuple[Callable[..., Panel], dict, C
 
     A painter takes a case, its answer, and whether the answer is the student's.
     """
-    rng, file = random.Random(7), exercise.file
+    rng = random.Random(7)
+    file = exercise.file
     if file in ("e06", "e08", "final"):
         return batches, workload(memory=file == "e08"), ask
     if file == "e01":
@@ -190,7 +196,8 @@ def picture(exercise: Exercise, mine: SimpleNamespace, name: str = TITLES[1]) ->
 
 def occupied(case: dict, said: list) -> list[list[int]]:
     """Tokens in each slot after each operation, as its answers say; -1: free."""
-    used, steps = [-1] * case["slots"], []
+    used = [-1] * case["slots"]
+    steps = []
     for (name, *arguments), answer in zip(case["operations"], said, strict=True):
         if name == "allocate" and isinstance(answer, int):
             used[answer] = 0

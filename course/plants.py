@@ -94,7 +94,8 @@ def right(file: str) -> str:
     """
     path = STUBS / f"{file}.py"
     stub = changed(path.read_text("utf-8"), FIT.get(file, ()), path.name)
-    lines, known = stub.splitlines(keepends=True), vars(solution(file)) | {"Slots": Slots}
+    lines = stub.splitlines(keepends=True)
+    known = vars(solution(file)) | {"Slots": Slots}
     for name, node in reversed(unwritten(stub).items()):
         own = inspect.getsource(attrgetter(name)(SimpleNamespace(**known)))
         head = " " * node.col_offset + f"def {node.name}"  # without a decorator

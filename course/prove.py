@@ -72,7 +72,8 @@ def paths(code: Callable[[], Any], *given: BoolRef) -> list[Path]:
     found: list[Path] = []
     begun: list[list[bool]] = [[]]  # the answers with which a path begins
     while begun:
-        answers, known = begun.pop(), [*given]
+        answers = begun.pop()
+        known = [*given]
         asked = iter(tuple(answers))
 
         def answer(question: ExprRef, answers=answers, known=known, asked=asked) -> bool:
@@ -162,11 +163,16 @@ class Table:
     columns: Any
     at: Callable[[Any, Any], Any]
 
-    __add__, __sub__ = entrywise(operator.add), entrywise(operator.sub)
-    __le__, __lt__ = entrywise(operator.le), entrywise(operator.lt)
-    __ge__, __gt__ = entrywise(operator.ge), entrywise(operator.gt)
-    __eq__, __ne__ = entrywise(operator.eq), entrywise(operator.ne)
-    __and__, __or__ = entrywise(And), entrywise(Or)
+    __add__ = entrywise(operator.add)
+    __sub__ = entrywise(operator.sub)
+    __le__ = entrywise(operator.le)
+    __lt__ = entrywise(operator.lt)
+    __ge__ = entrywise(operator.ge)
+    __gt__ = entrywise(operator.gt)
+    __eq__ = entrywise(operator.eq)
+    __ne__ = entrywise(operator.ne)
+    __and__ = entrywise(And)
+    __or__ = entrywise(Or)
 
     def __getitem__(self, index: tuple) -> "Table":
         """[None, :] is a row, as `arange` makes it; [:, None] a column."""
@@ -230,8 +236,10 @@ class Reader(Viewed):
         return self
 
     def __setitem__(self, index: Any, value: "Reader") -> None:
-        self.keys, self.values = value.keys, value.values
-        self.mask, self.causal = value.mask, value.causal
+        self.keys = value.keys
+        self.values = value.values
+        self.mask = value.mask
+        self.causal = value.causal
 
     def __truediv__(self, number: float) -> "Reader":
         return self
@@ -294,7 +302,8 @@ def attention_sees(
     """
 
     def code() -> Reader:
-        q, keys = Reader((1, length, 4, 64)), Reader((2,))
+        q = Reader((1, length, 4, 64))
+        keys = Reader((2,))
         return run(
             attend, q, keys, keys, [slot], [start + length], *windows, files=[attention],
             torch=TORCH, F=FUSED, chunk_mask=inspect.unwrap(attention.chunk_mask),
@@ -313,7 +322,8 @@ def attention_sees(
 def in_prefill(scheduler: ModuleType) -> tuple[Any, Request]:
     """A policy with one request, of any length, of which any part has run."""
     request = Request(0, range(1), max_tokens=2)
-    request.prefilled, request.prefill_length = done, whole
+    request.prefilled = done
+    request.prefill_length = whole
     policy = scheduler.Scheduler(max_batch_size=1)
     policy.running.append(request)
     return policy, request
@@ -460,9 +470,11 @@ def maximum(one: Score, other: Score) -> Score:
 
 def two_parts_are_the_whole(two_segments: Callable) -> Counterexample:
     """Softmax over two parts of the keys, put together, is softmax over all of them."""
-    sums, values = Reals("sum_prompt sum_response"), Reals("values_prompt values_response")
+    sums = Reals("sum_prompt sum_response")
+    values = Reals("values_prompt values_response")
     largest = Reals("exp_of_most_prompt exp_of_most_response")
-    prompt, response = Segment("prompt"), Segment("response")
+    prompt = Segment("prompt")
+    response = Segment("response")
     torch = SimpleNamespace(
         **vars(TORCH) | {"arange": lambda *_, **__: None}, einsum=einsum, maximum=maximum
     )

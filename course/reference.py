@@ -58,9 +58,13 @@ class Slots:
 
 
 def flatten(batch: Batch, slot_of: dict[int, int], used: list[int | None]) -> Rows:
-    tokens, slots, positions, logit_rows = [], [], [], []
+    tokens = []
+    slots = []
+    positions = []
+    logit_rows = []
     for chunk in batch.chunks:
-        request, end = chunk.request, chunk.start + chunk.length
+        request = chunk.request
+        end = chunk.start + chunk.length
         if chunk.start == 0:
             slot_of[request.request_id] = used.index(None)
             used[slot_of[request.request_id]] = 0
@@ -92,7 +96,8 @@ def seconds(batch: Batch, model: ModelConfig, gpu: GPU) -> float:
         size = 2 * (inputs * outputs + rows * (inputs + outputs))
         return roofline(2 * padded(rows) * inputs * outputs, size, gpu, COMPUTE)
 
-    kv, channels = model.kv_bytes_per_token(), model.n_layer * model.n_head * model.head_dim
+    kv = model.kv_bytes_per_token()
+    channels = model.n_layer * model.n_head * model.head_dim
     layer = sum(product(batch.num_tokens, *shape) for shape in model.linears.values())
     total = model.n_layer * layer
     if batch.sampled:
@@ -123,10 +128,12 @@ def p99(requests: list[SimpleNamespace]) -> float:
 
 def starts(seconds: list[list[float]], micro_batches: int) -> list[list[float]]:
     """A clock for the rule of `more.pipeline.simulate.run_pipeline`, without its queue."""
-    free, found = [0.0] * len(seconds[0]), []
+    free = [0.0] * len(seconds[0])
+    found = []
     for number, work in enumerate(seconds):
         back = number - micro_batches
-        now, row = found[back][-1] + seconds[back][-1] if back >= 0 else 0.0, []
+        now = found[back][-1] + seconds[back][-1] if back >= 0 else 0.0
+        row = []
         for stage, length in enumerate(work):
             row.append(max(now, free[stage]))
             now = free[stage] = row[-1] + length
@@ -136,7 +143,8 @@ def starts(seconds: list[list[float]], micro_batches: int) -> list[list[float]]:
 
 def idle(seconds: list[list[float]], starts: list[list[float]]) -> dict[str, float]:
     ends = [start + work for start, work in zip(starts[-1], seconds[-1], strict=True)]
-    early, late = sum(starts[0]), sum(max(ends) - end for end in ends)
+    early = sum(starts[0])
+    late = sum(max(ends) - end for end in ends)
     whole = len(ends) * max(ends) - sum(map(sum, seconds))
     return {"start-up": early, "drain": late, "bubble": whole - early - late}
 
@@ -194,7 +202,8 @@ class Blocks(e13.Blocks):
 def bad(run: SimpleNamespace) -> bool:
     """A run that breaks K1 to K5. The project's rules are the checker's: this is an excerpt."""
     whole = [len(prompt) for prompt in run.prompts]
-    left, outputs = list(whole), [0] * len(whole)
+    left = list(whole)
+    outputs = [0] * len(whole)
     for chunks, decodes in run.batches:
         ready = [i for i, rest in enumerate(left) if not rest and outputs[i] < run.most[i]]
         started = [i for i, rest in enumerate(left) if 0 < rest < whole[i]]

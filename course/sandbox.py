@@ -15,9 +15,18 @@ from pathlib import Path
 
 PROTECTIONS = ("memory", "processes", "files", "network", "signals")
 # of unshare(2)
-NEW_USER, NEW_PIDS, NEW_NETWORK, NEW_IPC = 0x10000000, 0x20000000, 0x40000000, 0x08000000
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock's calls, on all architectures
-PARENT_DEATH_SIGNAL, CHILD_SUBREAPER, NO_NEW_PRIVILEGES = 1, 36, 38  # of prctl(2)
+NEW_USER = 0x10000000
+NEW_PIDS = 0x20000000
+NEW_NETWORK = 0x40000000
+NEW_IPC = 0x08000000
+# Landlock's calls, on all architectures
+CREATE_RULESET = 444
+ADD_RULE = 445
+RESTRICT_SELF = 446
+# of prctl(2)
+PARENT_DEATH_SIGNAL = 1
+CHILD_SUBREAPER = 36
+NO_NEW_PRIVILEGES = 38
 READ = 0b1100  # Landlock: read a file, list a folder
 NOBODY = 65534
 

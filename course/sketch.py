@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from xml.sax.saxutils import escape
 
-INK, PAPER = "ink", "paper"  # colours of what is around a picture: in the dark, the other way round
+# colours of what is around a picture: in the dark, the other way round
+INK = "ink"
+PAPER = "paper"
 BLUES = ("#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#084594")  # ColorBrewer's
 
 
@@ -100,12 +102,17 @@ def round_ticks(low: float, high: float, least: float = 0.0) -> list[tuple[float
     rough = max((high - low) / 7, least) or 1.0
     power = 10.0 ** math.floor(math.log10(rough))
     step = power * next(each for each in (1, 2, 5, 10) if each * power >= rough * 0.9999)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
     return [(i * step, f"{i * step:g}") for i in range(first, last + 1)]
 
 
-WIDE, HIGH = 640, 400  # of a panel in SVG, without what stands below
-LEFT, RIGHT, TOP = 64, 14, 36
+# of a panel in SVG, without what stands below
+WIDE = 640
+HIGH = 400
+LEFT = 64
+RIGHT = 14
+TOP = 36
 LETTER = 8.2  # mean width of a letter of 15
 
 
@@ -161,7 +168,8 @@ def svg(panel: Panel) -> str:
         elif isinstance(shape, Words):
             text(across(shape.x), along(shape.y), shape.text, f'fill="{ink}" text-anchor="middle"')
         else:
-            x, y = across(shape.x), along(shape.y)
+            x = across(shape.x)
+            y = along(shape.y)
             for turn in (6, -6):
                 line(x - 6, y - turn, x + 6, y + turn, f'stroke="{ink}" stroke-width="4"')
     line(left, HIGH, WIDE - RIGHT, HIGH, 'stroke="currentColor"')
@@ -172,11 +180,13 @@ def svg(panel: Panel) -> str:
     rows = panel.x_label.split("\n")
     below += 16 * len(rows) + 4
     text(WIDE / 2, below - 8 * len(rows), panel.x_label)
-    x, below = float(LEFT), below + 16
+    x = float(LEFT)
+    below = below + 16
     for words, (ink, dashed) in panel.key.items():
         width = 30 + LETTER * len(words)
         if x + width > WIDE and x > LEFT:
-            x, below = float(LEFT), below + 22
+            x = float(LEFT)
+            below = below + 22
         if dashed is None:
             found.append(
                 f'<rect x="{x:.1f}" y="{below - 6:.1f}" width="14" height="12"'

@@ -27,7 +27,9 @@ from experiments.lib import look
 from experiments.lib.rows import Rows
 from more.pictures.gantt import draw_runs
 
-SIZE, DPI = (12.0, 6.75), 160  # inches; 1920 x 1080 pixels
+# inches; 1920 x 1080 pixels
+SIZE = (12.0, 6.75)
+DPI = 160
 DECK = "lecture.pptx"
 LECTURE = Path(__file__).with_name("instructor") / "lecture90.md"
 PAPER = [(40, 4), (90, 3), (20, 6), (30, 2)]  # prompt and output tokens
@@ -117,7 +119,8 @@ def notes() -> list[str]:
     """What lecture90.md says of each slide; before that, of its minutes, on their first slide."""
     plain = re.sub(r"\*\*|\*|`|\[(.*?)\]\(.*?\)", r"\1", LECTURE.read_text("utf-8"))
     said = re.findall(r"^\d+\. (.*?)\n(?=\d+\. |\n)", plain, re.MULTILINE | re.DOTALL)
-    found, before = [], None
+    found = []
+    before = None
     for slide, text in zip(SLIDES, said, strict=True):
         text = " ".join(text.split())
         row = re.search(rf"^\| ({slide.minute}-\d+) \| (.*?) \| (.*?) \|$", plain, re.MULTILINE)

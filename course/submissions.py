@@ -81,7 +81,8 @@ def submission(name: str, files: Iterable[File]) -> Submission:
     Of two files of one exercise, that of the later copy of a zip counts. Else it is what lies in
     `mine`, as in a whole clone, then what lies higher, then the later copy.
     """
-    told, best = Submission(name), {}
+    told = Submission(name)
+    best = {}
     for file in files:
         for parts, read, *rank in inside(*file, told):
             key, copy = ours(parts[-1])

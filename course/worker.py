@@ -40,7 +40,8 @@ GLANCE = 0.1  # s between two looks at the processor's clock
 
 def main() -> None:
     held = isolate()
-    cases, answers = os.pipe(), os.pipe()
+    cases = os.pipe()
+    answers = os.pipe()
     adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until we know whom to kill
     pid = os.fork()
@@ -76,12 +77,15 @@ def watch(pid: int, to: int, of: int) -> None:
 
     to, of: descriptors of pipes to that process and from it.
     """
-    grader, said = os.fdopen(0, "rb", closefd=False), os.fdopen(1, "wb", closefd=False)
+    grader = os.fdopen(0, "rb", closefd=False)
+    said = os.fdopen(1, "wb", closefd=False)
     processor_seconds = processor_clock(pid)
     for line in grader:
         if select.select([of], [], [], 0)[0]:  # it has ended, or says what nobody asked for
             return
-        began, limit, got = processor_seconds(), float(line.partition(b" ")[0]), bytearray()
+        began = processor_seconds()
+        limit = float(line.partition(b" ")[0])
+        got = bytearray()
         while processor_seconds() - began <= limit:
             ready, room, _ = select.select([0, of], [to] if line else [], [], GLANCE)
             if 0 in ready:  # it says nothing before it has an answer: this is its end

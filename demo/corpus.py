@@ -84,7 +84,8 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> dict[bytes, int]:
 
     First the 256 bytes, then the merges in order, best first.
     """
-    library, byte_level = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.pre_tokenizer = byte_level
     letters = sorted(byte_level.alphabet())  # the library writes each byte as a printable letter
     trainer = trainers.BpeTrainer(

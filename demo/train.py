@@ -31,7 +31,8 @@ TOKENS_PER_STEP = 4096
 MAX_RATE = 3e-3  # of AdamW, reached after 2 % of the time
 # Both are high for the model's size. It reads this small text a dozen times: with less, it would
 # learn the text by heart.
-DROPOUT, DECAY = 0.1, 1.0
+DROPOUT = 0.1
+DECAY = 1.0
 SAMPLE = 1500  # characters of each held-out document to ship, for tests and exercises
 # (share of the time, context in tokens): from then on, train on contexts of this length
 PHASES = ((0.0, 256), (0.75, 512), (0.9, 1024))
@@ -122,7 +123,8 @@ def main() -> None:
     # The schedule follows the clock, not the number of steps. So training takes as long on every
     # machine, and the learning rate always falls to its last value.
     start = time.perf_counter()
-    steps, share = 0, 0.0
+    steps = 0
+    share = 0.0
     while share < 1.0:
         # warm-up, then a cosine
         rate = MAX_RATE * min(share / 0.02, 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * share)))
@@ -130,7 +132,8 @@ def main() -> None:
             group["lr"] = rate
         context = [length for begin, length in PHASES if share >= begin][-1]
         loss = train_step(model, optimizer, train, context, autocast)
-        steps, share = steps + 1, (time.perf_counter() - start) / args.seconds
+        steps = steps + 1
+        share = (time.perf_counter() - start) / args.seconds
         if steps % 20 == 0:
             print(f"{share:.0%} of {args.seconds} s, context {context}, loss {loss:.3f}")
     model.eval()

@@ -113,7 +113,8 @@ def describe_pictures(app: Sphinx, tree: nodes.document) -> None:
 
 def index_gallery(app: Sphinx) -> list:
     """Let the search find figures by their captions: the gallery is no page of Sphinx's."""
-    name, title = "gallery/index", "Gallery of figures"
+    name = "gallery/index"
+    title = "Gallery of figures"
     whole = nodes.section("", nodes.title("", title))
     text = (ROOT / "results" / "index.html").read_text(encoding="utf-8")
     for key, caption in re.findall(r'<section id="(\w+)">(.*?)</section>', text, re.DOTALL):

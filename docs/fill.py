@@ -83,7 +83,8 @@ def texts_of(document: str) -> dict[str, list[str]]:
 
 def with_sentence(text: str, template: str, sources: Mapping[str, Mapping], place: str) -> str:
     """The text with today's numbers in the one sentence that fits. It keeps its line breaks."""
-    pattern, numbers = "", []
+    pattern = ""
+    numbers = []
     for words, name, written, _ in Formatter().parse(" ".join(template.split())):
         pattern += "(" + r"\s+".join(map(re.escape, words.split(" "))) + ")"
         if name is not None:
@@ -234,7 +235,8 @@ def gpu_day(kind: str) -> str:
     for row in rows.where(model="llama-13b", back=("rows", "predicted")):
         keys = ("start", "tokens") if kind == "chunk" else ("B",)
         found = table.setdefault(tuple(str(row[key]) for key in keys), {})
-        name, share = "predicted", ""
+        name = "predicted"
+        share = ""
         if row["back"] == "rows":
             name = f"{row['small']}, {row['graphs']}" if kind == "decodes" else "alone"
             share = f", {row['share']:.0f} %"

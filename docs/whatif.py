@@ -40,7 +40,8 @@ def excerpt(cells: Iterable[str]) -> str:
     """
     body = [node for cell in cells for node in ast.parse(cell).body]
     last = next(i for i, node in enumerate(body) if ast.unparse(node).startswith("sliders("))
-    needed, kept = names_of(body[last], "LOAD_NAME", "LOAD_GLOBAL"), [body[last]]
+    needed = names_of(body[last], "LOAD_NAME", "LOAD_GLOBAL")
+    kept = [body[last]]
     for node in reversed(body[:last]):
         if not isinstance(node, ast.Assign | ast.FunctionDef | ast.Import | ast.ImportFrom):
             continue
@@ -91,7 +92,9 @@ class Axes:
         **style: object,
     ) -> None:
         if isinstance(places, str):
-            places, heights, bottom = [places], [heights], [bottom]
+            places = [places]
+            heights = [heights]
+            bottom = [bottom]
         self.places += [place for place in places if place not in self.places]
         for place, height, low in zip(places, heights, bottom, strict=True):
             x = self.places.index(place) - width / 2

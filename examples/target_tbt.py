@@ -35,7 +35,8 @@ class TargetTBT(SarathiServe):
 
     def trial(self, decodes: list[Request], budget: int) -> Batch:
         """The batch that this budget would give, if all waiting requests had room in the cache."""
-        chunks, room = [], budget - len(decodes)
+        chunks = []
+        room = budget - len(decodes)
         for request in (*self.started(), *self.waiting):
             if room < 1:
                 break

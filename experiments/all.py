@@ -109,10 +109,12 @@ def table(heading: str, columns: list[str], rows: list[list[str]]) -> str:
 
 def published(rows: Rows) -> list[list[str]]:
     """Published numbers that fidelity.py leaves out: what, paper, predicted, error."""
-    paper, predicted = rows.named("paper"), rows.named()
+    paper = rows.named("paper")
+    predicted = rows.named()
     found = []
     for name in [name for name in paper if predicted.get(name) is not None]:
-        ours, theirs = predicted[name], paper[name]
+        ours = predicted[name]
+        theirs = paper[name]
         found.append([name, three_digits(theirs), three_digits(ours), error_text(ours, theirs)])
     return found
 
@@ -173,10 +175,13 @@ def picture(out: Path, name: str, alt: str) -> str:
 
 def section(name: str, out: Path, rows: list[fidelity.Row]) -> str:
     """One figure of the gallery. rows: its published numbers beside ours."""
-    caption, results = captions()[name], read_rows(out / f"{name}.csv")
-    numbers, columns = [fidelity.cells(row)[1:] for row in rows], [*fidelity.HEADER[1:-1], "note"]
+    caption = captions()[name]
+    results = read_rows(out / f"{name}.csv")
+    numbers = [fidelity.cells(row)[1:] for row in rows]
+    columns = [*fidelity.HEADER[1:-1], "note"]
     if not numbers:
-        numbers, columns = published(results), ["what", "paper", "predicted", "error"]
+        numbers = published(results)
+        columns = ["what", "paper", "predicted", "error"]
     explained = [row for row in rows if row.explanation]
     texts = [f"{row.quantity}: {fidelity.told(row)}" for row in explained]
     texts = [html.escape(text) for text in texts]
@@ -186,7 +191,9 @@ def section(name: str, out: Path, rows: list[fidelity.Row]) -> str:
     differ = "".join(f"<dd>{text}</dd>" for text in texts)
     if differ:
         differ = f"<dt>Where we differ by more than {fidelity.LIMIT:g} %</dt>{differ}"
-    alt, second, measured = fill(name, caption["alt"], results), f"{name}_measured", ""
+    alt = fill(name, caption["alt"], results)
+    second = f"{name}_measured"
+    measured = ""
     if (out / f"{second}.png").exists():
         measured = picture(out, second, f"The same picture, from real runs. {alt}")
     claim = "We ask" if caption["group"] in ("measured", "cost") else "The paper claims"
@@ -213,7 +220,9 @@ def gallery(out: Path) -> str:
     """results/index.html: gallery.html with a section for each figure that is there."""
     rows = fidelity.read(out / "fidelity.csv")
     ids = {figure.name: set(figure.paper) for figure in fidelity.FIGURES + fidelity.SERVING}
-    jumps, contents, sections = [], [], []
+    jumps = []
+    contents = []
+    sections = []
     for group, (heading, about) in GROUPS.items():
         names = [name for name in shown(out) if captions()[name]["group"] == group]
         if not names:

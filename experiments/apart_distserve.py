@@ -55,10 +55,16 @@ FILE = ROOT / "experiments" / "distserve_opt13b.csv"
 COLUMNS = "system, rate_per_s, arrival_s, ttft_ms, tpot_ms, prompt_tokens, output_tokens"
 SHAPE = {"n_layer": 40, "n_head": 40, "n_kv_head": 40, "hidden": 5120, "head_dim": 128}
 OPT = replace(MODELS["opt-30b"], name="opt-13b", intermediate=20480, **SHAPE)
-GPU, SOFTWARE = "a100-80gb", "vidur-2024"  # whose constants are those of this GPU
-TTFT, TPOT = 0.25, 0.1  # s (_plot.py of the artefact)
+# whose constants are those of this GPU
+GPU = "a100-80gb"
+SOFTWARE = "vidur-2024"
+# s (_plot.py of the artefact)
+TTFT = 0.25
+TPOT = 0.1
 # requests and tokens of a batch of decodes (2-start-api-server.py)
-SIZE, BUDGET, DRAWS = 1024, 65536, 10
+SIZE = 1024
+BUDGET = 65536
+DRAWS = 10
 # GPUs and policy of each engine (the same file). c21d11: of context, that is prefill, TP 2 and PP
 # 1; of decoding TP 1 and PP 1. Under vllm_v0, a newcomer to a decode engine would stop all others
 VLLM = ((1, "vllm_v0:16384"),)
@@ -67,7 +73,8 @@ SYSTEMS = {"vllm": VLLM, "distserve-c21d11": APART, "distserve": APART}
 # ms (profiler-a100-80g.*.json, at the commit of the runs). Of prefills: a start, each token, and
 # each square of a length. Of decodes (fewer than 95): a start, each token of context, and each
 # request. Of DistServe: prefills of two GPUs, decodes of one
-PREFILL, DECODE = (15.7516, 0.100364, 5.76899e-6), (19.5625, 4.94112e-4, 0.0506057)
+PREFILL = (15.7516, 0.100364, 5.76899e-6)
+DECODE = (19.5625, 4.94112e-4, 0.0506057)
 FITS = {
     VLLM: {"profile": (PREFILL, DECODE), "raised": (tuple(1.5 * each for each in PREFILL), DECODE)},
     APART: {"profile": ((13.4027, 0.0623429, 2.22688e-6), (19.9347, 6.26936e-4, 0.038507))},
@@ -100,7 +107,8 @@ def serve(
 ) -> None:
     """Simulate requests, in order of arrival. by: a host, the name of a fit, or both."""
     name, _, host = by.partition(" + ")
-    engines, fit = [], FITS[system].get(name)
+    engines = []
+    fit = FITS[system].get(name)
     for number, (gpus, policy) in enumerate(system):
         room = tokens_that_fit(OPT, GPUS[GPU], gpus)
         scheduler = make_scheduler(policy, SIZE, BUDGET, room)
@@ -162,7 +170,8 @@ def replayed(_: object, system: str, rate: float, requests: int, path: Path = FI
 
 def gain(_: object, by: str, draws: int) -> Row:
     """In requests/s per GPU. by: of vLLM; DistServe has no host, or the profile."""
-    found, prices = [], (by, by if by in BY[APART] else "none")
+    found = []
+    prices = (by, by if by in BY[APART] else "none")
     run = max(read_runs().values(), key=len)
     lengths = tuple((len(request.prompt), request.max_tokens) for request, *_ in run)
     mean = round(fmean(output for _, output in lengths))
@@ -191,7 +200,8 @@ def report(rows: Rows) -> None:
 
 def sweeps(quick: bool, requests_file: Path | None = None) -> list[Sweep]:
     """quick: the first run of each system, and one draw. Gains are those of our own file."""
-    path, found = requests_file or FILE, {}
+    path = requests_file or FILE
+    found = {}
     for run in sorted(read_runs(path)):
         case = dict(zip(("system", "rate", "requests"), run, strict=True))
         found.setdefault(run[0], []).append(case)

@@ -38,17 +38,28 @@ from more.serving.search import largest_rate
 from more.serving.traffic import poisson
 from timeline import Life
 
-PROMPTS, OUTPUTS = (128, 512, 2048, 8192), (16, 64, 256, 1024)  # tokens
+# tokens
+PROMPTS = (128, 512, 2048, 8192)
+OUTPUTS = (16, 64, 256, 1024)
 LINKS = {"NVLink": "nvlink-h100", "PCIe": "pcie5", "Ethernet": "ethernet-100g"}
-TTFT, TPOTS, SHARE = 0.5, {"TPOT 20 ms": 0.02, "TPOT 10 ms": 0.01}, 0.9  # s, s, of the requests
+# s, s, of the requests
+TTFT = 0.5
+TPOTS = {"TPOT 20 ms": 0.02, "TPOT 10 ms": 0.01}
+SHARE = 0.9
 TPOT = max(TPOTS.values())
 SIZE = 256  # requests in a batch: vLLM's max_num_seqs
-CHUNKS, PREFILL_CHUNK = (512, 256, 1024), 2048  # tokens
+# tokens
+CHUNKS = (512, 256, 1024)
+PREFILL_CHUNK = 2048
 LAYOUTS = ("2p2d", "1p3d", "3p1d")
-STEP, FACTOR = 2 ** (1 / 8), 2**0.5  # of a search: its last and its first step
+# of a search: its last and its first step
+STEP = 2 ** (1 / 8)
+FACTOR = 2**0.5
 LEAST = 1 / 16  # of the rate where a search starts: what serves less has a goodput of 0
 # a run lasts so long, and as many times as a request may take
-SECONDS, LIVES, REQUESTS = 20.0, 2.0, 100
+SECONDS = 20.0
+LIVES = 2.0
+REQUESTS = 100
 COLOURS = {"sarathi_serve": LOOKS["sarathi_serve"][0], "td_pipe": LOOKS["td_pipe"][0]}
 COLOURS["apart"] = look.COLOURS["orange"]
 
@@ -94,7 +105,8 @@ def served(point: Point, serve: Serve, rate: float) -> bool:
     """Whether enough requests are in time. Those of the first quarter do not count."""
     count = max(REQUESTS, math.ceil(rate * point.seconds))
     first = round(START_SHARE * count)
-    most, missed = (1 - SHARE) * (count - first), 0
+    most = (1 - SHARE) * (count - first)
+    missed = 0
 
     def see(life: Life) -> None:
         nonlocal missed
@@ -117,13 +129,15 @@ def best(
     A way that does not serve a little more than the best so far is not searched. first: the way to
     begin with. most: it is not more, as a faster link serves no more; 0: nothing is known.
     """
-    found, whose = 0.0, None
+    found = 0.0
+    whose = None
     for name in sorted(ways, key=lambda name: name != first):
         run = cache(partial(served, point, ways[name]))
         if most and run(most):
             return most, name
         if run(found * STEP if whose else LEAST * start):
-            found, whose = largest_rate(run, STEP, found or start, FACTOR), name
+            found = largest_rate(run, STEP, found or start, FACTOR)
+            whose = name
     return found, whose
 
 
@@ -158,7 +172,8 @@ def ways_of(system: str, engine: td.Node, point: Point) -> dict[object, Serve]:
 
 def estimate(engine: td.Node, point: Point) -> float:
     """Requests/s, if prefills and decodes in batches of 64 had all GPUs: where a search begins."""
-    cost, context = engine.cost_model, point.prompt + point.output // 2
+    cost = engine.cost_model
+    context = point.prompt + point.output // 2
     prefill = cost.seconds(make_batch([(0, point.prompt, point.prompt)]))
     decode = cost.seconds(make_batch(decodes=64, context=context)) / 64
     return engine.gpus / (prefill + point.output * decode)
@@ -166,7 +181,8 @@ def estimate(engine: td.Node, point: Point) -> float:
 
 def cell(engine: td.Node, prompt: int, output: int, slo: str, **run: object) -> list[Row]:
     """Goodputs of the three systems over each link, per GPU. run: span and seed of `Point`."""
-    rows, found = [], {}
+    rows = []
+    found = {}
     for link in LINKS:
         point = Point(prompt, output, link, tpot=TPOTS[slo], **run)
         for system in COLOURS:
@@ -202,7 +218,8 @@ def draw_map(axes: plt.Axes, rows: Rows) -> None:
     """A cell for each length: the colour and the name of who serves most, and its lead."""
     prompts, outputs = (sorted(set(rows.column(key))) for key in ("prompt", "output"))
     for row in rows.where("lead"):
-        x, y = outputs.index(row["output"]), prompts.index(row["prompt"])
+        x = outputs.index(row["output"])
+        y = prompts.index(row["prompt"])
         colour = COLOURS.get(row["winner"], "white")
         # one step of the search: a pale cell
         style = {"alpha": 0.35 if row["lead"] < STEP**1.5 else 0.8, "edgecolor": "black"}

@@ -52,7 +52,8 @@ from more.paged.blocks import BLOCK_SIZE, Blocks
 from more.paged.cache import make_cache
 from nano_sarathi import LLM, SamplingParams
 
-NAME, CPU = "bench", torch.device("cpu")
+NAME = "bench"
+CPU = torch.device("cpu")
 SMALL = ("1x64+32", "2x128+24", "8x64+24", "4x512+16", "1x1024+1")  # requests x prompt + outputs
 SHAPES = ("W", "V", "P", *SMALL)
 SHARED = 0.8  # of each prompt of P
@@ -151,15 +152,18 @@ class Ours:
         return f"nano-sarathi ({self.llm.attention})"
 
     def ask(self, work: Work) -> dict:
-        self.llm.chunk_size, self.llm.cache = self.budget, self.cache
+        self.llm.chunk_size = self.budget
+        self.llm.cache = self.cache
         if self.blocks:  # nothing can be found of the run before
             self.cache.memory = self.blocks.memory(self.cache.memory.capacity)
         params = [SamplingParams(max_tokens=outputs, ignore_eos=True) for _, outputs in work]
         start = time.perf_counter()
         found = self.llm.generate([prompt for prompt, _ in work], params)
-        seconds, tokens = time.perf_counter() - start, [output.token_ids for output in found]
+        seconds = time.perf_counter() - start
+        tokens = [output.token_ids for output in found]
         lives = self.llm.trace.lives.values()
-        firsts, hits = [life.ttft for life in lives], sum(life.cached for life in lives)
+        firsts = [life.ttft for life in lives]
+        hits = sum(life.cached for life in lives)
         return {"seconds": seconds, "tokens": tokens, "firsts": firsts, "hits": hits}
 
 
@@ -194,7 +198,8 @@ def compare(work: Work, engines: Mapping[str, Engine], repeats: int) -> list[Row
                 turn["hits"] = float(answer["hits"])
             turns[name].append(turn)
             turn[f"over {OURS}"] = turn["time"] / turns[OURS][-1]["time"]
-    rows, tokens = [], sum(len(prompt) + outputs for prompt, outputs in work)
+    rows = []
+    tokens = sum(len(prompt) + outputs for prompt, outputs in work)
     for name, own in turns.items():
         row = {"engine": name, "version": engines[name].version} | median_row(own)
         row["C"] = engines[name].budget
@@ -232,14 +237,16 @@ FLAGS = {
 
 
 def run_benchmark(options: argparse.Namespace, llm: LLM, directory: str, model: str) -> None:
-    config, machine = llm.config, measure_machine(llm)
+    config = llm.config
+    machine = measure_machine(llm)
     print(
         f"{hardware_of(llm)}, {torch.get_num_threads()} threads,"
         f" {config.parameters / 1e6:.0f} M parameters, torch {torch.__version__}\n"
         f"this machine, on the model's linears: {machine.flops / 1e9:.0f} GFLOP/s,"
         f" {machine.bandwidth / 1e9:.1f} GB/s"
     )
-    path, engines = options.out / f"{NAME}.csv", {}
+    path = options.out / f"{NAME}.csv"
+    engines = {}
     works = {
         name: make_workload(name, config.vocab_size, options.quick)
         for name in options.workload or SHAPES
@@ -269,7 +276,8 @@ def run_workload(
     place["workload"] = workload
     rows = Rows([place | row | {"over floor": row["time"] / floor} for row in found], UNITS)
     with_kept(path, rows, "workload", "engine").write(path)
-    prompts, outputs = [len(prompt) for prompt, _ in work], [count for _, count in work]
+    prompts = [len(prompt) for prompt, _ in work]
+    outputs = [count for _, count in work]
     print(
         f"\n{workload}: {len(work)} requests, prompts {min(prompts)}-{max(prompts)}, outputs"
         f" {min(outputs)}-{max(outputs)}; {llm.policy}; median of {options.repeats}; floor"

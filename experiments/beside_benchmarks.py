@@ -41,7 +41,8 @@ from timeline import Trace
 
 FILE = ROOT / "experiments" / "benchmarks.csv"
 # requests of a simulation, and of each client of a closed loop, at most: they are steady by then
-MOST, ROUNDS = 4096, 6
+MOST = 4096
+ROUNDS = 6
 KEPT = 3  # one source in so many is kept apart
 SEEN = "benchmark_vllm_060", "gpu-benchmark", "a100-vllm-benchmark-blog", "llmfit"  # in their names
 NEVER = (1000,)
@@ -157,7 +158,8 @@ def traffic(each: Benchmark) -> list[Request]:
     if each.dataset == "fixed":
         requests = make_requests(poisson(count, 1.0), Fixed(prompt), Fixed(output))
     else:
-        drawn, most = CHAT.requests(count), int(each.dataset.partition(":")[2] or 0)
+        drawn = CHAT.requests(count)
+        most = int(each.dataset.partition(":")[2] or 0)
         prompts = stretched([len(r.prompt) for r in drawn], prompt)
         prompts = [prompt] * count if most else prompts
         outputs = stretched([r.max_tokens for r in drawn], output, most)
@@ -170,7 +172,8 @@ def traffic(each: Benchmark) -> list[Request]:
 
 def stretched(lengths: Sequence[int], mean: float, most: int = 0) -> list[int]:
     """Multiplied by one factor, to this mean. most: none becomes longer; 0: no bound."""
-    factor, found = mean / statistics.mean(lengths), []
+    factor = mean / statistics.mean(lengths)
+    found = []
     for _ in range(50 if most else 1):  # what the bound takes from long ones, all others get
         found = [max(1, round(factor * length)) for length in lengths]
         found = [min(length, most) for length in found] if most else found

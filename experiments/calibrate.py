@@ -54,15 +54,21 @@ TOKENS = (
 )  # fmt: skip
 # of 1024 tokens together: what the baseline and Orca run; beyond, the last two points are continued
 PROMPTS = 4
-STARTS, LENGTHS = (64, 256, 512, 1024), (8, 32, 64, 128, 256, 512)  # chunks
-DECODES, CONTEXTS = (1, 2, 4, 8), (16, 64, 128, 256, 512, 768, 1024, 1536, 2048)
+# chunks
+STARTS = (64, 256, 512, 1024)
+LENGTHS = (8, 32, 64, 128, 256, 512)
+DECODES = (1, 2, 4, 8)
+CONTEXTS = (16, 64, 128, 256, 512, 768, 1024, 1536, 2048)
 HYBRIDS = (  # start, length, decodes, context
     (0, 57, 7, 128), (0, 249, 7, 512), (256, 249, 7, 512), (512, 121, 3, 768),
     (256, 509, 3, 512), (768, 249, 7, 1024),
 )  # fmt: skip
 SHORTEST = 1024  # tokens that a model must allow
 QUICK_TOKENS = (1, 2, 4, 8, 32, 64, 128, 512)
-FEWEST_TURNS, MOST_TURNS, QUICK_TURNS = 3, 15, 3  # how often a point is measured
+# how often a point is measured
+FEWEST_TURNS = 3
+MOST_TURNS = 15
+QUICK_TURNS = 3
 
 
 @dataclass(frozen=True)

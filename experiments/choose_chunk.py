@@ -153,7 +153,10 @@ def workload(options: Namespace, cost: CostModel) -> Workload:
 
     Raises UserError where the flags do not fit the model or the memory.
     """
-    model, gpu, length, given = cost.model, cost.gpu, options.max_length, options.max_batch_size
+    model = cost.model
+    gpu = cost.gpu
+    length = options.max_length
+    given = options.max_batch_size
     if not 2 <= length <= model.max_length:
         raise UserError(
             f"--max-length is {length}; {model.name} allows 2 to {model.max_length} tokens"

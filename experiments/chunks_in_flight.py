@@ -32,7 +32,8 @@ from more.serving.capacity import Deployment
 from more.serving.search import percentile
 from more.serving.traffic import FASTEST, poisson
 
-STAGES, WINDOWS = 4, 3
+STAGES = 4
+WINDOWS = 3
 SMALL, LARGE = (
     Deployment(model, stages=STAGES, software="vllm", hop="nvlink-a100", max_batch_size=48)
     for model in ("llama3.1-8b", "llama3.1-70b")
@@ -70,7 +71,8 @@ def pipeline(
     options = {"policy": policy, "deal": deal, "chunk_size": C, "memory": "pool", "keep": True}
     options |= {name: getattr(engine, name) for name in ("max_batch_size", "cache_tokens")}
     options |= {name: getattr(engine, name) for name in ("link", "software", "hop")}
-    stages, requests = 1 if way == "one GPU" else STAGES, requests_of(work, window, *few)
+    stages = 1 if way == "one GPU" else STAGES
+    requests = requests_of(work, window, *few)
     return simulate_pipeline(requests, engine.model, engine.gpu, stages=stages, **options)
 
 
@@ -79,7 +81,8 @@ def account(engine: Deployment, work: str, way: str, C: int, few: int | None, se
     rows = []
     for window in range(1 if work == "one" else WINDOWS):
         trace = pipeline(engine, work, way, C, window, seed, few)
-        requests, whole = trace.requests, trace.stages * trace.seconds
+        requests = trace.requests
+        whole = trace.stages * trace.seconds
         rows.append(
             {
                 "median TTFT": statistics.median(requests.ttfts),

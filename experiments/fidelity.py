@@ -91,7 +91,9 @@ def kind_of(published: Mapping[str, str], ours: float | None) -> str:
 
 def judge(published: Mapping[str, str], ours: float | None, sources: Mapping[str, Mapping]) -> Row:
     """One row of paper_numbers.csv beside our number. sources: of its explanation."""
-    name, quantity, paper = published["id"], published["quantity"], float(published["value"])
+    name = published["id"]
+    quantity = published["quantity"]
+    paper = float(published["value"])
     kind = kind_of(published, ours)
     error = None if ours is None else 100 * (ours / paper - 1)
     verdict = ""
@@ -163,8 +165,11 @@ def planned_batches() -> dict[str, float]:
 
 def derived(predicted: Mapping[str, float]) -> dict[str, float]:
     """What explanations quote, computed from published numbers or predictions."""
-    paper, model, gpu = common.paper_numbers(), MODELS["llama-13b"], GPUS["a6000"]
-    own, other = EFFICIENCY["a6000", "xformers-2023"], EFFICIENCY["a100-80gb", "vidur-2024"]
+    paper = common.paper_numbers()
+    model = MODELS["llama-13b"]
+    gpu = GPUS["a6000"]
+    own = EFFICIENCY["a6000", "xformers-2023"]
+    other = EFFICIENCY["a100-80gb", "vidur-2024"]
     shared = CostModel(model, gpu, replace(own, hybrid=own.hybrid / 3))
     a100 = CostModel(MODELS["llama-33b"], GPUS["a100-80gb"], replace(other, hybrid=own.hybrid))
     per_token = paper["t2_prefill_total"] / 1024  # ms
@@ -188,7 +193,8 @@ def derived(predicted: Mapping[str, float]) -> dict[str, float]:
 
 def serving(out: Path, quick: bool = False) -> list[Row]:
     """Sarathi-Serve's rows. None of them counts."""
-    predicted, named = {}, Numbers()
+    predicted = {}
+    named = Numbers()
     for study in SERVING:
         folder = common.ROOT / "results" if study.slow else out
         rows = read_rows(folder / f"{study.name}.csv") or study.predict(quick)
@@ -272,8 +278,10 @@ def read(path: Path) -> list[Row]:
 
 def main() -> None:
     options = start("", __doc__, others=["fidelity.md", "fidelity.csv"])
-    ours, theirs = sarathi(options.quick), serving(options.out, options.quick)
-    lines, columns = summary(ours + theirs), [field.name for field in fields(Row)]
+    ours = sarathi(options.quick)
+    theirs = serving(options.out, options.quick)
+    lines = summary(ours + theirs)
+    columns = [field.name for field in fields(Row)]
     page = Template((common.ROOT / "experiments" / "fidelity.md").read_text(encoding="utf-8"))
     text = page.substitute(
         mark=MARK,

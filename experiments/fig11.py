@@ -28,7 +28,9 @@ from experiments.lib.rows import Rows
 from experiments.lib.study import Panel, Study
 from more.serving.steady import Workload, balance, split
 
-BALANCED, L = 256, 1024  # C of panel (a), L of panel (b)
+# C of panel (a), L of panel (b)
+BALANCED = 256
+L = 1024
 
 
 def gain_of(
@@ -61,7 +63,8 @@ def predicted(sizes: Mapping[int, int], quick: bool, policy: Sequence[str] | Non
         for length, B in sizes.items()
         for case in contenders(length, B, (BALANCED,), policy, panel="a")
     ]
-    count, B = 5 if quick else 33, sizes[L]
+    count = 5 if quick else 33
+    B = sizes[L]
     places = ratios(B, count, (256, 512, L))  # the last peak is best-case Orca's
     over_ratio = [
         case
@@ -130,7 +133,8 @@ def orca_between(rows: Rows) -> list[Finding]:
 
 def peaks_move_right(rows: Rows) -> list[Finding]:
     """SARATHI with short chunks, with long ones, Orca: each peaks lower, and at a larger P:D."""
-    findings, wanted = [], [("sarathi", "C = 256"), ("sarathi", "C = 512"), ("orca",)]
+    findings = []
+    wanted = [("sarathi", "C = 256"), ("sarathi", "C = 512"), ("orca",)]
     for model, peaks in rows.where(which="peak", policy=("sarathi", "orca")).by("model").items():
         order = sorted(peaks, key=lambda row: row["gain"], reverse=True)
         values = "; ".join(

@@ -39,15 +39,26 @@ from more.serving.steady import split
 from more.serving.traffic import Zipf
 
 NUMBERS = paper_numbers()
-MODEL, GPU, TP, STAGES = "gpt3-175b", "a100-80gb", 8, 8
-SHORTEST, LONGEST, EXPONENT, RATIO = 1024, 4096, 0.4, 10  # L in tokens, theta, P:D (Sec 5.3)
+MODEL = "gpt3-175b"
+GPU = "a100-80gb"
+TP = 8
+STAGES = 8
+# L in tokens, theta, P:D (Sec 5.3)
+SHORTEST = 1024
+LONGEST = 4096
+EXPONENT = 0.4
+RATIO = 10
 PAPER_REQUESTS = 10000
-BATCH_SIZE, TP_BATCH_SIZE = 27, 11  # of a micro-batch, and of a TP-only replica (the paper's)
+# of a micro-batch, and of a TP-only replica (the paper's)
+BATCH_SIZE = 27
+TP_BATCH_SIZE = 11
 # What the paper leaves open, and we answer. Rows of a chunk's iteration: a multiple of the tile, so
 # that the chunk shrinks by the decodes (Sec 4.4).
 CHUNK_SIZE = 256
 LENGTHS = Zipf(SHORTEST, LONGEST, EXPONENT)  # of the rank, as in the authors' simulator, Vidur
-LINK, HOP = "nvlink-a100", "infiniband-hdr"  # data sheet; one InfiniBand port for each GPU
+# data sheet; one InfiniBand port for each GPU
+LINK = "nvlink-a100"
+HOP = "infiniband-hdr"
 RATIOS = (
     "median bubble reduction",
     "sarathi over orca",
@@ -60,8 +71,12 @@ KNOBS = "knobs", "guessed"  # numbers that a row changes; those without a source
 # To start the kernel of a product may cost time: an iteration of one decode of Yi-34B waits 20 ms
 # for Sarathi-Serve's host, and has 60 layers of 4 products
 START = HOSTS["sarathi-artefact"].around(0.0, 1) / (4 * MODELS["yi-34b"].n_layer)
-NONE, IN_FLIGHT, UNSHRUNK = "no option", "chunks in flight", "256 beside the decodes"
-ATTENTION, NOISE, STARTED = "attention 32.5 %", "noise 15 %", f"{1e6 * START:.0f} us a product"
+NONE = "no option"
+IN_FLIGHT = "chunks in flight"
+UNSHRUNK = "256 beside the decodes"
+ATTENTION = "attention 32.5 %"
+NOISE = "noise 15 %"
+STARTED = f"{1e6 * START:.0f} us a product"
 GUESSED = "150 us a product"
 CAUSES = {
     ATTENTION: {"attention_share": 0.325},  # the middle of FlashAttention's range
@@ -106,9 +121,11 @@ class Setup:
     def cost_model(self) -> CostModel:
         """Of one stage's eight GPUs: constants that are fitted to the paper's measurements."""
         found, guess = constants(GPU, "xformers-2023")
-        share, start = self.attention_share or found.attention, found.overhead + self.start
+        share = self.attention_share or found.attention
+        start = found.overhead + self.start
         efficiency = replace(found, attention=share, overhead=start)
-        link, host = LINKS[LINK], HOSTS[self.host_time]
+        link = LINKS[LINK]
+        host = HOSTS[self.host_time]
         cost = CostModel(MODELS[MODEL], GPUS[GPU], efficiency, tp=TP, link=link, host=host)
         cost.guess = guess
         return cost
@@ -196,7 +213,8 @@ class Outcome:
                 f"half of the {len(self.sarathi.finished)} requests meet no bubble under SARATHI,"
                 " to divide by: take more requests or micro-batches"
             )
-        orca, sarathi = self.orca.seconds, self.sarathi.seconds
+        orca = self.orca.seconds
+        sarathi = self.sarathi.seconds
         alone = max(trace.end for trace in self.replicas)
         ratios = (bubbles[0] / bubbles[1], orca / sarathi, alone / sarathi, orca / alone)
         shares = (100 * self.orca.bubble_share, 100 * self.sarathi.bubble_share)
@@ -225,7 +243,8 @@ def implied() -> dict[str, float]:
     If SARATHI and Orca do the same work in w seconds, SARATHI's bubbles take b seconds, and Orca's
     r times as many, then the times are w + b and w + r b.
     """
-    ratio, longer = NUMBERS["f12_bubble"], NUMBERS["f12_sarathi_vs_orca"]
+    ratio = NUMBERS["f12_bubble"]
+    longer = NUMBERS["f12_sarathi_vs_orca"]
     share = (longer - 1) / (ratio - 1)
     return dict(zip(SHARES, (100 * ratio * share / longer, 100 * share), strict=True))
 

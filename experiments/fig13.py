@@ -66,7 +66,8 @@ def prefill(engine: Engine, policy: str, L: int, C: int) -> dict[str, float]:
 
 def chunked(engine: Engine, L: int, B: int, C: int) -> dict[str, float]:
     """Chunked over whole; and the throughput of B requests over the baseline's."""
-    whole, chunks = prefill(engine, "orca", L, 1), prefill(engine, "sarathi", L, C)
+    whole = prefill(engine, "orca", L, 1)
+    chunks = prefill(engine, "sarathi", L, C)
     found = {part: chunks[part] / whole[part] for part in whole}
     return found | {"end to end": gain(engine, balanced(L, B, C), "sarathi", C)}
 

@@ -20,7 +20,9 @@ from experiments.lib.engines import Engine, Priced, Sweep, cases
 from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Panel, Study
 
-MODEL, GPU, LENGTH = "llama-13b", "a6000", 1024
+MODEL = "llama-13b"
+GPU = "a6000"
+LENGTH = 1024
 SIZES = cases(L=LENGTH, B=(1, 2, 4, 8, 12, 18))
 QUICK = cases(L=LENGTH, B=(1, 2, 18))
 

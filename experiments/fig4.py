@@ -28,7 +28,9 @@ from experiments.lib.engines import Engine, Priced, Sweep, cases
 from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Panel, Study
 
-MODEL, GPU, CONTEXT = "llama-13b", "a6000", 1024
+MODEL = "llama-13b"
+GPU = "a6000"
+CONTEXT = 1024
 LAYER = Priced(replace(MODELS[MODEL], n_layer=1), GPU)
 WIDE = Priced(replace(MODELS["gpt3-175b"], n_layer=1), "a100-80gb")  # SARATHI, Sec 4.2
 RATIO = "FLOP to bandwidth ratio"
@@ -56,8 +58,11 @@ def intensities(engine: Priced, phase: str, B: int) -> list[Row]:
     linear operator reads its weights once for all rows. Attention shares nothing between requests:
     B changes nothing.
     """
-    model, rows = engine.cost_model.model, CONTEXT if phase == "prefill" else 1
-    found, tokens, channels = {}, B * rows, model.n_head * model.head_dim
+    model = engine.cost_model.model
+    rows = CONTEXT if phase == "prefill" else 1
+    found = {}
+    tokens = B * rows
+    channels = model.n_head * model.head_dim
     for name, (inputs, outputs) in model.linears.items():
         moved = 2 * (inputs * outputs + tokens * (inputs + outputs))
         found[name] = 2 * tokens * inputs * outputs / moved

@@ -26,10 +26,15 @@ from more.pictures import perfetto
 from more.pictures.gantt import STAGE_LOOKS, draw_stages, legend_handles
 from more.pipeline import BUBBLES, IDLE, PipelineTrace, simulate_pipeline
 
-MODEL, GPU, STAGES, BATCH_SIZE, CHUNK_SIZE = "llama-13b", "a6000", 2, 2, 256
+MODEL = "llama-13b"
+GPU = "a6000"
+STAGES = 2
+BATCH_SIZE = 2
+CHUNK_SIZE = 256
 POLICIES = ("orca", "sarathi")
 # tokens: prompts that differ, and 8 decodes each
-PROMPTS, OUTPUT = {"A": 1024, "B": 512, "C": 3072, "D": 2048}, 9
+PROMPTS = {"A": 1024, "B": 512, "C": 3072, "D": 2048}
+OUTPUT = 9
 NAMES = dict(enumerate(PROMPTS))
 
 

@@ -17,7 +17,8 @@ from experiments.lib.look import COLOURS, panels
 from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Study
 
-C, CHUNKS = 4, 3
+C = 4
+CHUNKS = 3
 
 
 def seen(_: object, chunk: int) -> list[Row]:
@@ -33,7 +34,8 @@ def draw_mask(axes: plt.Axes, number: int) -> None:
     """One iteration: the Boolean matrix itself, cell by cell."""
     from attention import chunk_mask  # see `seen`
 
-    start, end = number * C, (number + 1) * C
+    start = number * C
+    end = (number + 1) * C
     mask = chunk_mask(start, C).tolist()  # (4, end)
     axes.imshow(mask, cmap=ListedColormap(["white", COLOURS["sky"]]), vmin=0, vmax=1)
     for row, cells in enumerate(mask):

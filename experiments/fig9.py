@@ -73,7 +73,8 @@ def sweeps(
     gpu: str | None = None, **_: object,
 ) -> list[Sweep]:  # fmt: skip
     """Some 41 P:D for each L of each engine. Measured: some around where the first C gains most."""
-    more, parts = policy or (), [1] if quick else [0.5, 1, 2]
+    more = policy or ()
+    parts = [1] if quick else [0.5, 1, 2]
 
     def near_peak(L: int, B: int, *sizes: int) -> Cases:
         return grid(L, B, [part * balance(sizes[0], B) for part in parts], sizes, more)

@@ -80,7 +80,9 @@ def compass_search(
     names: of the constants that may move. The step, a share of the constant, halves when nothing
     helps, down to `least_step`.
     """
-    best, least, step = start, loss(start), 0.1
+    best = start
+    least = loss(start)
+    step = 0.1
     while step > least_step:
         improved = False
         for name in names:
@@ -92,7 +94,9 @@ def compass_search(
                     continue
                 trial = type(best)(**values)
                 if (error := loss(trial)) < least:
-                    best, least, improved = trial, error, True
+                    best = trial
+                    least = error
+                    improved = True
         if not improved:
             step /= 2
     return best
@@ -317,7 +321,8 @@ def predicted(kernels: Iterable[Kernel], gpu: str, efficiency: Constants) -> lis
     models: dict[tuple[int, ...], CostModel] = {}
     seconds = []
     for kernel in kernels:
-        shape, fp8 = kernel.shape, kernel.kind.startswith("fp8")
+        shape = kernel.shape
+        fp8 = kernel.kind.startswith("fp8")
         if kernel.kind.endswith("experts"):
             seconds.append(efficiency.seconds(GPUS[gpu], *shape, fp8))
             continue
@@ -437,7 +442,9 @@ def efficiency_found(gpu: str, software: str, fitted: Efficiency) -> Found:
 
 def fit_a6000() -> Found:
     fitted = rounded(A6000.search())
-    errors, times, numbers = A6000.errors(fitted), A6000.modelled(fitted), A6000.measured()
+    errors = A6000.errors(fitted)
+    times = A6000.modelled(fitted)
+    numbers = A6000.measured()
     rows = [
         [name, f"{numbers[name]:.2f}", f"{times[name]:.2f}", f"{error:+.1f} %"]
         for name, error in errors.items()
@@ -450,7 +457,8 @@ def fit_a6000() -> Found:
 
 def fit_l20() -> Found:
     fitted = rounded(L20.search())
-    errors, borrowed = L20.errors(fitted), borrowed_errors()
+    errors = L20.errors(fitted)
+    borrowed = borrowed_errors()
     groups = {"all": list(errors.values())}
     groups |= {f"all, {software}'s constants": own for software, own in borrowed.items()}
     table = [[name, len(own), *summary(own)] for name, own in groups.items()]
@@ -473,7 +481,8 @@ def fit_vidur() -> Found:
         EFFICIENCY["a100-80gb", "vidur-2024"], compute=0.7739, memory=0.7483, p=2.1587,
         overhead=1e-6, elementwise=0.5, launch=2e-6,
     )  # fmt: skip
-    rows, medians = [], []
+    rows = []
+    medians = []
     for what, law, names, power in (
         ("products", products, ("compute", "memory", "p", "overhead"), 2),
         ("norms", norms, ("elementwise", "launch"), 1),
@@ -553,13 +562,17 @@ def large(kernels: Sequence[Kernel]) -> list[Kernel]:
 
 
 def fit_vllm() -> Found:
-    rows, found = [], {}
+    rows = []
+    found = {}
     for gpu in progress(list(CHOSEN), "fitting"):
-        link, efficiency = GPUS[gpu].link, fit_gpu(gpu)
+        link = GPUS[gpu].link
+        efficiency = fit_gpu(gpu)
         ways = fit_reduces(link, kernels_of(gpu).get("all-reduce", [()])[0])
-        medians, later = {}, fit_later(gpu)
+        medians = {}
+        later = fit_later(gpu)
         for kind, (fitted, tested) in kernels_of(gpu).items():
-            own, sets = later.get(kind, efficiency), (fitted, large(tested))
+            own = later.get(kind, efficiency)
+            sets = (fitted, large(tested))
             cells = [summary(errors_of(each, own, ways)) for each in sets]
             rows.append([gpu, kind, len(sets[1]), *cells[0], *cells[1]])
             medians[kind] = cells[1][0]
@@ -594,9 +607,11 @@ LAW = {
 
 def fit_law() -> Found:
     """The values with the least error on the half that is tested; it prints that of both halves."""
-    rows, found = [], {}
+    rows = []
+    found = {}
     for name, (values, kinds) in LAW.items():
-        held, tested = getattr(costmodel, name), {}
+        held = getattr(costmodel, name)
+        tested = {}
         for value in progress(values, name):
             with patch.object(costmodel, name, value):
                 halves = zip(*(law_errors(gpu, kinds) for gpu in CHOSEN), strict=True)

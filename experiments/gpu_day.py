@@ -136,7 +136,8 @@ def ceilings(day: Day) -> None:
 
 def decodes_of(day: Day, llm: LLM, *sizes: int) -> None:
     """Iterations of decodes: ms, and GB/s of weights, keys and values."""
-    weights, each = 2 * llm.config.parameters, day.length * llm.config.kv_bytes_per_token(2)
+    weights = 2 * llm.config.parameters
+    each = day.length * llm.config.kv_bytes_per_token(2)
     cases = [({"B": B}, make_batch(decodes=B, context=day.length)) for B in sizes]
     read = lambda batch: 1e-9 * (weights + len(batch.decodes) * each)
     day.iterations(llm, "decodes", cases, read)
@@ -144,7 +145,8 @@ def decodes_of(day: Day, llm: LLM, *sizes: int) -> None:
 
 def decode(day: Day) -> None:
     """Each back end; with and without graphs; with PyTorch's small operators and with Triton's."""
-    sizes, own = (1, 2, 4, 8, 16, 32) if day.cuda else (1, 2), cuda.small_operators
+    sizes = (1, 2, 4, 8, 16, 32) if day.cuda else (1, 2)
+    own = cuda.small_operators
     ways = [("rows", graphs, small) for graphs in ("off", "on") for small in (lambda *_: None, own)]
     for back, graphs, small in [*ways, *((back, "off", own) for back in ("xformers", "sdpa"))]:
         # a UserError: it cannot run here
@@ -154,7 +156,8 @@ def decode(day: Day) -> None:
 
 def prefill(day: Day) -> None:
     """Chunks and whole prompts, alone and beside decodes."""
-    llm, length = day.llm(day.model, day.slots), day.length
+    llm = day.llm(day.model, day.slots)
+    length = day.length
     places = [(0, length >> shift) for shift in range(5)] + [(length // 2, length // 4)]
     cases = []
     for riders in (0, min(7, day.slots - 1)):
@@ -188,7 +191,8 @@ def second_model(day: Day) -> None:
     sizes = (1, 8, 64) if day.cuda else (1, 2)
     for graphs in ("off", "on") if day.cuda else ("off",):
         decodes_of(day, day.llm(day.second, max(sizes), graphs=graphs), *sizes)
-    llm, drawn = day.llm(day.second, 8), {"temperature": 1.0}
+    llm = day.llm(day.second, 8)
+    drawn = {"temperature": 1.0}
     for given in ({}, drawn, drawn | {"top_k": 50}, drawn | {"top_p": 0.9}):
         params = SamplingParams(33 if day.cuda else 4, ignore_eos=True, seed=1, **given)
         for _ in range(3):
@@ -211,7 +215,8 @@ def profile(day: Day) -> None:
 
 def validate(day: Day) -> None:
     """A calibration of this card, and what it predicts of whole runs."""
-    saved, quick = day.out / "calibration.json", [] if day.cuda else ["--quick"]
+    saved = day.out / "calibration.json"
+    quick = [] if day.cuda else ["--quick"]
     options = ["--model", day.model, "--device", day.device, "--json", saved, "--seconds", 25]
     day.run("calibrate", "experiments/calibrate.py", *options, *quick)
     options = ["--calibration", saved, "--samples", 5, "--repeats", 1, "--out", day.out]
@@ -242,7 +247,8 @@ def work(pipe: Connection, out: Path, device: str, names: list[str]) -> None:
     day = Day(out, device)
     pipe.send("ready")  # torch is imported
     for name in names:
-        day.now, failed = name, ""
+        day.now = name
+        failed = ""
         gc.collect()
         torch.cuda.empty_cache()
         try:
@@ -254,7 +260,9 @@ def work(pipe: Connection, out: Path, device: str, names: list[str]) -> None:
 
 def drive(out: Path, device: str, names: list[str], seconds: float) -> list[str]:
     """Runs workers until all steps are done, or time is over. Returns the steps that are not."""
-    left, begin, spawn = [*names], time.monotonic(), multiprocessing.get_context("spawn")
+    left = [*names]
+    begin = time.monotonic()
+    spawn = multiprocessing.get_context("spawn")
     while left and time.monotonic() - begin < seconds:
         pipe, its = spawn.Pipe(duplex=False)
         worker = spawn.Process(target=work, args=(its, out, device, left))

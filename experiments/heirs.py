@@ -185,7 +185,8 @@ def beside_first(
     engine: Deployment, workload: str, policy: str, sizes: tuple, C: int | None = None
 ) -> Row:
     """Medians over the windows; and how much better than the workload's first policy, in each."""
-    work, rows = WORKLOADS[workload], []
+    work = WORKLOADS[workload]
+    rows = []
     first = windows_of(workload, *work.policies[0], *sizes)
     for own, other in zip(windows_of(workload, policy, C, *sizes), first, strict=True):
         gain = own[work.quantity] / other[work.quantity]
@@ -213,7 +214,8 @@ def verdict(row: Row) -> str:
 def beside_claims(rows: Rows) -> None:
     """A table for each workload; below, what the paper says."""
     for name, own in rows.by("workload").items():
-        work, found = WORKLOADS[name], Rows((), rows.units)
+        work = WORKLOADS[name]
+        found = Rows((), rows.units)
         for row in own:
             lowest, highest = spread(row, work.quantity)
             low, high = spread(row, "times better")

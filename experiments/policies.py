@@ -37,7 +37,9 @@ from more.pictures.lanes import request_lanes
 from more.policies import compared
 from timeline import Trace
 
-MODEL, GPU, CHUNK_SIZE = "llama-13b", "a6000", 512
+MODEL = "llama-13b"
+GPU = "a6000"
+CHUNK_SIZE = 512
 NAMES = dict(enumerate("ABCD"))
 # the left column: policies that never cut a prompt
 WHOLE = ("request_level", "vllm_v0", "orca", "hybrid_only")
@@ -73,7 +75,8 @@ def workload(chunk_size: int, arrival: float = 0.0) -> list[Request]:
     A and B have half a chunk of prompt, and 14 and 20 output tokens. C and D have two and a half
     chunks and 6 output tokens each, and arrive at `arrival` seconds.
     """
-    short, long = max(1, chunk_size // 2), 5 * chunk_size // 2
+    short = max(1, chunk_size // 2)
+    long = 5 * chunk_size // 2
     sizes = [(short, 14, 0.0), (short, 20, 0.0), (long, 6, arrival), (long, 6, arrival)]
     return [
         Request(i, range(prompt), output, arrival=moment)
@@ -202,7 +205,8 @@ def draw(found: Comparison) -> plt.Figure:
             axes.tick_params(axis="y", labelleft=True)
             axes.set_title(name, loc="left", fontweight="bold")
             numbers = figures_of(trace)
-            gap, first = numbers["longest gap of A and B"], numbers["TTFT of C"]
+            gap = numbers["longest gap of A and B"]
+            first = numbers["TTFT of C"]
             told = f"longest gap of A, B {gap:.2f} s; first token of C {first:.2f} s"
             axes.set_title(told, loc="right", fontsize=14)
         for axes in column[len(names) :]:
@@ -225,13 +229,16 @@ def pictured(found: Comparison) -> plt.Figure:
 def main() -> None:
     options = start("policies", __doc__, **FLAGS)
     name = file_name("policies", options)
-    llm, picture = None, options.out / f"{name}_measured.png"
+    llm = None
+    picture = options.out / f"{name}_measured.png"
     if options.measure:
         claim(picture, options.force)
         llm = measuring.load_llm(options, len(NAMES), 5 * options.chunk_size // 2 + 20)
     predicted = predict(options.policy)
     print_comparison(predicted)
-    rows, runs, about = rows_of(predicted), dict(predicted.traces), predicted.about()
+    rows = rows_of(predicted)
+    runs = dict(predicted.traces)
+    about = predicted.about()
     if llm is not None:
         measured = measure(llm, options.chunk_size, options.repeats, options.policy)
         print_comparison(measured)

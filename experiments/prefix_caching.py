@@ -36,15 +36,24 @@ from more.simulate import CostExecutor, simulate
 from scheduler import make_scheduler
 from timeline import Trace
 
-PROMPT, OUTPUT, BLOCK = 1024, 64, 16  # tokens
-REQUESTS, RATE, BUDGET, SIZE = 512, 6.0, 512, 32
-DOCUMENTS, DOCUMENT = 64, 896  # how many, and tokens of each
+# tokens
+PROMPT = 1024
+OUTPUT = 64
+BLOCK = 16
+REQUESTS = 512
+RATE = 6.0
+BUDGET = 512
+SIZE = 32
+# how many, and tokens of each
+DOCUMENTS = 64
+DOCUMENT = 896
 OPTIONS = {
     "slots": {},
     "blocks": {"cache": "paged"},
     "shared": {"cache": "paged", "prefix_caching": True},
 }
-SHARES, CACHES = (0.0, 0.25, 0.5, 0.75, 0.9), list(OPTIONS)
+SHARES = (0.0, 0.25, 0.5, 0.75, 0.9)
+CACHES = list(OPTIONS)
 MEMORIES = (48_000, 64_000, 80_000, 96_000, 112_000)
 
 
@@ -91,11 +100,14 @@ def peaks(engine: Deployment, block: int) -> tuple[int, int, int]:
     requests = at_rate(read_trace(ROOT / "experiments" / "azure_conv_2023_sample.csv"), RATE)
     scheduler = make_scheduler("sarathi_serve", MAX_BATCH_SIZE, BUDGET)
     scheduler.memory = memory = BlockMemory(None, block)
-    loop, taken, running = Loop(scheduler, CostExecutor(engine.cost_model)), 0, 0
+    loop = Loop(scheduler, CostExecutor(engine.cost_model))
+    taken = 0
+    running = 0
     for request in requests:
         loop.add(request)
     while loop.step():
-        taken, running = max(taken, memory.taken), max(running, len(scheduler.running))
+        taken = max(taken, memory.taken)
+        running = max(running, len(scheduler.running))
     return taken, running, max(request.most_cached for request in requests)
 
 
@@ -108,8 +120,10 @@ def held(engine: Deployment, layout: str) -> dict[str, float]:
 
 def sweeps(quick: bool, seed: int = 0) -> list[Sweep]:
     few = 4 if quick else 1
-    share, memory = cases(share=SHARES[::few], cache=CACHES), MEMORIES[::few]
-    given, sizes = {"n": REQUESTS // few, "seed": seed}, ("256", "64", "16", "1")[few // 2 :: few]
+    share = cases(share=SHARES[::few], cache=CACHES)
+    memory = MEMORIES[::few]
+    given = {"n": REQUESTS // few, "seed": seed}
+    sizes = ("256", "64", "16", "1")[few // 2 :: few]
     return [
         Sweep(partial(over_share, **given), [MISTRAL], share),
         Sweep(partial(over_memory, **given), [MISTRAL], cases(memory=memory, cache=CACHES)),

@@ -36,13 +36,19 @@ if TYPE_CHECKING:  # predicting needs no torch
 
 MODEL = replace(MODELS["llama2-13b"], n_layer=1)
 CORES = 64  # of a tile (Sec 4)
-PROMPT, RESPONSE = 1024, 128
-SIZES, MOST = (1, 2, 4, 8, 16), 16  # BS
-BATCH, SEQUENCE, READ = "batch first", "sequence first", "plain read"
+PROMPT = 1024
+RESPONSE = 128
+# BS
+SIZES = (1, 2, 4, 8, 16)
+MOST = 16
+BATCH = "batch first"
+SEQUENCE = "sequence first"
+READ = "plain read"
 
 
 class Tile:
-    model, hardware = MODEL.name, TILE.name
+    model = MODEL.name
+    hardware = TILE.name
 
     def bandwidth(self, layout: str, BS: int) -> float:
         return min(1, BS * MODEL.n_kv_head / CORES) * TILE.bandwidth
@@ -55,7 +61,8 @@ class Here(Real):
         import torch
 
         super().__init__(llm, repeats)
-        self.model, self.calls = f"{MODEL.name}, one layer", 0
+        self.model = f"{MODEL.name}, one layer"
+        self.calls = 0
         size = MOST * PROMPT * MODEL.n_kv_head * MODEL.head_dim
         self.keys, self.values = (torch.full((size,), 0.01, dtype=llm.dtype) for _ in range(2))
         self.memories = [response_of(MODEL, llm.dtype) for _ in range(MOST)]
@@ -72,7 +79,8 @@ class Here(Real):
 
         from more.beam.native import attend_beams, searches_of
 
-        heads, width = MODEL.n_kv_head, MODEL.head_dim
+        heads = MODEL.n_kv_head
+        width = MODEL.head_dim
         self.calls += 1
         part = self.calls % (MOST // BS)  # of the prompts
         shape = (BS, PROMPT) if layout == BATCH else (PROMPT, BS)
@@ -102,10 +110,8 @@ def response_of(config: object, dtype: object) -> object:
     from kvcache import KVCache
     from more.beam.memory import SegmentMemory
 
-    memory, generator = (
-        SegmentMemory(KVCache(config, 1, 1, dtype), 0, PROMPT, WIDTH),
-        random.Random(0),
-    )
+    memory = SegmentMemory(KVCache(config, 1, 1, dtype), 0, PROMPT, WIDTH)
+    generator = random.Random(0)
     for _ in range(RESPONSE):
         memory.reorder(generator.sample(range(WIDTH), WIDTH))
         memory.extend()
@@ -128,7 +134,8 @@ def ours() -> int:
 
     from model import Layer
 
-    config, names = MODELS["demo"], []
+    config = MODELS["demo"]
+    names = []
 
     def call(name: str, function: object, *args: object) -> object:
         names.append(name)

@@ -21,7 +21,8 @@ from experiments.lib.rows import Rows
 from experiments.lib.segment import COLOURS, OURS, THEIRS, WAYS, WIDTH
 from experiments.lib.study import Panel, Study
 
-ENGINE, RESPONSE = segment.PricedBeams("llama2-13b"), 32
+ENGINE = segment.PricedBeams("llama2-13b")
+RESPONSE = 32
 PROMPTS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 THEIR_LONGEST = 1024  # tokens: transformers is measured up to there. Four times the rows take long
 GROWTH = 2  # times the first token's latency at the shortest prompt: the knee

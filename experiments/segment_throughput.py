@@ -41,7 +41,9 @@ from experiments.lib.study import Panel, Study
 from more.beam.cost import cache_bytes, throughput
 from more.beam.request import CACHES
 
-PROMPT, RESPONSE = 1024, 128  # predicted
+# predicted
+PROMPT = 1024
+RESPONSE = 128
 STATED = {"model": "gptj-6b", "BS": 32}  # Fig 4's numbers
 ROOM = "memory of its tiles"
 GAIN = "segment over transformers"
@@ -59,7 +61,8 @@ def batches(engine: Engine, P: int, R: int, GB: float | None = None) -> list[Row
 
     peak: MB, of all batches that were tried.
     """
-    rows, rates = [], {}
+    rows = []
+    rates = {}
     for way in WAYS:
         size, tried = engine.largest_batch(way, WIDTH, P, R, GB)
         rows += [{"way": way, "BS": n, "peak": peak / 1e6} for n, peak in sorted(tried.items())]

@@ -29,8 +29,11 @@ from experiments.lib.rows import Row, Rows
 from experiments.lib.segment import COLOURS, OURS, TILE, TILES, TOKENS, UNFUSED_ALONE
 from experiments.lib.study import Panel, Study
 
-PROMPT, RESPONSE = 1024, 128  # predicted
-WIDTHS, CAUSE = (1, 4), UNFUSED_ALONE
+# predicted
+PROMPT = 1024
+RESPONSE = 128
+WIDTHS = (1, 4)
+CAUSE = UNFUSED_ALONE
 # what the paper states of its models: of which width and tokens, the smallest or the largest gain
 STATED = {
     "sk_latency_bw1_low": (1, "both tokens", "smallest"),

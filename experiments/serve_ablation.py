@@ -26,7 +26,8 @@ from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Panel, Study
 from more.serving.capacity import Deployment, median_ttft, p99_tbt
 
-REQUESTS, BUDGET = 1024, 1024
+REQUESTS = 1024
+BUDGET = 1024
 DATASETS = {"chat": (CHAT, 1.0), "arxiv": (ARXIV, 0.5)}  # and requests/s
 # and the ids of the paper's numbers
 POLICIES = {"hybrid_only": "hybrid", "chunked_only": "chunked", "sarathi_serve": "both"}
@@ -60,7 +61,8 @@ def sweeps(
 
 def both_halves(rows: Rows) -> list[Finding]:
     """One half alone delays first tokens, the other one stalls; both are in between, or better."""
-    rows, found = rows.where(**STATED), []
+    rows = rows.where(**STATED)
+    found = []
     for metric, order in (
         ("P50 TTFT", ("hybrid_only", "sarathi_serve", "chunked_only")),
         ("P99 TBT", ("sarathi_serve", "chunked_only", "hybrid_only")),

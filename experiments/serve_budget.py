@@ -22,7 +22,8 @@ from experiments.lib.study import Panel, Study
 from more.serving import capacity
 from more.serving.capacity import Deployment, token_budget, worst_iteration
 
-REQUESTS, RATE = 512, 2.5
+REQUESTS = 512
+RATE = 2.5
 BUDGETS = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 SLOS = {"strict": capacity.STRICT, "relaxed": capacity.RELAXED}
 

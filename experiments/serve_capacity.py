@@ -36,7 +36,8 @@ from experiments.lib.study import Panel, Study
 from more.serving.capacity import BUDGETS, RELAXED, STRICT, Deployment
 from more.serving.planner import EXACT
 
-DEPLOYMENTS, DATASETS = (MISTRAL, YI), (CHAT, ARXIV)
+DEPLOYMENTS = (MISTRAL, YI)
+DATASETS = (CHAT, ARXIV)
 REQUESTS = 1024
 BUDGETS_TRIED = (256, 512, 1024, 2048)  # tokens: with --policy, each policy gets the best of them
 GROUP = ("model", "data", "slo")  # what has a capacity of each policy
@@ -82,7 +83,8 @@ def sweeps(
     count = requests or (64 if quick else REQUESTS)
     given = [papers.Recorded(requests_file, engines=DEPLOYMENTS)] if requests_file else DATASETS
     workloads = {data.name: data.requests(count, seed=seed) for data in given}
-    budgets, precision = BUDGETS_TRIED if policy else (), 1.3 if quick else EXACT
+    budgets = BUDGETS_TRIED if policy else ()
+    precision = 1.3 if quick else EXACT
     searched = {"slos": slos, "budgets": budgets, "precision": precision}
     run = partial(papers.capacity_rows, workloads=workloads, **searched)
     jobs = cases(data=list(workloads), policy=[*POLICIES, *more_policies(policy)])

@@ -22,9 +22,12 @@ from experiments.lib.study import Panel, Study
 from experiments.serve_phases import NODE
 from more.serving.capacity import Deployment
 
-CHUNKS, PROMPTS = (512, 1024, 2048), (2048, 4096, 8192, 16384)
+CHUNKS = (512, 1024, 2048)
+PROMPTS = (2048, 4096, 8192, 16384)
 # Fig 9
-PROMPT, DECODES, CONTEXT = 4096, (1, 2, 4, 8, 16, 32, 64, 128), 1024
+PROMPT = 4096
+DECODES = (1, 2, 4, 8, 16, 32, 64, 128)
+CONTEXT = 1024
 STATED = 8  # decodes, where its largest growth stands
 
 
@@ -36,13 +39,16 @@ def prefill_seconds(cost: CostModel, prompt: int, chunk: int) -> float:
 
 def overhead(engine: Deployment, L: int, C: int) -> dict[str, float]:
     """Time of a prompt of L tokens in chunks of C over that of a whole one."""
-    cost, tokens = engine.cost_model, L - 1  # in the artefact, the last one is the first decode's
+    # in the artefact, the last one is the first decode's
+    cost = engine.cost_model
+    tokens = L - 1
     return {"time": prefill_seconds(cost, tokens, C) / prefill_seconds(cost, tokens, tokens)}
 
 
 def growth(engine: Deployment, C: int, B: int) -> dict[str, float]:
     """Of an iteration of B decodes that the last C tokens of a prompt join."""
-    seconds, last = engine.cost_model.seconds, (PROMPT - C, C, PROMPT)
+    seconds = engine.cost_model.seconds
+    last = (PROMPT - C, C, PROMPT)
     decoding = seconds(make_batch(decodes=B, context=CONTEXT))
     return {"growth": seconds(make_batch([last], B, CONTEXT)) / decoding}
 

@@ -46,13 +46,16 @@ from more.serving.lengths import length_error
 from more.serving.traffic import FASTEST, LogNormal, make_requests, poisson
 from scheduler import ALIASES, POLICIES
 
-REQUESTS, WINDOWS = 256, 8
+REQUESTS = 256
+WINDOWS = 8
 # requests/s; the paper's artefact has 0.55, 0.7 and 1.0
 RATES = (0.3, 0.4, 0.55, 0.7, 0.85, 1.0, 1.15, 1.3, 1.45)
 QUICK_RATES = (0.3, 1.0, 1.45)  # those of the caption
 # of what this machine can serve; the last one for requests of a user: a queue shows who waits
 SHARES = {"a third": 1 / 3, "two thirds": 2 / 3, "more than all": 1.1}
-SMALL, LARGE = 512, 1536  # token budgets of the paper's Fig 1
+# token budgets of the paper's Fig 1
+SMALL = 512
+LARGE = 1536
 # of what is served if all requests wait: the rates, where requests, model or GPU are a user's
 PARTS = (0.5, 0.7, 0.9, 1.1, 1.3)
 PAIRED = ("P99 TTFT", "mean E2E")  # in the same window, over those of sarathi_serve
@@ -83,7 +86,8 @@ def at_rate(
     engine: Deployment, rate: float, policy: str, windows: Windows, C: int | None = None
 ) -> list[Row]:
     """Medians over the windows, at `rate` requests per second; then those of each tag."""
-    found, ours = windows.serve(engine, rate, policy, C), windows.serve(engine, rate, OURS)
+    found = windows.serve(engine, rate, policy, C)
+    ours = windows.serve(engine, rate, OURS)
     paired = []
     for (every, *rest), (other, *_) in zip(found, ours, strict=True):
         over = {f"{name} over {OURS}": every[name] / other[name] for name in PAIRED}
@@ -123,7 +127,8 @@ def at_share(
     rate = round(SHARES[share] * served_rate(engine, count, L, budget, data), 3)
     requests = data.requests(count, rate) if data else short_requests(poisson(count, rate), L)
     trace = engine.serve(requests, policy, C)
-    rows, spent = windows.metrics(trace), 1e3 * trace.policy_seconds / trace.schedules
+    rows = windows.metrics(trace)
+    spent = 1e3 * trace.policy_seconds / trace.schedules
     if not any({"ttft", "tbt", "ttlt"} & request.tags.keys() for request in requests):
         for row in rows:  # the promise is a GPU's
             del row["promises kept"]
@@ -151,7 +156,9 @@ def sweeps(
         )
     if by:
         own.values(by)
-    data, windows, count = own or CHAT, 2 if quick else WINDOWS, 64 if quick else REQUESTS
+    data = own or CHAT
+    windows = 2 if quick else WINDOWS
+    count = 64 if quick else REQUESTS
     windows, count = data.divide(windows, requests or count)
     rates = rate or (QUICK_RATES if quick else RATES)
     theirs = bool(own or engine != YI)  # else it is the paper's figure
@@ -169,7 +176,8 @@ def sweeps(
     every = cases(policy=RIVALS) + ours + cases(policy=others)
     priced = [r | each for r in cases(rate=rates) for each in every]
     (L, B, C), few = ((64, 3, 16), 6) if quick else ((512, 8, 64), 24)
-    L, B = own.max_length if own else L, named.get("max_batch_size") or B
+    L = own.max_length if own else L
+    B = named.get("max_batch_size") or B
     shares = list(SHARES)[: 3 if own else 2]
     several = cases(policy=RIVALS) + cases(policy=[OURS, *others], C=C)
     here = [s | each for s in cases(share=shares, L=L, B=B) for each in several]
@@ -185,7 +193,8 @@ def sweeps(
 
 def what_runs(chosen: Windows, policies: Sequence[str]) -> list[str]:
     """Also which policies are sarathi_serve here: those that read a tag that no request has."""
-    C, one = ", ".join(map(str, chosen.budgets)), " (one: no interval)" * (chosen.windows == 1)
+    C = ", ".join(map(str, chosen.budgets))
+    one = " (one: no interval)" * (chosen.windows == 1)
     said = [f"{chosen.windows} windows of {chosen.count} requests{one}"]
     said.append(f"C: the best of {C} in one more window, at {chosen.tuned_at:.3g} requests/s")
     tags = {tag for each in chosen.window(0, 1.0) for tag in each.tags}

@@ -58,7 +58,8 @@ ERRORS = {"error": "iteration", "error with the host": "with the host"}
 
 def parts(cost: CostModel, batch: Batch) -> dict[str, float]:
     """Seconds of the linear operators, of attention, and of all else."""
-    linear, operators = sum(cost.linears(batch.num_tokens).values()), cost.operators(batch)
+    linear = sum(cost.linears(batch.num_tokens).values())
+    operators = cost.operators(batch)
     others = sum(operators.values()) - linear - operators["attn"]
     return {"linear": linear, "attention": operators["attn"], "others": others}
 
@@ -104,7 +105,8 @@ def iteration(engine: Deployment, phase: str, L: int, B: int) -> dict[str, float
     The parts are in ms per token.
     """
     batch = make_batch([(0, L, L)] * B if phase == "prefill" else (), B * (phase == "decode"), L)
-    seconds, tokens = parts(engine.cost_model, batch), batch.num_tokens
+    seconds = parts(engine.cost_model, batch)
+    tokens = batch.num_tokens
     whole = sum(seconds.values())
     return {
         "iteration": 1e3 * whole,
@@ -128,7 +130,8 @@ def beyond(B: int) -> float:
 
 def host_of_artefact() -> Host:
     """The host that makes the artefact's iterations of 1 and of 128 decodes what they took."""
-    few, many = 1, max(BATCH_SIZES)
+    few = 1
+    many = max(BATCH_SIZES)
     request = (beyond(many) - beyond(few)) / (many - few)
     return Host(beyond(few) - few * request, request)
 
@@ -158,7 +161,8 @@ def compare(rows: Rows) -> None:
 
 def report(rows: Rows) -> None:
     host = host_of_artefact()
-    each, alone = f"{1e3 * host.request:.4f} ms for each request", f"{1e3 * beyond(32):.2f} ms"
+    each = f"{1e3 * host.request:.4f} ms for each request"
+    alone = f"{1e3 * beyond(32):.2f} ms"
     print(f"\nthe artefact's host: {1e3 * host.iteration:.2f} ms and {each}; 32 decodes: {alone}")
     columns = ("phase", "L", "B", *ERRORS.values(), *ERRORS)
     print_rows(rows.where(next(iter(ERRORS))), columns, "Yi-34B on two A100s beside the artefact")

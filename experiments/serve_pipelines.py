@@ -36,7 +36,8 @@ from more.serving.capacity import DECODES, RELAXED, STRICT, Deployment
 from more.serving.planner import EXACT
 
 NUMBERS = paper_numbers()
-A100, A40 = "a100-80gb-pcie", "a40"
+A100 = "a100-80gb-pcie"
+A40 = "a40"
 SMALL = {"orca_batch_size": int(NUMBERS["ss_batch_orca_pipelines"])}
 
 
@@ -58,7 +59,8 @@ PROMPT = 4096  # tokens, of the prefill whose time is published
 # quantities, in ms
 AT_PEAK = "prefill of 4K, all stages at 100 % of peak, linear operators alone"
 DECODE = f"decode iteration of {DECODES}, all stages"
-HOSTED, EACH_HOSTED = f"{DECODE}, with the host on stage 0", f"{DECODE}, with the host on each"
+HOSTED = f"{DECODE}, with the host on stage 0"
+EACH_HOSTED = f"{DECODE}, with the host on each"
 GAINS = OVER_PP, OVER_TP8, RATIO = "gain over vLLM PP", "gain over vLLM TP8", "vLLM, TP8 over PP"
 # other links and hosts: what pictures call them -> names of LINKS and HOSTS
 ETHERNETS = {"data sheet": "ethernet-100g"} | {
@@ -112,7 +114,8 @@ def bounds(engine: Deployment) -> list[Row]:
 
 def iterations(engine: Deployment) -> Row:
     """ms of a prefill of 4K and of a decode iteration, through the stages of a pipeline."""
-    cost, prefill = engine.cost_model, make_batch([(0, PROMPT, PROMPT)])
+    cost = engine.cost_model
+    prefill = make_batch([(0, PROMPT, PROMPT)])
     layers = cost.model.n_layer * cost.model.layer_weights
     hosted = replace(engine, host="sarathi-artefact")
     again = HOSTS[hosted.host].around(0.0, DECODES)  # if each stage's workers take it
@@ -145,7 +148,8 @@ def cause(engine: Deployment, link: str, host: str, count: int, seed: int, preci
 
 def sweeps(quick: bool, requests: int | None = None, seed: int = 0) -> list[Sweep]:
     """quick: of chat alone, to a factor of 1.5."""
-    count, precision = requests or (32 if quick else REQUESTS), 1.5 if quick else PRECISION
+    count = requests or (32 if quick else REQUESTS)
+    precision = 1.5 if quick else PRECISION
     datasets = DATASETS[: 1 if quick else None]
     workloads = {data.name: data.requests(count, seed=seed) for data in datasets}
     run = partial(capacities, workloads=workloads, precision=precision)
@@ -199,7 +203,8 @@ def compared(strict: str, way: str) -> dict[str, Row]:
         {"model": each.model, "layout": each.layout, "policy": "vllm_v0"}
         for each in (FALCON, FALCON_TP8)
     )
-    chat, largest = {"data": "chat", "slo": strict}, {"which": "largest", "SLOs": way}
+    chat = {"data": "chat", "slo": strict}
+    largest = {"which": "largest", "SLOs": way}
     return {
         "ss_falcon_strict_vllm_pp": pipeline | chat,
         "ss_falcon_strict_vllm_tp8": tp8 | chat,
@@ -209,8 +214,10 @@ def compared(strict: str, way: str) -> dict[str, Row]:
 
 
 PAPER_DECODE = NUMBERS["ss_falcon_decode"]
-IN_ITERATIONS, IN_SECONDS = compared("strict", "in iterations"), compared("1 s", "in seconds")
-WHERE, BOTH_LAYOUTS = ("model", "layout", "data"), {"layout": (FALCON.layout, FALCON_TP8.layout)}
+IN_ITERATIONS = compared("strict", "in iterations")
+IN_SECONDS = compared("1 s", "in seconds")
+WHERE = ("model", "layout", "data")
+BOTH_LAYOUTS = {"layout": (FALCON.layout, FALCON_TP8.layout)}
 PRICED = "prefill of 4K, one stage", "prefill of 4K, all stages", "decode iteration"
 UNITS = {
     **dict.fromkeys((*PRICED, AT_PEAK, DECODE, HOSTED, EACH_HOSTED), "ms"),

@@ -43,8 +43,12 @@ from more.serving.traffic import Uniform, copy_of, make_requests
 from timeline import Trace
 
 COMPARED = (*POLICIES, "prefill_first")
-REQUESTS, BUDGET = 128, 1536  # of the paper's artefact (osdi-experiments/figure-1)
-MAPPED, MAP_BUDGET = (*POLICIES, "request_level"), 512  # of Fig 2
+# of the paper's artefact (osdi-experiments/figure-1)
+REQUESTS = 128
+BUDGET = 1536
+# of Fig 2
+MAPPED = (*POLICIES, "request_level")
+MAP_BUDGET = 512
 STALL = 1.0  # s: gaps longer than this are counted
 STEPS = 250  # points of each curve
 RUNS: dict[str, tuple[Trace, perfetto.About]] = {}  # for --perfetto, by their names

@@ -33,10 +33,12 @@ def table(engine: Engine, L: int, B: int) -> list[Row]:
         "decode-only": make_batch(decodes=B, context=L),
         "decode-maximal": make_batch([(0, chunk, chunk)], decodes=B - 1, context=L),
     }
-    rows, totals = [], {}
+    rows = []
+    totals = {}
     for name, batch in batches.items():
         seconds = engine.operators(batch)
-        linear, attention = 1e3 * sum(seconds[each] for each in LINEAR), 1e3 * seconds["attn"]
+        linear = 1e3 * sum(seconds[each] for each in LINEAR)
+        attention = 1e3 * seconds["attn"]
         totals[name] = total = linear + attention
         if name == "decode-maximal":
             total -= totals["prefill-only"]  # what its decodes add

@@ -21,7 +21,8 @@ from experiments.lib.engines import Engine, Priced, Sweep, cases, gain
 from experiments.lib.study import Panel, Study
 from more.serving.steady import Workload, balance
 
-SMALL, LARGE = Priced("llama-13b", "a6000"), Priced("llama-33b", "a100-80gb")
+SMALL = Priced("llama-13b", "a6000")
+LARGE = Priced("llama-33b", "a100-80gb")
 PLACES = {  # id of the paper's numbers: engine, L, B, P:D
     "t4_13b_1k": (SMALL, 1024, 6, 50),
     "t4_13b_2k": (SMALL, 2048, 6, 50),

@@ -33,7 +33,8 @@ def prefill(engine: Priced, GPUs: int, reading: str) -> Row:
         link = td.OTHER_READING[link]
     cost = CostModel(MODEL, GPUS[engine.hardware], tp=GPUs, link=LINKS[link], software=software)
     operators = cost.operators(PROMPT)
-    sent, whole = operators.get("all_reduce", 0.0), sum(operators.values())
+    sent = operators.get("all_reduce", 0.0)
+    whole = sum(operators.values())
     parts = {"computing": 1e3 * (whole - sent), "communication": 1e3 * sent}
     return parts | {"share": 100 * sent / whole}
 

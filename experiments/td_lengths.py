@@ -47,7 +47,9 @@ BESIDE = 256  # as published
 GROUPS = 100  # random ones of each size, of each split
 LOOK_AHEADS = {"all steps": True, "paper's points": False}  # `between` of `Rules`
 NODES = (td.NODES["A100 + 70B"], td.NODES["L20 + 13B"])
-ORACLE, TRAINED_ONE, NONE = "oracle", "prompt length", "one token"
+ORACLE = "oracle"
+TRAINED_ONE = "prompt length"
+NONE = "one token"
 TRIED = (*(f"classes {accuracy:g}" for accuracy in ACCURACIES), TRAINED_ONE, "mean")
 ENDS = {"low": "lowest", "high": "highest"}  # of the paper's ranges
 EVERY = (ORACLE, *TRIED, NONE)
@@ -88,10 +90,12 @@ def trained(seed: int) -> tuple[td.Lengths, dict[str, Predictor], Classes]:
 
 def errors(node: td.Node, predictor: str, seed: int, splits: int) -> list[Row]:
     """Class accuracy, and % by which the total of a random group is off."""
-    right, off = [], {size: [] for size in SIZES}
+    right = []
+    off = {size: [] for size in SIZES}
     for each in range(seed, seed + splits):
         test, known, classes = trained(each)
-        requests, truth = td.make(test), np.array([output for _, output in test])
+        requests = td.make(test)
+        truth = np.array([output for _, output in test])
         right.append(accuracy(known[predictor], requests, classes))
         guesses = ask(known[predictor], requests)
         for size, missed in off.items():

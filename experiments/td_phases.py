@@ -71,9 +71,12 @@ def draw(rows: Rows) -> plt.Figure:
     """Three windows; below them the account of every run."""
     figure = plt.figure(figsize=(19, 19), layout="constrained")
     top, bottom = figure.subfigures(2, 1, height_ratios=[3, 2])
-    panels, below = top.subplots(3, 1), bottom.subplots()
+    panels = top.subplots(3, 1)
+    below = bottom.subplots()
     figure.draw_without_rendering()  # now panels are as wide as they will be: labels fit or not
-    drawn, lanes, count = rows.where(node=DRAWN.name), [], rows[0]["requests"]
+    drawn = rows.where(node=DRAWN.name)
+    lanes = []
+    count = rows[0]["requests"]
     for axes, row in zip(panels, drawn, strict=True):
         trace = run(DRAWN, row["system"], count).trace
         start = (switch(trace) if row["system"] == td.OURS else trace.end / 2) - 0.1 * WINDOW

@@ -25,10 +25,14 @@ from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
 from more.pipeline.phases import Rules
 
-RULE, ARTEFACT = "rule", "peak of 256"  # 256: requests of a decode batch (the artefact)
+# 256: requests of a decode batch (the artefact)
+RULE = "rule"
+ARTEFACT = "peak of 256"
 NAMED = {RULE: Rules(), ARTEFACT: Rules(peak_rows=256)}
 LOOK_AHEAD = {"all steps": Rules(), "paper's points": Rules(between=False)}
-FULL, KEPT = 95, 10  # % of the memory; one batch in so many is kept, that the file stays small
+# % of the memory; one batch in so many is kept, that the file stays small
+FULL = 95
+KEPT = 10
 THRESHOLDS = {  # what is fixed: option of `Rules`, its values in %
     "occupancy": ("occupied", (30, 60, 80, 90, 100)),
     "finish ratio": ("finished", (5, 10, 30, 50, 90)),
@@ -53,7 +57,8 @@ def without(node: td.Node, requests: int, stealing: str) -> Row:
 def memory(node: td.Node, requests: int, look_ahead: str) -> list[Row]:
     """How full the KV memory is over time (s), and in how much of the time it is full."""
     done = td.run(node, td.OURS, td.azure(requests), rules=LOOK_AHEAD[look_ahead])
-    history, end = done.trace.history, done.trace.end
+    history = done.trace.history
+    end = done.trace.end
     used = [100 * tokens / node.cache_tokens for _, tokens, _ in history]
     times = [s for s, _, _ in history]
     full = sum(

@@ -148,7 +148,8 @@ def print_winners(rows: Rows) -> None:
         table.append({"node": node})
         for case in ({}, *({"outputs": mean} for mean in OUTPUTS)):
             runs, speeds = runs_of(rows, node, case)
-            best, mean = max(BASELINES, key=speeds.get), round(runs[OURS]["mean output"])
+            best = max(BASELINES, key=speeds.get)
+            mean = round(runs[OURS]["mean output"])
             table[-1][mean] = f"{speeds[OURS] / speeds[best]:.2f} {best}"
     means = sorted(key for key in table[0] if key != "node")
     title = f"{OURS} over the fastest baseline, and which that is, by mean output tokens"
@@ -159,7 +160,8 @@ def sweeps(
     quick: bool, requests: int, seed: int = 0, requests_file: Path | None = None
 ) -> list[Sweep]:
     """All that fit the memory and differ."""
-    sizes, run = {"requests": requests, "seed": seed}, partial(perform, file=requests_file)
+    sizes = {"requests": requests, "seed": seed}
+    run = partial(perform, file=requests_file)
     td.azure(requests, seed, requests_file)  # refuses the file before any work
     stretched = [{"outputs": mean} for mean in OUTPUTS]
     found = []
@@ -187,7 +189,8 @@ UNITS = {
     "bubble share": "%",
 }
 LEADS = f"{OURS} over each baseline, the largest of four nodes"
-SHOW, LOOKS = {"ylim": (0, None)}, td.LOOKS
+SHOW = {"ylim": (0, None)}
+LOOKS = td.LOOKS
 STUDY = Study(
     "td_throughput",
     __doc__,

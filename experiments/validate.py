@@ -40,8 +40,11 @@ from more.policies import compared
 from more.serving.calibration import RESULTS, CalibratedModel, Calibration
 
 NAME = "validate"
-BATCH_SIZES, CHUNK_SIZES = (2, 8), (64, 128, 256, 512)
-PROMPTS, OUTPUTS = (32, 1024), (4, 128)  # tokens
+BATCH_SIZES = (2, 8)
+CHUNK_SIZES = (64, 128, 256, 512)
+# tokens
+PROMPTS = (32, 1024)
+OUTPUTS = (4, 128)
 WHOLE_PROMPTS = ("request_level", "orca", "vllm_v0")  # policies that have no C
 QUANTITIES = {"total time": "s", "mean iteration": "ms", "throughput": "tokens/s"}  # compared
 AXES = {"x": "measured", "y": "predicted"}
@@ -70,7 +73,8 @@ class Draw:
 
 def draw_workloads(count: int, seed: int) -> list[Draw]:
     """`count` workloads of B to 2 B requests each, taking turns over the policies."""
-    dice, policies = random.Random(seed), sorted(compared())
+    dice = random.Random(seed)
+    policies = sorted(compared())
     workloads = []
     for i in range(count):
         size = dice.randint(*BATCH_SIZES)
@@ -110,7 +114,8 @@ def compare(calibration: Calibration, works: Sequence[Draw], repeats: int) -> Ro
     # what was calibrated: operators are timed one by one, which no CUDA graph allows
     where = {"dtype": calibration.dtype, "device": calibration.device, "cuda_graphs": "off"}
     real = Real(LLM(calibration.load, **where, **sizes), repeats)
-    cost, cases = CalibratedModel(calibration), []
+    cost = CalibratedModel(calibration)
+    cases = []
     for number, work in enumerate(works, start=1):
         case = {"workload": number, "policy": work.policy, "B": work.batch_size}
         cases.append(case | ({} if work.policy in WHOLE_PROMPTS else {"C": work.chunk_size}))

@@ -107,5 +107,8 @@ class Fleeting(Passing):
 
     def record(self, *what: object) -> Iteration:
         iteration = super().record(*what)
-        self.iterations, self.finished, self.preempted, self.cancelled = [], [], [], []
+        self.iterations = []
+        self.finished = []
+        self.preempted = []
+        self.cancelled = []
         return iteration

@@ -126,7 +126,8 @@ def no_policy_stays() -> Iterator[None]:
 def broken(tmp_path: Path) -> Path:
     """The demo model, whose embedding of "§" is NaN: a prompt with that letter has no logits."""
     tensors = load_file(DEMO / "model.safetensors")
-    embedding, token = tensors["model.embed_tokens.weight"], load_tokenizer(DEMO).encode("§")[-1]
+    embedding = tensors["model.embed_tokens.weight"]
+    token = load_tokenizer(DEMO).encode("§")[-1]
     tensors["lm_head.weight"] = embedding.clone()
     embedding[token] = math.nan
     save_file(tensors, tmp_path / "model.safetensors")
@@ -166,7 +167,9 @@ def call(script: ModuleType | str, *arguments: object) -> subprocess.CompletedPr
     """
     module = importlib.import_module(f"experiments.{script}") if isinstance(script, str) else script
     argv = [Path(module.__file__).name, *map(str, arguments)]
-    out, err, status = StringIO(), StringIO(), 0
+    out = StringIO()
+    err = StringIO()
+    status = 0
     with redirect_stdout(out), redirect_stderr(err), mock.patch.object(sys, "argv", argv):
         try:
             run_main(module.main if hasattr(module, "main") else module.STUDY.run)
@@ -221,7 +224,8 @@ def attention_bound(
     y           as q, exact; y_of_sizes: the same, of the values' absolute values
     scores      the dtype that scores are rounded to; None: they are not
     """
-    u, head_dim = unit(torch.promote_types(q.dtype, torch.float32)), q.shape[-1]
+    u = unit(torch.promote_types(q.dtype, torch.float32))
+    head_dim = q.shape[-1]
     largest = q.double().norm(dim=-1) * longest / head_dim**0.5  # no score is larger
     share = (head_dim + 8) * u * largest + (2 * keys + 32) * u + unit(q.dtype)
     if scores:
@@ -325,7 +329,9 @@ def attend_spans(
     changes nothing, for the rows' own are what the cache holds at their places.
     """
     cache = KVCache.__new__(KVCache)
-    cache.k, cache.v, cache.layers = keys[None], values[None], [(keys, values)]
+    cache.k = keys[None]
+    cache.v = values[None]
+    cache.layers = [(keys, values)]
     cache.slots, cache.length = keys.shape[1:3]
     n, rows = q.shape[:2]
     own = torch.tensor(slots, device=q.device).repeat_interleave(rows)  # (n * Tq,)
@@ -407,7 +413,8 @@ def opened(browser: object) -> Iterator[Opened]:
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(PATIENCE)
-        page.asked, page.wrong = [], []
+        page.asked = []
+        page.wrong = []
 
         def away(route: object) -> None:
             page.asked.append(route.request.url)

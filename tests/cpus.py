@@ -60,7 +60,8 @@ def is_fine(name: str, command: list[str], environment: dict[str, str] | None = 
 
 def run_arm() -> bool:
     """native_check.cpp, cross-compiled, in an emulator: right or wrong, never how fast."""
-    name, compiler = "ARM, emulated", which("aarch64-linux-gnu-g++")
+    name = "ARM, emulated"
+    compiler = which("aarch64-linux-gnu-g++")
     emulator = which("qemu-aarch64") or which("qemu-aarch64-static")
     if not (compiler and emulator):
         print(f"{name:26}skipped: it needs g++-aarch64-linux-gnu and qemu-user", flush=True)

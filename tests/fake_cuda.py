@@ -50,13 +50,16 @@ class Watch(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.launches, self.crossings = 0, []
+        self.launches = 0
+        self.crossings = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
         if func.namespace == "prim":
             return out
-        given, made = tensors((args, kwargs or {})), tensors(out)
+        given = tensors((args, kwargs or {}))
+        made = tensors(out)
         places = {t.device.type for t in given + made if t.dim() or t.is_cuda}
         if places == {"cpu", "cuda"} or name in WAITS:
             self.crossings.append(name)
@@ -123,7 +126,8 @@ def fake_cuda(
         major=capability[0], minor=capability[1], total_memory=int(memory), name="a fake GPU",
         multi_processor_count=40,
     )  # fmt: skip
-    generator, tensor = torch.Generator, torch.tensor
+    generator = torch.Generator
+    tensor = torch.tensor
 
     class OnHost:  # a class: some annotations name it
         def __new__(cls, device: object = None) -> torch.Generator:
@@ -163,10 +167,13 @@ class Capture(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls, self.allocated, self.errors = [], {}, []
+        self.calls = []
+        self.allocated = {}
+        self.errors = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs, name = kwargs or {}, func.overloadpacket.__name__
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
         if name in WAITS:
             self.errors.append(f"{name} waits for the device")
         if name == "lift_fresh":

@@ -97,7 +97,8 @@ def tokens(text: str) -> int:
 
 def by_folder() -> tuple[Counter[str], Counter[str]]:
     """Tokens and lines of the Python files in each folder; those at the root are "(root)"."""
-    found, lines = Counter(), Counter()
+    found = Counter()
+    lines = Counter()
     for path in tracked("py"):
         parts = path.relative_to(ROOT).parts
         folder = parts[0] if len(parts) > 1 else "(root)"

@@ -102,7 +102,9 @@ def model_of(family: str) -> Transformer:
 @cache
 def known(family: str) -> list[Known]:
     """Prompts of a model, with the tokens that follow: the same for all plays."""
-    rng, model, found = random.Random(family), model_of(family), []
+    rng = random.Random(family)
+    model = model_of(family)
+    found = []
     for number in range(PROMPTS):
         length = rng.choice((1, 2, 3, rng.randint(4, 12), rng.randint(12, LONGEST - OUTPUT)))
         prompt = [rng.randrange(model.config.vocab_size) for _ in range(length)]
@@ -288,12 +290,14 @@ def draw(
     """A play at random. policy, family: None is any."""
     rng = random.Random(f"play {seed} {policy}")
     family = family or rng.choice(list(TINY))
-    calls, searches = [], beams and not TINY[family].narrow and rng.random() < 0.3
+    calls = []
+    searches = beams and not TINY[family].narrow and rng.random() < 0.3
     for _ in range(rng.randint(1, 5)):
         step = rng.choice((0, 0, rng.randint(0, 15)))
         asked = tuple(ask(family, rng) for _ in range(rng.randint(1, 4)))
         if searches and rng.random() < 0.5:
-            one, other = draw_search(family, rng), draw_search(family, rng)
+            one = draw_search(family, rng)
+            other = draw_search(family, rng)
             asked = one, replace(other, cache=one.cache)
         waits = [rng.choice((0.0, 0.0, 9 * rng.random())) for _ in asked]
         leaves = step + rng.randint(0, 12) if rng.random() < 0.3 else None
@@ -301,7 +305,8 @@ def draw(
     every = [each.request(0).most_cached for call in calls for each in call.asked]
     tight = max(every) + rng.randint(0, 5)
     memory = tight if searches else rng.choice((None, tight, max(every) + rng.randint(0, 40)))
-    size, chunk = rng.randint(1, 6), rng.choice((1, 3, rng.randint(4, 24), rng.randint(4, 24), 64))
+    size = rng.randint(1, 6)
+    chunk = rng.choice((1, 3, rng.randint(4, 24), rng.randint(4, 24), 64))
     switches = [
         (rng.randint(1, 20), random_policy(rng), rng.choice((1, 5, 8, 17, 64)))
         for _ in range(rng.choice((0, 3, 9)))
@@ -310,7 +315,8 @@ def draw(
     if policy and policy.startswith("td_pipe"):
         filling["memory"] = rng.choice(("split", "pool", "pool"))
         if policy == "td_pipe":
-            limit, pack = rng.choice((1.0, 0.7)), rng.choice((1, 30, 192))
+            limit = rng.choice((1.0, 0.7))
+            pack = rng.choice((1, 30, 192))
             filling["rules"] = Rules(stealing=rng.choice(STEALING), limit=limit, pack=pack)
     else:
         filling["deal"] = rng.choice(DEALS)
@@ -406,7 +412,8 @@ def check_books(executor: ModelExecutor, schedulers: Sequence[Scheduler]) -> Non
     """Who runs holds what the schedulers, the executor and the cache say that it holds."""
     running = [request for scheduler in schedulers for request in scheduler.running]
     started = [request for request in running if request.chunks_run]
-    slot_of, used = executor.slot_of, executor.cache.used
+    slot_of = executor.slot_of
+    used = executor.cache.used
     ids = sorted(request.request_id for request in started)
     hold("the requests that have a slot are those that run and have begun", sorted(slot_of), ids)
     hold("each has a slot of its own: how many", len(set(slot_of.values())), len(started))
@@ -434,7 +441,8 @@ def check_memories(schedulers: Sequence[Scheduler], flying: int = 0) -> None:
         most = memory.capacity
         assert memory.room >= 0, f"the cache overflows: {most - memory.room} tokens of {most}"
     for each in schedulers:
-        ids, most = [request.request_id for request in each.running], each.max_batch_size
+        ids = [request.request_id for request in each.running]
+        most = each.max_batch_size
         assert len(ids) <= most, f"requests {ids} run at once, and B is {most}"
 
 
@@ -442,7 +450,8 @@ def check_blocks(
     executor: ModelExecutor | None, memory: BlockMemory, running: Sequence[Request]
 ) -> None:
     """Each block is held as often as the tables say, or idle, or free: none is lost, none twice."""
-    size, tables = memory.block_size, memory.tables
+    size = memory.block_size
+    tables = memory.tables
     ids = [sorted(request.request_id for request in each) for each in (tables, running)]
     hold("the requests that have blocks are those that run", *ids)
     for request, table in tables.items():
@@ -479,7 +488,8 @@ def check_end(executor: ModelExecutor, schedulers: Sequence[Scheduler]) -> None:
 class Virtual:
     """Of an executor: a clock of its own, so that a seed gives the same schedule anywhere."""
 
-    clock, rng = 0.0, random.Random(0)
+    clock = 0.0
+    rng = random.Random(0)
     scheduler: Scheduler | None = None  # its batches must keep the rules
 
     def now(self) -> float:
@@ -542,7 +552,9 @@ def by_loop(play: Play) -> Found:
     executor.scheduler = manage(scheduler, executor.cache)
     if isinstance(executor, BeamExecutor):
         count_beams(scheduler)
-    loop, script, requests = Loop(scheduler, executor), play.script(), {}
+    loop = Loop(scheduler, executor)
+    script = play.script()
+    requests = {}
     gone: list[int] = []
     for step in range(STEPS):
         with numbered(step):
@@ -608,16 +620,21 @@ def ready(play: Play) -> LLM:
     llm = llm_of(play.backend == "sdpa")
     assert set(llm.cache.used) == {None} and not (llm._loop and llm._loop.busy), "a slot leaks"
     if play.blocks or llm.blocks:
-        llm.blocks, llm.cache_tokens = play.blocks, play.memory
+        llm.blocks = play.blocks
+        llm.cache_tokens = play.memory
         llm.resize_cache(6)
-    llm.policy, llm.chunk_size, llm.max_batch_size = play.policy, play.chunk, play.size
+    llm.policy = play.policy
+    llm.chunk_size = play.chunk
+    llm.max_batch_size = play.size
     llm.cache_tokens = play.memory
     return llm
 
 
 def by_stream(play: Play, llm: LLM | None = None) -> Found:
     """A call is a stream, a `generate` or a `beam_search`. Its cancel closes the stream."""
-    llm, script, found = llm or ready(play), play.script(), {}
+    llm = llm or ready(play)
+    script = play.script()
+    found = {}
     rng = random.Random(f"streams {play.seed}")
     streams: dict[range, Iterator] = {}
     for step in range(STEPS):
@@ -625,14 +642,16 @@ def by_stream(play: Play, llm: LLM | None = None) -> Found:
             for act, what in due(script, step, not streams):
                 if act == "come":
                     call, numbers = what
-                    prompts, params = [a.prompt for a in call.asked], [a.params for a in call.asked]
+                    prompts = [a.prompt for a in call.asked]
+                    params = [a.params for a in call.asked]
                     if isinstance(call.asked[0], Search):
                         outputs = llm.beam_search(prompts, params, cache=call.asked[0].cache)
                         for number, output in zip(numbers, outputs, strict=True):
                             sequences = [each.token_ids for each in output.sequences]
                             found[number] = sequences, output.sequences[0].finish_reason
                         continue
-                    params, waits = [each() for each in params], [TICK * w for w in call.arrivals]
+                    params = [each() for each in params]
+                    waits = [TICK * w for w in call.arrivals]
                     if call.whole:
                         outputs = llm.generate(prompts, params, waits)
                         for number, output in zip(numbers, outputs, strict=True):
@@ -728,9 +747,11 @@ class Clients:
 
 def by_runner(play: Play) -> Found:
     """The acts come in the engine thread, after its steps. So they are the same in each run."""
-    clients, script = Clients(RealEngine(ready(play))), play.script()
+    clients = Clients(RealEngine(ready(play)))
+    script = play.script()
     requests = {number: asked.request(number) for number, asked in enumerate(play.asked)}
-    runner, failed = clients.runner, []
+    runner = clients.runner
+    failed = []
     switches: list[Future[list[int]]] = []  # what they answer: the requests that they preempt
 
     def act_before(step: int, idle: bool) -> None:
@@ -781,7 +802,8 @@ def by_runner(play: Play) -> Found:
 
 def check_runner(runner: Runner) -> None:
     """Nothing is left of any request."""
-    loop, lanes = runner.loop, runner.lanes
+    loop = runner.loop
+    lanes = runner.lanes
     for kept in (
         runner.streams, lanes.of, runner.inbox, runner.news, runner.ended,
         loop.arriving, loop.trace.lives, loop.trace.preempted,
@@ -817,9 +839,12 @@ def by_micro_batches(play: Play) -> Found:
     memories = {id(scheduler.memory) for scheduler in work.schedulers}
     assert len(memories) == 1 or play.filling.get("memory") != "pool", "they share one pool"
     executor = make_executor(replace(play, blocks=None), play.size * play.micro_batches)
-    rng, script, requests = executor.rng, play.script(), {}
+    rng = executor.rng
+    script = play.script()
+    requests = {}
     flying: deque[tuple[int, Batch, list[int]]] = deque()
-    idle, fruitless = list(range(work.count)), 0
+    idle = list(range(work.count))
+    fruitless = 0
     for step in range(STEPS):
         with numbered(step):
             for act, what in due(script, step, not (flying or work.busy)):
@@ -879,11 +904,14 @@ def by_stages(llm: LLM, play: Play) -> Found:
 
     llm: a PipelineLLM of `play.family`. Only process 0 finds anything.
     """
-    llm.policy, llm.chunk_size, llm.cache_tokens = play.policy, play.chunk, play.memory
+    llm.policy = play.policy
+    llm.chunk_size = play.chunk
+    llm.cache_tokens = play.memory
     llm.micro_batch_size = min(play.size, llm.cache.slots // llm.micro_batches)
     llm.filling = play.filling
     waits = [TICK * wait for call in play.calls for wait in call.arrivals]
-    prompts, params = [each.prompt for each in play.asked], [each.params() for each in play.asked]
+    prompts = [each.prompt for each in play.asked]
+    params = [each.params() for each in play.asked]
     outputs = llm.generate(prompts, params, waits)
     return {i: (output.token_ids, output.finish_reason) for i, output in enumerate(outputs)}
 
@@ -893,7 +921,8 @@ def perform(driver: str, seed: object, policy: str | None = None, paged: bool = 
 
     paged: its cache is in blocks; else that of some plays is.
     """
-    served, beams = driver in ("LLM", "Runner"), driver in ("Loop", "LLM") and not paged
+    served = driver in ("LLM", "Runner")
+    beams = driver in ("Loop", "LLM") and not paged
     play = draw(seed, policy, SERVED if served else None, beams)
     play = in_blocks(replace(play, blocks=None)) if paged else play
     try:

@@ -25,7 +25,8 @@ def main(out: Path) -> None:
     """Random plays, and a crowd with little memory and with enough: every policy, in one start."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
-    llm, found = PipelineLLM("demo", max_batch_size=2, micro_batches=3, **OPTIONS), {}
+    llm = PipelineLLM("demo", max_batch_size=2, micro_batches=3, **OPTIONS)
+    found = {}
     for seed, policy in product(range(PLAYS), NAMES):
         found[f"play {seed} {policy}"] = by_stages(llm, draw(seed, policy, "demo"))
     for tight, policy in product((True, False), NAMES):

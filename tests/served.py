@@ -58,7 +58,8 @@ async def events(place: Place, body: dict, **headers: str) -> AsyncIterator[dict
     reader, writer = await asyncio.open_connection(*place)
     try:
         writer.write(request("/v1/completions", body | {"stream": True}, **headers))
-        head, line = await reader.readuntil(b"\r\n\r\n"), b""
+        head = await reader.readuntil(b"\r\n\r\n")
+        line = b""
         assert head.split()[1] == b"200"
         while line != b"data: [DONE]\n":
             line = await reader.readline()

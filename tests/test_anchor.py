@@ -30,7 +30,9 @@ SERVER = Deployment(
     utilization=0.9,
 )  # fmt: skip
 Write = Callable[..., Path]
-COUNT, PROMPT, OUTPUT = 60, 300, 20
+COUNT = 60
+PROMPT = 300
+OUTPUT = 20
 LOADS = {"closed": (8, None, 1.0), "rate": (None, 16.0, 1.0), "burst": (None, None, 1.0)}
 
 
@@ -98,7 +100,8 @@ def test_a_long_run_of_mixed_lengths(own: bool, written: Write) -> None:
     lengths = [(PROMPT, int(min(400, draw.lognormvariate(3, 1))) + 2) for _ in range(600)]
     asked = [Request(i, range(p), n) for i, (p, n) in enumerate(lengths)]
     trace = scaled(SERVER, 1.3).serve(asked, OURS, 8192, clients=64)
-    found, outputs = {name: measure_of(name, trace) for name in QUANTITIES}, [n for _, n in lengths]
+    found = {name: measure_of(name, trace) for name in QUANTITIES}
+    outputs = [n for _, n in lengths]
     entry = vllm("closed") | {
         "completed": 600, "num_prompts": 600, "max_concurrency": 64,
         "total_input_tokens": 600 * PROMPT, "total_output_tokens": sum(outputs),
@@ -216,7 +219,8 @@ def test_of_several_loads_the_middle_one(written: Write) -> None:
 def test_prompts_of_a_prefix_cache(written: Write) -> None:
     """An H100 computes 71,000 tokens/s of 7 B weights at its peak: 4,000 of them in 57 ms."""
     usual = vllm("closed")
-    long, slow = usual | {"total_input_tokens": 4000 * COUNT}, {"request_throughput": 1.0}
+    long = usual | {"total_input_tokens": 4000 * COUNT}
+    slow = {"request_throughput": 1.0}
     fast = long | {"request_throughput": 40.0}  # 160,000 a s
     for entry, warned in ((usual, 0), (fast, 1), (long | slow | {"mean_ttft_ms": 30.0}, 1)):
         notes = read_load(written(entry)).notes(SERVER)
@@ -253,7 +257,8 @@ def test_what_a_benchmark_measures_by_hand() -> None:
 
 def test_how_long_a_replay_is() -> None:
     """60,000: 8 clients get 8 tokens in each. At 1 request/s, 10 ms each are 600 s."""
-    lengths, loads = [(9, 100)] * 9000, ((8, None), (None, 1.0))
+    lengths = [(9, 100)] * 9000
+    loads = ((8, None), (None, 1.0))
     counts = [len(Run("", lengths, {"mean TPOT": 10.0}, *load).requests()) for load in loads]
     assert counts == [4800, 600]
 

@@ -32,7 +32,9 @@ KW = {"model": "llama3.1-8b", "gpu": "h100", "software": "vidur-2024"}
 
 def workload(seed: int, count: int = 40, rate: float = 30.0) -> list[Request]:
     """Prompts of 1 to 600 tokens, outputs of 1 to 60."""
-    draw, now, requests = random.Random(seed), 0.0, []
+    draw = random.Random(seed)
+    now = 0.0
+    requests = []
     for number in range(count):
         now += draw.expovariate(rate)
         prompt = shared(draw.randint(1, 600), draw.choice([0, 1]) * draw.randint(0, 1), number)
@@ -81,7 +83,8 @@ def test_room_for_what_is_coming(capacity: int, fit: int) -> None:
     scheduler.memory = memory = HalfSlots(capacity)
     scheduler.add(Request(0, range(10), 3))
     scheduler.update(scheduler.schedule(0.0), [0])
-    second, third = Request(1, range(6), 2), Request(2, range(1), 2)
+    second = Request(1, range(6), 2)
+    third = Request(2, range(1), 2)
     assert memory.reserve(second, scheduler) is (fit > 0)
     assert memory.taken == (16 if fit else 10)
     assert memory.prefill(second) == ((0, 5) if fit else (6, 0)), "its last token runs here"
@@ -146,7 +149,8 @@ def test_policies_that_reorder_their_queue_end(monkeypatch: pytest.MonkeyPatch) 
     """Nothing is lost, and nothing overtakes itself. Whom a policy takes next may not be the head
     of the queue before it was asked. At the end, no engine holds or counts anything.
     """
-    engines, make = [], Engine.__init__
+    engines = []
+    make = Engine.__init__
     monkeypatch.setattr(
         Engine, "__init__", lambda own, *given: engines.append(own) or make(own, *given)
     )
@@ -164,7 +168,8 @@ def test_policies_that_reorder_their_queue_end(monkeypatch: pytest.MonkeyPatch) 
             request.tags = {"priority": draw.choice("012"), "user": draw.choice("ab"),
                             "predicted_tokens": str(request.max_tokens)}  # fmt: skip
         most = -(-max(request.most_cached for request in requests) // 16) * 16
-        layout, cache = draw.choice(["1p1d", "2p1d", "1p2d", "2"]), draw.choice(["slots", "paged"])
+        layout = draw.choice(["1p1d", "2p1d", "1p2d", "2"])
+        cache = draw.choice(["slots", "paged"])
         size = draw.choice([1, 2, 4])
         trace = simulate_fleet(
             requests, layout=layout, way="pcie4", cache=cache, policy=draw.choice(names),
@@ -215,7 +220,10 @@ def test_one_request_by_hand() -> None:
 
 class Seen:
     def __init__(self, number: int, open: int, tokens: int = 0, hit: int = 0):
-        self.number, self.open, self.tokens, self.found = number, open, tokens, hit
+        self.number = number
+        self.open = open
+        self.tokens = tokens
+        self.found = hit
 
     def hit(self, request: Request) -> int:
         return self.found
@@ -240,7 +248,8 @@ def test_what_a_router_chooses() -> None:
 
 def test_a_prompt_is_hashed_once_for_all_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of 100 prompts has 10 blocks of its own text; an output fills one more."""
-    hashed, memories = [], []
+    hashed = []
+    memories = []
     monkeypatch.setattr(blocks, "sha256", lambda text: hashed.append(1) or sha256(text))
     make = HalfBlocks.__init__
     monkeypatch.setattr(

@@ -52,7 +52,8 @@ def test_xformers_own_masks_are_those_of_chunks() -> None:
     bias = pytest.importorskip("xformers.ops.fmha.attn_bias")
     padded = bias.BlockDiagonalCausalWithOffsetPaddedKeysMask
     for start, length in ((0, 12), (8, 4), (5, 7), (11, 1), (0, 1)):
-        end, mask = start + length, chunk_mask(start, length)
+        end = start + length
+        mask = chunk_mask(start, length)
         own = bias.LowerTriangularFromBottomRightMask().materialize((length, end))
         assert torch.equal(own == 0, mask)
         hybrid = padded.from_seqlens(q_seqlen=[length, 1], kv_padding=16, kv_seqlen=[end, 9])

@@ -60,7 +60,8 @@ def test_what_just_fits_runs(policy: str, cache: str) -> None:
     """A token more is refused. A segment has 16 steps, or 32: 17 output tokens have 16 steps, as
     the last one is not fed back.
     """
-    prompt, width = 7, 3
+    prompt = 7
+    width = 3
 
     def scheduler_of(room: int) -> Scheduler:
         scheduler = make_scheduler(policy, 4, 64, room)

@@ -8,7 +8,8 @@ from costmodel import CostModel, make_batch
 from more.beam.cost import BeamCostModel, cache_bytes, make_beams, moved_tokens, read_tokens
 from more.beam.request import CACHES
 
-TILE, LLAMA = GPUS["max-1550-tile"], MODELS["llama2-13b"]
+TILE = GPUS["max-1550-tile"]
+LLAMA = MODELS["llama2-13b"]
 
 
 def prefill(cache: str, width: int, prompt: int = 1024) -> Batch:
@@ -19,7 +20,8 @@ def prefill(cache: str, width: int, prompt: int = 1024) -> Batch:
 @pytest.mark.parametrize("tp", [1, 8])
 @pytest.mark.parametrize("expanded", [False, True])
 def test_without_beams_it_is_the_cost_model(tp: int, expanded: bool) -> None:
-    gpu, link = GPUS["a100-80gb"], LINKS["nvlink-a100"]
+    gpu = GPUS["a100-80gb"]
+    link = LINKS["nvlink-a100"]
     plain = CostModel(LLAMA, gpu, tp=tp, link=link)
     beams = BeamCostModel(LLAMA, gpu, tp=tp, link=link, expanded=expanded)
     for batch in (
@@ -84,7 +86,8 @@ def test_what_moves_besides() -> None:
 
 
 def test_the_prefill_runs_once_unless_prompts_are_repeated() -> None:
-    once, expanded = BeamCostModel(LLAMA, TILE), BeamCostModel(LLAMA, TILE, expanded=True)
+    once = BeamCostModel(LLAMA, TILE)
+    expanded = BeamCostModel(LLAMA, TILE, expanded=True)
     assert once.seconds(prefill("standard", 4)) == once.seconds(prefill("segment", 1))
     assert expanded.seconds(prefill("segment", 4)) == once.seconds(prefill("segment", 1))
     four = Batch([Chunk(Request(i, range(1024), 2), 0, 1024) for i in range(4)], [])
@@ -93,7 +96,8 @@ def test_the_prefill_runs_once_unless_prompts_are_repeated() -> None:
 
 
 def test_a_chunk_beside_beams_shares_the_weights() -> None:
-    cost, chunk = BeamCostModel(LLAMA, TILE), make_batch([(0, 240, 1024)])
+    cost = BeamCostModel(LLAMA, TILE)
+    chunk = make_batch([(0, 240, 1024)])
     beams = Batch([], make_beams("segment", 4, 4, 1024, 64))
     together = Batch(chunk.chunks, beams.decodes)
     assert cost.rows(together) == (240 + 16, 16), "the chunk is not the last: it has no logits"

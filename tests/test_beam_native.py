@@ -72,7 +72,8 @@ class Case:
         memories = []
         for memory in self.memories:
             copy = SegmentMemory(cache, memory.slot, memory.prompt, memory.beam_width)
-            copy.steps, copy.table = memory.steps, memory.table
+            copy.steps = memory.steps
+            copy.table = memory.table
             copy.keys, copy.values = memory.keys.double(), memory.values.double()
             memories.append(copy)
         qkv = self.qkv.double()
@@ -106,7 +107,8 @@ def fill(memory: SegmentMemory, steps: int) -> None:
 
 
 def spans_of(memories: list) -> list[BeamSpan]:
-    spans, first = [], 0
+    spans = []
+    first = 0
     for memory in memories:
         rows = slice(first, first + memory.beam_width)
         first = rows.stop

@@ -41,7 +41,9 @@ def drawn(generator: random.Random) -> dict:
 
 def expected(model: torch.nn.Module, case: dict) -> tuple[list[list[int]], list[float]]:
     """The sequences of transformers, without the prompt and the padding, and their scores."""
-    prompt, ends, width = case["prompt"], list(case["stop_ids"]), case["beam_width"]
+    prompt = case["prompt"]
+    ends = list(case["stop_ids"])
+    width = case["beam_width"]
     scored = {"length_penalty": case["length_penalty"], "early_stopping": case["early_stopping"]}
     with torch.no_grad():
         found = model.generate(

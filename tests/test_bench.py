@@ -17,7 +17,8 @@ def test_workloads_are_what_the_docstring_says() -> None:
     for name, shape in ("W", (16, 512, 32)), ("P", (16, 640, 16)), ("4x512+16", (4, 512, 16)):
         found = [(len(prompt), outputs) for prompt, outputs in make_workload(name, 8192)]
         assert found == [shape[1:]] * shape[0]
-    p, v = make_workload("P", 8192), make_workload("V", 8192)
+    p = make_workload("P", 8192)
+    v = make_workload("V", 8192)
     assert v == make_workload("V", 8192) and len({len(prompt) for prompt, _ in v}) > 12
     assert all(64 <= len(prompt) <= 1024 and 8 <= outputs <= 64 for prompt, outputs in v)
     columns = list(zip(*[prompt for prompt, _ in p], strict=True))
@@ -27,8 +28,10 @@ def test_workloads_are_what_the_docstring_says() -> None:
 def test_floor_by_hand() -> None:
     """One request of 3 prompt tokens and 2 outputs: its one decode sees 4 keys."""
     # 2 layers, hidden 48, 6 heads of 8, 2 of them keys, FFN 40, vocabulary 97
-    config, machine = TINY["llama-gqa"], Machine(flops=1e12, bandwidth=1e9)
-    weights, kv = 2 * (48 * 80 + 48 * 48 + 48 * 80 + 40 * 48), 4 * (2 * 2 * 2 * 8 * 2)
+    config = TINY["llama-gqa"]
+    machine = Machine(flops=1e12, bandwidth=1e9)
+    weights = 2 * (48 * 80 + 48 * 48 + 48 * 80 + 40 * 48)
+    kv = 4 * (2 * 2 * 2 * 8 * 2)
     read = 2 * weights / 8 + kv
     floor = machine.floor([([1, 2, 3], 2)], config, 2)
     assert floor == pytest.approx(3 * 2 * weights / 1e12 + read / 1e9)

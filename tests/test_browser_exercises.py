@@ -69,13 +69,15 @@ def test_planted_mistakes_are_told_as_on_the_command_line(site: str, opened: Ope
     assert len({plant.exercise for plant in tried}) == len(HERE)
     wrong = []
     for plant in tried:
-        exercise, code = find(plant.exercise), plant.source
+        exercise = find(plant.exercise)
+        code = plant.source
         module = load(code, f"{exercise.file}.py")
         verdict = examine(exercise, asker(exercise, module), BASE)
         told = shown.evaluate(ASK, {"call": "check", "exercise": exercise.key, "code": code})
         here = json.loads(json.dumps(asdict(verdict.failure)))
         assert told.get("failure"), (plant.name, told)
-        there, found = told["failure"], "\n".join(told["lines"])
+        there = told["failure"]
+        found = "\n".join(told["lines"])
         if here["prop"] == ANSWER:
             here["got"], there["got"] = (each["got"].partition(":")[0] for each in (here, there))
         else:
@@ -171,7 +173,8 @@ def test_what_is_replaced_is_asked_about(site: str, opened: Opened, tmp_path: Pa
     shown = opened(f"{site}/b/sub/#1")
     shown.wait_for_selector("body[data-python]")
     fill(shown, "hours of work")
-    asked, answer = [], "dismiss"
+    asked = []
+    answer = "dismiss"
     shown.on("dialog", lambda dialog: (asked.append(dialog.message), getattr(dialog, answer)()))
     zipped = handed.pack({"e01.py": b"", "e12.py": b"x = 1"})
 
@@ -197,7 +200,8 @@ def test_what_is_replaced_is_asked_about(site: str, opened: Opened, tmp_path: Pa
 
 def test_two_tabs_keep_one_text(site: str, opened: Opened) -> None:
     """A tab that sleeps hears of nothing: it looks before it writes."""
-    place, field = f"{site}/course/#1", "#editor [contenteditable]"
+    place = f"{site}/course/#1"
+    field = "#editor [contenteditable]"
     one = opened(place)
     one.wait_for_selector(field)
     other = one.context.new_page()

@@ -211,7 +211,8 @@ def test_a_keyboard_and_a_pointer_go_through_the_iterations(server: str, opened:
     last = len(explorer.schedule({})["sides"][0]["iterations"]) - 1
     assert said[2].startswith(f"Iteration {last} ") and said[3].startswith(f"Iteration {last - 1} ")
     assert "Longest stall" in canvas.get_attribute("aria-label")
-    box, side = canvas.bounding_box(), explorer.schedule({})["sides"]
+    box = canvas.bounding_box()
+    side = explorer.schedule({})["sides"]
     end = max(each["t"] + each["seconds"] for own in side for each in own["iterations"])
     each = side[0]["iterations"][20]
     across = (each["t"] + each["seconds"] / 2) / end * (box["width"] - 68)

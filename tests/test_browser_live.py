@@ -311,7 +311,8 @@ def test_the_page_counts_the_stalls_of_the_book(reader: Reader, policy: str) -> 
     bound = 0.2  # s
     requests = [Request(i, range(50 + 30 * i), 40 + 5 * i, arrival=0.1 * i) for i in range(5)]
     requests += [Request(5 + i, range(2000 - 400 * i), 9, arrival=1.0 + i) for i in range(3)]
-    trace, lanes = simulate(requests, policy=policy, max_batch_size=7), Lanes()
+    trace = simulate(requests, policy=policy, max_batch_size=7)
+    lanes = Lanes()
     events = [
         {
             "type": "iteration", "t": each.start, "seconds": each.seconds, "policy": policy,
@@ -319,7 +320,8 @@ def test_the_page_counts_the_stalls_of_the_book(reader: Reader, policy: str) -> 
         }
         for each in trace.iterations
     ]  # fmt: skip
-    found, expected = reader.page.evaluate(COUNT, [events, bound]), sorted(trace.stalls(bound))
+    found = reader.page.evaluate(COUNT, [events, bound])
+    expected = sorted(trace.stalls(bound))
     assert sorted(map(tuple, found)) == [pytest.approx(stall) for stall in expected]
     assert bool(found) == (policy != "sarathi_serve")
 

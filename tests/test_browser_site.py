@@ -90,7 +90,8 @@ def test_each_page_fits_and_says_no_error(
     """Nothing is asked of another machine. axe finds nothing serious. Half of the pages are in the
     dark, and on a phone the other half: there, the machine wants it; here, the theme's button.
     """
-    page, found = opened(address, size), {}
+    page = opened(address, size)
+    found = {}
     for turn, name in enumerate(PAGES, phone := SIZES.index(size)):
         scheme = SCHEMES[turn % 2]
         page.emulate_media(color_scheme=scheme if phone else "light")

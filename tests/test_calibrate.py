@@ -44,7 +44,8 @@ def law(batch: Batch) -> dict[str, float]:
 
 def calibrated(hybrid: float = 1.0) -> Calibration:
     """The made-up machine, calibrated; its hybrid batches take so much more than their parts."""
-    plan, results = make_plan(2048), []
+    plan = make_plan(2048)
+    results = []
     for batch in plan.batches:
         factor = hybrid if batch.chunks and batch.decodes else 1.0
         operators = {name: factor * seconds for name, seconds in law(batch).items()}
@@ -66,7 +67,8 @@ def found() -> Calibration:
     ],
 )
 def test_a_known_machine_is_recovered(found, batch):
-    cost, truth = CalibratedModel(found), law(batch)
+    cost = CalibratedModel(found)
+    truth = law(batch)
     assert cost.operators(batch) == pytest.approx(truth, rel=0.01)
     assert cost.seconds(batch) == pytest.approx(sum(truth.values()), rel=0.003)
     assert sum(cost.operators(batch).values()) == pytest.approx(cost.seconds(batch))
@@ -85,7 +87,8 @@ def test_what_a_hybrid_batch_costs_above_its_parts_is_found():
 
 def test_turns_go_on_until_the_time_is_over(monkeypatch):
     """Each point is warmed up, and runs three times or more; its mean counts."""
-    plan, clock = make_plan(2048, quick=True), iter(range(10**6))
+    plan = make_plan(2048, quick=True)
+    clock = iter(range(10**6))
     monkeypatch.setattr(calibrate.time, "perf_counter", lambda: next(clock))
     for seconds, turns in ((0, 3), (5, 8), (99, 15)):
         runs = []

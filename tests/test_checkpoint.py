@@ -73,7 +73,8 @@ def test_other_names_of_keys(tmp_path):
     }
     for raw in (both, {key: value for key, value in both.items() if key not in ALIASES["gpt2"]}):
         (tmp_path / "config.json").write_text(json.dumps(raw))
-        found, theirs = load_config(tmp_path), transformers.GPT2Config(**raw)
+        found = load_config(tmp_path)
+        theirs = transformers.GPT2Config(**raw)
         for field, (key, _) in FIELDS["gpt2"].items():
             assert getattr(found, field) == (getattr(theirs, key) or 4 * found.hidden), key
 

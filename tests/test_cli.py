@@ -102,7 +102,8 @@ def test_a_log_says_how_far_long_work_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """Here, the first thing takes 45 s. Lines come later and later, 10 s apart at most."""
-    now, quiet = [0.0], Event()
+    now = [0.0]
+    quiet = Event()
 
     class Ended(Event):
         def wait(self, seconds: float) -> bool:

@@ -98,7 +98,8 @@ def test_experts_and_fp8_are_borrowed_from_who_has_them(
 ) -> None:
     """The nearest; a GPU may have its own constants of all else, or a user's. It says so."""
     model = replace(MODELS["mixtral-8x7b"], weights="fp8")
-    cost, own = CostModel(model, GPUS[gpu], software="vllm"), owner or gpu
+    cost = CostModel(model, GPUS[gpu], software="vllm")
+    own = owner or gpu
     assert cost.efficiency == EFFICIENCY[gpu, "vllm"]
     assert cost.fp8 == replace(EFFICIENCY[own, "vllm"], **FP8[own])
     assert cost.experts.func == EXPERTS[own, "fp8"].seconds

@@ -88,7 +88,8 @@ def test_an_all_reduce_waits(host, model, weights, gpu, tp, decodes, context, ms
 def test_known_hosts():
     assert all(host.source for host in HOSTS.values())
     assert asdict(HOSTS["none"]) | {"source": ""} == asdict(Host())
-    given, found = HOSTS["sarathi-artefact"], serve_phases.host_of_artefact()
+    given = HOSTS["sarathi-artefact"]
+    found = serve_phases.host_of_artefact()
     assert given.iteration == pytest.approx(found.iteration, rel=1e-3)
     assert given.request == pytest.approx(found.request, rel=1e-3)
     constant = HOSTS["sarathi-artefact-constant"]
@@ -153,7 +154,8 @@ def test_fit_is_to_table_2_and_fig_7_only_and_within_5_percent():
 @pytest.mark.parametrize("model", ["yi-34b", "gpt3-175b", "llama-13b"])
 def test_tensor_parallelism(model):
     """Work and memory are divided; what is added is two all-reduces per layer, checked by hand."""
-    config, link = MODELS[model], LINKS["nvlink-a100"]
+    config = MODELS[model]
+    link = LINKS["nvlink-a100"]
     one, eight = (CostModel(config, GPUS["a100-80gb"], tp=tp, link=link) for tp in (1, 8))
     assert sum(i * o for i, o in eight.shapes.values()) * 8 == config.layer_weights
     assert eight.kv_bytes * 8 == one.kv_bytes

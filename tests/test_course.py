@@ -52,7 +52,8 @@ SLOW = ("8", "13", "hunt", "final")  # their self-tests take seconds
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A student's folder, and not the one of whoever runs the tests."""
-    folder, lessons = tmp_path / "mine", tmp_path / "notebooks"
+    folder = tmp_path / "mine"
+    lessons = tmp_path / "notebooks"
     lessons.mkdir()
     for module in ("__main__", "local"):
         monkeypatch.setattr(f"course.{module}.MINE", folder)
@@ -160,7 +161,8 @@ def stub_source(exercise: Exercise) -> str:
 )
 def test_right_answers_pass_and_planted_mistakes_are_caught(key: str) -> None:
     exercise = EXERCISES[key]
-    name, truth = f"{exercise.file}.py", solution(exercise.file)
+    name = f"{exercise.file}.py"
+    truth = solution(exercise.file)
     stub = load(stub_source(exercise), name)
     for module in (load(right(exercise.file), name), *[truth] * (key == "2")):
         verdict = examine(exercise, asker(exercise, module), 0)
@@ -186,7 +188,8 @@ def test_a_planted_mistake_changes_one_place() -> None:
 
 def test_a_verdict_says_how_long_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of a second for each answer of the student's code, on a clock of our own."""
-    exercise, asked = find("1"), []
+    exercise = find("1")
+    asked = []
     mine = asker(exercise, load(right(exercise.file), "e01.py"))
     monkeypatch.setattr(frame, "time", SimpleNamespace(perf_counter=lambda: 9 + len(asked) / 4))
     verdict = examine(exercise, lambda case: asked.append(case) or mine(case), 0)
@@ -312,7 +315,8 @@ def test_attention_that_looks_elsewhere_finds_no_number() -> None:
 def test_every_mistake_of_the_hunt_can_be_found_and_half_is_enough() -> None:
     """Whatever the seed is: 4 is one that once showed a mistake in fewer runs."""
     [case], [other] = (hunt.cases(random.Random(seed)) for seed in (4, 5))
-    tags, titles = Counter(case["_tags"]), list(hunt.mistakes())
+    tags = Counter(case["_tags"])
+    titles = list(hunt.mistakes())
     assert {*titles} == tags.keys() - {hunt.REFERENCE} and case["runs"] != other["runs"]
     assert min(tags.values()) >= hunt.FEWEST and tags[hunt.REFERENCE] > tags.total() / 2
     half = -(-len(titles) // 2)

@@ -120,12 +120,16 @@ def as_recorded(attend: Callable) -> Attention:
 
 def hybrid_batch(rng: random.Random, length: int = 256) -> tuple[FlatBatch, KVCache, Tensor]:
     """Chunks and decodes in some of the slots, in any order. The rest of the cache is NaN."""
-    heads, head_dim = rng.choice([(4, 4), (4, 2), (4, 1), (6, 3)]), 8
+    heads = rng.choice([(4, 4), (4, 2), (4, 1), (6, 3)])
+    head_dim = 8
     config = ModelConfig("any", 1, heads[0], heads[0] * head_dim, 16, 97, 256, n_kv_head=heads[1])
     cache = KVCache(config, rng.randint(1, 7), length, torch.float64)
     cache.k.fill_(float("nan")), cache.v.fill_(float("nan"))
-    free, most = rng.sample(range(cache.slots), cache.slots), rng.choice([3, 40, length])
-    spans, slots, positions = [], [], []
+    free = rng.sample(range(cache.slots), cache.slots)
+    most = rng.choice([3, 40, length])
+    spans = []
+    slots = []
+    positions = []
 
     def add(own: list[int], contexts: list[int], rows: int) -> None:
         first = len(slots)
@@ -159,7 +163,8 @@ def test_100_hybrid_batches_equal_math(name: str) -> None:
         "rows recorded": as_recorded(cuda.rows),
         "xformers": cuda.xformers,
     }[name]
-    rng, kinds = random.Random(0), set()
+    rng = random.Random(0)
+    kinds = set()
     torch.manual_seed(0)
     for _ in range(100):
         batch, cache, qkv = hybrid_batch(rng)
@@ -191,7 +196,8 @@ def prepared(model, requests: list[Request], backend: str, made: Callable = Mode
 
 
 def batches() -> Iterator[tuple[list[Request], Batch]]:
-    decodes, half = [running(i, 20 + i) for i in range(3)], running(9, 16)
+    decodes = [running(i, 20 + i) for i in range(3)]
+    half = running(9, 16)
     yield [], Batch([Chunk(Request(5, [1] * 40, 4), 0, 40)], [])  # a whole prompt
     yield [], Batch([Chunk(Request(5, [1] * 40, 4), 0, 16)], [])  # no logits
     yield [half, *decodes], Batch([Chunk(half, 16, 13)], decodes)  # a hybrid batch
@@ -348,7 +354,8 @@ def test_long_hybrid_batches_on_a_gpu(
     decodes = Span(slice(0, 3), (0, 3, 1), (700, 333, 901))
     chunk = Span(slice(3, 65), (4,), (640,))
     for spans in ([decodes], [Span(slice(0, 62), (4,), (640,))], [decodes, chunk]):
-        own, positions = [], []
+        own = []
+        positions = []
         for span in spans:
             rows = (span.rows.stop - span.rows.start) // len(span.slots)
             for slot, context in zip(span.slots, span.contexts, strict=True):
@@ -387,19 +394,22 @@ def test_small_operators_are_the_models(rows: int, dtype: torch.dtype) -> None:
     inner = made(rows, 2 * 1500)
     check(fused.swiglu(inner), swiglu(inner.double()))
     linear = ResidualLinear(320, 96, bias=False, dtype=dtype, device=GPU)
-    x, residual = made(rows, 320) / 18, made(rows, 96)
+    x = made(rows, 320) / 18
+    residual = made(rows, 96)
     expected = copy.deepcopy(linear).double()(x.double(), residual.double())
     check(fused.linear(linear)(x, residual.clone()), expected)
     for head_dim, n_head, n_kv_head in ((64, 8, 2), (80, 5, 5), (128, 9, 3)):
         qkv = made(rows, n_head + 2 * n_kv_head, head_dim)
-        cos, sin = made(rows, 1, head_dim // 2), made(rows, 1, head_dim // 2)
+        cos = made(rows, 1, head_dim // 2)
+        sin = made(rows, 1, head_dim // 2)
         wide = qkv.double()
         fused.rotate(qkv, n_head + n_kv_head, cos, sin)
         rotate(wide, n_head + n_kv_head, cos.double(), sin.double())
         torch.testing.assert_close(qkv.double(), wide, rtol=bound["rtol"], atol=4 * bound["atol"])
         config = ModelConfig("any", 2, n_head, 64, 16, 97, 64, n_kv_head, head_dim)
         caches = [KVCache(config, 4, 100, dtype, GPU) for _ in range(2)]
-        slots, positions = (torch.arange(rows, device=GPU) % 4, torch.arange(rows, device=GPU) // 4)
+        slots = torch.arange(rows, device=GPU) % 4
+        positions = torch.arange(rows, device=GPU) // 4
         _, k, v = split_heads(qkv, n_kv_head)
         fused.write(caches[0], 1, slots, positions, k, v)
         caches[1].write(1, slots, positions, k, v)

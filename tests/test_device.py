@@ -34,7 +34,8 @@ def gpu_of(monkeypatch: pytest.MonkeyPatch, free: int, kept: int) -> None:
 
 def test_what_pytorch_keeps_of_freed_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """After `del llm` its memory is PyTorch's, and the next LLM gets it."""
-    demo, dtype = MODELS["demo"], torch.float16
+    demo = MODELS["demo"]
+    dtype = torch.float16
     gpu_of(monkeypatch, 10**6, kept=10**10)
     check_memory(demo, 4, 256, dtype, CUDA)
     gpu_of(monkeypatch, 10**6, kept=0)
@@ -119,7 +120,8 @@ def test_a_batch_of_wider_numbers_takes_more() -> None:
 
 
 def test_a_stage_asks_for_its_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    demo, cpu = MODELS["demo"], torch.device("cpu")
+    demo = MODELS["demo"]
+    cpu = torch.device("cpu")
     need = replace(demo, n_layer=2).parameters * 4
     monkeypatch.setattr(devices, "memory_of", lambda _: need + 10**6)
     load_model(demo, None, torch.float32, cpu, own=range(2), length=8)

@@ -104,7 +104,8 @@ def test_make_says_which_python_to_give(tmp_path: Path) -> None:
         (tmp_path / name).write_text(script + f"echo Python 3.{minor}.1\n", "utf-8")
         (tmp_path / name).chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.defpath}"}
-    command, pipes = ["make", "fig9", "PYTHON=./old"], {"capture_output": True, "text": True}
+    command = ["make", "fig9", "PYTHON=./old"]
+    pipes = {"capture_output": True, "text": True}
     said = subprocess.run(command, cwd=tmp_path, env=env, check=False, **pipes)
     assert said.stdout == "" and said.stderr.count("\n") == 1 and "Python 3.10.1." in said.stderr
     assert "type: make fig9 PYTHON=python3.13." in said.stderr

@@ -120,7 +120,8 @@ HOW = [  # temperature, top_k, top_p
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_a_draw_does_not_depend_on_the_other_rows(dtype: torch.dtype) -> None:
     """Bit for bit: alone, in any company, one by one and many at once, as on a device."""
-    rng, generator = random.Random(1), torch.Generator().manual_seed(1)
+    rng = random.Random(1)
+    generator = torch.Generator().manual_seed(1)
     logits = (4 * torch.randn(40, 33_333, generator=generator)).to(dtype)
     logits[5, ::2], logits[6, 7], logits[7, 3], logits[8] = -math.inf, math.nan, math.inf, -math.inf
     how = [None if row % 5 == 2 else SamplingParams(9, *rng.choice(HOW)) for row in range(40)]
@@ -232,7 +233,8 @@ def test_a_stream_that_is_collected_in_the_middle_of_a_step(llm: LLM) -> None:
     expected = [out.token_ids for out in llm.generate(PROMPTS[2:4], params)]
     left = llm.stream(PROMPTS[:2], params)
     next(left)
-    flatten, streams = ModelExecutor.flatten, [left]
+    flatten = ModelExecutor.flatten
+    streams = [left]
     del left
 
     def closing(self: ModelExecutor, batch: Batch) -> FlatBatch:
@@ -281,7 +283,8 @@ def test_an_error_ends_the_streams_that_it_meets(
 
 def in_threads(calls: list[Callable[[], object]]) -> list[object]:
     """What the calls return, each in a thread of its own, which often gives way to another."""
-    before, start = sys.getswitchinterval(), threading.Barrier(len(calls))
+    before = sys.getswitchinterval()
+    start = threading.Barrier(len(calls))
     sys.setswitchinterval(1e-5)
     try:
         with ThreadPoolExecutor(len(calls)) as pool:
@@ -292,7 +295,8 @@ def in_threads(calls: list[Callable[[], object]]) -> list[object]:
 
 def test_threads_take_turns(llm: LLM) -> None:
     """All kinds of calls, while a stream is open: each returns what it does alone."""
-    params, few = SamplingParams(max_tokens=9), BeamSearchParams(2, 5)
+    params = SamplingParams(max_tokens=9)
+    few = BeamSearchParams(2, 5)
 
     def streamed(prompts: list[list[int]]) -> list[list[int]]:
         return gathered(list(llm.stream(prompts, params)), len(prompts))
@@ -350,22 +354,26 @@ def test_threads_make_models_of_their_own() -> None:
 def test_a_call_in_the_middle_of_a_step_is_refused(llm: LLM) -> None:
     """Of the same thread, by a hook of the user's."""
     params = SamplingParams(max_tokens=3)
-    expected, found = llm.generate(PROMPTS[:2], params), []
+    expected = llm.generate(PROMPTS[:2], params)
+    found = []
 
     def calls(batch: Batch) -> float:
         found.append(llm.generate(PROMPTS[2:4], params))
         return 0.0
 
-    llm.cost, llm.policy = calls, "qoserve"
+    llm.cost = calls
+    llm.policy = "qoserve"
     with pytest.raises(UserError, match="step was called while a step runs, or after one failed"):
         llm.generate(PROMPTS[:2], params)
-    llm.cost, llm.policy = None, "sarathi"
+    llm.cost = None
+    llm.policy = "sarathi"
     again = llm.generate(PROMPTS[:2], params)
     assert [out.token_ids for out in again] == [out.token_ids for out in expected] and not found
 
 
 def test_the_wall_clock_waits_for_arrivals(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    executor, slept = llm.make_executor(), []
+    executor = llm.make_executor()
+    slept = []
     monkeypatch.setattr(time, "sleep", slept.append)
     monkeypatch.setattr(time, "perf_counter", lambda: executor.origin + 3.0)
     for moment in (5.0, 3.0, 1.0):
@@ -378,7 +386,8 @@ def test_the_wall_clock_waits_for_arrivals(llm: LLM, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("backend", ["math", "sdpa"])
 @pytest.mark.parametrize("name", TINY)
 def test_chunked_prefill_is_the_full_prefill_on_cuda(name: str, backend: str) -> None:
-    model, tokens = tiny_model(name, device="cuda"), [(7 * j + 3) % 97 for j in range(40)]
+    model = tiny_model(name, device="cuda")
+    tokens = [(7 * j + 3) % 97 for j in range(40)]
     with torch.inference_mode():
         full = model.forward_full(torch.tensor([tokens], device="cuda"))[0]
     for chunks in ([40], [1, 39], [7, 16, 17], [1] * 40):
@@ -395,7 +404,8 @@ def test_preemption_and_sampling_on_cuda(small: str) -> None:
     params = [SamplingParams(12, temperature=0.9 * (i % 2), seed=i) for i in range(6)]
     expected = [out.token_ids for out in llm.generate(PROMPTS[:6], params)]
     for policy in compared():
-        llm.policy, llm.cache_tokens = policy, 48
+        llm.policy = policy
+        llm.cache_tokens = 48
         found = llm.generate(PROMPTS[:6], params, [0.002 * i for i in range(6)])
         assert [out.token_ids for out in found] == expected, policy
 
@@ -418,8 +428,10 @@ def test_streams_before_they_begin_and_after_they_end(llm: LLM) -> None:
     params = SamplingParams(max_tokens=10)
     with pytest.raises(UserError, match="prompt 1 is empty"):
         llm.stream([[1, 2], []], params)
-    unread, late = llm.stream(PROMPTS, params), llm.stream([[1, 2], list(range(20))], params)
-    llm.policy, llm.cache_tokens = "orca", 20
+    unread = llm.stream(PROMPTS, params)
+    late = llm.stream([[1, 2], list(range(20))], params)
+    llm.policy = "orca"
+    llm.cache_tokens = 20
     with pytest.raises(UserError, match="request 1 can never run"):
         next(late)
     llm.cache_tokens = None
@@ -437,7 +449,8 @@ def test_streams_before_they_begin_and_after_they_end(llm: LLM) -> None:
     + [("time_operators", True)],
 )
 def test_options_may_not_change_while_requests_run(llm: LLM, option: str, value: object) -> None:
-    params, before = SamplingParams(max_tokens=5), getattr(llm, option)
+    params = SamplingParams(max_tokens=5)
+    before = getattr(llm, option)
     expected = [out.token_ids for out in llm.generate(PROMPTS, params)]
     tokens = llm.stream(PROMPTS, params)
     seen = [next(tokens)]
@@ -480,7 +493,9 @@ def test_resize_cache(llm: LLM) -> None:
 
 def test_linears_are_fused_and_logits_only_for_sampled_rows(llm: LLM) -> None:
     """SARATHI, Sec 4.3: a linear runs once a layer, over chunk and decodes together."""
-    rows, heads, logits = [], [], llm.model._logits
+    rows = []
+    heads = []
+    logits = llm.model._logits
     for name in llm.config.linears:
         linear = getattr(llm.model.layers[0], name)
         linear.register_forward_hook(lambda module, inputs, out: rows.append(len(inputs[0])))

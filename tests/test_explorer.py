@@ -96,7 +96,8 @@ def test_the_numbers_are_those_of_simulate(drawn: Sides) -> None:
         assert [(each["t"], each["seconds"]) for each in side["iterations"]] == ran
         told = sorted((each["id"], each["from"], each["to"]) for each in side["stalls"])
         assert told == sorted((i, start, start + seconds) for i, start, seconds in stalls)
-        said, spoken = " ".join(side["says"]), explore_side.spoken
+        said = " ".join(side["says"])
+        spoken = explore_side.spoken
         assert f"wait for a first token is {spoken(max(trace.ttfts))}" in said
         if stalls:
             assert said.startswith(f"Longest stall {spoken(longest)}: ")
@@ -129,7 +130,8 @@ def test_lengths_are_spread_to_both_sides() -> None:
 @pytest.mark.parametrize("ratio", [1, 14])
 def test_the_gain_is_that_of_fig_9(ratio: float) -> None:
     given = explore_state.EXAMPLES["SARATHI, Fig 9"]
-    point, work = gain_point(given, ratio), Workload(1024, 18, ratio)
+    point = gain_point(given, ratio)
+    work = Workload(1024, 18, ratio)
     engine = Priced("llama-13b", "a6000")
     left, right = (engine.steady(work, each, 256).throughput for each in ("baseline", "sarathi"))
     assert (point["left"], point["right"], point["gain"]) == (left, right, right / left)
@@ -169,7 +171,9 @@ def test_a_slot_holds_one_request_at_a_time(drawn: Sides) -> None:
         slot_of: dict[int, int] = {}
         ends = dict(trace.finished)
         for each, iteration in zip(side["iterations"], trace.iterations, strict=True):
-            start, chunks, decodes = each["t"], each["chunks"], each["decodes"]
+            start = each["t"]
+            chunks = each["chunks"]
+            decodes = each["decodes"]
             ran = [(i, first, n, first + n == whole) for i, first, n, whole in iteration.chunks]
             assert [(own, *rest) for own, _, *rest in chunks] == ran
             for request, slot, *_ in chunks:
@@ -261,7 +265,9 @@ def test_what_cannot_run_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "9000 prompt tokens" in found["error"] and "sides" not in found
     assert found["link"] == "P=9000", "so that the page can mend it"
     assert "tp is 8" in schedule({"model": "llama-33b", "tp": 8})["error"]
-    cost, ran = explorer.cost_of(State()), []  # the most work that a state may ask for
+    # the most work that a state may ask for
+    cost = explorer.cost_of(State())
+    ran = []
     seconds = lambda batch: ran.append(1 + len(batch.decodes) + len(batch.chunks)) or 1.0
     monkeypatch.setattr(cost, "seconds", seconds)
     huge = {"n": 500, "C": 64, "B": 256, "P": 2000, "long": 0, "D": 2000}

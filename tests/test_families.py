@@ -27,7 +27,8 @@ from more.loading.load import new_model
 from more.policies import compared
 from nano_sarathi import LLM, SamplingParams
 
-VOCABULARY, LENGTH = 61, 120
+VOCABULARY = 61
+LENGTH = 120
 ROTARY = {
     "hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 2, "num_attention_heads": 6,
     "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": LENGTH,
@@ -121,7 +122,8 @@ def ours(directory: Path) -> Transformer:
 def assert_same_logits(model: Transformer, reference: torch.nn.Module, length: int = 40) -> None:
     tokens = torch.randint(VOCABULARY, (2, length), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
-        found, theirs = model.forward_full(tokens), reference(tokens).logits
+        found = model.forward_full(tokens)
+        theirs = reference(tokens).logits
         exact = copy.deepcopy(reference).double()(tokens).logits
     assert exact.std() > 0.5
     assert_within(found, exact, noise_bound(theirs, exact))
@@ -168,7 +170,8 @@ def assert_same_tokens(
     llms = {cache: LLM(str(directory), cache=cache, **options) for cache in ("slots", "paged")}
     for policy, chunk_size, cache in runs:
         llm = llms[cache]
-        llm.policy, llm.chunk_size = policy, chunk_size
+        llm.policy = policy
+        llm.chunk_size = chunk_size
         outputs = llm.generate([prompt[0].tolist() for prompt in prompts], SamplingParams(32))
         assert [output.token_ids for output in outputs] == expected, (policy, chunk_size, cache)
 
@@ -327,7 +330,8 @@ def test_a_lone_request_passes_the_edge_of_its_window(family: str, tmp_path: Pat
             LLM(path, max_length=7)
         return
     tokens = torch.randint(VOCABULARY, (9,), generator=torch.Generator().manual_seed(4)).tolist()
-    exact, ways = None, [("float64", "sdpa"), ("float64", "math")]
+    exact = None
+    ways = [("float64", "sdpa"), ("float64", "math")]
     if native.usable(torch.device("cpu"), torch.float32, 32, 3):  # it knows no float64
         ways.append(("float32", "native"))
     for dtype, attention in ways:
@@ -341,7 +345,8 @@ def test_a_lone_request_passes_the_edge_of_its_window(family: str, tmp_path: Pat
 
 def decoded(llm: LLM, tokens: list[int]) -> list[torch.Tensor]:
     """The logits after each of these tokens: the first is the prompt, the others are decodes."""
-    executor, found = ModelExecutor(llm.model, llm.cache, llm.attend), []
+    executor = ModelExecutor(llm.model, llm.cache, llm.attend)
+    found = []
 
     def choose(batch: Batch, logits: torch.Tensor) -> list[int]:
         found.append(logits[0])

@@ -32,7 +32,8 @@ def test_the_first_period_is_like_any_other(factor: float) -> None:
     """What a measurement takes time for: within 1 % of the steady state."""
     ratio = factor * balance(128, 8)
     for policy in ("baseline", "sarathi", "orca", "staggered orca"):
-        work, policy = Workload(512, 8, ratio, "staggered" in policy), policy.split()[-1]
+        work = Workload(512, 8, ratio, "staggered" in policy)
+        policy = policy.split()[-1]
         options = {"policy": policy, "chunk_size": 128, "max_batch_size": 8}
         trace = simulate(work.requests(64), **options)
         found = tokens_per_second(trace, 512, *first_period(work, policy))

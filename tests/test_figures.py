@@ -102,7 +102,8 @@ def test_a_study_writes_what_it_says(
     if name in LONG:  # whose numbers are those of too few requests, as it is
         monkeypatch.setattr(planner, "FEWEST", 48)
     ran(name, *few, "--quick", "--out", tmp_path)
-    study, rows = STUDIES[name], read_rows(tmp_path / f"{name}.csv")
+    study = STUDIES[name]
+    rows = read_rows(tmp_path / f"{name}.csv")
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     published = {
         number: rows.one(study.paper[number][0], source="paper", **study.paper[number][1])
@@ -121,7 +122,8 @@ def test_a_study_writes_what_it_says(
 )
 def test_first_and_last_job_are_as_committed(name: str) -> None:
     """With --quick, they run fewer requests. The last has no job that is short."""
-    study, rows = STUDIES[name], Rows((), STUDIES[name].units)
+    study = STUDIES[name]
+    rows = Rows((), STUDIES[name].units)
     sweeps = study.swept(**{flag: each.default for flag, each in study.flags.items()})
     for sweep in sweeps[:4]:
         if not (sweep.processes and name in MINUTES):
@@ -136,7 +138,8 @@ def test_first_and_last_job_are_as_committed(name: str) -> None:
 @pytest.mark.parametrize("name", STUDIES)
 def test_committed_rows_follow_from_each_other(name: str) -> None:
     """What is derived from other rows, once more; and what each study claims."""
-    study, kept = STUDIES[name], committed(name)
+    study = STUDIES[name]
+    kept = committed(name)
     predicted = kept.where(source="predicted")
     again = Rows([row.copy() for row in predicted if "which" not in row], study.units)
     study.derive(again)
@@ -153,7 +156,8 @@ def test_committed_rows_follow_from_each_other(name: str) -> None:
 
 def test_what_was_measured_has_a_picture_of_its_own(tmp_path: Path) -> None:
     """Fig 10 has the paper's two rows of panels, and one of ours. One source has one picture."""
-    study, path = STUDIES["fig10"], tmp_path / "fig10.csv"
+    study = STUDIES["fig10"]
+    path = tmp_path / "fig10.csv"
     kept = committed("fig10")
     figure = study.picture(kept)
     heads = [axes.get_title() for axes in figure.axes]

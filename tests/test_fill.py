@@ -84,7 +84,8 @@ def test_all_documents_are_written_or_none(
     for name in ("demo/metrics.json", "README.md", "docs/beams.md", *book):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    readme, beams = tmp_path / "README.md", tmp_path / "docs" / "beams.md"
+    readme = tmp_path / "README.md"
+    beams = tmp_path / "docs" / "beams.md"
     readme.write_text(wrong := spoiled("README.md", LOSS), encoding="utf-8")
     beams.write_text(text_of("docs/beams.md").replace("| throughput:", "| rate:"), "utf-8")
     monkeypatch.setattr(fill, "ROOT", tmp_path)

@@ -31,10 +31,8 @@ def rises(values: list[float]) -> bool:
     return max(values) == values[-1] and all(after > 0.99 * before for before, after in pairs)
 
 
-WHOLE, CHUNKS = (
-    ("orca", "vllm_v0", "hybrid_only"),
-    ("sarathi", "sarathi_serve", "dynamic", "chunked_only"),
-)
+WHOLE = ("orca", "vllm_v0", "hybrid_only")
+CHUNKS = ("sarathi", "sarathi_serve", "dynamic", "chunked_only")
 # What a heading claims beyond the numbers that it prints, of scripts that are no studies.
 OF_ROWS: dict[str, Callable[[Rows], bool]] = {
     "policies": lambda rows: (
@@ -49,7 +47,8 @@ OF_ROWS: dict[str, Callable[[Rows], bool]] = {
 
 def elements(out: Path) -> list[tuple[str, dict[str, str | None]]]:
     """Those of index.html with their attributes, in order."""
-    found, reader = [], HTMLParser()
+    found = []
+    reader = HTMLParser()
     reader.handle_starttag = lambda tag, attributes: found.append((tag, dict(attributes)))
     reader.feed((out / "index.html").read_text(encoding="utf-8"))
     return found
@@ -62,7 +61,8 @@ def test_each_script_and_each_result_is_named() -> None:
     every = (ROOT / "experiments").glob("*.py")
     names = [path.name for path in every if "__main__" in path.read_text(encoding="utf-8")]
     assert [name for name in names if f"`{name}" not in rows] == []
-    names, text = {path.stem for path in RESULTS.glob("*.csv")}, "".join(documents.values())
+    names = {path.stem for path in RESULTS.glob("*.csv")}
+    text = "".join(documents.values())
     left = [name for name in names if not re.search(rf"\b{name}\b", text)]
     assert {*left, *gallery.STUDIES} <= gallery.captions().keys()
 

@@ -36,7 +36,8 @@ def boxes(axes: plt.Axes, kind: str) -> list[tuple[int, float, float]]:
 def test_priced_run() -> None:
     work = [Request(i, range(300), 12, arrival=0.1 * i) for i in range(4)]
     trace = simulate(work, policy="vllm_v0", max_batch_size=4, cache_tokens=930)
-    axes, lanes = plt.subplots()[1], request_lanes(trace, 0.15, dict(enumerate("ABCD")))
+    axes = plt.subplots()[1]
+    lanes = request_lanes(trace, 0.15, dict(enumerate("ABCD")))
     draw_lanes(axes, lanes)
     ran = [(each, each.start, each.start + each.seconds) for each in trace.iterations]
     chunks = [(chunk[0], *time) for each, *time in ran for chunk in each.chunks]

@@ -87,7 +87,8 @@ def test_a_line_ends_at_a_newline_only(tmp_path: Path) -> None:
 def test_broken_logits_end_their_prompt_with_one_line(broken: Path, flags: list) -> None:
     """The others are printed as without them, and the table, too."""
     flags = ["--model", broken, "--dtype", "float64", "--max-tokens", 8, *flags]
-    both, alone = call(generate, "def open(", "§ 1", *flags), call(generate, "§ 1", *flags)
+    both = call(generate, "def open(", "§ 1", *flags)
+    alone = call(generate, "§ 1", *flags)
     line = "the model's logits are NaN or infinite: look at --check, and at other dtypes\n"
     assert (both.returncode, both.stderr) == (2, f"error: prompt 2 of 2: {line}")
     assert (alone.returncode, alone.stderr) == (2, f"error: prompt 1 of 1: {line}")

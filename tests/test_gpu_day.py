@@ -48,7 +48,8 @@ def test_a_bad_step_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(gpu_day, "STEPS", gpu_day.STEPS)
     monkeypatch.setattr(gpu_day, "work", importlib.import_module("bad_steps").begin)
-    names, out = ["raises", "hangs", "dies", "breaks", "last"], tmp_path / "out"
+    names = ["raises", "hangs", "dies", "breaks", "last"]
+    out = tmp_path / "out"
     out.mkdir()
     assert gpu_day.drive(out, "cpu", names, 120) == []
     failed = {row["step"]: row["failed"] for row in gpu_day.read(out, "end")}

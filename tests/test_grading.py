@@ -119,7 +119,8 @@ def test_what_counts_in_a_whole_clone_and_what_is_named(tmp_path: Path) -> None:
 
 
 def test_a_link_reads_nobody_elses_work(tmp_path: Path) -> None:
-    ben, eve = tmp_path / "ben", tmp_path / "eve"
+    ben = tmp_path / "ben"
+    eve = tmp_path / "eve"
     write(ben, {"e06.py": "ben's"})
     eve.mkdir()
     (eve / "e06.py").symlink_to(ben / "e06.py")
@@ -205,7 +206,9 @@ def attack(body: str, **names: object) -> str:
 def test_attacks_earn_nothing_and_harm_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    folder, secret, homes = tmp_path / "handed in", tmp_path / "secret.py", tmp_path / "homes"
+    folder = tmp_path / "handed in"
+    secret = tmp_path / "secret.py"
+    homes = tmp_path / "homes"
     homes.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(homes))
     monkeypatch.setattr(grade, "CASE", 1.0)  # who hangs or sleeps has no more
@@ -337,7 +340,8 @@ def test_no_exercise_takes_the_time_of_the_others(
     limits = []
 
     class Slow:
-        held, spent = (), 0.0
+        held = ()
+        spent = 0.0
 
         def __init__(self, *_: object) -> None: ...
 
@@ -580,7 +584,8 @@ def test_only_what_was_set_is_graded_and_nothing_is_written_over(
 def test_graded_again_nobody_keeps_an_old_page(tmp_path: Path) -> None:
     """A student who hands in late moves all numbers behind: an old page must not stay beside."""
     grades = [Grade(Submission(name), dict.fromkeys(EXERCISES, "-")) for name in "ac"]
-    points, own = feedback.rubric(), tmp_path / "002_notes.html"
+    points = feedback.rubric()
+    own = tmp_path / "002_notes.html"
     own.write_text("the lecturer's")
     feedback.write_feedback(tmp_path, grades, points, 5)
     grades.insert(1, Grade(Submission("b"), dict.fromkeys(EXERCISES, "-")))

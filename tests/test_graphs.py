@@ -25,7 +25,9 @@ from more.policies import compared
 from nano_sarathi import LLM, BeamSearchParams, SamplingParams
 from scheduler import make_scheduler
 
-COUNT, BATCH_SIZE, CHUNK_SIZE = 9, 3, 8
+COUNT = 9
+BATCH_SIZE = 3
+CHUNK_SIZE = 8
 
 
 def recordings(model: Transformer, attend: Callable = cuda.gathered) -> Graphs:
@@ -90,7 +92,8 @@ def test_no_more_than_the_memory_is_meant_for(
     model = tiny_model("llama")
     for old in (10**6, 5):
         monkeypatch.setattr(graphs, "OLD", old)
-        recorded, kept = recordings(model), []
+        recorded = recordings(model)
+        kept = []
         for policy in ("sarathi", "baseline", "sarathi"):
             assert generate_replaying(model, recorded, policy) == tiny_expected("llama", COUNT)
             kept.append(set(recorded.recordings))
@@ -120,7 +123,8 @@ def test_an_engine(replays: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = engine()
     llm.resize_cache(3, 48)
     for policy, tokens in zip(compared()[::2], cycle((None, 48)), strict=False):
-        llm.policy, llm.cache_tokens = policy, tokens
+        llm.policy = policy
+        llm.cache_tokens = tokens
         assert [o.token_ids for o in llm.generate(prompts, params)] == expected, policy
     llm.cache_tokens = None
     assert llm.beam_search(*beams)[0].sequences[0].token_ids == best
@@ -136,7 +140,8 @@ def test_an_engine(replays: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("name", RECORDED)
 def test_same_tokens_from_cuda_graphs(name: str) -> None:
-    model, expected = tiny_model(name, device="cuda"), tiny_expected(name, COUNT)
+    model = tiny_model(name, device="cuda")
+    expected = tiny_expected(name, COUNT)
     recorded = recordings(model)
     for policy in compared():
         for _ in range(2):

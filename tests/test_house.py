@@ -123,7 +123,8 @@ def arrows() -> dict[str, set[str]]:
     files = {dotted(path): path for path in tracked()}
     found = {}
     for name, path in files.items():
-        nodes, asked = ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))), set()
+        nodes = ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+        asked = set()
         for node in nodes:
             if isinstance(node, ast.Import):
                 asked |= {alias.name for alias in node.names}

@@ -14,8 +14,10 @@ from more.fast import kernels
 from more.fast.kernels import main, report, why_not_rows, why_not_xformers
 from tests.fake_cuda import LINUX, fake_cuda
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-HALF, FLOAT = torch.float16, torch.float32
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
+HALF = torch.float16
+FLOAT = torch.float32
 
 
 @pytest.fixture

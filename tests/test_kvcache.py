@@ -63,7 +63,8 @@ def test_write_is_in_place_and_hits_its_places_only() -> None:
 
 def test_paper_formula() -> None:
     """B = floor((M_G - M_S) / (L * m_kv)) by hand: LLaMA-13B, an A6000 of 44.43 GiB, L = 1024."""
-    model, gpu = MODELS["llama-13b"], GPUS["a6000"]
+    model = MODELS["llama-13b"]
+    gpu = GPUS["a6000"]
     assert model.kv_bytes_per_token() == 2 * 40 * 5120 * 2
     assert 12.9e9 < model.parameters < 13.1e9
     assert requests_that_fit(model, gpu, 1024) == int(
@@ -76,6 +77,7 @@ def test_paper_formula() -> None:
     )
     assert requests_that_fit(MODELS["gpt3-175b"], gpu, 1024) == 0
     # Yi-34B on two A100: 0.9 of 160 GB, less 68.8 GB of weights
-    yi, a100 = MODELS["yi-34b"], GPUS["a100-80gb"]
+    yi = MODELS["yi-34b"]
+    a100 = GPUS["a100-80gb"]
     assert yi.kv_bytes_per_token() == 245_760 and yi.parameters == pytest.approx(34.4e9, rel=0.01)
     assert tokens_that_fit(yi, a100, tp=2) == int((144e9 - 2 * yi.parameters) // 245_760)

@@ -76,7 +76,9 @@ def test_kernels_and_blocks_take_time_to_start() -> None:
 
 def test_bytes_that_fit_the_cache_are_faster() -> None:
     cached = one(replace(PLAIN, cache=4.0))
-    small, middle, large = A100.l2, 1.5 * A100.l2, 2 * A100.l2
+    small = A100.l2
+    middle = 1.5 * A100.l2
+    large = 2 * A100.l2
     assert cached.from_memory(small) == pytest.approx(small / 4)
     assert cached.from_memory(middle) == pytest.approx(middle - 0.75 * small / 2)
     assert cached.from_memory(large) == large
@@ -95,7 +97,8 @@ def test_a_hybrid_batch_costs_extra() -> None:
 
 
 def test_norms_and_activations_move_bytes() -> None:
-    model, own = MODELS["llama3.1-8b"], EFFICIENCY["h100", "vllm"]
+    model = MODELS["llama3.1-8b"]
+    own = EFFICIENCY["h100", "vllm"]
     cost = CostModel(model, GPUS["h100"], software="vllm")
     values = 2 * 4 * 4096 + 3 * 14336 + 2 * (32 + 8) * 128 + 2 * 2 * 8 * 128
     each = KERNELS * own.launch + 100 * 2 * values / (3350e9 * own.elementwise)
@@ -131,7 +134,8 @@ def test_nothing_takes_no_time() -> None:
 
 def test_a_gpu_of_unknown_sms_has_no_waves_and_no_blocks() -> None:
     own = replace(EFFICIENCY["a100-80gb", "vllm"], waves=0.0, prefill_block=0.0, decode_block=0.0)
-    model, unknown = MODELS["llama3.1-8b"], replace(A100, sms=0)
+    model = MODELS["llama3.1-8b"]
+    unknown = replace(A100, sms=0)
     cost, plain = (
         CostModel(model, unknown, each) for each in (EFFICIENCY["a100-80gb", "vllm"], own)
     )
@@ -213,7 +217,8 @@ def test_one_law_for_a_kernel_and_for_a_batch() -> None:
     kernel = Kernel("h100", "prefill", (3, 500, 32, 8), 0.0)
     seconds = predicted([kernel], "h100", cost.efficiency)[0]
     assert cost.attention(make_batch([(0, 500, 500)] * 3)) == pytest.approx(32 * seconds)
-    kernel, batch = Kernel("h100", "decode", (5, 700, 32, 8), 0.0), make_batch([], 5, 700)
+    kernel = Kernel("h100", "decode", (5, 700, 32, 8), 0.0)
+    batch = make_batch([], 5, 700)
     cold, warm = (
         32 * predicted([kernel], "h100", each)[0]
         for each in (replace(cost.efficiency, cache=1.0), cost.efficiency)
@@ -229,7 +234,8 @@ def test_models_are_as_large_as_published(name: str, billions: float) -> None:
 
 
 def test_falcon_has_one_all_reduce_per_layer() -> None:
-    falcon, link = MODELS["falcon-180b"], LINKS["nvlink-a100"]
+    falcon = MODELS["falcon-180b"]
+    link = LINKS["nvlink-a100"]
     options = {"tp": 8, "link": link, "software": "vidur-2024"}
     one, two = (
         CostModel(replace(falcon, parallel=parallel), A100, **options) for parallel in (True, False)
@@ -248,7 +254,8 @@ def test_a_ring_sends_nearly_twice_the_tensor() -> None:
 def test_two_nodes_share_their_parts_out() -> None:
     """By hand: 4 GPUs send 3/4 of 8 MB, then the port 2 x 1/2 of it, then the GPUs 3/4 again."""
     nodes = Nodes("two", Link("near", 100e9, 1e-6), Link("far", 10e9, 30e-6), per_node=4)
-    near, far = 2 * 6e6 / (100e9 * 0.8), 8e6 / (10e9 * 0.8)
+    near = 2 * 6e6 / (100e9 * 0.8)
+    far = 8e6 / (10e9 * 0.8)
     assert nodes.all_reduce(8e6, 8, 0.8) == pytest.approx(1e-6 + near + 30e-6 + far)
     assert nodes.all_reduce(8e6, 4, 0.8) == nodes.inside.all_reduce(8e6, 4, 0.8)
     with pytest.raises(ValueError, match="6 GPUs do not fill nodes of 4"):

@@ -27,7 +27,8 @@ def test_packed_equals_plain(dtype: torch.dtype, shape: tuple[int, int], bias: b
         for parameter in plain.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
     plain = plain.to(dtype)
-    ours, exactly = PackedLinear(plain), copy.deepcopy(plain).double()
+    ours = PackedLinear(plain)
+    exactly = copy.deepcopy(plain).double()
     sizes = copy.deepcopy(exactly)
     with torch.no_grad():
         for parameter in sizes.parameters():
@@ -37,12 +38,15 @@ def test_packed_equals_plain(dtype: torch.dtype, shape: tuple[int, int], bias: b
         residual = torch.randn(rows, shape[1], generator=generator).to(dtype)
         before = residual.clone()
         with torch.inference_mode():
-            y, sum_, exact = ours(x), ours(x, residual), exactly(x.double())
+            y = ours(x)
+            sum_ = ours(x, residual)
+            exact = exactly(x.double())
             terms = sizes(x.double().abs())  # of each sum, added without their signs
         assert y.dtype == sum_.dtype == dtype and torch.equal(residual, before)
         n = shape[0] + 2  # with the bias and the residual
         assert_within(y, exact, sum_bound(n, terms, dtype, exact))
-        both, terms = exact + residual.double(), terms + residual.double().abs()
+        both = exact + residual.double()
+        terms = terms + residual.double().abs()
         assert_within(sum_, both, sum_bound(n, terms, dtype, exact, both))
 
 

@@ -119,10 +119,12 @@ def test_nobody_is_told_when_no_page_is_open(
 ) -> None:
     """And one that hears nothing for long hears that the connection is alive."""
     monkeypatch.setattr(live, "SILENCE", 0.01)
-    feed, before = live.Feed(runner), len(runner.listeners)
+    feed = live.Feed(runner)
+    before = len(runner.listeners)
 
     async def opened() -> None:
-        first, second = feed.messages(), feed.messages()
+        first = feed.messages()
+        second = feed.messages()
         for page in (first, second):
             assert "snapshot" in await anext(page) and await anext(page) == "data: []\n\n"
         assert len(runner.listeners) == before + 1, "one for all pages"
@@ -145,7 +147,8 @@ def test_a_page_that_does_not_read_keeps_little(runner: Runner) -> None:
 
     async def watched() -> None:
         feed = live.Feed(runner)
-        slow, page = feed.join(), feed.join()
+        slow = feed.join()
+        page = feed.join()
         page.get_nowait()  # the snapshot
         for number in range(most):
             feed.events.append({"type": "iteration", "n": number})
@@ -197,7 +200,8 @@ def test_a_full_queue_is_no_end_of_the_chats(runner: Runner) -> None:
         feed = live.Feed(runner)
         page = feed.join()
         feed.thrower.chat(2)
-        most, runner.most = runner.most, 2
+        most = runner.most
+        runner.most = 2
         feed.events += [{"type": "ended", "id": own} for own in feed.thrower.chats]
         feed.flush()
         assert feed.thrower.wanted == 2 and not feed.thrower.chats

@@ -65,7 +65,8 @@ def test_a_step_in_the_middle_of_a_step_is_refused() -> None:
 
 def test_a_cancelled_request_has_no_useful_tokens() -> None:
     loop = Loop(make_scheduler("orca", 2, 8), second_by_second())
-    gone, stays = Request(0, range(4), 50), Request(1, range(6), 5, tags={"user": "ann"})
+    gone = Request(0, range(4), 50)
+    stays = Request(1, range(6), 5, tags={"user": "ann"})
     loop.add(gone)
     loop.add(stays)
     for _ in range(3):

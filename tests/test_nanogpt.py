@@ -59,7 +59,8 @@ def test_the_names_of_the_page_are_those_of_the_loader(tmp_path: Path) -> None:
     del theirs["transformer.h.0.attn.bias"]  # a mask, no weight
     model = Transformer(load_config(tmp_path))
     load_weights(model, tmp_path)
-    ours, seen = model.state_dict(), set()
+    ours = model.state_dict()
+    seen = set()
     for name, tensor in theirs.items():
         place, _, kind = name.rpartition(".")
         number = "".join(re.findall(r"\.(\d+)\.", place))
@@ -83,7 +84,8 @@ def test_logits_and_greedy_tokens(
     assert_same_logits(LLM(str(tmp_path), dtype="float32", device="cpu").model, reference, LENGTH)
     llm = LLM(str(tmp_path / "ckpt.pt"), dtype="float64", device="cpu", chunk_size=5)
     assert llm.config.name == tmp_path.name and llm.max_length == LENGTH
-    prompts, expected = [[1, 2, 3], list(range(30)), [64]], []
+    prompts = [[1, 2, 3], list(range(30)), [64]]
+    expected = []
     for ids in prompts:
         out = reference.double().generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False)
         expected.append(out[0, len(ids) :].tolist())

@@ -84,7 +84,8 @@ def test_small_operators(dtype: torch.dtype, rows: int, two_threads: None) -> No
     assert_within(native.swiglu(inner), *gated(inner))
     heads = draw(rows, 5, 64)
     angles = torch.rand(rows, 1, 32, generator=generator, dtype=torch.float64)
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    cos = angles.cos().to(dtype)
+    sin = angles.sin().to(dtype)
     expected = heads.double()
     model.rotate(expected, 4, cos.double(), sin.double())  # v, beside q and k, is left alone
     assert (expected == heads).all(dim=(0, 2)).tolist() == [False] * 4 + [True]
@@ -95,7 +96,8 @@ def test_small_operators(dtype: torch.dtype, rows: int, two_threads: None) -> No
 
 def gated(inner: Tensor) -> tuple[Tensor, Tensor]:
     """`swiglu` in float64, and how far it may be off: e^-x is, by |x| u of itself."""
-    exact, gate = model.swiglu(inner.double()), inner.double().chunk(2, dim=-1)[0]
+    exact = model.swiglu(inner.double())
+    gate = inner.double().chunk(2, dim=-1)[0]
     share = ((gate * (-gate).sigmoid()).abs() + 16) * unit(torch.float32) + 2 * unit(inner.dtype)
     return exact, share * exact.abs() + 1e-30  # e^-100 may be 0
 

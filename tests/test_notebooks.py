@@ -52,7 +52,8 @@ def code_of(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 @each_lesson
 def test_a_notebook_is_in_step_with_its_source_and_fit_to_be_read(path: Path) -> None:
-    notebook, cells = committed(path), execute.convert(path).cells
+    notebook = committed(path)
+    cells = execute.convert(path).cells
     assert [(each.cell_type, each.source, each.metadata) for each in cells] == [
         (each.cell_type, each.source, each.metadata) for each in notebook.cells
     ], "run `make notebooks-refresh`; after new words alone, `python notebooks/execute.py --text`"
@@ -159,7 +160,8 @@ def test_complaints_see_errors_warnings_and_paths(output: dict) -> None:
 
 def test_text_keeps_outputs_of_the_same_code_only() -> None:
     """A comment may change."""
-    cell, book = nbformat.v4.new_code_cell, nbformat.v4.new_notebook
+    cell = nbformat.v4.new_code_cell
+    book = nbformat.v4.new_notebook
     old = book(cells=[cell("a = 1", outputs=[nbformat.v4.new_output("stream", text="1")])])
     for code, same in (("a = 1  # one", True), ("a = 2", False)):
         new = book(cells=[cell(code)])
@@ -174,7 +176,8 @@ def test_text_keeps_outputs_of_the_same_code_only() -> None:
 # The test reads out of the text what a reader changes and runs, and does it. So a text that says it
 # in other words fails, and so does a sentence that no claim below quotes.
 
-BREAK, EXPLAIN = "**Now break it.**", "**Explain.**"
+BREAK = "**Now break it.**"
+EXPLAIN = "**Explain.**"
 CHANGE = re.compile(
     r"[Ll]et `(?P<function>\w+)` return `(?P<value>[^`]+)`"
     r"|(?:`(?P<name>\w+)`|\w), (?:write `(?P<new>[^`]+)` in place of|leave out) `(?P<old>[^`]+)`"
@@ -203,13 +206,16 @@ def every(cells: list[str], *operations: str) -> set[str]:
 def run_cells(before: list[str], told: list[str]) -> Ran:
     """Run cells of a lesson, and of those before them what they need."""
     loads = "LOAD_NAME", "LOAD_GLOBAL"
-    needed, kept = every(told, *loads) - every(told, "STORE_NAME"), []
+    needed = every(told, *loads) - every(told, "STORE_NAME")
+    kept = []
     for cell in reversed(before):
         stored = every([cell], "STORE_NAME")
         if stored & needed or cell is before[0]:
             needed = (needed - stored) | every([cell], *loads)
             kept.insert(0, cell)
-    names, printed, error = {"__name__": "lesson"}, io.StringIO(), None
+    names = {"__name__": "lesson"}
+    printed = io.StringIO()
+    error = None
     with patch.dict(POLICIES), patch.dict(MODELS), redirect_stdout(printed):  # they add their own
         for cell in kept:
             exec(cell, names)  # noqa: S102  (our own lesson)
@@ -228,9 +234,11 @@ def run_cells(before: list[str], told: list[str]) -> Ran:
 
 def changed(cells: list[str], change: re.Match) -> tuple[int, str]:
     """The cell that a text tells to change: its place, and its new code."""
-    old, new = re.escape(change["old"] or ""), change["new"] or ""
+    old = re.escape(change["old"] or "")
+    new = change["new"] or ""
     if change["function"]:
-        old, new = "return .*", f"return {change['value']}"
+        old = "return .*"
+        new = f"return {change['value']}"
     name = change["function"] or change["name"] or ""
     found = [
         place
@@ -308,7 +316,8 @@ def perplexities(ran: Ran) -> list[float]:
 
 def wrong_from(ran: Ran) -> int:
     """The first step of the response with a wrong logit, in lesson 10."""
-    errors, width = ran.names["errors"][1], ran.names["WIDTH"]
+    errors = ran.names["errors"][1]
+    width = ran.names["WIDTH"]
     return next(number for number, each in enumerate(errors) if each > 1e-10) // width
 
 
@@ -530,10 +539,13 @@ def printed(notebook: nbformat.NotebookNode) -> list[float]:
 
 @each_lesson
 def test_numbers_of_the_text_stand_in_the_lesson(path: Path) -> None:
-    notebook, exceptions = committed(path), EXCEPTIONS.get(int(path.stem[:2]), {})
+    notebook = committed(path)
+    exceptions = EXCEPTIONS.get(int(path.stem[:2]), {})
     code = "\n".join(cell.source for cell in code_of(notebook))
     parameters = numbers(code)
-    outputs, published, found = printed(notebook), paper_numbers().values(), [*stated(notebook)]
+    outputs = printed(notebook)
+    published = paper_numbers().values()
+    found = [*stated(notebook)]
     assert [
         (text, paragraph)
         for text, paragraph in found

@@ -74,7 +74,8 @@ def test_native_attention_reads_through_the_table(
     except UserError:
         pytest.skip("needs a compiler")
     rng = random.Random(f"{size} {dtype}")
-    contexts, rows = (1, 77, 200, 130, 64), (1, 1, 50, 130, 1)
+    contexts = (1, 77, 200, 130, 64)
+    rows = (1, 1, 50, 130, 1)
     slots = KVCache(config, len(rows), 200, dtype)
     memory = BlockMemory(1400, size)
     paged = PagedCache(config, len(rows), 200, dtype, memory=memory)
@@ -186,7 +187,8 @@ class Drops(SarathiServe):
 
 
 def test_a_chunk_that_is_left_out_is_no_hit() -> None:
-    one, other = range(11), range(2**62, 2**62 + 11)
+    one = range(11)
+    other = range(2**62, 2**62 + 11)
     requests = [Request(i, own, max_tokens=2) for i, own in enumerate((one, other, one, other))]
     scheduler = Drops(4, 64)
     scheduler.memory = memory = BlockMemory(80, 4, prefix_caching=True)
@@ -202,7 +204,8 @@ def test_a_chunk_that_is_left_out_is_no_hit() -> None:
 
 def test_what_is_no_hit_yet() -> None:
     """What a policy asks on trial (examples/target_tbt.py); who is preempted before it ran."""
-    scheduler, late = paged("sarathi_serve", 4, 64, 80, 4), Request(1, range(11), max_tokens=2)
+    scheduler = paged("sarathi_serve", 4, 64, 80, 4)
+    late = Request(1, range(11), max_tokens=2)
     early = Request(0, range(11), max_tokens=2)
     next_chunk(early, 64)
     scheduler.add(early)
@@ -220,7 +223,9 @@ def test_what_is_no_hit_yet() -> None:
 
 def test_the_last_block_is_evicted_first() -> None:
     """Of four: a prefix is of use without what follows it. What has just ended is found, too."""
-    scheduler, one, other = paged("sarathi_serve", 1, 64, 16, 4), range(9), range(100, 105)
+    scheduler = paged("sarathi_serve", 1, 64, 16, 4)
+    one = range(9)
+    other = range(100, 105)
     for own, prompt in enumerate((one, other, range(200, 208))):
         scheduler.add(Request(own, prompt, max_tokens=1))
         step(scheduler)
@@ -261,7 +266,8 @@ def test_no_evict_counts_whole_blocks(
 
 def test_parts_are_a_sequence() -> None:
     parts = Parts([range(3), range(0), range(10, 14), range(7, 9)])
-    plain, ends = [0, 1, 2, 10, 11, 12, 13, 7, 8], [None, *range(-11, 12)]
+    plain = [0, 1, 2, 10, 11, 12, 13, 7, 8]
+    ends = [None, *range(-11, 12)]
     assert list(parts) == plain and [parts[i] for i in range(-9, 9)] == plain * 2
     for start, stop, by in product(ends, ends, (None, 2, -7)):
         assert parts[start:stop:by] == plain[start:stop:by], (start, stop, by)
@@ -284,7 +290,9 @@ def test_a_batch_that_fails_has_filled_nothing(
     llm: LLM, good: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After `good` batches, a forward fails in its last layer. Then all is as if it had not run."""
-    params, left, forward = SamplingParams(max_tokens=8), [good], ModelExecutor.forward
+    params = SamplingParams(max_tokens=8)
+    left = [good]
+    forward = ModelExecutor.forward
     plain = PlainLLM("small", dtype="float64", device="cpu")
     expected = [each.token_ids for each in plain.generate(PROMPTS, params)]
 
@@ -294,7 +302,8 @@ def test_a_batch_that_fails_has_filled_nothing(
             raise RuntimeError("no power")
         return forward(self, *batch)
 
-    memory, llm.chunk_size = llm.cache.memory, 16
+    memory = llm.cache.memory
+    llm.chunk_size = 16
     llm.cache.k[:] = llm.cache.v[:] = float("nan")  # whoever reads what is not computed shows it
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no power"):
         patch.setattr(ModelExecutor, "forward", fails)

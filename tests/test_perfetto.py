@@ -95,7 +95,8 @@ def test_priced_run_with_preemptions(policy: str, tmp_path: Path) -> None:
     about = {policy: perfetto.About("predicted", "llama-13b", "a6000", policy, 64)}
     perfetto.save(tmp_path / "run.json", {policy: trace}, about=about)
     events = events_of(tmp_path / "run.json")
-    groups, lanes = named(events, "process_name"), named(events, "thread_name")
+    groups = named(events, "process_name")
+    lanes = named(events, "thread_name")
     told = f"(predicted: llama-13b on a6000, {policy}, C = 64)"
     assert list(groups) == [f"{policy}: engine {told}", f"{policy}: requests {told}"]
     assert list(lanes) == ["iterations"] + [f"request {i}" for i in range(5)]

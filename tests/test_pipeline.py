@@ -230,7 +230,9 @@ def most_at_once(filled: MicroBatches) -> int:
     """Run all to the end. How many requests run at once, at most. Micro-batches come back one by
     one, the oldest first, after all others have asked for more.
     """
-    free, flying, most = list(range(filled.count)), deque(), 0
+    free = list(range(filled.count))
+    flying = deque()
+    most = 0
     while filled.busy or flying:
         for number in free[:]:
             batch, _ = filled.next(number, 0.0)

@@ -48,9 +48,11 @@ def test_modules_are_whole() -> None:
 
 @pytest.mark.parametrize("dtype", ROUNDING)
 def test_logits_agree_to_the_rounding_of_the_dtype(dtype: str) -> None:
-    llm, plain = demo(dtype, True), demo(dtype, False)
+    llm = demo(dtype, True)
+    plain = demo(dtype, False)
     prompts = [llm.tokenizer.encode(prompt) for prompt in PROMPTS]
-    one, other = logits_of(plain, prompts), logits_of(llm, prompts)
+    one = logits_of(plain, prompts)
+    other = logits_of(llm, prompts)
     # Sums of 256 products, in four layers: errors add up like a random walk.
     bound = 256**0.5 * ROUNDING[dtype] * one.abs().max()
     assert (one - other).abs().max() < bound
@@ -59,7 +61,8 @@ def test_logits_agree_to_the_rounding_of_the_dtype(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ROUNDING)
 def test_greedy_tokens_agree_but_for_near_ties(dtype: str) -> None:
     params = SamplingParams(max_tokens=64, ignore_eos=True)
-    llm, plain = demo(dtype, True), demo(dtype, False)
+    llm = demo(dtype, True)
+    plain = demo(dtype, False)
     ties = []
     outputs = plain.generate(PROMPTS, params), llm.generate(PROMPTS, params)
     for one, other in zip(*outputs, strict=True):

@@ -52,7 +52,8 @@ LLAMA3 = {
     "vocab_size": 128256,
 }  # fmt: skip
 TRACE = ROOT / "experiments" / "azure_conv_2023_sample.csv"
-OURS, SLO = "sarathi_serve", Slo.of(0.05)
+OURS = "sarathi_serve"
+SLO = Slo.of(0.05)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -135,7 +136,8 @@ def test_a_sample_is_of_the_traffic() -> None:
 def test_the_capacity_meets_the_slo_and_more_does_not(
     llama: Path, gpu: str, tp: int, slo: Slo
 ) -> None:
-    of, traffic = replica(llama, gpu, tp), Traffic.of("trace", population())
+    of = replica(llama, gpu, tp)
+    traffic = Traffic.of("trace", population())
     found = planner.find_capacity(of, traffic, slo, OURS, 512, EXACT)
     assert found.load and found.load.meets(slo)
     assert load_at(of, traffic, 512, found.rate).meets(slo)
@@ -163,10 +165,8 @@ def test_why_no_rate_meets_the_bounds(llama: Path, missed: str) -> None:
     """The one is named that requests miss even if they are served one at a time."""
     limits = dict.fromkeys(("tbt", *PER_REQUEST), 200) | {missed: 1}
     slo = Slo(tuple(Bound(name, 95, each / 1e3) for name, each in limits.items()))
-    of, traffic = (
-        replica(llama),
-        Traffic.of("x", make_requests(poisson(8, 1.0), Fixed(900), Fixed(5))),
-    )
+    of = replica(llama)
+    traffic = Traffic.of("x", make_requests(poisson(8, 1.0), Fixed(900), Fixed(5)))
     said = too_strict(Question({(1, 1): of}, of, traffic, slo, (128, 2048)), (1, 1))
     reason = rf": the P95 {missed.upper()} of requests that are served one at a time is [\d.]+ ms;"
     assert re.search(reason, said) and said.count("one at a time") == 1
@@ -207,7 +207,9 @@ def test_a_load_knows_what_any_slo_needs(llama: Path) -> None:
 )
 def test_a_run_that_is_left_would_have_missed(llama: Path, stages: int, bound: str) -> None:
     """A search leaves runs that surely miss the SLO: never one that could still be served."""
-    of, traffic, left = replica(llama, stages=stages), Traffic.of("trace", population()), []
+    of = replica(llama, stages=stages)
+    traffic = Traffic.of("trace", population())
+    left = []
     slo = slo_of(plan.read_options(["--slo", "tbt:p99:1e6", "--slo", bound]), 1.0)
     for rate in (1.0, 8.0, 16.0, 1e6):
         requests = [at_rate(traffic.sample(224), rate) for _ in range(2)]
@@ -356,7 +358,8 @@ def test_names_as_people_type_them(capsys: pytest.CaptureFixture) -> None:
     """What only resembles one of ours is none."""
     for ours, typed in NAMES.items():
         for name in typed.split(", "):
-            gpu, model = plan.read_options(["--gpu", name]).gpu, shape_of(name)
+            gpu = plan.read_options(["--gpu", name]).gpu
+            model = shape_of(name)
             assert (model.name if model else gpu if gpu in GPUS else "") == ours, name
     assert capsys.readouterr().out == "GPU A100: a100-80gb is taken; there is a100-40gb, too\n"
     assert {gpu_named(name) for name in GPUS} == {*GPUS}
@@ -383,7 +386,8 @@ def test_a_link_of_ones_own() -> None:
         options = plan.read_options(["--gpu", "l40s", *flags])
         costs.append(plan.replica_of(options, MODELS["mistral-7b"], 4, 1).cost_model)
     node, own, named = (cost.all_reduces(8192) for cost in costs)
-    size, steps = 8192 * 4096 * 2, 2 * 32
+    size = 8192 * 4096 * 2
+    steps = 2 * 32
     assert own == pytest.approx(steps * (WAIT + 15e-6 + 1.5 * size / 20e9)) and own < node / 4
     assert named == pytest.approx(steps * (WAIT + costs[2].link.all_reduce(size, 4, 0.7583)))
     said = [link_words(cost, "vllm") for cost in costs]
@@ -419,7 +423,8 @@ def random_flags(draw: random.Random) -> list[str]:
 
 def check_answer(words: list[str]) -> Plan | None:
     """Ask plan.py: what it found, which agrees with what it printed; None: it is refused."""
-    found, real = [], plan.print_engines
+    found = []
+    real = plan.print_engines
     rest = ["--tables", "samples", "--requests", 256]
     keep = mock.patch.object(plan, "print_engines", lambda *of: (found.append(of[1]), real(*of)))
     with mock.patch("os.cpu_count", lambda: 1), keep:
@@ -429,7 +434,9 @@ def check_answer(words: list[str]) -> Plan | None:
         assert last.startswith("error: ") and "Traceback" not in done.stderr, done.stderr
         return None
     [of] = found
-    said, best, cost = done.stdout.replace(" \\\n    ", " "), of.best, of.replica.cost_model
+    said = done.stdout.replace(" \\\n    ", " ")
+    best = of.best
+    cost = of.replica.cost_model
     assert f"\ntoken budget   C = {best.budget}\n" in said
     assert f"\ncapacity       {rounded(best.rate)} requests/s" in said
     assert best.rate == max(each.rate for each in of.curve.values())
@@ -441,7 +448,8 @@ def check_answer(words: list[str]) -> Plan | None:
     assert vllm["--max-model-len"] == sglang["--context-length"] <= cost.model.max_length
     assert ("--enable-mixed-chunk" in said) == (of.replica.stages == 1)
     if of.replica.utilization:
-        share, stages = sglang["--mem-fraction-static"], of.replica.stages
+        share = sglang["--mem-fraction-static"]
+        stages = of.replica.stages
         card, weights, outside = capacity.bytes_of(cost, stages)
         tokens = (share * (card - outside) - weights) / cost.kv_bytes * stages
         slack = 1e-3 * card / cost.kv_bytes * stages
@@ -451,7 +459,10 @@ def check_answer(words: list[str]) -> Plan | None:
 
 def test_random_questions() -> None:
     """With made-up capacities: all that is printed is accepted, and agrees."""
-    draw, seen, rates, seeds = random.Random(1), set(), {}, set()
+    draw = random.Random(1)
+    seen = set()
+    rates = {}
+    seeds = set()
 
     def find(*asked: object, **_: float) -> Found:
         rate = rates.setdefault(asked[4], draw.choice([0.0, 1.0, 1.02, 4.0, 50.0]))

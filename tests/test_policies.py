@@ -129,7 +129,8 @@ def test_one_workload_under_each_policy(policy: str, expected: list[tuple[list[i
 
 def test_hybrid_only_counts_the_decodes() -> None:
     """Budget 8: two prompts of 4 fit alone, but not beside a decode."""
-    work, moments = [(2, 4), (4, 3), (4, 2)], [0, 1, 1]
+    work = [(2, 4), (4, 3), (4, 2)]
+    moments = [0, 1, 1]
     batches = drive(make_scheduler("hybrid_only", 4, 8), requests_of(*work), moments)
     assert shapes(batches) == [([2], 0), ([4], 1), ([4], 2), ([], 3)]
     together = drive(make_scheduler("hybrid_only", 4, 8), requests_of(*work[1:]))
@@ -158,7 +159,8 @@ def test_preemption_by_hand() -> None:
     first, second = requests = requests_of((4, 6), (4, 5))
     scheduler = make_scheduler("orca", 2, 8, cache_tokens=12)
     batches = drive(scheduler, requests)
-    together, alone = [([4, 4], 0), ([], 2), ([], 2)], [([], 1)] * 3
+    together = [([4, 4], 0), ([], 2), ([], 2)]
+    alone = [([], 1)] * 3
     assert shapes(batches) == [*together, *alone, ([7], 0), ([], 1)]
     assert (first.preemptions, second.preemptions, second.prefill_length) == (0, 1, 4 + 3)
     assert scheduler.memory.taken == 0 and [len(request.output) for request in requests] == [6, 5]
@@ -172,7 +174,8 @@ def content(
     work: prompt, output and step of arrival of each request.
     """
     requests = requests_of(*[each[:2] for each in work])
-    scheduler, found = make_scheduler(policy, size, budget, memory), []
+    scheduler = make_scheduler(policy, size, budget, memory)
+    found = []
     for batch in drive(scheduler, requests, [each[2] for each in work]):
         chunks = [(chunk.request.request_id, chunk.start, chunk.length) for chunk in batch.chunks]
         found.append((chunks, [request.request_id for request in batch.decodes]))
@@ -330,9 +333,11 @@ def test_no_evict_by_hand() -> None:
 
 def crowd(prompts: int = 14) -> list[Request]:
     """Prompts that begin alike, tags for whoever reads them, and arrivals one by one."""
-    rng, made = random.Random(3), []
+    rng = random.Random(3)
+    made = []
     for number in range(prompts):
-        same, own = rng.choice((0, 40, 160, 320)), rng.randint(1, 160)
+        same = rng.choice((0, 40, 160, 320))
+        own = rng.randint(1, 160)
         prompt = Parts([range(same), range(1000 * (number + 1), 1000 * (number + 1) + own)])
         promised = {"ttft": rng.choice(("0.2", "4")), "tbt": rng.choice(("0.016", "0.1"))}
         tags = {"user": rng.choice("ab"), "priority": rng.choice("012")} | promised
@@ -370,7 +375,10 @@ def watched(policy: str, memory: Memory, pry: bool) -> tuple[list, Scheduler]:
     admits must be in this batch.
     """
     scheduler = make_scheduler(policy, 4, 300, memory.capacity)
-    scheduler.memory, schedule, asked, ran = memory, scheduler.schedule, [], []
+    scheduler.memory = memory
+    schedule = scheduler.schedule
+    asked = []
+    ran = []
 
     def price(batch: Batch) -> float:
         asked.append(picture(scheduler))
@@ -382,7 +390,8 @@ def watched(policy: str, memory: Memory, pry: bool) -> tuple[list, Scheduler]:
             on_trial(scheduler)
             assert picture(scheduler) == before, "a trial has changed something"
         asked.clear()
-        here, batch = set(scheduler.running), schedule(now)
+        here = set(scheduler.running)
+        batch = schedule(now)
         assert len(set(asked)) <= 1, "what is asked on trial changes something"
         chunks = batch.chunks if batch else []
         new = set(scheduler.running) - here
@@ -427,7 +436,8 @@ NO_NUMBERS = (
 def taken(policy: str, tags: list[dict[str, str]]) -> list[bool]:
     """For each request with such tags, whether the policy takes it. All that it takes must run."""
     scheduler = make_scheduler(policy, 2, 300)
-    loop, found = Loop(scheduler, second_by_second()), []
+    loop = Loop(scheduler, second_by_second())
+    found = []
     for number, own in enumerate(tags):
         request = Request(number, range(40), 3, tags=own)
         try:
@@ -435,7 +445,8 @@ def taken(policy: str, tags: list[dict[str, str]]) -> list[bool]:
             found.append(True)
         except UserError as error:
             found.append(False)
-            said, wrong = f"{error}", next(iter(own.items()))
+            said = f"{error}"
+            wrong = next(iter(own.items()))
             assert said.startswith(f"request {number}: the tag {wrong[0]} is ") and "\n" not in said
             assert f"{wrong[1]!r}"[:90] in said and "it must be a number" in said
     loop.run()
@@ -501,7 +512,8 @@ def test_nobody_is_preempted_where_there_is_room(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In an endless cache, only a slot may be wanted: all B are taken, and somebody waits."""
-    preempt, why = Scheduler.preempt, []
+    preempt = Scheduler.preempt
+    why = []
 
     def noted(self: Scheduler, request: Request | None = None) -> Request:
         why.append(bool(self.waiting) and len(self.running) == self.max_batch_size)

@@ -74,7 +74,8 @@ def test_files_and_measured_rows(small: str, tmp_path: Path) -> None:
 
 def test_the_family_tree_has_each_policy_and_its_one_parent() -> None:
     assert {*family.TREE} == {*POLICIES, *FOR_PIPELINES, *ALIASES} - {"baseline"}
-    names, parents = [*family.TREE], [row[0] for row in family.TREE.values()]
+    names = [*family.TREE]
+    parents = [row[0] for row in family.TREE.values()]
     assert parents[0] == "" and all(parents[i] in names[:i] for i in range(1, len(names)))
     assert {*names} <= {text.get_text() for text in family.draw().axes[0].texts}
     text = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")

@@ -23,7 +23,8 @@ from nano_sarathi import LLM, SamplingParams
 from scheduler import POLICIES, make_scheduler
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-PRIORITY, TARGET = EXAMPLES / "priority.py", EXAMPLES / "target_tbt.py"
+PRIORITY = EXAMPLES / "priority.py"
+TARGET = EXAMPLES / "target_tbt.py"
 PROMPTS = ["The list type is " * 9, "def open(", "class "]
 
 

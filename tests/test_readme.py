@@ -25,7 +25,8 @@ DOCUMENTS |= {  # the words of the lessons, and the comments of their code
     )
     for path in sorted((ROOT / "notebooks").glob("[0-9]*.py"))
 }
-README, ALL = DOCUMENTS["README.md"], re.DOTALL | re.MULTILINE
+README = DOCUMENTS["README.md"]
+ALL = re.DOTALL | re.MULTILINE
 MADE = re.compile(  # by what the reader runs or writes
     r"results/(calibration-(stage|half)\.json|index\.html)|.*NAME.*|course/mine/.*|config\.json"
     r"|build/.*|captions\.md|e01\.py|grades\.csv|grades_feedback/.*|.*_e06(-1)?\.py"
@@ -74,7 +75,8 @@ def test_the_example_in_docs_runs(document: str, said: str) -> None:
 
 
 def test_named_files_exist() -> None:
-    kinds, missing = "py|cpp|csv|md|json|txt|html|png|toml|yml|ipynb|cff", []
+    kinds = "py|cpp|csv|md|json|txt|html|png|toml|yml|ipynb|cff"
+    missing = []
     for document, text in DOCUMENTS.items():
         folders = ("", "experiments", "more/fast", "results", "course", Path(document).parent)
         for name in re.findall(rf"`([\w/.-]+(?:\.(?:{kinds})|/))`", text):

@@ -150,7 +150,8 @@ class Files:
     """A folder of the user's, and what a row may write there before it is said."""
 
     def __init__(self, folder: Path, checkpoint: Path):
-        self.folder, self.checkpoint = folder, checkpoint
+        self.folder = folder
+        self.checkpoint = checkpoint
         (folder / "empty").mkdir()
         self.file("source,model,hardware,B\n", "table.csv")  # one of ours
         self.file("mine\n")

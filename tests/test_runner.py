@@ -65,14 +65,16 @@ def test_half_prefilled_requests_wait_in_their_order_before_all_others() -> None
     for request in requests:
         loop.add(request)
     loop.step()  # 0 and 1 whole, a part of 2
-    decoding, halved = requests[:2], requests[2:3]
+    decoding = requests[:2]
+    halved = requests[2:3]
     assert take_over(loop, new) == halved and loop.scheduler is new
     assert new.running == decoding and list(new.waiting) == requests[2:]
     assert new.memory.taken == sum(request.context for request in decoding) == 8
     assert new.memory.capacity == 200 and halved[0].preemptions == 1
     batch = new.schedule(0.0)
     assert batch.decodes == decoding and batch.chunks[0].request is halved[0]
-    old, new = new, make_scheduler("orca", 4, 64, 200)
+    old = new
+    new = make_scheduler("orca", 4, 64, 200)
     new_chunks = [chunk.request for chunk in batch.chunks]
     assert len(new_chunks) == 2 and take_over(loop, new) == []  # admitted, but nothing has run
     assert list(new.waiting) == requests[2:] and new.memory.taken == 8
@@ -118,7 +120,8 @@ def test_a_switch_refuses_whom_the_new_policy_cannot_serve_and_nobody_else(
     """
     monkeypatch.setitem(POLICIES, "strict", Strict)
     clients = Clients(PricedEngine(max_batch_size=2, chunk_size=64, clock=FastClock()))
-    runner, sizes = clients.runner, {"decodes": 9, "half": 300, "waits": 9, "waits, too": 200}
+    runner = clients.runner
+    sizes = {"decodes": 9, "half": 300, "waits": 9, "waits, too": 200}
 
     def come(name: str, size: int) -> None:
         """One that all can serve, and one that the new policy cannot."""
@@ -138,7 +141,8 @@ def test_a_switch_refuses_whom_the_new_policy_cannot_serve_and_nobody_else(
     clients.finish()
     assert runner.state()["failures"] == 0 and runner.state()["policy"] == policy
     for tag, deltas in clients.deltas.items():
-        good, last = str(tag).startswith("good"), deltas[-1]
+        good = str(tag).startswith("good")
+        last = deltas[-1]
         assert (last.finish_reason, bool(last.refused)) == (
             ("length", False) if good else ("error", True)
         )
@@ -157,7 +161,8 @@ def test_after_a_switch_all_that_wait_are_served() -> None:
     policies = [name for name in POLICIES if is_ours(POLICIES[name])]
     random.Random(5).shuffle(policies)
     clients = Clients(PricedEngine(max_batch_size=3, clock=FastClock()), queue=200)
-    switches, requests = [], []
+    switches = []
+    requests = []
 
     def change(policy: str) -> None:
         number = len(switches)
@@ -206,7 +211,9 @@ def test_a_client_that_goes_away_frees_its_slot_at_the_next_step(llm: LLM) -> No
 
 def test_cancelling_twice_or_too_late_or_too_soon_does_nothing() -> None:
     clients = priced()
-    runner, request, stranger = clients.runner, Request(0, range(9), 50), Request(0, range(9), 3)
+    runner = clients.runner
+    request = Request(0, range(9), 50)
+    stranger = Request(0, range(9), 3)
     runner.submit([request], ["a"])
     runner.cancel(stranger)  # it has the same id, and was never submitted
     clients.at[3].append(lambda: [runner.cancel(request) for _ in range(3)])
@@ -238,7 +245,8 @@ def test_health_counts_who_runs_and_who_waits() -> None:
     and is not in a slot waits: also before the engine has seen it.
     """
     engine = PricedEngine(max_batch_size=2, policy="orca", clock=FastClock())
-    api, runner = Api(engine, "m", None), Clients(engine).runner
+    api = Api(engine, "m", None)
+    runner = Clients(engine).runner
     api.runner = runner
     [health] = [each.endpoint for each in router(api).routes if each.path == "/health"]
     found = []
@@ -263,7 +271,8 @@ def test_health_counts_who_runs_and_who_waits() -> None:
 
 
 def test_draining_runs_what_is_here_and_takes_nothing_new() -> None:
-    clients, refused = priced(max_batch_size=2), []
+    clients = priced(max_batch_size=2)
+    refused = []
     clients.submit(range(6), range(9), 30)
 
     def come() -> None:
@@ -280,7 +289,8 @@ def test_draining_runs_what_is_here_and_takes_nothing_new() -> None:
 
 
 def test_what_is_left_after_the_patience_is_aborted(llm: LLM) -> None:
-    clients, drained = Clients(RealEngine(llm)), []
+    clients = Clients(RealEngine(llm))
+    drained = []
     runner = clients.runner
     clients.submit(range(9), [3], 60)
     thread = threading.Thread(target=lambda: drained.append(runner.drain(0)))
@@ -336,8 +346,10 @@ def test_what_can_never_run_is_refused_with_all_that_came_with_it(
 
 def test_an_llm_that_serves_refuses_all_calls(llm: LLM) -> None:
     """Both would write to one cache. Before a runner is there, and after its end, it answers."""
-    params, said = SamplingParams(max_tokens=9), []
-    expected, stream = alone(llm, [5, 6, 7], 9), llm.stream([[1], [2]], params)
+    params = SamplingParams(max_tokens=9)
+    said = []
+    expected = alone(llm, [5, 6, 7], 9)
+    stream = llm.stream([[1], [2]], params)
     late = llm.stream([5, 6, 7], params)
 
     def ask() -> None:
@@ -423,7 +435,8 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_policy_that_will_not_let_go_is_replaced(llm: LLM) -> None:
     """It is not asked: a switch away from it loses no request."""
     expected = [alone(llm, [tag] * 20, 9) for tag in range(3)]
-    clients, changes = Clients(RealEngine(llm)), []
+    clients = Clients(RealEngine(llm))
+    changes = []
     clients.runner.submit([Request(0, [tag] * 20, 9) for tag in range(3)], range(3))
     for moment, policy in ((2, "holds"), (5, "orca")):
         clients.at[moment].append(
@@ -487,8 +500,10 @@ def test_a_policy_that_comes_later_can_ask_what_a_batch_costs() -> None:
 
 
 def test_who_listens_badly_does_not_stop_the_engine() -> None:
-    clients, events = priced(), []
-    runner, deliver = clients.runner, clients.runner.deliver
+    clients = priced()
+    events = []
+    runner = clients.runner
+    deliver = clients.runner.deliver
     bad = mock.Mock(side_effect=ValueError("a listener of somebody's"))
 
     def deliver_badly(news: list) -> None:

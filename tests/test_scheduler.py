@@ -20,7 +20,8 @@ def drive(
     scheduler: Scheduler, requests: list[Request], arrive_at: list[int] | None = None
 ) -> list[Batch]:
     """The batches of a run to the end; arrivals count iterations."""
-    loop, batches = Loop(scheduler, second_by_second()), []
+    loop = Loop(scheduler, second_by_second())
+    batches = []
     for request, moment in zip(requests, arrive_at or [0] * len(requests), strict=True):
         request.arrival = moment
         loop.add(request)

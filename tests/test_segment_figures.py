@@ -73,7 +73,8 @@ def running() -> Iterator[Callable]:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory, running: Callable) -> dict[str, Rows]:
     """What the scripts measure of the demo model, and keep when they run again."""
-    path, found = tmp_path_factory.mktemp("measured"), {}
+    path = tmp_path_factory.mktemp("measured")
+    found = {}
     quick = "--quick", "--out", path
     flags = "--measure", "--model", "demo", "--device", "cpu", "--dtype", "float32"
     with pytest.MonkeyPatch.context() as patch:

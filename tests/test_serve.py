@@ -42,7 +42,8 @@ from tests import spawn
 
 PROMPTS = ["The with statement", "def open(", "Return True if", "The list type is " * 9, "class "]
 GOOD = {"prompt": "x", "max_tokens": 2}
-TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+TEXT = "/v1/completions"
+CHAT = "/v1/chat/completions"
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{% if message.role == 'tool' %}"
     "{{ raise_exception('no tools, please') }}{% endif %}[{{ message.role }}] {{ message.content }}"
@@ -139,7 +140,8 @@ def test_a_stop_string_may_be_a_special_token(
 ) -> None:
     """No text has it, for texts leave it out. One that the model does not have ends nothing."""
     stop_id = llm.generate(PROMPTS[0], SamplingParams(max_tokens=40))[0].token_ids[6]
-    plain, own = demo.api.tokenizer, {"<|im_end|>": [stop_id], "<|far|>": [2**40]}
+    plain = demo.api.tokenizer
+    own = {"<|im_end|>": [stop_id], "<|far|>": [2**40]}
     special = replace(
         plain,
         encode_chat=lambda text: own.get(text) or plain.encode_chat(text),
@@ -280,7 +282,8 @@ def test_pieces_are_the_text_of_all_tokens(llm: LLM) -> None:
         decoded.extend(tokens)
         return llm.tokenizer.decode(tokens)
 
-    draw, euro = random.Random(0), llm.tokenizer.encode("€")
+    draw = random.Random(0)
+    euro = llm.tokenizer.encode("€")
     cases = [[draw.randrange(most) for _ in range(40)] for most in (256, 1023) for _ in range(100)]
     # a character of three bytes, with bytes that may cut it
     cases += [[t for _ in range(40) for t in (*euro, *draw.sample(range(256), case % 2))]
@@ -325,7 +328,8 @@ def test_stop_strings_are_found_however_the_text_comes() -> None:
         stops = ["".join(draw.choices("ab", k=draw.randint(1, 5))) for _ in range(2)]
         ends = [(text.find(s) + len(s), text.find(s)) for s in stops if s in text]
         expected = text[: min(ends)[1]] if ends else text
-        looker, shown = Stops(stops), ""
+        looker = Stops(stops)
+        shown = ""
         while text and not looker.found:
             size = draw.randint(1, 6)
             shown += looker.add(text[:size])
@@ -516,7 +520,8 @@ VALUES = [None, True, False, 0, -1, 1, 1.5, -0.0, 1e308, 10**30, -(10**30), "", 
 
 def test_whatever_a_parameter_is(demo: Served) -> None:
     """The answer is right or a 4xx with one sentence, and the engine lives on."""
-    chats, odd = ["messages", "chat_template_kwargs"], ["logit_bias", "__class__", ""]
+    chats = ["messages", "chat_template_kwargs"]
+    odd = ["logit_bias", "__class__", ""]
     names = [*schemas.Completion.model_fields, *odd, *chats]
     for name, value in itertools.product(names, VALUES):
         body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
@@ -571,7 +576,8 @@ def test_ids(demo: Served) -> None:
 
 def test_a_full_queue_and_a_client_that_hangs_up(priced: PricedEngine) -> None:
     """Two run, one waits, the fourth is told when to come again. Slots come free at once."""
-    long, opened = {"prompt": "x", "max_tokens": 1000, "stream": True}, []
+    long = {"prompt": "x", "max_tokens": 1000, "stream": True}
+    opened = []
     with served(priced, queue=1) as running:
         for _ in range(3):
             connection = socket.create_connection(running.place)
@@ -645,7 +651,8 @@ def test_a_browser_of_the_terminal_is_left_alone(
 
 
 def test_a_signal_lets_accepted_streams_end() -> None:
-    body, key = {"prompt": "x " * 50, "max_tokens": 40}, {"authorization": "Bearer secret"}
+    body = {"prompt": "x " * 50, "max_tokens": 40}
+    key = {"authorization": "Bearer secret"}
     with started(NANO_SARATHI_API_KEY="secret") as (process, place):
 
         async def ask(first: asyncio.Event) -> str:

@@ -14,7 +14,8 @@ from more.serving.capacity import Deployment
 
 
 def test_parts_are_the_whole() -> None:
-    cost, batch = MISTRAL.cost_model, make_batch([(512, 512, 2048)], decodes=8)
+    cost = MISTRAL.cost_model
+    batch = make_batch([(512, 512, 2048)], decodes=8)
     assert sum(serve_phases.parts(cost, batch).values()) == pytest.approx(cost.seconds(batch))
 
 
@@ -61,7 +62,8 @@ def test_the_times_between_tokens_are_the_whole_passage(deployment: Deployment) 
 
 def test_a_hop_and_tp8_cross_the_same_ethernet() -> None:
     for case in serve_pipelines.CAUSES:
-        link, host = ETHERNETS[case["link"]], HOST_NAMES[case["host"]]
+        link = ETHERNETS[case["link"]]
+        host = HOST_NAMES[case["host"]]
         pipeline, tp8 = serve_pipelines.falcon(link, host)
         assert LINKS[tp8.link].between == LINKS[pipeline.hop] == LINKS[link]
         assert pipeline.host == tp8.host == host

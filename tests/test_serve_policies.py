@@ -30,7 +30,8 @@ from scheduler import POLICIES, SarathiServe
 HEAD = "from scheduler import SarathiServe\nclass Mine(SarathiServe):\n    name = {!r}\n"
 SCHEDULE = "    def schedule(self, now):\n        {}\n        return super().schedule(now)\n"
 ROOT = Path(__file__).parent.parent
-EXAMPLES, DOCUMENT = ROOT / "examples", ROOT / "docs" / "serve.md"
+EXAMPLES = ROOT / "examples"
+DOCUMENT = ROOT / "docs" / "serve.md"
 TEXT = "/v1/completions"
 PROMPTS = ["The with statement", "def open(", "The list type is " * 9]
 
@@ -241,7 +242,8 @@ def test_a_folder_is_called_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_policy_sees_who_asks(engine: PricedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, add = [], SarathiServe.add
+    found = []
+    add = SarathiServe.add
     monkeypatch.setattr(
         SarathiServe, "add", lambda own, request: found.append(request.tags) or add(own, request)
     )

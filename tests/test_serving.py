@@ -132,7 +132,8 @@ def test_slos_are_close_to_the_papers() -> None:
 @pytest.mark.slow
 def test_stalls_of_priced_and_real_runs_as_a_trace_file(tmp_path: Path) -> None:
     measure = ["--measure", "--device", "cpu", "--dtype", "float32", "--model", "demo"]
-    out, file = str(tmp_path), tmp_path / "run.json"
+    out = str(tmp_path)
+    file = tmp_path / "run.json"
     ran("serve_stalls", "--quick", "--out", out, "--perfetto", str(file), *measure)
     events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
     told = [event["args"]["name"] for event in events if event["name"] == "process_name"]

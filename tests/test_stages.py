@@ -193,7 +193,8 @@ def test_a_send_by_nccl_holds_up_no_receive(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(dist, "get_world_size", lambda: 3)
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     monkeypatch.setattr(dist, "new_group", lambda ranks=None, **_: ranks)
-    moved, left = [], []
+    moved = []
+    left = []
     work = SimpleNamespace(wait=lambda: left.append(1))
     monkeypatch.setattr(dist, "isend", lambda x, to, group: moved.append((to, group)) or work)
     wire = Wire(4, torch.float32, torch.device("cuda:1"), in_flight=2)
@@ -263,7 +264,9 @@ def test_command_line(broken: Path, tmp_path: Path, start: Start) -> None:
     """Two stages of two layers: the tokens of one process, and a prompt with broken logits ends
     alone; so does a made-up one. The phases of TD-Pipe are printed, and drawn above the stages.
     """
-    numbers, perfetto, model = tmp_path / "runs.json", tmp_path / "trace.json", str(broken)
+    numbers = tmp_path / "runs.json"
+    perfetto = tmp_path / "trace.json"
+    model = str(broken)
     lengths = "sarathi@20:3,9:4,30:2", "20:8,30:6"
     flags = [word for text in lengths for word in ("--lengths", text)]
     flags += ["--stages", "2", "--policy", "td_pipe", "--max-tokens", "8"]

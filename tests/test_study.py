@@ -46,7 +46,8 @@ def test_rows_come_back_from_their_file(tmp_path: Path) -> None:
 
 
 def test_a_measurement_replaces_only_its_own(tmp_path: Path) -> None:
-    other, path = MEASURED | {"hardware": "another"}, tmp_path / "a.csv"
+    other = MEASURED | {"hardware": "another"}
+    path = tmp_path / "a.csv"
     old = [PREDICTED | {"rate": 1.0}, MEASURED | {"rate": 2.0}, other | {"rate": 3.0}]
     Rows(old, UNITS).write(path)
     new = Rows([PREDICTED | {"rate": 4.0}, MEASURED | {"rate": 5.0}], UNITS)
@@ -86,10 +87,18 @@ class Machine(Real):
     """A real engine whose clock is a list: seconds of one batch after the other."""
 
     def __init__(self, seconds: list[float], repeats: int) -> None:
-        self.llm, self.repeats = SimpleNamespace(graphs=None), repeats
-        self.model, self.hardware, self.layers = "tiny", "an abacus", 1
-        self.clock, self.ran = iter(seconds), []
-        self.answers, self.runs, self.case, self.asked, self.turn = {}, {}, 0, 0, None
+        self.llm = SimpleNamespace(graphs=None)
+        self.repeats = repeats
+        self.model = "tiny"
+        self.hardware = "an abacus"
+        self.layers = 1
+        self.clock = iter(seconds)
+        self.ran = []
+        self.answers = {}
+        self.runs = {}
+        self.case = 0
+        self.asked = 0
+        self.turn = None
         self.run = {False: self.run_batch}
 
     def run_batch(self, batch: Batch) -> Result:

@@ -37,7 +37,9 @@ def test_what_a_baseline_runs() -> None:
     """
     policies = {name: td.policy_of("PP+SB", node) for name, node in td.NODES.items()}
     assert policies["L20 + 13B"] == "vllm_v0:4096" and policies["L20 + 32B"] == "vllm_v0:32768"
-    node, lengths = replace(NODE, memory=0.1), td.azure(200)  # memory that binds
+    # memory that binds
+    node = replace(NODE, memory=0.1)
+    lengths = td.azure(200)
     pooled = td.run(node, "PP+SB", lengths, memory="pool").seconds
     assert td.run(node, "PP+SB", lengths).seconds != pooled
     longer = td.stretched(lengths, 50)
@@ -76,7 +78,8 @@ def test_the_requests_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture) -
 
 
 def test_prompts_are_packed_as_td_pipe_packs_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, done = [], MicroBatches.done
+    found = []
+    done = MicroBatches.done
 
     def record(self: MicroBatches, number: int, batch: object, tokens: object) -> object:
         if batch.chunks:
@@ -91,7 +94,9 @@ def test_prompts_are_packed_as_td_pipe_packs_them(monkeypatch: pytest.MonkeyPatc
 
 def test_the_ceiling_where_memory_and_batch_size_do_not_bind() -> None:
     """Each prompt alone, then decodes in batches of the cheapest size: by hand."""
-    lengths, cost, stages = [(256, 2)] * 8, NODE.cost_model, NODE.gpus
+    lengths = [(256, 2)] * 8
+    cost = NODE.cost_model
+    stages = NODE.gpus
     prefill = 8 * cost.seconds(make_batch([(0, 256, 256)])) / stages
     each = min(cost.seconds(make_batch(decodes=n, context=257)) / n / stages for n in range(1, 257))
     assert td.ceiling(NODE, lengths) == pytest.approx(16 / (prefill + 8 * each), rel=1e-6)
@@ -101,7 +106,8 @@ def test_accuracy_is_that_of_the_classes() -> None:
     lengths = td.azure()
     train, test = td_lengths.split(lengths)
     assert sorted(train + test) == sorted(lengths)
-    requests, known = td.make(test), td_lengths.predictors(train)
+    requests = td.make(test)
+    known = td_lengths.predictors(train)
     judge = td_lengths.Classes([output for _, output in train], 1)
     assert td_lengths.accuracy(judge, requests, judge) > 0.99
     for accuracy in td_lengths.ACCURACIES:
@@ -130,22 +136,26 @@ def test_noise_is_one_draw_for_each_batch() -> None:
 
 
 def test_slow_attention_is_of_prefills() -> None:
-    batch, plain = make_batch([(0, 512, 512)], decodes=4), fig12.Setup().cost_model
+    batch = make_batch([(0, 512, 512)], decodes=4)
+    plain = fig12.Setup().cost_model
     slow = fig12.Setup(attention_share=0.25).cost_model
-    was, now = plain.operators(batch), slow.operators(batch)
+    was = plain.operators(batch)
+    now = slow.operators(batch)
     assert {name for name in was if now[name] != was[name]} == {"attn"}
     assert now["attn"] > 1.5 * was["attn"]
     assert slow.seconds(make_batch(decodes=4)) == plain.seconds(make_batch(decodes=4))
 
 
 def test_a_start_is_of_each_product() -> None:
-    batch, late = make_batch(decodes=4), fig12.Setup(start=1e-3).cost_model
+    batch = make_batch(decodes=4)
+    late = fig12.Setup(start=1e-3).cost_model
     more = late.seconds(batch) - fig12.Setup().cost_model.seconds(batch)
     assert more == pytest.approx(1e-3 * (4 * late.model.n_layer + 1))  # the head is one, too
 
 
 def test_256_tokens_beside_the_decodes_change_sarathi_alone() -> None:
-    plain, wide = fig12.Setup(), fig12.setup_of(fig12.UNSHRUNK)
+    plain = fig12.Setup()
+    wide = fig12.setup_of(fig12.UNSHRUNK)
     assert (plain.chunk_size, wide.chunk_size) == (256, 256 + 27 - 1)
     ours, theirs = (fig12.outcome_of(each, 30) for each in (plain, wide))
     assert ours.orca is theirs.orca and ours.replicas[0] is theirs.replicas[0]

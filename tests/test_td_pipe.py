@@ -45,7 +45,8 @@ class Watched(TDPipe):
         return ended
 
     def check(self) -> None:
-        memory, running = self.ledger.memory, self.ledger.running
+        memory = self.ledger.memory
+        running = self.ledger.running
         flying = [request for batch in self.batches.values() for request in batch.decodes]
         flying += [each.request for batch in self.batches.values() for each in batch.chunks]
         at_hand = [request for group in self.at_hand for request in self.own[group]]
@@ -284,7 +285,10 @@ def test_the_newest_is_preempted() -> None:
     requests = requests_of(*[(4, 6), (4, 5)])
     trace, _ = run(requests, 1, 2, 12, rules=Rules(predict=Constant(1)))
     assert [request.preemptions for request in requests] == [0, 1]
-    together, alone, again = [(8, 8), (0, 2), (0, 2)], [(0, 1)] * 3, (7, 7)  # B's 4 + 3 tokens
+    # B's 4 + 3 tokens
+    together = [(8, 8), (0, 2), (0, 2)]
+    alone = [(0, 1)] * 3
+    again = (7, 7)
     found = [(step.num_prefill_tokens, step.num_tokens) for step in trace.steps]
     assert found == [*together, *alone, again, (0, 1)]
 

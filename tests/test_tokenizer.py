@@ -101,7 +101,8 @@ def test_tokenizer_json_with_special_tokens(tmp_path):
     assert tokenizer.decode([*ids, tokenizer.eos_id]) == HELD_OUT[:500]
 
 
-END, TOOL = {"content": "<|im_end|>", "special": True}, {"content": "<tool>"}
+END = {"content": "<|im_end|>", "special": True}
+TOOL = {"content": "<tool>"}
 # files that name tokens which tokenizer.json lacks: of tokenizer_config.json, then the older ones
 NAMED = {
     "ids": ({"added_tokens_decoder": {"1024": END, "1023": TOOL}}, {}, {}),
@@ -132,7 +133,8 @@ def test_tokens_that_other_files_name(tmp_path, family, case):
     for name, content in zip(names, ({"model_type": family}, newer, *older), strict=True):
         if content:
             (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    tokenizer, text = load_tokenizer(tmp_path), "a<|im_end|><tool> b<|endoftext|>"
+    tokenizer = load_tokenizer(tmp_path)
+    text = "a<|im_end|><tool> b<|endoftext|>"
     ids = tokenizer.encode(text)
     assert tokenizer.encode_chat(text) == ids and len(ids) < 30
     if "tables" not in case:  # else it fails

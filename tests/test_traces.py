@@ -268,7 +268,8 @@ def test_what_is_too_long_for_an_engine_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     """A figure and a plan follow one rule; `simulate` names it."""
-    path, small = tmp_path / "trace.csv", Deployment("llama-13b")
+    path = tmp_path / "trace.csv"
+    small = Deployment("llama-13b")
     path.write_text("arrival,prompt_tokens,output_tokens\n0,9,9\n1,4000,97\n2,4000,98\n")
     with pytest.raises(UserError, match="request 2: .*; more.loading.requests.short_enough leaves"):
         simulate(read_trace(path), small.model)
@@ -297,7 +298,8 @@ def test_one_by_one_is_the_same_run(policy: str, cache_tokens: int | None) -> No
         assert any(one == other for one, other in pairwise(arrivals))
         return make_requests(arrivals, *SHORT)
 
-    kept, lives = simulate(made(), **options), []
+    kept = simulate(made(), **options)
+    lives = []
     passing = simulate(iter(made()), done=lives.append, **options)
     assert {life.request_id: life for life in lives} == kept.lives
     assert passing.schedules == kept.schedules > 0
@@ -305,7 +307,8 @@ def test_one_by_one_is_the_same_run(policy: str, cache_tokens: int | None) -> No
 
 
 def test_a_request_is_made_when_the_one_before_it_arrives() -> None:
-    drawn, ended = [], []
+    drawn = []
+    ended = []
 
     def made() -> Iterator[Request]:
         for i in range(50):
@@ -325,7 +328,8 @@ def test_a_request_is_made_when_the_one_before_it_arrives() -> None:
 
 def test_who_was_away_is_lifted() -> None:
     """To the least of those who wait; if nobody does, to who left the queue last (VTC, Alg. 2)."""
-    scheduler, ids = make_scheduler("vtc", 2, 100), count()
+    scheduler = make_scheduler("vtc", 2, 100)
+    ids = count()
 
     def come(user: str, prompt: int = 10) -> None:
         scheduler.add(Request(next(ids), range(prompt), 5, tags={"user": user}))
@@ -398,7 +402,10 @@ def test_windows_by_hand() -> None:
             return [Request(i, range(100), 2, arrival=i / rate, tags=tags[i]) for i in range(count)]
 
     class Engine:
-        orca_batch_size, max_batch_size, software, cache_tokens = 1, 4, "none", 0
+        orca_batch_size = 1
+        max_batch_size = 4
+        software = "none"
+        cache_tokens = 0
 
         def serve(self, requests: list[Request], policy: str, C: int) -> Trace:
             return run_loop(make_scheduler(policy, 4, C), second_by_second(), requests).trace
@@ -418,7 +425,8 @@ def test_windows_by_hand() -> None:
 
 
 def test_lengths_are_predicted_with_a_stated_error() -> None:
-    requests, errors = make_requests(poisson(2000, 1.0), *SHORT), {}
+    requests = make_requests(poisson(2000, 1.0), *SHORT)
+    errors = {}
     for name in ("oracle", "classes=0.9", "classes=0.5", "constant=15"):
         assert tag_lengths(requests, name) == requests
         errors[name] = length_error(requests)

@@ -16,7 +16,8 @@ from more.loading.files import DEMO
 
 
 def test_demo_is_the_model_that_configs_describes():
-    found, expected = load_config(DEMO), MODELS["demo"]
+    found = load_config(DEMO)
+    expected = MODELS["demo"]
     for field in fields(found):
         if field.name not in ("name", "source"):
             assert getattr(found, field.name) == getattr(expected, field.name), field.name

@@ -163,7 +163,8 @@ def test_answers_of_openais_api(tmp_path: Path, capsys: pytest.CaptureFixture) -
 
 def test_sharegpts_conversations(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """The first text and its answer, counted by the tokenizer of --model."""
-    path, texts = tmp_path / "sharegpt.json", (["Why?", "So it is.", "Ah"], ["Alone"], ["Why?", ""])
+    path = tmp_path / "sharegpt.json"
+    texts = (["Why?", "So it is.", "Ah"], ["Alone"], ["Why?", ""])
     rows = [{"id": "x", "conversations": [{"value": text} for text in each]} for each in texts]
     path.write_text(json.dumps([*rows, {"id": "y"}]), encoding="utf-8")
     (tmp_path / "characters.json").write_text(json.dumps(sorted(set("Why?So it is.Aloneh"))))

@@ -10,7 +10,8 @@ PATIENCE = 600.0  # s until a test gives up: far more than anything takes, also 
 
 def children_of(parent: int) -> list[int]:
     """Process ids, of all threads; none where the process has ended."""
-    found, gone = [], (FileNotFoundError, ProcessLookupError)
+    found = []
+    gone = (FileNotFoundError, ProcessLookupError)
     with suppress(*gone):  # while it is looked at
         for file in Path(f"/proc/{parent}/task").glob("*/children"):
             with suppress(*gone):  # the thread has ended

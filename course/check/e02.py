@@ -25,7 +25,8 @@ MODEL = ModelConfig("tiny", 2, 4, 8, 8, 16, 64, n_kv_head=2)
 
 def draw(rng: random.Random, count: int) -> dict:
     """Random operations, most of them legal."""
-    slots, length = rng.randint(1, 4), rng.randint(2, 6)
+    slots = rng.randint(1, 4)
+    length = rng.randint(2, 6)
     operations: list[list] = []
     for _ in range(count):
         name = rng.choice(("allocate", "extend", "extend", "write", "free"))
@@ -52,7 +53,8 @@ def cases(rng: random.Random) -> list[dict]:
 
 def judge(case: dict, answer: dict) -> Failure | None:
     truth = drive.e02(solution("e02"), case)
-    freed, done = False, [["operation", "expected", "got"]]
+    freed = False
+    done = [["operation", "expected", "got"]]
     where = f"{case['slots']} slots of {case['length']} tokens"
     said = zip(case["operations"], truth["said"], answer["said"], strict=True)
     for operation, wanted, got in said:

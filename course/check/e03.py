@@ -35,7 +35,8 @@ def one(start: int, length: int, answer: dict) -> Failure | None:
     if answer["rows"] == wanted:
         return Failure("M1", where, "torch.bool", str(answer["type"]), "True: the key is seen.")
     row = next(i for i in range(length) if answer["rows"][i] != wanted[i])
-    token, seen = start + row, answer["rows"][row].count("1")
+    token = start + row
+    seen = answer["rows"][row].count("1")
     keys = "1 key" if seen == 1 else f"{seen} keys"
     if seen == 0:
         teaches = f"Row {row} sees nothing: softmax of -inf is NaN. A token sees itself."

@@ -16,7 +16,9 @@ def draw(rng: random.Random, stage: int) -> dict:
     look; 3: the same, and scores whose exp overflows."""
     kv_heads = 1 if stage == 0 else rng.randint(1, 2)
     heads = kv_heads * (1 if stage == 0 else rng.randint(2, 3))
-    slots, length, size = rng.randint(1, 4), rng.randint(3, 8), rng.choice((2, 4, 8))
+    slots = rng.randint(1, 4)
+    length = rng.randint(3, 8)
+    size = rng.choice((2, 4, 8))
     rows = rng.randint(1, 3)
     n = 1 if rows > 1 else rng.randint(1, slots)
     contexts = [rng.randint(rows, length) for _ in range(n)]

@@ -23,9 +23,13 @@ def draw(rng: random.Random, count: int, longest: int) -> dict:
     prompts = [[rng.randrange(97) for _ in range(rng.randint(1, longest))] for _ in range(count)]
     most = [rng.randint(1, 4) for _ in prompts]
     outputs = [[rng.randrange(97) for _ in range(number)] for number in most]
-    size, slots = rng.randint(1, 6), rng.randint(1, count)
-    done, made, whole = [0] * count, [0] * count, [len(prompt) for prompt in prompts]
-    batches, ended = [], set()
+    size = rng.randint(1, 6)
+    slots = rng.randint(1, count)
+    done = [0] * count
+    made = [0] * count
+    whole = [len(prompt) for prompt in prompts]
+    batches = []
+    ended = set()
     while len(ended) < count:
         running = [i for i in range(count) if i not in ended and done[i]]
         new = [i for i in range(count) if not done[i]][: slots - len(running)]
@@ -81,7 +85,8 @@ def judge(case: dict, answer: list) -> Failure | None:
                 " start 0: its entry in slot_of is old.",
             )  # fmt: skip
         for name, prop in FIRST.items():
-            mine, right = got[name], wanted[name]
+            mine = got[name]
+            right = wanted[name]
             if not same(right, mine):
                 alike = sorted(right) == sorted(mine)
                 teaches = ORDER if chunks and decodes and alike else TEACHES[name]

@@ -22,7 +22,8 @@ PROPERTIES = {
     "Q8": "LLaMA-13B on an A6000: Fig 7 within 5 %",
     "Q9": "every operator is counted, and once: the seconds that the text asks for",
 }
-LLAMA, A6000 = MODELS["llama-13b"], GPUS["a6000"]
+LLAMA = MODELS["llama-13b"]
+A6000 = GPUS["a6000"]
 # So wide that attention vanishes beside the linears.
 WIDE = ModelConfig("wide", 1, 64, 32768, 131072, 16, 4096)
 as_data = cache(asdict)  # it is slow, and there are hundreds of cases
@@ -41,7 +42,9 @@ def cases(rng: random.Random) -> list[dict]:
         hybrid = shape([(0, chunk, 1000)], [40] * riders, WIDE)
         found.append({"batches": [hybrid, shape([(0, chunk + riders, 1000)], (), WIDE)], "_": "Q1"})
     for _ in range(60):
-        start, length, context = rng.randint(0, 900), rng.randint(1, 500), rng.randint(1, 3000)
+        start = rng.randint(0, 900)
+        length = rng.randint(1, 500)
+        context = rng.randint(1, 3000)
         decodes = [context] * rng.randint(0, 20)
         more = rng.choice(
             (
@@ -72,7 +75,8 @@ def cases(rng: random.Random) -> list[dict]:
     for number in range(60):
         chunks = []
         for _ in range(1 if number < 30 else rng.randint(0, 3)):
-            start, length = rng.randint(0, 900), rng.randint(1, 500)
+            start = rng.randint(0, 900)
+            length = rng.randint(1, 500)
             chunks.append((start, length, start + length + rng.choice((0, 7))))
         decodes = [rng.randint(1, 2000) for _ in range(rng.randint(not chunks, 20))]
         others = [rng.choice(list(each.values())) for each in (MODELS, GPUS)]
@@ -106,7 +110,8 @@ def judge(case: dict, answer: list) -> Failure | None:
                 )  # fmt: skip
         return None
     where = "; ".join(told(batch) for batch in case["batches"])
-    first, last = answer[0], answer[-1]
+    first = answer[0]
+    last = answer[-1]
     if prop == "Q1" and not abs(first - last) <= 0.02 * last:
         return Failure("Q1", where, f"{ms(last)}, as for the second", ms(first),
                        "One fused product for all rows: weights are read once per iteration, for"

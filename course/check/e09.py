@@ -32,8 +32,10 @@ def cases(rng: random.Random) -> list[dict]:
 
 def judge(case: dict, answer: dict) -> Failure | None:
     for number, life in enumerate(case["lives"]):
-        arrival, tokens = life["arrival"], life["tokens"]
-        first, gaps = answer["ttft"][number], answer["tbts"][number]
+        arrival = life["arrival"]
+        tokens = life["tokens"]
+        first = answer["ttft"][number]
+        gaps = answer["tbts"][number]
         where = (
             f"arrival {arrival}, scheduled {life['scheduled']}, tokens at {tokens[:8]}"
             + " ..." * (len(tokens) > 8)
@@ -43,7 +45,8 @@ def judge(case: dict, answer: dict) -> Failure | None:
                 "T1", where, f"{len(tokens) - 1} gaps", f"{len(gaps)}",
                 "The time to the first token is no gap: n tokens have n - 1 gaps.",
             )  # fmt: skip
-        latency, true = tokens[-1] - arrival, [b - a for a, b in pairwise(tokens)]
+        latency = tokens[-1] - arrival
+        true = [b - a for a, b in pairwise(tokens)]
         if not same(tokens[0] - arrival, first, 1e-9):
             return Failure(
                 "T1", where, f"TTFT {tokens[0] - arrival}, latency {latency}",

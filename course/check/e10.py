@@ -14,8 +14,11 @@ PROPERTIES = {
 def cases(rng: random.Random) -> list[dict]:
     found = []
     for size in (2,) * 20 + (4,) * 30 + (10,) * 50:
-        stages, count = rng.randint(1, 4), rng.randint(1, 4)
-        unit, late = rng.choice((0.25, 0.001)), rng.choice((0, 2))  # s, and of 1 ms, as on a GPU
+        stages = rng.randint(1, 4)
+        count = rng.randint(1, 4)
+        # s, and of 1 ms, as on a GPU
+        unit = rng.choice((0.25, 0.001))
+        late = rng.choice((0, 2))
         seconds = [[rng.randint(1, 8) * unit for _ in range(stages)] for _ in range(size)]
         slower = [[each + rng.randint(0, late) * unit for each in row] for row in seconds]
         given = starts(slower, count)  # for `idle`: perhaps later than the earliest
@@ -24,7 +27,9 @@ def cases(rng: random.Random) -> list[dict]:
 
 
 def judge(case: dict, answer: dict) -> Failure | None:
-    seconds, count, given = case["seconds"], case["micro_batches"], case["starts"]
+    seconds = case["seconds"]
+    count = case["micro_batches"]
+    given = case["starts"]
     earliest = starts(seconds, count)
     where = f"{len(seconds[0])} stages, {count} micro-batches, seconds {seconds[:4]}"
     for number, (wanted, got) in enumerate(zip(earliest, answer["starts"], strict=True)):
@@ -42,7 +47,8 @@ def judge(case: dict, answer: dict) -> Failure | None:
                 f" {known}, when the last stage ends."
             )
         return Failure("B2", where, f"iteration {number} starts at {wanted}", str(got), teaches)
-    wanted, got = idle(seconds, given), answer["idle"]
+    wanted = idle(seconds, given)
+    got = answer["idle"]
     busy = sum(map(sum, seconds))
     end = given[-1][-1] + seconds[-1][-1]
     table = [["seconds", "expected", "got"]]

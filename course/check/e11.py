@@ -16,7 +16,8 @@ PROPERTIES = {
 def cases(rng: random.Random) -> list[dict]:
     found = []
     for largest in (2,) * 30 + (5,) * 50 + (12,) * 80:
-        own, withheld = rng.randint(0, largest), rng.randint(0, largest)
+        own = rng.randint(0, largest)
+        withheld = rng.randint(0, largest)
         names = rng.sample(range(100), own + withheld)
         groups = rng.randint(1, 5)
         total = own + withheld + rng.randint(0, groups * largest)
@@ -33,7 +34,8 @@ def judge(case: dict, answer: list) -> Failure | None:
     wanted = share_out(own, withheld, total, groups, case["most"])
     size = min(case["most"], -(-total // groups))
     where = f"own {own}, withheld {withheld}, total {total}, groups {groups}, B {case['most']}"
-    prop, teaches = "", ""
+    prop = ""
+    teaches = ""
     if sorted([*takes, *withholds]) != sorted(own + withheld):
         prop = "W1"
         teaches = "Who does not come along is withheld, for the next micro-batch: nobody vanishes."

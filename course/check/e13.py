@@ -29,12 +29,14 @@ PROPERTIES = {
 
 def draw(rng: random.Random) -> dict:
     """Requests that share prefixes, and often hardly more blocks than the largest one needs."""
-    letters, size = rng.choice((1, 2, 2, 9)), rng.choice((1, 2, 2, 3, 4, 8))
+    letters = rng.choice((1, 2, 2, 9))
+    size = rng.choice((1, 2, 2, 3, 4, 8))
 
     def text(*lengths: int) -> list[int]:
         return [rng.randrange(letters) for _ in range(rng.choice(lengths))]
 
-    texts, requests = [text(2, 4, 12, 30) for _ in range(2)], []
+    texts = [text(2, 4, 12, 30) for _ in range(2)]
+    requests = []
     for _ in range(rng.randint(1, 7)):
         start = rng.choice(texts)
         start = start[: rng.choice((len(start), rng.randint(0, len(start))))]
@@ -70,7 +72,9 @@ Fail = Callable[[str, object, object, str], Failure]
 
 def judge(case: dict, answer: list) -> Failure | None:
     """The first step that differs. Until then, all lists are those of the reference."""
-    size, free, references = case["size"], list(range(case["blocks"])), [0] * case["blocks"]
+    size = case["size"]
+    free = list(range(case["blocks"]))
+    references = [0] * case["blocks"]
     texts = [[*each.prompt, *alone(each)] for each in make_requests(case)]
     tables: dict[int, list[int]] = {}
     contents: dict[int, list[int]] = {}  # of a block: all tokens up to its end
@@ -147,7 +151,8 @@ def listed(fail: Fail, wanted: list, got: list, references: list) -> Failure:
         hits = []
         if name == "allocate":
             (hits, right), (_, taken) = right, taken
-        right, new = right[len(hits) :], taken[len(hits) :]
+        right = right[len(hits) :]
+        new = taken[len(hits) :]
         for number, block in enumerate(new):
             if references[block] or block in new[:number] or block in hits:
                 return fail("D1", "a block that nobody holds", f"block {block}, which is held",

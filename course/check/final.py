@@ -13,9 +13,14 @@ from more.serving.search import AlwaysServed, largest_rate, percentile
 
 PROPERTIES = {name: SENTENCES[name] for name in ("K0", "K6", "K7", "K8", "K10")}
 PRICED = {"model": "mistral-7b", "gpu": "a100-80gb", "B": 12, "C": 512, "cache": None}
-SLO, STALL, FIRST = 0.05, 1.0, 4.0  # s: of the P99 TBT, of any gap, and of the P90 TTFT
+# s: of the P99 TBT, of any gap, and of the P90 TTFT
+SLO = 0.05
+STALL = 1.0
+FIRST = 4.0
 MOST = 2.0  # times Sarathi-Serve: more in one workload does not make up for the other
-COUNT, STEP = 48, 1.05  # requests of a workload; how exact a capacity is
+# requests of a workload; how exact a capacity is
+COUNT = 48
+STEP = 1.05
 
 
 def cases(rng: random.Random) -> list[dict]:
@@ -31,7 +36,8 @@ def hidden(rng: random.Random) -> list[list[list]]:
     them; prompts of zeros, because the smaller cases have looked at tokens."""
     found = []
     for middle, output in ((500, 250), (2500, 60)):
-        moment, requests = 0.0, []
+        moment = 0.0
+        requests = []
         for _ in range(COUNT):
             moment += rng.expovariate(1.0)
             length = min(6000, max(16, int(rng.lognormvariate(0, 0.7) * middle)))

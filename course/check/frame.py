@@ -49,7 +49,10 @@ class Verdict:
 
 def examine(exercise: Exercise, ask: Ask, seed: int) -> Verdict:
     """Run a check's cases, the smallest first, up to the first one that fails."""
-    check, start, count, failure = exercise.check, time.perf_counter(), 0, None
+    check = exercise.check
+    start = time.perf_counter()
+    count = 0
+    failure = None
     rng = random.Random(f"{seed} {exercise.key}")
     for case in check.cases(rng):
         count += 1
@@ -156,7 +159,9 @@ def sizes(requests: list[list]) -> str:
 
 def lines(exercise: Exercise, verdict: Verdict) -> list[str]:
     """A verdict as a student reads it."""
-    head, properties, failure = exercise.name, exercise.check.PROPERTIES, verdict.failure
+    head = exercise.name
+    properties = exercise.check.PROPERTIES
+    failure = verdict.failure
     count = many(verdict.cases, "case")
     if failure is None:
         names = ", ".join(properties)

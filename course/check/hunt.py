@@ -53,7 +53,8 @@ def runs_of(seed: int) -> dict:
     half of the runs are the reference's: so neither memory nor luck tells them apart. The run alone
     decides.
     """
-    rng, found = random.Random(seed), []
+    rng = random.Random(seed)
+    found = []
     for title, make in mistakes().items():
         wrong = 0
         while wrong < FEWEST:

@@ -34,17 +34,22 @@ class Replay:
     """A record, run again row by row. It raises Broken at the first property that fails."""
 
     def __init__(self, case: dict, record: dict, rules: Collection[str]):
-        self.case, self.record, self.rules = case, record, rules
+        self.case = case
+        self.record = record
+        self.rules = rules
         self.state = Scheduler(case["B"], case["C"], case["cache"])
         self.requests = make_requests(case)
         self.arriving = deque(sorted(self.requests, key=lambda request: request.arrival))
         self.model, self.seconds_of, self.now = FakeModel(), clock_of(case), 0.0
         self.slots: set[int] = set()
-        self.trace, self.step, self.row = Trace(), 0, {}
+        self.trace = Trace()
+        self.step = 0
+        self.row = {}
         self.truth = [alone(request) for request in self.requests]
 
     def fail(self, prop: str, expected: str, got: str, teaches: str):
-        cache, row = self.case["cache"], self.row
+        cache = self.case["cache"]
+        row = self.row
         where = f"B = {self.case['B']}, C = {self.case['C']}, "
         where += f"a cache of {many(cache, 'token')}, " if cache else ""
         where += f"iteration {self.step + 1}; before it:"
@@ -54,7 +59,8 @@ class Replay:
             parts = {i: f"chunk {s} to {s + n - 1}" for i, s, n, _ in row["chunks"]}
             parts |= {i: parts.get(i, "") + " decode" for i in row["decodes"]}
         for request in self.requests[:12]:
-            i, state = request.request_id, self.state
+            i = request.request_id
+            state = self.state
             kind = "idle" if i in row.get("running", ()) else "waits"
             kind = "runs" if request in state.running else kind
             kind = "ended" if request.finish_reason else kind
@@ -67,7 +73,8 @@ class Replay:
         """All rows. Then: has everything ended?"""
         state = self.state
         for step, row in enumerate(self.record["rows"]):
-            self.step, self.row = step, row
+            self.step = step
+            self.row = row
             chunks = row.get("chunks", ())
             ids = [i for name in ("decodes", "preempted", "ended") for i in row.get(name, ())]
             ids += [chunk[0] for chunk in chunks]
@@ -158,7 +165,8 @@ class Replay:
 
     def batch(self) -> None:
         row = self.row
-        state, requests = self.state, self.requests
+        state = self.state
+        requests = self.requests
         can_decode = [r for r in state.running if not r.in_prefill]
         known = set(state.running) | set(state.waiting)
         ids = [i for i, *_ in row["chunks"]] + row["decodes"]
@@ -239,8 +247,12 @@ class Replay:
 
     def shape(self, batch: Batch, can_decode: list[Request]) -> None:
         """K1, K2 and K3: how many rows."""
-        size, rules, state = self.case["C"], self.rules, self.state
-        rows, decodes, prefill = batch.num_tokens, len(batch.decodes), batch.num_prefill_tokens
+        size = self.case["C"]
+        rules = self.rules
+        state = self.state
+        rows = batch.num_tokens
+        decodes = len(batch.decodes)
+        prefill = batch.num_prefill_tokens
         sum_of = f"{prefill} + {decodes} = {many(rows, 'row')}"
         waits = [r.request_id for r in can_decode if r not in batch.decodes]
         if "K2" in rules and waits:
@@ -273,7 +285,8 @@ class Replay:
         """The fake model on the checker's own caches: K6 and K10."""
         sampled = []
         for chunk in batch.chunks:
-            request, end = chunk.request, chunk.start + chunk.length
+            request = chunk.request
+            end = chunk.start + chunk.length
             token = self.model.feed(request.request_id, request.tokens(chunk.start, end))
             request.prefilled = request.context = end
             if chunk.is_last:
@@ -298,7 +311,8 @@ class Replay:
                 )  # fmt: skip
         for request, token in sampled:
             request.output.append(token)
-            i, place = request.request_id, len(request.output) - 1
+            i = request.request_id
+            place = len(request.output) - 1
             truth = self.truth[i]
             if place >= len(truth):
                 self.fail(

@@ -39,7 +39,9 @@ class Engines:
     """The processes that run, by name."""
 
     def __init__(self, config: ModelConfig, dtype: str, peers: Mapping[str, Peer]):
-        self.config, self.dtype, self.peers = config, dtype, peers
+        self.config = config
+        self.dtype = dtype
+        self.peers = peers
 
     def run(self, name: str, batch_size: int, prompt: int, width: int, response: int) -> dict:
         """What lib/peers.py answers: first, next (s), peak (bytes; None: not known), tokens."""
@@ -64,7 +66,8 @@ class Engines:
         """
         shape = WAYS[name].cache, 1, width, prompt, response
         least = cache_bytes(self.config, *shape, bytes_per_value=BYTES[self.dtype])
-        tried, size = {1: self.peak(name, 1, prompt, width, response)}, 2
+        tried = {1: self.peak(name, 1, prompt, width, response)}
+        size = 2
         while tried[1] <= budget and size not in tried and len(tried) < TRIES + 2:
             tried[size] = self.peak(name, size, prompt, width, response)
             each = max(least, (tried[size] - tried[1]) / (size - 1))

@@ -27,7 +27,9 @@ from experiments.lib.published import paper_numbers  # noqa: F401  (as all scrip
 from more.loading.policyfile import LOADED, load_policies
 
 ROOT = Path(__file__).resolve().parents[2]
-Job, Outcome = TypeVar("Job"), TypeVar("Outcome")  # a script's own, see `run_jobs`
+# a script's own, see `run_jobs`
+Job = TypeVar("Job")
+Outcome = TypeVar("Outcome")
 
 
 def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence]) -> None:

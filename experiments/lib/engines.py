@@ -84,9 +84,11 @@ class Priced:
         return found
 
     def take(self, cost: CostModel) -> None:
-        self.cost_model, self.config = cost, cost.model
+        self.cost_model = cost
+        self.config = cost.model
         self.model, self.hardware, self.layers = cost.model.name, cost.gpu.name, cost.model.n_layer
-        self.seconds, self.operators = cost.seconds, cost.operators
+        self.seconds = cost.seconds
+        self.operators = cost.operators
         self.steady = lru_cache(4)(self.run_steady)  # one baseline serves all chunk sizes
 
     def trace(
@@ -103,7 +105,8 @@ class Priced:
     def run_steady(
         self, work: Workload, policy: str, chunk_size: int, operators: bool = False
     ) -> Steady:
-        requests, size = work.requests(5 * work.batch_size), work.batch_size
+        requests = work.requests(5 * work.batch_size)
+        size = work.batch_size
         trace = self.trace(requests, policy, chunk_size, size, operators)
         return Steady(trace, work.length, 2 * size, 4 * size)
 
@@ -120,13 +123,15 @@ class Real:
     source = "measured"
 
     def __init__(self, llm: "LLM", repeats: int) -> None:
-        self.llm, self.repeats = llm, repeats
+        self.llm = llm
+        self.repeats = repeats
         self.model, self.hardware = llm.config.name, measuring.hardware_of(llm)
         self.layers = llm.config.n_layer
         self.run: dict[bool, Callable] = {}  # of one batch, with and without operators
         self.answers: dict[tuple, list] = {}  # by case and number of the question; one for a turn
         self.runs: dict[tuple, Steady] = {}  # of this turn
-        self.case, self.asked = 0, 0
+        self.case = 0
+        self.asked = 0
         self.turn: int | None = None  # the one that is replayed; None: it measures
 
     def rows(
@@ -134,7 +139,8 @@ class Real:
     ) -> list[list[Row]]:
         """What the function says of each case: medians over the turns, and the range of runs."""
         self.warm_up()
-        found, numbered = [], list(enumerate(cases))
+        found = []
+        numbered = list(enumerate(cases))
         for number, case in progress(numbered * self.repeats, "measuring"):
             if number == 0:
                 self.runs.clear()
@@ -147,14 +153,16 @@ class Real:
                 self.begin(number)
                 turns.append(as_rows(function(self, **case)))
             found.append([median_row(rows) for rows in zip(*turns, strict=True)])
-        self.turn, self.answers = None, {}
+        self.turn = None
+        self.answers = {}
         return found
 
     def warm_up(self) -> None:
         measuring.warm_up(self.llm)
 
     def begin(self, case: int) -> None:
-        self.case, self.asked = case, 0
+        self.case = case
+        self.asked = 0
 
     def ask(self, measure: Callable[[], object]) -> list:
         """The answers of all turns to this question; the newest comes now, unless all are known."""
@@ -174,7 +182,8 @@ class Real:
         """Run one batch; before its first turn, also for nothing, as its shape is new."""
         if operators not in self.run:
             self.run[operators] = measuring.batch_runner(self.llm, operators)
-        run, new = self.run[operators], not self.answers[self.case, self.asked]
+        run = self.run[operators]
+        new = not self.answers[self.case, self.asked]
         for _ in range((2 if self.llm.graphs else 1) * new):  # the second records the graphs
             run(batch)
         return run(batch)
@@ -248,7 +257,8 @@ def setups(model: str | None, gpu: str | None) -> dict[Priced, dict[int, int]]:
     engine = Priced(model or LLAMA_13B["model"], gpu or LLAMA_13B["hardware"])
     if (names := (engine.model, engine.hardware)) in stated:
         return {engine: stated[names]}
-    most, positions = max(BATCH_SIZES.values()), engine.config.max_length
+    most = max(BATCH_SIZES.values())
+    positions = engine.config.max_length
     sizes = {
         length: min(most, requests_that_fit(engine.config, GPUS[engine.hardware], length))
         for length in BATCH_SIZES

@@ -34,7 +34,8 @@ POLICIES = {
     "policy_file": Flag(repeated=True),
 }  # fmt: skip
 
-RESULTS, QUICK_RESULTS = ROOT / "results", ROOT / "build" / "quick"
+RESULTS = ROOT / "results"
+QUICK_RESULTS = ROOT / "build" / "quick"
 # Of every script that writes results. A smoke test must not replace them.
 WRITES = {
     "out": Flag("", RESULTS, QUICK_RESULTS, shown="results/; build/quick/ with --quick"),

@@ -24,7 +24,8 @@ class Ranges(dict[str, float]):
 
     def __init__(self, found: Mapping[str, float], choose: Callable) -> None:
         super().__init__()
-        self.found, self.choose = found, choose
+        self.found = found
+        self.choose = choose
 
     def __missing__(self, pattern: str) -> float:
         return self.choose(y for name, y in self.found.items() if fnmatchcase(name, pattern))

@@ -40,7 +40,8 @@ def save_figure(
     figure: plt.Figure, path: Path, dpi: float | None = None, bbox: str | None = "tight"
 ) -> None:
     """Write a PNG or a PDF, and close the figure. dpi, bbox: see matplotlib's `savefig`."""
-    data, kind = BytesIO(), path.suffix[1:]
+    data = BytesIO()
+    kind = path.suffix[1:]
     about = {"Software": MARK} if kind == "png" else {"Creator": MARK}
     figure.savefig(data, format=kind, dpi=dpi, bbox_inches=bbox, metadata=about)
     write_file(path, data.getvalue() + (f"%{MARK}\n".encode() if kind == "pdf" else b""))
@@ -86,7 +87,8 @@ def star(
 
 def log_axis(axes: plt.Axes, name: str, places: Sequence[float] = ()) -> None:
     """A logarithmic axis, "x" or "y", with plain numbers: at these places, if they are few."""
-    axis, places = getattr(axes, f"{name}axis"), sorted(set(places))
+    axis = getattr(axes, f"{name}axis")
+    places = sorted(set(places))
     axes.set(**{f"{name}scale": "log"})
     low, high = axis.get_view_interval()
     ticks = LogLocator(10, (1, 2, 5) if high < 1000 * low else (1,))

@@ -58,7 +58,8 @@ def device_for(model: str, dtype: str, device: str) -> "torch.device":
     from more.loading.device import choose_device, choose_dtype
     from more.loading.load import find_model
 
-    chosen, config = choose_device(device), find_model(model)[0]
+    chosen = choose_device(device)
+    config = find_model(model)[0]
     size = config.parameters * choose_dtype(dtype, chosen).itemsize
     if chosen.type == "cpu" and size > LARGE:
         said = f"{config.name} has {size / 1e9:.1f} GB of weights, and the device is a CPU"
@@ -77,7 +78,8 @@ def most_that_fit(
     from more.loading.load import find_model
 
     options.device = device = choose_device(options.device)
-    config, dtype = find_model(model)[0], choose_dtype(options.dtype, device)
+    config = find_model(model)[0]
+    dtype = choose_dtype(options.dtype, device)
     for size in sorted(sizes, reverse=True) if device.type == "cuda" else ():
         with suppress(UserError):
             check_memory(config, size, length, dtype, device)
@@ -112,7 +114,8 @@ def batch_runner(llm: "LLM", operators: bool) -> Callable[[Batch], Result]:
     # memory that was never written is all one page of zeros, and reads faster than a real cache
     llm.cache.k.fill_(0.01)
     llm.cache.v.fill_(0.01)
-    kept, llm.time_operators = llm.time_operators, operators
+    kept = llm.time_operators
+    llm.time_operators = operators
     executor = llm.make_executor()  # the one of `llm.generate`: with CUDA graphs, where it has them
     llm.time_operators = kept
 
@@ -146,7 +149,9 @@ def prepare(
     """Set the policy; make up prompts of these lengths, their parameters and arrivals."""
     from sampling import SamplingParams
 
-    llm.policy, llm.chunk_size, llm.time_operators = policy, chunk_size, operators
+    llm.policy = policy
+    llm.chunk_size = chunk_size
+    llm.time_operators = operators
     vocabulary = llm.config.vocab_size
     prompts = [[(31 * r.request_id + 7 * j) % vocabulary for j in r.prompt] for r in requests]
     fixed = {"temperature": 0.0, "ignore_eos": True}

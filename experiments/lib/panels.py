@@ -25,7 +25,8 @@ AXES = {  # key: its label
 }
 MANY = 50  # points of a line that has no markers
 NUMBERED = 12  # bars that have room for their numbers
-PATTERNS, DASHES = ("", "//", "..", "\\\\", "xx", "--"), ("-", "--", ":", "-.")
+PATTERNS = ("", "//", "..", "\\\\", "xx", "--")
+DASHES = ("-", "--", ":", "-.")
 Names = str | tuple[str, ...]  # one or several
 Series = dict[tuple[str, ...], Rows]  # by quantity, and what the rows say of Panel.line
 
@@ -86,7 +87,8 @@ class Panel:
 
     def draw(self, axes: plt.Axes, rows: Rows, stars: Rows, word: str) -> None:
         """rows: of one source; stars: published ones. word: for a line without a key."""
-        series, one = self.series(rows), isinstance(self.y, str)
+        series = self.series(rows)
+        one = isinstance(self.y, str)
         styles = {
             name: {"color": colour, "label": ", ".join(name[one:]) or word}
             for name, colour in colours_of(series, self.colours).items()
@@ -117,7 +119,8 @@ class Panel:
             axes.legend(**style)
 
     def draw_lines(self, axes: plt.Axes, series: Series, stars: Rows, styles: dict) -> None:
-        colours, drawn = [style["color"] for style in styles.values()], []
+        colours = [style["color"] for style in styles.values()]
+        drawn = []
         for number, (name, own) in enumerate(series.items()):
             own = sorted(own, key=lambda row: row[self.x])
             at, heights = ([row[column] for row in own] for column in (self.x, name[0]))
@@ -146,17 +149,20 @@ class Panel:
 
     def draw_bars(self, axes: plt.Axes, series: Series, stars: Rows, styles: dict) -> None:
         """Beside each other, or as parts of one bar, from the floor up."""
-        published, colours = self.series(stars), []
+        published = self.series(stars)
+        colours = []
         places = list(dict.fromkeys(self.place(row) for own in series.values() for row in own))
         bars = [[name] for name in series] if self.kind == "bars" else [list(series)]
         width = min(0.7, 0.84 / len(bars))
         for number, parts in enumerate(bars):
             at = np.arange(len(places)) + width * (number - (len(bars) - 1) / 2)
-            tops, stated = np.zeros(len(places)), np.zeros(len(places))
+            tops = np.zeros(len(places))
+            stated = np.zeros(len(places))
             empty = np.ones(len(places), bool)
             for name in parts:
                 heights = self.heights(series[name], name[0], places)
-                there, style = ~np.isnan(heights), styles[name] | {"edgecolor": "black"}
+                there = ~np.isnan(heights)
+                style = styles[name] | {"edgecolor": "black"}
                 hatch = self.hatches.get(style["color"], "")
                 others = [each for each in PATTERNS if each != hatch]
                 style["hatch"] = [hatch, *others][colours.count(style["color"]) % len(PATTERNS)]
@@ -178,10 +184,12 @@ class Panel:
             ]
             axes.set_xticks(range(len(places)), map("\n".join, lines), fontsize=12)
         else:
-            flat, style = [place.replace("\n", ", ") for place in places], {"ha": "right"}
+            flat = [place.replace("\n", ", ") for place in places]
+            style = {"ha": "right"}
             style |= {"rotation": 60, "rotation_mode": "anchor", "fontsize": 12}
             axes.set_xticks(range(len(places)), flat, **style)
-        middle, half = (len(places) - 1) / 2, max(len(places), 2) / 2 + 0.1
+        middle = (len(places) - 1) / 2
+        half = max(len(places), 2) / 2 + 0.1
         axes.set_xlim(middle - half, middle + half)
         axes.grid(axis="x", visible=False)
 

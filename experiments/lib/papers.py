@@ -43,7 +43,8 @@ def looks_of(policies: Sequence[str]) -> dict[str, tuple[str, str]]:
     return {policy: found or next(spare) for policy, found in known.items()}
 
 
-MISTRAL, YI = Deployment("mistral-7b"), Deployment("yi-34b", tp=2)
+MISTRAL = Deployment("mistral-7b")
+YI = Deployment("yi-34b", tp=2)
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ class Dataset:
         return windows, count
 
 
-CHAT, ARXIV = Dataset.published("chat", 8192), Dataset.published("arxiv", 16384)
+CHAT = Dataset.published("chat", 8192)
+ARXIV = Dataset.published("arxiv", 16384)
 
 
 def read_whole(path: Path, *counter: Counter) -> list[Request]:
@@ -194,7 +196,8 @@ def burst_rate(engine: Deployment, data: Data, count: int, budget: int) -> float
     return len(trace.finished) / trace.seconds
 
 
-OURS, RIVALS = "sarathi_serve", ("vllm_v0", "orca")
+OURS = "sarathi_serve"
+RIVALS = ("vllm_v0", "orca")
 POLICIES = (*RIVALS, OURS)
 Slos = Mapping[str, tuple[float, int]]  # name -> bound in seconds, and the token budget for it
 NO_BUDGET = 1  # token: the RIVALS run whole prompts and read no budget, so one run serves all SLOs
@@ -218,7 +221,8 @@ def capacity_rows(
         first, *others = sizes
         best = search(Slo.of(bound), policy, first, precision)
         for each in others:  # one that does not serve a little more is not better
-            start, least = best.rate, best.rate * precision
+            start = best.rate
+            least = best.rate * precision
             found = search(Slo.of(bound), policy, each, precision, start=start, least=least)
             best = found if found.rate >= least else best
         row = {"slo": slo, "capacity": best.rate}

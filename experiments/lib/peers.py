@@ -71,7 +71,8 @@ def transformers_generate(checkpoint: str, dtype: str, budget: str) -> Answer:
     model = transformers_model(checkpoint, dtype, attn_implementation="sdpa")
 
     def answer(work: Work) -> dict:
-        tokens, start = [], time.perf_counter()
+        tokens = []
+        start = time.perf_counter()
         for first in range(0, len(work), BATCH_SIZE):
             batch = work[first : first + BATCH_SIZE]
             longest = max(len(prompt) for prompt, _ in batch)
@@ -146,7 +147,8 @@ def transformers_search(checkpoint: str, dtype: str, **options: object) -> tuple
 
     @torch.inference_mode()
     def run(prompts: Prompts, beam_width: int, response: int) -> tuple[list[float], Prompts]:
-        clock, ids = Clock(), torch.tensor(prompts)
+        clock = Clock()
+        ids = torch.tensor(prompts)
         asked = {"max_new_tokens": response, "num_beams": beam_width}
         asked["logits_processor"] = LogitsProcessorList([clock])
         out = model.generate(ids, attention_mask=torch.ones_like(ids), **asked, **search)
@@ -180,7 +182,8 @@ def beams(load: Callable[..., tuple[Search, Resize]], *words: str, **options: ob
 
     def answer(asked: dict) -> dict:
         resize(1, 1)
-        before, start = forget(), time.perf_counter()
+        before = forget()
+        start = time.perf_counter()
         times, tokens = search(asked["prompts"], asked["beam_width"], asked["response"])
         first = times[0] - start
         each = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
@@ -257,7 +260,9 @@ TASKS: dict[str, dict[str, Row]] = {
 
 def main() -> None:
     task, engine, *words = sys.argv[1:]
-    answers, sys.stdout = sys.stdout, sys.stderr  # whatever the engine prints is not an answer
+    # whatever the engine prints is not an answer
+    answers = sys.stdout
+    sys.stdout = sys.stderr
     row = TASKS[task][engine]
     answer = row.load(*words)
     found = f"{row.package} {version(row.package)}"
@@ -302,7 +307,8 @@ class Peer:
         self, name: str, task: str, engine: str, *words: str, python: str | Path = sys.executable
     ):
         row = TASKS[task][engine]
-        self.name, self.budget = name, words[-1] if row.has_budget else "-"
+        self.name = name
+        self.budget = words[-1] if row.has_budget else "-"
         environment = row.environment and row.environment(Path(python))
         # -P: of this folder's files, a peer must not import one that is named like a package
         command = [str(python), "-P", __file__, task, engine, *words]

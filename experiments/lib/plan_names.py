@@ -38,7 +38,8 @@ def gpu_of(options: Namespace) -> tuple[GPU, str]:
     if options.gpu is not None:
         raise UserError("--gpu and --gpu-spec exclude each other: give one of them")
     memory, teraflops, gigabytes = options.gpu_spec
-    peak, bandwidth = 1e12 * teraflops, 1e9 * gigabytes
+    peak = 1e12 * teraflops
+    bandwidth = 1e9 * gigabytes
 
     def far(gpu: GPU) -> float:
         return abs(math.log(gpu.peak / peak)) + abs(math.log(gpu.bandwidth / bandwidth))
@@ -53,7 +54,8 @@ def link_of(options: Namespace, gpu: GPU) -> Link:
 
     The last has the latency of the GPU's own.
     """
-    own, word = JOINS[gpu.link], options.link
+    own = JOINS[gpu.link]
+    word = options.link
     try:
         rate = float(word or "none")
     except ValueError:
@@ -69,7 +71,8 @@ def requests_of(options: Namespace) -> tuple[str, list[Request], bool]:
     """
     count = options.requests
     if options.anchor and not options.requests_file:
-        arrivals, lengths = poisson(count, 1.0, options.seed), read_load(options.anchor).lengths
+        arrivals = poisson(count, 1.0, options.seed)
+        lengths = read_load(options.anchor).lengths
         turns = enumerate(zip(arrivals, cycle(lengths), strict=False))
         made = [Request(i, range(p), n, arrival=arrival) for i, (arrival, (p, n)) in turns]
         return options.anchor.name, made, False
@@ -124,7 +127,8 @@ def budgets_tried(options: Namespace) -> list[int]:
 
 def demands_of(options: Namespace, requests: Sequence[Request], from_file: bool) -> list[Demand]:
     """The rate of the user's own trace, if it has times; and that of --rate, if it is given."""
-    found, times = [], busy_times(requests) if from_file else None
+    found = []
+    times = busy_times(requests) if from_file else None
     gaps = "even gaps: the file has no times" if from_file else "Poisson arrivals"
     if times:
         gaps = "the gaps of your trace, all stretched or shrunk alike"

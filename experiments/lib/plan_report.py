@@ -98,7 +98,8 @@ def name_of(options: Namespace) -> str:
 
 def describe(options: Namespace, replica: Deployment, traffic: Traffic, slo: Slo) -> None:
     """The question, and what the answer stands on."""
-    cost, model = replica.cost_model, replica.cost_model.model
+    cost = replica.cost_model
+    model = replica.cost_model.model
     mean = float((traffic.prompts + traffic.outputs).mean())
     print(f"\n{model.name} ({model.parameters / 1e9:.2f} B parameters) on {replica.hardware}")
     print(
@@ -133,7 +134,8 @@ def describe(options: Namespace, replica: Deployment, traffic: Traffic, slo: Slo
 
 def link_words(cost: CostModel, software: str) -> str:
     """What joins the GPUs, and the bus bandwidth of their large all-reduces."""
-    link, measured = cost.link, ALL_REDUCES.get((cost.link.name, software))
+    link = cost.link
+    measured = ALL_REDUCES.get((cost.link.name, software))
     if measured:
         rates = ", ".join(three_digits(ways[-1].bandwidth / 1e9) for ways in measured.values())
         rates += f" GB/s over {', '.join(map(str, measured))} GPUs"
@@ -181,7 +183,9 @@ def describe_lengths(sizes: Sequence[int]) -> str:
 
 def print_answer(plan: Plan) -> None:
     """The budget, its capacity, what that is worth, and the curve that it is chosen from."""
-    best, replica, slo = plan.best, plan.replica, plan.question.slo
+    best = plan.best
+    replica = plan.replica
+    slo = plan.question.slo
     tokens = best.rate * float(plan.question.traffic.outputs.mean())
     print(f"\ntoken budget   C = {best.budget}")
     print(
@@ -209,7 +213,8 @@ def print_answer(plan: Plan) -> None:
         half, most, what = error
         words = f"a factor of {half:.2f} is usual, and one of ten is beyond {most:.1f} ({what})"
         said.append(f"{'':<14} {words}")
-    demands, mean = plan.question.demands, float(plan.question.traffic.prompts.mean())
+    demands = plan.question.demands
+    mean = float(plan.question.traffic.prompts.mean())
     mean += float(plan.question.traffic.outputs.mean())
     if demands and (at_once := replica.holds(best.budget) / mean) < AT_ONCE:
         said.append(
@@ -251,7 +256,8 @@ def print_samples(plan: Plan) -> None:
 
 def who_holds(plan: Plan, demand: Demand) -> str:
     """How many replicas a load takes, and how much of their capacity it is."""
-    capacity, busiest = plan.best.rate, demand.busiest
+    capacity = plan.best.rate
+    busiest = demand.busiest
 
     def load(rate: float) -> str:
         percent = 100 * rate / (count * capacity)
@@ -285,7 +291,8 @@ def reads_none(policy: str) -> bool:
 
 def print_policies(plan: Plan) -> None:
     """All of them on short runs: long ones would be another measure for ours alone."""
-    rows, ours = [], plan.policies[OURS].rate
+    rows = []
+    ours = plan.policies[OURS].rate
     for name, best in plan.policies.items():
         budget = "-" if reads_none(name) else best.budget
         rows.append([name, budget, rounded(best.rate), f"{100 * best.rate / ours:.0f} %"])
@@ -295,7 +302,8 @@ def print_policies(plan: Plan) -> None:
 
 def print_layouts(plan: Plan) -> None:
     """With the GPUs that the last of the expected rates takes."""
-    rows, wanted = [], plan.question.demands[-1:]
+    rows = []
+    wanted = plan.question.demands[-1:]
     for place, replica in plan.question.replicas.items():
         found = plan.layouts[place]
         cells = [rounded(found.rate), rounded(found.rate / replica.gpus)]
@@ -313,7 +321,8 @@ def print_layouts(plan: Plan) -> None:
 
 
 def print_latencies(plan: Plan) -> None:
-    shown, rows = latencies_of(plan.question.slo, LATER), []
+    shown = latencies_of(plan.question.slo, LATER)
+    rows = []
     for share, rate, load, batch in plan.loads:
         cells = [three_digits(1e3 * load.value(*each)) for each in shown.values()]
         rows.append([f"{100 * share:.0f} %", rounded(rate), *cells, f"{batch:.0f}"])
@@ -330,7 +339,9 @@ PARTS = {
 
 def print_engines(options: Namespace, plan: Plan) -> None:
     """The command lines of other engines."""
-    replica, traffic, budget = plan.replica, plan.question.traffic, plan.best.budget
+    replica = plan.replica
+    traffic = plan.question.traffic
+    budget = plan.best.budget
     longest = int((traffic.prompts + traffic.outputs).max())
     quoted = name_of(options)
     place = len(quoted) * "M"  # until the line is wrapped: the name may have blanks
@@ -351,7 +362,8 @@ def print_engines(options: Namespace, plan: Plan) -> None:
 
 def rows_of(plan: Plan) -> Rows:
     """Of plan.csv: what is in the tables. C is 0 where a policy reads no budget."""
-    model, slo = plan.replica.cost_model.model.name, plan.question.slo
+    model = plan.replica.cost_model.model.name
+    slo = plan.question.slo
     where = {"source": "predicted", "model": model, "hardware": plan.replica.hardware}
     rows = Rows((), UNITS)
     for budget, found in plan.curve.items():

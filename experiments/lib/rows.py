@@ -345,7 +345,8 @@ def print_comparison(rows: Rows, shown: Callable[[Row, str], bool]) -> None:
         if len(set(found := rows.column(key))) == 1 and len(found) > len(rows) / 2
     }
     for row in rows:
-        where, case = f"{row['model']} on {row['hardware']}", rows.case(row)
+        where = f"{row['model']} on {row['hardware']}"
+        case = rows.case(row)
         case = {key: value for key, value in case.items() if key not in same}
         for quantity, unit in rows.units.items():
             if quantity in row and shown(row, quantity):

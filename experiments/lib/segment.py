@@ -52,7 +52,8 @@ WAYS = {
     "transformers": Way("standard", True, look.COLOURS["vermilion"]),
 }
 COLOURS = {name: way.colour for name, way in WAYS.items()}
-OURS, THEIRS = "segment", "transformers"
+OURS = "segment"
+THEIRS = "transformers"
 
 
 class Latency(NamedTuple):
@@ -70,7 +71,10 @@ class PricedBeams:
 
     def __init__(self, model: str, cause: str | None = None) -> None:
         """cause: one of CAUSES, of what makes transformers slower or larger."""
-        self.cause, self.model, self.config, self.tiles = cause, model, MODELS[model], TILES[model]
+        self.cause = cause
+        self.model = model
+        self.config = MODELS[model]
+        self.tiles = TILES[model]
         self.hardware = TILE.name if self.tiles == 1 else f"{self.tiles} x {TILE.name}"
         options = {"tp": self.tiles, "link": LINKS[LINK[self.tiles]]}
         self.costs = {
@@ -93,7 +97,8 @@ class PricedBeams:
         return seconds + self.unfused(way, batch_size * width * prompt)
 
     def search(self, way: str, batch_size: int, width: int, prompt: int, response: int) -> Latency:
-        steps, cost = range(1, response), self.costs[way]
+        steps = range(1, response)
+        cost = self.costs[way]
         decodes = [make_beams(WAYS[way].cache, batch_size, width, prompt, n) for n in steps]
         following = sum(cost.seconds(Batch([], beams)) for beams in decodes) / len(steps)
         following += self.unfused(way, batch_size * width)

@@ -154,7 +154,8 @@ class Study:
         pictures = (".png", ".pdf") if self.printed else (".png",)
         others = [path.stem + end for end in (*pictures, *self.more)]
         make_directory(options.out, path.stem, others, options.force)
-        given, quick = {name: getattr(options, name) for name in self.flags}, options.quick
+        given = {name: getattr(options, name) for name in self.flags}
+        quick = options.quick
         measure = self.measure and options.measure
         if measure and "model" in given:  # it is what runs
             given["model"] = None
@@ -165,7 +166,8 @@ class Study:
         print(self.description.splitlines()[0])
         rows = self.predict(quick, **given)
         if measure:
-            begin, repeats = time.perf_counter(), options.repeats
+            begin = time.perf_counter()
+            repeats = options.repeats
             rows = Rows([*rows, *self.measured(llm, repeats, quick, sweeps)], self.units)
             seconds = time.perf_counter() - begin
             print(f"\nmeasured on this machine in {seconds:.0f} s, {repeats} times each")

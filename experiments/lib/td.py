@@ -39,8 +39,12 @@ from more.simulate import make_cost_model, simulate
 Lengths = Sequence[tuple[int, int]]  # prompt and output tokens of each request
 
 SAMPLE = ROOT / "experiments" / "azure_conv_2023_sample.csv"
-LONGEST, LONGEST_IN_ALL = 1024, 2048  # tokens of a prompt (TD-Pipe, Sec 4.1), and with its output
-BATCH_SIZE, BUDGET = 256, 512  # vLLM 0.5.3's max_num_seqs, and its token budget with chunks
+# tokens of a prompt (TD-Pipe, Sec 4.1), and with its output
+LONGEST = 1024
+LONGEST_IN_ALL = 2048
+# vLLM 0.5.3's max_num_seqs, and its token budget with chunks
+BATCH_SIZE = 256
+BUDGET = 512
 COUNT = 2000  # requests of a run
 # The other reading of a node's measured all-reduce (docs/pipelines.md).
 OTHER_READING = {"pcie-l20-node": "pcie-l20-node-algorithm", "pcie-a100-node": "pcie-a100-node-bus"}
@@ -115,10 +119,8 @@ class Node:
         return replace(self, gpus=gpus)
 
 
-L20, A100 = (
-    ("l20", "vllm-0.5.3", "pcie-l20-node"),
-    ("a100-80gb-pcie", "vidur-2024", "pcie-a100-node"),
-)
+L20 = ("l20", "vllm-0.5.3", "pcie-l20-node")
+A100 = ("a100-80gb-pcie", "vidur-2024", "pcie-a100-node")
 NODES = {
     node.name: node
     for node in (
@@ -206,7 +208,8 @@ def run(
     common |= {"max_batch_size": BATCH_SIZE, "link": node.link, "software": node.software}
     if system.startswith("TP"):  # all GPUs of the node share each layer
         common |= {"tp": node.gpus, "cache_tokens": node.cache_tokens} | options
-        trace, seconds = None, simulate(requests, node.model, node.gpu, **common).seconds
+        trace = None
+        seconds = simulate(requests, node.model, node.gpu, **common).seconds
     else:
         own = {}
         if system in BASELINES:
@@ -241,7 +244,8 @@ def ceiling(node: Node, lengths: Lengths) -> float:
     it decodes, S micro-batches of b requests hold S * b * c tokens. On average b is at most memory
     / (S * c), and at most B. Single batches may be larger: the cheapest mix of two sizes counts.
     """
-    cost, stages = node.cost_model, node.gpus
+    cost = node.cost_model
+    stages = node.gpus
     prefill = sum(
         cost.seconds(make_batch([(0, prompt, prompt) for prompt in batch]))
         for batch in packed([prompt for prompt, _ in lengths])
@@ -255,7 +259,8 @@ def ceiling(node: Node, lengths: Lengths) -> float:
         batch = make_batch(decodes=n, context=2)
         attention = cost.decode_attention(n, n * context)
         times[n] = cost.seconds(batch) - cost.attention(batch) + attention
-    smaller, larger = range(1, int(most) + 1), range(int(most) + 1, BATCH_SIZE + 1)
+    smaller = range(1, int(most) + 1)
+    larger = range(int(most) + 1, BATCH_SIZE + 1)
     each = [times[n] / n for n in smaller]  # seconds of a decode
     for n in smaller:
         for m in larger:

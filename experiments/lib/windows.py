@@ -61,7 +61,8 @@ class Windows:
         span = begin, end = steady_span(trace)
 
         def of(part: Trace) -> Row:
-            load, every = Load.of(part, *span), part.lives.values()
+            load = Load.of(part, *span)
+            every = part.lives.values()
             lives = [life for life in every if life.arrival >= begin]
             tokens = [moment for life in every for moment in life.tokens if begin <= moment <= end]
             run = sum(life.prompt_tokens + len(life.tokens) for life in lives)

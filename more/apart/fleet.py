@@ -63,10 +63,14 @@ class Engine:
     """One loop, as a router and the driver see it. open, tokens: see `routers.Engine`."""
 
     def __init__(self, number: int, loop: Loop, keep: bool = False):
-        self.number, self.loop, self.memory = number, loop, loop.scheduler.memory
+        self.number = number
+        self.loop = loop
+        self.memory = loop.scheduler.memory
         loop.trace = (Passing if keep else Fleeting)(loop.scheduler.name)
         self.open = self.tokens = 0
-        self.due, self.port = inf, 0.0  # when its next turn is, and when its port is free
+        # when its next turn is, and when its port is free
+        self.due = inf
+        self.port = 0.0
         self.queue: deque[tuple[Request, Engine, First]] = deque()  # to be fetched, and from where
 
     def hit(self, request: Request) -> int:
@@ -89,9 +93,13 @@ class Fleet:
         decoders: Sequence[Engine] = (), hand_over: Router | None = None, way: Way | None = None,
         keep: bool = False,
     ):  # fmt: skip
-        self.engines, self.route, self.done = engines, route, done
+        self.engines = engines
+        self.route = route
+        self.done = done
         self.decoders, self.hand_over, self.way = decoders, hand_over, way or Way()
-        self.keep, self.fetches, self.now = keep, [], 0.0
+        self.keep = keep
+        self.fetches = []
+        self.now = 0.0
         self.events: list[tuple[float, int, Callable, tuple]] = []  # a heap
         self.order = count()
         self.firsts: dict[int, Life] = {}  # of first halves, until the second one ends
@@ -138,8 +146,10 @@ class Fleet:
         """An iteration ends, or an idle engine has something to do: begin the next iteration."""
         if engine.due != self.now:
             return  # it has had its turn
-        loop, engine.due = engine.loop, inf
-        ended, loop.trace.ended = loop.trace.ended, []
+        loop = engine.loop
+        engine.due = inf
+        ended = loop.trace.ended
+        loop.trace.ended = []
         for request, life in ended:
             self.end(engine, request, life)
         self.fetch(engine)
@@ -154,7 +164,8 @@ class Fleet:
         if engine in self.decoders:
             first = self.firsts.pop(request.request_id)
             first.tokens += life.tokens
-            first.finished, first.preemptions = life.finished, first.preemptions + life.preemptions
+            first.finished = life.finished
+            first.preemptions = first.preemptions + life.preemptions
             again = life.prompt_tokens - 1 - life.cached  # its keys and values were lost: run again
             first.recomputed += life.recomputed + again
             self.done(first)
@@ -172,7 +183,8 @@ class Fleet:
         """Begin to fetch what has room, oldest first."""
         while target.queue and target.memory.reserve(target.queue[0][0], target.loop.scheduler):
             second, source, first = target.queue.popleft()
-            start, tokens = max(self.now, source.port, target.port), len(first.prompt)
+            start = max(self.now, source.port, target.port)
+            tokens = len(first.prompt)
             source.port = target.port = start + tokens * self.way.seconds_per_token
             second.arrival = source.port + self.way.latency
             if self.keep:

@@ -43,7 +43,8 @@ class First(Request):
 
 
 def second_half(first: First) -> Request:
-    prompt, left = Parts([first.whole.prompt, first.output]), first.whole.max_tokens - 1
+    prompt = Parts([first.whole.prompt, first.output])
+    left = first.whole.max_tokens - 1
     return replace(first.whole, prompt=prompt, max_tokens=left, arrival=0.0, output=[])
 
 
@@ -134,7 +135,8 @@ def step(loop: Loop) -> Iteration | None:
     runs, and if it stands still. (A preempted request may be larger than what is left.) A prefill
     engine waits for a fetch.
     """
-    scheduler, memory = loop.scheduler, loop.scheduler.memory
+    scheduler = loop.scheduler
+    memory = loop.scheduler.memory
     while memory.coming and not memory.holds(scheduler.running):
         memory.revoke()
     while not (done := loop.step()):

@@ -14,7 +14,8 @@ from command.checks import lookup
 
 # SGLang's router, --balance-abs-threshold and --cache-threshold: beyond so many requests between
 # the engines, it looks at the load alone; a match of a smaller share of the prompt is no reason
-FAR, SHARE = 32, 0.5
+FAR = 32
+SHARE = 0.5
 
 
 Engine = Any  # fleet.Engine, which imports this file

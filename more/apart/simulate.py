@@ -95,7 +95,8 @@ def simulate_fleet(
         Way.over(own, cost_model), keep,
     )  # fmt: skip
     fleet.run(checked(requests, cost_model.model, prefix_caching, done is not None))
-    trace.engines, trace.fetches = [e.loop.trace for e in (*engines, *decoders)], fleet.fetches
+    trace.engines = [e.loop.trace for e in (*engines, *decoders)]
+    trace.fetches = fleet.fetches
     total = trace.requests
     total.finished = sorted(
         ((own, life.finished) for own, life in lives.items()), key=lambda event: event[1]

@@ -38,7 +38,8 @@ def two_segments(
     returns    (BW, n_head, head_dim)
     """
     width, n_head, head_dim = q.shape
-    n_kv_head, steps = prompt_keys.shape[0], table.shape[1]
+    n_kv_head = prompt_keys.shape[0]
+    steps = table.shape[1]
     exact = torch.promote_types(q.dtype, torch.float32)
     query = q.to(exact).view(width, n_kv_head, -1, head_dim) / math.sqrt(head_dim)  # (BW, kv, g, d)
     own = torch.arange(steps, device=q.device)  # (t,)
@@ -90,17 +91,20 @@ def plain(attend: SpanAttention, window: int = 0) -> BeamAttention:
 
     def attend_one(layer, memory, q, k, v, cache) -> Tensor:  # q, k, v (BW, heads, head_dim)
         if isinstance(memory, SegmentMemory):
-            steps, end = memory.steps, memory.prompt
+            steps = memory.steps
+            end = memory.prompt
             first = max(0, end + steps - window) if window else 0  # the first that a beam sees
             past = max(0, first - end)  # steps of the response before it
             own = slice(past, steps)
-            keys, values = memory.keys[layer, own], memory.values[layer, own]
+            keys = memory.keys[layer, own]
+            values = memory.values[layer, own]
             keys[-1], values[-1] = k, v
             prompt = [part[:, memory.slot, min(first, end) : end] for part in cache.layers[layer]]
             return two_segments(q, *prompt, keys, values, memory.table[:, own])
         memory.append(layer, k, v)
         context = memory.prompt + memory.steps
-        slots, contexts = range(memory.beam_width), [context] * memory.beam_width
+        slots = range(memory.beam_width)
+        contexts = [context] * memory.beam_width
         return attend(q[:, None], *memory.layers[layer], slots, contexts)[:, 0]
 
     return attention

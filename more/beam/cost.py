@@ -49,7 +49,8 @@ def response_tokens(request: BeamRequest) -> int:
 
 def read_tokens(request: BeamRequest) -> int:
     """Tokens whose K and V the next decode's attention reads from memory."""
-    prompt, steps = len(request.prompt), response_tokens(request)
+    prompt = len(request.prompt)
+    steps = response_tokens(request)
     if request.cache == "segment":
         return prompt + request.beam_width * steps
     return request.beam_width * (prompt + steps)
@@ -60,7 +61,8 @@ def moved_tokens(request: BeamRequest) -> dict[str, int]:
 
     Each copy counts twice: read and written.
     """
-    prompt, width = len(request.prompt), request.beam_width
+    prompt = len(request.prompt)
+    width = request.beam_width
     before = response_tokens(request) - 1  # steps in the cache
     if request.cache == "segment":
         grows = before > 0 and before % STEP == 0
@@ -107,7 +109,8 @@ class BeamCostModel(CostModel):
         head) FLOPs. With many beams, these FLOPs may take longer than reading. So the larger time
         counts. A width of 1 costs only its bytes, as an ordinary decode (`CostModel.attention`).
         """
-        model, context = self.model, len(request.prompt) + response_tokens(request)
+        model = self.model
+        context = len(request.prompt) + response_tokens(request)
         channels = model.n_layer * model.n_head * model.head_dim // self.tp
         flops = 4 * request.beam_width * context * channels
         compute = flops / (self.gpu.peak * self.efficiency.attention)

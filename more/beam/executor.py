@@ -33,7 +33,8 @@ class BeamExecutor(ModelExecutor):
     def __init__(self, before: ModelExecutor, backend: str):
         parts = before.model, before.cache, before.attention, before.time_operators
         super().__init__(*parts, before.cost)
-        self.slot_of, self.origin = before.slot_of, before.origin
+        self.slot_of = before.slot_of
+        self.origin = before.origin
         written_out = plain(reference if backend == "math" else sdpa)
         of_beams = native.attention if backend == "native" else written_out
         self.attention = with_beams(before.attention, of_beams)
@@ -52,7 +53,9 @@ class BeamExecutor(ModelExecutor):
         """Rows of beams come last. All other rows are as in a batch without beams."""
         others, searches = apart(batch.decodes)
         flat = super().flatten(Batch(batch.chunks, others))
-        tokens, slots, positions = [], [], []
+        tokens = []
+        slots = []
+        positions = []
         for request in searches:
             memory = self.memories[request.request_id]
             memory.extend()
@@ -102,14 +105,16 @@ class BeamExecutor(ModelExecutor):
 
     def go_on(self, request: BeamRequest) -> int:
         """Keep the caches of the beams that survive. Returns the best beam's token, or ENDED."""
-        search, own = request.search, request.request_id
+        search = request.search
+        own = request.request_id
         if search.done:
             # the scheduler ends a request itself at max_tokens
             return search.tokens[0] if search.steps == request.max_tokens else ENDED
         if own in self.memories:
             self.memories[own].reorder(search.parents)
         else:
-            slot, prompt = self.slot_of[own], len(request.prompt)
+            slot = self.slot_of[own]
+            prompt = len(request.prompt)
             memory = MEMORIES[request.cache]
             self.memories[own] = memory(self.cache, slot, prompt, request.beam_width)
         return search.tokens[0]

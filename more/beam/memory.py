@@ -27,7 +27,9 @@ class SegmentMemory:
     """
 
     def __init__(self, cache: KVCache, slot: int, prompt: int, beam_width: int):
-        self.slot, self.prompt, self.beam_width = slot, prompt, beam_width
+        self.slot = slot
+        self.prompt = prompt
+        self.beam_width = beam_width
         self.steps = 0  # of the response, whose keys and values are there
         n_layer, n_kv_head, _, _, head_dim = cache.k.shape
         shape = (n_layer, 0, beam_width, n_kv_head, head_dim)
@@ -74,7 +76,9 @@ class StandardMemory:
     """
 
     def __init__(self, cache: KVCache, slot: int, prompt: int, beam_width: int):
-        self.prompt, self.beam_width, self.steps = prompt, beam_width, 0
+        self.prompt = prompt
+        self.beam_width = beam_width
+        self.steps = 0
         self.layers = [
             [part[:, slot, None, :prompt].repeat(1, beam_width, 1, 1) for part in layer]
             for layer in cache.layers

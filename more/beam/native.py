@@ -29,7 +29,9 @@ def attention(spans: Sequence[BeamSpan], cache: KVCache) -> AttendLayer:
     In each layer, one call attends for all searches on segments. Each search on the standard cache
     needs a call of its own. For what `native.check` lets through.
     """
-    segments, copies, first = [], [], 0
+    segments = []
+    copies = []
+    first = 0
     for span in spans:
         own = segments if isinstance(span.memory, SegmentMemory) else copies
         own.append((first, span.memory))
@@ -56,7 +58,9 @@ def searches_of(memories: Sequence[tuple[int, SegmentMemory]]) -> ctypes.Array:
     """
     numbers = []
     for row, memory in memories:
-        keys, values, own = memory.keys, memory.values, memory.table
+        keys = memory.keys
+        values = memory.values
+        own = memory.table
         assert keys.is_contiguous() and values.is_contiguous() and keys.shape == values.shape
         assert own.dtype == torch.int64 and own.stride(1) == 1
         assert 0 < memory.steps <= min(keys.shape[1], own.shape[1])
@@ -86,15 +90,19 @@ def attend_beams(
     """
     n_kv_head, _, _, head_dim = prompt_keys.shape
     rows, heads, _ = qkv.shape
-    n_head, strides = heads - 2 * n_kv_head, prompt_keys.stride()
+    n_head = heads - 2 * n_kv_head
+    strides = prompt_keys.stride()
     assert qkv.is_contiguous() and y.is_contiguous() and y.shape == (rows, n_head * head_dim)
     assert qkv.dtype == prompt_keys.dtype == y.dtype and qkv.shape[2] == head_dim
     assert prompt_values.stride() == strides and strides[3] == 1
     n = len(searches) // 10  # numbers of one
     stride = heads * head_dim
     sizes = BeamSizes(n, n_head, n_kv_head, head_dim, stride, *strides[:3], layer)
-    q, size = qkv.data_ptr(), head_dim * qkv.element_size()  # bytes of one head
-    k, v = q + n_head * size, q + (n_head + n_kv_head) * size
+    # bytes of one head
+    q = qkv.data_ptr()
+    size = head_dim * qkv.element_size()
+    k = q + n_head * size
+    v = q + (n_head + n_kv_head) * size
     prompts = prompt_keys.data_ptr(), prompt_values.data_ptr()
     run = function("attend_beams", qkv.dtype)
     run(q, k, v, *prompts, y.data_ptr(), searches, ctypes.byref(sizes))
@@ -112,7 +120,8 @@ def attend_copies(qkv: Tensor, memory: StandardMemory, row: int, layer: int, y: 
     _, k, v = split_heads(qkv[row : row + width], n_kv_head)  # (BW, n_kv_head, head_dim) each
     memory.append(layer, k, v)
     keys, values = (part.contiguous() for part in memory.layers[layer])
-    context, strides = keys.shape[2], keys.stride()
+    context = keys.shape[2]
+    strides = keys.stride()
     requests = table([(row + beam, 1, beam, context) for beam in range(width)])
     sizes = Sizes(width, n_head, n_kv_head, head_dim, heads * head_dim, *strides[:2])
     cached = keys.data_ptr(), values.data_ptr()

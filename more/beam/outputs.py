@@ -55,7 +55,8 @@ def beam_requests(
         params = [params or BeamSearchParams()] * len(requests)
     found = []
     for request, own in zip(requests, params, strict=True):
-        name, prompt = f"prompt {request.request_id}", request.prompt
+        name = f"prompt {request.request_id}"
+        prompt = request.prompt
         if len(prompt) + own.max_tokens - 1 > config.longest:
             raise UserError(
                 f"{name}: {len(prompt)} prompt tokens + max_tokens {own.max_tokens} - 1 exceed"
@@ -89,7 +90,8 @@ def check_room(requests: Sequence[BeamRequest], slots: KVCache, vocab_size: int)
     largest = sorted(requests, key=lambda r: r.most_cached, reverse=True)[: slots.slots]
     need = one * sum(r.most_cached - r.slot_tokens for r in largest)
     need += 4 * 4 * vocab_size * sum(sorted(r.beam_width for r in requests)[-slots.slots :])
-    device, memory = slots.k.device, memory_of(slots.k.device)
+    device = slots.k.device
+    memory = memory_of(slots.k.device)
     if memory is not None and device.type == "cpu":
         memory -= slots.bytes
     if memory is not None and need > memory:
@@ -104,13 +106,15 @@ def output_of(
     request: BeamRequest, trace: Trace, text: Callable[[list[int], str], str]
 ) -> BeamSearchOutput:
     """text(token ids, finish reason): the decoded tokens. Of a broken search, an empty sequence."""
-    sequences, search = [], request.search
+    sequences = []
+    search = request.search
     latency = trace.lives[request.request_id].latency
     if request.finish_reason == "error":
         nothing = BeamSearchSequence([], "", -math.inf, -math.inf, "error")
         return BeamSearchOutput(list(request.prompt), [nothing], latency)
     for hypothesis in search.finished[: search.params.n]:
-        tokens, reason = hypothesis.token_ids, "stop" if hypothesis.ended else "length"
+        tokens = hypothesis.token_ids
+        reason = "stop" if hypothesis.ended else "length"
         known = tokens, text(tokens, reason), hypothesis.cum_logprob, hypothesis.score, reason
         sequences.append(BeamSearchSequence(*known))
     return BeamSearchOutput(list(request.prompt), sequences, latency)

@@ -60,11 +60,14 @@ class BeamSearch:
                 f" {ends} end a sequence: "
                 + (f"choose from 1 to {most}" if most else "some must go on")
             )
-        self.params, self.end_ids = params, end_ids
+        self.params = params
+        self.end_ids = end_ids
         self.num_candidates = max(2, 1 + ends) * params.beam_width  # K
-        self.steps, self.done = 0, False
+        self.steps = 0
+        self.done = False
         # Before the first step, all beams are equal: so there is one.
-        self.scores, self.nodes = [0.0], [None]
+        self.scores = [0.0]
+        self.nodes = [None]
         self.parents: list[int] = []  # of each beam, by its number at the step before
         self.finished: list[Hypothesis] = []  # the best first
 
@@ -75,7 +78,8 @@ class BeamSearch:
 
     def step(self, candidates: Sequence[Candidate]) -> None:
         """candidates: those that `needed` keeps of the best K, the best first."""
-        params, width = self.params, self.params.beam_width
+        params = self.params
+        width = self.params.beam_width
         self.steps += 1
         last = self.steps == params.max_tokens
         going = [c for c in candidates if c.token not in self.end_ids][:width]
@@ -87,7 +91,9 @@ class BeamSearch:
 
     def needed(self, found: Iterable[tuple[float, int, int]]) -> list[Candidate]:
         """Of the best K: the best BW, then those that can go on, until BW of them can go on."""
-        width, kept, going = self.params.beam_width, [], 0
+        width = self.params.beam_width
+        kept = []
+        going = 0
         for score, beam, token in found:
             goes_on = token not in self.end_ids
             if goes_on or len(kept) < width:
@@ -140,7 +146,8 @@ def best_candidates(searches: Sequence[BeamSearch], logits: Tensor) -> list[list
     # K of each beam are enough. `topk` chooses among ties, and K can change its choice: so each K
     # has its own call.
     best_of = {most: [part.cpu() for part in log_probs.topk(most)] for most in counts}  # (R, K)
-    found, row = [], 0
+    found = []
+    row = 0
     for search in searches:
         rows = slice(row, row + len(search.scores))
         row = rows.stop

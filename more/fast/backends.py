@@ -114,7 +114,9 @@ def candidates(cache: KVCache, name: str) -> list[str]:
 
     name: what `choose_backend` takes unmeasured: native, or sdpa where that cannot run.
     """
-    device, dtype, head_dim = cache.k.device, cache.k.dtype, cache.k.shape[-1]
+    device = cache.k.device
+    dtype = cache.k.dtype
+    head_dim = cache.k.shape[-1]
     paged = isinstance(cache, PagedCache)
     if device.type != "cuda":
         return ["sdpa"] if name == "sdpa" else ["sdpa", name]
@@ -134,12 +136,15 @@ def fastest(n_head: int, cache: KVCache, names: Sequence[str], repeats: int = 5)
     first, *others = names
     if not others:
         return first
-    n_kv_head, head_dim = cache.k.shape[1], cache.k.shape[4]
-    slots, length = cache.slots, cache.length
+    n_kv_head = cache.k.shape[1]
+    head_dim = cache.k.shape[4]
+    slots = cache.slots
+    length = cache.length
     context = max(1, length // 2)
     slots = max(1, slots - 1)  # an idle slot is what some kernels cannot bear
     decodes = tuple(range(slots)), (context,) * slots
-    device, dtype = cache.k.device, cache.k.dtype
+    device = cache.k.device
+    dtype = cache.k.dtype
 
     def timed(name: str, rows: int, spans: list[Span]) -> float:
         shape = rows, n_head + 2 * n_kv_head, head_dim
@@ -165,11 +170,13 @@ def fastest(n_head: int, cache: KVCache, names: Sequence[str], repeats: int = 5)
         both()  # warms up
         return min(both() for _ in range(repeats))
 
-    best, least = first, seconds(first)
+    best = first
+    least = seconds(first)
     for name in others:
         taken = float("inf")
         with suppress(Exception):  # Triton and its compiler have kinds of their own
             taken = seconds(name)
         if taken < least:
-            best, least = name, taken
+            best = name
+            least = taken
     return best

@@ -149,7 +149,8 @@ def gathered(batch: FlatBatch, cache: KVCache, numbers: Tensor, longest: int) ->
 def plans_of(
     batch: FlatBatch, cache: KVCache, numbers: Tensor | None, longest: int | None
 ) -> list[Plan]:
-    plans, first = [], 0
+    plans = []
+    first = 0
     for span in batch.spans:
         own = slice(first, first + len(span.slots))
         first = own.stop
@@ -187,15 +188,19 @@ def in_place(span: Span, cache: KVCache) -> Plan:
 
     def plan(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         _, _, n_head, head_dim = q.shape
-        n_kv_head, groups = keys.shape[0], n_head // keys.shape[0]
-        key, value = keys[:, slot, :context], values[:, slot, :context]  # (n_kv_head, context, d)
+        n_kv_head = keys.shape[0]
+        groups = n_head // keys.shape[0]
+        # (n_kv_head, context, d)
+        key = keys[:, slot, :context]
+        value = values[:, slot, :context]
         if rows == 1:  # sees everything: grouped heads are rows of one product
             query = q.view(1, n_kv_head, groups, head_dim)
             y = F.scaled_dot_product_attention(query, key[None], value[None])
             return y.reshape(1, 1, n_head, head_dim)
         query = q[0].unflatten(1, (n_kv_head, groups)).permute(1, 2, 0, 3)  # (kv, groups, Tq, d)
         shape = (n_kv_head, groups, context, head_dim)
-        key, value = key[:, None].expand(shape), value[:, None].expand(shape)
+        key = key[:, None].expand(shape)
+        value = value[:, None].expand(shape)
         y = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=whole)
         return y.permute(2, 0, 1, 3).flatten(1, 2)[None]  # (1, Tq, n_head, head_dim)
 
@@ -241,8 +246,12 @@ def rows(
     """
     if numbers is None:
         numbers = numbers_of(batch).to(cache.k.device)
-    n_kv_head, most, limit = cache.k.shape[1], max(rows_of(batch)), longest or longest_of(batch)
-    starts, begins, contexts = numbers[0], numbers[1] * cache.length, numbers[2, :-1]
+    n_kv_head = cache.k.shape[1]
+    most = max(rows_of(batch))
+    limit = longest or longest_of(batch)
+    starts = numbers[0]
+    begins = numbers[1] * cache.length
+    contexts = numbers[2, :-1]
     fused = small_operators(cache.k.device, cache.k.dtype)
     write = fused.write if fused else KVCache.write
 
@@ -270,13 +279,18 @@ def xformers(batch: FlatBatch, cache: KVCache) -> AttendLayer:
     from xformers.ops import fmha  # here: it takes seconds to load, and not all systems have it
 
     _, n_kv_head, slots, length, head_dim = cache.k.shape
-    device, total = cache.k.device, slots * length
+    device = cache.k.device
+    total = slots * length
     requests = [
         each for span in batch.spans for each in zip(span.slots, span.contexts, strict=True)
     ]
-    rows, place_of = rows_of(batch), {slot: i for i, (slot, _) in enumerate(requests)}
+    rows = rows_of(batch)
+    place_of = {slot: i for i, (slot, _) in enumerate(requests)}
     firsts = [*accumulate(rows, initial=0)]
-    order, counts, contexts = [], [], []  # rows as the mask wants them; of each slot
+    # rows as the mask wants them; of each slot
+    order = []
+    counts = []
+    contexts = []
     back = [0] * firsts[-1]
     for slot in range(slots):
         place = place_of.get(slot)

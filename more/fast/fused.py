@@ -22,7 +22,8 @@ HEADS = 8  # that a program rotates or writes
 
 @triton.jit
 def _normalize(x, weight, out, size, eps, WIDTH: tl.constexpr):
-    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, WIDTH)
     inside = column < size
     value = tl.load(x + row * size + column, mask=inside, other=0.0).to(tl.float32)
     scale = 1 / tl.sqrt(tl.sum(value * value) / size + eps)
@@ -34,7 +35,8 @@ def _normalize(x, weight, out, size, eps, WIDTH: tl.constexpr):
 def _gate(inner, out, size, WIDTH: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    inside, first = column < size, inner + 2 * row * size
+    inside = column < size
+    first = inner + 2 * row * size
     gate = tl.load(first + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(first + size + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * size + column, gate * tl.sigmoid(gate) * up, mask=inside)
@@ -44,7 +46,8 @@ def _gate(inner, out, size, WIDTH: tl.constexpr):
 def _rotate(
     x, cos, sin, heads, stride, HALF: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr
 ):
-    row, pair = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)[None, :]
+    row = tl.program_id(0).to(tl.int64)
+    pair = tl.arange(0, WIDTH)[None, :]
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     inside = (head < heads) & (pair < HALF)
     place = x + row * stride + head * 2 * HALF + pair
@@ -61,7 +64,8 @@ def _write(
     k, v, keys, values, slots, positions, heads, stride, head_stride, slot_stride,
     DIM: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)[None, :]
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, WIDTH)[None, :]
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     inside = (head < heads) & (column < DIM)
     source = row * stride + head * DIM + column
@@ -79,15 +83,18 @@ class RMSNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x.contiguous()
-        out, width = torch.empty_like(x), triton.next_power_of_2(self.size)
-        grid, warps = (x.numel() // self.size,), min(8, max(1, width // 512))
+        out = torch.empty_like(x)
+        width = triton.next_power_of_2(self.size)
+        grid = (x.numel() // self.size,)
+        warps = min(8, max(1, width // 512))
         _normalize[grid](x, self.weight, out, self.size, self.eps, width, num_warps=warps)
         return out
 
 
 def swiglu(inner: Tensor) -> Tensor:
     """As `model.swiglu`."""
-    rows, size = inner.shape[0], inner.shape[1] // 2
+    rows = inner.shape[0]
+    size = inner.shape[1] // 2
     out = inner.new_empty(rows, size)
     _gate[rows, triton.cdiv(size, WIDTH)](inner, out, size, WIDTH)
     return out
@@ -95,8 +102,10 @@ def swiglu(inner: Tensor) -> Tensor:
 
 def rotate(x: Tensor, heads: int, cos: Tensor, sin: Tensor) -> None:
     """As `model.rotate`."""
-    rows, half = len(x), cos.shape[-1]
-    grid, width = (rows, triton.cdiv(heads, HEADS)), triton.next_power_of_2(half)
+    rows = len(x)
+    half = cos.shape[-1]
+    grid = (rows, triton.cdiv(heads, HEADS))
+    width = triton.next_power_of_2(half)
     _rotate[grid](x, cos, sin, heads, x.stride(0), half, width, HEADS)
 
 
@@ -105,9 +114,11 @@ def write(
 ) -> None:
     """As `KVCache.write`, with k and v parts of one qkv."""
     (rows, heads, dim), (keys, values) = k.shape, cache.layers[layer]
-    grid, width = (rows, triton.cdiv(heads, HEADS)), triton.next_power_of_2(dim)
+    grid = (rows, triton.cdiv(heads, HEADS))
+    width = triton.next_power_of_2(dim)
     sizes = heads, k.stride(0), keys.stride(0), keys.stride(1)
-    slots, positions = slots.contiguous(), positions.contiguous()
+    slots = slots.contiguous()
+    positions = positions.contiguous()
     _write[grid](k, v, keys, values, slots, positions, *sizes, dim, width, HEADS)
 
 
@@ -120,7 +131,8 @@ def linear(module: ResidualLinear) -> Callable[[Tensor, Tensor], Tensor]:
 def try_out(device: torch.device, dtype: torch.dtype) -> None:
     """Run each kernel once. Raises what Triton raises where it cannot."""
     config = ModelConfig("any", 1, 1, 64, 16, 1, 1)
-    cache, number = KVCache(config, 1, 1, dtype, device), torch.zeros(1, dtype=int, device=device)
+    cache = KVCache(config, 1, 1, dtype, device)
+    number = torch.zeros(1, dtype=int, device=device)
     qkv = torch.zeros(1, 3, 64, dtype=dtype, device=device)
     rotate(qkv, 2, qkv[:, :1, :32], qkv[:, :1, 32:])
     write(cache, 0, number, number, qkv[:, 1:2], qkv[:, 2:])

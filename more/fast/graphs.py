@@ -56,9 +56,11 @@ class Graphs:
     """
 
     def __init__(self, cache: KVCache, attend: Recordable):
-        self.cache, self.attend = cache, attend
+        self.cache = cache
+        self.attend = attend
         self.step = cache.length if attend is rows else STEP
-        self.batches, self.most = 0, MOST
+        self.batches = 0
+        self.most = MOST
         self.seen: OrderedDict[Shape, int] = OrderedDict()
         self.recordings: OrderedDict[Shape, Recording] = OrderedDict()  # the last used is last
         # all recordings share one memory: they never run at the same time
@@ -159,7 +161,8 @@ def launches_decide(model: Transformer, cache: KVCache, name: str) -> bool:
 
 def copy_rate(device: torch.device, size: int = 2**26, copies: int = 8) -> float:
     """Bytes/s that copies of `size` bytes read and write. Several, so that starting is hidden."""
-    pair, seconds = torch.zeros(2, size, dtype=torch.uint8, device=device), []
+    pair = torch.zeros(2, size, dtype=torch.uint8, device=device)
+    seconds = []
     for _ in range(4):
         begin = synchronized_clock(device)
         for _ in range(copies):

@@ -40,13 +40,17 @@ def why_not_xformers(device: torch.device) -> str | None:
         return "the package xformers is not installed"
     load_cuda_12()
     logger = logging.getLogger("xformers")
-    was, logger.disabled = logger.disabled, True  # it warns at length where its library is missing
+    # it warns at length where its library is missing
+    was = logger.disabled
+    logger.disabled = True
     try:
         from xformers import _cpp_lib as library
 
-        built, error = library._built_with_cuda, library._cpp_library_load_exception
+        built = library._built_with_cuda
+        error = library._cpp_library_load_exception
     except Exception as wrong:  # noqa: BLE001  a wheel for another Python, PyTorch or C library
-        built, error = False, wrong
+        built = False
+        error = wrong
     finally:
         logger.disabled = was
     while error is not None and error.__cause__ is not None:

@@ -40,7 +40,8 @@ SOURCE = Path(__file__).with_name("native.cpp")
 # loads values a second time, although they are in registers.
 FLAGS = ["-std=c++17", "-O3", f"-march={ARCHITECTURE}", "-mtune=generic"]
 FLAGS += ["-fopenmp", "-shared", "-fPIC"]
-POINTER, INTEGER = ctypes.c_void_p, ctypes.c_int64
+POINTER = ctypes.c_void_p
+INTEGER = ctypes.c_int64
 ARGUMENTS = {
     "attend": [POINTER] * 8,
     "attend_beams": [POINTER] * 8,
@@ -51,7 +52,10 @@ ARGUMENTS = {
 DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 COMPILE_SECONDS = 120  # far more than a compiler needs, and an end to one that hangs
 OTHERWISE = ": choose auto, sdpa or math"  # at the end of each error message
-LANES, MAX_HEAD_DIM, MAX_GROUPS = 16, 256, 64  # as in native.cpp: the most that a CPU has
+# as in native.cpp: the most that a CPU has
+LANES = 16
+MAX_HEAD_DIM = 256
+MAX_GROUPS = 64
 
 
 class NoCompiler(UserError):
@@ -198,7 +202,8 @@ def instructions() -> str:
 def function(name: str, dtype: torch.dtype) -> Callable[..., None]:
     """A function of native.cpp for this dtype. Give it `data_ptr()` for each tensor."""
     found = getattr(library(), f"{name}_{DTYPES[dtype]}")
-    found.argtypes, found.restype = ARGUMENTS[name], None
+    found.argtypes = ARGUMENTS[name]
+    found.restype = None
     return found
 
 
@@ -214,9 +219,12 @@ def attention(batch: FlatBatch, cache: KVCache) -> AttendLayer:
         requests += zip(first, [rows] * len(first), span.slots, span.contexts, strict=True)
     if isinstance(cache, PagedCache):
         assert cache.table.dtype == torch.int64 and cache.table.stride(1) == 1
-        size, at, row = cache.memory.block_size, cache.table.data_ptr(), 8 * cache.table.stride(0)
+        size = cache.memory.block_size
+        at = cache.table.data_ptr()
+        row = 8 * cache.table.stride(0)
         requests = [(*request, size, at + request[2] * row) for request in requests]
-    numbers, run = table(requests), function("attend", cache.k.dtype)
+    numbers = table(requests)
+    run = function("attend", cache.k.dtype)
     (n_kv_head, _, _, head_dim), strides = cache.k.shape[1:], cache.k.stride()[1:]
     assert cache.v.stride()[1:] == strides and strides[2:] == (head_dim, 1)
 
@@ -227,8 +235,11 @@ def attention(batch: FlatBatch, cache: KVCache) -> AttendLayer:
         y = torch.empty(rows, n_head * head_dim, dtype=qkv.dtype)
         sizes = Sizes(len(requests), n_head, n_kv_head, head_dim, heads * head_dim, *strides[:2])
         keys, values = cache.layers[layer]
-        q, size = qkv.data_ptr(), head_dim * qkv.element_size()  # bytes of one head
-        k, v = q + n_head * size, q + (n_head + n_kv_head) * size
+        # bytes of one head
+        q = qkv.data_ptr()
+        size = head_dim * qkv.element_size()
+        k = q + n_head * size
+        v = q + (n_head + n_kv_head) * size
         run(q, k, v, keys.data_ptr(), values.data_ptr(), y.data_ptr(), numbers, ctypes.byref(sizes))
         return y
 
@@ -278,7 +289,8 @@ def rotate(x: Tensor, heads: int, cos: Tensor, sin: Tensor) -> None:
 def swiglu(inner: Tensor) -> Tensor:
     """As `model.swiglu`."""
     inner = inner.contiguous()
-    rows, size = inner.shape[0], inner.shape[1] // 2
+    rows = inner.shape[0]
+    size = inner.shape[1] // 2
     out = torch.empty(rows, size, dtype=inner.dtype)
     function("gate", inner.dtype)(inner.data_ptr(), out.data_ptr(), rows, size)
     return out

@@ -19,7 +19,9 @@ def keep_freed_memory() -> None:
     Else glibc returns each block to the system. The next iteration then has a page fault for every
     4 KiB, which can more than double a decode's time. Without Linux and glibc, this does nothing.
     """
-    trim_threshold, mmap_max = -1, -4  # names of mallopt's parameters, from malloc.h
+    # names of mallopt's parameters, from malloc.h
+    trim_threshold = -1
+    mmap_max = -4
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):

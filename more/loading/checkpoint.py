@@ -87,7 +87,8 @@ def load_weights(model: Transformer, directory: str | Path, check: bool = False)
     """
     directory = Path(directory)
     missing = {_stem(name): (name, place) for name, place in _plan(model.config).items()}
-    state, path = weights_of(model), directory / "config.json"
+    state = weights_of(model)
+    path = directory / "config.json"
     folds = folds_of(read_json(path), model.config) if path.is_file() else {}
     for path, name, read in _tensors(directory):
         if _stem(name) not in missing:
@@ -186,7 +187,8 @@ def save(
 
     Raises OSError where it cannot be written, UserError where no family has this shape.
     """
-    directory, config = Path(directory), model.config
+    directory = Path(directory)
+    config = model.config
     if config.variant or len({*config.bases}) > 1:
         raise UserError(f"{config.name} cannot be written: its layers are not those of LLaMA")
     if config.qk_norm and config.qkv_bias:
@@ -221,7 +223,8 @@ def save(
         raw["use_sliding_window"] = bool(config.window) and family != "mistral"
         raw["layer_types"] = [[*KINDS][near] for near in config.narrow] or None
 
-    state, tensors = model.state_dict(), {}
+    state = model.state_dict()
+    tensors = {}
     for name, place in _plan(config).items():
         tensor = state[place.name][place.start : place.start + place.rows]
         tensors[name] = (

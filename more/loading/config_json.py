@@ -124,7 +124,9 @@ _KINDS = {
     "layer_types": (list, "a list of names"),
 }
 LARGEST = 1e12  # of other numbers, such as rope_theta
-LONGEST_HEADER, PIECE = 10**8, 2**20  # bytes: of a safetensors file; that are compared at once
+# bytes: of a safetensors file; that are compared at once
+LONGEST_HEADER = 10**8
+PIECE = 2**20
 LARGEST_EPS = 1.0  # of a norm: a larger one would outweigh the values
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
@@ -148,7 +150,8 @@ def load_config(
         if raw.get(key) is not None and not isinstance(raw[key], kind):
             raise UserError(f"{path}: {key} is {raw[key]!r}; expected {expected}")
     for key, alias in ALIASES.get(family, {}).items():
-        one, other = raw.get(key), raw.pop(alias, None)
+        one = raw.get(key)
+        other = raw.pop(alias, None)
         if one is not None and other is not None and one != other:
             raise UserError(
                 f"{path}: {key} is {one!r}, and {alias}, its other name, is {other!r}: leave one"
@@ -246,7 +249,8 @@ def _check_value(path: Path, field: str, key: str, value: object) -> None:
 
 def _kinds(path: Path, raw: dict, family: str) -> list[str]:
     """Of each layer, which tokens it sees: a key of KINDS. []: the family knows no windows."""
-    layers, types = raw["num_hidden_layers"], raw.get("layer_types") or []
+    layers = raw["num_hidden_layers"]
+    types = raw.get("layer_types") or []
     for kind in types:
         if not isinstance(kind, str) or kind not in KINDS:
             raise UserError(
@@ -277,7 +281,8 @@ def _kinds(path: Path, raw: dict, family: str) -> list[str]:
 
 def _turned(path: Path, raw: dict) -> list[bool]:
     """Which layers of SmolLM3 have rotary positions."""
-    layers, every = raw["num_hidden_layers"], raw.get("no_rope_layer_interval", 4)
+    layers = raw["num_hidden_layers"]
+    every = raw.get("no_rope_layer_interval", 4)
     _check_value(path, "", "no_rope_layer_interval", every)
     listed = raw.get("no_rope_layers")
     if listed is None:
@@ -296,7 +301,8 @@ def _bases(path: Path, raw: dict, family: str, priced: bool) -> tuple[dict, tupl
         return raw, tuple([base if turned else 0.0 for turned in _turned(path, raw)])
     if family != "gemma3_text":
         return raw, ()
-    new, ropes = raw.get("rope_parameters") or {}, {}
+    new = raw.get("rope_parameters") or {}
+    ropes = {}
     if isinstance(new, dict) and (other := sorted(new.keys() - KINDS.keys())):
         raise UserError(f"{path}: rope_parameters has {other[0]!r}; expected {', '.join(KINDS)}")
     for kind, (key, default) in KINDS.items():
@@ -371,7 +377,8 @@ def _window(path: Path, raw: dict, family: str) -> tuple[int, tuple[bool, ...]]:
     """
     kinds = _kinds(path, raw, family)
     near = tuple([kind == "sliding_attention" for kind in kinds])
-    switched, own = family.startswith(("qwen", "smollm")), family in ("mistral", "gemma3_text")
+    switched = family.startswith(("qwen", "smollm"))
+    own = family in ("mistral", "gemma3_text")
     # transformers' own values where a key is absent
     window = raw.get("sliding_window", 4096 if own or family.startswith("qwen") else None)
     if switched and not raw.get("use_sliding_window"):
@@ -402,7 +409,8 @@ def has_own_head(folder: Path) -> bool:
                 if kind := re.search(r"\b(lm_head|embed_tokens|wte)\.weight$", name):
                     first, end = tensor["data_offsets"]
                     found[kind[1]] = path, start + first, end - first, tensor["dtype"]
-        head, embedding = found["lm_head"], found.get("embed_tokens") or found["wte"]
+        head = found["lm_head"]
+        embedding = found.get("embed_tokens") or found["wte"]
         with open(head[0], "rb") as one, open(embedding[0], "rb") as other:
             one.seek(head[1]), other.seek(embedding[1])
             return head[2:] != embedding[2:] or any(

@@ -68,9 +68,13 @@ def check_memory(
     weights, cache, room = parts(length, tokens)
     if (need := weights + cache + room) <= memory:
         return
-    name, asked, least = "max_length", length, sum(parts(0, 0))
+    name = "max_length"
+    asked = length
+    least = sum(parts(0, 0))
     if blocks:
-        name, asked, least = "cache_tokens", tokens, sum(parts(length, 0))
+        name = "cache_tokens"
+        asked = tokens
+        least = sum(parts(length, 0))
     fits = int(asked * (memory - least) / (need - least))
     also = f" and {room / 1e9:.1f} GB for a batch and PyTorch's kernels" if room else ""
     half = ", half of it where other programs run" if device.type == "cpu" else ""
@@ -102,7 +106,8 @@ def batch_bytes(config: ModelConfig, slots: int, length: int, itemsize: int) -> 
     - attention: y three times, and a copy of the keys and values of all slots that decode;
     - sampling: what `draw` makes of all rows.
     """
-    rows, y = length + slots - 1, config.n_head * config.head_dim
+    rows = length + slots - 1
+    y = config.n_head * config.head_dim
     # the residual, its norm, cos and sin; q, k, v; y
     kept = 2 * config.hidden + config.head_dim + config.linears["preproj"][1] + y
     ffn = rows * (kept + config.hidden + 2 * config.linears["ffn_ln1"][1])
@@ -191,7 +196,8 @@ def why_unseen(root: Path = Path("/")) -> str:
     if not about.exists() and not list(root.glob("dev/nvidia[0-9]*")):
         return ""
     version = driver_version(root)
-    driver, branch = version or "of an unknown version", version and int(version.split(".")[0])
+    driver = version or "of an unknown version"
+    branch = version and int(version.split(".")[0])
     oldest = OLDEST_DRIVER.get(cuda.split(".")[0])
     if branch and oldest and branch >= oldest:
         return (

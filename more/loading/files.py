@@ -15,7 +15,9 @@ from command.checks import UserError, did_you_mean, shown
 from command.cli import POINTER, refuse_pointer
 from configs import DEMO, MODELS
 
-CONFIG, NANOGPT = "config.json", "ckpt.pt"  # of Hugging Face's format, and nanoGPT's only file
+# of Hugging Face's format, and nanoGPT's only file
+CONFIG = "config.json"
+NANOGPT = "ckpt.pt"
 # the models that have a tokenizer
 FOR_TEXT = "demo, a Hugging Face directory, or a hub id such as Qwen/Qwen2.5-0.5B"
 HUB_IDS = {  # of names without an owner, as people type them
@@ -52,7 +54,8 @@ def find(model: str) -> Path | None:
         return None
     try:
         path = Path(model).expanduser()
-        is_directory, is_there = path.is_dir(), path.exists()
+        is_directory = path.is_dir()
+        is_there = path.exists()
     except (OSError, RuntimeError) as error:  # a name that is too long; a user who does not exist
         why = shown(first_line(error), str)
         raise UserError(f"model {shown(model)} cannot be looked up: {why}") from None
@@ -106,7 +109,8 @@ def weight_files(directory: Path) -> list[Path]:
     """
     if is_nanogpt(directory):
         return [existing(directory, NANOGPT)]
-    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    single = directory / "model.safetensors"
+    index = directory / "model.safetensors.index.json"
     if single.is_file() or not index.is_file():
         if not single.is_file() and (directory / "pytorch_model.bin").is_file():
             raise UserError(

@@ -73,7 +73,8 @@ def _read(path: Path) -> tuple[dict, dict[str, Tensor]]:
     """model_args, and the weights: they stay in the file until they are used."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        args, weights = found["model_args"], found["model"]
+        args = found["model_args"]
+        weights = found["model"]
         named = all(isinstance(name, str) for name in weights)
         good = isinstance(args, dict) and named and all(map(torch.is_tensor, weights.values()))
     except Exception:  # noqa: BLE001 (torch's errors, of many lines, tell how to run the code)

@@ -39,7 +39,8 @@ def load_policies(path: Path) -> list[str]:
         raise UserError(f"{path}: cannot be read ({error})") from None
     if path in LOADED:
         return LOADED[path]
-    source, module = read_text(path, MOST_BYTES), ModuleType(f"policies_of_{path.stem}")
+    source = read_text(path, MOST_BYTES)
+    module = ModuleType(f"policies_of_{path.stem}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses look for it there
     if str(path.parent) not in sys.path:
@@ -85,7 +86,8 @@ def warn_if_crowded(policy: str, max_batch_size: int, chunk_size: int) -> None:
     It is the papers' rule, and no mistake. Raises UserError as `make_scheduler`.
     """
     made = make_scheduler(policy, max_batch_size, chunk_size)
-    kinds, budget = {vars(each).get("name") for each in type(made).__mro__}, made.chunk_size
+    kinds = {vars(each).get("name") for each in type(made).__mro__}
+    budget = made.chunk_size
     if max_batch_size >= budget and kinds & DECODES_FIRST and not kinds & NOT_TOGETHER:
         full = f"{policy}, C = {budget}, B = {max_batch_size}: {budget} decodes fill a batch"
         print(f"{full}, and new prompts wait; a C above B leaves them room", file=sys.stderr)
@@ -93,7 +95,8 @@ def warn_if_crowded(policy: str, max_batch_size: int, chunk_size: int) -> None:
 
 def check_name(path: Path, policy: type[Scheduler], names: list[str]) -> None:
     """A UserError if a policy's name is no word, or is taken. names: those in this file."""
-    name, start = policy.name, f"{path}: class {policy.__name__} has the name"
+    name = policy.name
+    start = f"{path}: class {policy.__name__} has the name"
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise UserError(f"{start} {name!r}; it must be a word of letters, digits and _")
     taken = POLICIES.get(name, policy) is not policy and is_ours(POLICIES[name])
@@ -123,7 +126,8 @@ def guarded(function: Callable, path: Path) -> Callable:
 
 def broken(path: Path, error: BaseException) -> UserError:
     """What went wrong in the file, and in which line of it: the last one that was running."""
-    line, step = getattr(error, "lineno", None), error.__traceback__
+    line = getattr(error, "lineno", None)
+    step = error.__traceback__
     while step is not None:
         if step.tb_frame.f_code.co_filename == str(path):
             line = step.tb_lineno

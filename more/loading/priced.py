@@ -69,7 +69,8 @@ def shape_of(name: str) -> ModelConfig | None:
 
 def folder_of(model: str) -> Path | None:
     """The folder that is named so; or where the hub's client keeps the files of this id."""
-    folder, is_here = Path(model), False
+    folder = Path(model)
+    is_here = False
     with suppress(OSError, RuntimeError, ValueError):  # no name of a file, or of a user
         is_here = (folder := folder.expanduser()).is_dir()
     if is_here:

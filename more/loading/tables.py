@@ -51,7 +51,8 @@ def read_table(
 def objects(
     path: Path | str, most: int, most_kept: int, change: Callable[[Row], Row]
 ) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    rows, kept = [], 0
+    rows = []
+    kept = 0
     count = os.path.getsize(path) // BLOCK + 1 if os.path.exists(path) else None
     blocks = progress(read_blocks(path, most), f"reading {path}, MB", count)
     for place, row in (lines_of if is_jsonl(path) else items_of)(path, blocks):
@@ -77,7 +78,8 @@ def objects(
 
 def lines_of(path: Path | str, blocks: Iterable[str]) -> Iterator[tuple[str, object]]:
     """What each line of a JSONL file has, and where it stands."""
-    number, rest = 0, ""
+    number = 0
+    rest = ""
     for block in chain(blocks, ["\n"]):
         *lines, rest = (rest + block).split("\n")
         if len(rest) > LONGEST:
@@ -93,14 +95,18 @@ def items_of(path: Path | str, blocks: Iterable[str]) -> Iterator[tuple[str, obj
 
     Where an item does not end in what is read so far, as much again is read.
     """
-    blocks, decoder, number = iter(blocks), json.JSONDecoder(), 1
+    blocks = iter(blocks)
+    decoder = json.JSONDecoder()
+    number = 1
     text = next(filter(None, (block.lstrip() for block in blocks)), "")
     if not text.startswith("["):
         value = parsed(path, text + "".join(blocks))
         raise UserError(f"{path}: {shown(value)} is no list of objects, one for each request")
-    at, sign = WHITESPACE.match(text, 1).end(), ","
+    at = WHITESPACE.match(text, 1).end()
+    sign = ","
     if text[at : at + 1] == "]":
-        at, sign = at + 1, "]"
+        at = at + 1
+        sign = "]"
     while sign == ",":
         at = WHITESPACE.match(text, at).end()
         try:
@@ -110,14 +116,17 @@ def items_of(path: Path | str, blocks: Iterable[str]) -> Iterator[tuple[str, obj
             if sign not in {",", "]"}:
                 raise ValueError("neither a comma nor the end of the list is behind it")
         except (ValueError, RecursionError) as error:
-            rest, sign = text[at:], ","
+            rest = text[at:]
+            sign = ","
             more = "".join(islice(blocks, 1 + len(rest) // BLOCK))
             if not more or len(rest) > LONGEST:
                 raise UserError(f"{path}, row {number}: not JSON ({error})") from None
-            text, at = rest + more, 0
+            text = rest + more
+            at = 0
             continue
         yield f"row {number}", item
-        number, at = number + 1, end + 1
+        number = number + 1
+        at = end + 1
     if (text[at:] + "".join(blocks)).strip():
         raise UserError(f"{path}: not JSON (more stands behind the list)")
 

@@ -58,7 +58,8 @@ def load_tokenizer(directory: str | Path) -> Tokenizer | None:
         return _from_library(library, _add_tokens(library, directory))
     if (path := directory / "characters.json").is_file():
         return _from_characters(path)
-    vocab, merges = directory / "vocab.json", directory / "merges.txt"
+    vocab = directory / "vocab.json"
+    merges = directory / "merges.txt"
     if vocab.is_file() or merges.is_file():
         existing(directory, vocab.name), existing(directory, merges.name)
         with readable(merges, Exception):
@@ -205,7 +206,9 @@ def _add_tokens(library: Library, directory: Path) -> int | None:
 
     Raises UserError if a token would have another id than the files say.
     """
-    special, more, wrong = read_special(directory), [], ""
+    special = read_special(directory)
+    more = []
+    wrong = ""
     named = named_tokens(special)
     odd = AttributeError, LookupError, TypeError, ValueError
     with readable(directory / "tokenizer_config.json", *odd):

@@ -75,14 +75,16 @@ def own_places(config: ModelConfig) -> dict[str, Place]:
     """As `loader.places`, for layers that `adapt` has changed."""
     found = {}
     for theirs, place in places(config).items():
-        name, rows = place.name, place.rows
+        name = place.name
+        rows = place.rows
         if theirs.endswith("layernorm.weight"):
             continue  # below
         if name.endswith(("postproj.weight", "ffn_ln2.weight")):
             name = name.replace(".weight", ".linear.weight")
         if config.variant == "olmo2" and name.endswith(("norm_q.weight", "norm_k.weight")):
             heads = config.n_head if "norm_q" in name else config.n_kv_head
-            name, rows = name.replace(".weight", ".norm.weight"), heads * config.head_dim
+            name = name.replace(".weight", ".norm.weight")
+            rows = heads * config.head_dim
         found[theirs] = replace(place, name=name, rows=rows)
     for i in range(config.n_layer):
         for theirs, ours in NORMS[config.variant].items():
@@ -96,7 +98,8 @@ class ThenNorm(nn.Module):
 
     def __init__(self, linear: nn.Linear, norm: nn.Module):
         super().__init__()
-        self.linear, self.norm = nn.Linear(*linear.weight.shape[::-1], bias=False), norm
+        self.linear = nn.Linear(*linear.weight.shape[::-1], bias=False)
+        self.norm = norm
 
     def forward(self, y: Tensor, x: Tensor) -> Tensor:
         return x + self.norm(self.linear(y))

@@ -68,7 +68,8 @@ class BlockMemory(Memory):
                 " block is needed"
             )
         super().__init__(None if self.most is None else self.most * block_size)
-        self.block_size, self.prefix_caching = block_size, prefix_caching
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
         self.tables: dict[Request, Table] = {}
         self.references: list[int] = []
         self.free: list[int] = []
@@ -93,7 +94,8 @@ class BlockMemory(Memory):
 
     def next_tokens(self, requests: Sequence[Request]) -> int:
         """A new block for each request whose blocks are full, else nothing."""
-        size, full = self.block_size, 0
+        size = self.block_size
+        full = 0
         for request in requests:
             length = request.prefill_length  # a newcomer's, and that of a prefill, is taken whole
             if request.prefilled >= length:
@@ -110,7 +112,8 @@ class BlockMemory(Memory):
 
         The last token is never a hit: it must run, so that there is a logit to sample from.
         """
-        size, found = self.block_size, self._found(newcomer)
+        size = self.block_size
+        found = self._found(newcomer)
         held = sum([self.references[block] > 0 for block in found])
         return self.whole(newcomer.prefill_length) - held * size, len(found) * size
 
@@ -245,7 +248,8 @@ class BlockMemory(Memory):
                 continue
             keys = self._keys(request, table, full)
             for place in range(table.entered, full):
-                key, block = keys[place], table.blocks[place]
+                key = keys[place]
+                block = table.blocks[place]
                 if key not in self.block_of:
                     if (place + 1) * size > request.context:
                         self.unsure.add(block)
@@ -258,7 +262,8 @@ class BlockMemory(Memory):
         Raises UserError if somebody has found it, and would read what was never written.
         """
         for request in requests if self.prefix_caching else ():
-            table, full = self.tables[request], request.context // self.block_size
+            table = self.tables[request]
+            full = request.context // self.block_size
             table.planned = 0
             for block in self.unsure.intersection(table.blocks[full : table.entered]):
                 if self.references[block] > 1:
@@ -277,10 +282,12 @@ class BlockMemory(Memory):
         vLLM's are the same chain. Nobody knows two texts with one SHA-256, so a hit needs no second
         look. A tuple's `hash` has 64 bits, and whoever sends prompts can look for two that collide.
         """
-        keys, size = table.keys, self.block_size
+        keys = table.keys
+        size = self.block_size
         if len(keys) < count:
             tokens = request.tokens(len(keys) * size, count * size)
-            text, width = array(ITEM, list(tokens)).tobytes(), array(ITEM).itemsize * size
+            text = array(ITEM, list(tokens)).tobytes()
+            width = array(ITEM).itemsize * size
             key = keys[-1] if keys else b""
             for start in range(0, len(text), width):
                 key = sha256(key + text[start : start + width]).digest()

@@ -28,9 +28,11 @@ class PagedCache(KVCache):
         self, model: ModelConfig, slots: int, length: int, dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu", *, memory: BlockMemory,
     ):  # fmt: skip
-        self.memory, size = memory, memory.block_size
+        self.memory = memory
+        size = memory.block_size
         super().__init__(model, memory.most, size, dtype, device)
-        self.slots, self.length = slots, -(-length // size) * size
+        self.slots = slots
+        self.length = -(-length // size) * size
         rows = torch.arange(slots * self.length // size, device=device) % memory.most
         self.table = rows.unflatten(0, (slots, -1))  # a benchmark that maps nothing reads far apart
         self.reset()
@@ -50,7 +52,8 @@ class PagedCache(KVCache):
 
     def extend(self, slot: int, tokens: int) -> int:
         """As `KVCache.extend`; a decode takes a block if the last one is full."""
-        start, mapped = super().extend(slot, tokens), self.mapped[slot]
+        start = super().extend(slot, tokens)
+        mapped = self.mapped[slot]
         blocks = self.memory.cover(self.owner[slot], start + tokens)
         if len(blocks) > mapped:
             self.table[slot, mapped : len(blocks)] = torch.tensor(blocks[mapped:])
@@ -87,7 +90,8 @@ def manage(scheduler: Scheduler, cache: KVCache | None) -> Scheduler:
     Raises UserError unless they are as many as the scheduler's `cache_tokens` asks for.
     """
     if isinstance(cache, PagedCache):
-        asked, memory = scheduler.memory.capacity, cache.memory
+        asked = scheduler.memory.capacity
+        memory = cache.memory
         tokens = cache.slots * cache.length if asked is None else asked
         if tokens // memory.block_size != memory.most:
             raise UserError(

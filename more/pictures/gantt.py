@@ -83,7 +83,9 @@ def draw_lanes(
     axes.set_yticks([lane + 1 - MIDDLE for lane in range(len(lanes))], list(lanes))
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
-    box, scale = axes.get_window_extent(), 72 / axes.figure.dpi  # scale: points of a pixel
+    # scale: points of a pixel
+    box = axes.get_window_extent()
+    scale = 72 / axes.figure.dpi
     points = scale * box.width / (1.025 * length)  # of a second
     size = min(0.8 * plt.rcParams["font.size"], 0.5 * scale * box.height / (len(lanes) + 0.1))
     for lane, bars in enumerate(lanes.values()):
@@ -104,7 +106,9 @@ def draw_lanes(
                 zorder=2,
             )
             for bar in found:
-                left, right = max(bar.start, start), min(bar.end, end)  # what is seen of it
+                # what is seen of it
+                left = max(bar.start, start)
+                right = min(bar.end, end)
                 if bar.label and points * (right - left) > 0.62 * size * len(bar.label) + 5:
                     place = ((left + right) / 2, lane + 1 - MIDDLE)
                     axes.text(*place, bar.label, fontsize=size, **LABEL)

@@ -41,7 +41,8 @@ def request_lanes(
     lives = sorted(trace.lives.values(), key=lambda life: (life.arrival, life.request_id))
     bars: dict[int, list[Bar]] = {life.request_id: [] for life in lives}
     for iteration in trace.iterations:
-        start, end = iteration.start, iteration.end
+        start = iteration.start
+        end = iteration.end
         for request_id, _, tokens, _ in iteration.chunks:
             bars[request_id].append(Bar(start, end, "prefill", str(tokens)))
         for request_id in iteration.decodes:
@@ -77,7 +78,9 @@ def stage_lanes(
     for step, iteration in zip(trace.steps, trace.requests.iterations, strict=True):
         label = step_label(iteration, names or {})
         for stage, lane in enumerate(lanes.values()):
-            start, wait, cause = step.starts[stage], step.waits[stage], step.causes[stage]
+            start = step.starts[stage]
+            wait = step.waits[stage]
+            cause = step.causes[stage]
             if wait > 0:
                 lane.append(Bar(start - wait, start, cause, cause))
             lane.append(Bar(start, start + step.seconds[stage], step.kind, label))

@@ -115,7 +115,8 @@ def save(
     runs, about: traces, and what they are, by the name of the run; names: see
     `lanes.request_lanes`.
     """
-    tracks, names = Tracks(), names or {}
+    tracks = Tracks()
+    names = names or {}
     for run, trace in runs.items():
         known = (about or {}).get(run)
         add_iterations(tracks, tracks.group(f"{run}: engine", known), trace, names)
@@ -134,7 +135,8 @@ def save_stages(
     It holds the stages of each, with steps and idle intervals, and its requests, from the first
     stage to the last.
     """
-    tracks, names = Tracks(), names or {}
+    tracks = Tracks()
+    names = names or {}
     for run, trace in runs.items():
         known = (about or {}).get(run)
         group = tracks.group(f"{run}: stages", known)
@@ -152,9 +154,11 @@ def add_iterations(tracks: Tracks, group: int, trace: Trace, names: Names) -> No
 
     If operators were timed, an iteration contains a slice for each operator.
     """
-    lane, end = tracks.lane(group, "iterations"), 0.0
+    lane = tracks.lane(group, "iterations")
+    end = 0.0
     for number, each in enumerate(trace.iterations):
-        start, end = each.start, each.end
+        start = each.start
+        end = each.end
         tracks.slice(lane, each.kind, start, end, iteration=number, **details(each, names))
         tracks.counter(group, BATCH, start, each.num_chunks + each.num_decodes)
         # An operator's seconds are summed over the layers: they say how long it took, not when.

@@ -122,12 +122,15 @@ class PipelineTrace:
         )  # the step that every stage ran before this one
         # Stage 0 waits for the micro-batch's last step, which had to leave the last stage. Every
         # other stage waits for this step to leave the stage before it.
-        awaited, upstream = self._latest.get(step.micro_batch), len(step.starts) - 1
+        awaited = self._latest.get(step.micro_batch)
+        upstream = len(step.starts) - 1
         bubble = 0.0
         for stage, start in enumerate(step.starts):
-            wait, cause = start - self.last[stage], ""
+            wait = start - self.last[stage]
+            cause = ""
             if previous is None:
-                wait, cause = start - (self.first if stage else start), "start-up"
+                wait = start - (self.first if stage else start)
+                cause = "start-up"
                 if stage == 0:
                     self.first = start
             elif wait > 0:
@@ -140,7 +143,8 @@ class PipelineTrace:
             step.causes.append(cause if wait > 0 else "")
             self.busy[stage] += step.seconds[stage]
             self.last[stage] = start + step.seconds[stage]
-            awaited, upstream = step, stage
+            awaited = step
+            upstream = stage
         self._recent.append(step)
         self._latest[step.micro_batch] = step
         bubble_of = self.bubble_of
@@ -176,7 +180,8 @@ class PipelineTrace:
         """
         if awaited is None:
             return "starved"
-        there, here = previous.seconds[upstream], previous.seconds[stage]
+        there = previous.seconds[upstream]
+        here = previous.seconds[stage]
         way = min(way, wait) if stage == 0 else 0.0
         handed_on = 0.0
         if awaited.causes[upstream] in BUBBLES:

@@ -33,7 +33,8 @@ class StageCosts:
     def __call__(self, batch: Batch) -> list[float]:
         if len(self.shares) == 1:
             return [self.cost_model.seconds(batch)]
-        whole, host = self.cost_model.kernels(batch), self.cost_model.host
+        whole = self.cost_model.kernels(batch)
+        host = self.cost_model.host
         head = self._head(*self.cost_model.rows(batch))
         first, *seconds = [(whole - head) * share for share in self.shares]
         seconds[-1] += head

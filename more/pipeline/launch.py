@@ -225,7 +225,8 @@ def joined(place: Place, name: str) -> Iterator[torch.device]:
 
 def meet(place: Place, device: torch.device) -> None:
     """Join the group of all stages, through the launcher's file, or as torchrun says."""
-    on_gpu, file = device.type == "cuda", os.environ.get(MEETING)
+    on_gpu = device.type == "cuda"
+    file = os.environ.get(MEETING)
     check_interface()
     if not file:
         check_address()

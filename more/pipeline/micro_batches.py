@@ -55,12 +55,15 @@ class MicroBatches:
         self, scheduler: Scheduler, groups: int, stages: int, deal: str = "queue",
         memory: str = "split",
     ):  # fmt: skip
-        self.scheduler, self.stages = scheduler, stages
+        self.scheduler = scheduler
+        self.stages = stages
         self.count = groups  # batches in flight, at most
         self.history: list[tuple[float, int, str]] = []  # s, tokens in memory, phase: TD-Pipe's
         self.arriving: deque[Request] = deque()  # in order of arrival
         self.without_work: set[int] = set()  # micro-batches
-        self._turn, self._turns, self._queue = 0, groups if deal == "turns" else 1, None
+        self._turn = 0
+        self._turns = groups if deal == "turns" else 1
+        self._queue = None
         self._preempted: list[Request] = []
         capacity = scheduler.memory.capacity
         more = getattr(scheduler, "own", ())  # what a policy has for each group, by its own words
@@ -150,7 +153,8 @@ class MicroBatches:
                 state["waiting"] = self._queue
 
     def _shortage(self, number: int, batch: Batch) -> str:
-        in_flight, idle = len(self.states) - len(self.without_work), self.without_work
+        in_flight = len(self.states) - len(self.without_work)
+        idle = self.without_work
         if in_flight >= self.stages and number not in idle:
             return ""
         starved = self.arriving or number in idle or len(self.states) < self.stages
@@ -177,7 +181,8 @@ class MicroBatches:
 
     def take_preempted(self) -> list[Request]:
         """Requests that have been preempted since the last call: their slots can be freed."""
-        preempted, self._preempted = self._preempted, []
+        preempted = self._preempted
+        self._preempted = []
         return preempted
 
     def stuck(self) -> UserError:

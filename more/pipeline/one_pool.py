@@ -35,24 +35,30 @@ class OnePool(MicroBatches):
 
     def __init__(self, scheduler: Scheduler, stages: int, count: int, ahead: bool = True):
         super().__init__(scheduler, 1, stages)
-        self.count, self.ahead, self.most = count, ahead, scheduler.max_batch_size
+        self.count = count
+        self.ahead = ahead
+        self.most = scheduler.max_batch_size
         self.flying: dict[int, Batch] = {}  # by micro-batch
         scheduler.shares = count
 
     def next(self, number: int, now: float) -> tuple[Batch | None, str]:
         """See `MicroBatches.next`."""
         self._arrive(now)
-        scheduler, everyone, away = self.scheduler, self.scheduler.running, self._away()
+        scheduler = self.scheduler
+        everyone = self.scheduler.running
+        away = self._away()
         scheduler.away = [request for request in everyone if request in away]
         scheduler.running = [request for request in everyone if request not in away]
         scheduler.max_batch_size = self.most - len(away)
         try:
             batch = scheduler.schedule(now)
         finally:  # in order of admission
-            left, known = away.union(scheduler.running), set(everyone)
+            left = away.union(scheduler.running)
+            known = set(everyone)
             new = [request for request in scheduler.running if request not in known]
             scheduler.running = [request for request in everyone if request in left] + new
-            scheduler.max_batch_size, scheduler.away = self.most, []
+            scheduler.max_batch_size = self.most
+            scheduler.away = []
         if not self._sets_out(number, scheduler, batch):
             return None, ""
         self.without_work.discard(number)

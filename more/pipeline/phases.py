@@ -33,10 +33,13 @@ class LookAhead:
     """
 
     def __init__(self, points: Sequence[int], between: bool = True):
-        self.points, self.between = points, between
+        self.points = points
+        self.between = between
         size = len(points) + 1
         # sums over the requests that end at each place
-        self.count, self.cached, self.steps = [0] * size, [0] * size, [0] * size
+        self.count = [0] * size
+        self.cached = [0] * size
+        self.steps = [0] * size
 
     def add(self, cached: int, steps: int, sign: int = 1) -> None:
         """A request with `cached` tokens now, and `steps` decode steps to go. sign -1: remove."""
@@ -47,7 +50,10 @@ class LookAhead:
 
     def usage(self) -> list[int]:
         """Tokens at each point; with `between`, also after the last one."""
-        used, count, cached = [], 0, 0  # count, cached: of the requests that go on past the point
+        # count, cached: of the requests that go on past the point
+        used = []
+        count = 0
+        cached = 0
         if self.between:
             for place in range(len(self.points), -1, -1):
                 point = self.points[place] if count else 0  # no request goes on past the last place
@@ -117,7 +123,8 @@ class Intensity:
     """
 
     def __init__(self, seconds_of: Callable[[int], float], stages: int):
-        self.seconds_of, self.stages = seconds_of, stages
+        self.seconds_of = seconds_of
+        self.stages = stages
 
     def spatial(self, requests: int, peak: int) -> float:
         """How well a decode batch of this many requests uses the GPU: 1 for `peak` requests."""
@@ -131,7 +138,8 @@ class Intensity:
 
         prompts: tokens of each prompt. requests: in the decode batch that runs before the phase.
         """
-        stages, times = self.stages, [self.seconds_of(tokens) for tokens in prompts]
+        stages = self.stages
+        times = [self.seconds_of(tokens) for tokens in prompts]
         longest = max(times) / stages
         decode = self.seconds_of(max(1, requests)) / stages
         total = sum(times) / stages + (stages - 1) * longest
@@ -223,8 +231,11 @@ class Rules:
 
     def pending(self, ledger: Scheduler) -> list[int]:
         """Prompt tokens of each request that a prefill phase would admit now."""
-        memory, ahead, pending = ledger.memory, self.look_ahead(ledger.running), []
-        promised, running = 0, len(ledger.running)
+        memory = ledger.memory
+        ahead = self.look_ahead(ledger.running)
+        pending = []
+        promised = 0
+        running = len(ledger.running)
         for request in islice(ledger.waiting, ledger.max_batch_size - running):
             next_tokens = running + len(pending) + 1  # one each, as in `Scheduler.can_admit`
             if promised + request.prefill_length + next_tokens > memory.room:

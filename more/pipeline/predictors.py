@@ -74,7 +74,9 @@ class Classes:
 
     def __init__(self, lengths: Sequence[int], accuracy: float, seed: int = 0):
         check_number("accuracy", accuracy, 0, 1)
-        self.edges, self.accuracy, self.seed = class_edges(lengths), accuracy, seed
+        self.edges = class_edges(lengths)
+        self.accuracy = accuracy
+        self.seed = seed
         members: list[list[int]] = [[] for _ in range(len(self.edges) + 1)]
         for length in lengths:
             members[self.true_class(length)].append(length)

@@ -64,7 +64,9 @@ def run_pipeline(
                 due[number] = micro_batches.next_arrival
                 heappush(events, (due[number], due[number], number))
             continue
-        prefill_tokens, seconds, starts = batch.num_prefill_tokens, costs(batch), []
+        prefill_tokens = batch.num_prefill_tokens
+        seconds = costs(batch)
+        starts = []
         tokens = prefill_tokens + len(batch.decodes)
         transfer = hop.latency + hop.seconds_per_token * tokens
         for stage, work in enumerate(seconds):

@@ -93,7 +93,8 @@ class PipelineLLM(LLM):
             raise UserError(f"a pipeline has cache 'slots' only, not {shown(options['cache'])}")
         check_whole("micro_batches", self.micro_batches, most=MOST_MICRO_BATCHES)
         check_whole("max_batch_size", max_batch_size)
-        self.micro_batch_size, self.filling = max_batch_size, {"deal": deal, "memory": memory}
+        self.micro_batch_size = max_batch_size
+        self.filling = {"deal": deal, "memory": memory}
         self.seconds_of: Callable[[int], float] = unmeasured
         slots = max_batch_size * self.micro_batches
         super().__init__(model, max_batch_size=slots, **options)
@@ -211,7 +212,8 @@ class PipelineLLM(LLM):
                 raise micro_batches.stuck()
         times = [[(s - origin, e - origin) for s, e in own] for own in self._finish()]
         self._account(flights, times, preempted)
-        trace.history, trace.requests.policy = micro_batches.history, self.policy
+        trace.history = micro_batches.history
+        trace.requests.policy = self.policy
         self.trace = trace.requests
 
     def _measure_rows(self, executor: ModelExecutor) -> Callable[[int], float]:
@@ -238,7 +240,8 @@ class PipelineLLM(LLM):
 
     def _start(self, flight: Flight, executor: ModelExecutor) -> None:
         """Run stage 0's layers of a batch, and send it on."""
-        start, sampled = time.time(), flight.batch.sampled
+        start = time.time()
+        sampled = flight.batch.sampled
         flat = executor.flatten(flight.batch)
         result = self._compute(start, flat, None, [request.sampler for request in sampled])
         if self.is_last:
@@ -296,7 +299,8 @@ class PipelineLLM(LLM):
         """The simulator's account, from measured times."""
         steps = []
         for flight, *own in zip(flights, *times, strict=True):
-            starts, seconds = [start for start, _ in own], [end - start for start, end in own]
+            starts = [start for start, _ in own]
+            seconds = [end - start for start, end in own]
             sizes = flight.batch.num_prefill_tokens, flight.batch.num_tokens
             steps.append(Step(flight.micro_batch, *sizes, starts, seconds))
         self.hop, trace, left = measured_hop(steps), self.pipeline, deque(preempted)

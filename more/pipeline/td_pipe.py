@@ -130,7 +130,9 @@ class TDPipe(MicroBatches):
 
     def _prefill(self) -> Batch | None:
         """Whole prompts, first come first served, usually one. None: time to decode."""
-        chunks, longest, ledger = [], 0, self.ledger
+        chunks = []
+        longest = 0
+        ledger = self.ledger
         while ledger.can_admit() and len(chunks) * longest < self.rules.pack:
             request = ledger.waiting[0]
             if not ledger.running:  # an empty memory holds any request, whatever its future
@@ -171,7 +173,8 @@ class TDPipe(MicroBatches):
 
     def _shortage(self) -> str:
         """Why stages wait for this batch; "" if its size is the cause. It is in flight already."""
-        before, self._mixed = self._mixed, self._others_in_flight()
+        before = self._mixed
+        self._mixed = self._others_in_flight()
         changed = len(self.history) > 1 and self.history[-2][2] != self.phase
         if len(self.ledger.running) >= self.stages:  # else the reason is: too few requests
             if changed or before or self._mixed:

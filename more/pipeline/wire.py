@@ -25,7 +25,10 @@ class Wire:
     """
 
     def __init__(self, hidden: int, dtype: torch.dtype, device: torch.device, in_flight: int = 1):
-        self.hidden, self.dtype, self.device, self.in_flight = hidden, dtype, device, in_flight
+        self.hidden = hidden
+        self.dtype = dtype
+        self.device = device
+        self.in_flight = in_flight
         self.control = dist.new_group(backend="gloo")  # plans and tokens
         # Activations. What a group sends and receives by NCCL goes one after the other, and a send
         # waits until the other stage receives. So two neighbours have a group of their own.
@@ -48,7 +51,8 @@ class Wire:
         header = torch.empty(2, dtype=torch.long)
         dist.recv(header, source, group=self.control)
         size, rows = header.tolist()
-        data, x = torch.empty(size, dtype=torch.uint8), None
+        data = torch.empty(size, dtype=torch.uint8)
+        x = None
         dist.recv(data, source, group=self.control)
         if rows:
             x = torch.empty(rows, self.hidden, dtype=self.dtype, device=self.device)

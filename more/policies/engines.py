@@ -40,12 +40,14 @@ class VLLMv1(Scheduler):
     docs.vllm.ai/en/stable/api/vllm/config/scheduler/
     """
 
-    name, example = "vllm_v1", "vllm_v1:512"
+    name = "vllm_v1"
+    example = "vllm_v1:512"
     most_tokens = float("inf")  # of a request in a batch: the threshold
 
     def schedule(self, now: float) -> Batch | None:
         decodes = self.decodes()  # preempts from the back until the next tokens of the rest fit
-        batch, room = Batch([], []), self.chunk_size
+        batch = Batch([], [])
+        room = self.chunk_size
         single = self.rows(decodes) == len(decodes)  # to ask each one takes 14 % longer
         for request in self.running_then_new():
             if request.in_prefill:
@@ -111,7 +113,8 @@ class NoEvict(SarathiServe):
     def can_admit(self) -> bool:
         if not self.waiting or len(self.running) >= self.max_batch_size:
             return False
-        new, memory = self.waiting[0], self.memory
+        new = self.waiting[0]
+        memory = self.memory
         whole = memory.whole if isinstance(memory, BlockMemory) else int
         to_come = [whole(each.most_cached) - whole(held(each)) for each in (*self.running, new)]
         return sum(to_come) + at_once(memory, new) <= memory.room

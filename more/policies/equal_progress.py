@@ -19,7 +19,8 @@ from scheduler import SarathiServe
 class EqualProgress(SarathiServe):
     """ "equal_progress:64" has turns of 64 tokens (TensorRT-LLM: a block of its cache)."""
 
-    name, example = "equal_progress", "equal_progress:64"
+    name = "equal_progress"
+    example = "equal_progress:64"
     most_tokens = 64  # of a turn
 
     def prefills(self, decode_rows: int) -> list[Chunk]:

@@ -29,9 +29,14 @@ from scheduler import SarathiServe, next_chunk
 from timeline import Life
 
 ALPHA = 0.008  # s for each prompt token that is left (artefact)
-TTFT, TBT, SLOW = 6.0, 0.05, 0.4  # s, of requests without tags; SLOW: a token of a `ttlt` request
+# s, of requests without tags; SLOW: a token of a `ttlt` request
+TTFT = 6.0
+TBT = 0.05
+SLOW = 0.4
 SECONDS = Range(0, LATEST, whole=False, noun="number of seconds")
-STEP, MARGIN = 128, 1.2  # tokens between two budgets that are tried; on predicted times
+# tokens between two budgets that are tried; on predicted times
+STEP = 128
+MARGIN = 1.2
 
 
 class QoServe(SarathiServe):
@@ -65,7 +70,8 @@ class QoServe(SarathiServe):
         return late, self.due(request) + ALPHA * left
 
     def schedule(self, now: float) -> Batch | None:
-        self.now, self.most = now, self.most or self.chunk_size
+        self.now = now
+        self.most = self.most or self.chunk_size
         self.waiting = deque(sorted(self.waiting, key=self.urgency))
         self.chunk_size = self.budget(self.decodes())
         return super().schedule(now)
@@ -76,7 +82,8 @@ class QoServe(SarathiServe):
 
         def seconds(budget: int) -> float:
             """Of the batch that this budget would give, if the cache had room for all."""
-            chunks, room = [], budget - len(decodes)
+            chunks = []
+            room = budget - len(decodes)
             for request in prompts:
                 if room < 1:
                     break
@@ -84,7 +91,8 @@ class QoServe(SarathiServe):
                 room -= chunks[-1].length
             return self.cost(Batch(chunks, decodes))
 
-        budgets, best = range(STEP, self.most, STEP), self.most
+        budgets = range(STEP, self.most, STEP)
+        best = self.most
         if budgets and seconds(best) > slack:
             best = budgets[max(0, bisect_right(budgets, slack, key=seconds) - 1)]
         self.rate = seconds(best) / best

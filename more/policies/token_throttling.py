@@ -18,15 +18,22 @@ ask one scheduler. Anywhere else it sees one micro-batch, and only prompts are t
 from batch import Batch
 from scheduler import SarathiServe
 
-LEAST, KEPT_FREE = 32, 0.05  # tokens; share of the cache
+# tokens; share of the cache
+LEAST = 32
+KEPT_FREE = 0.05
 
 
 class TokenThrottling(SarathiServe):
     """ "token_throttling:4" has T = 4."""
 
-    name, example = "token_throttling", "token_throttling:4"
-    most_tokens, most = 8, None  # T; C as it was given
-    shares, away = 1, ()  # of more/pipeline/one_pool.py: micro-batches, requests in flight
+    name = "token_throttling"
+    example = "token_throttling:4"
+    # T; C as it was given
+    most_tokens = 8
+    most = None
+    # of more/pipeline/one_pool.py: micro-batches, requests in flight
+    shares = 1
+    away = ()
 
     def schedule(self, now: float) -> Batch | None:
         self.most = self.most or self.chunk_size

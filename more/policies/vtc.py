@@ -16,11 +16,14 @@ from collections.abc import Sequence
 from batch import Batch, Request
 from scheduler import SarathiServe
 
-WP, WQ = 1, 2
+WP = 1
+WQ = 2
 
 
 class VTC(SarathiServe):
-    name, asks = "vtc", "user"  # asks: for this tag
+    # asks: for this tag
+    name = "vtc"
+    asks = "user"
 
     def __init__(self, *sizes: int | None):
         super().__init__(*sizes)
@@ -28,7 +31,8 @@ class VTC(SarathiServe):
         self.last = ""  # the client whose request left the queue last
 
     def add(self, request: Request) -> None:
-        client, waiting = client_of(request), set(map(client_of, self.waiting))
+        client = client_of(request)
+        waiting = set(map(client_of, self.waiting))
         if client not in waiting:
             least = min(self.served[each] for each in waiting or [self.last])
             self.served[client] = max(self.served[client], least)

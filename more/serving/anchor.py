@@ -36,10 +36,13 @@ STATISTICS = ("mean", "median", "P99")
 QUANTITIES = ("requests", "output", *(f"{s} {of}" for of in ("TTFT", "TPOT", "ITL")
               for s in STATISTICS))  # fmt: skip
 # a server's iterations take from 1/FAR of ours to FAR of them; TURNS: of a search for the factor
-FAR, TURNS = 16.0, 12
+FAR = 16.0
+TURNS = 12
 FAILED = 0.1  # share of requests, at most
 FEW = 32  # requests: of fewer, a server's first ones are most
-STEPS, MOST_OUTPUT = 60_000, 2 * 10**7  # of a replay: iterations, about, and output tokens
+# of a replay: iterations, about, and output tokens
+STEPS = 60_000
+MOST_OUTPUT = 2 * 10**7
 SAME = "are --model, --gpu and --tp those of the server?"
 FORMAT = re.compile("fp[48]|..fp4|awq|gptq|int[48]|w[48]a[0-9]+|[48]bit|gguf")  # of weights
 BUSY = 0.75  # of the clients, on average: then they limit the load, and not the rate
@@ -145,9 +148,12 @@ class Run:
 
     def notes(self, replica: Deployment) -> list[str]:
         """What the user should know."""
-        count, model, found = len(self.lengths), replica.cost_model.model, list(self.said)
+        count = len(self.lengths)
+        model = replica.cost_model.model
+        found = list(self.said)
         ours, theirs = (re.sub(r"\W|_", "", name.lower()) for name in (model.name, self.model))
-        known, shape = shape_of(self.model), attrgetter("linears", "parameters", "chosen")
+        known = shape_of(self.model)
+        shape = attrgetter("linears", "parameters", "chosen")
         if shape(known) != shape(model) if known else ours not in theirs and theirs:
             found.append(f"its model is {shown(self.model)}, and --model {model.name}: the same?")
         packed = formats(f"{self.model} {self.quantization}")
@@ -215,7 +221,9 @@ def of_guidellm(where: str, entry: Mapping[str, object]) -> dict[str, object]:
             value = value.get(name) if isinstance(value, Mapping) else None
         return value
 
-    found, kind, requests = dict(entry), at("config.strategy.type_"), at("requests.successful")
+    found = dict(entry)
+    kind = at("config.strategy.type_")
+    requests = at("requests.successful")
     for key, place in GUIDELLM.items():
         found[key] = at(f"metrics.{place}")
         if found[key] is not None or not key.endswith("_ms"):
@@ -238,7 +246,9 @@ def of_guidellm(where: str, entry: Mapping[str, object]) -> dict[str, object]:
 
 def run_of(where: str, entry: object) -> Run:
     """An object of `vllm bench serve` or bench_serving, or one of guidellm's benchmarks."""
-    said, policy, flags = ["read as vLLM's format: latencies in ms"], OURS, {}
+    said = ["read as vLLM's format: latencies in ms"]
+    policy = OURS
+    flags = {}
     if isinstance(entry, dict) and "metrics" in entry:
         entry = of_guidellm(where, entry)
         said = ["read as guidellm's format: latencies in ms. It names no engine: vLLM is taken"]
@@ -262,7 +272,8 @@ def run_of(where: str, entry: object) -> Run:
     if policy not in (OURS, "prefill_first"):
         said.append(f"its server has no chunked prefill: {policy} runs whole prompts")
     number = partial(number_of, where, entry)
-    whole, maybe = partial(number, whole=True), partial(number, whole=True, needed=False)
+    whole = partial(number, whole=True)
+    maybe = partial(number, whole=True, needed=False)
     if ramp := entry.get("ramp_up_strategy"):
         raise UserError(f"{where}: ramp_up_strategy is {shown(ramp)}; a steady load is needed")
     asked = maybe("num_prompts", 1, MOST_REQUESTS) or 0
@@ -284,7 +295,8 @@ def run_of(where: str, entry: object) -> Run:
         "output": number("output_throughput", 1 / FASTEST, FASTEST),
     } | {name: value for name, value in times.items() if value}  # 0: no request had one
     clients = maybe("max_concurrency", 1)
-    rate, burst = entry.get("request_rate"), entry.get("burstiness")
+    rate = entry.get("request_rate")
+    burst = entry.get("burstiness")
     if not clients and rate is None:
         raise UserError(
             f"{where}: neither request_rate nor max_concurrency; give one, request_rate as"
@@ -303,7 +315,8 @@ def run_of(where: str, entry: object) -> Run:
     if burst not in (None, math.inf):
         burst = number("burstiness", 1e-6, FASTEST)
     # of an even share, where several replicas stand behind one address
-    shared, apart = flag("dp_size") or 1, flags.get("enable_dp_attention")
+    shared = flag("dp_size") or 1
+    apart = flags.get("enable_dp_attention")
     if apart and shared > 1:
         said.append(f"its attention is of {shared} replicas (enable_dp_attention), and ours of one")
     replicas = maybe("data_parallel_size", 1) or (1 if apart else shared)
@@ -312,7 +325,8 @@ def run_of(where: str, entry: object) -> Run:
             raise UserError(f"{where}: {clients} clients for {replicas} replicas; give each one")
         said.append(f"one of {replicas} replicas, with its even share of the load")
         measured |= {name: measured[name] / replicas for name in QUANTITIES[:2]}
-        lengths, clients = lengths[::replicas], clients and clients // replicas
+        lengths = lengths[::replicas]
+        clients = clients and clients // replicas
         rate = rate and rate / replicas
     model = entry.get("model_id") or flags.get("model_path")
     packed = entry.get("quantization") or flags.get("quantization")
@@ -344,16 +358,20 @@ def detailed(where: str, entry: Mapping[str, object]) -> list[tuple[int, int]]:
 
 def read_load(path: Path) -> Run:
     """The load of a benchmark file; of several, the middle one by requests/s. Raises UserError."""
-    text, decoder, entries = read_text(path, MOST_JSON).strip(), json.JSONDecoder(), []
+    text = read_text(path, MOST_JSON).strip()
+    decoder = json.JSONDecoder()
+    entries = []
     while text or not entries:
         try:
             entry, end = decoder.raw_decode(text)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}: not a JSON file of loads ({error})") from None
-        entries, text = [*entries, entry], text[end:].lstrip()
+        entries = [*entries, entry]
+        text = text[end:].lstrip()
     if isinstance(entries[0], dict) and isinstance(entries[0].get("benchmarks"), list):
         entries = [entries[0] | each for each in entries[0]["benchmarks"] if isinstance(each, dict)]
-    runs, refused = [], []
+    runs = []
+    refused = []
     for entry in entries or [None]:
         try:
             runs.append(run_of(str(path), entry))
@@ -383,7 +401,8 @@ def find_factor(seen: Callable[[float], float], wanted: float, is_time: bool) ->
     """
     if not is_time:
         return seen(1.0) / wanted
-    least, most = 1 / (2 * FAR), 2 * FAR
+    least = 1 / (2 * FAR)
+    most = 2 * FAR
     for _ in range(TURNS):
         middle = math.sqrt(least * most)
         least, most = (middle, most) if seen(middle) < wanted else (least, middle)
@@ -403,7 +422,8 @@ def anchor_of(path: Path, replica: Deployment) -> Anchor:
     """
     run = read_load(path)
     usual, size = run.defaults(replica.cost_model.gpu)
-    server, budget = replace(replica, max_batch_size=run.size or size), run.budget or usual
+    server = replace(replica, max_batch_size=run.size or size)
+    budget = run.budget or usual
     cache_tokens = server.holds(budget)
     if run.clients and replica.stages > 1:
         raise UserError(f"{path}: {run.load}: a closed loop needs --pp 1")
@@ -412,7 +432,8 @@ def anchor_of(path: Path, replica: Deployment) -> Anchor:
         raise UserError(
             f"{path}: a request of {longest} tokens, and a cache of {cache_tokens} here; {SAME}"
         )
-    matched, wanted = run.matched, run.measured[run.matched]
+    matched = run.matched
+    wanted = run.measured[run.matched]
     factor = find_factor(
         lambda factor: measure_of(matched, replay(run, server, budget, factor)), wanted,
         matched != "output",

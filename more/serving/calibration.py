@@ -18,7 +18,9 @@ from costmodel import CostModel
 
 LINEARS = ("preproj", "postproj", "ffn_ln1", "ffn_ln2")
 OPERATORS = *LINEARS, "others"
-BATCH_SIZE, LENGTH = 8, 2048  # the cache: decodes in a batch, and tokens in a slot, at most
+# the cache: decodes in a batch, and tokens in a slot, at most
+BATCH_SIZE = 8
+LENGTH = 2048
 MOST_BYTES = 10**8  # of a calibration
 RESULTS = ROOT / "results"
 
@@ -49,7 +51,8 @@ class Curve:
     seconds: Sequence[float]
 
     def __post_init__(self) -> None:
-        x, seconds = self.x, self.seconds
+        x = self.x
+        seconds = self.seconds
         rising = len(x) == len(seconds) > 1 and all(left < right for left, right in pairwise(x))
         if not rising or not all(0 <= each < 1e300 for each in [*seconds, x[-1]]):
             raise UserError(

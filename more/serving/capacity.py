@@ -44,9 +44,13 @@ from scheduler import POLICIES, make_scheduler
 from timeline import Iteration, Life, Trace
 
 MAX_DELAY = 2.0  # s: up to this median scheduling delay, we call the queue bounded
-DECODES, CONTEXT = 32, 4096  # of a decode iteration, in the definition of the SLOs
+# of a decode iteration, in the definition of the SLOs
+DECODES = 32
+CONTEXT = 4096
 LONGEST = 8192  # prompt tokens, in the definition of the worst iteration
-STRICT, RELAXED = 5, 25  # decode iterations
+# decode iterations
+STRICT = 5
+RELAXED = 25
 # tokens that the paper allows a batch of sarathi_serve (Sec 5.1)
 BUDGETS = {STRICT: 512, RELAXED: 2048}
 MAX_BATCH_SIZE = 128  # B of all policies but Orca (the artefact's osdi-experiments/figure-5-6)
@@ -190,8 +194,10 @@ class Deployment:
 
         over: asked with the trace so far, after iterations; True ends the run there.
         """
-        cost, stages = self.cost_model, self.stages
-        size, cache_tokens = self.size(budget, policy), self.holds(budget)
+        cost = self.cost_model
+        stages = self.stages
+        size = self.size(budget, policy)
+        cache_tokens = self.holds(budget)
         if stages == 1:
             scheduler = make_scheduler(policy, size, budget, cache_tokens)
             loop = Loop(scheduler, CostExecutor(cost))
@@ -254,7 +260,8 @@ def cache_of_engine(
     activations and what lies outside. Two are far off: issue 12330 has 9.4 GiB of activations,
     where we have 1.1; and four GPUs in 2023 (pull 2031) had 12 GiB less cache than we say.
     """
-    model, tp = cost.model, cost.tp
+    model = cost.model
+    tp = cost.tp
     check_number("utilization", utilization, 0, 1)
     each = 3 * model.intermediate // tp + (model.hidden if model.experts else 0)
     widest = (max(1, model.chosen) * each + 2 * model.hidden) * cost.bytes_per_value
@@ -271,7 +278,8 @@ def run_closed(loop: Loop, requests: Iterable[Request], clients: int) -> Trace:
     It is what `vllm bench serve --max-concurrency` does. The requests' own arrivals do not count.
     """
     check_whole("clients", clients)
-    left, ended = iter(requests), 0
+    left = iter(requests)
+    ended = 0
     for request in islice(left, clients):
         loop.add(copy_of(request, request.request_id, loop.executor.now()))
     while loop.step():
@@ -287,22 +295,31 @@ def decode_on(loop: Loop) -> None:
 
     Most iterations of a light load are such. Of a user's own policies it knows nothing.
     """
-    scheduler, executor, decodes = loop.scheduler, loop.executor, loop.scheduler.running
+    scheduler = loop.scheduler
+    executor = loop.executor
+    decodes = loop.scheduler.running
     if type(scheduler) not in KNOWN or not decodes:
         return
     if scheduler.can_admit() or scheduler.started():
         return
-    memory, cost, trace, count = scheduler.memory, executor.cost_model, loop.trace, len(decodes)
+    memory = scheduler.memory
+    cost = executor.cost_model
+    trace = loop.trace
+    count = len(decodes)
     left = min([request.max_tokens - len(request.output) for request in decodes]) - 1
     if memory.capacity is not None:
         left = min(left, (memory.capacity - memory.taken) // count)
     arrival = loop.arriving[0].arrival if loop.arriving else math.inf
-    others, ids = cost.without_attention(count, count), tuple([r.request_id for r in decodes])
-    tokens, ends, now = count + sum([r.context for r in decodes]), [], executor.clock
+    others = cost.without_attention(count, count)
+    ids = tuple([r.request_id for r in decodes])
+    tokens = count + sum([r.context for r in decodes])
+    ends = []
+    now = executor.clock
     while len(ends) < left and now < arrival:
         seconds = cost.host.around(others + cost.decode_attention(count, tokens), count)
         trace.iterations.append(Iteration(now, seconds, 0, count, 0, decodes=ids))
-        now, tokens = now + seconds, tokens + count
+        now = now + seconds
+        tokens = tokens + count
         ends.append(now)
     executor.clock = now
     memory.taken += count * len(ends)
@@ -419,7 +436,9 @@ class Load:
     @staticmethod
     def of(trace: Trace, begin: float = -math.inf, end: float = math.inf) -> "Load":
         """Of the tokens between these times, and of the requests that arrived in between."""
-        gaps, delays, requests = [], [], []
+        gaps = []
+        delays = []
+        requests = []
         for life in trace.lives.values():
             moments = np.array(life.tokens)
             gaps.append(np.diff(moments[(begin <= moments) & (moments <= end)]))
@@ -492,9 +511,11 @@ def overload_of(
         nonlocal due, looked, long
         if len(trace.lives) < due:
             return False
-        due, now = len(trace.lives) + step, trace.iterations[-1].start
+        due = len(trace.lives) + step
+        now = trace.iterations[-1].start
         lives = [life for life in trace.lives.values() if life.arrival >= steady[0]]
-        new, looked = trace.iterations[looked:], len(trace.iterations)
+        new = trace.iterations[looked:]
+        looked = len(trace.iterations)
         inside = [each for each in new if steady[0] <= each.start and each.end <= steady[-1]]
         long += sum([each.num_decodes for each in inside if each.end - each.start > gap])
         return long >= most or any(
@@ -519,7 +540,8 @@ def worst_iteration(
     It holds that many decodes of that context, and the ends of prompts of `longest` tokens.
     """
     check_whole("longest", longest)
-    room, chunks = budget - decodes, []
+    room = budget - decodes
+    chunks = []
     while room > 0:
         chunks.append((max(0, longest - room), min(room, longest), longest))
         room -= longest

@@ -145,7 +145,9 @@ class Plan:
 
 def first_budget(question: Question, here: tuple[int, int]) -> int:
     """The largest that keeps the SLO by `token_budget`, or the smallest."""
-    replica, slo, budgets = question.replicas[here], question.slo, question.budgets(*here)
+    replica = question.replicas[here]
+    slo = question.slo
+    budgets = question.budgets(*here)
     longest = int(question.traffic.prompts.max())
     try:
         pace = min(slo.least("tbt", "tpot"), LATEST)
@@ -239,7 +241,9 @@ def search(
 
 def too_strict(question: Question, here: tuple[int, int]) -> str:
     """Why there is no capacity: the bounds that requests miss even if they never meet another."""
-    replica, slo, budgets = question.replicas[here], question.slo, question.budgets(*here)
+    replica = question.replicas[here]
+    slo = question.slo
+    budgets = question.budgets(*here)
     few = min(ALONE, len(question.traffic.prompts))
     loads = []
     for size in {budgets[0], budgets[-1]}:
@@ -266,7 +270,8 @@ def load_at(plan: Plan, rate: float) -> tuple[Load, float]:
 
 def measure_of(quantity: str, trace: Trace) -> float:
     """A number of a benchmark: requests or tokens ("output", "all tokens") per s, times in ms."""
-    lives, what = trace.lives.values(), quantity.partition(" ")[2]
+    lives = trace.lives.values()
+    what = quantity.partition(" ")[2]
     outputs = sum(len(life.tokens) for life in lives)
     if quantity in ("requests", "output", "all tokens"):
         prompts = sum(life.prompt_tokens for life in lives)

@@ -44,7 +44,8 @@ def engine_flags(
     No more requests run at once than a batch has tokens. vLLM chunks prefills by default.
     quantization: of weights that the checkpoint has in 16 bits.
     """
-    size, mixed = min(batch_size, budget), pp == 1
+    size = min(batch_size, budget)
+    mixed = pp == 1
     tp, pp = (number if number > 1 else 0 for number in (tp, pp))
     engines = {
         "vLLM": (f"vllm serve {model}", {

@@ -33,13 +33,20 @@ from more.serving.traffic import at_rate
 
 # Neighbours that are drawn together, at most, and blocks of a short trace, at least: samples of few
 # blocks would hardly differ. NEAR: blocks, see `Traffic.sample`.
-BLOCK, BLOCKS, NEAR = 64, 16, 2
+BLOCK = 64
+BLOCKS = 16
+NEAR = 2
 MOST_DRAWN = 4096  # requests of the population that one run knows
-FEWEST, MOST = 384, 8192  # requests of a run
+# requests of a run
+FEWEST = 384
+MOST = 8192
 # Iterations of a run that is not exact, at most and about: at a low rate, long outputs share few.
 # FEW: its requests, at least.
-ITERATIONS, FEW = 100_000, 48
-COARSE, EXACT = 1.2, 1.025  # precision: of short runs, and of the answer
+ITERATIONS = 100_000
+FEW = 48
+# precision: of short runs, and of the answer
+COARSE = 1.2
+EXACT = 1.025
 HOPELESS = 32  # if not even so small a part of the throughput is served, the capacity is 0
 BUDGETS = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
 
@@ -79,14 +86,16 @@ class Traffic:
         check_whole("count", count)
         size = min(len(self.prompts), count, MOST_DRAWN)
         block = min(BLOCK, -(-len(self.prompts) // BLOCKS))
-        starts, needed = np.arange(0, len(self.prompts), block), -(-size // block)
+        starts = np.arange(0, len(self.prompts), block)
+        needed = -(-size // block)
         chosen = np.linspace(0, len(starts) - 1, needed).astype(int)
         if seed is not None:
             chosen += np.random.default_rng(seed).integers(-NEAR, NEAR + 1, needed)
         blocks = starts[chosen.clip(0, len(starts) - 1)][:, None] + np.arange(block)
         places = np.resize(blocks.flatten()[:size] % len(self.prompts), count)
         arrivals = np.cumsum(self.gaps[places]).tolist()
-        prompts, outputs = self.prompts[places].tolist(), self.outputs[places].tolist()
+        prompts = self.prompts[places].tolist()
+        outputs = self.outputs[places].tolist()
         return [
             Request(i, range(prompts[i]), outputs[i], arrival=arrivals[i], tags=self.tags[place])
             for i, place in enumerate(places.tolist())
@@ -150,7 +159,8 @@ def find_capacity(
         margin: the runs are long enough for a rate so many times `start`.
         """
         loads: dict[float, Load] = {}
-        count, most = enough(margin * start, precision, traffic), math.inf
+        count = enough(margin * start, precision, traffic)
+        most = math.inf
         if needed(margin * start, precision) > count:
             most = throughput(replica, sample(count), policy, budget)
 
@@ -189,7 +199,8 @@ def throughput(replica: Deployment, requests: Sequence[Request], policy: str, bu
     """Requests per second that end in the middle of a run, where all of them wait at its start."""
     trace = replica.serve(at_rate(requests, 1e6), policy, budget)
     ends = sorted(moment for _, moment in trace.finished)
-    begin, end = ends[len(ends) // 4], ends[3 * len(ends) // 4]
+    begin = ends[len(ends) // 4]
+    end = ends[3 * len(ends) // 4]
     if begin == end:  # most of them end together
         return len(ends) / trace.seconds
     return (bisect_right(ends, end) - bisect_right(ends, begin)) / (end - begin)

@@ -16,9 +16,12 @@ def percentile(values: Sequence[float], percent: float) -> float:
     check_number("percent", percent, 0, 100)
     if len(values) == 0:
         return 0.0
-    ordered, place = sorted(values), percent / 100 * (len(values) - 1)
-    below, rest = int(place), place % 1
-    low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
+    ordered = sorted(values)
+    place = percent / 100 * (len(values) - 1)
+    below = int(place)
+    rest = place % 1
+    low = ordered[below]
+    high = ordered[min(below + 1, len(ordered) - 1)]
     return low + (high - low) * rest if rest < 0.5 else high - (high - low) * (1 - rest)
 
 
@@ -44,7 +47,8 @@ def largest_rate(
     check_number("start", start, 1 / FASTEST, FASTEST, "number of requests per second")
     # steps from a rate to its double: halved again and again, they are those of a bisection
     octave = 2 ** math.ceil(math.log2(max(1.0, math.log(2) / math.log(precision))))
-    first, far = round(octave * math.log2(start)), 10 * octave
+    first = round(octave * math.log2(start))
+    far = 10 * octave
 
     def rate(place: int) -> float:
         return 2.0 ** (place / octave)
@@ -54,7 +58,8 @@ def largest_rate(
     largest = max(step, octave)
     if served(rate(first)):
         while served(rate(high := high + step)):
-            low, step = high, min(2 * step, largest)
+            low = high
+            step = min(2 * step, largest)
             if high > first + far:
                 raise AlwaysServed(
                     "too few requests to find a capacity: the SLO is met even if all of them arrive"
@@ -62,7 +67,8 @@ def largest_rate(
                 )
     else:
         while not served(rate(low := low - step)):
-            high, step = low, min(2 * step, largest)
+            high = low
+            step = min(2 * step, largest)
             if low < first - far:
                 return 0.0
     while high - low > 1:

@@ -32,7 +32,9 @@ ARRIVALS, PROMPTS, OUTPUTS = range(3)  # the streams of one seed
 MOST_REQUESTS = 10**7
 MOST_TOKENS = 10**7  # of one prompt, or of one output
 MOST_CV = 1e6
-MOST_BYTES, MOST_JSON = 10**9, 10**8  # of a trace file
+# of a trace file
+MOST_BYTES = 10**9
+MOST_JSON = 10**8
 MINUTE = 60.0  # s
 
 
@@ -229,10 +231,14 @@ HEADERS["arrival"] += ("timestamp_s", *IN_MS)
 SIZES = HEADERS["prompt"] + HEADERS["output"]
 STAMP = "timestamp"  # of Mooncake, Bailian and guidellm, in two units: see `stamped`
 LEAST_GAP = 20  # between two stamps, on average. As ms, these are 50 requests/s
-CHAT_ID, HASHES = "chat_id", "hash_ids"  # Bailian alone has the first
+# Bailian alone has the first
+CHAT_ID = "chat_id"
+HASHES = "hash_ids"
 BAILIAN = 16  # tokens of its blocks
 TEXTS = ("conversations", "conversation", "items")  # of ShareGPT, and of files made of it
-Lines, Count = list[tuple[str, list[str]]], Callable[[str], int]  # places and cells; tokens
+# places and cells; tokens
+Lines = list[tuple[str, list[str]]]
+Count = Callable[[str], int]
 Counter = Callable[[], Count | None]  # loads a tokenizer, if there is one
 # Words of a name that may be an arrival: "sentAt" has one of them.
 ARRIVES = re.compile("arriv.*|timestamps?|created|sent|date")
@@ -274,13 +280,16 @@ def read_trace(path: Path | str, counter: Counter = lambda: None) -> list[Reques
     rows = read_rows(path, columns, lines)
     prompts, block = read_prompts(path, header, lines, [prompt for _, prompt, _ in rows])
     arrival, *sizes = (name for _, name in columns.values())
-    whose, unit, second = format_of(arrival, sizes), "seconds", 1.0
+    whose = format_of(arrival, sizes)
+    unit = "seconds"
+    second = 1.0
     if is_date(lines[0][1][columns["arrival"][0]]):
         unit = "dates and times (without a zone: UTC)"
     elif arrival == STAMP:
         whose, unit, second = stamped(header, block, [arrival for arrival, _, _ in rows])
     elif arrival in IN_MS:
-        unit, second = "ms", 1e-3
+        unit = "ms"
+        second = 1e-3
     times = "no arrivals, so all requests come at once" if timeless else f"{arrival} in {unit}"
     said = texts.found or f"{whose}; tokens: {', '.join(sizes)}"
     print(f"{path}: read as {said}; {times}")
@@ -311,7 +320,9 @@ class Conversations:
     """
 
     def __init__(self, path: Path | str, counter: Counter):
-        self.path, self.counter, self.found = path, counter, ""
+        self.path = path
+        self.counter = counter
+        self.found = ""
         self.count: Count | None = None
 
     def counted(self, row: dict[str, object]) -> dict[str, object]:
@@ -460,7 +471,8 @@ def read_prompts(
         for size in sizes
     )
     block = next((size for size, fit in zip(sizes, fits, strict=True) if fit), sizes[0])
-    numbers, prompts = {}, []
+    numbers = {}
+    prompts = []
     for (line, cells), ids, length in zip(lines, every, lengths, strict=True):
         wanted = -(-length // block)
         if ids and len(ids) != wanted or ids is None:

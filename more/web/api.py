@@ -31,7 +31,8 @@ from more.web.text import Words, dumps
 DEFAULT_TOKENS = 16  # of a completion without max_tokens, as OpenAI has it; a chat may go on
 EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store",
           "X-Accel-Buffering": "no"}  # fmt: skip
-END, JSON = b"data: [DONE]\n\n", "application/json"
+END = b"data: [DONE]\n\n"
+JSON = "application/json"
 LONGEST_HEADER = 400  # letters
 
 log = logging.getLogger("nano-sarathi")
@@ -44,8 +45,12 @@ class Choice:
     """
 
     def __init__(self, answer: "Answer", index: int, request: batch.Request, words: Words):
-        self.answer, self.index, self.request, self.words = answer, index, request, words
-        self.text, self.count = [], 0
+        self.answer = answer
+        self.index = index
+        self.request = request
+        self.words = words
+        self.text = []
+        self.count = 0
         self.reason: str | None = None
         self.fault: Refused | None = None  # why it has no text
 
@@ -53,7 +58,8 @@ class Choice:
         """Add the request's next token, or its end."""
         if self.reason is not None:  # a stop string has ended it; the engine did not know yet
             return
-        reason, stop_id = delta.finish_reason, delta.finish_reason == "stop"
+        reason = delta.finish_reason
+        stop_id = delta.finish_reason == "stop"
         self.answer.policies.pop(delta.policy, None)  # the newest is the last
         self.answer.policies[delta.policy] = None
         if delta.token == batch.BROKEN:
@@ -90,7 +96,9 @@ class Answer:
         self.created = int(time.time())
         self.choices: list[Choice] = []
         self.prompt_tokens = 0
-        self.fresh, self.news = asyncio.Event(), {}  # news: choices with something new, in order
+        # news: choices with something new, in order
+        self.fresh = asyncio.Event()
+        self.news = {}
         self.policies: dict[str, None] = {}  # that gave it its tokens
 
     def wake(self, choice: Choice) -> None:
@@ -132,7 +140,8 @@ class Answer:
         while self.news or any(choice.reason is None for choice in self.choices):
             await self.fresh.wait()
             self.fresh.clear()
-            news, self.news = self.news, {}
+            news = self.news
+            self.news = {}
             for choice in news:
                 yield choice
 
@@ -195,7 +204,8 @@ class Answer:
                     first = {"delta": {"role": "assistant", "content": ""}}
                     yield self.event(choice, first, None)
                 begun.add(choice)
-                text, choice.text = "".join(choice.text), []
+                text = "".join(choice.text)
+                choice.text = []
                 if text or choice.reason in ("stop", "length"):
                     yield self.event(choice, self.piece(text), choice.reason)
             if failure := self.failure():
@@ -225,7 +235,9 @@ class Events(Response):
     """A streamed answer: the status at once, the rest piece by piece."""
 
     def __init__(self, answer: Answer):
-        self.answer, self.status_code, self.background = answer, 200, None
+        self.answer = answer
+        self.status_code = 200
+        self.background = None
         self.init_headers(EVENTS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -244,7 +256,10 @@ class Api:
     """
 
     def __init__(self, engine, name: str, chat: Chat | None, lenient: bool = False):
-        self.engine, self.name, self.chat, self.lenient = engine, name, chat, lenient
+        self.engine = engine
+        self.name = name
+        self.chat = chat
+        self.lenient = lenient
         self.tokenizer = engine.tokenizer
         self.started = int(time.time())
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -260,7 +275,8 @@ class Api:
     async def answer(self, request: Request, body: Body) -> Response:
         self.check_model(body.model)
         self.check_number(body)
-        log, request_id = request.scope.get("log", {}), request.scope.get("id", "none")
+        log = request.scope.get("log", {})
+        request_id = request.scope.get("id", "none")
         answer = Answer(self, body, request_id, log)
         prompts = await self.prompts(body)
         answer.prompt_tokens = sum(map(len, prompts))
@@ -290,7 +306,8 @@ class Api:
         stop_ids = stop_ids.union(own)
         label = "chat" if isinstance(body, ChatBody) else "text"
         seed = secrets.randbits(62) if body.seed is None else body.seed
-        most, found = self.engine.max_length, []
+        most = self.engine.max_length
+        found = []
         for number, prompt in enumerate(prompts):
             tokens = body.max_tokens
             if tokens is None:

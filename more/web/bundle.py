@@ -27,7 +27,10 @@ from more.web import explore_state, explorer
 STATIC = ROOT / "more" / "web" / "static"
 # What every page with Python has.
 PYTHON = {name: STATIC / name for name in ("dom.js", "python.js", "python_worker.js")}
-MANIFEST, BOOK, BESIDE = "manifest.json", "book", "pyodide"  # names in the folder
+# names in the folder
+MANIFEST = "manifest.json"
+BOOK = "book"
+BESIDE = "pyodide"
 # Pyodide as the npm package has it. jsDelivr gives the same files.
 VERSION = "314.0.7"
 CDN = f"https://cdn.jsdelivr.net/npm/pyodide@{VERSION}/"

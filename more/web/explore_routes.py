@@ -36,7 +36,9 @@ WORKER_POLICY = (
 
 def router(pyodide: Path | None = None) -> APIRouter:
     """pyodide: a folder with Pyodide's files. None: browsers that need it load it from the net."""
-    routes, turn = APIRouter(prefix="/explore"), asyncio.Lock()  # turn: one question at a time
+    # turn: one question at a time
+    routes = APIRouter(prefix="/explore")
+    turn = asyncio.Lock()
     beside = {} if pyodide is None else {name: pyodide / name for name in bundle.PYODIDE}
     if pyodide is not None:
         bundle.check_pyodide(pyodide)

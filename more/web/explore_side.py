@@ -43,7 +43,9 @@ def side(state: State, policy: str, trace: Trace, bound: float) -> dict:
 
 def in_slots(trace: Trace) -> tuple[list[dict], dict[int, dict]]:
     """Iterations by slot, and the place of each request."""
-    iterations, places, lanes = [], {}, Lanes()
+    iterations = []
+    places = {}
+    lanes = Lanes()
     leaving = deque(sorted(trace.finished, key=lambda leave: leave[1]))
     for iteration in trace.iterations:
         start = iteration.start
@@ -62,7 +64,8 @@ def queue(trace: Trace) -> list[list]:
     """How many requests wait for a slot: [moment, how many from then on]."""
     changes = [(life.arrival, 1) for life in trace.lives.values()]
     changes += [(life.scheduled, -1) for life in trace.lives.values()]
-    found, waiting = {}, 0
+    found = {}
+    waiting = 0
     for moment, change in sorted(changes):
         waiting += change
         found[moment] = waiting
@@ -71,7 +74,8 @@ def queue(trace: Trace) -> list[list]:
 
 def numbers(trace: Trace, stalls: Sequence[tuple[int, float, float]]) -> dict:
     """What stands beside a schedule, by the names of NUMBERS."""
-    ttfts, tbts = trace.ttfts, trace.tbts
+    ttfts = trace.ttfts
+    tbts = trace.tbts
     return {
         "throughput": trace.throughput,
         "ttft_median": statistics.median(ttfts),

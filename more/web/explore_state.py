@@ -103,7 +103,8 @@ EXAMPLES: dict[str, dict] = {
 
 def read_state(given: object) -> tuple[State, list[str]]:
     """The state that a link or the page gives, and a sentence for each value that was not used."""
-    state, notes = State(), []
+    state = State()
+    notes = []
     if not isinstance(given, dict):
         return state, [f"The state is {shown(given)}; it must be an object of fields."]
     for name, value in given.items():

@@ -45,8 +45,10 @@ def draw_requests(state: State) -> list[Request]:
 
     Arrivals are Poisson. `random()` gives the same numbers in every version of Python.
     """
-    lengths, gaps = random.Random(2 * state.seed), random.Random(2 * state.seed + 1)
-    requests, arrival = [], 0.0
+    lengths = random.Random(2 * state.seed)
+    gaps = random.Random(2 * state.seed + 1)
+    requests = []
+    arrival = 0.0
     for i in range(state.n):
         prompt, decodes = [
             max(1, round(mean * (1 + state.spread / 100 * (2 * lengths.random() - 1))))
@@ -125,7 +127,8 @@ def schedule(given: object, ratio: object = None) -> dict:
         state = replace(state, P=prompt, D=decodes)
     found = {"state": asdict(state), "link": link_of(state), "notes": notes}
     try:
-        requests, bound = make_requests(state), stall_bound(state)
+        requests = make_requests(state)
+        bound = stall_bound(state)
         check_requests(requests, cost_of(state).model.max_length, state.model)
     except UserError as error:
         return found | {"error": plain(error)}

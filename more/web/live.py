@@ -33,9 +33,15 @@ from more.web.trial import try_policy
 PAUSE = 0.05  # s between two messages to a page
 SILENCE = 5.0  # s without an event, after which a page hears that the connection is alive
 MOST_MESSAGES = 64  # that a page may be behind, before it gets a new snapshot
-LONG_PROMPT, MOST_THROWN = 4000, 64  # tokens, where the engine allows it; requests at once
-BURST_PROMPT, OUTPUT = 64, 16  # tokens: of a prompt in a burst; of all outputs but a chat's
-MOST_CHAT_PROMPT, MOST_CHAT_OUTPUT = 128, 512  # tokens
+# tokens, where the engine allows it; requests at once
+LONG_PROMPT = 4000
+MOST_THROWN = 64
+# tokens: of a prompt in a burst; of all outputs but a chat's
+BURST_PROMPT = 64
+OUTPUT = 16
+# tokens
+MOST_CHAT_PROMPT = 128
+MOST_CHAT_OUTPUT = 512
 TRIAL = 5.0  # s, of a policy before it is in force; usual ones take milliseconds
 LONGEST_NAME = 100  # letters of a policy with its option, such as dynamic:512,256
 NUMBERS = ("waiting", "running", "held", "capacity", "budget")  # of the runner's state
@@ -75,7 +81,8 @@ class Feed:
     def join(self) -> asyncio.Queue[str]:
         """A queue of messages for a page that opens; the first is a snapshot."""
         if not self.pages:
-            self.loop, self.ringing = asyncio.get_running_loop(), False
+            self.loop = asyncio.get_running_loop()
+            self.ringing = False
             self.unwatch = self.runner.watch(self.put)
         page: asyncio.Queue[str] = asyncio.Queue(MOST_MESSAGES)
         page.put_nowait(self.snapshot())
@@ -92,7 +99,8 @@ class Feed:
 
     def snapshot(self) -> str:
         """What a page must know before it reads events."""
-        engine, thrower = self.runner.engine, self.thrower
+        engine = self.runner.engine
+        thrower = self.thrower
         guess = engine.cost_model.doubts(engine.cache_tokens) if engine.priced else ""
         more = {
             "description": engine.description, "guess": guess,
@@ -110,7 +118,8 @@ class Feed:
 
     def flush(self) -> None:
         """Send what has happened to all pages. A page that is far behind gets a new snapshot."""
-        self.ringing, events = False, []
+        self.ringing = False
+        events = []
         while self.events:
             events.append(self.events.popleft())
         if not events or not self.pages:
@@ -153,11 +162,14 @@ class Thrower:
     """Submits the live page's own requests. Nobody reads their tokens."""
 
     def __init__(self, runner: Runner):
-        self.runner, self.engine = runner, runner.engine
+        self.runner = runner
+        self.engine = runner.engine
         self.longest = max(1, self.engine.max_length - OUTPUT + 1)
         self.long = min(LONG_PROMPT, self.longest)
         self.random = Random(0)
-        self.wanted, self.chats = 0, {}  # chats at once; those that run, by id
+        # chats at once; those that run, by id
+        self.wanted = 0
+        self.chats = {}
 
     def throw(self, label: str, sizes: Sequence[tuple[int, int]]) -> list[int]:
         """Submit requests of (prompt, output) tokens. Returns their ids."""
@@ -194,7 +206,8 @@ class Thrower:
     def sizes(self) -> tuple[int, int]:
         """Tokens of a chat's prompt and output. They vary, so that chats do not end together."""
         most = self.engine.max_length
-        prompt, output = min(MOST_CHAT_PROMPT, most // 4), min(MOST_CHAT_OUTPUT, most // 2)
+        prompt = min(MOST_CHAT_PROMPT, most // 4)
+        output = min(MOST_CHAT_OUTPUT, most // 2)
         draw = self.random.randint
         return draw(max(1, prompt // 4), max(1, prompt)), draw(max(1, output // 2), max(1, output))
 
@@ -208,7 +221,10 @@ def words(engine: Engine, count: int) -> Sequence[int]:
 
 
 def router(runner: Runner) -> APIRouter:
-    routes, feed, turn = APIRouter(), Feed(runner), asyncio.Lock()  # turn: one trial at a time
+    # turn: one trial at a time
+    routes = APIRouter()
+    feed = Feed(runner)
+    turn = asyncio.Lock()
 
     @routes.get("/")
     def page() -> FileResponse:
@@ -244,8 +260,10 @@ def router(runner: Runner) -> APIRouter:
 
     @routes.post("/live/throw")
     async def throw(request: Request) -> dict:
-        fields, thrower = read_json(await request.body()), feed.thrower
-        kind, count = fields.get("kind"), fields.get("count", 1)
+        fields = read_json(await request.body())
+        thrower = feed.thrower
+        kind = fields.get("kind")
+        count = fields.get("count", 1)
         if kind not in ("long", "burst", "chats"):
             raise UserError(f"kind is {shown(kind)}; it must be 'long', 'burst' or 'chats'")
         check_whole("count", count, 0 if kind == "chats" else 1, MOST_THROWN)

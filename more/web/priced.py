@@ -107,8 +107,10 @@ class PricedEngine:
                     " for no memory"
                 )
         self.name = config.name
-        self.policy, self.chunk_size = policy, chunk_size
-        self.max_batch_size, self.cache_tokens = max_batch_size, cache_tokens
+        self.policy = policy
+        self.chunk_size = chunk_size
+        self.max_batch_size = max_batch_size
+        self.cache_tokens = cache_tokens
         self.description = f"{config.name} on {where}, predicted by the cost model ({SOFTWARE})"
         self.tokenizer, self.clock = Placeholders(), clock or Clock()
         self.scheduler(policy, chunk_size)  # complains at once

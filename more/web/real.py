@@ -24,9 +24,12 @@ class RealEngine:
         self.llm, self.origin = llm, time.perf_counter()
         self.name = one_line(llm.config.name).strip()  # of a folder, which may have line ends
         self.vocab_size = llm.config.vocab_size
-        self.policy, self.chunk_size = llm.policy, llm.chunk_size
-        self.max_batch_size, self.max_length = llm.max_batch_size, llm.max_length
-        self.tokenizer, self.stop_ids = llm.tokenizer, llm.stop_ids
+        self.policy = llm.policy
+        self.chunk_size = llm.chunk_size
+        self.max_batch_size = llm.max_batch_size
+        self.max_length = llm.max_length
+        self.tokenizer = llm.tokenizer
+        self.stop_ids = llm.stop_ids
         dtype = str(llm.dtype).removeprefix("torch.")
         weights = "" if llm.directory else " with random weights"
         self.description = f"{self.name}{weights} in {dtype} on {llm.device}, run for real"

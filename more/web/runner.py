@@ -103,16 +103,20 @@ class Runner:
         self, engine: Engine, *, queue: int, deliver: Callable[[list[tuple[object, Delta]]], None]
     ):
         check_whole("queue", queue, 0)
-        self.engine, self.deliver = engine, deliver
+        self.engine = engine
+        self.deliver = deliver
         self.most = engine.max_batch_size + queue  # requests at once
-        self.policy, self.chunk_size = engine.policy, engine.chunk_size
+        self.policy = engine.policy
+        self.chunk_size = engine.chunk_size
         self.changed = threading.Condition()  # guards the next three
         self.inbox: deque[Callable[[], None]] = deque()  # what the engine thread has to do
         self.streams: dict[int, tuple[Request, object]] = {}  # id -> a request that runs, its tag
         self.stopping = self.closed = False
         self.ids = itertools.count()
         self.listeners: tuple[Callable[[dict], None], ...] = ()
-        self.done, self.failures, self.error = 0, 0, None
+        self.done = 0
+        self.failures = 0
+        self.error = None
         self.iterations = 0
         self.news: list[tuple[object, Delta]] = []  # to be delivered
         self.ended: list[int] = []  # their ids, to be forgotten
@@ -177,7 +181,8 @@ class Runner:
 
     def state(self) -> dict:
         """The current state, ready for JSON."""
-        loop, scheduler = self.loop, self.loop.scheduler
+        loop = self.loop
+        scheduler = self.loop.scheduler
         running = len(scheduler.running)
         return {
             "name": self.engine.name, "priced": self.engine.priced,
@@ -288,19 +293,22 @@ class Runner:
         """Give new requests a lane, and announce a batch with chunks, which may run for long."""
         self._tell_preempted()
         if batch.chunks:
-            moment, waiting = self.loop.executor.now(), len(self.loop.scheduler.waiting)
+            moment = self.loop.executor.now()
+            waiting = len(self.loop.scheduler.waiting)
             rows = self.lanes.rows(*contents(batch))
             self._tell("started", t=moment, waiting=waiting, **rows)
         return execute(batch)
 
     def _tell_preempted(self) -> None:
-        preempted, self.loop.trace.preempted = self.loop.trace.preempted, []
+        preempted = self.loop.trace.preempted
+        self.loop.trace.preempted = []
         for own, moment in preempted:
             self.lanes.leave(own)
             self._tell("preempted", id=own, t=moment)
 
     def _shown(self, iteration: Iteration) -> dict:
-        scheduler, batch = self.loop.scheduler, self.loop.batch
+        scheduler = self.loop.scheduler
+        batch = self.loop.batch
         return {
             "n": self.iterations, "t": iteration.start, "seconds": iteration.seconds,
             "policy": self.policy, "budget": budget_of(scheduler), "rows": batch.num_tokens,
@@ -347,7 +355,8 @@ class Runner:
             future.set_exception(UserError(why(error)))
             return  # and the old policy goes on
         self._tell_preempted()
-        self.policy, self.chunk_size = policy, chunk_size
+        self.policy = policy
+        self.chunk_size = chunk_size
         self._tell_switched(preempted)
         for request, error in refused.items():
             self._refuse(request, error)
@@ -372,7 +381,8 @@ class Runner:
 
     def _flush(self) -> None:
         """Deliver the news. Then forget the requests that have ended: `drain` waits for that."""
-        news, self.news = self.news, []
+        news = self.news
+        self.news = []
         try:
             if news:
                 self.deliver(news)
@@ -402,7 +412,8 @@ class Runner:
         self.failures, self.error = self.failures + 1, why(error)
         own = not is_ours(type(self.loop.scheduler))
         if own:
-            told, self.policy = f"{self.policy} gives way to {LAST_RESORT}", LAST_RESORT
+            told = f"{self.policy} gives way to {LAST_RESORT}"
+            self.policy = LAST_RESORT
             log.error(told)
             self.error += f"; {told}"
         self._tell("failed", t=self.loop.executor.now(), error=self.error)
@@ -430,7 +441,8 @@ class Runner:
 
 def refused_by(new: Scheduler, loop: Loop) -> dict[Request, UserError]:
     """The requests of a loop that this scheduler cannot take over, and why."""
-    old, refused = loop.scheduler, {}
+    old = loop.scheduler
+    refused = {}
     for request in (*old.running, *old.waiting, *loop.arriving):
         try:
             new.check(request)
@@ -446,10 +458,13 @@ def take_over(loop: Loop, new: Scheduler) -> list[Request]:
     The new one has not seen any of them in its `add`. The old one is not asked: a user's own might
     fail.
     """
-    old, moment = loop.scheduler, loop.executor.now()
+    old = loop.scheduler
+    moment = loop.executor.now()
     for request in reversed(Scheduler.started(old)):
         Scheduler.preempt(old, request)
-    new.waiting, new.running, new.memory = old.waiting, old.running, old.memory
+    new.waiting = old.waiting
+    new.running = old.running
+    new.memory = old.memory
     new.cost = loop.executor.cost or new.cost
     loop.scheduler, preempted = new, Scheduler.take_preempted(old)
     for request in preempted:

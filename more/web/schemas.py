@@ -21,9 +21,16 @@ from pydantic_core import PydanticCustomError
 
 from command.checks import MOST, SEED, TEMPERATURE, TOP_P, Range, did_you_mean, shown
 
-MOST_CHOICES, MOST_PROMPTS, MOST_MESSAGES = 128, 1024, 10_000
-MOST_STOPS, LONGEST_STOP = 16, 500  # strings; letters of one
-MOST_LABELS, LONGEST_LABEL, LONGEST_VALUE = 16, 64, 512  # of metadata, as in OpenAI's API
+MOST_CHOICES = 128
+MOST_PROMPTS = 1024
+MOST_MESSAGES = 10_000
+# strings; letters of one
+MOST_STOPS = 16
+LONGEST_STOP = 500
+# of metadata, as in OpenAI's API
+MOST_LABELS = 16
+LONGEST_LABEL = 64
+LONGEST_VALUE = 512
 TAKEN = ("label", "priority", "user")  # tags that metadata may not set
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -78,8 +85,12 @@ class Refused(Exception):
         kind: str = "invalid_request_error", headers: dict[str, str] | None = None,
     ):  # fmt: skip
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
-        self.kind, self.headers = kind, headers or {}
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.kind = kind
+        self.headers = headers or {}
 
     def json(self) -> dict:
         return {"error": {"message": self.message, "type": self.kind, "param": self.param,
@@ -327,7 +338,8 @@ def sentence(error: ValidationError, kind: type[Body]) -> Refused:
     unknown = "extra_forbidden"
     first = min(error.errors(include_url=False), key=lambda each: each["type"] != unknown)
     place = "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in first["loc"])
-    place, outermost = shown(place[1:], str), shown(first["loc"][0], str)
+    place = shown(place[1:], str)
+    outermost = shown(first["loc"][0], str)
     if first["type"] == unknown:
         if place == outermost and place not in kind.idle:
             near = did_you_mean(place, kind.model_fields)

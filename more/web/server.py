@@ -37,7 +37,9 @@ SAFE = [
     (b"x-content-type-options", b"nosniff"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 ]
-MOST_BODY, CONNECTIONS = 10**6, 1000  # bytes of a body; at once
+# bytes of a body; at once
+MOST_BODY = 10**6
+CONNECTIONS = 1000
 PATIENCE = 20.0  # s: for the head of a request, for its body, and for the next one's first byte
 GONE = "gone"  # in the log: the client went away before its answer was complete
 
@@ -59,13 +61,16 @@ class Gate:
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[bytes], patience: float):
-        self.app, self.keys, self.patience = app, keys, patience
+        self.app = app
+        self.keys = keys
+        self.patience = patience
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers, begin = dict(scope["headers"]), time.perf_counter()
+        headers = dict(scope["headers"])
+        begin = time.perf_counter()
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         scope["id"] = given if ID.fullmatch(given) else uuid.uuid4().hex
         scope["log"] = {"status": GONE}
@@ -115,12 +120,16 @@ class Gate:
 
     async def read_body(self, receive: Receive) -> bytes | None:
         """The whole body. Refused if it is too long. None: the client has gone."""
-        most, parts, length, more = MOST_BODY, [], 0, True
+        most = MOST_BODY
+        parts = []
+        length = 0
+        more = True
         while more and length <= 20 * most:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
-            part, more = message.get("body", b""), message.get("more_body", False)
+            part = message.get("body", b"")
+            more = message.get("more_body", False)
             length += len(part)
             # we read on and drop it: otherwise the client would not read our refusal
             parts.append(part) if length <= most else parts.clear()
@@ -148,7 +157,8 @@ class Gate:
         told = scope["log"]
         status = GONE if told.get("gone") else told["status"]
         tokens = "{} + {} tokens, ".format(*told["tokens"]) if "tokens" in told else ""
-        path, client = one_line(scope["path"])[:100], (scope.get("client") or ("-",))[0]
+        path = one_line(scope["path"])[:100]
+        client = (scope.get("client") or ("-",))[0]
         log.info(
             "%s %s %s %s %s %.0f ms, %sid %s", time.strftime("%H:%M:%S"), client,
             scope["method"][:20], path, status, 1e3 * seconds, tokens, scope["id"],
@@ -268,7 +278,10 @@ class Server(uvicorn.Server):
         self, api: Api, routers: Sequence, keys: Sequence[bytes] = (), drain: float = 30.0,
         patience: float = PATIENCE,
     ):  # fmt: skip
-        self.api, self.drain, self.cut = api, drain, False  # cut: some requests were aborted
+        # cut: some requests were aborted
+        self.api = api
+        self.drain = drain
+        self.cut = False
         config = uvicorn.Config(
             application(api, routers, keys, patience), http=Connection, ws="none",
             timeout_keep_alive=patience,
@@ -298,7 +311,8 @@ class Server(uvicorn.Server):
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens, or a UserError that says why none can. port: 0 takes a free one."""
-    family, both = (socket.AF_INET6 if ":" in host else socket.AF_INET), host == "::"
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = host == "::"
     try:
         return socket.create_server((host, port), family=family, dualstack_ipv6=both)
     except (OSError, OverflowError, UnicodeError) as error:

@@ -40,7 +40,8 @@ class Pieces:
     def give_up(self, text: str) -> str:
         """Broken bytes: let go of all but the last tokens, which may begin a character."""
         for cut in range(len(self.held) - LONGEST_PIECE, 0, -1):
-            first, rest = self.decode(self.held[:cut]), self.decode(self.held[cut:])
+            first = self.decode(self.held[:cut])
+            rest = self.decode(self.held[cut:])
             if first + rest == text:
                 del self.held[:cut]
                 return first
@@ -61,7 +62,9 @@ class Stops:
     """
 
     def __init__(self, stops: Sequence[str] = ()):
-        self.stops, self.held, self.found = tuple(stops), "", False
+        self.stops = tuple(stops)
+        self.held = ""
+        self.found = False
         self.longest = max(map(len, self.stops), default=0)
 
     def add(self, piece: str) -> str:
@@ -73,7 +76,8 @@ class Stops:
         found = [(stop, text.find(stop, max(0, new - len(stop)))) for stop in self.stops]
         ends = [(at + len(stop), at) for stop, at in found if at >= 0]
         if ends:
-            self.found, self.held = True, ""
+            self.found = True
+            self.held = ""
             return text[: min(ends)[1]]
         keep = self.beginning(text)
         self.held = text[len(text) - keep :]
@@ -87,7 +91,8 @@ class Stops:
         return 0
 
     def end(self) -> str:
-        text, self.held = self.held, ""
+        text = self.held
+        self.held = ""
         return text
 
 

@@ -14,7 +14,9 @@ from more.simulate import CostExecutor
 from more.web.runner import LAST_RESORT, Engine, take_over, why
 from scheduler import make_scheduler
 
-LONGEST_PROMPT, OUTPUT = 600, 6  # tokens
+# tokens
+LONGEST_PROMPT = 600
+OUTPUT = 6
 MOST_STEPS = 20_000
 NO_MODEL = SimpleNamespace(seconds=lambda batch: 1e-3)
 
@@ -31,14 +33,16 @@ def try_policy(engine: Engine, policy: str, chunk_size: int) -> None:
 
 def rehearse(engine: Engine, policy: str, chunk_size: int) -> None:
     """Run requests under LAST_RESORT, then under the policy."""
-    most, longest = engine.max_batch_size, max(1, engine.max_length - OUTPUT + 1)
+    most = engine.max_batch_size
+    longest = max(1, engine.max_length - OUTPUT + 1)
     sizes = [min(size, longest, LONGEST_PROMPT) for size in (3, 2 * chunk_size + 1, 1, chunk_size)]
     # so few that decodes must preempt, but each request fits
     room = max(sizes) + OUTPUT + sizes[0]
     before, after = (make_scheduler(n, most, chunk_size, room) for n in (LAST_RESORT, policy))
     executor = CostExecutor(NO_MODEL)
     executor.cost = engine.cost
-    loop, made = Loop(before, executor), []
+    loop = Loop(before, executor)
+    made = []
 
     def come(count: int, steps: int) -> None:
         for size in (sizes * count)[:count]:
