@@ -22,11 +22,13 @@ import numpy as np
 
 from batch import LATEST, Request
 from command.checks import MOST_SEED, UserError, check_number, check_whole
+from command.cli import ROOT
 from more.loading.requests import listed
 from more.loading.tables import is_json, read_table
 from more.paged.prompts import HASHED, hashed
 from more.serving.search import FASTEST
 
+OURS = ROOT / "experiments"  # the traces that ship with the project
 ARRIVALS, PROMPTS, OUTPUTS = range(3)  # the streams of one seed
 # Bounds of what may be asked for. Beyond them, numpy's 64-bit numbers or the memory run out.
 MOST_REQUESTS = 10**7
@@ -292,7 +294,8 @@ def read_trace(path: Path | str, counter: Counter = lambda: None) -> list[Reques
         second = 1e-3
     times = "no arrivals, so all requests come at once" if timeless else f"{arrival} in {unit}"
     said = texts.found or f"{whose}; tokens: {', '.join(sizes)}"
-    print(f"{path}: read as {said}; {times}")
+    if Path(path).resolve().parent != OURS:  # else nothing is guessed
+        print(f"{path}: read as {said}; {times}")
     known = {name for _, name in columns.values()}
     known |= {HASHES} if has_blocks(header) else set()
     places = [place for place, name in enumerate(header) if name not in known]
