@@ -4,6 +4,7 @@ sliders for a reader.
 Nothing of the engine is in here. enter.py makes its modules and `experiments` known.
 """
 
+import bdb
 import io
 import pdb  # noqa: T100
 import time
@@ -86,6 +87,7 @@ class Typed(io.StringIO):
 def debugged(call: Callable[[], object], *lines: str) -> str:
     """What Python's debugger says while it runs `call`, and is told these lines."""
     said = io.StringIO()
+    bdb.Breakpoint.clearBreakpoints()  # numbers begin at 1 again
     pdb.Pdb(stdin=Typed(lines, said), stdout=said, nosigint=True).runcall(call)
     return said.getvalue().replace(str(ROOT), ".")
 
