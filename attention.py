@@ -117,7 +117,8 @@ def sdpa(
 def attend_decode(q: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """One new row, q (1, n_head, head_dim). It sees all keys: no mask.
 
-    key, value: (n_kv_head, context, head_dim). Grouped query heads are rows of one product.
+    key, value: (n_kv_head, context, head_dim). The query heads of a group read the same keys. So
+    they can stand where the rows of a chunk would stand, and one product serves them all.
     """
     query = q.view(1, key.shape[0], -1, q.shape[-1])  # (1, n_kv_head, groups, head_dim)
     y = F.scaled_dot_product_attention(query, key[None], value[None])

@@ -70,9 +70,9 @@ def in_turn(call: Callable) -> Callable:
 
 
 class Stream(Iterator[StreamedToken]):
-    """Tokens as they come. Each takes a turn of its own, and so does its end.
+    """Tokens as they come. Each token takes a turn, and so does closing.
 
-    So who drops the last reference to it waits, too, until other calls have ended.
+    Python closes a stream that nobody refers to any more. That, too, waits for its turn.
     """
 
     def __init__(self, llm: "LLM", tokens: Generator[StreamedToken, None, None]):
@@ -85,7 +85,7 @@ class Stream(Iterator[StreamedToken]):
 
     def close(self) -> None:
         """Cancel what still runs of it."""
-        with self.llm.lock:
+        with self.llm.lock:  # not turn(): that may refuse (nano_sarathi.py), and an end must not
             self.tokens.close()
 
     __del__ = close
@@ -266,7 +266,7 @@ class LLM:
         return loop
 
     def _current_loop(self) -> Loop:
-        """The loop that runs. If none does: one that has not run, for the options as they are."""
+        """The loop that runs, or one that has not run yet. If there is neither, make a new one."""
         options = (
             self.policy, self.chunk_size, self.max_batch_size, self.cache_tokens,
             self.time_operators,
@@ -274,7 +274,9 @@ class LLM:
         if self._loop is not None and self._options != options:
             self.check_idle("policy, chunk_size and other options")
             self._loop = None
-        if self._loop is None or (self._loop.trace.iterations and not self._loop.busy):
+        loop = self._loop
+        finished = loop is not None and loop.trace.iterations and not loop.busy
+        if loop is None or finished:
             self.cache.reset()
             self._loop = Loop(self._scheduler(), self.make_executor())
             self._next_id = 0

@@ -72,7 +72,9 @@ class ModelExecutor:
         timer = TIMERS[device.type](device) if self.time_operators else None
         logits = self.forward(flat, timer or untimed)  # (S, vocab)
         tokens = self.choose(batch, logits)
-        synchronized_clock(device)  # only for its waiting: without a token, kernels may still run
+        # A batch may sample no token (no last chunk, no decode). Then nothing above has waited for
+        # the GPU.
+        synchronized_clock(device)
         seconds = self.now() - start
         if timer is None:
             return Result(tokens, seconds)
@@ -98,7 +100,7 @@ class ModelExecutor:
         for chunk in batch.chunks:
             request = chunk.request
             end = chunk.start + chunk.length
-            # its first chunk. (With more/paged/ that may start later: the rest was in the cache.)
+            # the first chunk has no slot yet (more/paged/: it may start after 0)
             if chunk.start == 0 or request.request_id not in self.slot_of:
                 self.slot_of[request.request_id] = self.cache.allocate(request)
             slot = self.slot_of[request.request_id]

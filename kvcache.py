@@ -63,8 +63,12 @@ class KVCache:
             cache[:, slots, positions] = new.transpose(0, 1)  # (n_kv_head, T, head_dim)
 
     def read(self, layer: int, slots: tuple[int, ...], contexts: tuple[int, ...]) -> tuple:
-        """Keys, values, and where in them these slots are: for `attention.SpanAttention`."""
-        return *self.layers[layer], slots
+        """What attention reads: keys, values, and the place of each slot in them.
+
+        Here the place is the slot itself. (more/paged/ copies blocks, and needs `contexts`.)
+        """
+        keys, values = self.layers[layer]
+        return keys, values, slots
 
     @property
     def bytes(self) -> int:

@@ -88,8 +88,8 @@ class Loop:
 
         No other request's tokens change. False if it has ended already.
         """
-        # Python may run a destructor at any moment. A stream (engine.py) that it closes cancels its
-        # requests here. Then they leave after the step.
+        # Python may delete a stream (engine.py) at any moment, even in the middle of a step. The
+        # stream then cancels its requests here. They leave when the step is over.
         if self._stepping:
             self._leaving.append(request)
             return True
@@ -113,7 +113,7 @@ class Loop:
         scheduler = self.scheduler
         executor = self.executor
         arriving = self.arriving
-        self._stepping = True
+        self._stepping = True  # stays so if the step fails: this loop must not go on
         iteration = None
         while iteration is None and self.busy:
             now = executor.now()

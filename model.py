@@ -122,9 +122,9 @@ def rotary_frequencies(config: ModelConfig) -> Tensor:
     100,000, rounding errors matter: so every step is in float32, as it was in training.
     """
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    frequencies = exponents.new_empty(len(config.rotary_bases), len(exponents))
-    for row, base in zip(frequencies, config.rotary_bases, strict=True):
-        row.copy_(1.0 / base**exponents)
+    frequencies = exponents.new_empty(len(config.rotary_bases), len(exponents))  # GPT-2: no rows
+    for row, base in enumerate(config.rotary_bases):
+        frequencies[row] = 1.0 / base**exponents
     if config.rope_scaling is None:
         return frequencies
     factor, low, high, length = config.rope_scaling

@@ -92,7 +92,7 @@ def least_share(shares: Tensor, k: Tensor, p: Tensor) -> Tensor:
     """The smallest share that top-k and top-p keep, (n, 1). shares (n, vocab); k, p (n, 1).
 
     In ascending order, shares are dropped from the left. First go those smaller than the k-th
-    largest. Then go the smallest of the rest, as long as they add up to at most 1 - p of it.
+    largest. The rest has a sum. Its smallest shares go, while they add up to at most 1 - p of it.
     """
     if shares.device.type == "cpu":
         ordered = torch.from_numpy(np.sort(shares.numpy()))  # 20 x as fast as torch here
@@ -102,9 +102,9 @@ def least_share(shares: Tensor, k: Tensor, p: Tensor) -> Tensor:
     last = shares.shape[-1] - 1
     place = (last + 1 - k).clamp(min=0).long()  # of the k-th largest; k = infinity: of the smallest
     kth = ordered.gather(1, place)
-    first = torch.searchsorted(ordered, kth).clamp(max=last)  # of those as large as the k-th
-    dropped = sums.gather(1, first) - kth.long()  # what top-k drops, in all
-    rest = sums[:, -1:] - dropped
-    dropped += ((1 - p) * rest).long()  # and what top-p drops
-    first = torch.searchsorted(sums, dropped, right=True).clamp(max=last)
-    return ordered.gather(1, first)
+    equal = torch.searchsorted(ordered, kth).clamp(max=last)  # the first as large as the k-th
+    below = sums.gather(1, equal) - kth.long()  # the sum of what top-k drops
+    rest = sums[:, -1:] - below  # the sum of what top-k keeps
+    limit = below + ((1 - p) * rest).long()  # both together may drop this much
+    kept = torch.searchsorted(sums, limit, right=True).clamp(max=last)  # the first sum above it
+    return ordered.gather(1, kept)

@@ -163,8 +163,8 @@ class Scheduler:
         if not self.waiting or len(self.running) >= self.max_batch_size:
             return False
         if not self.memory.taken:
-            return True  # an empty cache holds any request that `check` lets pass
-        # without room for all next tokens, it would be preempted
+            return True  # `check` let it pass, so it fits. (`holds` may ask for a token more.)
+        # all next tokens must fit, too: else the newcomer, the newest, is preempted at once
         return self.memory.holds(self.running, self.waiting[0])
 
     def admit(self) -> Request | None:
