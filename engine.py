@@ -13,13 +13,14 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import wraps
+from inspect import signature
 from threading import RLock
 
 import torch
 
 from attention import PLAIN
 from batch import Batch, Request
-from command.checks import UserError, lookup
+from command.checks import UserError, did_you_mean, lookup
 from executor import ModelExecutor
 from kvcache import KVCache
 from loader import DTYPES, MORE, Tokenizer, find, load_model, load_stop_ids, load_tokenizer
@@ -110,6 +111,8 @@ class LLM:
     that names the bad value.
     """
 
+    elsewhere = f"{MORE} has more of them"  # options
+
     def __init__(
         self, model: str | Transformer = "demo", *, policy: str = "sarathi", chunk_size: int = 256,
         max_batch_size: int = 8, max_length: int | None = None, cache_tokens: int | None = None,
@@ -118,7 +121,8 @@ class LLM:
         **others: object,
     ):  # fmt: skip
         for name in others:
-            raise UserError(f"no option {name!r}. {MORE} has more of them")
+            near = did_you_mean(name, signature(type(self)).parameters) or "."
+            raise UserError(f"no option {name!r}{near} {self.elsewhere}".rstrip())
         self.policy = policy
         self.chunk_size = chunk_size
         self.max_batch_size = max_batch_size

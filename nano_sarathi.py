@@ -56,13 +56,15 @@ class LLM(BookLLM):
         "auto": on CUDA, if launching kernels takes longer than reading the weights.
     """
 
+    elsewhere = ""
+
     def __init__(
         self, model: str = "demo", *, policy: str = "sarathi", chunk_size: int = 256,
         max_batch_size: int = 8, max_length: int | None = None, cache_tokens: int | None = None,
         cache: str = "slots", block_size: int | None = None, prefix_caching: bool = False,
         dtype: str = "auto", device: str = "auto", attention: str = "auto", seed: int = 0,
         time_operators: bool = False, check_weights: bool = False, cuda_graphs: str = "auto",
-        cost: Callable[[Batch], float] | None = None,
+        cost: Callable[[Batch], float] | None = None, **others: object,
     ):  # fmt: skip
         self.blocks = choose_blocks(cache, block_size, prefix_caching, attention)
         self.lent_to: object = None  # who steps the model in place of our loop
@@ -71,7 +73,7 @@ class LLM(BookLLM):
         super().__init__(
             model, policy=policy, chunk_size=chunk_size, max_batch_size=max_batch_size,
             max_length=max_length, cache_tokens=cache_tokens, dtype=dtype, device=device,
-            attention=attention, seed=seed, time_operators=time_operators, cost=cost,
+            attention=attention, seed=seed, time_operators=time_operators, cost=cost, **others,
         )  # fmt: skip
         self._plug_in(attention)
 

@@ -49,21 +49,14 @@ def simulate(
     prefix_caching: bool = False,
     done: Callable[[Life], None] | None = None,
 ) -> Trace:
-    """Predicted times of these requests, with placeholder tokens.
+    """As `simulate.simulate`, with a few options more. model: also a folder with a config.json.
 
-    tp: GPUs that share the model. link: joins them, a name of configs.LINKS; None: the GPU's own.
-    software: a name of costmodel.SOFTWARE, which docs/what-a-gpu-charges.md explains: the constants
-    are fitted to its measurements. The default is SARATHI's; "vllm" is today's. If it was not
-    measured on this GPU, the trace's `guess` says whose constants are taken.
-    host: a name of configs.hosts.HOSTS: the CPU's time for each iteration.
     cache, block_size, prefix_caching: see `nano_sarathi.LLM`. Only prompts that say which tokens
     they share can share them, and `range(n)` says nothing: see more/paged/prompts.py.
 
     done: is given each request's life when it has ended, and nothing is kept. So a million requests
     may come from a generator, in order of arrival. (With prefix_caching, give cache_tokens, too.)
 
-    What does not fit the GPU's memory is priced all the same: `guess` says so. Without
-    cache_tokens, B requests run at once (`costmodel.requests_that_fit` says how many fit).
     Raises UserError if a request is too long for the model or for `cache_tokens`.
     """
     cost_model = make_cost_model(model, gpu, tp, link, software, host)
