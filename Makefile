@@ -120,7 +120,7 @@ lines:
 # The nine files, and what they need, alone in build/book: a debugger meets nothing else there.
 book: .venv/run.stamp
 	$(BIN)/python tests/lines.py build/book
-	cd build/book && ../../$(BIN)/python -c "from engine import LLM; print(LLM().generate('The with statement')[0].text)"
+	cd build/book && ../../$(BIN)/python -c "from engine import LLM, SamplingParams; print(LLM().generate('The with statement', SamplingParams(24))[0].text)"
 
 format: .venv/dev.stamp
 	$(BIN)/ruff check --fix .
