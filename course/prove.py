@@ -199,7 +199,8 @@ class Table:
 
 def arange(first: Any, end: Any = None, device: Any = None) -> Table:
     if end is None:
-        first, end = 0, first
+        end = first
+        first = 0
     return Table(None, end - first, lambda row, column: first + column)
 
 

@@ -172,7 +172,8 @@ def simulate(
     # one whole prompt beside the decodes: best-case Orca is SARATHI with chunks as long as the
     # longest prompt (Sec 5.2)
     whole = policy == "orca"
-    chunk_size, deal = (LONGEST + batch_size, "queue") if whole else (setup.chunk_size, setup.deal)
+    chunk_size = LONGEST + batch_size if whole else setup.chunk_size
+    deal = "queue" if whole else setup.deal
     cost_model = setup.cost_model
     filled = pipeline.make_micro_batches(
         "sarathi", stages, stages, batch_size, chunk_size, deal=deal

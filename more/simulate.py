@@ -68,7 +68,8 @@ def simulate(
     if done is None:
         run_all(loop, ready)
     else:
-        loop.trace, loop.arriving = Fleeting(scheduler.name), OneByOne(ready)
+        loop.trace = Fleeting(scheduler.name)
+        loop.arriving = OneByOne(ready)
         while loop.step():
             for _, life in loop.trace.ended:
                 done(life)

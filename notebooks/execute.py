@@ -40,9 +40,11 @@ def convert(source: Path) -> nbformat.NotebookNode:
     next text, outputs are hidden: by the site until a reader answers, by Jupyter (`outputs_hidden`)
     until a click or a run.
     """
-    notebook, predicted = jupytext.read(source), False
+    notebook = jupytext.read(source)
+    predicted = False
     for number, cell in enumerate(notebook.cells):
-        cell.id, tags = f"cell-{number}", cell.metadata.get("tags", [])
+        cell.id = f"cell-{number}"
+        tags = cell.metadata.get("tags", [])
         cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
         predicted = cell.cell_type == "code" and (predicted or "predict" in tags)
         folded = {"source_hidden": "hide-input" in tags, "outputs_hidden": predicted}
