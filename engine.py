@@ -114,12 +114,22 @@ class LLM:
     elsewhere = f"{MORE} has more of them"  # options
 
     def __init__(
-        self, model: str | Transformer = "demo", *, policy: str = "sarathi", chunk_size: int = 256,
-        max_batch_size: int = 8, max_length: int | None = None, cache_tokens: int | None = None,
-        dtype: str = "float32", device: str = "cpu", attention: str = "sdpa", seed: int = 0,
-        time_operators: bool = False, cost: Callable[[Batch], float] | None = None,
+        self,
+        model: str | Transformer = "demo",
+        *,
+        policy: str = "sarathi",
+        chunk_size: int = 256,
+        max_batch_size: int = 8,
+        max_length: int | None = None,
+        cache_tokens: int | None = None,
+        dtype: str = "float32",
+        device: str = "cpu",
+        attention: str = "sdpa",
+        seed: int = 0,
+        time_operators: bool = False,
+        cost: Callable[[Batch], float] | None = None,
         **others: object,
-    ):  # fmt: skip
+    ):
         for name in others:
             near = did_you_mean(name, signature(type(self)).parameters) or "."
             raise UserError(f"no option {name!r}{near} {self.elsewhere}".rstrip())
@@ -272,9 +282,12 @@ class LLM:
     def _current_loop(self) -> Loop:
         """The loop that runs, or one that has not run yet. If there is neither, make a new one."""
         options = (
-            self.policy, self.chunk_size, self.max_batch_size, self.cache_tokens,
+            self.policy,
+            self.chunk_size,
+            self.max_batch_size,
+            self.cache_tokens,
             self.time_operators,
-        )  # fmt: skip
+        )
         if self._loop is not None and self._options != options:
             self.check_idle("policy, chunk_size and other options")
             self._loop = None
@@ -318,9 +331,14 @@ class LLM:
             sampler = Sampler(params, self.seed + index if params.seed is None else params.seed)
         ends = frozenset() if params.ignore_eos else self.stop_ids
         return Request(
-            index, ids, params.max_tokens, ends.union(params.stop_ids), arrival, sampler=sampler,
+            index,
+            ids,
+            params.max_tokens,
+            ends.union(params.stop_ids),
+            arrival,
+            sampler=sampler,
             tags=dict(params.tags),
-        )  # fmt: skip
+        )
 
     def _check(self, requests: list[Request], scheduler: Scheduler) -> None:
         """Raise a UserError for a request that does not fit a slot, or the cache."""

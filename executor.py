@@ -48,9 +48,13 @@ class ModelExecutor:
     """The model, its cache, and a back end of attention. cost: see `loop.Executor`."""
 
     def __init__(
-        self, model: Transformer, cache: KVCache, attention: Attention,
-        time_operators: bool = False, cost: Callable[[Batch], float] | None = None,
-    ):  # fmt: skip
+        self,
+        model: Transformer,
+        cache: KVCache,
+        attention: Attention,
+        time_operators: bool = False,
+        cost: Callable[[Batch], float] | None = None,
+    ):
         self.model = model
         self.cache = cache
         self.attention = attention

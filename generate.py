@@ -52,8 +52,10 @@ FLAGS = {
     "calibration": Flag(shown="results/calibration-MODEL.json"),
     "chunk_size": Flag(default=64),
     "max_batch_size": Flag(default=8),
-    "max_length": Flag("most tokens of prompt and output; with --beams, of the prompt",
-                       shown="what the prompts need"),
+    "max_length": Flag(
+        "most tokens of prompt and output; with --beams, of the prompt",
+        shown="what the prompts need",
+    ),
     "max_tokens": Flag(default=64),
     "temperature": Flag(default=0),
     "top_k": Flag(default=0),
@@ -70,13 +72,17 @@ FLAGS = {
     "perfetto": Flag("write the run, operator by operator, for https://ui.perfetto.dev (JSON)"),
     "check": Flag(),
     "stages": Flag("processes to start, unless torchrun starts them", 1),
-    "micro_batches": Flag("with --stages: micro-batches of --max-batch-size requests each",
-                          shown="one for each stage"),
-    "deal": Flag("with --stages: how micro-batches get requests: queue, turns, any, or ahead (any,"
-                 " and a prompt's next chunk follows at once)", shown="queue"),
+    "micro_batches": Flag(
+        "with --stages: micro-batches of --max-batch-size requests each", shown="one for each stage"
+    ),
+    "deal": Flag(
+        "with --stages: how micro-batches get requests: queue, turns, any, or ahead (any,"
+        " and a prompt's next chunk follows at once)",
+        shown="queue",
+    ),
     "lengths": Flag(repeated=True),
     "json": Flag("with --stages: write every run's times"),
-}  # fmt: skip
+}
 OF_ONE = ("beams", "cache", "block_size", "prefix_caching", "cuda_graphs")  # no stage takes them
 OF_STAGES = ("micro_batches", "deal", "lengths", "json")
 
@@ -124,9 +130,12 @@ def beam_params(args: argparse.Namespace) -> BeamSearchParams | None:
     if flags:
         raise UserError(f"{flags[0]}; a beam search does not sample: leave it out")
     return BeamSearchParams(
-        args.beams, args.max_tokens, args.n, ignore_eos=args.ignore_eos,
+        args.beams,
+        args.max_tokens,
+        args.n,
+        ignore_eos=args.ignore_eos,
         length_penalty=1.0 if args.length_penalty is None else args.length_penalty,
-    )  # fmt: skip
+    )
 
 
 def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
@@ -343,11 +352,14 @@ def run_one(
 ) -> tuple[LLM, list[str]]:
     """Run it in this process. options: of `LLM`. Returns why each output ended, too."""
     llm = LLM(
-        args.model, **options, time_operators=args.perfetto is not None,
+        args.model,
+        **options,
+        time_operators=args.perfetto is not None,
         cache="slots" if beams or args.cache is None else args.cache,
-        block_size=args.block_size, prefix_caching=args.prefix_caching,
+        block_size=args.block_size,
+        prefix_caching=args.prefix_caching,
         cuda_graphs=args.cuda_graphs,
-    )  # fmt: skip
+    )
     warn_if_crowded(llm.policy, llm.max_batch_size, llm.chunk_size)
     take_prices(llm, args.calibration)
     if beams:

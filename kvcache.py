@@ -19,9 +19,13 @@ class KVCache:
     """Keys and values of all layers for `slots` requests of up to `length` tokens each."""
 
     def __init__(
-        self, model: ModelConfig, slots: int, length: int, dtype: torch.dtype = torch.float32,
+        self,
+        model: ModelConfig,
+        slots: int,
+        length: int,
+        dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
-    ):  # fmt: skip
+    ):
         # Heads come before slots, so that all slots of a head can be read as one long row of keys.
         shape = (model.n_layer, model.n_kv_head, slots, length, model.head_dim)
         self.k = torch.zeros(shape, dtype=dtype, device=device)

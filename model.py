@@ -177,9 +177,12 @@ class Transformer(nn.Module):
 
     @torch.inference_mode()
     def forward(
-        self, batch: FlatBatch, cache: KVCache, attention: Attention = PLAIN["sdpa"],
+        self,
+        batch: FlatBatch,
+        cache: KVCache,
+        attention: Attention = PLAIN["sdpa"],
         call: Callable = untimed,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Write the rows' K and V into the cache. Logits (S, vocab) of `logit_rows` alone."""
         x = self._embed(batch.tokens, batch.positions)  # (T, H)
         rotaries = self._rotary(batch.positions)

@@ -59,22 +59,46 @@ class LLM(BookLLM):
     elsewhere = ""
 
     def __init__(
-        self, model: str = "demo", *, policy: str = "sarathi", chunk_size: int = 256,
-        max_batch_size: int = 8, max_length: int | None = None, cache_tokens: int | None = None,
-        cache: str = "slots", block_size: int | None = None, prefix_caching: bool = False,
-        dtype: str = "auto", device: str = "auto", attention: str = "auto", seed: int = 0,
-        time_operators: bool = False, check_weights: bool = False, cuda_graphs: str = "auto",
-        cost: Callable[[Batch], float] | None = None, **others: object,
-    ):  # fmt: skip
+        self,
+        model: str = "demo",
+        *,
+        policy: str = "sarathi",
+        chunk_size: int = 256,
+        max_batch_size: int = 8,
+        max_length: int | None = None,
+        cache_tokens: int | None = None,
+        cache: str = "slots",
+        block_size: int | None = None,
+        prefix_caching: bool = False,
+        dtype: str = "auto",
+        device: str = "auto",
+        attention: str = "auto",
+        seed: int = 0,
+        time_operators: bool = False,
+        check_weights: bool = False,
+        cuda_graphs: str = "auto",
+        cost: Callable[[Batch], float] | None = None,
+        **others: object,
+    ):
         self.blocks = choose_blocks(cache, block_size, prefix_caching, attention)
         self.lent_to: object = None  # who steps the model in place of our loop
         self.check_weights = check_weights
         self.cuda_graphs = cuda_graphs
         super().__init__(
-            model, policy=policy, chunk_size=chunk_size, max_batch_size=max_batch_size,
-            max_length=max_length, cache_tokens=cache_tokens, dtype=dtype, device=device,
-            attention=attention, seed=seed, time_operators=time_operators, cost=cost, **others,
-        )  # fmt: skip
+            model,
+            policy=policy,
+            chunk_size=chunk_size,
+            max_batch_size=max_batch_size,
+            max_length=max_length,
+            cache_tokens=cache_tokens,
+            dtype=dtype,
+            device=device,
+            attention=attention,
+            seed=seed,
+            time_operators=time_operators,
+            cost=cost,
+            **others,
+        )
         self._plug_in(attention)
 
     # ---- its parts
@@ -106,10 +130,17 @@ class LLM(BookLLM):
         slots = self.max_batch_size
         length = self.max_length
         self.model = load_model(
-            self.config, self.directory, self.dtype, self.device, own=own, slots=slots,
-            length=length, seed=self.seed, check_weights=self.check_weights,
+            self.config,
+            self.directory,
+            self.dtype,
+            self.device,
+            own=own,
+            slots=slots,
+            length=length,
+            seed=self.seed,
+            check_weights=self.check_weights,
             blocks=real_memory(self.blocks, slots, length, self.cache_tokens),
-        )  # fmt: skip
+        )
         self.part = getattr(self.model, "part", self.config)  # the layers that are here
 
     def _make_cache(self) -> None:

@@ -69,33 +69,49 @@ FLAGS = {
     "gpu_spec": Flag(),
     "tp": Flag("", 1),
     "pp": Flag("", 1),
-    "link": Flag("what joins the GPUs: a name of configs/gpus.py; or the bus bandwidth of an"
-                 " all-reduce, as nccl-tests prints it, in GB/s", shown="the GPU's own"),
+    "link": Flag(
+        "what joins the GPUs: a name of configs/gpus.py; or the bus bandwidth of an"
+        " all-reduce, as nccl-tests prints it, in GB/s",
+        shown="the GPU's own",
+    ),
     "software": Flag("", shown="vllm", choices=SOFTWARE),
     "memory_utilization": Flag("", shown=str(UTILIZATION)),
-    "cache_tokens": Flag("tokens of cache of the replica, instead: of an engine's own log, such as"
-                         " \"GPU KV cache size: N tokens\""),
-    "requests_file": Flag("traffic: a CSV, JSON or JSONL file of arrivals, prompts and outputs; or"
-                          " chat, arxiv, or P:N tokens of every request", shown="chat"),
+    "cache_tokens": Flag(
+        "tokens of cache of the replica, instead: of an engine's own log, such as"
+        ' "GPU KV cache size: N tokens"'
+    ),
+    "requests_file": Flag(
+        "traffic: a CSV, JSON or JSONL file of arrivals, prompts and outputs; or"
+        " chat, arxiv, or P:N tokens of every request",
+        shown="chat",
+    ),
     "requests": Flag("requests that are drawn, where the traffic is no file", REQUESTS, 256),
     "seed": Flag(default=0),
     **SLO_FLAGS,
     "rate": Flag("requests per second that you expect: how many replicas hold them?"),
     "max_batch_size": Flag("requests that run at once, at most C", shown="256"),
     "chunk_size": Flag("token budgets that are tried", shown="several, by the SLO", several=True),
-    "anchor": Flag("your own server: the file of vllm bench serve --save-result, of SGLang's"
-                   " bench_serving, or of guidellm. All times are scaled to it"),
+    "anchor": Flag(
+        "your own server: the file of vllm bench serve --save-result, of SGLang's"
+        " bench_serving, or of guidellm. All times are scaled to it"
+    ),
     **POLICY_FLAGS,
-    "policy": Flag("a policy to compare; all: every one", shown="all but SARATHI's heirs; those of"
-                   " --policy-file, if it is given",
-                   repeated=True),
-    "tables": Flag("also: other samples of the traffic, latencies against the load, layouts of"
-                   " GPUs, policies", (), shown="none; policies with --policy or --policy-file",
-                   choices=(*TABLES, "all"), several=True),
+    "policy": Flag(
+        "a policy to compare; all: every one",
+        shown="all but SARATHI's heirs; those of --policy-file, if it is given",
+        repeated=True,
+    ),
+    "tables": Flag(
+        "also: other samples of the traffic, latencies against the load, layouts of GPUs, policies",
+        (),
+        shown="none; policies with --policy or --policy-file",
+        choices=(*TABLES, "all"),
+        several=True,
+    ),
     "out": Flag("also the tables as a picture and a CSV: plan.png and plan.csv", shown="none"),
     "force": Flag(),
     "quick": Flag(),
-}  # fmt: skip
+}
 
 
 def replica_of(options: Namespace, model: ModelConfig, tp: int, pp: int) -> Deployment:
@@ -107,9 +123,20 @@ def replica_of(options: Namespace, model: ModelConfig, tp: int, pp: int) -> Depl
     link = link_of(options, gpu)
     share = options.memory_utilization or UTILIZATION
     replica = Deployment(
-        model, tp, gpu, pp, link, link, size, size, host, deal, software,
-        efficiency=constants(owner, software)[0] if options.gpu_spec else None, utilization=share,
-    )  # fmt: skip
+        model,
+        tp,
+        gpu,
+        pp,
+        link,
+        link,
+        size,
+        size,
+        host,
+        deal,
+        software,
+        efficiency=constants(owner, software)[0] if options.gpu_spec else None,
+        utilization=share,
+    )
     if options.cache_tokens and (tp, pp) == (options.tp, options.pp):
         return replace(replica, cache=options.cache_tokens, utilization=None)
     if not replica.holds(least := budgets_tried(options)[0]):

@@ -42,8 +42,11 @@ REAL = {"dtype": "auto", "device": "auto", "attention": "auto", "cuda_graphs": "
 
 
 FLAGS = {
-    "model": Flag("model: demo, a Hugging Face directory, or a hub id; with --gpu, also a"
-                  " name of configs.MODELS", shown="demo; with --gpu, llama-13b"),
+    "model": Flag(
+        "model: demo, a Hugging Face directory, or a hub id; with --gpu, also a"
+        " name of configs.MODELS",
+        shown="demo; with --gpu, llama-13b",
+    ),
     "policy": Flag(f"policy, one of {policy_names()}", "sarathi_serve"),
     "policy_file": Flag(repeated=True),
     "chunk_size": Flag(default=256),
@@ -57,12 +60,14 @@ FLAGS = {
     "api_key": Flag(shown=f"${KEY}, else none", repeated=True),
     "queue": Flag("requests that may wait; one more is answered 429", 256),
     "drain": Flag(default=30),
-    "pyodide": Flag("folder with the files of Pyodide, for browsers without a network",
-                    shown="none: a browser loads it"),
+    "pyodide": Flag(
+        "folder with the files of Pyodide, for browsers without a network",
+        shown="none: a browser loads it",
+    ),
     "lenient": Flag(),
     **{name: Flag(default=usual) for name, usual in REAL.items()},
     "calibration": Flag(shown="results/calibration-MODEL.json"),
-}  # fmt: skip
+}
 
 
 def parse_args() -> argparse.Namespace:
@@ -80,9 +85,12 @@ def make_engine(args: argparse.Namespace) -> Engine:
             flag = f"--{given[0].replace('_', '-')}"
             raise UserError(f"{flag} is for a real model, and --gpu prices one: leave one out")
         return PricedEngine(
-            args.model or "llama-13b", args.gpu, tp=args.tp, max_batch_size=args.max_batch_size,
+            args.model or "llama-13b",
+            args.gpu,
+            tp=args.tp,
+            max_batch_size=args.max_batch_size,
             **shared,
-        )  # fmt: skip
+        )
     if args.tp != 1:
         raise UserError("--tp is for a priced model: give --gpu, too")
     from more.web.real import RealEngine

@@ -184,9 +184,13 @@ class Recorder:
             request_id = request.request_id
             if request_id not in lives:
                 lives[request_id] = Life(
-                    request_id, request.arrival, len(request.prompt), start,
-                    cached=chunk.start, tags=request.tags,
-                )  # fmt: skip
+                    request_id,
+                    request.arrival,
+                    len(request.prompt),
+                    start,
+                    cached=chunk.start,
+                    tags=request.tags,
+                )
             life = lives[request_id]
             reached = chunk.start + chunk.length
             if life.lost > chunk.start:

@@ -166,7 +166,8 @@ TABLE: dict[str, dict[str, Kind]] = {
             "FILE", "calibration by calibrate.py; policies may ask it what a batch costs", Path
         ),
         "gpu-spec": Kind(
-            "MEM,FLOPS,BW", "another GPU: its memory in GB, dense fp16 TFLOPS, bandwidth in GB/s",
+            "MEM,FLOPS,BW",
+            "another GPU: its memory in GB, dense fp16 TFLOPS, bandwidth in GB/s",
             three_numbers,
         ),
         "link": Kind("NAME", "what joins the GPUs: a name of configs/gpus.py, or its GB/s"),
@@ -194,7 +195,8 @@ TABLE: dict[str, dict[str, Kind]] = {
         ),
         "file": Kind("FILE", "UTF-8 text file with one prompt on each line", Path),
         "lengths": Kind(
-            "P:N,...", "one more run: prompts of P made-up tokens, with N output tokens each",
+            "P:N,...",
+            "one more run: prompts of P made-up tokens, with N output tokens each",
             repeated=True,
         ),
         "workload": Kind(
@@ -226,7 +228,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         "refresh": Kind("", "write the executed notebooks beside their sources"),
         "text": Kind("", "run nothing: write new text and keep the old outputs"),
     },
-}  # fmt: skip
+}
 KINDS = {name: kind for kinds in TABLE.values() for name, kind in kinds.items()}
 THEIRS = {  # what other engines and their benchmarks call ours
     "chunk-size": "max-num-batched-tokens chunked-prefill-size",

@@ -134,8 +134,11 @@ def submit() -> None:
 
 
 def parsed() -> argparse.Namespace:
-    parser = Parser("python -m course", description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = Parser(
+        "python -m course",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     names = "start doctor submit check hint picture plant grade page slides prove"
     subs = {name: commands.add_parser(name) for name in names.split()}

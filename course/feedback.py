@@ -166,8 +166,11 @@ def page(grade: Grade, points: dict[str, float], seed: int) -> str:
         f"<h1>{name}</h1>",
         f"<p><b>{grade.points(points):g} of {sum(points.values()):g} points</b> by the checks.</p>",
         *(f"<p>{html.escape(note)}</p>" for note in notes(grade)),
-        "<table>", *rows, "</table>", *parts,
+        "<table>",
+        *rows,
+        "</table>",
+        *parts,
         f"<p>To try the same cases again (here for {EXERCISES[again].name}):</p>",
         f"<pre>python -m course check {again} --seed {seed}</pre>",
-    ]  # fmt: skip
+    ]
     return PAGE.substitute(title=name, body="\n".join(body))

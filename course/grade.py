@@ -61,9 +61,14 @@ class Worker:
         setup = {"files": files, "torch": torch, "memory": MEMORY, "seconds": int(WHOLE)}
         with tempfile.TemporaryFile(dir=self.home) as said:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "course.worker"], cwd=ROOT, env=environment, stderr=said,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
-            )  # fmt: skip
+                [sys.executable, "-m", "course.worker"],
+                cwd=ROOT,
+                env=environment,
+                stderr=said,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            )
             try:
                 self.held = self.exchange(setup, START).get("held", [])
                 self.spent = 0.0  # to start is not the student's fault
@@ -137,8 +142,11 @@ def graded(handed: Submission, keys: Iterable[str], seed: int, place: Path) -> G
     exercises = [EXERCISES[key] for key in keys]
     # No stub is run: a worker needs no torch for those of E2 to E4.
     stubs = {each.file: (STUBS / f"{each.file}.py").read_text("utf-8") for each in exercises}
-    files = {name: text for name, text in handed.files.items()
-             if name in stubs and text.split() != stubs[name].split()}  # fmt: skip
+    files = {
+        name: text
+        for name, text in handed.files.items()
+        if name in stubs and text.split() != stubs[name].split()
+    }
     why = dict.fromkeys(handed.files, "stub") | dict.fromkeys(handed.refused, "refused")
     grade.results = {each.key: why.get(each.file, "-") for each in exercises}
     try:
@@ -275,12 +283,23 @@ def table(grades: list[Grade], points: dict[str, float], seed: int, first: str) 
     """A line for each student, as CSV."""
     text = StringIO()
     rows = csv.writer(text)
-    rows.writerow(["submission", *points, "passed", "points", "scores", "page", "seed",
-                   "protection"])  # fmt: skip
+    rows.writerow(
+        ["submission", *points, "passed", "points", "scores", "page", "seed", "protection"]
+    )
     for number, each in enumerate(grades, 1):
         passed = sum(result == "passed" for result in each.results.values())
         scores = "; ".join(f"{key}: {told}" for key, told in each.scores.items())
         results = [each.results[key] for key in points]
-        rows.writerow([as_cell(each.name), *results, passed, f"{each.points(points):g}",
-                       scores, f"{each.page(number)}.html", seed, first])  # fmt: skip
+        rows.writerow(
+            [
+                as_cell(each.name),
+                *results,
+                passed,
+                f"{each.points(points):g}",
+                scores,
+                f"{each.page(number)}.html",
+                seed,
+                first,
+            ]
+        )
     return text.getvalue()

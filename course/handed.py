@@ -60,8 +60,9 @@ def members(place: Path | BytesIO) -> list[tuple[list[str], Read]]:
     for info in packed.infolist():
         parts = re.split(r"[/\\]", info.filename)
         if parts[-1].strip(".") and not any(map(hidden, parts)):
-            found.append(([part for part in parts if part.strip(".")],
-                          partial(read_member, packed, info)))  # fmt: skip
+            found.append(
+                ([part for part in parts if part.strip(".")], partial(read_member, packed, info))
+            )
     return found
 
 

@@ -33,14 +33,20 @@ def own(editor: bool, home: str) -> dict:
     """What the page reads of its manifest. editor: whether editor.js is there. home: as `write`."""
     exercises = [
         {
-            "key": each.key, "name": each.name, "title": each.title, "file": f"{each.file}.py",
-            "lesson": each.lesson, "lines": each.lines, "torch": each.torch,
+            "key": each.key,
+            "name": each.name,
+            "title": each.title,
+            "file": f"{each.file}.py",
+            "lesson": each.lesson,
+            "lines": each.lines,
+            "torch": each.torch,
             "page": f"notebooks/{LESSONS[each.lesson - 1].stem}.html",
-            "stub": (STUBS / f"{each.file}.py").read_text("utf-8"), "hints": hints(each),
+            "stub": (STUBS / f"{each.file}.py").read_text("utf-8"),
+            "hints": hints(each),
             "properties": each.check.PROPERTIES,
         }
         for each in EXERCISES.values()
-    ]  # fmt: skip
+    ]
     return {"editor": editor, "home": home, "exercises": exercises}
 
 
@@ -59,9 +65,12 @@ def editor(npm: Path) -> bytes | None:
 
 
 def write(
-    out: Path, pyodide: Path | str | None = None, npm: Path = NPM, force: bool = False,
+    out: Path,
+    pyodide: Path | str | None = None,
+    npm: Path = NPM,
+    force: bool = False,
     home: str = "",
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Write the page's folder; the names of its files. pyodide, force: see `bundle.write`.
 
     home: the address of the site that has the lessons, or "" if none has.

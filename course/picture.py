@@ -47,14 +47,21 @@ def batches(case: dict, answer: dict, _: bool = True) -> Panel:
     marked = any(isinstance(shape, Mark) for shape in shapes)
     tall = max((bar.y + bar.height for bar in shapes if isinstance(bar, Bar)), default=0)
     high = max((1.45 if marked else 1.2) * case["C"], 1.1 * tall)  # above C, all is seen
-    return Panel([*shapes, line], (0.3, end), (0, high), "iteration", "rows of the batch",
-                 whole=True)  # fmt: skip
+    return Panel(
+        [*shapes, line], (0.3, end), (0, high), "iteration", "rows of the batch", whole=True
+    )
 
 
 def curve(case: dict, answer: list, mine: bool) -> Panel:
     truth = case["_truth"]
-    drawn = [Line([(x, 1e3 * y) for x, y in zip(case["x"], truth, strict=True)], "#808080",
-                  "what it should be", dashed=True)]  # fmt: skip
+    drawn = [
+        Line(
+            [(x, 1e3 * y) for x, y in zip(case["x"], truth, strict=True)],
+            "#808080",
+            "what it should be",
+            dashed=True,
+        )
+    ]
     if mine:
         points = [(x, 1e3 * y) for x, y in zip(case["x"], answer, strict=True)]
         drawn.append(Line(points, COLOURS["blue"], "yours"))
@@ -88,8 +95,13 @@ def slots(case: dict, answer: dict, _: bool = True) -> Panel:
     ]
     said = [each[:1] if each[0] == "write" else each[:2] for each in case["operations"]]
     names = [(place, " ".join(map(str, each))) for place, each in enumerate(said)]
-    return cells(grid, x_label="after", y_label="slot: tokens in it", x_ticks=names,
-                 y_ticks=numbered(case["slots"]))  # fmt: skip
+    return cells(
+        grid,
+        x_label="after",
+        y_label="slot: tokens in it",
+        x_ticks=names,
+        y_ticks=numbered(case["slots"]),
+    )
 
 
 SEEN = {  # is, should be: what a cell of a mask is called
@@ -113,8 +125,12 @@ def masks(case: dict, answer: list, _: bool) -> Panel:
             pairs = zip(seen.ljust(whole, "0")[:whole], right, strict=True)
             grid.append([(SEEN[a + b][1], "") for a, b in pairs])
         lines.append(Line([(-0.5, len(grid) - 0.5), (whole - 0.5, len(grid) - 0.5)], INK))
-    panel = cells(grid, x_label=f"key{shapes}", y_label="prompt token; lines end chunks",
-                  legend=[(hue, words) for words, hue in SEEN.values()])  # fmt: skip
+    panel = cells(
+        grid,
+        x_label=f"key{shapes}",
+        y_label="prompt token; lines end chunks",
+        legend=[(hue, words) for words, hue in SEEN.values()],
+    )
     return replace(panel, shapes=[*panel.shapes, *lines])
 
 
@@ -131,8 +147,15 @@ def stages(case: dict, answer: dict, _: bool = True) -> Panel:
         f"{name} {answer['idle'].get(name, 0):.3g}" for name in ("start-up", "bubble", "drain")
     )
     count = len(case["seconds"][0])
-    return Panel(shapes, (0, 1.02 * end), (-0.5, count - 0.5), f"time (s)\nidle: {idle}", "stage",
-                 y_ticks=numbered(count), down=True)  # fmt: skip
+    return Panel(
+        shapes,
+        (0, 1.02 * end),
+        (-0.5, count - 0.5),
+        f"time (s)\nidle: {idle}",
+        "stage",
+        y_ticks=numbered(count),
+        down=True,
+    )
 
 
 def answers(exercise: Exercise, ask: Ask) -> tuple[Callable[..., Panel], dict, Callable]:

@@ -23,14 +23,15 @@ PLANTED = HERE / "planted.toml"
 # class that its solution calls, the hook `share` of it.
 FIT = {
     "e07": [["ModelConfig\n", "ModelConfig\nfrom costmodel import padded as padded_rows\n"]],
-    "e08": [['_serve"\n',
-             '_serve"\n\n    def share(self, request, room):\n        return room\n']],
+    "e08": [['_serve"\n', '_serve"\n\n    def share(self, request, room):\n        return room\n']],
     "e09": [["from types", "from itertools import pairwise\nfrom types"]],
     "e13": [["import Sequence\n", "import Sequence\nfrom itertools import takewhile\n"]],
-    "final": [["import Scheduler", "import SarathiServe"],
-              ["Mine(Scheduler)", "Mine(SarathiServe)"],
-              ["raise NotImplementedError", "return super().schedule(now)"]],
-}  # fmt: skip
+    "final": [
+        ["import Scheduler", "import SarathiServe"],
+        ["Mine(Scheduler)", "Mine(SarathiServe)"],
+        ["raise NotImplementedError", "return super().schedule(now)"],
+    ],
+}
 
 
 @dataclass(frozen=True)

@@ -306,9 +306,18 @@ def attention_sees(
         q = Reader((1, length, 4, 64))
         keys = Reader((2,))
         return run(
-            attend, q, keys, keys, [slot], [start + length], *windows, files=[attention],
-            torch=TORCH, F=FUSED, chunk_mask=inspect.unwrap(attention.chunk_mask),
-        )  # fmt: skip
+            attend,
+            q,
+            keys,
+            keys,
+            [slot],
+            [start + length],
+            *windows,
+            files=[attention],
+            torch=TORCH,
+            F=FUSED,
+            chunk_mask=inspect.unwrap(attention.chunk_mask),
+        )
 
     def claim(seen: Reader) -> BoolRef:
         near = [Implies(each > 0, key > start + row - each) for each in windows]

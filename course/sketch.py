@@ -75,16 +75,19 @@ class Panel:
     def ticks(self) -> list[Sequence[tuple[float, object]]]:
         """Of x, and of y."""
         pairs = ((self.x_ticks, self.x), (self.y_ticks, self.y))
-        return [round_ticks(*ends, 1 if self.whole else 0) if own is None else own
-                for own, ends in pairs]  # fmt: skip
+        return [
+            round_ticks(*ends, 1 if self.whole else 0) if own is None else own
+            for own, ends in pairs
+        ]
 
     @property
     def key(self) -> dict[str, tuple[str, bool | None]]:
         """Words of the legend -> colour, and whether its line is dashed; None: it is no line."""
         own = {
             shape.label: (shape.colour, getattr(shape, "dashed", None))
-            for shape in self.shapes if getattr(shape, "label", "")
-        }  # fmt: skip
+            for shape in self.shapes
+            if getattr(shape, "label", "")
+        }
         return own | {words: (colour, None) for colour, words in self.legend}
 
 

@@ -99,20 +99,28 @@ SLIDES = (
     Slide("02_intensity", 8, "Batching helps all operators but attention.", intensity),
     Slide("03_slots", 20, "A slot is taken, filled in place, and given back.", slots),
     Slide("04_masks", 28, "Each chunk sees all earlier keys.", lambda: fig6.draw(Rows())),
-    Slide("05_mistake_12", 28, "A prompt of one chunk hides this mistake.",
-          lambda: mistake("12")),
+    Slide("05_mistake_12", 28, "A prompt of one chunk hides this mistake.", lambda: mistake("12")),
     Slide("06_mistake_14", 28, "Chunks of one token hide this mistake.", lambda: mistake("14")),
     Slide("07_four_requests", 42, "Decodes ride on the chunks of others.", four_requests),
     Slide("08_gain", 57, "The gain is largest where chunks and decodes match.", gain),
-    Slide("09_tiles", 57, "One row more opens a tile.",
-          lambda: fig7.STUDY.picture(fig7.STUDY.predict())),
-    Slide("10_extremes", 70, "C and D wait, or A and B stall.",
-          who_waits("request_level", "vllm_v0")),
-    Slide("11_chunks", 70, "A whole prompt delays all decodes, a chunk only a little.",
-          who_waits("orca", "sarathi_serve")),
+    Slide(
+        "09_tiles",
+        57,
+        "One row more opens a tile.",
+        lambda: fig7.STUDY.picture(fig7.STUDY.predict()),
+    ),
+    Slide(
+        "10_extremes", 70, "C and D wait, or A and B stall.", who_waits("request_level", "vllm_v0")
+    ),
+    Slide(
+        "11_chunks",
+        70,
+        "A whole prompt delays all decodes, a chunk only a little.",
+        who_waits("orca", "sarathi_serve"),
+    ),
     Slide("12_family", 70, "Each policy changes one decision.", family.draw),
     Slide("13_mistake_1", 82, "C counts the decodes, too.", lambda: mistake("1")),
-)  # fmt: skip
+)
 
 
 def notes() -> list[str]:

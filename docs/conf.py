@@ -48,10 +48,14 @@ templates_path = ["theme"]
 html_context = {"sliders": [*site.sliders()] if site.PYODIDE.is_dir() else []}
 html_sidebars = {
     "**": [
-        "sidebar/brand.html", "sidebar/search.html", "sidebar/scroll-start.html", "doors.html",
-        "sidebar/navigation.html", "sidebar/scroll-end.html",
+        "sidebar/brand.html",
+        "sidebar/search.html",
+        "sidebar/scroll-start.html",
+        "doors.html",
+        "sidebar/navigation.html",
+        "sidebar/scroll-end.html",
     ]
-}  # fmt: skip
+}
 
 # What stands in the sidebar.
 CONTENTS = """

@@ -151,10 +151,13 @@ class Axes:
             points.append(Line(ends, (INK, "#808080")[number % 2], label, dashed=True))
         x_ticks = [(place, f"{place:g}") for place in told["xticks"]] if "xticks" in told else None
         return Panel(
-            points, x, y, **names,
+            points,
+            x,
+            y,
+            **names,
             x_ticks=decades(*x) if logs["x"] else x_ticks,
             y_ticks=decades(*y) if logs["y"] else None,
-        )  # fmt: skip
+        )
 
     def range(self, axis: str, log: bool) -> tuple[float, float]:
         """What an axis shows: what it was told, or all that is drawn."""
@@ -199,9 +202,17 @@ def gantts(traces: Mapping[str, Trace], bound: float, names: Mapping[int, str], 
         places = [(number + 0.5, name) for number, name in enumerate(lanes)]
         ends = (0.0, max(bar.x + bar.width for bar in bars))
         SHOWN.append(
-            Panel(bars, ends, (0, len(lanes)), "time (s)", "", f"{run}: {title}",
-                  y_ticks=places, down=True)
-        )  # fmt: skip
+            Panel(
+                bars,
+                ends,
+                (0, len(lanes)),
+                "time (s)",
+                "",
+                f"{run}: {title}",
+                y_ticks=places,
+                down=True,
+            )
+        )
 
 
 # -------------------------------------------------------------------- the names that a cell knows
@@ -230,9 +241,13 @@ def subplots(rows: int = 1, columns: int = 1, **style: object) -> tuple[SimpleNa
 NAMES = {
     "plt": SimpleNamespace(subplots=subplots, show=lambda: None),
     "np": SimpleNamespace(percentile=percentile, median=median, array=Rows),
-    "bars": bars, "gantts": gantts, "plain_ticks": lambda *_: None,
-    "COLOURS": COLOURS, "SERIES": SERIES, "POLICY_LOOKS": POLICY_LOOKS,
-}  # fmt: skip
+    "bars": bars,
+    "gantts": gantts,
+    "plain_ticks": lambda *_: None,
+    "COLOURS": COLOURS,
+    "SERIES": SERIES,
+    "POLICY_LOOKS": POLICY_LOOKS,
+}
 
 
 # ---------------------------------------------------------------------------- the page's questions

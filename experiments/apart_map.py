@@ -156,10 +156,17 @@ def ways_of(system: str, engine: td.Node, point: Point) -> dict[object, Serve]:
 
     def pipeline(requests: list[Request], see: Callable) -> None:
         trace = simulate_pipeline(
-            requests, engine.model, engine.gpu, stages=engine.gpus, policy="td_pipe",
-            cache_tokens=engine.cache_tokens, memory="pool", hop=LINKS[point.link],
-            keep=True, **common,
-        )  # fmt: skip
+            requests,
+            engine.model,
+            engine.gpu,
+            stages=engine.gpus,
+            policy="td_pipe",
+            cache_tokens=engine.cache_tokens,
+            memory="pool",
+            hop=LINKS[point.link],
+            keep=True,
+            **common,
+        )
         for life in trace.requests.lives.values():
             see(life)
 
@@ -273,13 +280,22 @@ STUDY = Study(
     shown=None,
     report=report,
     claims=[
-        Claim("with short outputs in 10 ms over NVLink, prefill apart leads",
-              bounded("lead", STEP, 1 / LEAST, winner="apart", slo="TPOT 10 ms", link="NVLink",
-                      output=min(OUTPUTS))),
+        Claim(
+            "with short outputs in 10 ms over NVLink, prefill apart leads",
+            bounded(
+                "lead",
+                STEP,
+                1 / LEAST,
+                winner="apart",
+                slo="TPOT 10 ms",
+                link="NVLink",
+                output=min(OUTPUTS),
+            ),
+        ),
     ],
     flags={"seed": Flag("seed of arrivals", 0)},
     slow=True,
-)  # fmt: skip
+)
 
 if __name__ == "__main__":
     STUDY.main()

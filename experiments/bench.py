@@ -265,9 +265,14 @@ def run_benchmark(options: argparse.Namespace, llm: LLM, directory: str, model: 
 
 
 def run_workload(
-    workload: str, work: Work, engines: Mapping[str, Engine], machine: Machine,
-    options: argparse.Namespace, model: str, path: Path,
-) -> None:  # fmt: skip
+    workload: str,
+    work: Work,
+    engines: Mapping[str, Engine],
+    machine: Machine,
+    options: argparse.Namespace,
+    model: str,
+    path: Path,
+) -> None:
     """Compare these engines on one workload, print what is found, and write it to `path`."""
     llm = engines[OURS].llm
     floor = machine.floor(work, llm.config, llm.dtype.itemsize)

@@ -34,9 +34,15 @@ L = 1024
 
 
 def gain_of(
-    engine: Engine, L: int, B: int, policy: str, PD: float | None = None, start: str = "",
-    C: int = 1, panel: str = "",
-) -> dict[str, float]:  # fmt: skip
+    engine: Engine,
+    L: int,
+    B: int,
+    policy: str,
+    PD: float | None = None,
+    start: str = "",
+    C: int = 1,
+    panel: str = "",
+) -> dict[str, float]:
     """Throughput over the baseline's. start: "staggered" requests, or all together.
 
     PD: None: where it is balanced for the chunks of panel (a). So says the paper, without a number.
@@ -76,9 +82,12 @@ def predicted(sizes: Mapping[int, int], quick: bool, policy: Sequence[str] | Non
 
 
 def sweeps(
-    quick: bool, policy: Sequence[str] | None = None, model: str | None = None,
-    gpu: str | None = None, **_: object,
-) -> list[Sweep]:  # fmt: skip
+    quick: bool,
+    policy: Sequence[str] | None = None,
+    model: str | None = None,
+    gpu: str | None = None,
+    **_: object,
+) -> list[Sweep]:
     """policy: more of them, with the chunk sizes of SARATHI."""
 
     def together(length: int, size: int, chunks: Sequence[int]) -> Cases:
@@ -93,18 +102,30 @@ def sweeps(
 
     small = together(64, 3, (8, 16)) if quick else together(512, 6, (128, 256))
     return [
-        *(Sweep(gain_of, [engine], predicted(sizes, quick, policy),
-                gpu=together(L, sizes[L], (256, 512)))
-          for engine, sizes in setups(model, gpu).items()),
+        *(
+            Sweep(
+                gain_of,
+                [engine],
+                predicted(sizes, quick, policy),
+                gpu=together(L, sizes[L], (256, 512)),
+            )
+            for engine, sizes in setups(model, gpu).items()
+        ),
         Sweep(gain_of, [], [], measured=small),
-    ]  # fmt: skip
+    ]
 
 
 LINE = ("policy", "start", "C")
 OVER_RATIO = Panel(
-    "PD", "gain", LINE, facet=("model", "B"), where={"panel": "b"}, title=f"(b) L = {L}", rule=1,
+    "PD",
+    "gain",
+    LINE,
+    facet=("model", "B"),
+    where={"panel": "b"},
+    title=f"(b) L = {L}",
+    rule=1,
     log="x",
-)  # fmt: skip
+)
 
 
 def peaks(rows: Rows) -> None:
@@ -153,8 +174,15 @@ STUDY = Study(
     units={"gain": "x"},
     title="SARATHI Fig 11: Orca's worst and best case, and SARATHI",
     panels=[
-        Panel("L", "gain", LINE, facet="model", where={"panel": "a"},
-              title=f"(a) balanced for C = {BALANCED}", rule=1),
+        Panel(
+            "L",
+            "gain",
+            LINE,
+            facet="model",
+            where={"panel": "a"},
+            title=f"(a) balanced for C = {BALANCED}",
+            rule=1,
+        ),
         OVER_RATIO,
         replace(OVER_RATIO, facet=("L", "B"), where={"panel": None}, title=""),
     ],
@@ -167,23 +195,31 @@ STUDY = Study(
             for number, on in ((f"f11a_sarathi_{k}k", LLAMA_13B), (f"t4_33b_{k}k_total", LLAMA_33B))
         },
         "f11b_orca": ("gain", LLAMA_13B | {"which": "largest", "start": "staggered"}),
-        "f11b_c256": ("gain", LLAMA_13B | {"which": "peak", "policy": "sarathi", "C": 256},
-                     {"PD": 14}),
-        "f11b_c512": ("gain", LLAMA_13B | {"which": "peak", "policy": "sarathi", "C": 512},
-                     {"PD": 28}),
+        "f11b_c256": (
+            "gain",
+            LLAMA_13B | {"which": "peak", "policy": "sarathi", "C": 256},
+            {"PD": 14},
+        ),
+        "f11b_c512": (
+            "gain",
+            LLAMA_13B | {"which": "peak", "policy": "sarathi", "C": 512},
+            {"PD": 28},
+        ),
     },
     derive=peaks,
     claims=[
         Claim("Orca's best case lies between baseline and SARATHI", orca_between),
         Claim("the longer the chunks, the lower the peak, and the further right", peaks_move_right),
-        Claim("Orca's worst case is the baseline",
-              bounded("gain", 1 - 1e-6, 1 + 1e-6, panel="a", start="together")),
+        Claim(
+            "Orca's worst case is the baseline",
+            bounded("gain", 1 - 1e-6, 1 + 1e-6, panel="a", start="together"),
+        ),
     ],
     flags=POLICIES | PRICED,
     shown=lambda row, _: row.get("panel") != "b" or "which" in row,
     measure=True,
     repeats=5,
-)  # fmt: skip
+)
 
 if __name__ == "__main__":
     STUDY.main()

@@ -151,17 +151,18 @@ STUDY = Study(
             "prefill is bound by compute",
             bounded("intensity", GPUS[GPU].peak / GPUS[GPU].bandwidth, 1e5, phase="prefill"),
         ),
-        Claim("a decode's attention is not, at any B",
-              bounded("intensity", 0, 2, phase="decode", operator="attn")),
-        Claim("one decode's operators are not",
-              bounded("intensity", 0, 2, phase="decode", B=1)),
+        Claim(
+            "a decode's attention is not, at any B",
+            bounded("intensity", 0, 2, phase="decode", operator="attn"),
+        ),
+        Claim("one decode's operators are not", bounded("intensity", 0, 2, phase="decode", B=1)),
     ],
     shown=lambda row, quantity: (
         quantity != "intensity" and (row.get("phase") == "decode" or row.get("B", 1) == 1)
     ),
     measure=True,
     repeats=7,
-)  # fmt: skip
+)
 
 if __name__ == "__main__":
     STUDY.main()

@@ -69,9 +69,12 @@ def grid(L: int, B: int, places: Sequence[float], sizes: Sequence, more: Sequenc
 
 
 def sweeps(
-    quick: bool, policy: Sequence[str] | None = None, model: str | None = None,
-    gpu: str | None = None, **_: object,
-) -> list[Sweep]:  # fmt: skip
+    quick: bool,
+    policy: Sequence[str] | None = None,
+    model: str | None = None,
+    gpu: str | None = None,
+    **_: object,
+) -> list[Sweep]:
     """Some 41 P:D for each L of each engine. Measured: some around where the first C gains most."""
     more = policy or ()
     parts = [1] if quick else [0.5, 1, 2]
@@ -108,8 +111,10 @@ def peaks(rows: Rows) -> None:
 def report(rows: Rows) -> None:
     """The peaks, with our error beside each published one; and what was measured."""
     names = ["policy"] if rows.where("policy") else []
-    lines = Rows({"policy": "sarathi", "C/(B-1)": row["C"] / (row["B"] - 1)} | row
-                 for row in with_paper(rows.newest(), "gain", "at P:D").where("C"))  # fmt: skip
+    lines = Rows(
+        {"policy": "sarathi", "C/(B-1)": row["C"] / (row["B"] - 1)} | row
+        for row in with_paper(rows.newest(), "gain", "at P:D").where("C")
+    )
     columns = ["gain", "paper gain", "error", "at P:D", "paper at P:D", "C/(B-1)"]
     title = "Largest gain of each chunk size, predicted by the cost model"
     print_rows(lines.where(which="peak"), ["model", *names, "L", "B", "C", *columns], title)
@@ -130,19 +135,43 @@ def draw_rule(axes: plt.Axes, rows: Rows) -> None:
     axes.plot([], [], ":", color="black", label="P:D = C/(B-1) - 1")
 
 
-PANEL = Panel("PD", "gain", ("policy", "C"), facet=("model", "L", "B"), rule=1, log="x",
-              star="at P:D", colours=look.CHUNKS, also=draw_rule)  # fmt: skip
+PANEL = Panel(
+    "PD",
+    "gain",
+    ("policy", "C"),
+    facet=("model", "L", "B"),
+    rule=1,
+    log="x",
+    star="at P:D",
+    colours=look.CHUNKS,
+    also=draw_rule,
+)
 STUDY = Study(
-    "fig9", __doc__, sweeps, title="SARATHI Fig 9: throughput over the baseline's",
+    "fig9",
+    __doc__,
+    sweeps,
+    title="SARATHI Fig 9: throughput over the baseline's",
     units={"gain": "x", "at P:D": "prompt tokens per decode", "median gain": "%"},
-    panels=[PANEL], columns=3, derive=peaks, shown=None, report=report, measure=True, repeats=3,
-    paper={name: ("gain", on | {"L": L, "C": C, "which": "peak", "policy": None}, {"at P:D": PD})
-           for name, (on, L, C, PD) in PAPER.items()}
+    panels=[PANEL],
+    columns=3,
+    derive=peaks,
+    shown=None,
+    report=report,
+    measure=True,
+    repeats=3,
+    paper={
+        name: ("gain", on | {"L": L, "C": C, "which": "peak", "policy": None}, {"at P:D": PD})
+        for name, (on, L, C, PD) in PAPER.items()
+    }
     | {"f9_broad": ("median gain", LLAMA_13B)},
-    claims=[Claim("the gain peaks near P:D = C/(B-1)",
-                  peaks_at("gain", "PD", lambda row: balance(row["C"], row["B"])))],
+    claims=[
+        Claim(
+            "the gain peaks near P:D = C/(B-1)",
+            peaks_at("gain", "PD", lambda row: balance(row["C"], row["B"])),
+        )
+    ],
     flags=POLICIES | PRICED,
-)  # fmt: skip
+)
 
 if __name__ == "__main__":
     STUDY.main()

@@ -276,10 +276,14 @@ class Kernel(NamedTuple):
 @cache
 def read_kernels() -> list[Kernel]:
     return [
-        Kernel(row["gpu"], row["kind"], tuple(map(int, row["shape"].split("x"))),
-               1e-6 * float(row["us"]))
+        Kernel(
+            row["gpu"],
+            row["kind"],
+            tuple(map(int, row["shape"].split("x"))),
+            1e-6 * float(row["us"]),
+        )
         for row in read_table(KERNELS)
-    ]  # fmt: skip
+    ]
 
 
 @cache
@@ -351,23 +355,47 @@ def seconds_of(gpu: str, kinds: tuple[str, ...]) -> dict[Kernel, float]:
 A6000 = Fit(
     names=("compute", "memory", "attention", "p", "hybrid"),
     start=Efficiency(compute=0.7, memory=0.7, attention=0.5, p=3.0, hybrid=20e-6),
-    measured=published, law=sarathi,
-)  # fmt: skip
+    measured=published,
+    law=sarathi,
+)
 # The valley between overhead and bandwidth is flat: a start near its lowest point saves time.
 # The search goes by factors, and would never leave an overhead of 0.
 L20 = Fit(
     names=("compute", "memory", "p", "overhead"),
     start=replace(
-        EFFICIENCY["l40s", "vllm"], compute=0.9, memory=0.75, p=3.5, overhead=1e-5, waves=0.0,
-        idle=1.0, cache=1.0, elementwise=0.0, launch=0.0, source="",
+        EFFICIENCY["l40s", "vllm"],
+        compute=0.9,
+        memory=0.75,
+        p=3.5,
+        overhead=1e-5,
+        waves=0.0,
+        idle=1.0,
+        cache=1.0,
+        elementwise=0.0,
+        launch=0.0,
+        source="",
     ),
-    measured=iterations, law=on_an_l20, least_step=1e-4,
-)  # fmt: skip
+    measured=iterations,
+    law=on_an_l20,
+    least_step=1e-4,
+)
 START = Efficiency(
-    compute=0.85, memory=0.8, p=3.0, overhead=3e-6, waves=0.5, idle=0.3,
-    skips_masks=True, attention=0.6, prefill_memory=0.4, prefill_start=1e-5, prefill_block=3e-6,
-    decode_memory=0.8, decode_start=1e-5, decode_block=3e-6, cache=1.5,
-)  # fmt: skip
+    compute=0.85,
+    memory=0.8,
+    p=3.0,
+    overhead=3e-6,
+    waves=0.5,
+    idle=0.3,
+    skips_masks=True,
+    attention=0.6,
+    prefill_memory=0.4,
+    prefill_start=1e-5,
+    prefill_block=3e-6,
+    decode_memory=0.8,
+    decode_start=1e-5,
+    decode_block=3e-6,
+    cache=1.5,
+)
 # Hopper's tensor cores multiply 64 rows at a time. Where a search ends at no overhead, or at a
 # cache that is no faster than the memory, or at no waves, we leave them out.
 CHOSEN = {
@@ -379,10 +407,16 @@ CHOSEN = {
 MOVING = {  # kinds of kernels, each fitted on its own -> the constants that move
     ("product",): ("compute", "memory", "p", "overhead", "waves", "idle"),
     ("prefill", "decode"): (
-        "attention", "prefill_memory", "prefill_start", "prefill_block", "decode_memory",
-        "decode_start", "decode_block", "cache",
+        "attention",
+        "prefill_memory",
+        "prefill_start",
+        "prefill_block",
+        "decode_memory",
+        "decode_start",
+        "decode_block",
+        "cache",
     ),
-}  # fmt: skip
+}
 FP8_MOVING = ("compute", "memory", "overhead", "waves", "idle")
 
 
@@ -391,9 +425,13 @@ def kernels_fit(
 ) -> Constants:
     """Constants of these kinds of kernels, fitted to half of them."""
     fit = Fit(
-        tuple(names), start, partial(seconds_of, gpu, kinds),
-        lambda efficiency, kernels: predicted(kernels, gpu, efficiency), 1, 1e-3,
-    )  # fmt: skip
+        tuple(names),
+        start,
+        partial(seconds_of, gpu, kinds),
+        lambda efficiency, kernels: predicted(kernels, gpu, efficiency),
+        1,
+        1e-3,
+    )
     return fit.search()
 
 
@@ -478,9 +516,14 @@ def borrowed_errors() -> dict[str, list[float]]:
 
 def fit_vidur() -> Found:
     found = replace(
-        EFFICIENCY["a100-80gb", "vidur-2024"], compute=0.7739, memory=0.7483, p=2.1587,
-        overhead=1e-6, elementwise=0.5, launch=2e-6,
-    )  # fmt: skip
+        EFFICIENCY["a100-80gb", "vidur-2024"],
+        compute=0.7739,
+        memory=0.7483,
+        p=2.1587,
+        overhead=1e-6,
+        elementwise=0.5,
+        launch=2e-6,
+    )
     rows = []
     medians = []
     for what, law, names, power in (

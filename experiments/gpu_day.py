@@ -61,11 +61,18 @@ SHOW = {"ylabel": "% of the ceiling", "ylim": (0, 150), "yticks": range(0, 101, 
 OURS = {"back": ("rows", "predicted"), "small": ("triton", None), "start": (0, None)}
 PANELS = [
     Panel(
-        x, "share", ("back", "graphs", "riders"), facet="model", where={"kind": kind, **OURS},
-        log="x", title=f"{kind}; ceiling: {of}", colours=LOOKS, show=SHOW,
+        x,
+        "share",
+        ("back", "graphs", "riders"),
+        facet="model",
+        where={"kind": kind, **OURS},
+        log="x",
+        title=f"{kind}; ceiling: {of}",
+        colours=LOOKS,
+        show=SHOW,
     )
     for kind, of, x in KINDS
-]  # fmt: skip
+]
 
 
 def note(out: Path, step: str, **row: object) -> None:

@@ -89,10 +89,14 @@ def drawn(request: Request, prompt: int, output: int, **tags: str) -> Request:
 def heavy_client(generator: random.Random, requests: list[Request]) -> list[Request]:
     """Each tenth request is of a light client, all others of a heavy one."""
     return [
-        drawn(each, generator.randint(100, 600), generator.randint(50, 250),
-              user="light" if i % 10 == 0 else "heavy")
+        drawn(
+            each,
+            generator.randint(100, 600),
+            generator.randint(50, 250),
+            user="light" if i % 10 == 0 else "heavy",
+        )
         for i, each in enumerate(requests)
-    ]  # fmt: skip
+    ]
 
 
 def three_promises(generator: random.Random, requests: list[Request]) -> list[Request]:
@@ -112,10 +116,14 @@ def long_among_short(generator: random.Random, requests: list[Request]) -> list[
     """One prompt of 20 has 30,000 tokens, the others 100 to 500."""
     long = [generator.random() < 0.05 for _ in requests]
     return [
-        drawn(each, 30_000 if is_long else generator.randint(100, 500), generator.randint(50, 150),
-              kind="long" if is_long else "short")
+        drawn(
+            each,
+            30_000 if is_long else generator.randint(100, 500),
+            generator.randint(50, 150),
+            kind="long" if is_long else "short",
+        )
         for each, is_long in zip(requests, long, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def predicted_lengths(generator: random.Random, requests: list[Request]) -> list[Request]:
@@ -134,38 +142,64 @@ OURS_FIRST = (OURS, None)
 OTHERS = ("sarathi_pd", "token_throttling")  # of sarathi; for pipelines
 WORKLOADS = {
     "azure": Workload(
-        "Azure's chat", None,
+        "Azure's chat",
+        None,
         [OURS_FIRST, *((name, None) for name in HEIRS if name not in OTHERS)],
-        "promises kept", "none is stated; without tags, vtc and srpt are sarathi_serve", 18.0, 220,
+        "promises kept",
+        "none is stated; without tags, vtc and srpt are sarathi_serve",
+        18.0,
+        220,
     ),
     "heavy": Workload(
-        "one heavy client", heavy_client, [OURS_FIRST, ("vtc", None)],
-        "P99 TTFT", "VTC: who sends little hardly waits", 25.0, 700, "user", "light",
+        "one heavy client",
+        heavy_client,
+        [OURS_FIRST, ("vtc", None)],
+        "P99 TTFT",
+        "VTC: who sends little hardly waits",
+        25.0,
+        700,
+        "user",
+        "light",
     ),
     "promises": Workload(
-        "three promises in an overload", three_promises,
+        "three promises in an overload",
+        three_promises,
         [OURS_FIRST, ("qoserve", None), ("qoserve_fixed", None)],
-        "promises kept", "QoServe: a tenth of the broken promises (100 % less those kept). The"
-        " order does it: 512 tokens are within 50 ms, so dynamic chunks change little", 17.0,
+        "promises kept",
+        "QoServe: a tenth of the broken promises (100 % less those kept). The"
+        " order does it: 512 tokens are within 50 ms, so dynamic chunks change little",
+        17.0,
     ),
     "long": Workload(
-        "long prompts among short", long_among_short,
+        "long prompts among short",
+        long_among_short,
         [OURS_FIRST, ("equal_progress", None), ("vllm_v1:128", None)],
-        "P99 TTFT", "TensorRT-LLM: none is stated", 2.5, 300, "kind", "short",
+        "P99 TTFT",
+        "TensorRT-LLM: none is stated",
+        2.5,
+        300,
+        "kind",
+        "short",
     ),
     "lengths": Workload(
-        "predicted lengths in an overload", predicted_lengths,
+        "predicted lengths in an overload",
+        predicted_lengths,
         [OURS_FIRST, ("srpt", None), ("srpt:0", None)],
-        "mean E2E", "TRAIL: 1.66 to 2.01 times shorter (second hand). Ours has no prediction after"
-        " each token; and to preempt costs more than it brings, as a cache is computed again", 17.0,
+        "mean E2E",
+        "TRAIL: 1.66 to 2.01 times shorter (second hand). Ours has no prediction after"
+        " each token; and to preempt costs more than it brings, as a cache is computed again",
+        17.0,
     ),
     "ratio": Workload(
-        "P:D of 5 then 14 then 50", changing_ratio,
+        "P:D of 5 then 14 then 50",
+        changing_ratio,
         [("sarathi", 256), ("sarathi", 128), ("sarathi", 512), ("sarathi_pd:512,256,128", 512)],
-        "throughput", "SARATHI (Sec 5.1.3): it can switch. One C is good for two of the three",
-        3.0, engine=LLAMA_13B,
+        "throughput",
+        "SARATHI (Sec 5.1.3): it can switch. One C is good for two of the three",
+        3.0,
+        engine=LLAMA_13B,
     ),
-}  # fmt: skip
+}
 
 
 @lru_cache(64)

@@ -65,9 +65,16 @@ def served(
         for i, (prompt, arrival) in enumerate(zip(prompts, arrivals, strict=True))
     ]
     return simulate(
-        requests, engine.model, engine.gpu, policy="sarathi_serve", chunk_size=BUDGET,
-        max_batch_size=SIZE, cache_tokens=memory, software="vidur-2024", **OPTIONS[cache],
-    )  # fmt: skip
+        requests,
+        engine.model,
+        engine.gpu,
+        policy="sarathi_serve",
+        chunk_size=BUDGET,
+        max_batch_size=SIZE,
+        cache_tokens=memory,
+        software="vidur-2024",
+        **OPTIONS[cache],
+    )
 
 
 def quantities(
@@ -136,32 +143,58 @@ STUDY = Study(
     __doc__,
     sweeps,
     units={
-        "throughput": "requests/s", "median TTFT": "s", "hit rate": "of prompt tokens",
+        "throughput": "requests/s",
+        "median TTFT": "s",
+        "hit rate": "of prompt tokens",
         "memory needed": "GB",
     },
     title=f"Prefix caching: {MISTRAL.model} on {MISTRAL.hardware}, prompts of {PROMPT} tokens",
     panels=[
-        Panel("share", "throughput", line="cache", title="all at once",
-              show={"xlabel": "shared part of each prompt", "ylim": (0, None)}),
-        Panel("share", "median TTFT", line="cache", title=f"{RATE:g} requests/s", log="y",
-              show={"xlabel": "shared part of each prompt"}),
-        Panel("memory", "throughput", line="cache",
-              title=f"{DOCUMENTS} documents of {DOCUMENT} tokens",
-              show={"xlabel": "cache, tokens", "ylim": (0, None)}),
-        Panel("layout", "memory needed", kind="bars", title="conversations, nothing shared",
-              show={"xlabel": "slots, or blocks of so many tokens"}),
+        Panel(
+            "share",
+            "throughput",
+            line="cache",
+            title="all at once",
+            show={"xlabel": "shared part of each prompt", "ylim": (0, None)},
+        ),
+        Panel(
+            "share",
+            "median TTFT",
+            line="cache",
+            title=f"{RATE:g} requests/s",
+            log="y",
+            show={"xlabel": "shared part of each prompt"},
+        ),
+        Panel(
+            "memory",
+            "throughput",
+            line="cache",
+            title=f"{DOCUMENTS} documents of {DOCUMENT} tokens",
+            show={"xlabel": "cache, tokens", "ylim": (0, None)},
+        ),
+        Panel(
+            "layout",
+            "memory needed",
+            kind="bars",
+            title="conversations, nothing shared",
+            show={"xlabel": "slots, or blocks of so many tokens"},
+        ),
     ],
     columns=2,
     flags={"seed": Flag("seed of arrivals, and of the documents that are asked about", 0)},
     shown=lambda row, quantity: row.get("cache") != "slots",
     claims=[
-        Claim("the more is shared, the more requests are served",
-              rises("throughput", "share", cache="shared")),
-        Claim("the more is shared, the sooner comes the first token",
-              falls("median TTFT", "share", cache="shared")),
+        Claim(
+            "the more is shared, the more requests are served",
+            rises("throughput", "share", cache="shared"),
+        ),
+        Claim(
+            "the more is shared, the sooner comes the first token",
+            falls("median TTFT", "share", cache="shared"),
+        ),
         Claim("more memory keeps more documents", rises("hit rate", "memory", cache="shared")),
     ],
-)  # fmt: skip
+)
 
 if __name__ == "__main__":
     STUDY.main()

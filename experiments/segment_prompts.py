@@ -71,7 +71,12 @@ STUDY = Study(
     ),
     panels=[
         Panel(
-            "P", "latency", "way", facet="token", log="xy", colours=COLOURS,
+            "P",
+            "latency",
+            "way",
+            facet="token",
+            log="xy",
+            colours=COLOURS,
             show={"xlabel": "prompt (tokens)"},
         ),
         Panel("way", "knee", kind="bars"),
@@ -88,7 +93,7 @@ STUDY = Study(
     shown=lambda row, quantity: quantity == "knee",
     report=partial(segment.print_latencies, keys=("P",)),
     **MEASURED,
-)  # fmt: skip
+)
 
 
 if __name__ == "__main__":

@@ -150,8 +150,14 @@ STUDY = Study(
         Panel(("model", "which"), "gain", kind="bars", title=GAIN, where={"cause": None}),
         Panel("cause", "gain", "which", "bars", title=GAIN, where={"model": "four models"}),
         Panel(
-            "BS", "memory", "cache", facet="model", title="(Fig 4) response 1024", log="xy",
-            colours=COLOURS, rule=ROOM,
+            "BS",
+            "memory",
+            "cache",
+            facet="model",
+            title="(Fig 4) response 1024",
+            log="xy",
+            colours=COLOURS,
+            rule=ROOM,
         ),
     ],
     columns=4,
@@ -168,7 +174,7 @@ STUDY = Study(
     report=report,
     flags={"memory": Flag("", 1.0, 0.02, measure=True)},
     **MEASURED,
-)  # fmt: skip
+)
 
 if __name__ == "__main__":
     STUDY.main()

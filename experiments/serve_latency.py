@@ -120,9 +120,17 @@ def served_rate(engine: Real, count: int, L: int, budget: int, data: Recorded | 
 
 
 def at_share(
-    engine: Real, share: str, policy: str, L: int, B: int, budget: int, count: int,
-    data: Recorded | None, windows: Windows, C: int = 1,
-) -> list[Row]:  # fmt: skip
+    engine: Real,
+    share: str,
+    policy: str,
+    L: int,
+    B: int,
+    budget: int,
+    count: int,
+    data: Recorded | None,
+    windows: Windows,
+    C: int = 1,
+) -> list[Row]:
     """At a part of what this machine can serve under `budget`, with requests of up to L tokens."""
     rate = round(SHARES[share] * served_rate(engine, count, L, budget, data), 3)
     requests = data.requests(count, rate) if data else short_requests(poisson(count, rate), L)
@@ -236,8 +244,14 @@ def draw(rows: Rows) -> plt.Figure:
     drawn = []
     for source, name in product(rows.sources(), names):
         rule = "strict SLO" if name == "P99 TBT" and source == "predicted" else None
-        panel = Panel("rate", name, ("policy", "C"), facet="tag", rule=rule,
-                      log="y" if UNITS[name] == "s" else "")  # fmt: skip
+        panel = Panel(
+            "rate",
+            name,
+            ("policy", "C"),
+            facet="tag",
+            rule=rule,
+            log="y" if UNITS[name] == "s" else "",
+        )
         drawn += [(source, each) for each in panel.facets(rows.where(source=source))]
     columns = len(drawn) // len(names) if tagged else 3
     figure, grid = look.panels(-(-len(drawn) // columns), columns, 4.6, 3.8)

@@ -207,11 +207,19 @@ STUDY = Study(
             for key, case in ONE_BY_ONE.items()
         ],
         Panel(
-            "tokens", "intensity", where={"model": FOUR.model}, title="(Fig 5)",
-            rule="FLOP to bandwidth ratio", log="xy",
+            "tokens",
+            "intensity",
+            where={"model": FOUR.model},
+            title="(Fig 5)",
+            rule="FLOP to bandwidth ratio",
+            log="xy",
         ),
         Panel(
-            "tokens", "linear operators", where={"model": FOUR.model}, title="(Fig 6)", log="xy",
+            "tokens",
+            "linear operators",
+            where={"model": FOUR.model},
+            title="(Fig 6)",
+            log="xy",
             also=mark_knees,
         ),
     ],
@@ -231,7 +239,7 @@ STUDY = Study(
         Claim("more tokens do more FLOPs per byte", rises("intensity", "tokens")),
     ],
     shown=lambda row, name: name in PRINTED or not {"L", "tokens"} & row.keys(),
-)  # fmt: skip
+)
 
 if __name__ == "__main__":
     STUDY.main()

@@ -88,9 +88,14 @@ class Passing(Recorder):
         self.ended: list[tuple[Request, Life]] = []
 
     def record(
-        self, batch: Batch, start: float, seconds: float, operators: dict[str, float] | None,
-        ended: Sequence[Request], end: float = 0.0,
-    ) -> Iteration:  # fmt: skip
+        self,
+        batch: Batch,
+        start: float,
+        seconds: float,
+        operators: dict[str, float] | None,
+        ended: Sequence[Request],
+        end: float = 0.0,
+    ) -> Iteration:
         iteration = super().record(batch, start, seconds, operators, ended, end)
         self.ended = [(request, self.lives.pop(request.request_id)) for request in ended]
         return iteration

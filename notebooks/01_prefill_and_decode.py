@@ -367,8 +367,10 @@ print_table(
 def what_if(gpu="h100", context=1024, count=18):
     other = CostModel(llama, GPUS[gpu])
     batches = prompt, make_batch(decodes=count, context=context)
-    tokens = [{op: 1e6 * s / each.num_tokens for op, s in other.operators(each).items()}
-              for each in batches]  # us per token, by operator  # fmt: skip
+    tokens = [
+        {op: 1e6 * s / each.num_tokens for op, s in other.operators(each).items()}
+        for each in batches
+    ]  # us per token, by operator
     _, axes = plt.subplots(figsize=(9, 3.2))
     bars(axes, ["prefill", f"decode, B = {count}"], tokens)
     axes.set(ylabel="us per token", title=f"LLaMA-13B, {gpu}, context {context} (predicted)")

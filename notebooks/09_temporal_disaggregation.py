@@ -78,9 +78,16 @@ names = dict(enumerate("ABCDEFGHIJKL"))
 def on_paper(policy):
     """Two stages, two requests in each micro-batch, a memory of 60 tokens."""
     micro_batches = make_micro_batches(
-        policy, 2, 2, max_batch_size=2, chunk_size=1, cache_tokens=60, memory="pool",
-        seconds_of=lambda rows: 2.0 * rows, rules=Rules(pack=1) if policy == "td_pipe" else None,
-    )  # fmt: skip
+        policy,
+        2,
+        2,
+        max_batch_size=2,
+        chunk_size=1,
+        cache_tokens=60,
+        memory="pool",
+        seconds_of=lambda rows: 2.0 * rows,
+        rules=Rules(pack=1) if policy == "td_pipe" else None,
+    )
     for i, (prompt, output) in enumerate(zip(PROMPTS, OUTPUTS, strict=True)):
         micro_batches.add(Request(i, range(prompt), output))
     trace = PipelineTrace(2, micro_batches.count, keep=True)

@@ -189,8 +189,15 @@ questions = ["The list type", "The with statement", "def open(", "class Thread("
 questions += ["Return True if", "A tuple is", "The str method"]
 found = {}
 for caching in (False, True):
-    llm = LLM("demo", cache="paged", prefix_caching=caching, chunk_size=256, dtype="float64",
-              max_batch_size=2, device="cpu")  # fmt: skip
+    llm = LLM(
+        "demo",
+        cache="paged",
+        prefix_caching=caching,
+        chunk_size=256,
+        dtype="float64",
+        max_batch_size=2,
+        device="cpu",
+    )
     llm.generate(["def "], SamplingParams(max_tokens=2))  # warm up
     params = SamplingParams(max_tokens=8, temperature=0)
     found[caching] = [llm.generate([manual + each], params)[0] for each in questions]
@@ -328,9 +335,10 @@ def look(trace):
     end = max(life.finished for life in lives)
     busy = [100 * sum(each.seconds for each in engine.iterations) / end for engine in trace.engines]
     times = [
-        1e3 * np.percentile(own, p) for own in (trace.requests.ttfts, trace.requests.tbts)
+        1e3 * np.percentile(own, p)
+        for own in (trace.requests.ttfts, trace.requests.tbts)
         for p in (50, 99)
-    ]  # fmt: skip
+    ]
     return times, busy
 
 
@@ -441,8 +449,13 @@ for axes, (name, own) in zip(places, lanes.items(), strict=True):
     took = 1e3 * HOSTS[name].around(kernels, 256)
     axes.set_title(f"{name}: {took:.1f} ms per iteration", loc="left", fontsize=14)
 places[1].set_xlabel("time (s)")
-places[1].legend(handles=legend_handles(lanes.values(), LOOKS), ncols=3, loc="upper center",
-                 bbox_to_anchor=(0.5, -0.5), fontsize=12)  # fmt: skip
+places[1].legend(
+    handles=legend_handles(lanes.values(), LOOKS),
+    ncols=3,
+    loc="upper center",
+    bbox_to_anchor=(0.5, -0.5),
+    fontsize=12,
+)
 plt.show()
 
 # %% [markdown]

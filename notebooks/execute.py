@@ -68,10 +68,15 @@ def execute(notebook: nbformat.NotebookNode) -> None:
     """Run all cells."""
     metadata = notebook.metadata.copy()
     client = NotebookClient(
-        notebook, kernel_name="python3", kernel_manager_class=Here, timeout=LIMIT,
-        resources={"metadata": {"path": str(HERE)}}, record_timing=False, coalesce_streams=True,
+        notebook,
+        kernel_name="python3",
+        kernel_manager_class=Here,
+        timeout=LIMIT,
+        resources={"metadata": {"path": str(HERE)}},
+        record_timing=False,
+        coalesce_streams=True,
         extra_arguments=["--log-level=ERROR"],
-    )  # fmt: skip
+    )
     client.execute()
     notebook.metadata = metadata  # without the version of this Python
 

@@ -17,11 +17,14 @@ from more.fast.native import instructions
 
 ROOT = Path(__file__).parent.parent
 TESTS = [
-    "tests/test_linear.py", "tests/test_attention.py", "tests/test_native.py",
-    "tests/test_beam_native.py", "tests/test_plain.py",
+    "tests/test_linear.py",
+    "tests/test_attention.py",
+    "tests/test_native.py",
+    "tests/test_beam_native.py",
+    "tests/test_plain.py",
     "tests/test_engine.py::test_chunked_prefill_is_the_full_prefill",
     "tests/test_paged.py::test_native_attention_reads_through_the_table",
-]  # fmt: skip
+]
 SECONDS = 600  # far more than a way needs, and an end to one that hangs
 CORES = os.cpu_count() or 1
 
@@ -31,10 +34,11 @@ WAYS = {  # as the machine is: make test
     "x86 without AVX": ("sse4_2 ssse3 cx16 popcnt", {"ATEN_CPU_CAPABILITY": "default"}),
     "AVX2": ("avx2 fma f16c bmi2 movbe", {"ATEN_CPU_CAPABILITY": "avx2"}),
     "AVX-512 without bfloat16": (
-        "avx512f avx512bw avx512dq avx512vl", {"ATEN_CPU_CAPABILITY": "avx512"},
+        "avx512f avx512bw avx512dq avx512vl",
+        {"ATEN_CPU_CAPABILITY": "avx512"},
     ),
     f"{2 * CORES + 1} threads": ("", {"OMP_NUM_THREADS": str(2 * CORES + 1)}),
-}  # fmt: skip
+}
 
 
 def run(name: str) -> bool:
@@ -49,9 +53,17 @@ def run(name: str) -> bool:
 
 def is_fine(name: str, command: list[str], environment: dict[str, str] | None = None) -> bool:
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, errors="replace", timeout=SECONDS, check=False,
-    )  # fmt: skip
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=SECONDS,
+        check=False,
+    )
     lines = done.stdout.strip().splitlines() or ["it said nothing"]
     said = "\n".join(["FAILED", *lines[-60:]]) if done.returncode else f"ok: {lines[-1]}"
     print(f"{name:26}{said}", flush=True)

@@ -78,10 +78,12 @@ class Stream:
 
 
 STREAMS = {
-    "Stream": Stream, "current_stream": lambda _=None: Stream(), "stream": lambda _: nullcontext(),
+    "Stream": Stream,
+    "current_stream": lambda _=None: Stream(),
+    "stream": lambda _: nullcontext(),
     "device": lambda _: nullcontext(),
     "graph_pool_handle": lambda: (0, 0),
-}  # fmt: skip
+}
 
 
 def device_guard() -> None:
@@ -94,10 +96,15 @@ def device_guard() -> None:
 
 
 def fused(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
     enable_gqa: bool = False,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """scaled_dot_product_attention as one launch, and what PyTorch does to a mask before it.
 
     A build for CPUs cannot ask which kernel a GPU would run.
@@ -114,18 +121,23 @@ def fused(
 
 @contextmanager
 def fake_cuda(
-    capability: tuple[int, int] = (8, 0), count: int = 1, memory: float = 80e9,
+    capability: tuple[int, int] = (8, 0),
+    count: int = 1,
+    memory: float = 80e9,
     captures: Watch | None = None,
-) -> Iterator[None]:  # fmt: skip
+) -> Iterator[None]:
     """Inside, PyTorch has `count` GPUs of `memory` bytes, and tensors have no numbers.
 
     captures: watches what is done while a CUDA graph is recorded.
     """
     device_guard()
     properties = SimpleNamespace(
-        major=capability[0], minor=capability[1], total_memory=int(memory), name="a fake GPU",
+        major=capability[0],
+        minor=capability[1],
+        total_memory=int(memory),
+        name="a fake GPU",
         multi_processor_count=40,
-    )  # fmt: skip
+    )
     generator = torch.Generator
     tensor = torch.tensor
 
@@ -139,14 +151,19 @@ def fake_cuda(
             yield
 
     answers = STREAMS | {
-        "is_available": lambda: True, "device_count": lambda: count, "current_device": lambda: 0,
+        "is_available": lambda: True,
+        "device_count": lambda: count,
+        "current_device": lambda: 0,
         "get_device_capability": lambda _=None: capability,
         "get_device_properties": lambda _=None: properties,
         "get_device_name": lambda _=None: properties.name,
-        "mem_get_info": lambda _=None: (int(memory),) * 2, "synchronize": lambda _=None: None,
-        "is_bf16_supported": lambda **_: capability >= (8, 0), "empty_cache": lambda: None,
-        "CUDAGraph": mock.Mock, "graph": graph,
-    }  # fmt: skip
+        "mem_get_info": lambda _=None: (int(memory),) * 2,
+        "synchronize": lambda _=None: None,
+        "is_bf16_supported": lambda **_: capability >= (8, 0),
+        "empty_cache": lambda: None,
+        "CUDAGraph": mock.Mock,
+        "graph": graph,
+    }
     with ExitStack() as stack:
         for name, answer in answers.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, answer))

@@ -321,9 +321,19 @@ def draw(
     else:
         filling["deal"] = rng.choice(DEALS)
     play = Play(
-        f"{seed}", family, policy or random_policy(rng), rng.choice(list(PLAIN)), size, chunk,
-        memory, tuple(calls), tuple(switches), rng.randint(1, 4), rng.randint(1, 5), filling,
-    )  # fmt: skip
+        f"{seed}",
+        family,
+        policy or random_policy(rng),
+        rng.choice(list(PLAIN)),
+        size,
+        chunk,
+        memory,
+        tuple(calls),
+        tuple(switches),
+        rng.randint(1, 4),
+        rng.randint(1, 5),
+        filling,
+    )
     return play if searches or rng.random() < 0.5 else in_blocks(play)
 
 
@@ -805,9 +815,15 @@ def check_runner(runner: Runner) -> None:
     loop = runner.loop
     lanes = runner.lanes
     for kept in (
-        runner.streams, lanes.of, runner.inbox, runner.news, runner.ended,
-        loop.arriving, loop.trace.lives, loop.trace.preempted,
-    ):  # fmt: skip
+        runner.streams,
+        lanes.of,
+        runner.inbox,
+        runner.news,
+        runner.ended,
+        loop.arriving,
+        loop.trace.lives,
+        loop.trace.preempted,
+    ):
         hold("at the end, what is kept of requests", len(kept), 0)
     assert sorted(lanes.free) == list(range(len(lanes.free))), "each lane comes back"
     if runner.engine.priced:
@@ -833,9 +849,16 @@ def check_lanes(events: Sequence[dict], most: int) -> None:
 def by_micro_batches(play: Play) -> Found:
     """As stage 0 does: no more are in flight than there are, and they come back in their order."""
     work = make_micro_batches(
-        play.policy, play.micro_batches, play.stages, play.size, play.chunk, play.memory,
-        seconds_of=lambda rows: 1.0 + rows / 8, cost=price, **play.filling,
-    )  # fmt: skip
+        play.policy,
+        play.micro_batches,
+        play.stages,
+        play.size,
+        play.chunk,
+        play.memory,
+        seconds_of=lambda rows: 1.0 + rows / 8,
+        cost=price,
+        **play.filling,
+    )
     memories = {id(scheduler.memory) for scheduler in work.schedulers}
     assert len(memories) == 1 or play.filling.get("memory") != "pool", "they share one pool"
     executor = make_executor(replace(play, blocks=None), play.size * play.micro_batches)
@@ -886,8 +909,11 @@ def by_micro_batches(play: Play) -> Found:
 
 
 DRIVERS: dict[str, Callable[[Play], Found]] = {
-    "Loop": by_loop, "LLM": by_stream, "Runner": by_runner, "MicroBatches": by_micro_batches,
-}  # fmt: skip
+    "Loop": by_loop,
+    "LLM": by_stream,
+    "Runner": by_runner,
+    "MicroBatches": by_micro_batches,
+}
 
 
 def crowd(policy: str, tight: bool) -> Play:

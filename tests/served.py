@@ -26,8 +26,12 @@ Place = tuple[str, int]  # host and port
 def request(path: str, body: object = None, method: str = "POST", **headers: str) -> bytes:
     """The bytes of a request; body: bytes, or what becomes JSON. The connection ends after it."""
     data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-    known = {"host": "127.0.0.1", "content-type": "application/json", "connection": "close",
-             "content-length": str(len(data))}  # fmt: skip
+    known = {
+        "host": "127.0.0.1",
+        "content-type": "application/json",
+        "connection": "close",
+        "content-length": str(len(data)),
+    }
     known |= {name.replace("_", "-"): value for name, value in headers.items()}
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {known[name]}" for name in known)]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
@@ -111,9 +115,13 @@ class Served:
 
 @contextlib.contextmanager
 def served(
-    engine: Engine, chat: Chat | None = None, queue: int = 256, lenient: bool = False,
-    pyodide: Path | None = None, **options: object
-) -> Iterator[Served]:  # fmt: skip
+    engine: Engine,
+    chat: Chat | None = None,
+    queue: int = 256,
+    lenient: bool = False,
+    pyodide: Path | None = None,
+    **options: object,
+) -> Iterator[Served]:
     """All that serve.py serves."""
     listener = listen("127.0.0.1", 0)
     api = Api(engine, engine.name, chat, lenient)

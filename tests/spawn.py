@@ -15,9 +15,14 @@ def start(*arguments: object, cwd: Path = ROOT, **environment: str) -> Command:
     """`python ARGUMENTS`, with pipes of text. environment: is added to this process's."""
     return Command(
         [sys.executable, *map(os.fspath, arguments)],
-        cwd=cwd, env=os.environ | environment, text=True, errors="replace",
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        cwd=cwd,
+        env=os.environ | environment,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def run(*arguments: object, **options: object) -> subprocess.CompletedProcess:

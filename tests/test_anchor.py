@@ -26,9 +26,13 @@ ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "vllm_bench.json"
 COST = CostModel(MODELS["llama3.1-8b"], GPUS["h100"], software="vllm", host=HOSTS["vllm-async"])
 SERVER = Deployment(
-    "llama3.1-8b", gpu="h100", max_batch_size=1024, host="vllm-async", software="vllm",
+    "llama3.1-8b",
+    gpu="h100",
+    max_batch_size=1024,
+    host="vllm-async",
+    software="vllm",
     utilization=0.9,
-)  # fmt: skip
+)
 Write = Callable[..., Path]
 COUNT = 60
 PROMPT = 300
@@ -41,15 +45,23 @@ def vllm(load: str, policy: str = OURS) -> dict[str, object]:
     run = Run("", [(PROMPT, OUTPUT)] * COUNT, {"mean TPOT": 9.0}, *LOADS[load], policy=policy)
     trace, (clients, rate, _) = replay(run, SERVER, 8192, 1.3), LOADS[load]
     found = {name: measure_of(name, trace) for name in QUANTITIES}
-    times = {f"{s.lower()}_{of.lower()}_ms": found[f"{s} {of}"] for s, of in map(str.split,
-             QUANTITIES[2:])}  # fmt: skip
+    times = {
+        f"{s.lower()}_{of.lower()}_ms": found[f"{s} {of}"]
+        for s, of in map(str.split, QUANTITIES[2:])
+    }
     return {
-        "model_id": "meta-llama/Llama-3.1-8B", "num_prompts": COUNT, "completed": COUNT,
-        "request_rate": rate or "inf", "burstiness": 1.0, "max_concurrency": clients,
-        "total_input_tokens": PROMPT * COUNT, "total_output_tokens": OUTPUT * COUNT,
-        "request_throughput": found["requests"], "output_throughput": found["output"],
+        "model_id": "meta-llama/Llama-3.1-8B",
+        "num_prompts": COUNT,
+        "completed": COUNT,
+        "request_rate": rate or "inf",
+        "burstiness": 1.0,
+        "max_concurrency": clients,
+        "total_input_tokens": PROMPT * COUNT,
+        "total_output_tokens": OUTPUT * COUNT,
+        "request_throughput": found["requests"],
+        "output_throughput": found["output"],
         "request_goodput": None,
-    } | times  # fmt: skip
+    } | times
 
 
 def sglang(load: str) -> dict[str, object]:
@@ -103,11 +115,15 @@ def test_a_long_run_of_mixed_lengths(own: bool, written: Write) -> None:
     found = {name: measure_of(name, trace) for name in QUANTITIES}
     outputs = [n for _, n in lengths]
     entry = vllm("closed") | {
-        "completed": 600, "num_prompts": 600, "max_concurrency": 64,
-        "total_input_tokens": 600 * PROMPT, "total_output_tokens": sum(outputs),
-        "request_throughput": found["requests"], "output_throughput": found["output"],
+        "completed": 600,
+        "num_prompts": 600,
+        "max_concurrency": 64,
+        "total_input_tokens": 600 * PROMPT,
+        "total_output_tokens": sum(outputs),
+        "request_throughput": found["requests"],
+        "output_throughput": found["output"],
         "mean_tpot_ms": found["mean TPOT"],
-    }  # fmt: skip
+    }
     if own:
         entry |= {"input_lens": [PROMPT] * 600, "output_lens": outputs}
     anchor = anchor_of(written(entry), SERVER)

@@ -71,8 +71,12 @@ def check(trace: FleetTrace, requests: list[Request], layout: str, size: int) ->
     for each in trace.fetches:
         life = lives[each.request_id]
         assert life.tokens[0] == each.asked <= each.start < each.end <= life.tokens[1]
-        beside = [other for other in trace.fetches if other.target == each.target
-                  and other.start <= each.start < lives[other.request_id].finished]  # fmt: skip
+        beside = [
+            other
+            for other in trace.fetches
+            if other.target == each.target
+            and other.start <= each.start < lives[other.request_id].finished
+        ]
         assert len(beside) <= size
 
 
@@ -165,18 +169,30 @@ def test_policies_that_reorder_their_queue_end(monkeypatch: pytest.MonkeyPatch) 
         draw = random.Random(seed)
         requests = workload(seed, draw.randint(3, 12), draw.choice([30, 300, 3000]))
         for request in requests:
-            request.tags = {"priority": draw.choice("012"), "user": draw.choice("ab"),
-                            "predicted_tokens": str(request.max_tokens)}  # fmt: skip
+            request.tags = {
+                "priority": draw.choice("012"),
+                "user": draw.choice("ab"),
+                "predicted_tokens": str(request.max_tokens),
+            }
         most = -(-max(request.most_cached for request in requests) // 16) * 16
         layout = draw.choice(["1p1d", "2p1d", "1p2d", "2"])
         cache = draw.choice(["slots", "paged"])
         size = draw.choice([1, 2, 4])
         trace = simulate_fleet(
-            requests, layout=layout, way="pcie4", cache=cache, policy=draw.choice(names),
-            decode_policy=draw.choice([None, *names]), chunk_size=draw.choice([16, 512]),
-            max_batch_size=size, cache_tokens=draw.choice([most, most + 64]),
-            router=draw.choice([*ROUTERS]), prefix_caching=cache == "paged", keep=True, **KW,
-        )  # fmt: skip
+            requests,
+            layout=layout,
+            way="pcie4",
+            cache=cache,
+            policy=draw.choice(names),
+            decode_policy=draw.choice([None, *names]),
+            chunk_size=draw.choice([16, 512]),
+            max_batch_size=size,
+            cache_tokens=draw.choice([most, most + 64]),
+            router=draw.choice([*ROUTERS]),
+            prefix_caching=cache == "paged",
+            keep=True,
+            **KW,
+        )
         check(trace, requests, layout, size)
     for each in engines:
         assert each.memory.taken == each.open == each.tokens == len(each.memory.coming) == 0
@@ -257,9 +273,14 @@ def test_a_prompt_is_hashed_once_for_all_engines(monkeypatch: pytest.MonkeyPatch
     )
     requests = (Request(n, shared(160, 0, n), 17, arrival=n / 100) for n in range(100))
     simulate_fleet(
-        requests, layout="4", router="by_prefix", cache="paged", prefix_caching=True,
-        done=lambda life: None, **KW,
-    )  # fmt: skip
+        requests,
+        layout="4",
+        router="by_prefix",
+        cache="paged",
+        prefix_caching=True,
+        done=lambda life: None,
+        **KW,
+    )
     assert len(hashed) == 100 * 11
     assert len(memories) == 4 and all(memory.known == {} for memory in memories)
 

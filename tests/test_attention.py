@@ -70,14 +70,20 @@ NEXT = "return Chunk(request, start, min(room, request.prefill_length - start))"
 MISTAKES = {
     "rows of a chunk's mask": {
         "a token does not see itself": (
-            attention, TRIANGLE, "return (column < row) | (column == 0)",
+            attention,
+            TRIANGLE,
+            "return (column < row) | (column == 0)",
         ),
         "no triangle inside a chunk": (attention, TRIANGLE, "return column <= row + length"),
         "rows count from 0 in later chunks, too": (
-            attention, "row = torch.arange(start, start + length,", "row = torch.arange(length,",
+            attention,
+            "row = torch.arange(start, start + length,",
+            "row = torch.arange(length,",
         ),
         "the keys of earlier chunks are hidden": (
-            attention, TRIANGLE, "return (column <= row) & (column >= start)",
+            attention,
+            TRIANGLE,
+            "return (column <= row) & (column >= start)",
         ),
     },
     "`sdpa` of": {
@@ -88,26 +94,38 @@ MISTAKES = {
             + "        value = values[:, slot, :context]\n        if length == 1:\n",
         ),
         "a later chunk is taken for a whole prompt": (
-            attention, "elif length == context:", "elif length > 1:",
+            attention,
+            "elif length == context:",
+            "elif length > 1:",
         ),
     },
     "`near` (layers": {
         "a row sees a token more than its window": (
-            variants, "first = max(0, start + 1 - window)", "first = max(0, start - window)",
+            variants,
+            "first = max(0, start + 1 - window)",
+            "first = max(0, start - window)",
         ),
         "no window inside a chunk": (
-            variants, ".triu(start - first + 1 - window)", "",
+            variants,
+            ".triu(start - first + 1 - window)",
+            "",
         ),
     },
     "`next_chunk` fills": {
         "a chunk is one token short": (
-            scheduler, NEXT, NEXT.replace("min(room", "max(1, -1 + min(room") + ")",
+            scheduler,
+            NEXT,
+            NEXT.replace("min(room", "max(1, -1 + min(room") + ")",
         ),
         "a chunk runs past the end of its prompt": (
-            scheduler, NEXT, "return Chunk(request, start, room)",
+            scheduler,
+            NEXT,
+            "return Chunk(request, start, room)",
         ),
         "each chunk starts at the first token again": (
-            scheduler, NEXT, NEXT.replace("start,", "0,"),
+            scheduler,
+            NEXT,
+            NEXT.replace("start,", "0,"),
         ),
     },
     "any policy": {
@@ -118,10 +136,12 @@ MISTAKES = {
         ),
         "a chunk may leave tokens out": (loop, LEGAL, LEGAL.replace("==", ">=")),
         "a chunk may run past the end of its prompt": (
-            loop, LEGAL, LEGAL.replace(" <= request.prefill_length", ""),
+            loop,
+            LEGAL,
+            LEGAL.replace(" <= request.prefill_length", ""),
         ),
     },
-}  # fmt: skip
+}
 
 
 def planted(module: ModuleType, old: str, new: str) -> ModuleType:

@@ -47,12 +47,18 @@ def expected(model: torch.nn.Module, case: dict) -> tuple[list[list[int]], list[
     scored = {"length_penalty": case["length_penalty"], "early_stopping": case["early_stopping"]}
     with torch.no_grad():
         found = model.generate(
-            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)),
-            max_new_tokens=case["max_tokens"], do_sample=False,
-            num_beams=width, num_return_sequences=width, eos_token_id=ends or None,
-            pad_token_id=VOCABULARY - 1, return_dict_in_generate=True, output_scores=True,
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt)),
+            max_new_tokens=case["max_tokens"],
+            do_sample=False,
+            num_beams=width,
+            num_return_sequences=width,
+            eos_token_id=ends or None,
+            pad_token_id=VOCABULARY - 1,
+            return_dict_in_generate=True,
+            output_scores=True,
             **(scored if width > 1 else {}),
-        )  # fmt: skip
+        )
     sequences = []
     for row in found.sequences[:, len(prompt) :].tolist():
         stop = next((i + 1 for i, token in enumerate(row) if token in ends), len(row))

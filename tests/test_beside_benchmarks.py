@@ -14,10 +14,12 @@ from experiments.lib.rows import read_rows
 from more.serving.capacity import cache_of_engine
 
 UNITS = {
-    "output": "tokens/s", "all tokens": "tokens/s", "requests": "requests/s",
+    "output": "tokens/s",
+    "all tokens": "tokens/s",
+    "requests": "requests/s",
     **dict.fromkeys(("mean TPOT", "median TPOT", "mean ITL", "P99 ITL"), "ms"),
     **dict.fromkeys(("mean TTFT", "median TTFT", "mean latency"), "ms"),
-}  # fmt: skip
+}
 # What vLLM says of its own memory: model, GPU and its GiB (0: of configs), tp, utilization, tokens
 # of its largest batch, GiB of cache on a GPU, address
 VLLM = "github.com/vllm-project/vllm"

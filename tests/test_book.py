@@ -85,9 +85,13 @@ def test_the_book_runs_in_an_empty_folder(tmp_path: Path, families: dict[str, Pa
     begin = f"import sys; sys.path[:] = [{os.fspath(tmp_path)!r}, *sys.path, *{packages!r}]\n"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", begin + ALONE],
-        input=json.dumps(asked), cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE,
+        input=json.dumps(asked),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert not {"more", "experiments", "course", "nano_sarathi"}.intersection(found["modules"])

@@ -210,8 +210,10 @@ def test_two_tabs_keep_one_text(site: str, opened: Opened) -> None:
     other.wait_for_selector(field)
     fill(other, "begun")
     read = "() => localStorage['nano-sarathi-exercises/e01.py']"
-    for text, act in (("an hour of work", lambda: other.click("#again")),
-                      ("more work", lambda: fill(other, "a note"))):  # fmt: skip
+    for text, act in (
+        ("an hour of work", lambda: other.click("#again")),
+        ("more work", lambda: fill(other, "a note")),
+    ):
         fill(one, text)  # Chromium brings it to the other tab's process a moment later
         other.wait_for_function(f"text => ({read})() === text", arg=text)
         act()  # what it has not seen, it does not remove

@@ -315,11 +315,14 @@ def test_the_page_counts_the_stalls_of_the_book(reader: Reader, policy: str) -> 
     lanes = Lanes()
     events = [
         {
-            "type": "iteration", "t": each.start, "seconds": each.seconds, "policy": policy,
+            "type": "iteration",
+            "t": each.start,
+            "seconds": each.seconds,
+            "policy": policy,
             **lanes.rows(each.chunks, each.decodes),
         }
         for each in trace.iterations
-    ]  # fmt: skip
+    ]
     found = reader.page.evaluate(COUNT, [events, bound])
     expected = sorted(trace.stalls(bound))
     assert sorted(map(tuple, found)) == [pytest.approx(stall) for stall in expected]

@@ -202,11 +202,17 @@ def test_a_verdict_says_how_long_it_took(monkeypatch: pytest.MonkeyPatch) -> Non
     [
         ("while True: pass", ("Your code has run", "does a loop never end? (line 2 of e01.py)")),
         ("rows + 1", ("Your function returned None: is `return` missing?",)),
-        ("def inner():\n        return rows + None\n    return inner()",
-         ("Your code raised an error.", "TypeError", "(line 3 of e01.py)",
-          "rows = 1, cached = 0, model = llama-13b, gpu = a6000\n")),
+        (
+            "def inner():\n        return rows + None\n    return inner()",
+            (
+                "Your code raised an error.",
+                "TypeError",
+                "(line 3 of e01.py)",
+                "rows = 1, cached = 0, model = llama-13b, gpu = a6000\n",
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_check_says_what_kind_of_failure_it_is(body: str, words: tuple[str, ...]) -> None:
     """In another process: a loop without end runs on until its process ends."""
     answer = f"def iteration_floor(rows, cached, model, gpu):\n    {body}\n"
@@ -223,21 +229,37 @@ def test_a_check_says_what_kind_of_failure_it_is(body: str, words: tuple[str, ..
 @pytest.mark.parametrize(
     ("key", "old", "new", "words"),
     [
-        ("6", "[self.plan(request, room)]", "self.plan(request, room)",
-         "which takes what your code has returned"),
-        ("6", "request =", "len(self.waiting) > 1 and self.waiting.pop()\n        request =",
-         "requests [1] never do"),
+        (
+            "6",
+            "[self.plan(request, room)]",
+            "self.plan(request, room)",
+            "which takes what your code has returned",
+        ),
+        (
+            "6",
+            "request =",
+            "len(self.waiting) > 1 and self.waiting.pop()\n        request =",
+            "requests [1] never do",
+        ),
         ("8", "        return chunks\n", "        return chunks[::-1]\n", "K5 fails"),
         ("8", "        return request\n", "", "Does `preempt` return the request?"),
-        ("2", "        for cache, new", "        self.v = self.v.clone()\n        for cache, new",
-         "`write` stores in place"),
+        (
+            "2",
+            "        for cache, new",
+            "        self.v = self.v.clone()\n        for cache, new",
+            "`write` stores in place",
+        ),
         ("2", "(self.v, v)", "(self.v, k)", "in v of layer"),
         ("3", "return column <= row", "return (column <= row).int()", "torch.int32"),
-        ("5", "Rows(tokens, slots, positions,", "Rows(tokens[::-1], slots[::-1], positions[::-1],",
-         "R1 fails"),
+        (
+            "5",
+            "Rows(tokens, slots, positions,",
+            "Rows(tokens[::-1], slots[::-1], positions[::-1],",
+            "R1 fails",
+        ),
         ("11", "return keep + withheld[:more]", "return withheld[:more] + keep", "W4 fails"),
     ],
-)  # fmt: skip
+)
 def test_a_check_names_the_cause(key: str, old: str, new: str, words: str) -> None:
     source = right(find(key).file)
     assert old in source and words in "\n".join(checked(find(key), source.replace(old, new)))
@@ -292,9 +314,19 @@ def test_answers_are_compared_part_by_part() -> None:
     nan = float("nan")
     assert same({"a": [1, 2.0, None]}, {"a": [1, 2.0 + 1e-12, None]}, 1e-9) and same(2.0, 2)
     for wanted, got in (
-        (1.0, nan), (1.0, True), (1, True), (1, 1.0), (0, None), ([1, 2], [2, 1]), ([1], [1, 1]),
-        ([1], "1"), ({"a": 1}, {"a": 1, "b": 2}), (1.0, "1.0"), (1.0, 1.0 + 1e-6), ("1", 1),
-    ):  # fmt: skip
+        (1.0, nan),
+        (1.0, True),
+        (1, True),
+        (1, 1.0),
+        (0, None),
+        ([1, 2], [2, 1]),
+        ([1], [1, 1]),
+        ([1], "1"),
+        ({"a": 1}, {"a": 1, "b": 2}),
+        (1.0, "1.0"),
+        (1.0, 1.0 + 1e-6),
+        ("1", 1),
+    ):
         assert not same(wanted, got, 1e-9), (wanted, got)
 
 

@@ -49,9 +49,19 @@ def grouped_attention(q: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Te
 
 
 def flash(
-    query: Tensor, key: Tensor, value: Tensor, starts: Tensor, begins: Tensor, max_q: int,
-    max_k: int, dropout: float, causal: bool, debug: bool, *, seqused_k: Tensor,
-) -> list[Tensor]:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    starts: Tensor,
+    begins: Tensor,
+    max_q: int,
+    max_k: int,
+    dropout: float,
+    causal: bool,
+    debug: bool,
+    *,
+    seqused_k: Tensor,
+) -> list[Tensor]:
     """PyTorch's FlashAttention over one long row of keys. It takes numbers from tensors alone.
 
     The refusals are those of mha_varlen_fwd (PyTorch's aten/src/ATen/native/transformers/cuda/

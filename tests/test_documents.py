@@ -21,11 +21,16 @@ from experiments.lib.rows import read_rows
 gallery = import_module("experiments.all")
 ROOT = Path(__file__).parent.parent
 FIGURES = (  # of the papers: how many
-    ("SARATHI", "Fig", 13), ("SARATHI", "Table", 4),
-    ("TD-Pipe", "Fig", 16), ("TD-Pipe", "Table", 2), ("TD-Pipe", "Algorithm", 1),
-    ("segment KV", "Fig", 9), ("segment KV", "Table", 1),
-    ("Sarathi-Serve", "Fig", 14), ("Sarathi-Serve", "Algorithm", 3),
-)  # fmt: skip
+    ("SARATHI", "Fig", 13),
+    ("SARATHI", "Table", 4),
+    ("TD-Pipe", "Fig", 16),
+    ("TD-Pipe", "Table", 2),
+    ("TD-Pipe", "Algorithm", 1),
+    ("segment KV", "Fig", 9),
+    ("segment KV", "Table", 1),
+    ("Sarathi-Serve", "Fig", 14),
+    ("Sarathi-Serve", "Algorithm", 3),
+)
 ROWS = 121  # of experiments/paper_homes.toml
 WORKFLOW = ROOT / ".github" / "workflows" / "test.yml"
 

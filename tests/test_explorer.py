@@ -36,7 +36,7 @@ STATES: list[dict] = [
     {"model": "yi-34b", "gpu": "a100-80gb", "tp": 2, "software": "vllm", "rate": 3, "n": 40},
     {"model": "llama3.1-70b", "gpu": "h100", "tp": 4, "long": 30000, "C": 2048, "n": 30, "B": 32},
     {"left": "orca", "right": "hybrid_only", "B": 1, "n": 3, "P": 1, "D": 1, "long": 0},
-]  # fmt: skip
+]
 Sides = list[tuple[State, dict, Trace]]
 
 
@@ -53,9 +53,15 @@ def close(one: object, other: object, share: float = 1e-12) -> bool:
 
 def simulated(state: State, policy: str) -> Trace:
     return simulate(
-        explorer.make_requests(state), state.model, state.gpu, policy=policy, chunk_size=state.C,
-        max_batch_size=state.B, tp=state.tp, software=state.software,
-    )  # fmt: skip
+        explorer.make_requests(state),
+        state.model,
+        state.gpu,
+        policy=policy,
+        chunk_size=state.C,
+        max_batch_size=state.B,
+        tp=state.tp,
+        software=state.software,
+    )
 
 
 def sides(given: dict) -> Sides:

@@ -41,9 +41,13 @@ GPT2 = {
 # of 5 pairs, 2 make more than 4 turns over the original 64 positions, 2 less than 1, and one lies
 # between
 LLAMA3 = {
-    "rope_type": "llama3", "rope_theta": 50.0, "factor": 8.0, "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
-}  # fmt: skip
+    "rope_type": "llama3",
+    "rope_theta": 50.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 
 # name: (transformers' config, its model, what differs from ROTARY or GPT2). Shapes as odd as each
 # family allows.
@@ -158,9 +162,13 @@ def assert_same_tokens(
     expected = []
     for prompt in prompts:
         out = reference.generate(
-            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=32, do_sample=False,
-            output_logits=True, return_dict_in_generate=True,
-        )  # fmt: skip
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=32,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
         best = torch.cat(out.logits).topk(2).values  # (32, 2)
         assert (best[:, 0] - best[:, 1]).min() > 2e-4, "a near-tie: choose another seed"
         expected.append(out.sequences[0, prompt.shape[1] :].tolist())
@@ -238,20 +246,54 @@ FP8_GROUP = {key: {"num_bits": 8, "type": "float"} for key in ("weights", "input
     [
         ("mixtral-8x7b", {"model_type": "mixtral", "num_local_experts": 8}, {}),
         ("qwen3-30b-a3b", {"model_type": "qwen3_moe", "num_experts": 128}, {}),
-        ("qwen3-8b", {"model_type": "qwen3", "quantization_config": {"quant_method": "fp8"}},
-         {"weights": "fp8"}),
-        ("qwen3-30b-a3b", {"model_type": "qwen3_moe", "num_experts": 128, "quantization_config": {
-            "quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": [
-                "lm_head", "model.layers.0.mlp.gate", "model.layers.0.post_attention_layernorm"]}},
-         {"weights": "fp8", "weight_block": 128}),
-        ("llama3.1-8b", {"model_type": "llama", "rope_scaling": None, "quantization_config": {
-            "quant_method": "compressed-tensors", "config_groups": {"group_0": FP8_GROUP}}},
-         {"weights": "fp8", "rope_scaling": None}),
-        ("qwen3-14b", {"model_type": "qwen3", "rope_scaling": {
-            "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}},
-         {"max_length": 131072}),
+        (
+            "qwen3-8b",
+            {"model_type": "qwen3", "quantization_config": {"quant_method": "fp8"}},
+            {"weights": "fp8"},
+        ),
+        (
+            "qwen3-30b-a3b",
+            {
+                "model_type": "qwen3_moe",
+                "num_experts": 128,
+                "quantization_config": {
+                    "quant_method": "fp8",
+                    "weight_block_size": [128, 128],
+                    "modules_to_not_convert": [
+                        "lm_head",
+                        "model.layers.0.mlp.gate",
+                        "model.layers.0.post_attention_layernorm",
+                    ],
+                },
+            },
+            {"weights": "fp8", "weight_block": 128},
+        ),
+        (
+            "llama3.1-8b",
+            {
+                "model_type": "llama",
+                "rope_scaling": None,
+                "quantization_config": {
+                    "quant_method": "compressed-tensors",
+                    "config_groups": {"group_0": FP8_GROUP},
+                },
+            },
+            {"weights": "fp8", "rope_scaling": None},
+        ),
+        (
+            "qwen3-14b",
+            {
+                "model_type": "qwen3",
+                "rope_scaling": {
+                    "type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32768,
+                },
+            },
+            {"max_length": 131072},
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_priced_and_not_run(
     name: str, changes: dict, expected: dict, tmp_path: Path
 ) -> None:

@@ -130,16 +130,30 @@ def test_all_steps_on_a_gpu_that_is_not_there(
         ("fig8", 16e9, ["--model", "llama3.2-3b"], ("llama3.2-3b", 18, 1024)),
         ("table4", 85e9, ["--model", "llama-33b"], ("llama-33b", 10, 1024)),
         ("serve_stalls", 80e9, [], ("llama-0.2b", 8, 512)),
-        *((name, 80e9, [], ("llama-13b", B, L)) for name, B, L in (
-            ("fig3", 18, 1024), ("fig4", 32, 1024), ("fig7", 1, 640), ("fig10", 18, 1024),
-            ("fig11", 18, 1024), ("fig13", 18, 1024), ("table2", 4, 1024), ("table4", 6, 1024),
-        )),
+        *(
+            (name, 80e9, [], ("llama-13b", B, L))
+            for name, B, L in (
+                ("fig3", 18, 1024),
+                ("fig4", 32, 1024),
+                ("fig7", 1, 640),
+                ("fig10", 18, 1024),
+                ("fig11", 18, 1024),
+                ("fig13", 18, 1024),
+                ("table2", 4, 1024),
+                ("table4", 6, 1024),
+            )
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_gpu_runs_the_papers_cases_where_they_fit(
-    name: str, memory: float, flags: list[str], runs: tuple, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture,
-) -> None:  # fmt: skip
+    name: str,
+    memory: float,
+    flags: list[str],
+    runs: tuple,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
     def load(options: object, size: int, length: int) -> None:
         raise UserError(f"{(options.model, size, length)}")
 

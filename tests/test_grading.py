@@ -136,8 +136,10 @@ def test_a_link_reads_nobody_elses_work(tmp_path: Path) -> None:
     assert found[0].refused["e07"] == "no file" and "Not read: below. " in found[1].notes[0]
     assert {each.name: each.files for each in found if each.files} == {"ben": {"e06": "ben's"}}
     assert {each.name: each.refused["e06"] for each in found[1:]} == {
-        "eve": "a link", "link.zip": "link.zip: a link", "zip.zip": "a link",
-    }  # fmt: skip
+        "eve": "a link",
+        "link.zip": "link.zip: a link",
+        "zip.zip": "a link",
+    }
     assert left == ["e06.py"]
 
 
@@ -191,7 +193,7 @@ ATTACKS: dict[str, tuple[str, str]] = {
     "says late": ("", FRAMES.replace("DATA", "b'boom' + bytes([10]) + said")),
     "says megabytes": ("", FRAMES.replace("DATA", "said + bytes(9 << 20)")),
     "lies": ("", "return float('nan')"),
-}  # fmt: skip
+}
 
 
 def attack(body: str, **names: object) -> str:
@@ -218,10 +220,13 @@ def test_attacks_earn_nothing_and_harm_nothing(
     secret.write_text(passes)  # whoever gets hold of it passes
     with socket.create_server(("127.0.0.1", 0)) as server:
         names = {
-            "SECRET": str(secret), "FOLDER": str(tmp_path), "PARENT": os.getpid(),
-            "PROJECT": str(ROOT / "scheduler.py"), "PORT": server.getsockname()[1],
+            "SECRET": str(secret),
+            "FOLDER": str(tmp_path),
+            "PARENT": os.getpid(),
+            "PROJECT": str(ROOT / "scheduler.py"),
+            "PORT": server.getsockname()[1],
             "TRACE": str(trace),
-        }  # fmt: skip
+        }
         for name, (_, body) in ATTACKS.items():
             write(folder / name, {"e01.py": attack(body, **names)})
         write(folder / "good", {"e01.py": passes, "e09.py": "import os; os._exit(3)"})
@@ -277,8 +282,13 @@ ASKED = {"file": "e01", "case": E1}
 def test_what_a_submission_hides_ends_with_its_worker(tmp_path: Path, asked: bool) -> None:
     """Without any fence: it starts processes in sessions of their own, and they hear of nothing."""
     code = "import course.worker as w\nw.isolate, w.fence = list, lambda *_: []\nw.main()\n"
-    worker = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE, start_new_session=True)  # fmt: skip
+    worker = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
     trace = tmp_path / "trace"
     files = {"e01": f"TRACE = {str(trace)!r}\n{HIDES}"}
     for line in ({"files": files, "torch": False, "memory": 1 << 30, "seconds": 60}, ASKED):

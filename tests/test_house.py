@@ -55,9 +55,10 @@ BY_THEMSELVES = ("notebooks", "tests")
 
 # Scripts that measure, and nothing else, import `command.first`. All others predict.
 SCRIPTS = sorted(
-    path.stem for path in (ROOT / "experiments").glob("*.py")
+    path.stem
+    for path in (ROOT / "experiments").glob("*.py")
     if path.stem != "__init__" and "import command.first" not in path.read_text("utf-8")
-)  # fmt: skip
+)
 
 PROMISED = tomllib.loads((ROOT / "docs" / "without_torch.toml").read_text("utf-8"))
 WITHOUT_TORCH = [f"experiments.{name}" for name in SCRIPTS] + [

@@ -39,9 +39,12 @@ def no_modules() -> Iterator[None]:
     ],
 )
 def test_what_rows_needs(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: torch.dtype,
-    head_dim: int, why: str | None,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    dtype: torch.dtype,
+    head_dim: int,
+    why: str | None,
+) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     found = why_not_rows(CUDA, dtype, head_dim)
     assert found is why is None or re.search(why, found), found
@@ -66,9 +69,14 @@ _cpp_library_load_exception.__cause__ = OSError("libcudart.so.12: no such file\n
     ],
 )
 def test_why_xformers_cannot_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture,
-    caplog: pytest.LogCaptureFixture, no_modules: None, library: str, why: str | None,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture,
+    caplog: pytest.LogCaptureFixture,
+    no_modules: None,
+    library: str,
+    why: str | None,
+) -> None:
     """One line, whatever is wrong with the package, and nothing of its own warning."""
     package = tmp_path / "xformers"
     package.mkdir()
@@ -92,9 +100,19 @@ def test_the_report_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         old = report()
         names = [line.split("  ")[0] for line in old]
     assert names == [
-        "PyTorch", "driver", "cuda:0", "cuda:1", "dtype", "math", "sdpa", "native",
-        "rows", "xformers", "CUDA graphs", "NCCL",
-    ]  # fmt: skip
+        "PyTorch",
+        "driver",
+        "cuda:0",
+        "cuda:1",
+        "dtype",
+        "math",
+        "sdpa",
+        "native",
+        "rows",
+        "xformers",
+        "CUDA graphs",
+        "NCCL",
+    ]
     said = dict(zip(names, (line[13:] for line in old), strict=True))
     assert "brings CUDA 12.8; no other" in said["PyTorch"] and said["driver"] == "NVIDIA 550.54.15"
     assert "compute capability 7.5, 16 GB" in said["cuda:1"] and said["dtype"] == "float16"

@@ -195,8 +195,11 @@ def test_every_gpu_has_its_sheet_and_all_constants_a_source() -> None:
 
 def held(gpu: str) -> dict:
     """What `fit.fit_later` finds, without a search."""
-    found = {"fp8 experts" if weights == "fp8" else "experts": own
-             for (on, weights), own in EXPERTS.items() if on == gpu}  # fmt: skip
+    found = {
+        "fp8 experts" if weights == "fp8" else "experts": own
+        for (on, weights), own in EXPERTS.items()
+        if on == gpu
+    }
     own = {"fp8 product": replace(EFFICIENCY[gpu, "vllm"], **FP8[gpu])} if gpu in FP8 else {}
     return found | own
 

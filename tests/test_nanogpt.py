@@ -43,9 +43,13 @@ def write(folder: Path, model: torch.nn.Module, bias: bool, prefix: str = "") ->
     moments = {0: {"step": torch.tensor(9.0), "exp_avg": torch.ones(3)}}
     groups = [{"params": [0], "lr": 1e-3, "betas": (0.9, 0.95), "fused": None}]
     state = {
-        "model": own, "optimizer": {"state": moments, "param_groups": groups}, "model_args": args,
-        "iter_num": 10, "best_val_loss": torch.tensor(1.5), "config": {"dataset": "x", "lr": 1e-3},
-    }  # fmt: skip
+        "model": own,
+        "optimizer": {"state": moments, "param_groups": groups},
+        "model_args": args,
+        "iter_num": 10,
+        "best_val_loss": torch.tensor(1.5),
+        "config": {"dataset": "x", "lr": 1e-3},
+    }
     torch.save(state, folder / "ckpt.pt")
 
 

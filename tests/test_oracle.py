@@ -76,24 +76,30 @@ def test_a_policy_of_ones_own_is_checked(
 
 WRONG = {  # what a policy of one's own gets wrong, and what it is told: rule, request, step
     "memory": (
-        ("    def update(self, batch, tokens):\n"
-        "        self.memory.taken += 1\n"
-        "        return super().update(batch, tokens)\n"),
+        (
+            "    def update(self, batch, tokens):\n"
+            "        self.memory.taken += 1\n"
+            "        return super().update(batch, tokens)\n"
+        ),
         r"step \d+: tokens .* in `memory.taken`: it is \d+, and must be \d+$",
     ),
     "twice": (
-        ("    def schedule(self, now):\n"
-        "        batch = super().schedule(now)\n"
-        "        if batch: batch.decodes *= 2\n"
-        "        return batch\n"),
+        (
+            "    def schedule(self, now):\n"
+            "        batch = super().schedule(now)\n"
+            "        if batch: batch.decodes *= 2\n"
+            "        return batch\n"
+        ),
         r"step \d+: policy 'mine' \(Mine\): a request is in the batch twice: \d+$",
     ),
     "starves": (
-        ("    def can_admit(self):\n"
-        "        return super().can_admit() and self.waiting[0].request_id != 0\n"),
+        (
+            "    def can_admit(self):\n"
+            "        return super().can_admit() and self.waiting[0].request_id != 0\n"
+        ),
         r"step \d+: policy 'mine' \(Mine\): it schedules nothing, while requests wait or run",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", WRONG)

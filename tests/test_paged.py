@@ -280,9 +280,16 @@ PROMPTS = [[5, 1, 7, 2, 8, 8, 3, 4, 9, own] for own in (6, 3, 4)]
 def llm(small: str) -> LLM:
     """Blocks for two requests, at most."""
     return PlainLLM(
-        small, cache="paged", block_size=4, prefix_caching=True, cache_tokens=64,
-        dtype="float64", device="cpu", policy="sarathi_serve", max_batch_size=4,
-    )  # fmt: skip
+        small,
+        cache="paged",
+        block_size=4,
+        prefix_caching=True,
+        cache_tokens=64,
+        dtype="float64",
+        device="cpu",
+        policy="sarathi_serve",
+        max_batch_size=4,
+    )
 
 
 @pytest.mark.parametrize("good", [0, 2])

@@ -300,11 +300,13 @@ def price(stages: int, uneven: bool) -> Callable:
     return costs
 
 
-FILLING = st.fixed_dictionaries({
-    "cache_tokens": st.sampled_from([None, 52]),
-    "deal": st.sampled_from(["queue", "turns"]),
-    "memory": st.sampled_from(["split", "pool"]),
-})  # fmt: skip
+FILLING = st.fixed_dictionaries(
+    {
+        "cache_tokens": st.sampled_from([None, 52]),
+        "deal": st.sampled_from(["queue", "turns"]),
+        "memory": st.sampled_from(["split", "pool"]),
+    }
+)
 POLICY = st.sampled_from(sorted(compared()))
 SIZES = st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(1, 4))
 
@@ -342,9 +344,12 @@ def test_every_schedule(lengths, policy, sizes, filling, latency, uneven) -> Non
 
 @settings(max_examples=60, deadline=None)
 @given(
-    REQUESTS, POLICY, st.integers(1, 4), st.sampled_from([None, 60]),
+    REQUESTS,
+    POLICY,
+    st.integers(1, 4),
+    st.sampled_from([None, 60]),
     st.sampled_from(["queue", "turns"]),
-)  # fmt: skip
+)
 def test_one_stage_is_simulate(lengths, policy, batch_size, cache_tokens, deal) -> None:
     """Bit for bit."""
     options = {"policy": policy, "max_batch_size": batch_size, "cache_tokens": cache_tokens}

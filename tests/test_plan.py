@@ -79,9 +79,16 @@ def population() -> list[Request]:
 def replica(llama: Path, gpu: str = "a100-80gb", tp: int = 1, stages: int = 1) -> Deployment:
     memory = tokens_that_fit(plan.priced_model(str(llama)), GPUS[gpu], tp) * stages
     return Deployment(
-        str(llama), tp, gpu, stages, None, "pcie4", max_batch_size=256, software="vllm",
+        str(llama),
+        tp,
+        gpu,
+        stages,
+        None,
+        "pcie4",
+        max_batch_size=256,
+        software="vllm",
         cache=memory,
-    )  # fmt: skip
+    )
 
 
 def load_at(of: Deployment, traffic: Traffic, budget: int, rate: float, share: float = 1.0) -> Load:
@@ -284,12 +291,26 @@ def test_whose_rate_is_judged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rate", "busiest", "tp", "said"),
     [
-        (17.0, 40.0, 1, ("17.0 requests/s (busiest minute 40.0/s): 2 replicas of TP1 (2 GPUs) hold"
-                         " this at 53 % load. The busiest minute takes 3 replicas")),
-        (15.5, None, 2, ("15.5 requests/s: 1 replica of TP2 (2 GPUs) holds this at 97 % load. With"
-                         " iterations 5 % slower: 2 replicas")),
+        (
+            17.0,
+            40.0,
+            1,
+            (
+                "17.0 requests/s (busiest minute 40.0/s): 2 replicas of TP1 (2 GPUs) hold"
+                " this at 53 % load. The busiest minute takes 3 replicas"
+            ),
+        ),
+        (
+            15.5,
+            None,
+            2,
+            (
+                "15.5 requests/s: 1 replica of TP2 (2 GPUs) holds this at 97 % load. With"
+                " iterations 5 % slower: 2 replicas"
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_how_many_replicas_hold_a_rate(
     rate: float, busiest: float | None, tp: int, said: str
 ) -> None:
@@ -406,14 +427,19 @@ def values_of(line: str) -> dict[str, float]:
 def random_flags(draw: random.Random) -> list[str]:
     """Of a question that a user may ask, sensible or not."""
     flags = {
-        "--model": list(MODELS), "--gpu": list(GPUS), "--tp": [1, 1, 2, 4, 8], "--pp": [1, 1, 2, 4],
+        "--model": list(MODELS),
+        "--gpu": list(GPUS),
+        "--tp": [1, 1, 2, 4, 8],
+        "--pp": [1, 1, 2, 4],
         "--tbt-slo": [None, 1, 20, 50, 200],
         "--requests-file": ["chat", "arxiv", "100:20", "3000:50", "30:300", TRACE],
-        "--memory-utilization": [None, 0.5, 0.9, 0.95], "--max-batch-size": [None, 8, 1000],
-        "--rate": [None, 5], "--weights": [None, None, None, "fp8"],
+        "--memory-utilization": [None, 0.5, 0.9, 0.95],
+        "--max-batch-size": [None, 8, 1000],
+        "--rate": [None, 5],
+        "--weights": [None, None, None, "fp8"],
         "--slo": [None, None, "tpot:p95:50", "e2e:p99:20000"],
         "--cache-tokens": [None] * 5 + [20_000],
-    }  # fmt: skip
+    }
     words = []
     for flag, choices in flags.items():
         if (value := draw.choice(choices)) is not None:

@@ -117,14 +117,24 @@ def test_priority_serves_the_urgent_first() -> None:
         request.tags = {"priority": "0" if request.request_id in (2, 3, 9) else "1"}
     trace = simulate(requests, **options, cache_tokens=4200)
     assert trace.preempted and not {i for i, _ in trace.preempted} & {2, 3, 9}, "others only"
-    pipeline = simulate_pipeline(ranked(60, 2.0), "llama-13b", "a6000", stages=2, keep=True,
-                                 **options)  # fmt: skip
+    pipeline = simulate_pipeline(
+        ranked(60, 2.0), "llama-13b", "a6000", stages=2, keep=True, **options
+    )
     assert len(pipeline.requests.finished) == 60
 
 
-@pytest.mark.parametrize("policy", [
-    "sarathi", "dynamic:8,4", "vllm_v1", "priority", "orca", "request_level", "chunked_only",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "sarathi",
+        "dynamic:8,4",
+        "vllm_v1",
+        "priority",
+        "orca",
+        "request_level",
+        "chunked_only",
+    ],
+)
 def test_decodes_that_fill_the_budget_are_told(
     policy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

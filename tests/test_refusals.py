@@ -72,9 +72,15 @@ FAMILIES = {
     "granite": LLAMA | {"model_type": "granite"},
     "smollm3": LLAMA | {"model_type": "smollm3"},
     "gemma3_text": LLAMA | {"model_type": "gemma3_text"},
-    "gpt2": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
-             "vocab_size": 97},
-}  # fmt: skip
+    "gpt2": {
+        "model_type": "gpt2",
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 64,
+        "vocab_size": 97,
+    },
+}
 
 BENCH = {  # what `vllm bench serve` writes
     "completed": 10, "num_prompts": 10, "request_rate": "inf", "max_concurrency": 2,

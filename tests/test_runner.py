@@ -354,10 +354,13 @@ def test_an_llm_that_serves_refuses_all_calls(llm: LLM) -> None:
 
     def ask() -> None:
         for call in (
-            lambda: llm.generate([[1]], params), lambda: llm.stream([[1]], params),
-            lambda: llm.beam_search([[1]]), lambda: llm.resize_cache(4),
-            lambda: next(late), lambda: Clients(RealEngine(llm)),
-        ):  # fmt: skip
+            lambda: llm.generate([[1]], params),
+            lambda: llm.stream([[1]], params),
+            lambda: llm.beam_search([[1]]),
+            lambda: llm.resize_cache(4),
+            lambda: next(late),
+            lambda: Clients(RealEngine(llm)),
+        ):
             with pytest.raises(UserError) as caught:
                 call()
             said.append(str(caught.value))

@@ -102,7 +102,7 @@ BROKEN = {  # what a policy of one's own may get wrong, and what the engine says
         lambda own, batch: Batch([], [*own.running]),
         "request 0 decodes, but has prefilled 0 of 9 tokens",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("run", [simulate, simulate_pipeline])

@@ -286,8 +286,10 @@ def test_pieces_are_the_text_of_all_tokens(llm: LLM) -> None:
     euro = llm.tokenizer.encode("€")
     cases = [[draw.randrange(most) for _ in range(40)] for most in (256, 1023) for _ in range(100)]
     # a character of three bytes, with bytes that may cut it
-    cases += [[t for _ in range(40) for t in (*euro, *draw.sample(range(256), case % 2))]
-              for case in range(100)]  # fmt: skip
+    cases += [
+        [t for _ in range(40) for t in (*euro, *draw.sample(range(256), case % 2))]
+        for case in range(100)
+    ]
     cases += [euro[1:2] * broken + euro for broken in range(9)]
     for tokens in cases:
         decoded.clear()
@@ -369,12 +371,20 @@ def test_the_first_event_of_a_chat_comes_with_its_first_token() -> None:
 UNASKED = {
     TEXT: {"suffix": "", "add_special_tokens": True},
     CHAT: {
-        "add_special_tokens": False, "top_logprobs": 0, "tools": [], "tool_choice": "none",
-        "parallel_tool_calls": True, "modalities": ["text"], "store": False, "verbosity": "medium",
-        "function_call": "none", "add_generation_prompt": True, "continue_final_message": False,
+        "add_special_tokens": False,
+        "top_logprobs": 0,
+        "tools": [],
+        "tool_choice": "none",
+        "parallel_tool_calls": True,
+        "modalities": ["text"],
+        "store": False,
+        "verbosity": "medium",
+        "function_call": "none",
+        "add_generation_prompt": True,
+        "continue_final_message": False,
         "include_reasoning": True,
     },
-}  # fmt: skip
+}
 ALWAYS = {
     "logprobs": False, "response_format": {"type": "text"}, "service_tier": "auto", "seed": -1,
     "logit_bias": {}, "presence_penalty": 0.0, "frequency_penalty": 0, "repetition_penalty": 1.0,
@@ -427,15 +437,17 @@ def test_a_lenient_server_leaves_out_what_it_lacks_and_tells_it(priced: PricedEn
     part = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
     message = {"role": "user", "content": [part], "reasoning_content": "z", "refusal": None}
     cases = (
-        (GOOD | {"frequency_penalty": 0.5, "best_of": 2, "echo": False},
-         "best_of, frequency_penalty"),
+        (
+            GOOD | {"frequency_penalty": 0.5, "best_of": 2, "echo": False},
+            "best_of, frequency_penalty",
+        ),
         (GOOD | {"stream": True, "stream_options": {"chunked": 1}}, "chunked"),
         ({"messages": [message] * 3, "max_tokens": 2}, "reasoning_content"),
         (GOOD | {odd: 1}, "a\\r\\nset-cookie: x\\xe9\\u4e2d"),
         (GOOD | dict.fromkeys(map(str, range(10_000, 60_000)), 1), "10000, 10001, "),
         (GOOD | {" ": 1}, ""),  # a header of a blank alone ended the connection
         (GOOD, None),
-    )  # fmt: skip
+    )
     with served(priced, lenient=True) as running:
         for body, ignored in cases:
             path = CHAT if "messages" in body else TEXT
@@ -545,9 +557,15 @@ def priced() -> PricedEngine:
 def test_a_key(priced: PricedEngine) -> None:
     with served(priced, keys=(hash_of("secret"), hash_of("other"))) as running:
         for key, status in (
-            ("Bearer secret", 200), ("bearer  other", 200), ("Bearer secre", 401), ("secret", 401),
-            ("Basic secret", 401), ("", 401), ("Bearer ", 401), ("Bearer \xff", 401),
-        ):  # fmt: skip
+            ("Bearer secret", 200),
+            ("bearer  other", 200),
+            ("Bearer secre", 401),
+            ("secret", 401),
+            ("Basic secret", 401),
+            ("", 401),
+            ("Bearer ", 401),
+            ("Bearer \xff", 401),
+        ):
             data = request("/v1/models", method="GET", authorization=key).decode().encode("latin-1")
             got, headers, answer = parse(raw(running.place, data))
             assert got == status, key

@@ -40,9 +40,12 @@ def test_a_prompt_in_one_chunk_is_the_whole_prompt() -> None:
 )
 def test_bounds_have_two_sides(bound: str, ours: float, verdict: str) -> None:
     row = dict.fromkeys(("where", "conditions", "unit"), "") | {
-        "id": "x", "source": "sarathi", "quantity": f"share ({bound} bound)", "value": "6",
+        "id": "x",
+        "source": "sarathi",
+        "quantity": f"share ({bound} bound)",
+        "value": "6",
         "kind": "measured",
-    }  # fmt: skip
+    }
     judged = fidelity.judge(row, ours, {})
     assert judged.verdict == verdict and (judged.error is None) == (verdict == "met")
 

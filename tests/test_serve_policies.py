@@ -74,7 +74,7 @@ FAILS = {
         "    def add(self, new): vars(self).setdefault('own', []).append(new)\n",
         "requests neither wait nor run",
     ),
-}  # fmt: skip
+}
 
 
 def test_a_policy_that_asks_the_price_needs_one(engine: PricedEngine, tmp_path: Path) -> None:

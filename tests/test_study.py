@@ -131,9 +131,13 @@ def test_runs_have_a_range() -> None:
 def test_a_line_of_two_models_is_refused() -> None:
     """It would run up and down between them."""
     rows = Rows(
-        ({"source": "predicted", "model": model, "hardware": "h", "B": B, "time": B}
-         for model in "ab" for B in (1, 2)), {"time": "ms"},
-    )  # fmt: skip
+        (
+            {"source": "predicted", "model": model, "hardware": "h", "B": B, "time": B}
+            for model in "ab"
+            for B in (1, 2)
+        ),
+        {"time": "ms"},
+    )
     axes = plt.figure().subplots()
     with pytest.raises(UserError, match="rows of several models or GPUs have the same B"):
         Panel("B", "time").draw(axes, rows, Rows(), "")

@@ -61,9 +61,13 @@ class Watched(TDPipe):
 
 
 def run(
-    requests: list[Request], stages: int, *arguments: object, hop: Hop | None = None,
-    costs: Callable | None = None, **options: object,
-) -> tuple[PipelineTrace, Watched]:  # fmt: skip
+    requests: list[Request],
+    stages: int,
+    *arguments: object,
+    hop: Hop | None = None,
+    costs: Callable | None = None,
+    **options: object,
+) -> tuple[PipelineTrace, Watched]:
     """These requests to their end, at made-up costs. The rest is for the controller."""
     controller = Watched(rows, stages, *arguments, **options)
     for request in requests:
@@ -228,12 +232,14 @@ PREDICTORS: dict[str, Predictor] = {
 }
 
 
-RULES = st.fixed_dictionaries({
-    "predict": st.sampled_from(sorted(PREDICTORS)).map(PREDICTORS.get),
-    "stealing": st.sampled_from(STEALING),
-    "between": st.booleans(),
-    "pack": st.sampled_from([1, 60, 192]),
-})  # fmt: skip
+RULES = st.fixed_dictionaries(
+    {
+        "predict": st.sampled_from(sorted(PREDICTORS)).map(PREDICTORS.get),
+        "stealing": st.sampled_from(STEALING),
+        "between": st.booleans(),
+        "pack": st.sampled_from([1, 60, 192]),
+    }
+)
 FIXED = st.sampled_from([{}, {}, {"occupied": 0.5}, {"finished": 0.3}, {"peak_rows": 3}])
 ARRIVING = st.tuples(st.integers(1, 60), st.integers(1, 40), st.sampled_from([0.0, 0.0, 0.1, 4.0]))
 
@@ -248,9 +254,13 @@ ARRIVING = st.tuples(st.integers(1, 60), st.integers(1, 40), st.sampled_from([0.
     latency=st.sampled_from([0.0, 0.005]),
 )
 def test_every_workload(
-    work: list[tuple[int, int, float]], spare: int | None, sizes: tuple[int, int, int],
-    rules: dict[str, object], fixed: dict[str, float], latency: float,
-) -> None:  # fmt: skip
+    work: list[tuple[int, int, float]],
+    spare: int | None,
+    sizes: tuple[int, int, int],
+    rules: dict[str, object],
+    fixed: dict[str, float],
+    latency: float,
+) -> None:
     """Every request ends, and `Watched` finds every rule kept at each step: nobody is lost at a
     switch or withheld for ever, the memory holds all, and no batch mixes prefills and decodes.
     """

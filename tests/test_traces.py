@@ -170,11 +170,13 @@ def test_three_formats_have_one_name_and_two_units(
         ("our own format: arrival_ms,prompt_tokens,output_tokens", "ms"),
         ("DistServe's format: arrival_s,prompt_tokens,output_tokens", "seconds"),
         ("BurstGPT's format: Timestamp,Request tokens,Response tokens", "seconds"),
-        ("Vidur's and Sarathi-Serve's format: arrived_at,num_prefill_tokens,num_decode_tokens",
-         "seconds"),
+        (
+            "Vidur's and Sarathi-Serve's format: arrived_at,num_prefill_tokens,num_decode_tokens",
+            "seconds",
+        ),
         ("a mix of formats: arrival,num_prefill_tokens,output_tokens", "seconds"),
     ],
-)  # fmt: skip
+)
 def test_each_format_is_named(
     header: str, unit: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -203,8 +205,9 @@ def test_a_batch_of_openais_comes_at_once(tmp_path: Path, capsys: pytest.Capture
         answers = [{"status_code": 200, "body": body} for body in bodies] + [None]
         rows = [{"custom_id": f"r{i}", "response": each} for i, each in enumerate(answers)]
         (path := tmp_path / "output.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        found = [(r.arrival, len(r.prompt), r.max_tokens, r.tags["custom_id"])
-                 for r in read_trace(path)]  # fmt: skip
+        found = [
+            (r.arrival, len(r.prompt), r.max_tokens, r.tags["custom_id"]) for r in read_trace(path)
+        ]
         assert found == [(0, 22, 2, "r0"), (0, 22, 2, "r1")]
         said = capsys.readouterr().out
         assert "left out 2 of 4" in said and "read as output of OpenAI's Batch API" in said

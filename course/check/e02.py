@@ -73,15 +73,21 @@ def judge(case: dict, answer: dict) -> Failure | None:
         freed |= operation[0] == "free" and wanted is None  # a refused one gives no slot back
     if answer["in place"] is not True:
         return Failure(
-            "S4", where, "the same tensors as before", "new ones",
+            "S4",
+            where,
+            "the same tensors as before",
+            "new ones",
             "The cache is allocated once (4.5): `write` stores in place, self.k[...] = k.",
-        )  # fmt: skip
+        )
     if not same(truth["used"], answer["used"]):
         return Failure(
-            "S2", where, f"used = {truth['used']}", f"used = {answer['used']}",
+            "S2",
+            where,
+            f"used = {truth['used']}",
+            f"used = {answer['used']}",
             "self.used says how many tokens each slot holds: others read it, too.",
             done[:1] + done[1:][-6:],
-        )  # fmt: skip
+        )
     return stored(case, truth, answer, where)
 
 
@@ -93,16 +99,19 @@ def stored(case: dict, truth: dict, answer: dict, where: str) -> Failure | None:
         wanted, got = (torch.tensor(each[name], dtype=torch.float64) for each in (truth, answer))
         if got.shape != wanted.shape:
             shapes = f"{name} of shape {tuple(wanted.shape)}", f"{tuple(got.shape)}"
-            return Failure("S3", where, *shapes,
-                           "The stub allocates self.k and self.v: leave their shape.")  # fmt: skip
+            return Failure(
+                "S3", where, *shapes, "The stub allocates self.k and self.v: leave their shape."
+            )
         for at in (got != wanted).nonzero().tolist()[:1]:
             layer, head, slot, place, _ = at
             shown = [write[:3] for write in writes[-3:]]
             return Failure(
-                "S3", f"{where}; the last writes (layer, slots, positions): {shown}",
+                "S3",
+                f"{where}; the last writes (layer, slots, positions): {shown}",
                 f"{wanted[*at]:g} in {name} of layer {layer}, head {head}, slot {slot}, place"
-                f" {place}", f"{got[*at]:g}",
+                f" {place}",
+                f"{got[*at]:g}",
                 "self.k is (layers, n_kv_head, slots, length, head_dim): rows come as (T,"
                 " n_kv_head, head_dim), so heads go first.",
-            )  # fmt: skip
+            )
     return None

@@ -28,10 +28,13 @@ def one(start: int, length: int, answer: dict) -> Failure | None:
     where = f"chunk_mask({start}, {length}): prompt tokens {start} to {start + length - 1}"
     if answer["shape"] != [length, start + length]:
         return Failure(
-            "M1", where, f"shape {[length, start + length]}", f"shape {answer['shape']}",
+            "M1",
+            where,
+            f"shape {[length, start + length]}",
+            f"shape {answer['shape']}",
             "Keys of earlier chunks are in the cache, and seen: a row for each new token, a column"
             " for each token up to the chunk's end.",
-        )  # fmt: skip
+        )
     if answer["rows"] == wanted:
         return Failure("M1", where, "torch.bool", str(answer["type"]), "True: the key is seen.")
     row = next(i for i in range(length) if answer["rows"][i] != wanted[i])

@@ -39,9 +39,13 @@ def draw(rng: random.Random, stage: int) -> dict:
     if stage == 3:
         q = [[[[300 * x for x in head] for head in row] for row in each] for each in q]
     return {
-        "q": q, "keys": keys, "values": cache,
-        "slots": own, "contexts": contexts, "_stage": stage,
-    }  # fmt: skip
+        "q": q,
+        "keys": keys,
+        "values": cache,
+        "slots": own,
+        "contexts": contexts,
+        "_stage": stage,
+    }
 
 
 def cases(rng: random.Random) -> list[dict]:
@@ -66,8 +70,13 @@ def judge(case: dict, answer: dict) -> Failure | None:
         f" {keys.shape[2]}"
     )
     if answer["kept"] is not True:
-        return Failure("A1", where, "q, keys and values as before", "one is changed",
-                       "The caller still needs them: write q = q * x, not q *= x.")  # fmt: skip
+        return Failure(
+            "A1",
+            where,
+            "q, keys and values as before",
+            "one is changed",
+            "The caller still needs them: write q = q * x, not q *= x.",
+        )
     if got.shape != wanted.shape:
         shapes = [f"shape {list(each.shape)}" for each in (wanted, got)]
         return Failure("A1", where, *shapes, "One result for each query head of each new row.")

@@ -79,11 +79,14 @@ def judge(case: dict, answer: list) -> Failure | None:
         )
         if right != taken:
             return Failure(
-                "K7", where, f"slots {right} in use", f"slots {taken}",
+                "K7",
+                where,
+                f"slots {right} in use",
+                f"slots {taken}",
                 "A request takes one slot with its first chunk, and keeps it until it ends: later"
                 " chunks and decodes find it in slot_of. A preempted request restarts with"
                 " start 0: its entry in slot_of is old.",
-            )  # fmt: skip
+            )
         for name, prop in FIRST.items():
             mine = got[name]
             right = wanted[name]
@@ -96,11 +99,13 @@ def judge(case: dict, answer: list) -> Failure | None:
         )
         if not same(wanted["used"], got["used"]) or not same(right, told):
             return Failure(
-                "R1", where, f"then used {wanted['used']}, slot_of {right}",
+                "R1",
+                where,
+                f"then used {wanted['used']}, slot_of {right}",
                 f"used {got['used']}, slot_of {told}",
                 "Update both: the slot of each request, and used[slot], which grows with each token"
                 " that is stored there. The next batch finds its places by them.",
-            )  # fmt: skip
+            )
         live -= {*ended, *preempted}
     return None
 

@@ -32,8 +32,12 @@ BROAD = replace(LLAMA, name="with heads of 256 channels", head_dim=256)
 
 def shape(chunks=(), decodes=(), model=LLAMA, gpu=A6000) -> dict:
     """chunks: (start, length, prompt); decodes: contexts."""
-    return {"chunks": list(chunks), "decodes": list(decodes), "model": as_data(model),
-            "gpu": as_data(gpu)}  # fmt: skip
+    return {
+        "chunks": list(chunks),
+        "decodes": list(decodes),
+        "model": as_data(model),
+        "gpu": as_data(gpu),
+    }
 
 
 def cases(rng: random.Random) -> list[dict]:
@@ -104,54 +108,82 @@ def judge(case: dict, answer: list) -> Failure | None:
         for rows, got in zip(case["rows"], answer, strict=True):
             if not same(true_padded(rows), got):
                 return Failure(
-                    "Q2", f"padded({rows})", str(true_padded(rows)), str(got),
+                    "Q2",
+                    f"padded({rows})",
+                    str(true_padded(rows)),
+                    str(got),
                     "Tiles of 128 rows: 256 fills two tiles, 257 opens a third. Up to 64, 32 or 16"
                     " rows take one smaller tile.",
-                )  # fmt: skip
+                )
         return None
     where = "; ".join(told(batch) for batch in case["batches"])
     first = answer[0]
     last = answer[-1]
     if prop == "Q1" and not abs(first - last) <= 0.02 * last:
-        return Failure("Q1", where, f"{ms(last)}, as for the second", ms(first),
-                       "One fused product for all rows: weights are read once per iteration, for"
-                       " chunk and decodes together.")  # fmt: skip
+        return Failure(
+            "Q1",
+            where,
+            f"{ms(last)}, as for the second",
+            ms(first),
+            "One fused product for all rows: weights are read once per iteration, for"
+            " chunk and decodes together.",
+        )
     if prop == "Q3" and not last >= first * (1 - 1e-9):
         return Failure("Q3", where, f"at least {ms(first)}", ms(last), "More work is never faster.")
     if prop == "Q4" and not last > first * 1.0001:
-        return Failure("Q4", where, f"more than {ms(first)}", ms(last),
-                       "A later chunk attends to all tokens before it: to start + length keys, not"
-                       " to length.")  # fmt: skip
+        return Failure(
+            "Q4",
+            where,
+            f"more than {ms(first)}",
+            ms(last),
+            "A later chunk attends to all tokens before it: to start + length keys, not to length.",
+        )
     if prop == "Q5":
         steps = [answer[1] - answer[0], answer[2] - answer[1]]
         if not (steps[0] > 1e-7 and abs(steps[0] - steps[1]) <= 1e-6 * answer[2]):
-            return Failure("Q5", where, "equal steps, above 0", " and ".join(map(ms, steps)),
-                           "A decode reads K and V of all its cached tokens.")  # fmt: skip
+            return Failure(
+                "Q5",
+                where,
+                "equal steps, above 0",
+                " and ".join(map(ms, steps)),
+                "A decode reads K and V of all its cached tokens.",
+            )
     if prop == "Q6":
         model = case["_model"]
         step = 4 * 1000 * model.kv_bytes_per_token() / (A6000.bandwidth * MEMORY)
         if not abs(last - first - step) <= 0.01 * step:
-            return Failure("Q6", f"{where}, {many(model.n_kv_head, 'KV head')}", f"{ms(step)} more",
-                           f"{ms(last - first)} more",
-                           "The cache holds n_kv_head heads, not n_head:"
-                           " model.kv_bytes_per_token().")  # fmt: skip
+            return Failure(
+                "Q6",
+                f"{where}, {many(model.n_kv_head, 'KV head')}",
+                f"{ms(step)} more",
+                f"{ms(last - first)} more",
+                "The cache holds n_kv_head heads, not n_head: model.kv_bytes_per_token().",
+            )
     if prop == "Q9":
         [batch] = case["batches"]
         gpu = GPU(**batch["gpu"])
         wanted = seconds(drive.batch_of(batch), ModelConfig(**batch["model"]), gpu)
         if not same(wanted, first, 1e-6 * wanted):
             return Failure(
-                "Q9", where, f"{1e3 * wanted:.4f} ms", f"{1e3 * first:.4f} ms",
+                "Q9",
+                where,
+                f"{1e3 * wanted:.4f} ms",
+                f"{1e3 * first:.4f} ms",
                 "Of this model, on this GPU? Is the head there, for sampled rows alone? 4 FLOPs per"
                 " pair of tokens and channel? A decode's own token, too? FLOPs of padded rows, and"
                 " bytes of real ones? Not their sum? A roofline for each chunk?",
-            )  # fmt: skip
+            )
     if prop == "Q8":
         paper = paper_numbers()
         for rows, got in zip((128, 256, 257), answer, strict=True):
             wanted = paper[f"f7_{rows}"] / 1e3
             if not abs(got - wanted) <= 0.05 * wanted:
-                return Failure("Q8", f"a prefill of {rows} tokens", f"{ms(wanted)} (paper, Fig 7)",
-                               ms(got), "An operator is missing, or counted twice; or compute and"
-                               " memory of one are added: use `roofline`.")  # fmt: skip
+                return Failure(
+                    "Q8",
+                    f"a prefill of {rows} tokens",
+                    f"{ms(wanted)} (paper, Fig 7)",
+                    ms(got),
+                    "An operator is missing, or counted twice; or compute and"
+                    " memory of one are added: use `roofline`.",
+                )
     return None

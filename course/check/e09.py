@@ -42,34 +42,47 @@ def judge(case: dict, answer: dict) -> Failure | None:
         )
         if len(gaps) != len(tokens) - 1:
             return Failure(
-                "T1", where, f"{len(tokens) - 1} gaps", f"{len(gaps)}",
+                "T1",
+                where,
+                f"{len(tokens) - 1} gaps",
+                f"{len(gaps)}",
                 "The time to the first token is no gap: n tokens have n - 1 gaps.",
-            )  # fmt: skip
+            )
         latency = tokens[-1] - arrival
         true = [b - a for a, b in pairwise(tokens)]
         if not same(tokens[0] - arrival, first, 1e-9):
             return Failure(
-                "T1", where, f"TTFT {tokens[0] - arrival}, latency {latency}",
+                "T1",
+                where,
+                f"TTFT {tokens[0] - arrival}, latency {latency}",
                 f"TTFT {first}, TTFT + gaps {first + sum(gaps)}",
                 "TTFT counts from the arrival: the wait in the queue is part of it.",
-            )  # fmt: skip
+            )
         if not same(true, gaps, 1e-9):
             return Failure(
-                "T1", where, f"gaps {true[:8]}", f"{gaps[:8]}",
+                "T1",
+                where,
+                f"gaps {true[:8]}",
+                f"{gaps[:8]}",
                 "A gap is the time between one token and the next, in order.",
-            )  # fmt: skip
+            )
         wanted = [list(each) for each in stalls(SimpleNamespace(**life), case["bound"])]
         if not same(wanted, answer["stalls"][number], 1e-9):
             return Failure(
-                "T3", f"{where}, bound {case['bound']}", str(wanted),
+                "T3",
+                f"{where}, bound {case['bound']}",
+                str(wanted),
                 str(answer["stalls"][number])[:90],
                 "A stall is (time of the token before the gap, seconds); longer than the bound.",
-            )  # fmt: skip
+            )
     wanted = p99([SimpleNamespace(**life) for life in case["lives"]])
     if not same(wanted, answer["p99"], 1e-9):
         return Failure(
-            "T2", f"requests: {len(case['lives'])}", f"P99 {wanted:.4f}", f"{answer['p99']:.4f}",
+            "T2",
+            f"requests: {len(case['lives'])}",
+            f"P99 {wanted:.4f}",
+            f"{answer['p99']:.4f}",
             "Pool the n gaps of all requests, then take the percentile: a mean hides the stall."
             " In order, from 0, it lies at place 0.99 * (n - 1), between its neighbours.",
-        )  # fmt: skip
+        )
     return None

@@ -56,8 +56,12 @@ def judge(case: dict, answer: dict) -> Failure | None:
     if not same(wanted, {name: got[name] for name in wanted}, 1e-9):
         whole = f"{len(seconds[0])} x {end:g} = {busy:g} busy + {sum(wanted.values()):g} idle"
         return Failure(
-            "B1", where, whole, f"{busy:g} + {sum(got.values()):g}",
+            "B1",
+            where,
+            whole,
+            f"{busy:g} + {sum(got.values()):g}",
             "Before its first work a stage has start-up, after its last one drain: neither is a"
-            " bubble.", table,
-        )  # fmt: skip
+            " bubble.",
+            table,
+        )
     return None

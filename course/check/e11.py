@@ -22,9 +22,14 @@ def cases(rng: random.Random) -> list[dict]:
         groups = rng.randint(1, 5)
         total = own + withheld + rng.randint(0, groups * largest)
         found.append(
-            {"own": names[:own], "withheld": names[own:], "total": total, "groups": groups,
-             "most": rng.choice((1, 3, 8, 99))}
-        )  # fmt: skip
+            {
+                "own": names[:own],
+                "withheld": names[own:],
+                "total": total,
+                "groups": groups,
+                "most": rng.choice((1, 3, 8, 99)),
+            }
+        )
     return found
 
 
@@ -55,5 +60,10 @@ def judge(case: dict, answer: list) -> Failure | None:
         )
     if not prop:
         return None
-    return Failure(prop, where, f"takes {wanted[0]}, withholds {wanted[1]}",
-                   f"takes {takes}, withholds {withholds}", teaches)  # fmt: skip
+    return Failure(
+        prop,
+        where,
+        f"takes {wanted[0]}, withholds {wanted[1]}",
+        f"takes {takes}, withholds {withholds}",
+        teaches,
+    )

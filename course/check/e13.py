@@ -45,8 +45,13 @@ def draw(rng: random.Random) -> dict:
         requests.append([texts[-1], rng.choice((1, 2, 5, 9)), [], arrival])
     need = max(-(-(len(prompt) + most - 1) // size) for prompt, most, *_ in requests)
     blocks = need + rng.choice((0, 1, 2, 3, 8, 30))
-    return {"blocks": blocks, "size": size, "B": rng.randint(1, 4), "C": rng.choice((1, 3, 8, 64)),
-            "requests": requests}  # fmt: skip
+    return {
+        "blocks": blocks,
+        "size": size,
+        "B": rng.randint(1, 4),
+        "C": rng.choice((1, 3, 8, 64)),
+        "requests": requests,
+    }
 
 
 def hole(rng: random.Random) -> dict:
@@ -95,19 +100,29 @@ def judge(case: dict, answer: list) -> Failure | None:
         return None
     where = f"{many(case['blocks'], 'block')} of {many(size, 'token')}, free = {free}"
     rows = [["block", "references", "ends with the tokens"]]
-    rows += [[b, count, " ".join(map(str, contents.get(b, "-")))]
-             for b, count in enumerate(references[:12])]  # fmt: skip
+    rows += [
+        [b, count, " ".join(map(str, contents.get(b, "-")))]
+        for b, count in enumerate(references[:12])
+    ]
 
     def fail(prop: str, expected: object, got: object, teaches: str) -> Failure:
         return Failure(prop, where, str(expected), str(got), teaches, rows)
 
     if got and got[0] == "allocate" and got[2] == got[3] != []:
-        return fail("D2", "hits, and a block for the rest", got[2],
-                    "Hits are full blocks, and the last token is none of theirs: it must run, or"
-                    " there is no next token.")  # fmt: skip
+        return fail(
+            "D2",
+            "hits, and a block for the rest",
+            got[2],
+            "Hits are full blocks, and the last token is none of theirs: it must run, or"
+            " there is no next token.",
+        )
     if not (wanted and got and wanted[0] != "run" and same(wanted[:2], got[:2])):
-        return fail("K8", f"the first step that differs: {wanted}", got,
-                    "Leave `fits` and `store` as they are, and what they read.")  # fmt: skip
+        return fail(
+            "K8",
+            f"the first step that differs: {wanted}",
+            got,
+            "Leave `fits` and `store` as they are, and what they read.",
+        )
     name, i, *_ = got
     where += f"; {name} for request {i} = {texts[i]}"
     wrong = name == "allocate" and allocated(fail, wanted, got, size, texts[i], contents)
@@ -120,11 +135,19 @@ def allocated(
     """What is wrong with the hits of a request, or with how many blocks it has."""
     (right, table), (hits, mine) = wanted[2:4], got[2:4]
     if len(mine) != len(table):
-        return fail("K6", f"a table of {many(len(table), 'block')}", mine,
-                    "Full blocks, and one more for a rest: no fewer, and no more.")  # fmt: skip
+        return fail(
+            "K6",
+            f"a table of {many(len(table), 'block')}",
+            mine,
+            "Full blocks, and one more for a rest: no fewer, and no more.",
+        )
     if mine[: len(hits)] != hits:
-        return fail("D2", f"a table that begins with the hits {hits}", mine,
-                    "Hits are shared: their blocks stand in the table, in order.")  # fmt: skip
+        return fail(
+            "D2",
+            f"a table that begins with the hits {hits}",
+            mine,
+            "Hits are shared: their blocks stand in the table, in order.",
+        )
     if same(right, hits):
         return None
     teaches = "From the first block on, until a hash is not known: what follows is no hit."
@@ -134,9 +157,13 @@ def allocated(
         for place, block in enumerate(hits):
             tokens = text[: size * (place + 1)]
             if (there := contents.get(block)) != tokens:
-                return fail("K10", f"hits {right}", f"{hits}: block {block} is of {there}",
-                            f"Block {block} holds what other tokens left: it was shared with"
-                            f" another prefix than {tokens}, or given away.")  # fmt: skip
+                return fail(
+                    "K10",
+                    f"hits {right}",
+                    f"{hits}: block {block} is of {there}",
+                    f"Block {block} holds what other tokens left: it was shared with"
+                    f" another prefix than {tokens}, or given away.",
+                )
     return fail("D2", f"hits {right}", hits, teaches)
 
 
@@ -155,20 +182,39 @@ def listed(fail: Fail, wanted: list, got: list, references: list) -> Failure:
         new = taken[len(hits) :]
         for number, block in enumerate(new):
             if references[block] or block in new[:number] or block in hits:
-                return fail("D1", "a block that nobody holds", f"block {block}, which is held",
-                            "Hold all hits first: a hit that was in `free` leaves it.")  # fmt: skip
-        return fail("D3", f"{right}, from the left of `free`", new,
-                    "The left end was released first, so it goes first.")  # fmt: skip
+                return fail(
+                    "D1",
+                    "a block that nobody holds",
+                    f"block {block}, which is held",
+                    "Hold all hits first: a hit that was in `free` leaves it.",
+                )
+        return fail(
+            "D3",
+            f"{right}, from the left of `free`",
+            new,
+            "The left end was released first, so it goes first.",
+        )
     kept = "K7" if name == "release" else "D1"
     if not same(true_counts, counts):
         prop = kept if sum(counts) > sum(true_counts) else "D1"
-        return fail(prop, f"afterwards, references = {true_counts}", counts,
-                    "One for each request that holds the block: a hit adds one, `release` takes one"
-                    " off.")  # fmt: skip
+        return fail(
+            prop,
+            f"afterwards, references = {true_counts}",
+            counts,
+            "One for each request that holds the block: a hit adds one, `release` takes one off.",
+        )
     if not same(sorted(true_free), sorted(free)):
         prop = kept if set(true_free) - set(free) else "D1"
-        return fail(prop, f"afterwards, free = {true_free}", free,
-                    "What nobody holds is in `free`, once; what is held is not.")  # fmt: skip
-    return fail("D3", f"afterwards, free = {true_free}", free,
-                "To the right end, the last block of the table first: a block without its parents"
-                " is of no use.")  # fmt: skip
+        return fail(
+            prop,
+            f"afterwards, free = {true_free}",
+            free,
+            "What nobody holds is in `free`, once; what is held is not.",
+        )
+    return fail(
+        "D3",
+        f"afterwards, free = {true_free}",
+        free,
+        "To the right end, the last block of the table first: a block without its parents"
+        " is of no use.",
+    )

@@ -102,9 +102,11 @@ def same(wanted: object, got: object, eps: float = 0.0) -> bool:
     True and 1.0 do not count as 1: a place, a slot, a token is an int. NaN is near nothing.
     """
     if isinstance(wanted, dict):
-        return isinstance(got, dict) and wanted.keys() == got.keys() and all(
-            same(each, got[name], eps) for name, each in wanted.items()
-        )  # fmt: skip
+        return (
+            isinstance(got, dict)
+            and wanted.keys() == got.keys()
+            and all(same(each, got[name], eps) for name, each in wanted.items())
+        )
     if isinstance(wanted, list | tuple):
         return (
             isinstance(got, list | tuple)

@@ -41,8 +41,9 @@ def mistakes() -> dict[str, type]:
     Not those that a run cannot show (K6, K7): the memory is enough, and the cache is not seen.
     """
     planted = [plant for plant in plants() if plant.exercise == "6"]
-    return {each.title: each.load().Sarathi for each in planted
-            if each.caught_by not in ("K6", "K7")}  # fmt: skip
+    return {
+        each.title: each.load().Sarathi for each in planted if each.caught_by not in ("K6", "K7")
+    }
 
 
 @cache  # the same for all submissions
@@ -93,18 +94,24 @@ def judge(case: dict, answer: list) -> Failure | None:
         table = [["iteration", "chunks (request, start, length)", "decodes"]]
         table += [[i, *each] for i, each in enumerate(run["batches"][:12])]
         return Failure(
-            "H1", where, "False: SARATHI made this run", "True",
-            "A property that rejects what is right is a false alarm.", table,
-        )  # fmt: skip
+            "H1",
+            where,
+            "False: SARATHI made this run",
+            "True",
+            "A property that rejects what is right is a false alarm.",
+            table,
+        )
     found = caught(case, answer)
     if 2 * sum(found.values()) < len(found):
         grid = [[name, "caught" if hit else "missed"] for name, hit in found.items()]
         return Failure(
-            "H2", f"{len(found)} mistakes", f"at least {-(-len(found) // 2)} caught",
+            "H2",
+            f"{len(found)} mistakes",
+            f"at least {-(-len(found) // 2)} caught",
             f"{sum(found.values())} caught",
             "Which rule of K0 to K6 does a missed one break? Say it in code.",
             [["mistake", ""], *grid],
-        )  # fmt: skip
+        )
     return None
 
 

@@ -92,18 +92,22 @@ class Replay:
         left = [r.request_id for r in self.requests if not r.finish_reason]
         if left:
             self.fail(
-                "K8", "all requests end", f"requests {left} never do",
+                "K8",
+                "all requests end",
+                f"requests {left} never do",
                 "Each batch must bring at least one request forward.",
-            )  # fmt: skip
+            )
         if self.slots:
             self.fail("K7", "no slot is taken at the end", f"{len(self.slots)} are", "Free them.")
 
     def idle(self) -> None:
         if self.state.has_work:
             self.fail(
-                "K8", "a batch", "None, while requests wait or run",
+                "K8",
+                "a batch",
+                "None, while requests wait or run",
                 "Nothing else will wake them: schedule what can run, even a part of a chunk.",
-            )  # fmt: skip
+            )
         self.now = max(self.now, self.arriving[0].arrival)
 
     def preempt(self) -> None:
@@ -114,8 +118,11 @@ class Replay:
                 self.fail("K0", "a running request", f"request {i} is preempted", "")
             if "K9" in self.rules and request is state.running[0]:
                 self.fail(
-                    "K9", "the newest is preempted", f"request {i}, the oldest that runs, is",
-                    "If the oldest can lose its cache, then nobody is sure to end.")  # fmt: skip
+                    "K9",
+                    "the newest is preempted",
+                    f"request {i}, the oldest that runs, is",
+                    "If the oldest can lose its cache, then nobody is sure to end.",
+                )
             state.running.remove(request)
             request.restart()
             request.preemptions += 1
@@ -131,27 +138,40 @@ class Replay:
         found = [i for i, *_ in self.row["chunks"]]
         if "K4" in self.rules and len(found) > 1:
             self.fail(
-                "K4", "one chunk", f"{len(found)} chunks",
+                "K4",
+                "one chunk",
+                f"{len(found)} chunks",
                 "SARATHI: one chunk and decodes (4.3). Several chunks are Sarathi-Serve's.",
-            )  # fmt: skip
+            )
         for i, start, _, claimed in self.row["chunks"]:
             request = self.requests[i]
             if request in state.waiting:
                 state.waiting.remove(request)
                 if len(state.running) >= self.case["B"]:
-                    self.fail("K0", f"at most {many(self.case['B'], 'request')}", "one more",
-                              "B requests hold all slots: call `admit`.")  # fmt: skip
+                    self.fail(
+                        "K0",
+                        f"at most {many(self.case['B'], 'request')}",
+                        "one more",
+                        "B requests hold all slots: call `admit`.",
+                    )
                 state.running.append(request)
                 request.prefill_length = min(claimed, request.prefill_length)
             if claimed != request.prefill_length:
                 whole = many(request.prefill_length, "token")
-                self.fail("K0", f"{whole} to prefill", str(claimed),
-                          "The prompt, and after a preemption the output so far: no more.",
-                )  # fmt: skip
+                self.fail(
+                    "K0",
+                    f"{whole} to prefill",
+                    str(claimed),
+                    "The prompt, and after a preemption the output so far: no more.",
+                )
             if start == 0 and request.context == 0:
                 if i in self.slots:
-                    self.fail("K7", "its slot is given back first", f"request {i} takes a second",
-                              "What loses its cache must give its slot back.")  # fmt: skip
+                    self.fail(
+                        "K7",
+                        "its slot is given back first",
+                        f"request {i} takes a second",
+                        "What loses its cache must give its slot back.",
+                    )
                 self.slots.add(i)
         if "K5" in self.rules and found != order[: len(found)]:
             wanted = order[: len(found)]
@@ -177,15 +197,19 @@ class Replay:
         gone = [r.request_id for r in state.running if r.request_id not in row["running"]]
         if gone:
             self.fail(
-                "K7", f"request {gone[0]} gives its slot back", "nobody is told",
+                "K7",
+                f"request {gone[0]} gives its slot back",
+                "nobody is told",
                 "It has left `running`, and something of it was cached: `preempt` must append it to"
-                " self._preempted, so that the loop frees its slot.")  # fmt: skip
+                " self._preempted, so that the loop frees its slot.",
+            )
         if strays := [i for i in ids if i not in row["running"]]:
             teaches = "Take it in with `admit`."
             if strays[0] in row["preempted"]:
                 teaches = "It has just been preempted. Does `preempt` return the request?"
-            self.fail("K0", "requests of `running`", f"request {strays[0]} is not among them",
-                      teaches)  # fmt: skip
+            self.fail(
+                "K0", "requests of `running`", f"request {strays[0]} is not among them", teaches
+            )
         self.twice_or_empty()
         self.admit()
         chunks = [Chunk(requests[i], start, length) for i, start, length, _ in row["chunks"]]
@@ -193,14 +217,20 @@ class Replay:
         idle = [i for i in row["running"] if requests[i] not in state.running]
         if "K3" in self.rules and idle:
             self.fail(
-                "K7", "requests with tokens to run hold slots", f"request {idle[0]} holds one idle",
-                "Admit a request only when there is room for a chunk of it.")  # fmt: skip
+                "K7",
+                "requests with tokens to run hold slots",
+                f"request {idle[0]} holds one idle",
+                "Admit a request only when there is room for a chunk of it.",
+            )
         state.memory.taken = sum(held(request) for request in state.running)
         if "P1" in self.rules and row["taken"] != state.memory.taken:
             self.fail(
-                "P1", f"self.memory.taken = {state.memory.taken}", str(row["taken"]),
+                "P1",
+                f"self.memory.taken = {state.memory.taken}",
+                str(row["taken"]),
                 "Call self.memory.give(request) before restart(): a request in its prefill holds"
-                " all of the prefill, others what is cached.")  # fmt: skip
+                " all of the prefill, others what is cached.",
+            )
         try:
             check_batch(state, batch)
         except UserError as error:
@@ -221,8 +251,9 @@ class Replay:
             i = request.request_id
             if len(request.output) < len(self.truth[i]):
                 wanted = many(len(self.truth[i]), "output token")
-                self.fail("K10", f"{wanted} of request {i}",
-                          f"it ends with {len(request.output)}", "")  # fmt: skip
+                self.fail(
+                    "K10", f"{wanted} of request {i}", f"it ends with {len(request.output)}", ""
+                )
         self.trace.record(batch, self.now, seconds, None, ended)
         self.now += seconds
 
@@ -232,9 +263,11 @@ class Replay:
         for i, start, length, whole in row["chunks"]:
             if i in row["decodes"]:
                 self.fail(
-                    "K0", f"request {i} in the batch once", "a chunk and a decode of it",
+                    "K0",
+                    f"request {i} in the batch once",
+                    "a chunk and a decode of it",
                     "Its first token is not known until this batch ends: it decodes in the next.",
-                )  # fmt: skip
+                )
             if length < 1:
                 teaches = "The last row yields the first token: a prefill runs all its tokens."
                 rows = len(row["decodes"]) + sum(n for _, _, n, _ in row["chunks"] if n > 0)
@@ -242,8 +275,11 @@ class Replay:
                     teaches = "The batch is full. Without room, return the chunks that you have (or"
                     teaches += " []), and admit nobody."
                 self.fail(
-                    "K0", "a chunk of at least 1 token", f"{length}: {start} of {whole} ran",
-                    teaches)  # fmt: skip
+                    "K0",
+                    "a chunk of at least 1 token",
+                    f"{length}: {start} of {whole} ran",
+                    teaches,
+                )
 
     def shape(self, batch: Batch, can_decode: list[Request]) -> None:
         """K1, K2 and K3: how many rows."""
@@ -257,14 +293,19 @@ class Replay:
         waits = [r.request_id for r in can_decode if r not in batch.decodes]
         if "K2" in rules and waits:
             self.fail(
-                "K2", many(len(can_decode), "decode"), f"{decodes}",
+                "K2",
+                many(len(can_decode), "decode"),
+                f"{decodes}",
                 f"Request {waits[0]} could decode and waits: that is a generation stall.",
-            )  # fmt: skip
+            )
         if "K1" in rules and batch.chunks and rows > size:
             self.fail(
-                "K1", f"at most C = {many(size, 'row')}", sum_of,
+                "K1",
+                f"at most C = {many(size, 'row')}",
+                sum_of,
                 "C counts the decodes, too (4.4). Where C is whole tiles, one more row opens a new"
-                " tile.")  # fmt: skip
+                " tile.",
+            )
         if "K3" not in rules or rows >= size:
             return
         after = {chunk.request: chunk.start + chunk.length for chunk in batch.chunks}
@@ -277,9 +318,12 @@ class Replay:
         if left or more:
             who = left[0].request_id if left else state.waiting[0].request_id
             self.fail(
-                "K3", f"C = {many(size, 'row')}", sum_of,
+                "K3",
+                f"C = {many(size, 'row')}",
+                sum_of,
                 f"Decodes that ride: {decodes}. Rows that stay empty: {size - rows}. Request {who}"
-                " has tokens for them.")  # fmt: skip
+                " has tokens for them.",
+            )
 
     def execute(self, batch: Batch) -> None:
         """The fake model on the checker's own caches: K6 and K10."""
@@ -300,15 +344,18 @@ class Replay:
             i = request.request_id
             if "K9" in self.rules and request.preemptions != preemptions:
                 self.fail(
-                    "K6", f"request {i} was preempted {many(request.preemptions, 'time')}",
-                    f"its preemptions say {preemptions}", "Count each loss of a cache once.",
-                )  # fmt: skip
+                    "K6",
+                    f"request {i} was preempted {many(request.preemptions, 'time')}",
+                    f"its preemptions say {preemptions}",
+                    "Count each loss of a cache once.",
+                )
             if request.context != context:
                 self.fail(
-                    "K6", f"request {i} has {many(request.context, 'token')} cached",
+                    "K6",
+                    f"request {i} has {many(request.context, 'token')} cached",
                     f"its context says {context}",
                     "An output token is cached when it is fed, one iteration after it came.",
-                )  # fmt: skip
+                )
         for request, token in sampled:
             request.output.append(token)
             i = request.request_id
@@ -316,8 +363,11 @@ class Replay:
             truth = self.truth[i]
             if place >= len(truth):
                 self.fail(
-                    "K10", f"{many(len(truth), 'output token')} of request {i}", f"{place + 1}",
-                    "The prefill's token counts: D decodes make D + 1 tokens.")  # fmt: skip
+                    "K10",
+                    f"{many(len(truth), 'output token')} of request {i}",
+                    f"{place + 1}",
+                    "The prefill's token counts: D decodes make D + 1 tokens.",
+                )
             if token != truth[place]:
                 why = "The cache holds other tokens than the request's own, in order."
                 if request.preemptions:
@@ -326,8 +376,11 @@ class Replay:
                         " was lost, the output was not."
                     )
                 self.fail(
-                    "K10", f"output {place + 1} of request {i} is token {truth[place]}", str(token),
-                    why)  # fmt: skip
+                    "K10",
+                    f"output {place + 1} of request {i} is token {truth[place]}",
+                    str(token),
+                    why,
+                )
 
 
 def judge_record(case: dict, record: dict, rules: Collection[str]) -> Failure | None:

@@ -28,11 +28,12 @@ MEASURE = {
 # Of every script that compares policies: those of --policy are added to the comparison.
 POLICIES = {
     "policy": Flag(
-        "a policy to compare, too", shown="all of --policy-file, where that is given",
+        "a policy to compare, too",
+        shown="all of --policy-file, where that is given",
         repeated=True,
     ),
     "policy_file": Flag(repeated=True),
-}  # fmt: skip
+}
 
 RESULTS = ROOT / "results"
 QUICK_RESULTS = ROOT / "build" / "quick"

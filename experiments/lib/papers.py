@@ -204,9 +204,14 @@ NO_BUDGET = 1  # token: the RIVALS run whole prompts and read no budget, so one 
 
 
 def capacity_rows(
-    engine: Deployment, data: str, policy: str, workloads: Mapping[str, Sequence[Request]],
-    slos: Callable[[Deployment], Slos], budgets: Sequence[int] = (), precision: float = EXACT,
-) -> list[Row]:  # fmt: skip
+    engine: Deployment,
+    data: str,
+    policy: str,
+    workloads: Mapping[str, Sequence[Request]],
+    slos: Callable[[Deployment], Slos],
+    budgets: Sequence[int] = (),
+    precision: float = EXACT,
+) -> list[Row]:
     """The capacity under each SLO, in requests/s; and where they differ from what was given, how
     many requests and which token budget it was found with.
 

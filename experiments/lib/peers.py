@@ -81,9 +81,14 @@ def transformers_generate(checkpoint: str, dtype: str, budget: str) -> Answer:
             masks = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt, _ in batch]
             with torch.inference_mode():
                 out = model.generate(
-                    ids, attention_mask=torch.tensor(masks), max_new_tokens=outputs,
-                    min_new_tokens=outputs, do_sample=False, pad_token_id=0, eos_token_id=None,
-                )  # fmt: skip
+                    ids,
+                    attention_mask=torch.tensor(masks),
+                    max_new_tokens=outputs,
+                    min_new_tokens=outputs,
+                    do_sample=False,
+                    pad_token_id=0,
+                    eos_token_id=None,
+                )
             rows = zip(out, batch, strict=True)
             tokens += [row[longest : longest + count].tolist() for row, (_, count) in rows]
         return {"seconds": time.perf_counter() - start, "tokens": tokens}
@@ -96,10 +101,14 @@ def vllm_generate(checkpoint: str, dtype: str, budget: str, prefix_caching: bool
     from vllm import LLM, SamplingParams
 
     llm = LLM(
-        checkpoint, dtype=dtype, skip_tokenizer_init=True, max_num_seqs=BATCH_SIZE,
-        max_num_batched_tokens=int(budget), enable_prefix_caching=prefix_caching,
+        checkpoint,
+        dtype=dtype,
+        skip_tokenizer_init=True,
+        max_num_seqs=BATCH_SIZE,
+        max_num_batched_tokens=int(budget),
+        enable_prefix_caching=prefix_caching,
         disable_log_stats=False,
-    )  # fmt: skip
+    )
 
     def answer(work: Work) -> dict:
         prompts = [{"prompt_token_ids": prompt} for prompt, _ in work]
@@ -316,9 +325,14 @@ class Peer:
         self.log = tempfile.TemporaryFile("w+", **text)  # noqa: SIM115 (open as long as it runs)
         try:
             self.process = subprocess.Popen(
-                command, env=environment, start_new_session=True, text=True, stderr=self.log,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            )  # fmt: skip
+                command,
+                env=environment,
+                start_new_session=True,
+                text=True,
+                stderr=self.log,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
         except OSError as error:
             raise user_error(f"{name}: {command[0]}: {error.strerror}") from None
         try:

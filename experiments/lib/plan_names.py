@@ -164,9 +164,15 @@ def slo_of(options: Namespace, decode_iteration: float) -> Slo:
 
 
 SLO_FLAGS = {
-    "slo": Flag("bound, in ms, of ttft, tpot (a request's mean time per output token), e2e, or tbt"
-                " (single times between tokens), at p50, p90, p95 or p99: tpot:p95:30",
-                shown="--tbt-slo", repeated=True, type=bound_of),
-    "tbt_slo": Flag("short for --slo tbt:p99:MS", shown="5 decode iterations, unless --slo bounds"
-                    " the tbt or the tpot"),
-}  # fmt: skip
+    "slo": Flag(
+        "bound, in ms, of ttft, tpot (a request's mean time per output token), e2e, or tbt"
+        " (single times between tokens), at p50, p90, p95 or p99: tpot:p95:30",
+        shown="--tbt-slo",
+        repeated=True,
+        type=bound_of,
+    ),
+    "tbt_slo": Flag(
+        "short for --slo tbt:p99:MS",
+        shown="5 decode iterations, unless --slo bounds the tbt or the tpot",
+    ),
+}

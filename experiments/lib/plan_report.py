@@ -163,10 +163,14 @@ def print_anchor(anchor: Anchor | None, replica: Deployment) -> None:
         " format or GPU it says nothing"
     )
     rows = [
-        [name + " (ms)" * ("T" in name), *map(three_digits, each),
-         f"{round(100 * (each[2] / each[0] - 1)):+d} %", "matched" * (name == anchor.matched)]
+        [
+            name + " (ms)" * ("T" in name),
+            *map(three_digits, each),
+            f"{round(100 * (each[2] / each[0] - 1)):+d} %",
+            "matched" * (name == anchor.matched),
+        ]
         for name, each in anchor.compared.items()
-    ]  # fmt: skip
+    ]
     header = ["per s, or ms", "measured", "predicted", "scaled", "remains", ""]
     print_table(header, rows, anchor.load)
     ratios = {name: each[2] / each[0] for name, each in anchor.compared.items()}
@@ -332,9 +336,12 @@ def print_latencies(plan: Plan) -> None:
 
 # what is printed as soon as a phase of `search` is over
 PARTS = {
-    "answer": print_answer, "samples": print_samples, "latencies": print_latencies,
-    "layouts": print_layouts, "policies": print_policies,
-}  # fmt: skip
+    "answer": print_answer,
+    "samples": print_samples,
+    "latencies": print_latencies,
+    "layouts": print_layouts,
+    "policies": print_policies,
+}
 
 
 def print_engines(options: Namespace, plan: Plan) -> None:
@@ -346,10 +353,16 @@ def print_engines(options: Namespace, plan: Plan) -> None:
     quoted = name_of(options)
     place = len(quoted) * "M"  # until the line is wrapped: the name may have blanks
     lines = engine_flags(
-        place, budget, replica.max_batch_size, replica.tp, replica.stages,
-        min(longest, replica.cost_model.model.max_length), replica.utilization,
-        replica.static_share(budget), "fp8" * (options.weights == "fp8"),
-    )  # fmt: skip
+        place,
+        budget,
+        replica.max_batch_size,
+        replica.tp,
+        replica.stages,
+        min(longest, replica.cost_model.model.max_length),
+        replica.utilization,
+        replica.static_share(budget),
+        "fp8" * (options.weights == "fp8"),
+    )
     print("\nThe same in other engines:")
     for engine, line in lines.items():
         parts = textwrap.wrap(line, 88, break_on_hyphens=False, break_long_words=False)

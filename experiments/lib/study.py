@@ -304,9 +304,12 @@ def draw_panels(
 
 
 def finish(
-    path: Path, rows: Rows, draw: Callable[[Rows], plt.Figure], guesses: Iterable[str] = (),
+    path: Path,
+    rows: Rows,
+    draw: Callable[[Rows], plt.Figure],
+    guesses: Iterable[str] = (),
     pictures: Sequence[str] = (".png",),
-) -> None:  # fmt: skip
+) -> None:
     """Write NAME.csv and the pictures, and say what was guessed: the end of every script."""
     for guess in guesses:
         print("\n" + textwrap.fill(f"A guess: {guess}", 100))

@@ -89,10 +89,15 @@ class Fleet:
     """
 
     def __init__(
-        self, engines: Sequence[Engine], route: Router, done: Callable[[Life], None],
-        decoders: Sequence[Engine] = (), hand_over: Router | None = None, way: Way | None = None,
+        self,
+        engines: Sequence[Engine],
+        route: Router,
+        done: Callable[[Life], None],
+        decoders: Sequence[Engine] = (),
+        hand_over: Router | None = None,
+        way: Way | None = None,
         keep: bool = False,
-    ):  # fmt: skip
+    ):
         self.engines = engines
         self.route = route
         self.done = done

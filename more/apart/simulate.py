@@ -44,15 +44,29 @@ def read_layout(layout: str) -> tuple[int, int, int]:
 
 
 def simulate_fleet(
-    requests: Iterable[Request], model: str | ModelConfig = "llama3.1-8b", gpu: str = "h100", *,
-    layout: str = "2", router: str = "least_loaded", way: str | None = None,
-    policy: str = "sarathi_serve", chunk_size: int = 512, decode_policy: str | None = None,
-    decode_chunk_size: int | None = None, max_batch_size: int = 128,
-    cache_tokens: int | None = None, tp: int = 1, link: str | None = None,
-    software: str = "vidur-2024", host: str = "none", cache: str = "slots",
-    block_size: int | None = None, prefix_caching: bool = False,
-    done: Callable[[Life], None] | None = None, keep: bool = False,
-) -> FleetTrace:  # fmt: skip
+    requests: Iterable[Request],
+    model: str | ModelConfig = "llama3.1-8b",
+    gpu: str = "h100",
+    *,
+    layout: str = "2",
+    router: str = "least_loaded",
+    way: str | None = None,
+    policy: str = "sarathi_serve",
+    chunk_size: int = 512,
+    decode_policy: str | None = None,
+    decode_chunk_size: int | None = None,
+    max_batch_size: int = 128,
+    cache_tokens: int | None = None,
+    tp: int = 1,
+    link: str | None = None,
+    software: str = "vidur-2024",
+    host: str = "none",
+    cache: str = "slots",
+    block_size: int | None = None,
+    prefix_caching: bool = False,
+    done: Callable[[Life], None] | None = None,
+    keep: bool = False,
+) -> FleetTrace:
     """`simulate.simulate` over several engines of `tp` GPUs each. All have the same GPUs.
 
     layout: "4" is four replicas, "3p1d" three prefill engines and one decode engine.
@@ -91,9 +105,14 @@ def simulate_fleet(
     decoders = [engine(prefills + n, decode_policy or policy, later) for n in range(decodes)]
     own = cost_model.link if way is None else lookup(LINKS, way, "link")
     fleet = Fleet(
-        engines, make_router(router), collect, decoders, make_router("least_loaded"),
-        Way.over(own, cost_model), keep,
-    )  # fmt: skip
+        engines,
+        make_router(router),
+        collect,
+        decoders,
+        make_router("least_loaded"),
+        Way.over(own, cost_model),
+        keep,
+    )
     fleet.run(checked(requests, cost_model.model, prefix_caching, done is not None))
     trace.engines = [e.loop.trace for e in (*engines, *decoders)]
     trace.fetches = fleet.fetches

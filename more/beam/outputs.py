@@ -71,10 +71,15 @@ def beam_requests(
         make_search()  # complains now, not in the middle of a run
         found.append(
             BeamRequest(
-                request.request_id, prompt, own.max_tokens, arrival=request.arrival,
-                beam_width=own.beam_width, cache=cache, make_search=make_search,
+                request.request_id,
+                prompt,
+                own.max_tokens,
+                arrival=request.arrival,
+                beam_width=own.beam_width,
+                cache=cache,
+                make_search=make_search,
             )
-        )  # fmt: skip
+        )
     check_room(found, slots, config.vocab_size)
     return found
 

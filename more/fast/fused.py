@@ -61,9 +61,20 @@ def _rotate(
 
 @triton.jit
 def _write(
-    k, v, keys, values, slots, positions, heads, stride, head_stride, slot_stride,
-    DIM: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr,
-):  # fmt: skip
+    k,
+    v,
+    keys,
+    values,
+    slots,
+    positions,
+    heads,
+    stride,
+    head_stride,
+    slot_stride,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HEADS: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)[None, :]
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]

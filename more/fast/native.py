@@ -176,10 +176,14 @@ def compiled(program: str, kept: Path) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory(dir=kept.parent) as workplace:
         made = Path(workplace) / kept.name
         done = subprocess.run(
-            [program, *FLAGS, str(SOURCE), "-o", str(made)], capture_output=True, check=False,
+            [program, *FLAGS, str(SOURCE), "-o", str(made)],
+            capture_output=True,
+            check=False,
             env=os.environ | {"LC_ALL": "C"},  # messages in English, with the word "error"
-            timeout=COMPILE_SECONDS, text=True, errors="replace",
-        )  # fmt: skip
+            timeout=COMPILE_SECONDS,
+            text=True,
+            errors="replace",
+        )
         if done.returncode:
             lines = done.stderr.splitlines()
             reason = next((line for line in lines if "error" in line), "no message")

@@ -64,12 +64,14 @@ FIELDS = {
 # other names of our keys, as in transformers
 ALIASES = {
     "gpt2": {
-        "n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_embd": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_embd": "hidden_size",
         "n_positions": "max_position_embeddings",
     },
     "mixtral": {"num_local_experts": "num_experts"},
     "qwen3_moe": {"num_experts": "num_local_experts"},
-}  # fmt: skip
+}
 
 # Keys that would change the result, each with the only value that we support. A key that is null or
 # absent is fine, too.

@@ -40,10 +40,18 @@ def load_config(directory: Path, name: str | None) -> ModelConfig:
         check_whole(f"{path}: {key}", args.get(key))
     check_flag(f"{path}: bias", args.get("bias", True))
     return ModelConfig(
-        name or directory.resolve().name, args["n_layer"], args["n_head"], args["n_embd"],
-        4 * args["n_embd"], args["vocab_size"], args["block_size"], flavour="gpt2", gelu="none",
-        tied=_is_tied(weights), source=str(path),
-    )  # fmt: skip
+        name or directory.resolve().name,
+        args["n_layer"],
+        args["n_head"],
+        args["n_embd"],
+        4 * args["n_embd"],
+        args["vocab_size"],
+        args["block_size"],
+        flavour="gpt2",
+        gelu="none",
+        tied=_is_tied(weights),
+        source=str(path),
+    )
 
 
 def _is_tied(weights: dict[str, Tensor]) -> bool:

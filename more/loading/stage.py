@@ -31,9 +31,13 @@ class Stage(Transformer):
 
     @torch.inference_mode()
     def forward(
-        self, batch: FlatBatch, cache: KVCache, attention: Attention = PLAIN["sdpa"],
-        call: Callable = untimed, x: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        batch: FlatBatch,
+        cache: KVCache,
+        attention: Attention = PLAIN["sdpa"],
+        call: Callable = untimed,
+        x: Tensor | None = None,
+    ) -> Tensor:
         """x (T, H): from the stage before. All stages but the last return x instead of logits."""
         if x is None:
             x = self._embed(batch.tokens, batch.positions)  # (T, H)

@@ -149,9 +149,14 @@ class Windowed(Transformer):
     """A model where tokens of some layers see only the last `config.window` tokens."""
 
     def forward(
-        self, batch: FlatBatch, cache: KVCache, attention: Attention = PLAIN["sdpa"],
-        *others: object, in_window: Attention | None = None, **named: object,
-    ) -> Tensor:  # fmt: skip
+        self,
+        batch: FlatBatch,
+        cache: KVCache,
+        attention: Attention = PLAIN["sdpa"],
+        *others: object,
+        in_window: Attention | None = None,
+        **named: object,
+    ) -> Tensor:
         """in_window: the back end in layers with a window; None: the plain one."""
         longest = max(max(span.contexts) for span in batch.spans)
         if longest > self.config.window:
@@ -191,9 +196,13 @@ class WindowedStage(Windowed, Stage):
 
 
 def near(
-    q: Tensor, keys: Tensor, values: Tensor, slots: Sequence[int], contexts: Sequence[int],
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Sequence[int],
+    contexts: Sequence[int],
     window: int,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """As `attention.sdpa`, but a row sees `window` tokens, itself included."""
     rows = q.shape[1]
     out = torch.empty_like(q)

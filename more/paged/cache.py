@@ -25,9 +25,15 @@ class PagedCache(KVCache):
     """
 
     def __init__(
-        self, model: ModelConfig, slots: int, length: int, dtype: torch.dtype = torch.float32,
-        device: str | torch.device = "cpu", *, memory: BlockMemory,
-    ):  # fmt: skip
+        self,
+        model: ModelConfig,
+        slots: int,
+        length: int,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        *,
+        memory: BlockMemory,
+    ):
         self.memory = memory
         size = memory.block_size
         super().__init__(model, memory.most, size, dtype, device)
@@ -74,9 +80,14 @@ class PagedCache(KVCache):
 
 
 def make_cache(
-    model: ModelConfig, slots: int, length: int, dtype: torch.dtype, device: torch.device,
-    blocks: Blocks | None, cache_tokens: int | None,
-) -> KVCache:  # fmt: skip
+    model: ModelConfig,
+    slots: int,
+    length: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    blocks: Blocks | None,
+    cache_tokens: int | None,
+) -> KVCache:
     """Slots (blocks: None), or the blocks of `real_memory`."""
     memory = real_memory(blocks, slots, length, cache_tokens)
     if memory is None:

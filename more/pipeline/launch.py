@@ -235,9 +235,13 @@ def meet(place: Place, device: torch.device) -> None:
         store, *_ = next(dist.rendezvous(where, place.stage, place.stages, timeout=MEETING_TIME))
         store.set_timeout(PATIENCE)
         dist.init_process_group(
-            "nccl" if on_gpu else "gloo", store=store, rank=place.stage, world_size=place.stages,
-            timeout=PATIENCE, device_id=device if on_gpu else None,
-        )  # fmt: skip
+            "nccl" if on_gpu else "gloo",
+            store=store,
+            rank=place.stage,
+            world_size=place.stages,
+            timeout=PATIENCE,
+            device_id=device if on_gpu else None,
+        )
     except (dist.DistError, OSError, ValueError) as error:
         names = "MASTER_ADDR", "MASTER_PORT"
         at = "" if file else " at " + ", port ".join(os.environ[name] for name in names)

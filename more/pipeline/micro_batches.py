@@ -52,9 +52,13 @@ class MicroBatches:
     """
 
     def __init__(
-        self, scheduler: Scheduler, groups: int, stages: int, deal: str = "queue",
+        self,
+        scheduler: Scheduler,
+        groups: int,
+        stages: int,
+        deal: str = "queue",
         memory: str = "split",
-    ):  # fmt: skip
+    ):
         self.scheduler = scheduler
         self.stages = stages
         self.count = groups  # batches in flight, at most

@@ -123,10 +123,18 @@ def simulate_pipeline(
     costs = StageCosts(cost_model, even_layers(cost_model.model.n_layer, stages))
     count = stages if micro_batches is None else micro_batches
     filled = make_micro_batches(
-        policy, count, stages, max_batch_size, chunk_size, cache_tokens,
-        deal=deal, memory=memory,
-        seconds_of=seconds_of_rows(cost_model), rules=rules, cost=lambda batch: sum(costs(batch)),
-    )  # fmt: skip
+        policy,
+        count,
+        stages,
+        max_batch_size,
+        chunk_size,
+        cache_tokens,
+        deal=deal,
+        memory=memory,
+        seconds_of=seconds_of_rows(cost_model),
+        rules=rules,
+        cost=lambda batch: sum(costs(batch)),
+    )
     requests = listed(requests)
     check_requests(requests, cost_model.model.max_length, cost_model.model.name)
     refuse_placeholders(requests)

@@ -84,9 +84,15 @@ class PipelineLLM(LLM):
     """
 
     def __init__(
-        self, model: str = "demo", *, max_batch_size: int = 8, micro_batches: int | None = None,
-        deal: str = "queue", memory: str = "split", **options: object,
-    ):  # fmt: skip
+        self,
+        model: str = "demo",
+        *,
+        max_batch_size: int = 8,
+        micro_batches: int | None = None,
+        deal: str = "queue",
+        memory: str = "split",
+        **options: object,
+    ):
         self.stage, self.stages = dist.get_rank(), dist.get_world_size()
         self.micro_batches = self.stages if micro_batches is None else micro_batches
         if options.get("cache", "slots") != "slots":
@@ -120,9 +126,16 @@ class PipelineLLM(LLM):
 
     def _micro_batches(self) -> MicroBatches:
         return make_micro_batches(
-            self.policy, self.micro_batches, self.stages, self.micro_batch_size, self.chunk_size,
-            self.cache_tokens, seconds_of=self.seconds_of, cost=self.cost, **self.filling,
-        )  # fmt: skip
+            self.policy,
+            self.micro_batches,
+            self.stages,
+            self.micro_batch_size,
+            self.chunk_size,
+            self.cache_tokens,
+            seconds_of=self.seconds_of,
+            cost=self.cost,
+            **self.filling,
+        )
 
     def _scheduler(self) -> Scheduler:
         return self._micro_batches().scheduler

@@ -152,9 +152,14 @@ class TDPipe(MicroBatches):
         while self.at_hand and self._can_decode():
             group = self.at_hand.popleft()
             self.own[group], self.withheld = share_out(
-                self.rules.stealing, self.own[group], self.withheld, len(self.ledger.running),
-                self.groups, self.launched, self.max_batch_size,
-            )  # fmt: skip
+                self.rules.stealing,
+                self.own[group],
+                self.withheld,
+                len(self.ledger.running),
+                self.groups,
+                self.launched,
+                self.max_batch_size,
+            )
             self._make_room(self.own[group])
             if self.own[group]:
                 self.launched += 1

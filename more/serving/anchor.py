@@ -33,8 +33,11 @@ from more.serving.traffic import FASTEST, MOST_JSON, MOST_REQUESTS, MOST_TOKENS,
 from timeline import Trace
 
 STATISTICS = ("mean", "median", "P99")
-QUANTITIES = ("requests", "output", *(f"{s} {of}" for of in ("TTFT", "TPOT", "ITL")
-              for s in STATISTICS))  # fmt: skip
+QUANTITIES = (
+    "requests",
+    "output",
+    *(f"{s} {of}" for of in ("TTFT", "TPOT", "ITL") for s in STATISTICS),
+)
 # a server's iterations take from 1/FAR of ours to FAR of them; TURNS: of a search for the factor
 FAR = 16.0
 TURNS = 12
@@ -187,9 +190,14 @@ def formats(text: str) -> set[str]:
 
 
 def number_of(
-    where: str, entry: Mapping[str, object], key: str, least: float, most: float = MOST,
-    whole: bool = False, needed: bool = True,
-) -> float | None:  # fmt: skip
+    where: str,
+    entry: Mapping[str, object],
+    key: str,
+    least: float,
+    most: float = MOST,
+    whole: bool = False,
+    needed: bool = True,
+) -> float | None:
     """The number of a key; None: it is not there, or left to the engine. Raises UserError for all
     else.
 
@@ -331,14 +339,23 @@ def run_of(where: str, entry: object) -> Run:
     model = entry.get("model_id") or flags.get("model_path")
     packed = entry.get("quantization") or flags.get("quantization")
     return Run(
-        where, lengths, measured, clients, rate, 1.0 if burst is None else burst**-0.5,
+        where,
+        lengths,
+        measured,
+        clients,
+        rate,
+        1.0 if burst is None else burst**-0.5,
         model if isinstance(model, str) else "",
         maybe("max_num_batched_tokens", 1) or budget,
-        maybe("max_num_seqs", 1) or flag("max_running_requests"), failed, bool(own), policy,
-        sglang_defaults if sglang else vllm_defaults, said,
+        maybe("max_num_seqs", 1) or flag("max_running_requests"),
+        failed,
+        bool(own),
+        policy,
+        sglang_defaults if sglang else vllm_defaults,
+        said,
         maybe("tensor_parallel_size", 1) or flag("tp_size"),
         packed if isinstance(packed, str) else "",
-    )  # fmt: skip
+    )
 
 
 def detailed(where: str, entry: Mapping[str, object]) -> list[tuple[int, int]]:
@@ -435,9 +452,10 @@ def anchor_of(path: Path, replica: Deployment) -> Anchor:
     matched = run.matched
     wanted = run.measured[run.matched]
     factor = find_factor(
-        lambda factor: measure_of(matched, replay(run, server, budget, factor)), wanted,
+        lambda factor: measure_of(matched, replay(run, server, budget, factor)),
+        wanted,
         matched != "output",
-    )  # fmt: skip
+    )
     if not 1 / FAR <= factor <= FAR:
         raise UserError(
             f"{path}: {matched} of {wanted:.4g} takes iterations of {factor:.3g} x ours;"

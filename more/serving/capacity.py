@@ -187,9 +187,13 @@ class Deployment:
         return Hop.over(named(LINKS, self.hop, "link", Link), self.cost_model)
 
     def serve(
-        self, requests: Sequence[Request], policy: str, budget: int, clients: int | None = None,
+        self,
+        requests: Sequence[Request],
+        policy: str,
+        budget: int,
+        clients: int | None = None,
         over: Callable[[Trace], bool] | None = None,
-    ) -> Trace:  # fmt: skip
+    ) -> Trace:
         """The run of these requests. budget: C, in tokens. clients: see `run_closed`.
 
         over: asked with the trace so far, after iterations; True ends the run there.
@@ -209,9 +213,16 @@ class Deployment:
                 decode_on(loop)
             return loop.trace
         filled = make_micro_batches(
-            policy, stages, stages, max(1, size // stages), budget, cache_tokens, memory="pool",
-            cost=cost.seconds, deal=self.deal,
-        )  # fmt: skip
+            policy,
+            stages,
+            stages,
+            max(1, size // stages),
+            budget,
+            cache_tokens,
+            memory="pool",
+            cost=cost.seconds,
+            deal=self.deal,
+        )
         for request in requests:
             filled.add(request)
         own = StageCosts(cost, even_layers(cost.model.n_layer, stages))
@@ -402,10 +413,13 @@ class Slo:
     def least(self, *quantities: str, percents: Sequence[float] = ()) -> float:
         """Seconds of the lowest bound on these quantities, at these percents or at any."""
         return min(
-            [each.seconds for each in self.bounds
-             if each.quantity in quantities and (not percents or each.percent in percents)],
+            [
+                each.seconds
+                for each in self.bounds
+                if each.quantity in quantities and (not percents or each.percent in percents)
+            ],
             default=math.inf,
-        )  # fmt: skip
+        )
 
     @property
     def gap(self) -> float:

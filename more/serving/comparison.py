@@ -250,8 +250,9 @@ def too_strict(question: Question, here: tuple[int, int]) -> str:
         requests = question.traffic.sample(few)
         alone = [copy_of(each, i, 1e5 * i) for i, each in enumerate(requests)]
         loads.append(Load.of(replica.serve(alone, OURS, size)))
-    least = {each: min(load.value(each.quantity, each.percent) for load in loads)
-             for each in slo.bounds}  # fmt: skip
+    least = {
+        each: min(load.value(each.quantity, each.percent) for load in loads) for each in slo.bounds
+    }
     missed = [
         f"the {each.name} of requests that are served one at a time is {1e3 * seconds:.3g} ms"
         for each, seconds in least.items()
@@ -278,10 +279,11 @@ def measure_of(quantity: str, trace: Trace) -> float:
         counts = {"requests": len(trace.finished), "output": outputs}
         return counts.get(quantity, prompts + outputs) / trace.seconds
     times = {
-        "TTFT": lambda: trace.ttfts, "ITL": lambda: trace.tbts,
+        "TTFT": lambda: trace.ttfts,
+        "ITL": lambda: trace.tbts,
         "TPOT": lambda: [each for life in lives if not math.isnan(each := tpot(life))],
         "latency": lambda: [life.latency for life in lives],
-    }[what]()  # fmt: skip
+    }[what]()
     if quantity.startswith("mean"):
         return 1e3 * statistics.fmean(times) if times else 0.0
     return 1e3 * percentile(times, 50 if quantity.startswith("median") else 99)

@@ -48,17 +48,32 @@ def engine_flags(
     mixed = pp == 1
     tp, pp = (number if number > 1 else 0 for number in (tp, pp))
     engines = {
-        "vLLM": (f"vllm serve {model}", {
-            "--max-num-batched-tokens": budget, "--max-num-seqs": size,
-            "--tensor-parallel-size": tp, "--pipeline-parallel-size": pp, "--max-model-len": length,
-            "--gpu-memory-utilization": utilization, "--quantization": quantization,
-        }),
-        "SGLang": (f"python -m sglang.launch_server --model-path {model}", {
-            "--chunked-prefill-size": budget, "--max-running-requests": size, "--tp-size": tp,
-            "--pp-size": pp, "--context-length": length, "--mem-fraction-static": static_share,
-            "--enable-mixed-chunk": mixed, "--quantization": quantization,
-        }),
-    }  # fmt: skip
+        "vLLM": (
+            f"vllm serve {model}",
+            {
+                "--max-num-batched-tokens": budget,
+                "--max-num-seqs": size,
+                "--tensor-parallel-size": tp,
+                "--pipeline-parallel-size": pp,
+                "--max-model-len": length,
+                "--gpu-memory-utilization": utilization,
+                "--quantization": quantization,
+            },
+        ),
+        "SGLang": (
+            f"python -m sglang.launch_server --model-path {model}",
+            {
+                "--chunked-prefill-size": budget,
+                "--max-running-requests": size,
+                "--tp-size": tp,
+                "--pp-size": pp,
+                "--context-length": length,
+                "--mem-fraction-static": static_share,
+                "--enable-mixed-chunk": mixed,
+                "--quantization": quantization,
+            },
+        ),
+    }
     lines = {}
     for engine, (line, flags) in engines.items():
         for flag, value in flags.items():

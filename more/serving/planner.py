@@ -259,9 +259,14 @@ def beside(budgets: Sequence[int], best: int) -> list[int]:
 
 
 def best_budget(
-    replica: Deployment, traffic: Traffic, slo: Slo, policy: str, budgets: Sequence[int],
-    precision: float, first: int,
-) -> Found:  # fmt: skip
+    replica: Deployment,
+    traffic: Traffic,
+    slo: Slo,
+    policy: str,
+    budgets: Sequence[int],
+    precision: float,
+    first: int,
+) -> Found:
     """The budget with the largest capacity: from `first` upwards and downwards, until it falls.
 
     Both ways, because `first` may lie beyond the best: there the capacity is low, and flat but for

@@ -217,13 +217,17 @@ FORMATS = {
     "answers of OpenAI's API": ("created", "usage.prompt_tokens", "usage.completion_tokens"),
     "responses of OpenAI's API": ("created_at", "usage.input_tokens", "usage.output_tokens"),
     "output of OpenAI's Batch API": (
-        "", f"{BATCH}usage.prompt_tokens", f"{BATCH}usage.completion_tokens",
+        "",
+        f"{BATCH}usage.prompt_tokens",
+        f"{BATCH}usage.completion_tokens",
     ),
     "output of OpenAI's Batch API, of responses": (
-        "", f"{BATCH}usage.input_tokens", f"{BATCH}usage.output_tokens",
+        "",
+        f"{BATCH}usage.input_tokens",
+        f"{BATCH}usage.output_tokens",
     ),
     "Mooncake's format": ("", "input_length", "output_length"),
-}  # fmt: skip
+}
 HEADERS = {
     column: tuple(dict.fromkeys(filter(None, (names[place] for names in FORMATS.values()))))
     for place, column in enumerate(("arrival", "prompt", "output"))

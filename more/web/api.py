@@ -29,8 +29,11 @@ from more.web.schemas import Chat as ChatBody
 from more.web.text import Words, dumps
 
 DEFAULT_TOKENS = 16  # of a completion without max_tokens, as OpenAI has it; a chat may go on
-EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store",
-          "X-Accel-Buffering": "no"}  # fmt: skip
+EVENTS = {
+    "Content-Type": "text/event-stream",
+    "Cache-Control": "no-store",
+    "X-Accel-Buffering": "no",
+}
 END = b"data: [DONE]\n\n"
 JSON = "application/json"
 LONGEST_HEADER = 400  # letters
@@ -113,8 +116,11 @@ class Answer:
     @property
     def usage(self) -> dict[str, int]:
         output = sum(choice.count for choice in self.choices)
-        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": output,
-                "total_tokens": self.prompt_tokens + output}  # fmt: skip
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": output,
+            "total_tokens": self.prompt_tokens + output,
+        }
 
     @asynccontextmanager
     async def attended(self, receive: Receive) -> AsyncIterator[None]:
@@ -154,9 +160,12 @@ class Answer:
             last = next(reversed(self.policies))
             told = f"the engine failed under the policy {last}, and was restarted"
             return Refused(
-                500, f"{told}: {self.api.runner.error}", kind="server_error", code="engine_failed",
+                500,
+                f"{told}: {self.api.runner.error}",
+                kind="server_error",
+                code="engine_failed",
                 headers={"x-should-retry": "false"},  # else a client would hide it by asking again
-            )  # fmt: skip
+            )
         if "abort" in reasons:
             return turned_away(Stopping())
         return None
@@ -189,8 +198,14 @@ class Answer:
         return {"index": choice.index, **said, "logprobs": None, "finish_reason": reason}
 
     def head(self, kind: str, choices: list[dict]) -> dict:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.api.name,
-                "system_fingerprint": self.served_by, "choices": choices}  # fmt: skip
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.api.name,
+            "system_fingerprint": self.served_by,
+            "choices": choices,
+        }
 
     # ---- as it comes
 
@@ -289,8 +304,12 @@ class Api:
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:
-            raise Refused(404, f"no model {shown(name)} is served here: use {self.name!r}",
-                          "model", "model_not_found")  # fmt: skip
+            raise Refused(
+                404,
+                f"no model {shown(name)} is served here: use {self.name!r}",
+                "model",
+                "model_not_found",
+            )
 
     def check_number(self, body: Body) -> None:
         """Before any work: a short body may ask for 1024 x 128 choices."""
@@ -316,14 +335,19 @@ class Api:
                 usual = "" if body.max_tokens else ", its default"
                 what = f" and max_tokens is {tokens}{usual}" if tokens > 0 else ""
                 raise Refused(
-                    400, f"prompt {number} has {len(prompt)} tokens{what}; prompt and output may"
-                    f" have {most + 1} together", "prompt", "context_length_exceeded",
-                )  # fmt: skip
+                    400,
+                    f"prompt {number} has {len(prompt)} tokens{what}; prompt and output may"
+                    f" have {most + 1} together",
+                    "prompt",
+                    "context_length_exceeded",
+                )
             for choice in range(body.n):
                 sampler = self.engine.sampler(
                     (seed + choice) % (MOST_SEED + 1),
-                    temperature=body.temperature, top_k=max(0, body.top_k), top_p=body.top_p,
-                )  # fmt: skip
+                    temperature=body.temperature,
+                    top_k=max(0, body.top_k),
+                    top_p=body.top_p,
+                )
                 tags = {"label": label, **body.tags}  # label: for the live page
                 found.append(batch.Request(0, prompt, tokens, stop_ids, sampler=sampler, tags=tags))
         return found
@@ -337,8 +361,9 @@ class Api:
         for number, prompt in enumerate(body.prompts):
             ids = await self.tokens(prompt, "encode") if isinstance(prompt, str) else prompt
             if not ids:
-                raise Refused(400, f"prompt {number} is empty; it needs at least one token",
-                              "prompt")  # fmt: skip
+                raise Refused(
+                    400, f"prompt {number} is empty; it needs at least one token", "prompt"
+                )
             found.append(ids)
         return found
 
@@ -349,9 +374,11 @@ class Api:
             return await self.tokens(text, "encode")
         if self.chat is None:
             raise Refused(
-                400, f"{self.name} has no chat template: use /v1/completions", "messages",
+                400,
+                f"{self.name} has no chat template: use /v1/completions",
+                "messages",
                 "no_chat_template",
-            )  # fmt: skip
+            )
         try:
             text = self.chat.prompt(messages, body.chat_template_kwargs)
         except Unfit as error:
@@ -379,20 +406,30 @@ class Api:
 
     def model(self) -> dict:
         return {
-            "id": self.name, "object": "model", "created": self.started,
-            "owned_by": "nano-sarathi", "max_model_len": self.engine.max_length,
-            "priced": self.engine.priced, "description": self.engine.description,
+            "id": self.name,
+            "object": "model",
+            "created": self.started,
+            "owned_by": "nano-sarathi",
+            "max_model_len": self.engine.max_length,
+            "priced": self.engine.priced,
+            "description": self.engine.description,
             "chat": self.chat is not None,
-        }  # fmt: skip
+        }
 
 
 def turned_away(error: Full | Stopping) -> Refused:
     """The answer to those who ask for too much, or too late."""
     if isinstance(error, Full):
-        return Refused(429, str(error), code="queue_full", kind="rate_limit_error",
-                       headers={"Retry-After": "1"})  # fmt: skip
-    return Refused(503, str(error), code="shutting_down", kind="server_error",
-                   headers={"Retry-After": "10"})  # fmt: skip
+        return Refused(
+            429,
+            str(error),
+            code="queue_full",
+            kind="rate_limit_error",
+            headers={"Retry-After": "1"},
+        )
+    return Refused(
+        503, str(error), code="shutting_down", kind="server_error", headers={"Retry-After": "10"}
+    )
 
 
 def hand_out(news: list[tuple[Choice | None, Delta]]) -> None:
@@ -402,12 +439,22 @@ def hand_out(news: list[tuple[Choice | None, Delta]]) -> None:
                 choice.take(delta)
         except Exception as error:
             known = isinstance(error, Refused | UserError)
-            choice.fault = error if isinstance(error, Refused) else Refused(
-                500, f"an output token has no text: {why(error)}", kind="server_error",
-                code="no_text",
-            )  # fmt: skip
-            log.error("request %d: %s", choice.request.request_id, choice.fault.message,
-                      exc_info=None if known else error)  # fmt: skip
+            choice.fault = (
+                error
+                if isinstance(error, Refused)
+                else Refused(
+                    500,
+                    f"an output token has no text: {why(error)}",
+                    kind="server_error",
+                    code="no_text",
+                )
+            )
+            log.error(
+                "request %d: %s",
+                choice.request.request_id,
+                choice.fault.message,
+                exc_info=None if known else error,
+            )
             choice.hang_up("error")
 
 

@@ -191,10 +191,13 @@ def write(
 
 EXPLORER = Page(
     "more.web.explorer",
-    {name: STATIC / name for name in ("explore.html", "explore.js", "page.js", "page.css",
-                                      "draw.js", "schedule.js")} | PYTHON,
+    {
+        name: STATIC / name
+        for name in ("explore.html", "explore.js", "page.js", "page.css", "draw.js", "schedule.js")
+    }
+    | PYTHON,
     "python -m more.web.bundle",
-)  # fmt: skip
+)
 
 
 def of_explorer(server: bool = False) -> dict:

@@ -140,8 +140,10 @@ def link_of(state: State) -> str:
     """The part of the link after #: what is not the default."""
     default = asdict(State())
     given = {name: value for name, value in asdict(state).items() if value != default[name]}
-    return "&".join(f"{name}={value:g}" if type(value) is float else f"{name}={value}"
-                    for name, value in given.items())  # fmt: skip
+    return "&".join(
+        f"{name}={value:g}" if type(value) is float else f"{name}={value}"
+        for name, value in given.items()
+    )
 
 
 def page() -> dict:
@@ -166,6 +168,11 @@ def page() -> dict:
 def control(name: str, slider: Slider) -> dict:
     bounds = slider.bounds
     return {
-        "name": name, "label": slider.label, "unit": slider.unit, "least": bounds.least,
-        "most": bounds.most, "whole": bounds.whole, "stops": slider.stops(),
-    }  # fmt: skip
+        "name": name,
+        "label": slider.label,
+        "unit": slider.unit,
+        "least": bounds.least,
+        "most": bounds.most,
+        "whole": bounds.whole,
+        "stops": slider.stops(),
+    }

@@ -197,9 +197,13 @@ def gain_point(given: object, ratio: object) -> dict:
         speeds.append(tokens_per_second(trace, work.length, 2 * state.B, 4 * state.B))
     prompt, decodes = split(work.length, work.ratio)
     return {
-        "x": prompt / decodes, "P": prompt, "D": decodes,
-        "left": speeds[0], "right": speeds[1], "gain": speeds[1] / speeds[0],
-    }  # fmt: skip
+        "x": prompt / decodes,
+        "P": prompt,
+        "D": decodes,
+        "left": speeds[0],
+        "right": speeds[1],
+        "gain": speeds[1] / speeds[0],
+    }
 
 
 # ---------------------------------------------------------------------------- a policy of your own

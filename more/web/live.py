@@ -103,10 +103,14 @@ class Feed:
         thrower = self.thrower
         guess = engine.cost_model.doubts(engine.cache_tokens) if engine.priced else ""
         more = {
-            "description": engine.description, "guess": guess,
-            "policies": list(scheduler.POLICIES), "longest": thrower.longest,
-            "long": thrower.long, "most": MOST_THROWN, "chats": thrower.wanted,
-        }  # fmt: skip
+            "description": engine.description,
+            "guess": guess,
+            "policies": list(scheduler.POLICIES),
+            "longest": thrower.longest,
+            "long": thrower.long,
+            "most": MOST_THROWN,
+            "chats": thrower.wanted,
+        }
         return message([{"type": "snapshot", **self.runner.state(), **more}])
 
     def put(self, event: dict) -> None:

@@ -185,15 +185,25 @@ class Runner:
         scheduler = self.loop.scheduler
         running = len(scheduler.running)
         return {
-            "name": self.engine.name, "priced": self.engine.priced,
-            "policy": self.policy, "chunk_size": self.chunk_size, "budget": budget_of(scheduler),
-            "max_batch_size": self.engine.max_batch_size, "max_length": self.engine.max_length,
-            "waiting": max(0, len(self.streams) - running), "running": running,
-            "held": scheduler.memory.taken, "capacity": scheduler.memory.capacity,
-            "done": self.done, "iterations": self.iterations,
-            "failures": self.failures, "error": self.error,
-            "alive": self.thread.is_alive(), "draining": self.stopping, "t": loop.executor.now(),
-        }  # fmt: skip
+            "name": self.engine.name,
+            "priced": self.engine.priced,
+            "policy": self.policy,
+            "chunk_size": self.chunk_size,
+            "budget": budget_of(scheduler),
+            "max_batch_size": self.engine.max_batch_size,
+            "max_length": self.engine.max_length,
+            "waiting": max(0, len(self.streams) - running),
+            "running": running,
+            "held": scheduler.memory.taken,
+            "capacity": scheduler.memory.capacity,
+            "done": self.done,
+            "iterations": self.iterations,
+            "failures": self.failures,
+            "error": self.error,
+            "alive": self.thread.is_alive(),
+            "draining": self.stopping,
+            "t": loop.executor.now(),
+        }
 
     def drop_unread(self) -> int:
         """Cancel the requests that nobody reads: a live page's. Returns how many others are here.
@@ -310,20 +320,30 @@ class Runner:
         scheduler = self.loop.scheduler
         batch = self.loop.batch
         return {
-            "n": self.iterations, "t": iteration.start, "seconds": iteration.seconds,
-            "policy": self.policy, "budget": budget_of(scheduler), "rows": batch.num_tokens,
+            "n": self.iterations,
+            "t": iteration.start,
+            "seconds": iteration.seconds,
+            "policy": self.policy,
+            "budget": budget_of(scheduler),
+            "rows": batch.num_tokens,
             **self.lanes.rows(iteration.chunks, iteration.decodes),
-            "waiting": len(scheduler.waiting), "running": len(scheduler.running),
-            "held": scheduler.memory.taken, "capacity": scheduler.memory.capacity,
-        }  # fmt: skip
+            "waiting": len(scheduler.waiting),
+            "running": len(scheduler.running),
+            "held": scheduler.memory.taken,
+            "capacity": scheduler.memory.capacity,
+        }
 
     def _accept(self, request: Request) -> None:
         if request.request_id not in self.streams:  # it ended with the others, in `_fail`
             return
         self._tell(
-            "queued", id=request.request_id, t=request.arrival, prompt_tokens=len(request.prompt),
-            max_tokens=request.max_tokens, label=request.tags.get("label", ""),
-        )  # fmt: skip
+            "queued",
+            id=request.request_id,
+            t=request.arrival,
+            prompt_tokens=len(request.prompt),
+            max_tokens=request.max_tokens,
+            label=request.tags.get("label", ""),
+        )
         try:
             self.loop.add(request)
         except UserError as error:  # the policy has changed since `submit`
@@ -364,9 +384,13 @@ class Runner:
 
     def _tell_switched(self, preempted: list[int]) -> None:
         self._tell(
-            "switched", t=self.loop.executor.now(), policy=self.policy, chunk_size=self.chunk_size,
-            budget=budget_of(self.loop.scheduler), preempted=preempted,
-        )  # fmt: skip
+            "switched",
+            t=self.loop.executor.now(),
+            policy=self.policy,
+            chunk_size=self.chunk_size,
+            budget=budget_of(self.loop.scheduler),
+            preempted=preempted,
+        )
 
     def _send(self, request: Request, delta: Delta) -> None:
         """Queue a token, or the end, of a request that has not ended before."""

@@ -81,9 +81,14 @@ class Refused(Exception):
     """
 
     def __init__(
-        self, status: int, message: str, param: str | None = None, code: str | None = None,
-        kind: str = "invalid_request_error", headers: dict[str, str] | None = None,
-    ):  # fmt: skip
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        kind: str = "invalid_request_error",
+        headers: dict[str, str] | None = None,
+    ):
         super().__init__(message)
         self.status = status
         self.message = message
@@ -93,8 +98,14 @@ class Refused(Exception):
         self.headers = headers or {}
 
     def json(self) -> dict:
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param,
-                          "code": self.code}}  # fmt: skip
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
 
 
 # ------------------------------------------------------------------------------- kinds of values
@@ -158,9 +169,10 @@ def is_bool(value: object) -> bool:
 Flag = allowed(bool, "true or false", is_bool)
 Name = allowed(str, "a text of 1000 letters at most", is_text)
 Prompts = allowed(
-    str | list, f"a text, a list of token ids, or a list of 1 to {MOST_PROMPTS} of either",
+    str | list,
+    f"a text, a list of token ids, or a list of 1 to {MOST_PROMPTS} of either",
     is_prompts,
-)  # fmt: skip
+)
 Stop = allowed(
     str | list,
     f"a text, or a list of {MOST_STOPS} at most, each of 1 to {LONGEST_STOP} letters",
@@ -177,17 +189,25 @@ TokenIds = allowed(
     list, "a list of token ids, from 0", lambda v: is_list(v, Range(0, MOST).__contains__, 0, 1000)
 )
 Labels = allowed(
-    dict, f"an object of {MOST_LABELS} texts at most, each of {LONGEST_VALUE} letters at most, with"
+    dict,
+    f"an object of {MOST_LABELS} texts at most, each of {LONGEST_VALUE} letters at most, with"
     f" names of 1 to {LONGEST_LABEL} letters, but not {', '.join(TAKEN)}",
-    lambda v: isinstance(v, dict) and len(v) <= MOST_LABELS
-    and all(is_text(name, 1, LONGEST_LABEL) and name not in TAKEN for name in v)
-    and all(is_text(each, most=LONGEST_VALUE) for each in v.values()),
-)  # fmt: skip
+    lambda v: (
+        isinstance(v, dict)
+        and len(v) <= MOST_LABELS
+        and all(is_text(name, 1, LONGEST_LABEL) and name not in TAKEN for name in v)
+        and all(is_text(each, most=LONGEST_VALUE) for each in v.values())
+    ),
+)
 Options = allowed(
-    dict, "an object of 20 texts, numbers, true or false at most",
-    lambda v: isinstance(v, dict) and len(v) <= 20
-    and all(type(each) in (bool, int, float, str) for each in v.values()),
-)  # fmt: skip
+    dict,
+    "an object of 20 texts, numbers, true or false at most",
+    lambda v: (
+        isinstance(v, dict)
+        and len(v) <= 20
+        and all(type(each) in (bool, int, float, str) for each in v.values())
+    ),
+)
 
 
 def is_idle(value: object, values: list) -> bool:
@@ -283,9 +303,10 @@ class Completion(Body):
 class Chat(Body):
     idle = IDLE["both completions"] | IDLE["chats"]
     messages: allowed(
-        list[Message], f"a list of 1 to {MOST_MESSAGES} objects",
+        list[Message],
+        f"a list of 1 to {MOST_MESSAGES} objects",
         lambda value: is_list(value, is_object, 1, MOST_MESSAGES),
-    )  # fmt: skip
+    )
     chat_template_kwargs: Options = {}  # vLLM's
     max_completion_tokens: within(Range(1, MOST)) = None
 
@@ -326,8 +347,9 @@ def read(kind: type[Body], raw: dict, lenient: bool = False) -> Any:
         raise Refused(400, "stream_options is given, but stream is not true", "stream_options")
     if isinstance(found, Chat) and found.max_completion_tokens is not None:
         if found.max_tokens not in (None, found.max_completion_tokens):
-            raise Refused(400, "max_tokens and max_completion_tokens differ: give one of them",
-                          "max_tokens")  # fmt: skip
+            raise Refused(
+                400, "max_tokens and max_completion_tokens differ: give one of them", "max_tokens"
+            )
         found.max_tokens = found.max_completion_tokens
     found._ignored = sorted(ignored or ())
     return found
@@ -347,9 +369,11 @@ def sentence(error: ValidationError, kind: type[Body]) -> Refused:
         values = " or ".join(map(json.dumps, kind.idle.get(place, [])))
         give = f", or give {values}" if values else ""
         return Refused(
-            400, f"{place} is {shown(first['input'])}, and the server does not have it: leave it"
-            f" out{give}", outermost,
-        )  # fmt: skip
+            400,
+            f"{place} is {shown(first['input'])}, and the server does not have it: leave it"
+            f" out{give}",
+            outermost,
+        )
     if first["type"] == "missing":
         return Refused(400, f"{place} is missing", outermost)
     return Refused(400, f"{place} is {shown(first['input'])}; it must be {first['msg']}", outermost)

@@ -114,9 +114,11 @@ class Gate:
         if scheme.lower() != "bearer" or not any(right):
             what = "is not the server's" if key else "is missing"
             raise Refused(
-                401, f"the API key {what}: send it as 'Authorization: Bearer KEY'",
-                code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"},
-            )  # fmt: skip
+                401,
+                f"the API key {what}: send it as 'Authorization: Bearer KEY'",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
 
     async def read_body(self, receive: Receive) -> bytes | None:
         """The whole body. Refused if it is too long. None: the client has gone."""
@@ -134,8 +136,12 @@ class Gate:
             # we read on and drop it: otherwise the client would not read our refusal
             parts.append(part) if length <= most else parts.clear()
         if length > most:
-            raise Refused(413, f"the body is longer than {most} bytes", code="body_too_long",
-                          headers={"Connection": "close"})  # fmt: skip
+            raise Refused(
+                413,
+                f"the body is longer than {most} bytes",
+                code="body_too_long",
+                headers={"Connection": "close"},
+            )
         return b"".join(parts)
 
     def sender(self, scope: Scope, send: Send) -> Send:
@@ -160,9 +166,16 @@ class Gate:
         path = one_line(scope["path"])[:100]
         client = (scope.get("client") or ("-",))[0]
         log.info(
-            "%s %s %s %s %s %.0f ms, %sid %s", time.strftime("%H:%M:%S"), client,
-            scope["method"][:20], path, status, 1e3 * seconds, tokens, scope["id"],
-        )  # fmt: skip
+            "%s %s %s %s %s %.0f ms, %sid %s",
+            time.strftime("%H:%M:%S"),
+            client,
+            scope["method"][:20],
+            path,
+            status,
+            1e3 * seconds,
+            tokens,
+            scope["id"],
+        )
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
@@ -275,20 +288,30 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self, api: Api, routers: Sequence, keys: Sequence[bytes] = (), drain: float = 30.0,
+        self,
+        api: Api,
+        routers: Sequence,
+        keys: Sequence[bytes] = (),
+        drain: float = 30.0,
         patience: float = PATIENCE,
-    ):  # fmt: skip
+    ):
         # cut: some requests were aborted
         self.api = api
         self.drain = drain
         self.cut = False
         config = uvicorn.Config(
-            application(api, routers, keys, patience), http=Connection, ws="none",
+            application(api, routers, keys, patience),
+            http=Connection,
+            ws="none",
             timeout_keep_alive=patience,
-            lifespan="on", log_config=None, access_log=False, server_header=False,
-            proxy_headers=False, timeout_graceful_shutdown=1,
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=1,
             limit_concurrency=CONNECTIONS + 1,
-        )  # fmt: skip
+        )
         super().__init__(config)
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # the gate writes the log
 
@@ -303,8 +326,9 @@ class Server(uvicorn.Server):
         if left := runner.drop_unread():
             log.warning(
                 "stopping: %d requests run to their end, for %g s at most; Ctrl-C ends at once",
-                left, self.drain,
-            )  # fmt: skip
+                left,
+                self.drain,
+            )
         self.cut = not await asyncio.to_thread(runner.drain, self.drain)
         await super().shutdown(sockets)
 
