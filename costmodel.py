@@ -331,12 +331,15 @@ class CostModel:
         kernel: that two starts stand for it is a guess, which nothing measured. `context`: tokens
         in the cache before this step.
         """
-        decodes = batch.decodes
-        chunks = batch.chunks
+        count = len(batch.decodes)
+        tokens = count + sum([request.context for request in batch.decodes])
+        return self.attention_of(batch.chunks, count, tokens)
+
+    def attention_of(self, chunks: Sequence[Chunk], count: int, tokens: int) -> float:
+        """The same, of `count` decodes that attend to `tokens` keys together."""
         seconds = 0.0
-        if decodes:
-            tokens = len(decodes) + sum([request.context for request in decodes])
-            seconds = self.decode_attention(len(decodes), tokens)
+        if count:
+            seconds = self.decode_attention(count, tokens)
             if chunks:
                 seconds += self.model.n_layer * self.efficiency.hybrid
         if len(chunks) == 1:

@@ -26,6 +26,7 @@ from experiments.lib import measuring
 from experiments.lib.common import progress, run_jobs
 from experiments.lib.rows import SPREAD, Row
 from loop import Loop, Result
+from more.fast_forward import FastForward
 from more.loading.priced import priced_model
 from more.serving.steady import Workload, balance, steady_window, tokens_per_second
 from more.simulate import CostExecutor, run_all
@@ -99,8 +100,13 @@ class Priced:
         batch_size: int,
         operators: bool = False,
     ) -> Trace:
-        executor = (WithOperators if operators else CostExecutor)(self.cost_model)
-        return run_all(Loop(make_scheduler(policy, batch_size, chunk_size), executor), requests)
+        return run_all(self.loop(policy, chunk_size, batch_size, operators), requests)
+
+    def loop(self, policy: str, chunk_size: int, batch_size: int, operators: bool) -> Loop:
+        scheduler = make_scheduler(policy, batch_size, chunk_size)
+        if operators:
+            return Loop(scheduler, WithOperators(self.cost_model))
+        return FastForward(scheduler, CostExecutor(self.cost_model))
 
     def run_steady(
         self, work: Workload, policy: str, chunk_size: int, operators: bool = False

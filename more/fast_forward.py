@@ -1,0 +1,238 @@
+"""A priced loop that runs fast: what `Loop` says, to the last bit, in a fraction of the time.
+
+Two things save time:
+
+    counting   While a request decodes, one counter says how far all decodes are. A request's own
+               tokens are written down when it ends, not in each iteration.
+    jumping    Most batches are like the one before: the same decodes; or, beside them, the next
+               chunk of the same prompt. The policy is not asked for these.
+
+Both rest on what a policy promises, and a class derived from it may break that. So they hold for
+the classes below alone, and of them only where memory and prices are the book's own. Any other
+policy, such as one of a user's file, runs step by step.
+
+COUNTED promise:
+    - A batch has all requests that are past their prefill as decodes, or none of them.
+    - They do not look at the output or the context of a decode. (NoEvict does: for it, these are
+      written down before each question.)
+JUMPED promise, too:
+    - Nothing but the queue, the running requests and the memory decides: no time, and no state of
+      its own.
+    - They are first come, first served: if the first that waits cannot start, no other does.
+    - After a batch of decodes alone, the next one is the same, until a request ends or one arrives.
+FILLED promise, too:
+    - A prompt that has begun goes on beside all decodes, and takes all tokens that these leave.
+      Nobody is admitted before its last chunk.
+"""
+
+from math import inf
+from time import perf_counter
+
+from batch import Batch, Chunk, Request
+from costmodel import CostModel
+from loop import Executor, Loop
+from more.policies.engines import NoEvict, PrefillFirst, VLLMv1
+from scheduler import (
+    ChunkedOnly,
+    Dynamic,
+    HybridOnly,
+    Memory,
+    Orca,
+    RequestLevel,
+    Sarathi,
+    SarathiServe,
+    Scheduler,
+    VLLMv0,
+)
+from timeline import Iteration
+
+FILLED = {Sarathi, SarathiServe, NoEvict}
+JUMPED = FILLED | {Dynamic, HybridOnly, Orca, PrefillFirst, RequestLevel, VLLMv0, VLLMv1}
+COUNTED = JUMPED | {ChunkedOnly}  # it remembers what the last batch was
+
+
+class FastForward(Loop):
+    """A `Loop` whose `step` may run many iterations. A request may end in the last one alone.
+
+    executor: a CostExecutor, and none that does more. Between two steps, the requests that decode
+    are behind in `output`, `context` and the tokens of their lives: `settle` writes these down.
+    """
+
+    def __init__(self, scheduler: Scheduler, executor: Executor):
+        super().__init__(scheduler, executor)
+        own = type(scheduler.memory) is Memory and type(executor.cost_model) is CostModel
+        self.counted = own and type(scheduler) in COUNTED
+        self.moments: list[float] = []  # the end of each iteration with decodes
+        # the requests that decode: how many moments each has taken in
+        self.taken: dict[Request, int] = {}
+        self.ending: dict[int, list[Request]] = {}  # by the number of moments: who ends then
+        self.context = 0  # of all that decode, in tokens
+
+    def add(self, request: Request) -> None:
+        super().add(request)
+        if type(request) is not Request:  # a beam search has several rows
+            self.settle()
+            self.counted = False
+
+    def cancel(self, request: Request) -> bool:
+        self.settle()
+        cancelled = super().cancel(request)
+        self.count()
+        return cancelled
+
+    # ---- what decodes have done since it was written down
+
+    def settle(self) -> None:
+        """Write down what all decodes have done."""
+        for request in self.taken:
+            self.write(request)
+
+    def write(self, request: Request) -> None:
+        new = self.moments[self.taken[request] :]
+        request.context += len(new)
+        request.output += [0] * len(new)
+        self.trace.lives[request.request_id].tokens += new
+        self.taken[request] = len(self.moments)
+
+    def count(self) -> None:
+        """Begin anew: which requests decode?"""
+        self.taken = {}
+        self.ending = {}
+        self.context = 0
+        if self.counted:
+            for request in self.scheduler.running:
+                if not request.in_prefill:
+                    self.join(request)
+
+    def join(self, request: Request) -> None:
+        """It decodes from now on."""
+        done = len(self.moments)
+        left = 1 if 0 in request.stop_ids else request.max_tokens - len(request.output)
+        self.taken[request] = done
+        self.ending.setdefault(done + left, []).append(request)
+        self.context += request.context
+
+    # ---- running
+
+    def step(self) -> Iteration | None:
+        if not self.counted:
+            return super().step()
+        if len(self.taken) > self.scheduler.memory.room:  # the newest is preempted
+            self.settle()
+            iteration = super().step()
+            self.count()
+            return iteration
+        batch = self.next_batch()
+        if batch is None:
+            return None
+        ended = self.execute(batch)
+        if not ended and type(self.scheduler) in JUMPED:
+            self.jump(batch)
+        return self.trace.iterations[-1]
+
+    def next_batch(self) -> Batch | None:
+        """As in `Loop.step`: ask the policy, or wait. None: nothing is left."""
+        scheduler = self.scheduler
+        arriving = self.arriving
+        if type(scheduler) is NoEvict:
+            self.settle()
+        while self.busy:
+            now = self.executor.now()
+            while arriving and arriving[0].arrival <= now:
+                scheduler.add(arriving.popleft())
+            began = perf_counter()
+            batch = scheduler.schedule(now)
+            self.trace.asked(perf_counter() - began)
+            if batch is not None:
+                return batch
+            self.wait()
+        return None
+
+    def execute(self, batch: Batch) -> list[Request]:
+        """Price a batch, and write down what it did: of its decodes, only of those that end.
+
+        Returns the requests that have ended.
+        """
+        executor = self.executor
+        cost = executor.cost_model
+        start = executor.clock
+        decodes = batch.decodes
+        count = len(decodes)
+        attention = cost.attention_of(batch.chunks, count, count + self.context if count else 0)
+        kernels = cost.without_attention(*cost.rows(batch)) + attention
+        seconds = cost.host.around(kernels, count + len(batch.chunks))
+        executor.clock = start + seconds
+        ending = []
+        if count:
+            last = self.ending.pop(len(self.moments) + 1, ())
+            ending = [r for r in decodes if r in last] if last else []
+            for request in ending:
+                self.write(request)
+            self.moments.append(executor.clock)
+            self.context += count
+            self.scheduler.memory.taken += count - len(ending)
+        few = Batch(batch.chunks, ending)
+        ended = self.scheduler.update(few, [0] * len(few.sampled))
+        iteration = self.trace.record(few, start, seconds, None, ended, executor.clock)
+        iteration.num_decodes = count
+        iteration.decodes = tuple([request.request_id for request in decodes])
+        for request in ending:
+            self.context -= request.context
+            del self.taken[request]
+        for chunk in batch.chunks:
+            if chunk.is_last and chunk.request.finish_reason is None:
+                self.join(chunk.request)
+        self.batch = batch
+        return ended
+
+    def jump(self, batch: Batch) -> None:
+        """Run on while the policy would say the same as of this batch, which has run.
+
+        The end is an iteration in which a request ends, or else the last one before the policy has
+        something to decide.
+        """
+        scheduler = self.scheduler
+        prompt = None
+        until = inf  # then a request arrives that might start
+        if batch.chunks:
+            prompt = batch.chunks[-1].request
+            if type(scheduler) not in FILLED or not prompt.in_prefill:
+                return
+        elif self.arriving and not scheduler.waiting:
+            until = self.arriving[0].arrival
+        decodes = [request for request in scheduler.running if request in self.taken]
+        count = len(decodes)
+        room = scheduler.chunk_size - count  # of a chunk
+        chunks = []
+        if not prompt:
+            self.decode(decodes, until)
+        ended = []
+        while not ended and count <= scheduler.memory.room and self.executor.clock < until:
+            if prompt:
+                if not 0 < room < prompt.prefill_length - prompt.prefilled:
+                    return  # no chunk, or the last one
+                chunks = [Chunk(prompt, prompt.prefilled, room)]
+            ended = self.execute(Batch(chunks, decodes))
+
+    def decode(self, decodes: list[Request], until: float) -> None:
+        """Decode alone, in iterations that begin before `until`: up to the one that ends one."""
+        cost = self.executor.cost_model
+        around = cost.host.around
+        memory = self.scheduler.memory
+        moments = self.moments
+        iterations = self.trace.iterations
+        count = len(decodes)
+        last = min(self.ending) - 1  # moments, before one ends
+        if memory.capacity is not None:
+            last = min(last, len(moments) + memory.room // count)
+        ids = tuple([request.request_id for request in decodes])
+        others = cost.without_attention(count, count)
+        now = self.executor.clock
+        while len(moments) < last and now < until:
+            seconds = around(others + cost.decode_attention(count, count + self.context), count)
+            iterations.append(Iteration(now, seconds, 0, count, 0, decodes=ids))
+            now += seconds
+            moments.append(now)
+            self.context += count
+            memory.taken += count
+        self.executor.clock = now
