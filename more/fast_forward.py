@@ -202,10 +202,10 @@ class FastForward(Loop):
             until = self.arriving[0].arrival
         decodes = [request for request in scheduler.running if request in self.taken]
         count = len(decodes)
+        if count:
+            self.repeat(decodes, prompt, until)
         room = scheduler.chunk_size - count  # of a chunk
         chunks = []
-        if not prompt:
-            self.decode(decodes, until)
         ended = []
         while not ended and count <= scheduler.memory.room and self.executor.clock < until:
             if prompt:
@@ -214,25 +214,50 @@ class FastForward(Loop):
                 chunks = [Chunk(prompt, prompt.prefilled, room)]
             ended = self.execute(Batch(chunks, decodes))
 
-    def decode(self, decodes: list[Request], until: float) -> None:
-        """Decode alone, in iterations that begin before `until`: up to the one that ends one."""
+    def repeat(self, decodes: list[Request], prompt: Request | None, until: float) -> None:
+        """The same decodes, and chunks of the prompt, in iterations that begin before `until`.
+
+        The next iteration is one that ends a request, or runs the last chunk, or must preempt.
+        """
         cost = self.executor.cost_model
         around = cost.host.around
         memory = self.scheduler.memory
         moments = self.moments
         iterations = self.trace.iterations
         count = len(decodes)
-        last = min(self.ending) - 1  # moments, before one ends
-        if memory.capacity is not None:
-            last = min(last, len(moments) + memory.room // count)
         ids = tuple([request.request_id for request in decodes])
-        others = cost.without_attention(count, count)
+        most = min(self.ending) - len(moments) - 1
+        if memory.capacity is not None:
+            most = min(most, memory.room // count)
+        chunks = ()
+        start = length = 0  # of a chunk
+        if prompt:
+            start = prompt.prefilled
+            length = self.scheduler.chunk_size - count
+            if length < 1:
+                return
+            most = min(most, (prompt.prefill_length - start - 1) // length)
+        others = cost.without_attention(count + length, count)
+        hybrid = cost.model.n_layer * cost.efficiency.hybrid
         now = self.executor.clock
-        while len(moments) < last and now < until:
-            seconds = around(others + cost.decode_attention(count, count + self.context), count)
-            iterations.append(Iteration(now, seconds, 0, count, 0, decodes=ids))
+        steps = 0
+        while steps < most and now < until:
+            attention = cost.decode_attention(count, count + self.context)
+            if prompt:
+                attention = attention + hybrid + cost.chunk_attention(start, length)
+                chunks = ((prompt.request_id, start, length, prompt.prefill_length),)
+                start += length
+            seconds = around(others + attention, count + len(chunks))
+            ran = Iteration(now, seconds, length, count, len(chunks), None, chunks, ids)
+            iterations.append(ran)
             now += seconds
             moments.append(now)
             self.context += count
-            memory.taken += count
+            steps += 1
         self.executor.clock = now
+        memory.taken += count * steps
+        if prompt:
+            life = self.trace.lives[prompt.request_id]
+            life.recomputed += max(0, min(life.lost, start) - prompt.prefilled)
+            life.reached = prompt.prefilled = prompt.context = start
+            prompt.chunks_run += steps
