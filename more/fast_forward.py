@@ -60,8 +60,10 @@ class FastForward(Loop):
 
     def __init__(self, scheduler: Scheduler, executor: Executor):
         super().__init__(scheduler, executor)
-        own = type(scheduler.memory) is Memory and type(executor.cost_model) is CostModel
-        self.counted = own and type(scheduler) in COUNTED
+        cost = executor.cost_model
+        own = type(scheduler.memory) is Memory and type(cost) is CostModel
+        # one layer alone may find its keys in the L2 cache: no line in the number of keys
+        self.counted = own and type(scheduler) in COUNTED and cost.model.n_layer > 1
         self.moments: list[float] = []  # the end of each iteration with decodes
         # the requests that decode: how many moments each has taken in
         self.taken: dict[Request, int] = {}
@@ -239,10 +241,13 @@ class FastForward(Loop):
             most = min(most, (prompt.prefill_length - start - 1) // length)
         others = cost.without_attention(count + length, count)
         hybrid = cost.model.n_layer * cost.efficiency.hybrid
+        fixed = cost.decode_attention(count, 0)  # and with each key that they attend to, it takes:
+        slope = cost.seconds_per_cached_token
+        keys = count + self.context
         now = self.executor.clock
         steps = 0
         while steps < most and now < until:
-            attention = cost.decode_attention(count, count + self.context)
+            attention = keys * slope + fixed
             if prompt:
                 attention = attention + hybrid + cost.chunk_attention(start, length)
                 chunks = ((prompt.request_id, start, length, prompt.prefill_length),)
@@ -250,10 +255,11 @@ class FastForward(Loop):
             seconds = around(others + attention, count + len(chunks))
             ran = Iteration(now, seconds, length, count, len(chunks), None, chunks, ids)
             iterations.append(ran)
-            now += seconds
+            now = ran.end
             moments.append(now)
-            self.context += count
+            keys += count
             steps += 1
+        self.context = keys - count
         self.executor.clock = now
         memory.taken += count * steps
         if prompt:
