@@ -12,7 +12,8 @@ the classes below alone, and of them only where memory and prices are the book's
 policy, such as one of a user's file, runs step by step.
 
 COUNTED promise:
-    - A batch has all requests that are past their prefill as decodes, or none of them.
+    - A batch has all requests that are past their prefill as decodes, or none of them. (VLLMv1 does
+      without a threshold.)
     - They do not look at the output or the context of a decode. (NoEvict does: for it, these are
       written down before each question.)
 JUMPED promise, too:
@@ -61,9 +62,11 @@ class FastForward(Loop):
     def __init__(self, scheduler: Scheduler, executor: Executor):
         super().__init__(scheduler, executor)
         cost = executor.cost_model
-        own = type(scheduler.memory) is Memory and type(cost) is CostModel
+        known = type(scheduler) in COUNTED and type(scheduler.memory) is Memory
+        if type(scheduler) is VLLMv1 and scheduler.most_tokens < inf:
+            known = False  # chunks of older prompts may leave no room for all decodes
         # one layer alone may find its keys in the L2 cache: no line in the number of keys
-        self.counted = own and type(scheduler) in COUNTED and cost.model.n_layer > 1
+        self.counted = known and type(cost) is CostModel and cost.model.n_layer > 1
         self.moments: list[float] = []  # the end of each iteration with decodes
         # the requests that decode: how many moments each has taken in
         self.taken: dict[Request, int] = {}
@@ -160,6 +163,7 @@ class FastForward(Loop):
         start = executor.clock
         decodes = batch.decodes
         count = len(decodes)
+        assert count in (0, len(self.taken)), "the policy breaks what COUNTED promise"
         attention = cost.attention_of(batch.chunks, count, count + self.context if count else 0)
         kernels = cost.without_attention(*cost.rows(batch)) + attention
         seconds = cost.host.around(kernels, count + len(batch.chunks))
