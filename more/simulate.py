@@ -1,5 +1,6 @@
-"""`simulate` with all that is in more/: every policy, blocks, a model by its config.json. It is faster
-(fast_forward.py), and its requests may come from a generator, a million of them.
+"""`simulate` with all that is in more/: every policy, blocks, a model by its config.json.
+
+It is faster (fast_forward.py). And its requests may come from a generator, a million of them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
