@@ -72,7 +72,7 @@ from tests.conftest import TINY, PlainLLM, last_logits, one_at_a_time, small_llm
 
 LONGEST = 40  # tokens of prompt and output: fewer than the tiny models have positions
 OUTPUT = 14  # tokens, at most
-PROMPTS = 24  # of each model
+PROMPTS = 12  # of each model
 PLAYS = 50  # of a user's own policy, with each driver
 STEPS = 5000  # more than any play needs
 REORDER = (VTC, SRPT, QoServe)  # all others are first come, first served
