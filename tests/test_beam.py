@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import just_fits, one_at_a_time, tiny_model
+from conftest import just_fits, tiny_model
 
 from attention import PLAIN
 from batch import Request
@@ -82,24 +82,6 @@ def test_what_just_fits_runs(policy: str, cache: str) -> None:
             scheduler_of(need - 1).add(made(0))
 
 
-@pytest.mark.parametrize("cache", CACHES)
-def test_the_shortest_searches(cache: str) -> None:
-    """One output token; and an end token at the first step, which ends a search of one beam."""
-    model = tiny_model("llama-gqa")
-    best = one_at_a_time(model, PROMPT, 1)[0]
-    for params, reason in (
-        (BeamSearchParams(3, 1), "length"),
-        (BeamSearchParams(1, 5, stop_ids=(best,), length_penalty=0.0), "stop"),
-        (BeamSearchParams(3, 5, stop_ids=(best,), length_penalty=0.0), None),
-    ):
-        loop = beam_loop(model, "sarathi", 1, 64)
-        loop.add(request := Search("llama-gqa", PROMPT, params, cache).request(0))
-        loop.run()
-        assert request.search.finished[0].token_ids == [best]
-        assert reason is None or (len(request.output) == 1 and request.finish_reason == reason)
-        assert loop.executor.memories == {} and loop.executor.cache.used == [None]
-
-
 def test_a_finished_beam_makes_room_for_the_next_best() -> None:
     search = BeamSearch(BeamSearchParams(2, 9, length_penalty=0.0), frozenset((0,)), 10)
     assert search.num_candidates == 4
@@ -115,17 +97,6 @@ def test_a_finished_beam_makes_room_for_the_next_best() -> None:
     logits = torch.zeros(2, 10)
     logits[1, 3] = torch.nan  # of the second beam alone
     assert best_candidates([search], logits) == [[]], "they cannot be ranked"
-
-
-def test_never_looks_as_far_as_max_tokens() -> None:
-    """A running beam of -4 could be -4 / 8 = -0.5 in the end: better than a finished -3 / 3."""
-    for rule, done in ((False, True), ("never", False), (True, True)):
-        params = BeamSearchParams(1, 8, length_penalty=1.0, early_stopping=rule)
-        search = BeamSearch(params, frozenset((0,)), 10)
-        search.step([Candidate(-1.0, 0, 5)])
-        search.step([Candidate(-2.0, 0, 5)])
-        search.step([Candidate(-3.0, 0, 0), Candidate(-4.0, 0, 5)])
-        assert search.done is done, rule
 
 
 def test_the_rows_of_beams_count_for_the_token_budget() -> None:
