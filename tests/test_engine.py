@@ -8,6 +8,7 @@ import math
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -326,6 +327,16 @@ def test_threads_make_models_of_their_own() -> None:
     kinds = [torch.float64, torch.bfloat16, torch.float32]
     assert in_threads([partial(make, dtype) for dtype in kinds]) == [{dtype} for dtype in kinds]
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_the_wall_clock_waits_for_arrivals(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = llm.make_executor()
+    slept = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(time, "perf_counter", lambda: executor.origin + 3.0)
+    for moment in (5.0, 3.0, 1.0):
+        executor.wait_until(moment)
+    assert slept == pytest.approx([2.0, 0.0, 0.0]), "what is left until then, or nothing"
 
 
 @pytest.mark.cuda
