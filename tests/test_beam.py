@@ -99,6 +99,17 @@ def test_a_finished_beam_makes_room_for_the_next_best() -> None:
     assert best_candidates([search], logits) == [[]], "they cannot be ranked"
 
 
+def test_never_looks_as_far_as_max_tokens() -> None:
+    """A running beam of -4 could be -4 / 8 = -0.5 in the end: better than a finished -3 / 3."""
+    for rule, done in ((False, True), ("never", False), (True, True)):
+        params = BeamSearchParams(1, 8, length_penalty=1.0, early_stopping=rule)
+        search = BeamSearch(params, frozenset((0,)), 10)
+        search.step([Candidate(-1.0, 0, 5)])
+        search.step([Candidate(-2.0, 0, 5)])
+        search.step([Candidate(-3.0, 0, 0), Candidate(-4.0, 0, 5)])
+        assert search.done is done, rule
+
+
 def test_the_rows_of_beams_count_for_the_token_budget() -> None:
     """sarathi: C = 12 rows. A search of 5 beams leaves 7 of them to a chunk."""
     model = tiny_model("llama")

@@ -317,6 +317,18 @@ def test_threads_take_turns(llm: LLM) -> None:
     assert llm.cache.used == [None] * 3
 
 
+def test_threads_share_a_stream_and_resize_the_cache(llm: LLM) -> None:
+    """Each of its tokens comes to one of them. A cache is resized when no call runs."""
+    params = SamplingParams(max_tokens=50)
+    expected = llm.generate(PROMPTS[0], params)[0].token_ids
+    tokens = llm.stream(PROMPTS[0], params)
+    shares = in_threads([lambda: [each.token_id for each in tokens]] * 3)
+    assert sorted(token for share in shares for token in share) == sorted(expected)
+    sizes = [lambda: llm.resize_cache(5), lambda: llm.resize_cache(4)]
+    again = [lambda: llm.generate(PROMPTS[0], params)[0].token_ids] * 3
+    assert in_threads(sizes + again)[2:] == [expected] * 3 and llm.cache.slots in (4, 5)
+
+
 def test_threads_make_models_of_their_own() -> None:
     """PyTorch's default dtype is one for all threads: it comes back as it was."""
 
