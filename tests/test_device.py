@@ -12,7 +12,7 @@ from command.checks import UserError
 from configs import MODELS, ModelConfig
 from executor import synchronized_clock
 from more.loading import device as devices
-from more.loading.device import check_memory, choose_device, default_length, why_unseen
+from more.loading.device import batch_bytes, check_memory, choose_device, default_length, why_unseen
 from more.loading.load import load_model
 from more.loading.requests import usual_length
 
@@ -113,6 +113,10 @@ def test_the_clock_waits_for_our_stream_alone(monkeypatch: pytest.MonkeyPatch) -
 QWEN = ModelConfig(  # 3-0.6B: 1.2 GB of weights in bfloat16, and 0.11 MB of cache for a token
     "q", 28, 16, 1024, 3072, 151936, 40960, n_kv_head=8, head_dim=128, tied=True
 )
+
+
+def test_a_batch_of_wider_numbers_takes_more() -> None:
+    assert batch_bytes(QWEN, 8, 8192, 4) > 1.8 * batch_bytes(QWEN, 8, 8192, 2)
 
 
 def test_a_stage_asks_for_its_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
