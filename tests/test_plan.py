@@ -514,6 +514,16 @@ def test_random_questions() -> None:
     assert len(seeds) > 3, "the interval is of several samples"
 
 
+def test_no_more_run_at_once_than_a_batch_has_tokens() -> None:
+    of = Deployment("mistral-7b", gpu="h100", max_batch_size=256)
+    most = {}
+    for policy in (OURS, "vllm_v0"):
+        requests = make_requests(poisson(256, 1e6), Fixed(16), Fixed(40))
+        trace = of.serve(requests, policy, 128)
+        most[policy] = max(each.num_decodes for each in trace.iterations)
+    assert most[OURS] <= 128 < most["vllm_v0"], "which reads no budget"
+
+
 def test_memory_is_the_cards() -> None:
     """vLLM's sum, which depends on the token budget; or the user's own number."""
     flags = ["--model", "mistral-7b", "--gpu", "h100", "--requests-file", "100:10"]
