@@ -36,7 +36,7 @@ from more.pipeline import simulate_pipeline
 from more.policies import compared
 from more.serving import capacity, comparison, planner
 from more.serving.capacity import PER_REQUEST, PERCENTS, Bound, Deployment, Load, Slo
-from more.serving.comparison import Demand, Plan, Question, too_strict
+from more.serving.comparison import Demand, Plan, Question, fits, too_strict
 from more.serving.planner import BUDGETS, EXACT, Found, Traffic
 from more.serving.search import largest_rate
 from more.serving.traffic import Fixed, at_rate, make_requests, poisson, read_trace
@@ -570,6 +570,21 @@ def test_budgets_end_with_the_first_that_is_too_long() -> None:
     assert tuple(replace(asked, named=True).budgets(1, 1)) == BUDGETS, "those that a user names"
     decodes = make_batch(decodes=8, context=4096)
     assert of.decode_iteration == of.cost_model.seconds(decodes), "as many as run at once"
+
+
+def test_why_a_layout_is_left_out() -> None:
+    for model, layout, why in (
+        ("llama2-70b", (1, 1), "does not fit"),
+        ("gpt2-124m", (8, 1), "does not divide"),
+    ):
+        words = ["--model", model, "--tp", "4", "--requests-file", "100:10"]
+        _, refused = plan.prepare(plan.read_options(words))
+        assert refused[layout] == why
+
+
+def test_the_longest_request_is_one() -> None:
+    traffic = Traffic.of("x", [Request(0, range(900), 5), Request(1, range(5), 900)])
+    assert fits(904, traffic) and not fits(903, traffic)
 
 
 def test_whose_errors_are_shown(tmp_path: Path) -> None:
