@@ -78,6 +78,6 @@ def test_the_family_tree_has_each_policy_and_its_one_parent() -> None:
     parents = [row[0] for row in family.TREE.values()]
     assert parents[0] == "" and all(parents[i] in names[:i] for i in range(1, len(names)))
     assert {*names} <= {text.get_text() for text in family.draw().axes[0].texts}
-    text = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parent.parent / "docs" / "policies.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
-    assert {*names} <= {*re.findall(r"`(\w+)`", " ".join(rows))}, "a row of the README's table"
+    assert {*names} <= {*re.findall(r"`(\w+)`", " ".join(rows))}, "a row of the page's table"
