@@ -269,8 +269,8 @@ for policy, trace in three.items():
 #
 # ### What came after
 #
-# **Predict first.** Each policy below changes one decision of the one that it hangs from. In
-# DeepSpeed's *SplitFuse*, the budget bounds decodes, too. Does it differ from `sarathi_serve`
+# **Predict first.** In the tree below, a line leads from each policy to one that differs from it in a
+# single decision. In DeepSpeed's *SplitFuse*, the budget bounds decodes, too. Does it differ from `sarathi_serve`
 # at all?
 
 # %% tags=["hide-input", "predict"]
