@@ -61,7 +61,7 @@ def draw() -> plt.Figure:
     for question, (words, colour, marker) in QUESTIONS.items():
         own = [place[name] for name, row in TREE.items() if row[1] == question]
         axes.plot(*zip(*own, strict=True), marker, color=COLOURS[colour], ms=11, label=words)
-    title = "Each policy differs from the one to its left in one decision"
+    title = "Each line leads to a policy that differs in one decision"
     axes.set(xlim=(-0.15, 7.9), ylim=(len(TREE) - 0.4, -0.6), title=title)
     axes.set_axis_off()
     figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=14)
