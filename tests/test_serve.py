@@ -668,6 +668,20 @@ def test_a_browser_of_the_terminal_is_left_alone(
     assert serve.find_browser() is (found if opens else None)
 
 
+def test_a_class_gets_an_address_and_a_picture_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    assert serve.address_in_network("127.0.0.1") == serve.address_in_network("::1") == ""
+    assert serve.address_in_network("192.168.1.20") == "192.168.1.20"
+    monkeypatch.setattr(serve.socket.socket, "connect", lambda *_: None)
+    assert serve.address_in_network("0.0.0.0") == "0.0.0.0"  # what it is bound to before it is sent
+    serve.print_qr("http://192.168.1.20:8000/")
+    assert capsys.readouterr().out == "", "a file has no camera before it"
+    monkeypatch.setattr(serve.sys.stdout, "isatty", lambda: True)
+    serve.print_qr("http://192.168.1.20:8000/")
+    assert len(capsys.readouterr().out.splitlines()) > 15
+
+
 def test_a_signal_lets_accepted_streams_end() -> None:
     body = {"prompt": "x " * 50, "max_tokens": 40}
     key = {"authorization": "Bearer secret"}
