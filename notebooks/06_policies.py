@@ -269,9 +269,9 @@ for policy, trace in three.items():
 #
 # ### What came after
 #
-# **Predict first.** In the tree below, a line leads from each policy to one that differs from it in a
-# single decision. In DeepSpeed's *SplitFuse*, the budget bounds decodes, too. Does it differ from `sarathi_serve`
-# at all?
+# **Predict first.** In the tree below, each line leads from a policy to one that differs from it in
+# a single decision. In DeepSpeed's *SplitFuse*, the budget bounds decodes, too. Does it differ from
+# `sarathi_serve` at all?
 
 # %% tags=["hide-input", "predict"]
 family.draw()
