@@ -455,9 +455,8 @@ def test_svg_has_the_axes_and_no_text_of_its_own() -> None:
 
 
 def asked(call: str, **question: object) -> dict:
-    return json.loads(
-        in_browser(json.dumps({"call": call} | question), str)
-    )  # a slow machine tells how far it is
+    tell = str  # any text: a slow machine tells how far it is
+    return json.loads(in_browser(json.dumps({"call": call} | question), tell))
 
 
 def test_the_page_draws_what_the_command_draws() -> None:
