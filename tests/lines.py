@@ -32,7 +32,7 @@ BOOK = (
 
 # What stands beside the nine: with these, they run alone (`make book`).
 BESIDE = (
-    "loader.py", "timeline.py", "costmodel.py", "simulate.py", "command/__init__.py",
+    "loader.py", "tokenizer.py", "timeline.py", "costmodel.py", "simulate.py", "command/__init__.py",
     "command/checks.py", "configs", "demo/config.json", "demo/model.safetensors",
     "demo/merges.tiktoken",
 )  # fmt: skip
