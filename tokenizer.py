@@ -118,7 +118,11 @@ def demo_tokenizer(path: Path) -> Tokenizer:
 
 
 def read_library(directory: Path) -> "PreTrainedTokenizerBase":  # noqa: F821
-    """transformers' own tokenizer of a directory. It raises what the library raises."""
+    """transformers' own tokenizer of a directory. It raises what the library raises.
+
+    It knows how some families cut a text into words (Qwen 2), and does so, whatever tokenizer.json
+    says of that.
+    """
     try:
         from transformers import AutoTokenizer  # here: it takes a second
     except ImportError:

@@ -122,7 +122,7 @@ def by_transformers(directory: Path) -> list[list[int]]:
 
 
 def test_no_arrow_leads_from_the_book_to_the_rest() -> None:
-    files = {*lines.BOOK, "loader", "timeline", "costmodel", "simulate"}
+    files = {*lines.BOOK, "loader", "tokenizer", "timeline", "costmodel", "simulate"}
     for name in files:
         own = {each for each in arrows()[name] if each.partition(".")[0] != "configs"}
         assert own <= files | {"command.checks"}, name

@@ -223,15 +223,17 @@ MESSAGES = [
 def hub_tokenizer(
     template: str | None = None,
     more: Sequence[str] = (),
+    first: bool = True,
 ) -> "PreTrainedTokenizerFast":  # noqa: F821
-    """The demo's, as transformers has it. more: special tokens. A text gets <|endoftext|> first."""
+    """The demo's, as transformers has it. more: special tokens. first: a text gets a first one."""
     from transformers import PreTrainedTokenizerFast  # takes seconds
 
     names = {name: "<|endoftext|>" for name in ("bos_token", "eos_token")}
     library = library_bpe()
     library.add_special_tokens(["<|endoftext|>", *more])
     library.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", DEMO_TOKENIZER.eos_id)]
+        single="<|endoftext|> $A" if first else "$A",
+        special_tokens=[("<|endoftext|>", DEMO_TOKENIZER.eos_id)],
     )
     return PreTrainedTokenizerFast(tokenizer_object=library, chat_template=template, **names)
 

@@ -27,7 +27,7 @@ def load_tokenizer(directory: str | Path) -> Tokenizer | None:
     """The tokenizer of a directory, or None where it has none (prompts of token ids still work).
 
     It reads the first that is there: `merges.tiktoken` (ours), `tokenizer.json`, `characters.json`
-    (nanoGPT's), or GPT-2's `vocab.json` with `merges.txt`. Raises UserError if that file is damaged.
+    (nanoGPT's), or GPT-2's `vocab.json` with `merges.txt`. Raises UserError for a damaged file.
     """
     directory = Path(directory)
     if (path := directory / "merges.tiktoken").is_file():
