@@ -1,7 +1,7 @@
 """Text to token ids and back, and the text of tokens as they come.
 
 `tiktoken` does it for the demo, and Hugging Face's `transformers` for all other models. It knows
-which files name a special token. To import it takes a second: the demo does without. No torch.
+which files name a special token. To import it takes seconds: the demo does without.
 """
 
 import base64
@@ -124,7 +124,7 @@ def read_library(directory: Path) -> "PreTrainedTokenizerBase":  # noqa: F821
     says of that.
     """
     try:
-        from transformers import AutoTokenizer  # here: it takes a second
+        from transformers import AutoTokenizer  # here: it takes seconds, and loads torch
     except ImportError:
         raise UserError(
             f"{directory}: its tokenizer needs the transformers package: make install, or pip"

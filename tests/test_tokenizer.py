@@ -316,7 +316,7 @@ def test_a_hub_model_without_transformers_says_what_to_type(
 
 
 def test_what_needs_no_hub_loads_no_transformers() -> None:
-    """It costs a second. In a fresh interpreter."""
+    """It costs seconds. In a fresh interpreter."""
     code = (
         "import sys\nfrom nano_sarathi import LLM, SamplingParams\n"
         "import generate, serve, more.loading.hub, engine\n"
