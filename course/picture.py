@@ -3,9 +3,8 @@
 One fixed case for each exercise.
 """
 
-import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 from command.checks import UserError
@@ -27,7 +26,7 @@ def workload(memory: bool) -> dict:
     return {"B": 3, "C": 16, "cache": 66 if memory else None, "requests": requests}
 
 
-def batches(case: dict, answer: dict, _: bool = True) -> Panel:
+def batches(case: dict, answer: dict, _: bool) -> Panel:
     size = case["C"]
     shapes: list = []
     for place, row in enumerate(answer["rows"], 1):
@@ -45,7 +44,7 @@ def batches(case: dict, answer: dict, _: bool = True) -> Panel:
 
 def stack(row: dict, place: int, size: int) -> list[Bar | Mark]:
     """A batch: its chunks, its decodes above them. What is odd is marked above C, the size."""
-    shapes: list[Bar | Mark] = []
+    shapes = []
     left = place - 0.4
     low = 0
     for i, _, length, _ in row.get("chunks", []):
@@ -63,7 +62,7 @@ def stack(row: dict, place: int, size: int) -> list[Bar | Mark]:
 
 
 def curve(case: dict, answer: list, mine: bool) -> Panel:
-    truth = case["_truth"]
+    truth = case["truth"]
     in_ms = lambda seconds: [(x, 1e3 * y) for x, y in zip(case["x"], seconds, strict=True)]
     drawn = [Line(in_ms(truth), "#808080", "what it should be", dashed=True)]
     if mine:
@@ -96,7 +95,7 @@ def numbered(count: int) -> list[tuple[float, object]]:
     return [(each, each) for each in range(count)]
 
 
-def slots(case: dict, answer: dict, _: bool = True) -> Panel:
+def slots(case: dict, answer: dict, _: bool) -> Panel:
     steps = occupied(case, answer["said"])
     rows = zip(*steps, strict=True)  # of each slot, over the steps
     grid = [[slot_cell(tokens) for tokens in row] for row in rows]
@@ -126,7 +125,7 @@ SEEN = {  # is, should be: what a cell of a mask is called
 
 def masks(case: dict, answer: list, _: bool) -> Panel:
     whole = case["whole"]
-    grid: list[list[tuple[str, object]]] = []
+    grid = []
     lines = []
     wrong_shape = ""  # the first one
     for (start, length), part in zip(case["chunks"], answer, strict=True):
@@ -149,7 +148,7 @@ def masks(case: dict, answer: list, _: bool) -> Panel:
     return replace(panel, shapes=[*panel.shapes, *lines])
 
 
-def stages(case: dict, answer: dict, _: bool = True) -> Panel:
+def stages(case: dict, answer: dict, _: bool) -> Panel:
     shapes = []
     end = 0.0
     for number, (work, begun) in enumerate(zip(case["seconds"], answer["starts"], strict=True)):
@@ -177,7 +176,6 @@ def answers(exercise: Exercise, ask: Ask) -> tuple[Callable[..., Panel], dict, C
 
     A painter takes a case, its answer, and whether the answer is the student's.
     """
-    rng = random.Random(7)
     file = exercise.file
     if file in ("e06", "e08", "final"):
         return batches, workload(memory=file == "e08"), ask
@@ -186,19 +184,27 @@ def answers(exercise: Exercise, ask: Ask) -> tuple[Callable[..., Panel], dict, C
         where = {"model": shape["model"], "gpu": shape["gpu"], "cached": 4096}
         case = {"x": [*range(1, 700, 6)], "x_label": "rows; 4096 cached tokens, LLaMA-13B, A6000"}
         cases = [where | {"rows": rows} for rows in case["x"]]
-        case["_truth"] = [drive.e01(solution(file), each) for each in cases]
+        case["truth"] = [drive.e01(solution(file), each) for each in cases]
         return curve, case, lambda _: [ask(each) for each in cases]
     if file == "e07":
         sizes = sorted([*range(8, 648, 8), 129, 257, 385, 513])
         shapes = {"batches": [e07.shape([(0, n, n)]) for n in sizes]}
         truth = drive.e07(solution(file), shapes)
-        case = {"x": sizes, "x_label": "prompt tokens", "_truth": truth}
+        case = {"x": sizes, "x_label": "prompt tokens", "truth": truth}
         return curve, case, lambda _: ask(shapes)
     if file == "e02":
-        case = e02.draw(rng, 11) | {"slots": 3, "length": 6}
-        case["operations"] = [["allocate"], ["extend", 0, 3], ["allocate"], ["extend", 1, 2],
-                              ["free", 0], ["allocate"], ["extend", 0, 4], ["extend", 1, 3],
-                              ["free", 1]]  # fmt: skip
+        operations = [
+            ["allocate"],
+            ["extend", 0, 3],
+            ["allocate"],
+            ["extend", 1, 2],
+            ["free", 0],
+            ["allocate"],
+            ["extend", 0, 4],
+            ["extend", 1, 3],
+            ["free", 1],
+        ]
+        case = {"model": asdict(e02.MODEL), "slots": 3, "length": 6, "operations": operations}
         return slots, case, ask
     if file == "e03":
         cuts = [[start, min(5, 16 - start)] for start in range(0, 16, 5)]
@@ -221,8 +227,8 @@ def picture(exercise: Exercise, mine: SimpleNamespace, name: str = TITLES[1]) ->
     for title, code in zip((first, name), (solution(exercise.file), mine), strict=True):
         draw, case, ask = answers(exercise, asker(exercise, code))
         try:
-            shown = {name: each for name, each in case.items() if not name.startswith("_")}
-            found.append(replace(draw(case, ask(shown), code is mine), title=title))
+            panel = draw(case, ask(case), code is mine)
+            found.append(replace(panel, title=title))
         except AnswerError as error:
             if error.says == UNWRITTEN:
                 raise UserError(f"{exercise.name} {exercise.title}: {UNWRITTEN}") from None

@@ -136,7 +136,9 @@ def judge(case: dict, answer: list) -> Failure | None:
         )
     name, i, *_ = got
     where += f"; {name} for request {i} = {texts[i]}"
-    wrong = name == "allocate" and allocated(fail, wanted, got, size, texts[i], contents)
+    wrong = None
+    if name == "allocate":
+        wrong = allocated(fail, wanted, got, size, texts[i], contents)
     return wrong or listed(fail, wanted, got, references)
 
 
