@@ -164,8 +164,13 @@ class CostModel:
         needed = self.model.weight_bytes(self.bytes_per_value) + cache
         room = self.gpu.memory * gpus
         what = "weights and cache" if cache else "weights"
-        small = f"{needed / 1e9:.0f} GB of {what} do not fit the {room / 1e9:.0f} GB of {gpus} x"
-        return "; ".join(filter(None, [self.guess, needed > room and f"{small} {self.gpu.name}"]))
+        said = [self.guess] if self.guess else []
+        if needed > room:
+            said.append(
+                f"{needed / 1e9:.0f} GB of {what} do not fit the {room / 1e9:.0f} GB of {gpus} x"
+                f" {self.gpu.name}"
+            )
+        return "; ".join(said)
 
     def linear(self, tokens: int, inputs: int, outputs: int, fp8: bool = False) -> float:
         """Seconds of one matrix product (tokens, inputs) @ (inputs, outputs).
@@ -364,7 +369,8 @@ class CostModel:
         tokens, sampled = self.rows(batch)
         found = self.linears(tokens) | {"attn": self.attention(batch)}
         found |= {"others": self.others(tokens, sampled), "all_reduce": self.all_reduces(tokens)}
-        return {name: found[name] for name in OPERATORS + ("all_reduce",) * (self.tp > 1)}
+        names = [*OPERATORS, "all_reduce"] if self.tp > 1 else OPERATORS
+        return {name: found[name] for name in names}
 
     def kernels(self, batch: Batch) -> float:
         """Seconds of the GPU's work: the sum of `operators`.

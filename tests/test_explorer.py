@@ -205,7 +205,7 @@ def test_a_place_is_from_the_first_iteration_of_a_request_to_its_last(drawn: Sid
                 first, last = held[request]
                 assert lane == lane_of[request] and first <= each["t"] and each["end"] <= last
         named = [own["id"] for own in side["places"] if own.get("label") == "long prompt"]
-        assert named == [state.n] * bool(state.long)
+        assert named == ([state.n] if state.long else [])
         moments = [moment for moment, _ in side["queue"]]
         assert moments == sorted(set(moments)) and side["queue"][-1][1] == 0
         for moment, waiting in side["queue"]:

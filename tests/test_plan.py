@@ -390,7 +390,10 @@ def test_names_as_people_type_them(capsys: pytest.CaptureFixture) -> None:
         for name in typed.split(", "):
             gpu = plan.read_options(["--gpu", name]).gpu
             model = shape_of(name)
-            assert (model.name if model else gpu if gpu in GPUS else "") == ours, name
+            if model:
+                assert model.name == ours, name
+            else:
+                assert (gpu if gpu in GPUS else "") == ours, name
     assert capsys.readouterr().out == "GPU A100: a100-80gb is taken; there is a100-40gb, too\n"
     assert {gpu_named(name) for name in GPUS} == {*GPUS}
     assert [shape_of(name).name for name in MODELS] == [*MODELS]
