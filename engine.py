@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import wraps
 from inspect import signature
-from math import nan
 from threading import RLock
 
 import torch
@@ -202,10 +201,7 @@ class LLM:
         reason = request.finish_reason
         text = self._text(request.output, reason)
         output = request.output[:-1] if reason == "error" else request.output
-        life = self.trace.lives.get(request.request_id)
-        times = (nan, nan)  # of a request that was rejected before its first token
-        if life and life.tokens:
-            times = (life.ttft, life.latency)
+        times = self.trace.times_of(request.request_id)
         return RequestOutput(list(request.prompt), output, text, reason, *times)
 
     @in_turn
@@ -227,17 +223,19 @@ class LLM:
 
         def fresh() -> Iterator[StreamedToken]:
             for index, request in enumerate(requests):
+                rejected = request.finish_reason == "reject"
                 while seen[index] < len(request.output):
                     seen[index] += 1
                     tokens = request.output[: seen[index]]
-                    reason = request.finish_reason if len(tokens) == len(request.output) else None
+                    last = len(tokens) == len(request.output) and not rejected
+                    reason = request.finish_reason if last else None
                     text = self._text(tokens, reason)
                     if text.endswith("\ufffd") and reason is None:
                         text = shown[index]  # half a character: wait for the rest of its bytes
                     piece = text[len(shown[index]) :]
                     shown[index] = text
                     yield StreamedToken(index, tokens[-1], piece, reason)
-                if request.finish_reason == "reject" and index not in refused:
+                if rejected and index not in refused:
                     refused.add(index)
                     yield StreamedToken(index, -1, "", "reject")
 

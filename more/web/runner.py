@@ -291,11 +291,8 @@ class Runner:
     def _step(self) -> None:
         loop = self.loop
         iteration = loop.step()
-        rejected = loop.trace.rejected
-        loop.trace.rejected = []
-        for own, moment in rejected:
-            self._send(self.streams[own][0], Delta(None, "reject", moment, self.in_force))
-        if iteration is None:
+        self._tell_rejected()
+        if iteration is None:  # the last requests were rejected
             return
         self.iterations += 1
         end = iteration.end
@@ -308,6 +305,7 @@ class Runner:
     def _execute(self, execute: Callable[[Batch], Result], batch: Batch) -> Result:
         """Give new requests a lane, and announce a batch with chunks, which may run for long."""
         self._tell_preempted()
+        self._tell_rejected()
         if batch.chunks:
             moment = self.loop.executor.now()
             waiting = len(self.loop.scheduler.waiting)
@@ -321,6 +319,12 @@ class Runner:
         for own, moment in preempted:
             self.lanes.leave(own)
             self._tell("preempted", id=own, t=moment)
+
+    def _tell_rejected(self) -> None:
+        rejected = self.loop.trace.rejected
+        self.loop.trace.rejected = []
+        for own, moment in rejected:
+            self._send(self.streams[own][0], Delta(None, "reject", moment, self.in_force))
 
     def _shown(self, iteration: Iteration) -> dict:
         scheduler = self.loop.scheduler
