@@ -223,19 +223,19 @@ class LLM:
 
         def fresh() -> Iterator[StreamedToken]:
             for index, request in enumerate(requests):
-                rejected = request.finish_reason == "reject"
                 while seen[index] < len(request.output):
                     seen[index] += 1
                     tokens = request.output[: seen[index]]
-                    last = len(tokens) == len(request.output) and not rejected
-                    reason = request.finish_reason if last else None
+                    reason = request.finish_reason if len(tokens) == len(request.output) else None
+                    if reason == "reject":  # it has an event of its own, below
+                        reason = None
                     text = self._text(tokens, reason)
                     if text.endswith("\ufffd") and reason is None:
                         text = shown[index]  # half a character: wait for the rest of its bytes
                     piece = text[len(shown[index]) :]
                     shown[index] = text
                     yield StreamedToken(index, tokens[-1], piece, reason)
-                if rejected and index not in refused:
+                if request.finish_reason == "reject" and index not in refused:
                     refused.add(index)
                     yield StreamedToken(index, -1, "", "reject")
 

@@ -662,7 +662,8 @@ def by_stream(play: Play, llm: LLM | None = None) -> Found:
                         outputs = llm.beam_search(prompts, params, cache=call.asked[0].cache)
                         for number, output in zip(numbers, outputs, strict=True):
                             sequences = [each.token_ids for each in output.sequences]
-                            found[number] = sequences, output.sequences[0].finish_reason
+                            reason = output.sequences[0].finish_reason
+                            found[number] = [] if reason == "reject" else sequences, reason
                         continue
                     params = [each() for each in params]
                     waits = [TICK * w for w in call.arrivals]
