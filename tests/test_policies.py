@@ -33,7 +33,7 @@ from timeline import Life
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 OTHERS = ["dynamic:90,40", "vllm_v0:200", "vllm_v1:50", "srpt:30", "equal_progress:16"]
-EVERY = [*POLICIES, *OTHERS, "priority", "target_tbt:30"]  # those of examples/, too
+EVERY = [*POLICIES, *OTHERS, "priority", "target_tbt:30", "lprs"]  # those of examples/, too
 MEMORIES: dict[str, Callable[[int], Memory]] = {
     "slots": Memory,
     "blocks": lambda capacity: BlockMemory(capacity, 8),
