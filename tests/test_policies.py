@@ -25,6 +25,7 @@ from more.serving.lengths import tag_lengths
 from scheduler import (
     POLICIES,
     Memory,
+    SarathiServe,
     Scheduler,
     make_scheduler,
     next_chunk,
@@ -595,7 +596,7 @@ def test_no_policy_knows_when_a_request_ends() -> None:
 
 
 def test_an_output_ends_before_its_limit_and_no_evict_keeps_room_for_the_limit() -> None:
-    """Prompts of 6; up to 8 tokens, in fact 2. 20 tokens of cache hold both, and not both limits."""
+    """Prompts of 6; up to 8 tokens, in fact 2. A cache of 20 holds both, and not both limits."""
     for policy, together in (("sarathi_serve", True), ("no_evict", False)):
         requests = [Request(i, range(6), 8, ends_after=2) for i in range(2)]
         trace = simulate(requests, policy=policy, chunk_size=16, cache_tokens=20)
@@ -625,7 +626,7 @@ def test_a_rejected_request_is_in_the_trace_of_a_loop_and_of_a_pipeline() -> Non
     for pipeline in ({}, {"stages": 2, "gpu": "a6000", "model": "llama-13b"}):
         requests = [Request(i, range(900), 40) for i in range(9)]
         if pipeline:
-            sizes = {"max_batch_size": 2, "chunk_size": 128}
+            sizes = {"max_batch_size": 2, "chunk_size": 128, "keep": True}
             trace = simulate_pipeline(requests, policy="late", **sizes, **pipeline).requests
         else:
             trace = simulate(requests, policy="late", max_batch_size=2, chunk_size=128)
