@@ -13,9 +13,13 @@ import torch
 import transformers
 from test_families import GPT2, ROTARY
 from test_house import arrows
+from test_tokenizer import hub_tokenizer
 
 import engine
+import tokenizer
 from command.checks import UserError
+from configs import DEMO
+from more.loading import tokenizer as more_tokenizer
 from nano_sarathi import LLM, SamplingParams
 from scheduler import POLICIES
 from tests.watch import PATIENCE
@@ -36,9 +40,9 @@ from simulate import simulate
 asked = json.loads(sys.stdin.read())
 found = {"policies": list(POLICIES), "tokens": {}, "families": {}}
 llm = LLM("demo", **asked["sizes"])
-params = [SamplingParams(12), SamplingParams(9, 0.8, seed=3), SamplingParams(20)]
+params = [SamplingParams(6), SamplingParams(4, 0.8, seed=3), SamplingParams(9)]
 for policy in POLICIES:
-    for room in (None, 90):  # with 90 tokens, requests are preempted
+    for room in (None, 60):  # with 60 tokens, requests are preempted
         llm.policy = policy
         llm.cache_tokens = room
         outputs = llm.generate(asked["prompts"], params)
@@ -98,13 +102,26 @@ def test_the_book_runs_in_an_empty_folder(tmp_path: Path, families: dict[str, Pa
     assert set(found["policies"]) <= set(POLICIES) and len(found["policies"]) >= 5
 
     llm = LLM("demo", device="cpu", **SIZES)
-    params = [SamplingParams(12), SamplingParams(9, 0.8, seed=3), SamplingParams(20)]
+    params = [SamplingParams(6), SamplingParams(4, 0.8, seed=3), SamplingParams(9)]
     expected = [out.token_ids for out in llm.generate(PROMPTS, params)]
     assert len(found["tokens"]) == 2 * len(found["policies"]) + 1
     assert all(tokens == expected for tokens in found["tokens"].values()), found["tokens"]
     for name, directory in families.items():
         assert found["families"][name] == by_transformers(directory), name
     assert found["throughput"] > 0
+
+
+def test_its_tokenizer_is_the_full_engines(tmp_path: Path) -> None:
+    """Of the demo, and of the hub: tokens, and what ends a text."""
+    hub_tokenizer("x", ["<|im_end|>"]).save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 9]}', encoding="utf-8")
+    text = " ".join(PROMPTS) + " 好的 🤦🏽<|im_end|>"
+    for directory, ends in ((DEMO, {1023}), (tmp_path, {5, 9, 1023})):
+        book, full = (each.load_tokenizer(directory) for each in (tokenizer, more_tokenizer))
+        ids = full.encode(text)
+        assert book.encode(text) == ids and book.decode(ids) == full.decode(ids)
+        assert tokenizer.load_stop_ids(directory, book) == ends
+        assert more_tokenizer.load_stop_ids(directory, full) == ends
 
 
 def by_transformers(directory: Path) -> list[list[int]]:
@@ -122,7 +139,7 @@ def by_transformers(directory: Path) -> list[list[int]]:
 
 
 def test_no_arrow_leads_from_the_book_to_the_rest() -> None:
-    files = {*lines.BOOK, "loader", "timeline", "costmodel", "simulate"}
+    files = {*lines.BOOK, "loader", "tokenizer", "timeline", "costmodel", "simulate"}
     for name in files:
         own = {each for each in arrows()[name] if each.partition(".")[0] != "configs"}
         assert own <= files | {"command.checks"}, name

@@ -17,28 +17,26 @@ import time
 import webbrowser
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from served import Served, events, parse, raw, request, served, streamed
-from tokenizers import Tokenizer as Library
-from tokenizers import decoders
-from tokenizers.models import BPE
+from test_tokenizer import hub_tokenizer
 from watch import wait_for
 
 import serve
 from command.checks import WHY_BROKEN, UserError
 from more.loading.files import DEMO
+from more.loading.hub import Chat
 from more.web import live, schemas, server
-from more.web.chat import Chat, Unfit, read_template
 from more.web.priced import Clock, PricedEngine
 from more.web.real import RealEngine
 from more.web.server import hash_of
-from more.web.text import Pieces, Stops, Words, dumps
+from more.web.text import Stops, Words, dumps
 from nano_sarathi import LLM, SamplingParams
 from tests import spawn
+from tokenizer import HALF, Pieces
 
 PROMPTS = ["The with statement", "def open(", "Return True if", "The list type is " * 9, "class "]
 GOOD = {"prompt": "x", "max_tokens": 2}
@@ -59,13 +57,14 @@ def llm() -> LLM:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The demo model with a chat template, in float64."""
+    """The demo model as a checkpoint of the hub, with a chat template, in float64."""
     folder = tmp_path_factory.mktemp("models") / "demo"
-    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.py", "*.txt", "__pycache__"))
-    config = {"chat_template": TEMPLATE, "bos_token": {"content": "<|endoftext|>"}}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(DEMO / name, folder)
+    hub_tokenizer(TEMPLATE, first=False).save_pretrained(folder)
     llm = LLM(str(folder), policy="sarathi_serve", chunk_size=64, dtype="float64")
-    with served(RealEngine(llm), Chat(*read_template(folder)), queue=80) as running:
+    with served(RealEngine(llm), queue=80) as running:
         yield running
 
 
@@ -75,33 +74,28 @@ def client(demo: Served) -> object:
     return openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0)
 
 
-def test_completions_are_those_of_generate(client: object, llm: LLM) -> None:
-    """Greedy, all prompts in one request; then as token ids."""
-    outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=24))
-    ids = [output.prompt_token_ids for output in outputs]
-    for prompts in (PROMPTS, ids):
-        answer = client.completions.create(
-            model="demo", prompt=prompts, max_tokens=24, temperature=0
-        )
-        assert [choice.text for choice in answer.choices] == [each.text for each in outputs]
-        assert [c.finish_reason for c in answer.choices] == [o.finish_reason for o in outputs]
-        assert answer.usage.prompt_tokens == sum(map(len, ids))
-        assert answer.usage.completion_tokens == sum(len(each.token_ids) for each in outputs)
-
-
-@pytest.mark.parametrize("options", [{"top_p": 0.8}, {"top_k": 5, "temperature": 1.7}])
-def test_seeded_samples_are_those_of_generate(client: object, llm: LLM, options: dict) -> None:
-    """Choice k of n draws with the seed + k, of each prompt. Streamed or whole, the text is one."""
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0}, {"top_p": 0.8}, {"top_k": 5, "temperature": 1.7}]
+)
+def test_completions_are_those_of_generate(client: object, llm: LLM, options: dict) -> None:
+    """Choice k of n draws with the seed + k, of each prompt. Whole, or streamed and by token ids,
+    the text is one.
+    """
     own = {"temperature": 1.0} | options
     params = [SamplingParams(20, **own, seed=7 + k) for k in range(3)]
     prompts = [prompt for prompt in PROMPTS[:2] for _ in params]
-    expected = [each.text for each in llm.generate(prompts, params * 2)]
-    assert len(set(expected)) == 6
-    ask = {"model": "demo", "prompt": PROMPTS[:2], "max_tokens": 20, "seed": 7, "n": 3}
-    answer = client.completions.create(**ask, extra_body=options)
+    outputs = llm.generate(prompts, params * 2)
+    expected = [each.text for each in outputs]
+    assert len(set(expected)) == (6 if own["temperature"] else 2)
+    ask = {"model": "demo", "max_tokens": 20, "seed": 7, "n": 3, "extra_body": options}
+    answer = client.completions.create(**ask, prompt=PROMPTS[:2])
     assert [choice.text for choice in answer.choices] == expected
+    assert [each.finish_reason for each in answer.choices] == [o.finish_reason for o in outputs]
+    ids = [outputs[place].prompt_token_ids for place in (0, 3)]
+    assert answer.usage.prompt_tokens == sum(map(len, ids))
+    assert answer.usage.completion_tokens == sum(len(each.token_ids) for each in outputs)
     texts = [""] * 6
-    for event in client.completions.create(**ask, stream=True, extra_body=options):
+    for event in client.completions.create(**ask, prompt=ids, stream=True):
         for choice in event.choices:
             texts[choice.index] += choice.text
     assert texts == expected
@@ -141,10 +135,9 @@ def test_a_stop_string_may_be_a_special_token(
     """No text has it, for texts leave it out. One that the model does not have ends nothing."""
     stop_id = llm.generate(PROMPTS[0], SamplingParams(max_tokens=40))[0].token_ids[6]
     plain = demo.api.tokenizer
-    own = {"<|im_end|>": [stop_id], "<|far|>": [2**40]}
     special = replace(
         plain,
-        encode_chat=lambda text: own.get(text) or plain.encode_chat(text),
+        special={"<|im_end|>": stop_id, "<|far|>": 2**40},
         decode=lambda ids: plain.decode([token for token in ids if token != stop_id]),
     )
     monkeypatch.setattr(demo.api, "tokenizer", special)
@@ -192,22 +185,11 @@ def test_a_chat_is_a_completion_of_its_template(client: object, llm: LLM) -> Non
 
 
 WRONG = {
-    "{{ ''.__class__.__mro__ }}": "refuses these messages: access to attribute '__class__'",
-    "{{ raise_exception('line\nline') }}": r"refuses these messages: line\nline",
-    "{% for %}": "the chat template is broken: ",
+    "{{ ''.__class__.__mro__ }}": "access to attribute '__class__'",
+    "{{ raise_exception('line\nline') }}": r"line\nline",
+    "{% for %}": "Expected an expression",
     "{% generation %}{{ messages[0].content }}{% endgeneration %}{{ 1 / 0 }}": "division by zero",
 }
-
-
-def test_a_template_makes_json_as_transformers_does() -> None:
-    """https://github.com/huggingface/transformers: utils/chat_template_utils.py"""
-    for given, expected in (
-        ("", '{"b": "é", "a": [1]}'),
-        ("separators=(',', ':'), sort_keys=True", '{"a":[1],"b":"é"}'),
-        ("ensure_ascii=True, indent=1", '{\n "b": "\\u00e9",\n "a": [\n  1\n ]\n}'),
-    ):
-        template = "{{ {'b': 'é', 'a': [1]}|tojson(" + given + ") }}"
-        assert Chat(template, {}).prompt([]) == expected
 
 
 PARTS = "{% for part in m['content'] %}{{ part['text'] | trim }}{% endfor %}"
@@ -225,43 +207,69 @@ READERS = {  # of the content of a message m, and what they make of the texts " 
 @pytest.mark.parametrize("reader", READERS)
 def test_parts_are_joined_as_the_template_says(reader: str) -> None:
     """Or by line ends, where it reads texts alone. Where it reads parts alone, a text is one."""
-    from transformers.utils.chat_template_utils import render_jinja_template  # takes seconds
-
-    template = "{% for m in messages %}<" + reader + ">{% endfor %}"
+    hub = hub_tokenizer("{% for m in messages %}<" + reader + ">{% endfor %}")
+    chat = Chat(hub)
     parts = [{"type": "text", "text": text} for text in (" a ", " b ")]
     reads_parts = READERS[reader] == "ab"
     for content, read_as_text in ((parts, " a \n b "), (parts[:1], " a "), (" a ", " a ")):
-        found = Chat(template, {}).prompt([{"role": "user", "content": content}])
+        found = hub.decode(chat([{"role": "user", "content": content}], {}))
         reads = content if reads_parts else read_as_text
         reads = parts[:1] if reader == PARTS and content == " a " else reads
-        conversation = [{"role": "user", "content": reads}]
-        [[theirs], *_] = render_jinja_template([conversation], chat_template=template)
+        theirs = hub.apply_chat_template([{"role": "user", "content": reads}], tokenize=False)
         assert found == theirs
         assert content is not parts or found == f"<{READERS[reader]}>"
 
 
 @pytest.mark.parametrize("template", WRONG)
 def test_a_wrong_template_is_refused(template: str) -> None:
-    with pytest.raises(Unfit) as caught:
-        Chat(template, {}).prompt([{"role": "user", "content": "é"}])
+    with pytest.raises(UserError, match="the chat template refuses these messages: ") as caught:
+        Chat(hub_tokenizer(template))([{"role": "user", "content": "é"}], {})
     said = str(caught.value)
     assert WRONG[template] in said and "\n" not in said and len(said) < 900
 
 
 def test_options_replace_nothing_of_ours() -> None:
-    for name in ("messages", "bos_token", "not a name"):
-        with pytest.raises(Unfit, match=f"chat_template_kwargs may not hold '{name}'"):
-            Chat(TEMPLATE, {}).prompt([], {name: "x"})
+    for name in ("messages", "bos_token", "tokenize", "tools", "add_generation_prompt"):
+        with pytest.raises(UserError, match=f"chat_template_kwargs may not hold '{name}'"):
+            Chat(hub_tokenizer(TEMPLATE))([], {name: "x"})
 
 
-def test_where_a_template_is_found(tmp_path: Path) -> None:
-    assert read_template(DEMO) is None
-    several = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
-    config = tmp_path / "tokenizer_config.json"
-    config.write_text(json.dumps({"chat_template": several, "eos_token": "E"}), encoding="utf-8")
-    assert read_template(tmp_path) == ("D", {"eos_token": "E"})
-    (tmp_path / "chat_template.jinja").write_text("I", encoding="utf-8")
-    assert read_template(tmp_path)[0] == "I"
+SPELLED = "Zürich 好的，日本語 🤦🏽 €5"
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2])
+def test_a_character_comes_whole_from_both(
+    cut: int, demo: Served, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`LLM.stream` and the server tell a text alike: emoji and Chinese take several tokens. cut:
+    tokens of the last character that max_tokens leaves out.
+    """
+    whole = SPELLED + "🤦"
+    tokens = llm.tokenizer.encode(whole)
+    tokens = tokens[: len(tokens) - cut]
+    expected = llm.tokenizer.decode(tokens)
+    assert expected == (whole if not cut else SPELLED + HALF)
+    assert len(tokens) > 1.5 * len(whole)
+
+    def follow() -> None:
+        script = iter(tokens)
+        monkeypatch.setattr("executor.sample", lambda *_: [next(script)])
+
+    follow()
+    pieces = [each.text for each in llm.stream("x", SamplingParams(max_tokens=len(tokens)))]
+    assert "".join(pieces) == expected and HALF not in "".join(pieces[:-1])
+    letters = [piece for piece in pieces if not piece.isascii()]
+    assert all(len(piece) == 1 for piece in letters) and len(letters) > 9
+    follow()
+    asked = {"prompt": "x", "max_tokens": len(tokens)}
+
+    async def texts() -> list[str]:
+        return [each["choices"][0]["text"] async for each in events(demo.place, asked)]
+
+    sent = asyncio.run(texts())
+    assert "".join(sent) == expected and HALF not in "".join(sent[:-1])
+    follow()
+    assert demo.ask(TEXT, asked)[2]["choices"][0]["text"] == expected
 
 
 def pieces_of(words: Words, tokens: list[int]) -> list[str]:
@@ -297,21 +305,6 @@ def test_pieces_are_the_text_of_all_tokens(llm: LLM) -> None:
         assert len(decoded) < 40 * len(tokens)
     pieces = Pieces(decode)
     assert [pieces.add(token) for token in euro][-1] == "€"
-
-
-def test_a_character_of_byte_tokens_comes_whole() -> None:
-    """LLaMA spells what its vocabulary lacks in tokens of a byte each."""
-    words = ["<unk>", "▁", "a", "▁a", *(f"<0x{byte:02X}>" for byte in range(256))]
-    library = Library(BPE({word: own for own, word in enumerate(words)}, [], byte_fallback=True))
-    library.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
-    text = " a é€好🤦🏽a 好"
-    tokens = library.encode(text.replace(" ", "▁")).ids
-    pieces = pieces_of(Words(library.decode), tokens)
-    assert [piece for piece in pieces if piece] == list(text) and text == library.decode(tokens)
-    pieces = pieces_of(Words(library.decode), tokens[:-1])  # as max_tokens may cut it
-    assert "".join(pieces) == text[:-1] + "\ufffd" * 2
 
 
 def test_an_event_is_one_line_to_every_client() -> None:
@@ -409,15 +402,17 @@ def test_what_changes_nothing_passes(path: str, kind: type, least: dict, typed: 
     for name, value in (ALWAYS | UNASKED[path]).items():
         found = schemas.read(kind, least | {name: value})
         differs = {field for field in kind.model_fields if getattr(found, field) != plain[field]}
-        assert differs <= {"top_k", "priority"}, name
+        assert differs <= {"top_k", "priority", "seed"}, name
         assert not schemas.read(kind, least | {name: value}, lenient=True)._ignored
-        if name not in kind.model_fields:
+        if name in kind.idle():
+            asked = least | {name: "other"}
+            assert schemas.read(kind, asked, lenient=True)._ignored == [name]
             with pytest.raises(schemas.Refused) as caught:
                 schemas.read(kind, least | {name: "other"})
             assert f"{name} is 'other', and the server" in str(caught.value)
     theirs = importlib.import_module(f"{typed}.completion_create_params")
     theirs = theirs.CompletionCreateParamsBase.__annotations__.keys()
-    assert theirs and theirs <= kind.model_fields.keys() | kind.idle
+    assert theirs and theirs <= kind.model_fields.keys()
 
 
 def test_null_is_not_given(demo: Served) -> None:
@@ -613,32 +608,6 @@ def test_a_full_queue_and_a_client_that_hangs_up(priced: PricedEngine) -> None:
         assert running.ask(TEXT, GOOD)[0] == 200
 
 
-def test_an_engine_that_fails_ends_its_streams(
-    demo: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With an error that clients can read; the next request is served."""
-
-    def fail(*arguments: object) -> None:
-        raise RuntimeError("a kernel failed")
-
-    async def failing() -> list[dict]:
-        found = []
-        body = {"prompt": "x", "max_tokens": 900, "ignore_eos": True}
-        async for event in events(demo.place, body):
-            if not found:
-                monkeypatch.setattr(demo.api.engine.llm.model, "forward", fail)
-            found.append(event)
-        return found
-
-    assert asyncio.run(failing())[-1]["error"]["code"] == "engine_failed"
-    status, _, answer = demo.ask(TEXT, GOOD)
-    assert status == 500 and answer["error"]["type"] == "server_error"
-    monkeypatch.undo()
-    assert demo.ask(TEXT, GOOD)[0] == 200
-    state = {"status": "ok", "failures": 2, "last_error": "RuntimeError: a kernel failed"}
-    assert demo.ask("/health")[2].items() >= state.items()
-
-
 @contextlib.contextmanager
 def started(*words: str, **environment: str) -> Iterator[tuple[spawn.Command, tuple[str, int]]]:
     """serve.py with a priced engine, and where it listens; the demo takes seconds to load."""
@@ -666,6 +635,20 @@ def test_a_browser_of_the_terminal_is_left_alone(
 ) -> None:
     monkeypatch.setattr(webbrowser, "get", lambda: found)
     assert serve.find_browser() is (found if opens else None)
+
+
+def test_a_class_gets_an_address_and_a_picture_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    assert serve.address_in_network("127.0.0.1") == serve.address_in_network("::1") == ""
+    assert serve.address_in_network("192.168.1.20") == "192.168.1.20"
+    monkeypatch.setattr(serve.socket.socket, "connect", lambda *_: None)
+    assert serve.address_in_network("0.0.0.0") == "0.0.0.0"  # what it is bound to before it is sent
+    serve.print_qr("http://192.168.1.20:8000/")
+    assert capsys.readouterr().out == "", "a file has no camera before it"
+    monkeypatch.setattr(serve.sys.stdout, "isatty", lambda: True)
+    serve.print_qr("http://192.168.1.20:8000/")
+    assert len(capsys.readouterr().out.splitlines()) > 15
 
 
 def test_a_signal_lets_accepted_streams_end() -> None:
