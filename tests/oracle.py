@@ -13,8 +13,8 @@ are tiny and in float64, so that tokens agree exactly.
 import command.enter  # noqa: F401
 
 import random
-import tokenize
 import time
+import tokenize
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
