@@ -46,7 +46,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     token_ids: list[int]
     text: str  # "" where the model has no tokenizer
-    finish_reason: str  # "stop", "length", or "error": the logits are NaN or infinite
+    finish_reason: str  # "stop", "length", "reject", or "error": logits are NaN or infinite
     ttft: float  # time to first token
     latency: float  # time to last token
 
@@ -56,7 +56,7 @@ class StreamedToken:
     """One token as it comes."""
 
     index: int  # of the prompt
-    token_id: int  # -1 where finish_reason is "error"
+    token_id: int  # -1 where finish_reason is "error" or "reject"
     text: str  # what this token adds; "" inside a multi-token character
     finish_reason: str | None
 
@@ -200,11 +200,11 @@ class LLM:
         return [self._output(request) for request in requests]
 
     def _output(self, request: Request) -> RequestOutput:
-        life = self.trace.lives[request.request_id]
         reason = request.finish_reason
         text = self._text(request.output, reason)
         output = request.output[:-1] if reason == "error" else request.output
-        return RequestOutput(list(request.prompt), output, text, reason, life.ttft, life.latency)
+        times = self.trace.times_of(request.request_id)
+        return RequestOutput(list(request.prompt), output, text, reason, *times)
 
     @in_turn
     def stream(
@@ -221,6 +221,7 @@ class LLM:
     def _stream(self, requests: list[Request]) -> Iterator[StreamedToken]:
         seen = [0] * len(requests)  # tokens of each so far
         pieces = [Pieces(self._text) for _ in requests]
+        refused = set()  # of which the stream has told that they are rejected
 
         def fresh() -> Iterator[StreamedToken]:
             for index, request in enumerate(requests):
@@ -229,10 +230,15 @@ class LLM:
                     seen[index] += 1
                     last = seen[index] == len(request.output)
                     reason = request.finish_reason if last else None
+                    if reason == "reject":  # it has an event of its own, below
+                        reason = None
                     text = "" if reason in NO_TEXT else pieces[index].add(token)
                     if reason is not None:
                         text += pieces[index].end()
                     yield StreamedToken(index, token, text, reason)
+                if request.finish_reason == "reject" and index not in refused:
+                    refused.add(index)
+                    yield StreamedToken(index, -1, pieces[index].end(), "reject")
 
         for _ in self._run(requests):
             yield from fresh()

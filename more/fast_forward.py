@@ -33,18 +33,8 @@ from batch import Batch, Chunk, Request
 from costmodel import CostModel
 from loop import Executor, Loop
 from more.policies.engines import NoEvict, PrefillFirst, VLLMv1
-from scheduler import (
-    ChunkedOnly,
-    Dynamic,
-    HybridOnly,
-    Memory,
-    Orca,
-    RequestLevel,
-    Sarathi,
-    SarathiServe,
-    Scheduler,
-    VLLMv0,
-)
+from more.policies.variants import ChunkedOnly, Dynamic, HybridOnly
+from scheduler import Memory, Orca, RequestLevel, Sarathi, SarathiServe, Scheduler, VLLMv0
 from timeline import Iteration
 
 FILLED = {Sarathi, SarathiServe, NoEvict}
@@ -112,7 +102,7 @@ class FastForward(Loop):
     def join(self, request: Request) -> None:
         """It decodes from now on."""
         done = len(self.moments)
-        left = 1 if 0 in request.stop_ids else request.max_tokens - len(request.output)
+        left = 1 if 0 in request.stop_ids else request.ends_after - len(request.output)
         self.taken[request] = done
         self.ending.setdefault(done + left, []).append(request)
         self.context += request.context
@@ -143,7 +133,9 @@ class FastForward(Loop):
             self.settle()
         while self.busy:
             now = self.executor.now()
+            scheduler.now = now
             while arriving and arriving[0].arrival <= now:
+                self.here.add(arriving[0])
                 scheduler.add(arriving.popleft())
             began = perf_counter()
             batch = scheduler.schedule(now)
@@ -179,6 +171,7 @@ class FastForward(Loop):
             self.scheduler.memory.taken += count - len(ending)
         few = Batch(batch.chunks, ending)
         ended = self.scheduler.update(few, [0] * len(few.sampled))
+        self.here.difference_update(ended)
         iteration = self.trace.record(few, start, seconds, None, ended, executor.clock)
         iteration.num_decodes = count
         iteration.decodes = tuple([request.request_id for request in decodes])

@@ -8,6 +8,7 @@ import pytest
 
 from command.checks import UserError
 from more.beam.request import BeamRequest
+from more.loading.policyfile import load_policies
 from more.policies import HEIRS
 from scheduler import POLICIES, Scheduler
 from tests import oracle
@@ -83,6 +84,37 @@ def test_a_policy_of_ones_own_is_checked(ask_oracle: Callable[[str], str]) -> No
 def test_an_example_passes(ask_oracle: Callable[[str], str]) -> None:
     good = (Path(oracle.__file__).parents[1] / "examples/priority.py").read_text("utf-8")
     assert ask_oracle(good).startswith("priority: the same tokens as alone, in 3 plays of")
+
+
+def test_a_policy_that_knows_the_future_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "seer.py"
+    path.write_text(
+        "from scheduler import SarathiServe\nclass Seer(SarathiServe):\n    name = 'seer'\n"
+        "    def rank(self, request): return request.ends_after  # not ends_after\n"
+    )
+    monkeypatch.setattr("sys.argv", ["oracle", str(path)])
+    with pytest.raises(UserError, match=r"seer.py, line 4: a policy may not know `ends_after`"):
+        oracle.main()
+
+
+@pytest.mark.parametrize("driver", oracle.DRIVERS)
+def test_who_is_rejected_has_the_first_of_its_tokens(driver: str, tmp_path: Path) -> None:
+    """A policy may refuse who waits, and who runs."""
+    path = tmp_path / f"refuse_{driver}.py"
+    path.write_text(
+        f"from scheduler import SarathiServe\nclass Refuse(SarathiServe):\n"
+        f"    name = 'refuse{driver}'\n    times = 0\n"
+        "    def schedule(self, now):\n"
+        "        self.times += 1\n"
+        "        if self.times % 3 == 0 and self.waiting: self.reject(self.waiting[-1])\n"
+        "        if self.times % 7 == 0 and self.running: self.reject(self.running[0])\n"
+        "        return super().schedule(now)\n"
+    )
+    load_policies(path)
+    for seed in range(8):
+        oracle.perform(driver, seed, f"refuse{driver}")
 
 
 WRONG = {  # what a policy of one's own gets wrong, and what it is told: rule, request, step

@@ -19,22 +19,24 @@ from loop import Loop
 from more.loading.policyfile import load_policies
 from more.paged.blocks import BlockMemory
 from more.paged.prompts import Parts
+from more.pipeline import simulate_pipeline
 from more.policies.qoserve import kept
 from more.serving.lengths import tag_lengths
 from scheduler import (
     POLICIES,
     Memory,
+    SarathiServe,
     Scheduler,
     make_scheduler,
     next_chunk,
-    whole_prefill,
 )
-from simulate import CostExecutor
+from simulate import CostExecutor, simulate
+from tests.oracle import check_source
 from timeline import Life
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 OTHERS = ["dynamic:90,40", "vllm_v0:200", "vllm_v1:50", "srpt:30", "equal_progress:16"]
-EVERY = [*POLICIES, *OTHERS, "priority", "target_tbt:30"]  # those of examples/, too
+EVERY = [*POLICIES, *OTHERS, "priority", "target_tbt:30", "lprs"]  # those of examples/, too
 MEMORIES: dict[str, Callable[[int], Memory]] = {
     "slots": Memory,
     "blocks": lambda capacity: BlockMemory(capacity, 8),
@@ -276,7 +278,9 @@ def test_qoserve_by_hand() -> None:
         scheduler.add(second)
         batch = scheduler.schedule(0.0)
         assert (batch.num_tokens, batch.decodes) == (budget, [first])
-        assert scheduler.rate == pytest.approx(1e-4), "seconds of a token"
+        scheduler.now = 0.1
+        scheduler.update(batch, [7] * len(batch.sampled))
+        assert scheduler.speed == 0.995 * 8500 + 0.005 * (batch.num_prefill_tokens / 0.1)
 
 
 def test_qoserve_orders_and_relegates() -> None:
@@ -290,9 +294,21 @@ def test_qoserve_orders_and_relegates() -> None:
     # 2000 tokens in 60 s: half of the time is for the first one, so it is not late at once
     scheduler = make_scheduler("qoserve_fixed", 4, 100)
     mail = Request(0, range(10), 2000, tags={"ttlt": "60"})
-    assert scheduler.due(mail) == pytest.approx(30.015) and not scheduler.urgency(mail)[0]
+    assert scheduler.due(mail) == pytest.approx(30.015) and not scheduler.rank(mail)[0]
+    # at 10 tokens/s, a prompt of 10 takes 1 s. It is asked when it is next, and late from then on
+    slow = make_scheduler("qoserve_fixed", 4, 100)
+    slow.speed = 10.0
+    late, other = requests_of((10, 2), (9, 2))
+    late.tags = {"ttft": "0.9"}
+    other.tags = {"ttft": "2"}
+    slow.add(late)
+    slow.add(other)
+    assert slow.first() is other and slow.relegated == {late}
+    slow.speed = 1e9
+    assert slow.first() is other, "it is not asked again"
+    slow.cancel(late)
+    assert not slow.relegated
     scheduler.add(mail)
-    assert scheduler.schedule(0.0) and scheduler.schedule(0.5) and scheduler.rate == 0.5 / 10
     with pytest.raises(UserError, match="request 1: the tag ttft is 'soon'; it must be a number"):
         scheduler.add(Request(1, range(10), 2, tags={"ttft": "soon"}))
     life = Life(0, 1.0, 10, 1.0, [2.0, 2.6], tags={"ttft": "1", "tbt": "0.6"})
@@ -365,7 +381,7 @@ def on_trial(scheduler: Scheduler) -> None:
     prompts = [*scheduler.started(), *scheduler.waiting]
     for room in (1, 50, inf):
         scheduler.cost(Batch([next_chunk(request, room) for request in prompts], decodes))
-    scheduler.cost(Batch([whole_prefill(request) for request in prompts], []))
+    scheduler.cost(Batch([next_chunk(request) for request in prompts], []))
 
 
 def watched(policy: str, memory: Memory, pry: bool) -> tuple[list, Scheduler]:
@@ -543,11 +559,15 @@ def test_equal_progress_admits_as_many_as_the_budget_has_turns_for() -> None:
 def test_who_is_just_in_time_is_not_relegated() -> None:
     """40 tokens at 1/4 s each are there after 10 s. Who has started is never relegated."""
     for ttft, late in (("10", False), ("9.75", True), ("10.25", False)):
-        scheduler = make_scheduler("qoserve_fixed", 4, 100)
-        scheduler.rate, request = 0.25, Request(0, range(40), 2, tags={"ttft": ttft})
-        assert scheduler.urgency(request)[0] is late
-        request.chunks_run = 1
-        assert not scheduler.urgency(request)[0]
+        scheduler = make_scheduler("qoserve_fixed", 4, 20)
+        scheduler.speed = 4.0
+        request = Request(0, range(40), 2, tags={"ttft": ttft})
+        scheduler.add(request)
+        batch = scheduler.schedule(0.0)
+        assert scheduler.rank(request)[0] is late
+        scheduler.update(batch, [])
+        scheduler.schedule(99.0)
+        assert scheduler.rank(request)[0] is late
 
 
 def test_token_throttling_prefills_nothing_in_the_last_part_of_the_cache() -> None:
@@ -564,3 +584,54 @@ def test_token_throttling_prefills_nothing_in_the_last_part_of_the_cache() -> No
     scheduler = make_scheduler("token_throttling", 4, 950, 1000)
     batches = drive(scheduler, requests_of((999, 2)))
     assert [batch.num_tokens for batch in batches][:2] == [125, 32]
+
+
+# ------------------------------------------------------------------ the true length, and rejections
+
+
+def test_no_policy_knows_when_a_request_ends() -> None:
+    root = Path(__file__).parent.parent
+    for path in [root / "scheduler.py", *EXAMPLES, *sorted((root / "more/policies").glob("*.py"))]:
+        check_source(path)
+
+
+def test_an_output_ends_before_its_limit_and_no_evict_keeps_room_for_the_limit() -> None:
+    """Prompts of 6; up to 8 tokens, in fact 2. A cache of 20 holds both, and not both limits."""
+    for policy, together in (("sarathi_serve", True), ("no_evict", False)):
+        requests = [Request(i, range(6), 8, ends_after=2) for i in range(2)]
+        trace = simulate(requests, policy=policy, chunk_size=16, cache_tokens=20)
+        assert [request.finish_reason for request in requests] == ["stop", "stop"]
+        assert [len(request.output) for request in requests] == [2, 2]
+        assert (trace.iterations[0].num_prefill_tokens == 12) is together
+    [request] = [Request(0, range(6), 2, ends_after=2)]
+    simulate([request])
+    assert request.finish_reason == "length"
+    with pytest.raises(UserError, match="request 0: ends_after is 3"):
+        Request(0, range(6), 2, ends_after=3)
+
+
+class Late(SarathiServe):
+    """It rejects who has waited for half a second."""
+
+    name = "late"
+
+    def schedule(self, now: float) -> Batch | None:
+        for request in [each for each in self.waiting if now - each.arrival > 0.5]:
+            self.reject(request)
+        return super().schedule(now)
+
+
+def test_a_rejected_request_is_in_the_trace_of_a_loop_and_of_a_pipeline() -> None:
+    POLICIES["late"] = Late
+    for pipeline in ({}, {"stages": 2, "gpu": "a6000", "model": "llama-13b"}):
+        requests = [Request(i, range(900), 40) for i in range(9)]
+        if pipeline:
+            sizes = {"max_batch_size": 2, "chunk_size": 128, "keep": True}
+            trace = simulate_pipeline(requests, policy="late", **sizes, **pipeline).requests
+        else:
+            trace = simulate(requests, policy="late", max_batch_size=2, chunk_size=128)
+        rejected = [own for own, _ in trace.rejected]
+        assert rejected and len(rejected) + len(trace.finished) == 9
+        reasons = {request.request_id: request.finish_reason for request in requests}
+        assert all(reasons[own] == "reject" for own in rejected)
+        assert all(moment > 0.5 for _, moment in trace.rejected)

@@ -469,7 +469,7 @@ def overload_of(
     arrivals = np.sort([request.arrival for request in requests])
     steady = arrivals[arrivals >= arrivals[int(START_SHARE * len(arrivals))]]
     bounds = [Bound("delay", 50, MAX_DELAY), *(slo.bounds if slo else ())]
-    most = above(sum(request.max_tokens - 1 for request in requests), 99) + size
+    most = above(sum(request.ends_after - 1 for request in requests), 99) + size
     gap = slo.gap if slo else math.inf
     step = due = -(-len(arrivals) // LOOKS)
     looked = long = 0
