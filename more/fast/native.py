@@ -48,6 +48,7 @@ ARGUMENTS = {
     "normalize": [POINTER] * 3 + [INTEGER] * 2 + [ctypes.c_float],
     "rotate": [POINTER] * 3 + [INTEGER] * 4,
     "gate": [POINTER] * 2 + [INTEGER] * 2,
+    "step": [POINTER] * 7,
 }
 DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 COMPILE_SECONDS = 120  # far more than a compiler needs, and an end to one that hangs
@@ -216,18 +217,8 @@ def attention(batch: FlatBatch, cache: KVCache) -> AttendLayer:
 
     One call per layer writes the cache and attends in all spans. The cores share this work.
     """
-    requests = []
-    for span in batch.spans:
-        rows = (span.rows.stop - span.rows.start) // len(span.slots)
-        first = range(span.rows.start, span.rows.stop, rows)
-        requests += zip(first, [rows] * len(first), span.slots, span.contexts, strict=True)
-    if isinstance(cache, PagedCache):
-        assert cache.table.dtype == torch.int64 and cache.table.stride(1) == 1
-        size = cache.memory.block_size
-        at = cache.table.data_ptr()
-        row = 8 * cache.table.stride(0)
-        requests = [(*request, size, at + request[2] * row) for request in requests]
-    numbers = table(requests)
+    numbers = requests_of(batch, cache)
+    count = sum(len(span.slots) for span in batch.spans)
     run = function("attend", cache.k.dtype)
     (n_kv_head, _, _, head_dim), strides = cache.k.shape[1:], cache.k.stride()[1:]
     assert cache.v.stride()[1:] == strides and strides[2:] == (head_dim, 1)
@@ -237,7 +228,7 @@ def attention(batch: FlatBatch, cache: KVCache) -> AttendLayer:
         rows, heads, _ = qkv.shape
         n_head = heads - 2 * n_kv_head
         y = torch.empty(rows, n_head * head_dim, dtype=qkv.dtype)
-        sizes = Sizes(len(requests), n_head, n_kv_head, head_dim, heads * head_dim, *strides[:2])
+        sizes = Sizes(count, n_head, n_kv_head, head_dim, heads * head_dim, *strides[:2])
         keys, values = cache.layers[layer]
         # bytes of one head
         q = qkv.data_ptr()
@@ -250,13 +241,29 @@ def attention(batch: FlatBatch, cache: KVCache) -> AttendLayer:
     return attend_layer
 
 
+def requests_of(batch: FlatBatch, cache: KVCache) -> ctypes.Array:
+    """native.cpp's requests, of a whole batch."""
+    requests = []
+    for span in batch.spans:
+        rows = (span.rows.stop - span.rows.start) // len(span.slots)
+        first = range(span.rows.start, span.rows.stop, rows)
+        requests += zip(first, [rows] * len(first), span.slots, span.contexts, strict=True)
+    if isinstance(cache, PagedCache):
+        assert cache.table.dtype == torch.int64 and cache.table.stride(1) == 1
+        size = cache.memory.block_size
+        at = cache.table.data_ptr()
+        row = 8 * cache.table.stride(0)
+        requests = [(*request, size, at + request[2] * row) for request in requests]
+    return table(requests)
+
+
 def table(requests: Sequence[tuple[int, ...]]) -> ctypes.Array:
     """native.cpp's requests: (first row, rows, slot, context) of each.
 
     In a cache of blocks, also the tokens of a block, and the address of its row of the table.
     """
-    numbers = [(*request, 0, 0)[:6] for request in requests]
-    return (INTEGER * (6 * len(numbers)))(*chain.from_iterable(numbers))
+    numbers = [(*request, 0, 0, 0)[:7] for request in requests]  # the last: what `step` fills in
+    return (INTEGER * (7 * len(numbers)))(*chain.from_iterable(numbers))
 
 
 class RMSNorm:
