@@ -22,7 +22,7 @@ from more.beam.outputs import BeamSearchOutput, beam_requests, output_of
 from more.beam.request import BeamSearchParams
 from more.fast.backends import check_fast, choose_backend, must_measure, speed_up
 from more.fast.graphs import GraphExecutor, graphs_for
-from more.fast.step import StepExecutor, step_for
+from more.fast.step import executor_for
 from more.loading.device import check_memory, choose_device, choose_dtype, default_length
 from more.loading.load import choose_length, find_model, late_tokenizer, load_model
 from more.loading.prompts import careful
@@ -83,6 +83,7 @@ class LLM(BookLLM):
     ):
         self.blocks = choose_blocks(cache, block_size, prefix_caching, attention)
         self.lent_to: object = None  # who steps the model in place of our loop
+        self.at_once = True  # run a few decodes in one call, where that can be (more/fast/step.py)
         self.check_weights = check_weights
         self.cuda_graphs = cuda_graphs
         super().__init__(
@@ -149,26 +150,24 @@ class LLM(BookLLM):
         self.cache = make_cache(*size, self.blocks, self.cache_tokens)
 
     def _plug_in(self, attention: str) -> None:
-        """The back end of attention, and whole iterations. attention: what was asked for."""
+        """The back end of attention, and CUDA graphs. attention: what was asked for."""
         measure = attention == "auto" and must_measure(self.device)
         made = speed_up(self.model, self.cache, self.attention, measure)
         self.attention, self.attend, self.surroundings = made  # each iteration runs in the last
-        self.graphs = self.whole_step = None
+        self.graphs = None
         self._make_graphs(self.cuda_graphs)
 
     def _make_graphs(self, when: str) -> None:
-        """What runs a whole iteration at once: CUDA graphs, or on a CPU a `Step`."""
         self.graphs = graphs_for(self.model, self.cache, when, self.attention)
-        self.whole_step = step_for(self.model, self.cache, self.attention)
 
     def _scheduler(self) -> Scheduler:
         return manage(super()._scheduler(), self.cache)
 
     def make_executor(self) -> ModelExecutor:
         parts = self.model, self.cache, self.attend, self.time_operators, self.cost
-        if self.whole_step:
-            return StepExecutor(*parts, step=self.whole_step)
-        return GraphExecutor(*parts, graphs=self.graphs) if self.graphs else ModelExecutor(*parts)
+        if self.graphs:
+            return GraphExecutor(*parts, graphs=self.graphs)
+        return executor_for(self.attention if self.at_once else "", *parts)
 
     # ---- calls
 
@@ -198,7 +197,7 @@ class LLM(BookLLM):
         size = self.part, max_batch_size, length, self.dtype, self.device
         check_memory(*size, held, real_memory(self.blocks, *size[1:3], self.cache_tokens))
         graphs = "again" if self.graphs else "off"
-        self._loop = self.cache = self.graphs = self.whole_step = None  # free the old cache first
+        self._loop = self.cache = self.graphs = None  # free the old cache first
         self.max_batch_size = max_batch_size
         self.max_length = length
         self.model.make_rotary_tables(length)

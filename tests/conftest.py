@@ -150,7 +150,7 @@ class PlainLLM(LLM):
         self.attention = "sdpa"
         self.attend = PLAIN["sdpa"]
         self.surroundings = nullcontext
-        self.graphs = self.whole_step = None
+        self.graphs = None
 
 
 def small_llm(kind: type[LLM] = LLM, **options: object) -> LLM:

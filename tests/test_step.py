@@ -15,7 +15,7 @@ from more.fast import native, step
 from more.fast import packed as packing
 from more.fast.backends import BACKENDS, speed_up
 from more.fast.packed import PackedEmbedding, PackedLinear, can_pack, panels_of
-from more.fast.step import StepExecutor, fits, step_for
+from more.fast.step import StepExecutor, executor_for, fits, step_for
 from more.loading.load import new_model
 from more.paged.blocks import Blocks
 from more.paged.cache import make_cache, manage
@@ -98,9 +98,9 @@ def stepping(
     cache = make_cache(model.config, rows, LENGTH, model.dtype, CPU, blocks, None)
     speed_up(model, cache, "native", measure=False)
     parts = model, cache, BACKENDS["native"]
-    made = step_for(model, cache, "native")
-    assert made, "every weight lies in panels"
-    return ModelExecutor(*parts), StepExecutor(*parts, step=made)
+    fast = executor_for("native", *parts)
+    assert isinstance(fast, StepExecutor), "every weight lies in panels"
+    return ModelExecutor(*parts), fast
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -194,11 +194,12 @@ def test_an_unknown_layout_is_not_read(dtype: torch.dtype, monkeypatch: pytest.M
     assert panels_of(packed, weight[:900]) is None  # of another size
     name = {"dtype": str(dtype).removeprefix("torch."), "device": "cpu"}
     llm = LLM("demo", **name)
-    assert isinstance(llm.model.embed, PackedEmbedding) and llm.whole_step
+    assert isinstance(llm.model.embed, PackedEmbedding)
+    assert isinstance(llm.make_executor(), StepExecutor)
     tokens = torch.arange(llm.config.vocab_size)
     monkeypatch.setattr(packing, "panels_of", lambda *_: None)
     plain = LLM("demo", **name)
-    assert plain.whole_step is None
+    assert type(plain.make_executor()) is ModelExecutor
     assert torch.equal(llm.model.embed(tokens), plain.model.embed(tokens))
     if dtype == torch.float32:
         params = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -206,12 +207,17 @@ def test_an_unknown_layout_is_not_read(dtype: torch.dtype, monkeypatch: pytest.M
         assert found == wanted
 
 
-def test_a_new_cache_has_a_step_of_its_own() -> None:
+def test_an_executor_reads_its_own_cache() -> None:
+    """After `resize_cache`, or with a cache that somebody has put in its place."""
     ready(torch.float32)
     llm = LLM("demo", dtype="float32", device="cpu", max_batch_size=2, max_length=64)
     params = SamplingParams(max_tokens=9, ignore_eos=True)
     before = llm.generate("The with statement", params)[0].token_ids
-    step = llm.whole_step
     llm.resize_cache(3, 96)
-    assert llm.whole_step is not step and llm.whole_step.cache is llm.cache
+    assert llm.generate("The with statement", params)[0].token_ids == before
+    llm.cache = make_cache(llm.config, 3, 96, llm.dtype, CPU, None, None)
+    assert llm.generate("The with statement", params)[0].token_ids == before
+    assert llm.cache.k.any()
+    llm.at_once = False
+    assert type(llm.make_executor()) is ModelExecutor
     assert llm.generate("The with statement", params)[0].token_ids == before

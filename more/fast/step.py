@@ -129,7 +129,7 @@ def step_for(model: Transformer, cache: KVCache, name: str) -> Step | None:
     plain = config.flavour == "llama" and not config.variant
     if name != "native" or not plain or config.intermediate % PANEL:
         return None
-    linears = [getattr(layer, name) for layer in model.layers for name in LINEARS]
+    linears = [getattr(layer, each) for layer in model.layers for each in LINEARS]
     panels = [getattr(linear, "panels", None) for linear in [*linears, model.head]]
     whole = all(outputs % PANEL == 0 for _, outputs in config.linears.values())
     return Step(model, cache) if whole and all(each is not None for each in panels) else None
@@ -138,7 +138,7 @@ def step_for(model: Transformer, cache: KVCache, name: str) -> Step | None:
 class StepExecutor(ModelExecutor):
     """A `ModelExecutor` that runs a few decodes in one call. It gives the same, up to rounding."""
 
-    def __init__(self, *own: object, step: Step):
+    def __init__(self, step: Step, *own: object):
         """own: what a `ModelExecutor` takes."""
         super().__init__(*own)
         self.step = step
@@ -147,3 +147,10 @@ class StepExecutor(ModelExecutor):
         if call is untimed and fits(flat):
             return self.step(flat)
         return super().forward(flat, call)  # one call has no operators to time
+
+
+def executor_for(name: str, model: Transformer, cache: KVCache, *own: object) -> ModelExecutor:
+    """A `StepExecutor` where it can be. name: of the back end. own: see `ModelExecutor`."""
+    step = step_for(model, cache, name)
+    parts = model, cache, *own
+    return StepExecutor(step, *parts) if step else ModelExecutor(*parts)
