@@ -17,10 +17,13 @@ import ctypes
 import hashlib
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -51,7 +54,8 @@ ARGUMENTS = {
     "step": [POINTER] * 7,
 }
 DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
-COMPILE_SECONDS = 120  # far more than a compiler needs, and an end to one that hangs
+LOOK = 20.0  # s: so often we look at a compiler that works, and say so
+STUCK = 6  # looks without progress, after which we give a compiler up
 OTHERWISE = ": choose auto, sdpa or math"  # at the end of each error message
 # as in native.cpp: the most that a CPU has
 LANES = 16
@@ -119,11 +123,7 @@ def usable(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int)
 
 @cache
 def tell(failure: str) -> None:
-    print(
-        f"{failure.removesuffix(OTHERWISE)}; PyTorch's operators do the same, more slowly",
-        file=sys.stderr,
-        flush=True,
-    )
+    say(f"{failure.removesuffix(OTHERWISE)}; PyTorch's operators do the same, more slowly")
 
 
 def library() -> ctypes.CDLL:
@@ -173,25 +173,71 @@ def kept_at(program: str) -> Path:
 
 def compiled(program: str, kept: Path) -> ctypes.CDLL:
     """Compile native.cpp, load it, and keep it. Raises UserError where the compiler does."""
-    print(f"compiling {SOURCE.name}, once on this machine ...", file=sys.stderr, flush=True)
+    say(f"compiling {SOURCE.name}, once on this machine ...")
     with tempfile.TemporaryDirectory(dir=kept.parent) as workplace:
         made = Path(workplace) / kept.name
-        done = subprocess.run(
+        with subprocess.Popen(
             [program, *FLAGS, str(SOURCE), "-o", str(made)],
-            capture_output=True,
-            check=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             env=os.environ | {"LC_ALL": "C"},  # messages in English, with the word "error"
-            timeout=COMPILE_SECONDS,
+            start_new_session=True,  # g++ starts other programs: so all of them can be ended
             text=True,
             errors="replace",
-        )
-        if done.returncode:
-            lines = done.stderr.splitlines()
-            reason = next((line for line in lines if "error" in line), "no message")
+        ) as process:
+            try:
+                said = wait_for(process)
+            except BaseException:  # Ctrl-C, too
+                process.kill()
+                with suppress(OSError, AttributeError):  # Windows has no sessions
+                    os.killpg(process.pid, signal.SIGKILL)
+                raise
+        if process.returncode:
+            reason = next((line for line in said.splitlines() if "error" in line), "no message")
             raise UserError(f"{program} cannot compile {SOURCE.name} ({reason.strip()[:200]})")
         library = ctypes.CDLL(str(made))  # only what can be loaded is kept
         made.replace(kept)  # two processes may make it at once: the last one's stays
     return library
+
+
+def wait_for(compiler: subprocess.Popen) -> str:
+    """What a compiler says. On a busy machine it may take minutes: a line tells what it does.
+
+    Raises UserError if it hangs: in STUCK looks it has used no time of a core.
+    """
+    begin = time.perf_counter()
+    used = stuck = 0.0
+    while True:
+        try:
+            return compiler.communicate(timeout=LOOK)[1]
+        except subprocess.TimeoutExpired:
+            before = used
+            used = core_seconds(compiler.pid)
+            stuck = 0 if used > before else stuck + 1
+            waited = time.perf_counter() - begin
+            if stuck == STUCK:
+                raise UserError(
+                    f"{compiler.args[0]} hangs: {waited:.3g} s for {SOURCE.name}, and nothing done"
+                ) from None
+            say(f"... still compiling: {waited:.0f} s, of which it had a core for {used:.0f} s")
+
+
+def core_seconds(session: int) -> float:
+    """Seconds of a core that the processes of a session have used, as Linux counts them.
+
+    Elsewhere it is 0: there, a compiler may take no longer than one that hangs.
+    """
+    ticks = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                ticks += sum(map(int, fields[11:15]))  # its own, and those of what has ended
+    return ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def instructions() -> str:
