@@ -57,6 +57,7 @@ def test_one_line_and_a_status(body: str, said: str) -> None:
         (b"<!-- made by nano-sarathi: fidelity.py -->\n", True),
         (b'{\r\n "mark": "made by nano-sarathi"', True),
         (b"arrival,prompt_tokens,output_tokens\n", False),
+        (b"GIF89a, made by nano-sarathi", True),
         (b"\x89PNG\r\n another picture, made by nano-sarathi", False),
     ],
 )

@@ -41,7 +41,8 @@ SIZES = [
 
 
 def draw(seed: int, count: int = 40, longest: int = 900) -> list[Request]:
-    """Some come together, some late; a few have one output token, or end at their first 0."""
+    """Some come together, some late; a few have one output token, or end at
+    their first 0, or earlier than they may."""
     own = random.Random(seed)
     moment = 0.0
     requests = []
@@ -50,7 +51,8 @@ def draw(seed: int, count: int = 40, longest: int = 900) -> list[Request]:
         stop_ids = frozenset([0]) if own.random() < 0.1 else frozenset()
         tokens = own.choice([1, 2, own.randint(1, 40), own.randint(1, 400), own.randint(100, 400)])
         prompt = range(own.choice([1, own.randint(1, 100), own.randint(1, longest)]))
-        requests.append(Request(i, prompt, tokens, stop_ids, arrival=moment))
+        ends_after = max(1, tokens - 5) if i % 7 == 3 else None
+        requests.append(Request(i, prompt, tokens, stop_ids, arrival=moment, ends_after=ends_after))
     return requests
 
 
@@ -86,7 +88,7 @@ def test_every_number_is_that_of_the_loop(policy: str) -> None:
 
 
 def test_the_books_policies_and_those_of_todays_engines_are_counted() -> None:
-    modules = "scheduler", "more.policies.engines"
+    modules = "scheduler", "more.policies.engines", "more.policies.variants"
     assert {own for own in POLICIES.values() if own.__module__ in modules} == COUNTED
 
 
