@@ -21,10 +21,13 @@ class Request:
 
     prompt: token ids. `range(n)` serves as n placeholder tokens in a simulation, shared with none.
     max_tokens: output tokens after which the request ends with finish_reason "length".
+    ends_after: output tokens after which it ends in fact, as a trace knows (None: max_tokens). With
+        fewer than max_tokens, it ends with "stop". Simulations need it. No policy may read it.
     stop_ids: output tokens that end it at once, with finish_reason "stop".
     arrival: seconds on the engine's clock. No scheduler sees the request before that.
     tags: labels for policies that read them (more/policies/), such as {"priority": "1"}.
-    A request that is cancelled ends with "abort", vLLM's word; after a BROKEN token, with "error".
+    A request that is cancelled ends with "abort", vLLM's word; one that its policy refuses to
+    serve, with "reject"; after a BROKEN token, with "error".
     """
 
     request_id: int
@@ -41,6 +44,7 @@ class Request:
     preemptions: int = 0
     sampler: object = None  # the executor draws this request's tokens with it
     tags: dict[str, str] = field(default_factory=dict)
+    ends_after: int | None = None
 
     def __post_init__(self) -> None:
         check_whole("the id of a request", self.request_id, -(2**63), 2**63)
@@ -50,6 +54,9 @@ class Request:
         if len(self.prompt) == 0:
             raise UserError(f"{name}: the prompt is empty; it needs at least one token")
         check_whole(f"{name}: max_tokens", self.max_tokens)
+        if self.ends_after is None:
+            self.ends_after = self.max_tokens
+        check_whole(f"{name}: ends_after", self.ends_after, most=self.max_tokens)
         check_number(f"{name}: arrival", self.arrival, 0, LATEST, "number of seconds")
         check_stop_ids(f"{name}: stop_ids", self.stop_ids)
         check_tags(f"{name}: tags", self.tags)
@@ -70,6 +77,19 @@ class Request:
     def most_cached(self) -> int:
         """The most tokens it will have in the cache. The last output token is not fed back."""
         return len(self.prompt) + self.max_tokens - 1
+
+    def take(self, token: int) -> bool:
+        """Add an output token. True: the request ends with it, and `finish_reason` says why."""
+        self.output.append(token)
+        if token in self.stop_ids:
+            self.finish_reason = "stop"
+        elif token == BROKEN:
+            self.finish_reason = "error"
+        elif len(self.output) >= self.max_tokens:
+            self.finish_reason = "length"
+        elif len(self.output) >= self.ends_after:
+            self.finish_reason = "stop"
+        return self.finish_reason is not None
 
     def restart(self) -> None:
         """After a preemption: the next prefill runs the prompt, and then the output so far."""

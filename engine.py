@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import wraps
 from inspect import signature
+from math import nan
 from threading import RLock
 
 import torch
@@ -44,7 +45,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     token_ids: list[int]
     text: str  # "" where the model has no tokenizer
-    finish_reason: str  # "stop", "length", or "error": the logits are NaN or infinite
+    finish_reason: str  # "stop", "length", "reject", or "error": logits are NaN or infinite
     ttft: float  # time to first token
     latency: float  # time to last token
 
@@ -54,7 +55,7 @@ class StreamedToken:
     """One token as it comes."""
 
     index: int  # of the prompt
-    token_id: int  # -1 where finish_reason is "error"
+    token_id: int  # -1 where finish_reason is "error" or "reject"
     text: str  # what this token adds; "" inside a multi-token character
     finish_reason: str | None
 
@@ -198,11 +199,14 @@ class LLM:
         return [self._output(request) for request in requests]
 
     def _output(self, request: Request) -> RequestOutput:
-        life = self.trace.lives[request.request_id]
         reason = request.finish_reason
         text = self._text(request.output, reason)
         output = request.output[:-1] if reason == "error" else request.output
-        return RequestOutput(list(request.prompt), output, text, reason, life.ttft, life.latency)
+        life = self.trace.lives.get(request.request_id)
+        times = (nan, nan)  # of a request that was rejected before its first token
+        if life and life.tokens:
+            times = (life.ttft, life.latency)
+        return RequestOutput(list(request.prompt), output, text, reason, *times)
 
     @in_turn
     def stream(
@@ -219,6 +223,7 @@ class LLM:
     def _stream(self, requests: list[Request]) -> Iterator[StreamedToken]:
         seen = [0] * len(requests)  # tokens of each so far
         shown = [""] * len(requests)  # their text
+        refused = set()  # of which the stream has told that they are rejected
 
         def fresh() -> Iterator[StreamedToken]:
             for index, request in enumerate(requests):
@@ -232,6 +237,9 @@ class LLM:
                     piece = text[len(shown[index]) :]
                     shown[index] = text
                     yield StreamedToken(index, tokens[-1], piece, reason)
+                if request.finish_reason == "reject" and index not in refused:
+                    refused.add(index)
+                    yield StreamedToken(index, -1, "", "reject")
 
         for _ in self._run(requests):
             yield from fresh()

@@ -64,6 +64,7 @@ class Loop:
         self.trace = Trace(policy=scheduler.name)
         self.batch: Batch | None = None
         self.arriving: deque[Request] = deque()  # in order of arrival
+        self.here: set[Request] = set()  # that have arrived, and not ended
         self._stepping = False
         self._leaving = []  # requests cancelled during a step
 
@@ -97,11 +98,21 @@ class Loop:
             self.arriving.remove(request)
         elif not self.scheduler.cancel(request):
             return False
+        request.finish_reason = "abort"
+        self._gone(request, self.trace.cancelled)
+        return True
+
+    def _gone(self, request: Request, events: list[tuple[int, float]]) -> None:
+        """It has left the scheduler before its last token: free its slot, and write it down."""
         if request.chunks_run:  # it holds a slot
             self.executor.release(request)
-        request.finish_reason = "abort"
-        self.trace.cancelled.append((request.request_id, self.executor.now()))
-        return True
+        self.here.discard(request)
+        events.append((request.request_id, self.executor.now()))
+
+    def _take_rejected(self) -> None:
+        rejected = self.scheduler.rejected
+        while rejected:
+            self._gone(rejected.pop(0), self.trace.rejected)
 
     def step(self) -> Iteration | None:
         """Run the next batch; if no request is here yet, wait for one. None: nothing is left."""
@@ -117,7 +128,9 @@ class Loop:
         iteration = None
         while iteration is None and self.busy:
             now = executor.now()
+            scheduler.now = now
             while arriving and arriving[0].arrival <= now:
+                self.here.add(arriving[0])
                 scheduler.add(arriving.popleft())
             began = perf_counter()
             batch = scheduler.schedule(now)
@@ -125,21 +138,28 @@ class Loop:
             for request in scheduler.take_preempted():
                 self.trace.preempt(request, now)
                 executor.release(request)
+            self._take_rejected()
             if batch is None:
-                if not self.wait():
-                    break  # never here: see `wait`
+                if not self.busy or not self.wait():
+                    break  # the last ones were rejected; or see `wait`
                 continue
             check_batch(scheduler, batch)
             start = executor.now()  # on a wall clock, the policy has taken time
             result = executor.execute(batch)
+            scheduler.now = executor.now()
             ended = scheduler.update(batch, result.tokens)
             for request in ended:
                 executor.release(request)
+                self.here.discard(request)
             self.batch = batch
             iteration = self.trace.record(
                 batch, start, result.seconds, result.operators, ended, executor.now()
             )
+            self._take_rejected()
         self._stepping = False
+        if self.here and not self.busy:
+            lost = min(request.request_id for request in self.here)
+            raise scheduler.broken(f"it has lost request {lost}: `reject` lets one go")
         while self._leaving:
             self.cancel(self._leaving.pop())
         return iteration

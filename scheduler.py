@@ -9,20 +9,18 @@ model and the cost model. The policies, below `Scheduler`:
     vllm_v0         whole prompts first and alone; decodes wait for them
     sarathi         one chunk beside all decodes, C tokens together
     sarathi_serve   all decodes, then as many chunks as the token budget C has room for
-    dynamic         the same, but a request's chunks shrink as its prefill goes on
-    chunked_only    half of sarathi_serve: chunks, but never beside decodes
-    hybrid_only     the other half: prompts beside decodes, but never cut into chunks
-    more/policies/ has those of today's engines, and of the papers after Sarathi-Serve
+    more/policies/ has variants of these, today's engines, and the papers after Sarathi-Serve
 """
 
 import re
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from batch import BROKEN, Batch, Chunk, Request
-from command.checks import Range, UserError, by_name, check_whole, lookup, shown, tag_number
+from batch import Batch, Chunk, Request
+from command.checks import Range, UserError, by_name, check_whole, lookup, name_of, tag_number
 
 SIZE = re.compile("[0-9]{1,9}")  # of a chunk, in tokens
 MOST_CACHED = 10**15  # tokens
@@ -72,20 +70,22 @@ class Memory:
 class Scheduler:
     """What all policies share: the queue, the running requests, the memory, the bookkeeping.
 
-    A policy is a subclass with a `name` and `schedule`, listed in POLICIES below. `waiting` is
-    first come, first served. `running` holds at most `max_batch_size` requests in order of
-    admission (B: each holds one slot of the cache).
+    A policy is a subclass with a `name` and `schedule`, listed in POLICIES below. `waiting` is the
+    queue, in order of `rank`: first come, first served, where a policy does not say more. `running`
+    holds at most `max_batch_size` requests in order of admission (B: each holds one slot of the
+    cache).
 
     cache_tokens: what the KV cache holds, in tokens of all requests together; None: enough for all.
     A running request takes room for its whole prefill at once, then for a token per decode. When
-    the decodes' next tokens do not fit, the newest request is preempted. It loses its cache, and
-    waits at the head of the queue. Later it prefills its prompt and its output so far (vLLM's
+    the decodes' next tokens do not fit, a request is preempted (`victim`). It loses its cache, and
+    waits before its equals. Later it prefills its prompt and its output so far (vLLM's
     recomputation). So no output token is lost.
     """
 
     name = "?"
     example = ""  # a name with an option
     reads: Mapping[str, Range] = {}  # the tags that it reads as numbers, and which these may be
+    now = 0.0  # s on the engine's clock, when `schedule` or `update` was called last
 
     def __init__(self, max_batch_size: int, chunk_size: int = 256, cache_tokens: int | None = None):
         check_whole("max_batch_size", max_batch_size)
@@ -97,7 +97,8 @@ class Scheduler:
         self.memory = Memory(cache_tokens)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self._preempted: list[Request] = []
+        self._preempted = []
+        self.rejected: list[Request] = []  # whoever drives takes them out
 
     def schedule(self, now: float) -> Batch | None:
         """The next batch, or None when there is nothing to run. `now`: s on the engine's clock."""
@@ -117,6 +118,31 @@ class Scheduler:
     def cost(self, batch: Batch) -> float:
         """Seconds that a batch would take. `Loop` replaces this by the executor's own function."""
         raise self.broken("it asks what a batch costs: give a --calibration of calibrate.py")
+
+    # ---- the order of requests
+
+    def rank(self, request: Request) -> object:
+        """The smallest is next, of those that wait and of started prompts; the largest must leave.
+
+        Of equals, the first come is next. If ranks change while requests wait, call `sort_queue`.
+        """
+        return 0
+
+    def enqueue(self, request: Request, first: bool = False) -> None:
+        """Let it wait behind its equals, or before them."""
+        place = bisect_left if first else bisect_right
+        self.waiting.insert(place(self.waiting, self.rank(request), key=self.rank), request)
+
+    def sort_queue(self) -> None:
+        self.waiting = deque(sorted(self.waiting, key=self.rank))
+
+    def first(self) -> Request:
+        """Which waiting request is next."""
+        return self.waiting[0]
+
+    def victim(self) -> Request:
+        """Whom to preempt where the cache is full: of the largest rank, the newest."""
+        return max(reversed(self.running), key=self.rank)
 
     # ---- requests come and go
 
@@ -139,10 +165,10 @@ class Scheduler:
         """Queue a request that has arrived; refuses what `check` refuses, and what has run."""
         request.check_new()
         self.check(request)
-        self.waiting.append(request)
+        self.enqueue(request)
 
     def cancel(self, request: Request) -> bool:
-        """Forget a request, waiting or running. False if it is neither."""
+        """Let a request go, waiting or running. False if it is neither."""
         if request in self.running:
             self.running.remove(request)
             self.memory.give(request)
@@ -150,7 +176,17 @@ class Scheduler:
             self.waiting.remove(request)
         else:
             return False
+        self.forget(request)
         return True
+
+    def reject(self, request: Request) -> None:
+        """Refuse to serve a request, waiting or running: it ends with "reject"."""
+        self.cancel(request)
+        request.finish_reason = "reject"
+        self.rejected.append(request)
+
+    def forget(self, request: Request) -> None:
+        """A request has gone: it has ended, or was cancelled or rejected. Drop what you keep."""
 
     @property
     def has_work(self) -> bool:
@@ -165,13 +201,14 @@ class Scheduler:
         if not self.memory.taken:
             return True  # `check` let it pass, so it fits. (`holds` may ask for a token more.)
         # all next tokens must fit, too: else the newcomer, the newest, is preempted at once
-        return self.memory.holds(self.running, self.waiting[0])
+        return self.memory.holds(self.running, self.first())
 
     def admit(self) -> Request | None:
-        """Let the oldest waiting request run, if it can be admitted."""
+        """Let the `first` waiting request run, if it can be admitted."""
         if not self.can_admit():
             return None
-        request = self.waiting.popleft()
+        request = self.first()
+        self.waiting.remove(request)
         assert request.prefilled == 0, "a request that waits has nothing in the cache"
         self.running.append(request)
         self.memory.take(request)
@@ -180,14 +217,14 @@ class Scheduler:
     def decodes(self) -> list[Request]:
         """All running requests that are past their prefill.
 
-        If the cache has no room for a token of each, the newest are preempted first. So call it
-        before you pick chunks.
+        If the cache has no room for a token of each, some are preempted first (`victim`). So call
+        it before you pick chunks.
         """
         # `in_prefill`, written out: this runs for every request in every iteration
         decodes = [r for r in self.running if r.prefilled >= r.prefill_length]
         while decodes and not self.memory.holds(decodes):
-            newest = self.preempt()
-            decodes = [request for request in decodes if request is not newest]
+            victim = self.preempt()
+            decodes = [request for request in decodes if request is not victim]
         return decodes
 
     def decode_only(self) -> Batch | None:
@@ -195,8 +232,9 @@ class Scheduler:
         return Batch([], decodes) if decodes else None
 
     def started(self) -> list[Request]:
-        """Running requests that are still in their prefill."""
-        return [r for r in self.running if r.prefilled < r.prefill_length]  # `in_prefill`
+        """Running requests that are still in their prefill, by rank."""
+        started = [r for r in self.running if r.prefilled < r.prefill_length]  # `in_prefill`
+        return sorted(started, key=self.rank)
 
     def started_then_new(self) -> Iterator[Request]:
         """Started requests, then new ones. A new one is admitted when the caller asks for it."""
@@ -208,7 +246,7 @@ class Scheduler:
         """Admit whole prompts: as many as fit, up to `room` tokens, but always the first."""
         chunks: list[Chunk] = []
         while self.can_admit():
-            room -= self.memory.to_run(self.waiting[0])
+            room -= self.memory.to_run(self.first())
             if chunks and room < 0:
                 break
             newcomer = self.admit()
@@ -231,15 +269,15 @@ class Scheduler:
     # ---- what the loop calls
 
     def preempt(self, request: Request | None = None) -> Request:
-        """Send a running request (None: the newest) back to the head of the queue."""
-        request = request or self.running[-1]
+        """Send a running request (None: the victim) back to the queue, before its equals."""
+        request = request or self.victim()
         self.running.remove(request)
         self.memory.give(request)
         if request.chunks_run:  # else it has no slot yet, and loses nothing
             request.preemptions += 1
             self._preempted.append(request)
         request.restart()
-        self.waiting.appendleft(request)
+        self.enqueue(request, first=True)
         return request
 
     def take_preempted(self) -> list[Request]:
@@ -253,7 +291,6 @@ class Scheduler:
 
         tokens: one for each of `batch.sampled`.
         """
-        sampled = batch.sampled
         ended: list[Request] = []
         for chunk in batch.chunks:
             request = chunk.request
@@ -262,19 +299,11 @@ class Scheduler:
         self.memory.grow(batch.decodes)
         for request in batch.decodes:
             request.context += 1
-        for request, token in zip(sampled, tokens, strict=True):
-            output = request.output
-            output.append(token)
-            if token in request.stop_ids:
-                request.finish_reason = "stop"
-            elif token == BROKEN:
-                request.finish_reason = "error"
-            elif len(output) >= request.max_tokens:
-                request.finish_reason = "length"
-            else:
-                continue
-            ended.append(request)
-            self.memory.give(request)
+        for request, token in zip(batch.sampled, tokens, strict=True):
+            if request.take(token):
+                ended.append(request)
+                self.memory.give(request)
+                self.forget(request)
         if ended:
             self.running = [request for request in self.running if request.finish_reason is None]
         return ended
@@ -292,11 +321,7 @@ def held(request: Request) -> int:
     return request.prefill_length if request.in_prefill else request.context
 
 
-def whole_prefill(request: Request) -> Chunk:
-    return next_chunk(request, request.prefill_length)
-
-
-def next_chunk(request: Request, room: float) -> Chunk:
+def next_chunk(request: Request, room: float = inf) -> Chunk:
     """As much of what is left of a prefill as `room` tokens hold. It changes nothing."""
     start = request.prefilled
     return Chunk(request, start, min(room, request.prefill_length - start))
@@ -342,6 +367,7 @@ class IterationLevel(Scheduler):
     """
 
     def schedule(self, now: float) -> Batch | None:
+        self.now = now
         decodes = self.decodes()
         chunks = self.prefills(self.rows(decodes))
         return Batch(chunks, decodes) if chunks or decodes else None
@@ -349,6 +375,39 @@ class IterationLevel(Scheduler):
     def prefills(self, decode_rows: int) -> list[Chunk]:
         """The chunks of the next batch, whose decodes take `decode_rows` of its rows."""
         raise NotImplementedError
+
+    def budget(self) -> int:
+        """Tokens of the next batch, at most."""
+        return self.chunk_size
+
+    def fit(self, seconds: float, step: int = 128) -> int:
+        """The largest budget whose batch takes at most so long: C, or a multiple of `step` below.
+
+        At least one step, so that prompts go on.
+        """
+        decodes = self.decodes()
+        if self.cost(self.trial(self.chunk_size, decodes)) <= seconds:
+            return self.chunk_size
+        smaller = range(step, self.chunk_size, step)
+        fitting = bisect_right(smaller, seconds, key=lambda C: self.cost(self.trial(C, decodes)))
+        return min(self.chunk_size, step * max(1, fitting))
+
+    def prompts(self) -> Iterator[Request]:
+        """All prompts that run or wait, in order of `started_then_new`."""
+        yield from self.started()
+        yield from self.waiting
+
+    def trial(self, budget: int, decodes: list[Request]) -> Batch:
+        """The batch of this budget, if the cache had room for all. Nothing changes by it."""
+        chunks: list[Chunk] = []
+        room = budget - self.rows(decodes)
+        for request in self.prompts():
+            if room < 1:
+                break
+            chunk = next_chunk(request, room)
+            chunks.append(chunk)
+            room -= chunk.length
+        return Batch(chunks, decodes)
 
 
 class Orca(IterationLevel):
@@ -378,7 +437,7 @@ class Sarathi(IterationLevel):
     name = "sarathi"
 
     def prefills(self, decode_rows: int) -> list[Chunk]:
-        room = self.chunk_size - decode_rows
+        room = self.budget() - decode_rows
         if room < 1:
             return []
         request = next(self.started_then_new(), None)
@@ -396,7 +455,7 @@ class SarathiServe(IterationLevel):
 
     def prefills(self, decode_rows: int) -> list[Chunk]:
         chunks: list[Chunk] = []
-        room = self.chunk_size - decode_rows
+        room = self.budget() - decode_rows
         if room < 1:
             return []
         for request in self.started_then_new():
@@ -412,77 +471,9 @@ class SarathiServe(IterationLevel):
         return room
 
 
-class Dynamic(SarathiServe):
-    """Sarathi-Serve with a dynamic chunk schedule: the budget falls with each chunk of a request.
-
-    A late chunk attends to all the tokens before it. So equal chunks take longer and longer, and
-    shrinking ones keep the iterations even. After k chunks of a request, its next one may fill the
-    batch up to `sizes[k]` tokens (later: up to the last size). The sizes are C, C/2, C/4, or those
-    of "dynamic:1024,512,256". A request always gets a quarter of the last size, if the batch has
-    that much room. Without this rule, a long prompt beside many decodes might never be done.
-    """
-
-    name = "dynamic"
-    example = "dynamic:1024,512,256"
-
-    def __init__(self, max_batch_size: int, chunk_size: int = 256, cache_tokens: int | None = None):
-        super().__init__(max_batch_size, chunk_size, cache_tokens)
-        self.sizes = [max(1, chunk_size // divisor) for divisor in (1, 2, 4)]
-
-    def configure(self, option: str) -> None:
-        sizes = [int(size) if SIZE.fullmatch(size) else 0 for size in option.split(",")]
-        if min(sizes) < 1 or sizes != sorted(sizes, reverse=True):
-            raise UserError(
-                f"policy '{self.name}:{option}': the sizes must be whole numbers of tokens, at"
-                f" least 1, none larger than the one before, such as {self.example}"
-            )
-        self.sizes = sizes
-        self.chunk_size = sizes[0]
-
-    def share(self, request: Request, room: int) -> int:
-        stage = min(request.chunks_run, len(self.sizes) - 1)
-        filled = self.chunk_size - room  # rows of the batch that are taken already
-        left = self.sizes[stage] - filled  # may be negative
-        least = max(1, self.sizes[-1] // 4)
-        return max(left, min(least, room))
-
-
-class ChunkedOnly(SarathiServe):
-    """Ablation (Sarathi-Serve, Sec 5.4): batches of chunks alternate with batches of decodes."""
-
-    name = "chunked_only"
-    prefill_last = False  # was the last batch one of chunks?
-    own = ("prefill_last",)  # the names of its own state: more/pipeline/ reads this
-
-    def schedule(self, now: float) -> Batch | None:
-        decodes_wait = self.prefill_last and any(not r.in_prefill for r in self.running)
-        chunks = [] if decodes_wait else self.prefills(0)
-        self.prefill_last = bool(chunks)
-        return Batch(chunks, []) if chunks else self.decode_only()
-
-
-class HybridOnly(IterationLevel):
-    """Ablation (Sarathi-Serve, Sec 5.4): whole prompts beside the decodes, no chunks.
-
-    Prompts are added while the token budget lasts, but always at least one.
-    """
-
-    name = "hybrid_only"
-
-    def prefills(self, decode_rows: int) -> list[Chunk]:
-        return self.admit_all(self.chunk_size - decode_rows)
-
-
-POLICIES: dict[str, type[Scheduler]] = by_name(
-    [RequestLevel, Orca, VLLMv0, Sarathi, SarathiServe, Dynamic, ChunkedOnly, HybridOnly]
-)
+POLICIES: dict[str, type[Scheduler]] = by_name([RequestLevel, Orca, VLLMv0, Sarathi, SarathiServe])
 ELSEWHERE: dict[str, str] = {}  # policies that cannot run here, and why. Empty: more/ fills it
 ALIASES = {"baseline": "request_level"}  # SARATHI's word
-
-
-def name_of(policy: str) -> str:
-    """The text itself. Of a value that is no text: how an error message shows it."""
-    return policy if isinstance(policy, str) else shown(policy)
 
 
 def make_scheduler(

@@ -134,11 +134,11 @@ class Recorder:
     """What a loop writes down, in order.
 
     iterations: all of them. lives: by request id, in order of their first iteration.
-    finished, preempted, cancelled: (request id, time). In its next iteration, a preempted request
-    starts its prefill again. guess: what to doubt in priced times: whose constants were borrowed,
-    and what does not fit the memory; "" if nothing. policy: whose batches they were. schedules,
-    policy_seconds, longest_schedule: how often the policy was asked, its own time in all, and the
-    longest.
+    finished, preempted, cancelled, rejected (by the policy): (request id, time). In its next
+    iteration, a preempted request starts its prefill again. guess: what to doubt in priced times:
+    whose constants were borrowed, and what does not fit the memory; "" if nothing. policy: whose
+    batches they were. schedules, policy_seconds, longest_schedule: how often the policy was asked,
+    its own time in all, and the longest.
     """
 
     iterations: list[Iteration] = field(default_factory=list)
@@ -146,6 +146,7 @@ class Recorder:
     finished: list[tuple[int, float]] = field(default_factory=list)
     preempted: list[tuple[int, float]] = field(default_factory=list)
     cancelled: list[tuple[int, float]] = field(default_factory=list)
+    rejected: list[tuple[int, float]] = field(default_factory=list)
     guess: str = ""
     policy: str = ""
     schedules: int = 0
@@ -262,7 +263,7 @@ class Trace(Recorder):
 
     def useful(self) -> list[Life]:
         """The lives of all requests that have a token and were not cancelled."""
-        cancelled = {own for own, _ in self.cancelled}
+        cancelled = {own for own, _ in (*self.cancelled, *self.rejected)}
         return [life for own, life in self.lives.items() if life.tokens and own not in cancelled]
 
     @property
@@ -335,7 +336,7 @@ class Trace(Recorder):
             value = life.tags.get(name, "")
             found.setdefault(value, Trace(policy=self.policy, guess=self.guess)).lives[own] = life
         for part in found.values():
-            for event in ("finished", "preempted", "cancelled"):
+            for event in ("finished", "preempted", "cancelled", "rejected"):
                 events = [each for each in getattr(self, event) if each[0] in part.lives]
                 setattr(part, event, events)
         return dict(sorted(found.items()))

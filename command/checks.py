@@ -19,6 +19,11 @@ class UserError(ValueError):
     """A mistake that the user can mend: shown as one line, without a traceback."""
 
 
+def name_of(value: str) -> str:
+    """The text itself. Of a value that is no text: how an error message shows it."""
+    return value if isinstance(value, str) else shown(value)
+
+
 def shown(value: object, as_text: Callable[[object], str] = repr) -> str:
     """A value as an error shows it: cut short, whatever it is."""
     try:

@@ -5,11 +5,8 @@ small beside many long ones. `scheduler.cost` says how long a batch would take. 
 a target of 50 ms. --chunk-size is the largest budget that it may take.
 """
 
-from bisect import bisect_right
-
-from batch import Batch, Request
 from command.checks import UserError
-from scheduler import SIZE, SarathiServe, next_chunk
+from scheduler import SIZE, SarathiServe
 
 STEP = 32  # tokens between two budgets that are tried
 
@@ -25,21 +22,5 @@ class TargetTBT(SarathiServe):
             raise UserError(f"policy 'target_tbt:{option}': it needs ms, such as {self.example}")
         self.target = int(option) / 1000
 
-    def schedule(self, now: float) -> Batch | None:
-        self.most = self.most or self.chunk_size
-        decodes = self.decodes()
-        budgets = range(min(STEP, self.most), self.most + 1, STEP)
-        within = bisect_right(budgets, self.target, key=lambda C: self.cost(self.trial(decodes, C)))
-        self.chunk_size = budgets[max(0, within - 1)]  # at least the smallest: prompts must go on
-        return super().schedule(now)
-
-    def trial(self, decodes: list[Request], budget: int) -> Batch:
-        """The batch that this budget would give, if all waiting requests had room in the cache."""
-        chunks = []
-        room = budget - len(decodes)
-        for request in (*self.started(), *self.waiting):
-            if room < 1:
-                break
-            chunks.append(next_chunk(request, room))
-            room -= chunks[-1].length
-        return Batch(chunks, decodes)
+    def budget(self) -> int:
+        return self.fit(self.target, STEP)

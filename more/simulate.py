@@ -110,4 +110,5 @@ class Fleeting(Passing):
         self.finished = []
         self.preempted = []
         self.cancelled = []
+        self.rejected = []
         return iteration

@@ -50,6 +50,7 @@ from more.pipeline.phases import STEALING
 from more.policies.engines import PrefillFirst
 from more.policies.qoserve import QoServe
 from more.policies.srpt import SRPT
+from more.policies.variants import ChunkedOnly, HybridOnly
 from more.policies.vtc import VTC
 from more.web.real import RealEngine
 from more.web.runner import Delta, Runner
@@ -57,8 +58,6 @@ from nano_sarathi import LLM
 from sampling import Sampler, SamplingParams
 from scheduler import (
     POLICIES,
-    ChunkedOnly,
-    HybridOnly,
     Orca,
     RequestLevel,
     Sarathi,

@@ -360,7 +360,7 @@ def test_every_mistake_of_the_hunt_can_be_found_and_half_is_enough() -> None:
 def test_a_score_needs_an_honest_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     source = "from scheduler import SarathiServe\n\nclass Mine(SarathiServe):\n"
     source += "    def schedule(self, now):\n        for r in self.running:\n"
-    source += "            r.max_tokens = min(r.max_tokens, 30)\n"
+    source += "            r.ends_after = min(r.ends_after, 30)\n"
     source += "        return super().schedule(now)\n"
     ask = asker(EXERCISES["final"], load(source, "final.py"))
     with pytest.raises(Broken) as caught:

@@ -27,7 +27,6 @@ from scheduler import (
     Scheduler,
     make_scheduler,
     next_chunk,
-    whole_prefill,
 )
 from simulate import CostExecutor
 from timeline import Life
@@ -276,7 +275,9 @@ def test_qoserve_by_hand() -> None:
         scheduler.add(second)
         batch = scheduler.schedule(0.0)
         assert (batch.num_tokens, batch.decodes) == (budget, [first])
-        assert scheduler.rate == pytest.approx(1e-4), "seconds of a token"
+        scheduler.now = 0.1
+        scheduler.update(batch, [7] * len(batch.sampled))
+        assert scheduler.speed == 0.995 * 8500 + 0.005 * (batch.num_prefill_tokens / 0.1)
 
 
 def test_qoserve_orders_and_relegates() -> None:
@@ -290,9 +291,21 @@ def test_qoserve_orders_and_relegates() -> None:
     # 2000 tokens in 60 s: half of the time is for the first one, so it is not late at once
     scheduler = make_scheduler("qoserve_fixed", 4, 100)
     mail = Request(0, range(10), 2000, tags={"ttlt": "60"})
-    assert scheduler.due(mail) == pytest.approx(30.015) and not scheduler.urgency(mail)[0]
+    assert scheduler.due(mail) == pytest.approx(30.015) and not scheduler.rank(mail)[0]
+    # at 10 tokens/s, a prompt of 10 takes 1 s. It is asked when it is next, and late from then on
+    slow = make_scheduler("qoserve_fixed", 4, 100)
+    slow.speed = 10.0
+    late, other = requests_of((10, 2), (9, 2))
+    late.tags = {"ttft": "0.9"}
+    other.tags = {"ttft": "2"}
+    slow.add(late)
+    slow.add(other)
+    assert slow.first() is other and slow.relegated == {late}
+    slow.speed = 1e9
+    assert slow.first() is other, "it is not asked again"
+    slow.cancel(late)
+    assert not slow.relegated
     scheduler.add(mail)
-    assert scheduler.schedule(0.0) and scheduler.schedule(0.5) and scheduler.rate == 0.5 / 10
     with pytest.raises(UserError, match="request 1: the tag ttft is 'soon'; it must be a number"):
         scheduler.add(Request(1, range(10), 2, tags={"ttft": "soon"}))
     life = Life(0, 1.0, 10, 1.0, [2.0, 2.6], tags={"ttft": "1", "tbt": "0.6"})
@@ -365,7 +378,7 @@ def on_trial(scheduler: Scheduler) -> None:
     prompts = [*scheduler.started(), *scheduler.waiting]
     for room in (1, 50, inf):
         scheduler.cost(Batch([next_chunk(request, room) for request in prompts], decodes))
-    scheduler.cost(Batch([whole_prefill(request) for request in prompts], []))
+    scheduler.cost(Batch([next_chunk(request) for request in prompts], []))
 
 
 def watched(policy: str, memory: Memory, pry: bool) -> tuple[list, Scheduler]:
@@ -543,11 +556,15 @@ def test_equal_progress_admits_as_many_as_the_budget_has_turns_for() -> None:
 def test_who_is_just_in_time_is_not_relegated() -> None:
     """40 tokens at 1/4 s each are there after 10 s. Who has started is never relegated."""
     for ttft, late in (("10", False), ("9.75", True), ("10.25", False)):
-        scheduler = make_scheduler("qoserve_fixed", 4, 100)
-        scheduler.rate, request = 0.25, Request(0, range(40), 2, tags={"ttft": ttft})
-        assert scheduler.urgency(request)[0] is late
-        request.chunks_run = 1
-        assert not scheduler.urgency(request)[0]
+        scheduler = make_scheduler("qoserve_fixed", 4, 20)
+        scheduler.speed = 4.0
+        request = Request(0, range(40), 2, tags={"ttft": ttft})
+        scheduler.add(request)
+        batch = scheduler.schedule(0.0)
+        assert scheduler.rank(request)[0] is late
+        scheduler.update(batch, [])
+        scheduler.schedule(99.0)
+        assert scheduler.rank(request)[0] is late
 
 
 def test_token_throttling_prefills_nothing_in_the_last_part_of_the_cache() -> None:

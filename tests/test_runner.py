@@ -452,7 +452,7 @@ def test_a_policy_that_will_not_let_go_is_replaced(llm: LLM) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "message"),
-    [("loses", "a policy has lost 3 requests: they neither wait nor run"), ("exits", "SystemExit")],
+    [("loses", "it has lost request 0: `reject` lets one go"), ("exits", "SystemExit")],
 )
 def test_a_policy_that_fails_ends_all_streams_and_can_be_replaced(
     llm: LLM, policy: str, message: str, caplog: pytest.LogCaptureFixture

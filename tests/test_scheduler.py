@@ -13,7 +13,7 @@ from loop import Loop, check_batch
 from more.pipeline import simulate_pipeline
 from more.pipeline.micro_batches import Pool
 from more.simulate import simulate
-from scheduler import POLICIES, SarathiServe, Scheduler, make_scheduler, whole_prefill
+from scheduler import POLICIES, SarathiServe, Scheduler, make_scheduler, next_chunk
 
 
 def drive(
@@ -84,7 +84,7 @@ def with_decodes(scheduler: Scheduler, batch: Batch) -> Batch:
 
 
 def with_waiting(scheduler: Scheduler, batch: Batch) -> Batch:
-    return Batch([whole_prefill(scheduler.waiting[0])], []) if scheduler.waiting else batch
+    return Batch([next_chunk(scheduler.waiting[0])], []) if scheduler.waiting else batch
 
 
 CHUNK = "request 0 has prefilled 0 of 9 tokens, and its chunk is"

@@ -72,7 +72,7 @@ FAILS = {
     # it has a queue of its own, in which nobody else looks
     "keeps": (
         "    def add(self, new): vars(self).setdefault('own', []).append(new)\n",
-        "requests neither wait nor run",
+        "it has lost request",
     ),
 }
 

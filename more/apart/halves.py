@@ -38,14 +38,20 @@ class First(Request):
     @property
     def stays(self) -> bool:
         """Whether its keys and values are to be fetched. Not after a stop token, for example."""
-        goes_on = self.finish_reason == "length" and self.whole.max_tokens > 1
+        goes_on = self.finish_reason == "length" and self.whole.ends_after > 1
         return goes_on and not self.fetched
 
 
 def second_half(first: First) -> Request:
-    prompt = Parts([first.whole.prompt, first.output])
-    left = first.whole.max_tokens - 1
-    return replace(first.whole, prompt=prompt, max_tokens=left, arrival=0.0, output=[])
+    whole = first.whole
+    return replace(
+        whole,
+        prompt=Parts([whole.prompt, first.output]),
+        max_tokens=whole.max_tokens - 1,
+        ends_after=whole.ends_after - 1,
+        arrival=0.0,
+        output=[],
+    )
 
 
 class Halves:

@@ -165,6 +165,11 @@ class PipelineTrace:
         if self.requests is not None and request.request_id in self.requests.lives:
             self.requests.preempt(request, moment)  # else its first chunk has not come back
 
+    def reject(self, request: Request, moment: float) -> None:
+        """Write down that a policy refuses to serve a request."""
+        if self.requests is not None:
+            self.requests.rejected.append((request.request_id, moment))
+
     def _cause(
         self,
         wait: float,

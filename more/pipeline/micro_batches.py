@@ -43,8 +43,9 @@ class MicroBatches:
     """The requests of all micro-batches: one queue or several, and the memory.
 
     scheduler: takes the requests and the memory of one micro-batch after the other (`use`). What
-        its policy counts beside them, it counts for all. groups: of requests, at first one for each
-        micro-batch. stages: of the pipeline.
+        its policy counts beside them, it counts for all, but for the names in its attribute `own`,
+        if it has one. groups: of requests, at first one for each micro-batch. stages: of the
+        pipeline.
     deal: "queue" (all share one queue; the first micro-batch with a free slot takes the next
         request) or "turns" (each request goes to the next micro-batch when it arrives).
     memory: "split" (each scheduler has its own cache_tokens) or "pool" (all share those of the
@@ -124,6 +125,7 @@ class MicroBatches:
         micro-batches than stages are in flight: this is why stages wait. It is "inter-chunk" if the
         batch goes on with a prompt, which other micro-batches could have done. Else it is "".
         """
+        self.scheduler.now = now
         self._arrive(now)
         scheduler = self.use(number)
         batch = scheduler.schedule(now)
@@ -188,6 +190,12 @@ class MicroBatches:
         preempted = self._preempted
         self._preempted = []
         return preempted
+
+    def take_rejected(self) -> list[Request]:
+        """Requests that the policy has rejected since the last call: their slots can be freed."""
+        rejected = self.scheduler.rejected
+        self.scheduler.rejected = []
+        return rejected
 
     def stuck(self) -> UserError:
         """The error to raise if requests are left and nothing is in flight."""

@@ -43,6 +43,7 @@ class OnePool(MicroBatches):
 
     def next(self, number: int, now: float) -> tuple[Batch | None, str]:
         """See `MicroBatches.next`."""
+        self.scheduler.now = now
         self._arrive(now)
         scheduler = self.scheduler
         everyone = self.scheduler.running

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from batch import Batch
-from command.checks import UserError, check_whole, lookup, shown
+from command.checks import UserError, check_whole, lookup, name_of, shown
 from more.pipeline.micro_batches import DEALS, MEMORIES, MicroBatches
 from more.pipeline.one_pool import OnePool
 from more.pipeline.phases import Rules
 from more.pipeline.predictors import named
 from more.pipeline.td_pipe import TDPipe
 from more.policies import FOR_PIPELINES
-from scheduler import ALIASES, MOST_CACHED, POLICIES, make_scheduler, name_of
+from scheduler import ALIASES, MOST_CACHED, POLICIES, make_scheduler
 
 MOST_MICRO_BATCHES = 4096  # far more than stages; each has a scheduler
 

@@ -26,8 +26,8 @@ PERCENTILES = (25, 50, 75, 99)  # between the five classes (TD-Pipe, Sec 3.3 and
 
 
 def oracle(request: Request) -> int:
-    """max_tokens: the true length, or an upper bound if a stop token may come earlier."""
-    return request.max_tokens
+    """The true length, or an upper bound if a stop token may come earlier."""
+    return request.ends_after
 
 
 def predicted(predict: Predictor, request: Request) -> int:
@@ -89,7 +89,7 @@ class Classes:
 
     def __call__(self, request: Request) -> float:
         draw = random.Random(f"{self.seed}/{request.request_id}")
-        found = self.true_class(request.max_tokens)
+        found = self.true_class(request.ends_after)
         others = [0 if i == found else count for i, count in enumerate(self.counts)]
         if draw.random() >= self.accuracy and any(others):
             found = draw.choices(range(len(others)), others)[0]

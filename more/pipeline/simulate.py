@@ -43,6 +43,7 @@ def run_pipeline(
         due[number] = math.inf
         if number in flying:
             batch, step, shortage, way = flying.pop(number)
+            micro_batches.scheduler.now = moment
             ended = micro_batches.done(number, batch, [0] * len(batch.sampled))
             trace.record(step, batch, ended, shortage, way)
             for idle in micro_batches.with_work():
@@ -59,6 +60,8 @@ def run_pipeline(
             trace.requests.asked(perf_counter() - began)
         for request in micro_batches.take_preempted():
             trace.preempt(request, now)
+        for request in micro_batches.take_rejected():
+            trace.reject(request, now)
         if batch is None:
             if micro_batches.next_arrival is not None:
                 due[number] = micro_batches.next_arrival

@@ -47,7 +47,7 @@ from more.pipeline.policies import (
 from more.pipeline.wire import Wire, plan_of, read_plan
 from nano_sarathi import LLM, RequestOutput, SamplingParams, StreamedToken
 from sampling import sample
-from scheduler import Scheduler, whole_prefill
+from scheduler import Scheduler, next_chunk
 
 MOST_ROWS = 512  # of an iteration whose seconds TD-Pipe measures
 Times = list[tuple[float, float]]  # start and end of a stage's work on each step
@@ -200,6 +200,10 @@ class PipelineLLM(LLM):
                 for request in micro_batches.take_preempted():
                     preempted.append((as_it_is(request), now))
                     executor.release(request)
+                for request in micro_batches.take_rejected():
+                    trace.reject(request, now)
+                    if request.chunks_run:
+                        executor.release(request)
                 if batch is not None:
                     here.remove(number)
                     flight = Flight(number, batch, shortage)
@@ -213,15 +217,16 @@ class PipelineLLM(LLM):
                 tokens = flight.tokens
                 if tokens is None:
                     tokens, _ = self.wire.receive(self.stages - 1)
-                flight.ended = micro_batches.done(flight.micro_batch, flight.batch, tokens)
                 flight.came = executor.now()
+                micro_batches.scheduler.now = flight.came
+                flight.ended = micro_batches.done(flight.micro_batch, flight.batch, tokens)
                 for request in flight.ended:
                     executor.release(request)
                 here.append(flight.micro_batch)
                 yield
             elif micro_batches.next_arrival is not None:
                 executor.wait_until(micro_batches.next_arrival)
-            else:
+            elif micro_batches.busy:  # else the last ones were rejected
                 raise micro_batches.stuck()
         times = [[(s - origin, e - origin) for s, e in own] for own in self._finish()]
         self._account(flights, times, preempted)
@@ -240,7 +245,7 @@ class PipelineLLM(LLM):
         for count in rows:
             self.cache.reset()
             request = Request(-1, [0] * count, max_tokens=1)
-            flat = executor.flatten(Batch([whole_prefill(request)], []))
+            flat = executor.flatten(Batch([next_chunk(request)], []))
             trials = []
             for _ in range(4):  # the first warms up
                 start = synchronized_clock(self.device)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from batch import Batch, Request
 from more.pipeline.micro_batches import MicroBatches
 from more.pipeline.phases import Intensity, Rules, share_out
-from scheduler import Scheduler, whole_prefill
+from scheduler import Scheduler, next_chunk
 
 AHEAD = 2  # batches in flight for each stage: a prefill does not wait for tokens to come back
 
@@ -140,7 +140,7 @@ class TDPipe(MicroBatches):
             elif not self.rules.admits(request, self.ahead, ledger.memory):
                 break
             ledger.admit()
-            chunks.append(whole_prefill(request))
+            chunks.append(next_chunk(request))
             longest = max(longest, request.prefill_length)
         return Batch(chunks, []) if chunks else None
 

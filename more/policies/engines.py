@@ -113,7 +113,7 @@ class NoEvict(SarathiServe):
     def can_admit(self) -> bool:
         if not self.waiting or len(self.running) >= self.max_batch_size:
             return False
-        new = self.waiting[0]
+        new = self.first()
         memory = self.memory
         whole = memory.whole if isinstance(memory, BlockMemory) else int
         to_come = [whole(each.most_cached) - whole(held(each)) for each in (*self.running, new)]

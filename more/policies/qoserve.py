@@ -12,20 +12,22 @@ and `tbt` (first token; each further one), or `ttlt` (the last token). Three ide
 
 Dynamic chunks ask what a batch costs. Where nobody can say, qoserve_fixed has the other two.
 
-Different from the artefact, which forgives a late first token, and no late prompt. There, a decode
-whose prefill was late counts its further deadlines from its real first token: max(real TTFT,
-promised) + tbt x n. Here they stay where they were promised, and who is late is owed a token each
-TBT. There, a prompt that is relegated stays so. Here it is asked anew for each batch, until its
-first chunk has run.
+As in the artefact, relegation is for good, and the time that a prefill would take follows from a
+running mean of prompt tokens/s. Only the prompt that is next is asked whether it is late.
+
+Different from the artefact, which forgives a late first token. There, a decode whose prefill was
+late counts its further deadlines from its real first token: max(real TTFT, promised) + tbt x n.
+Here they stay where they were promised, and who is late is owed a token each TBT.
+
+The output of a `ttlt` request is taken to be as long as it may be: max_tokens. If the cache is
+full, a relegated request is preempted, or else the one with the latest deadline.
 """
 
-from bisect import bisect_right
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from batch import LATEST, Batch, Request
 from command.checks import Range, tag_number
-from scheduler import SarathiServe, next_chunk
+from more.policies.overtaking import Overtaking
 from timeline import Life
 
 ALPHA = 0.008  # s for each prompt token that is left (artefact)
@@ -34,17 +36,21 @@ TTFT = 6.0
 TBT = 0.05
 SLOW = 0.4
 SECONDS = Range(0, LATEST, whole=False, noun="number of seconds")
-# tokens between two budgets that are tried; on predicted times
-STEP = 128
-MARGIN = 1.2
+MARGIN = 1.2  # on predicted times
+# prompt tokens/s at first, and how much of the mean a batch leaves (artefact)
+SPEED = 8500.0
+KEPT = 0.995
 
 
-class QoServe(SarathiServe):
+class QoServe(Overtaking):
     name = "qoserve"
     reads = dict.fromkeys(("ttft", "tbt", "ttlt"), SECONDS)
-    most = None  # C as it was given
-    now = 0.0  # s
-    rate = 1e-4  # s for a token of the last batch
+    began = 0.0  # s: of the last batch
+    speed = SPEED
+
+    def __init__(self, *sizes: int | None):
+        super().__init__(*sizes)
+        self.relegated: set[Request] = set()
 
     def due(self, request: Request) -> float:
         """When its next token must be there."""
@@ -64,66 +70,48 @@ class QoServe(SarathiServe):
         """How long the next batch may take. Who is late already is owed a token each TBT."""
         return max(self.due(decode) - self.now, self.tbt(decode))
 
-    def urgency(self, request: Request) -> tuple[bool, float]:
+    def rank(self, request: Request) -> tuple[bool, float]:
         left = request.prefill_length - request.prefilled
-        late = not request.chunks_run and self.now + self.rate * left > self.due(request)
-        return late, self.due(request) + ALPHA * left
+        return request in self.relegated, self.due(request) + ALPHA * left
+
+    def first(self) -> Request:
+        request = self.waiting[0]
+        while request not in self.relegated and self.is_late(request):
+            self.relegated.add(request)
+            self.waiting.popleft()
+            self.enqueue(request)
+            request = self.waiting[0]
+        return request
+
+    def is_late(self, request: Request) -> bool:
+        return self.now + request.prefill_length / self.speed > self.due(request)
 
     def schedule(self, now: float) -> Batch | None:
-        self.now = now
-        self.most = self.most or self.chunk_size
-        self.waiting = deque(sorted(self.waiting, key=self.urgency))
-        self.chunk_size = self.budget(self.decodes())
+        self.began = now
         return super().schedule(now)
 
-    def budget(self, decodes: list[Request]) -> int:
-        slack = min(map(self.slack, decodes), default=LATEST) / MARGIN
-        prompts = sorted((*self.started(), *self.waiting), key=self.urgency)
+    def budget(self) -> int:
+        slack = min(map(self.slack, self.decodes()), default=LATEST)
+        return self.fit(slack / MARGIN)
 
-        def seconds(budget: int) -> float:
-            """Of the batch that this budget would give, if the cache had room for all."""
-            chunks = []
-            room = budget - len(decodes)
-            for request in prompts:
-                if room < 1:
-                    break
-                chunks.append(next_chunk(request, room))
-                room -= chunks[-1].length
-            return self.cost(Batch(chunks, decodes))
+    def update(self, batch: Batch, tokens: Sequence[int]) -> list[Request]:
+        prompts = batch.num_prefill_tokens
+        if prompts and self.now > self.began:
+            speed = prompts / (self.now - self.began)
+            self.speed = KEPT * self.speed + (1 - KEPT) * speed
+        return super().update(batch, tokens)
 
-        budgets = range(STEP, self.most, STEP)
-        best = self.most
-        if budgets and seconds(best) > slack:
-            best = budgets[max(0, bisect_right(budgets, slack, key=seconds) - 1)]
-        self.rate = seconds(best) / best
-        return best
-
-    def started_then_new(self) -> Iterator[Request]:
-        """By urgency: a new prompt may pass one that has started."""
-        started = sorted(self.started(), key=self.urgency, reverse=True)
-        while started or self.can_admit():
-            new = self.waiting[0] if self.can_admit() else None
-            if new and not (started and self.urgency(started[-1]) <= self.urgency(new)):
-                yield self.admit()
-            else:
-                yield started.pop()
+    def forget(self, request: Request) -> None:
+        self.relegated.discard(request)
 
 
 class QoServeFixed(QoServe):
     """Each batch has the whole budget C."""
 
     name = "qoserve_fixed"
-    ran = 0  # tokens of the last batch
 
-    def schedule(self, now: float) -> Batch | None:
-        if self.ran:
-            self.rate = (now - self.now) / self.ran
-        batch = super().schedule(now)
-        self.ran = batch.num_tokens if batch else 0
-        return batch
-
-    def budget(self, decodes: list[Request]) -> int:
-        return self.most
+    def budget(self) -> int:
+        return self.chunk_size
 
 
 def kept(life: Life, ttft: float, tbt: float) -> bool:

@@ -14,7 +14,8 @@ from math import inf
 
 from batch import Batch
 from more.policies.srpt import PREDICTED
-from scheduler import Dynamic, Sarathi
+from more.policies.variants import Dynamic
+from scheduler import Sarathi
 
 
 class SarathiPD(Sarathi):

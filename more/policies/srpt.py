@@ -9,11 +9,10 @@ ICLR 2025, arXiv 2410.01035). The order alone: "learning to rank" (Fu et al., Ne
 The prediction is the tag `predicted_tokens` (more/serving/lengths.py): any number from 0 on, such
 as 12, 12.0 or 1e2. It may have a fraction, as a mean has. Without the tag, a request is last. TRAIL
 predicts anew after each token; a tag does not change. Long requests may starve. Where the next
-tokens of decodes do not fit, the newest is preempted, as by all our policies.
+tokens of decodes do not fit, the one with the most left is preempted, and of equals the newest.
 """
 
 import math
-from collections import deque
 
 from batch import Batch, Request
 from command.checks import MOST, Range, UserError
@@ -36,27 +35,19 @@ class SRPT(SarathiServe):
             raise UserError(f"policy 'srpt:{option}': it needs 0 to 100 %, such as {self.example}")
         self.share_run = int(option) / 100
 
+    def rank(self, request: Request) -> float:
+        """Tokens of its output that are left."""
+        return max(1.0, self.length(request) - len(request.output))
+
     def schedule(self, now: float) -> Batch | None:
-        self.sort_queue()
         decodes = sum(not request.in_prefill for request in self.running)
         while self.waiting and not self.can_admit() and decodes < self.chunk_size:
             young = [r for r in self.running if len(r.output) < self.share_run * self.length(r)]
-            victim = max(young, key=self.left, default=None)
-            if victim is None or self.left(victim) <= self.left(self.waiting[0]):
+            longest = max(young, key=self.rank, default=None)
+            if longest is None or self.rank(longest) <= self.rank(self.first()):
                 break
-            self.preempt(victim)  # it is first in the queue now
-            self.sort_queue()
+            self.preempt(longest)
         return super().schedule(now)
-
-    def sort_queue(self) -> None:
-        self.waiting = deque(sorted(self.waiting, key=self.left))
-
-    def started(self) -> list[Request]:
-        return sorted(super().started(), key=self.left)
-
-    def left(self, request: Request) -> float:
-        """Tokens of its output."""
-        return max(1.0, self.length(request) - len(request.output))
 
     def length(self, request: Request) -> float:
         return self.number(request, "predicted_tokens", math.inf)

@@ -10,8 +10,9 @@ Fair shares are not equal waits: who sends less than its share hardly waits.
 Left out: weights of clients, and counters that a prediction of the output moves in advance.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from batch import Batch, Request
 from scheduler import SarathiServe
@@ -30,21 +31,34 @@ class VTC(SarathiServe):
         self.served: Counter[str] = Counter()  # by client
         self.last = ""  # the client whose request left the queue last
 
+    def enqueue(self, request: Request, first: bool = False) -> None:
+        """Those of a client stand together: so nobody looks at the whole queue."""
+        place = bisect_left if first else bisect_right
+        self.waiting.insert(place(self.waiting, client_of(request), key=client_of), request)
+
+    def firsts(self) -> Iterator[Request]:
+        """The first request of each client that waits."""
+        place = 0
+        while place < len(self.waiting):
+            request = self.waiting[place]
+            yield request
+            place = bisect_right(self.waiting, client_of(request), place, key=client_of)
+
+    def first(self) -> Request:
+        return min(self.firsts(), key=self.turn)
+
+    def turn(self, request: Request) -> tuple:
+        """Least served first; but who was preempted has been paid for."""
+        served = self.served[client_of(request)]
+        return not request.preemptions, served, request.arrival, request.request_id
+
     def add(self, request: Request) -> None:
         client = client_of(request)
-        waiting = set(map(client_of, self.waiting))
+        waiting = [client_of(each) for each in self.firsts()]
         if client not in waiting:
             least = min(self.served[each] for each in waiting or [self.last])
             self.served[client] = max(self.served[client], least)
         super().add(request)
-
-    def can_admit(self) -> bool:
-        if self.waiting and len(self.running) < self.max_batch_size:
-            # only the first matters; who was preempted has been paid for
-            first = min(self.waiting, key=lambda r: (not r.preemptions, self.served[client_of(r)]))
-            self.waiting.remove(first)
-            self.waiting.appendleft(first)
-        return super().can_admit()
 
     def admit(self) -> Request | None:
         request = super().admit()

@@ -317,7 +317,7 @@ def decode_on(loop: Loop) -> None:
     cost = executor.cost_model
     trace = loop.trace
     count = len(decodes)
-    left = min([request.max_tokens - len(request.output) for request in decodes]) - 1
+    left = min([request.ends_after - len(request.output) for request in decodes]) - 1
     if memory.capacity is not None:
         left = min(left, (memory.capacity - memory.taken) // count)
     arrival = loop.arriving[0].arrival if loop.arriving else math.inf
@@ -510,7 +510,7 @@ def overload_of(
     arrivals = np.sort([request.arrival for request in requests])
     steady = arrivals[arrivals >= arrivals[int(START_SHARE * len(arrivals))]]
     bounds = [Bound("delay", 50, MAX_DELAY), *(slo.bounds if slo else ())]
-    most = above(sum(request.max_tokens - 1 for request in requests), 99) + size
+    most = above(sum(request.ends_after - 1 for request in requests), 99) + size
     gap = slo.gap if slo else math.inf
     step = due = -(-len(arrivals) // LOOKS)
     looked = long = 0

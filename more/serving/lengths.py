@@ -21,7 +21,7 @@ TAG = "predicted_tokens"
 
 def tag_lengths(requests: Sequence[Request], predictor: str, seed: int = 0) -> list[Request]:
     """Give each request its tag. Returns the same requests."""
-    predict = named(predictor, [request.max_tokens for request in requests], seed)
+    predict = named(predictor, [request.ends_after for request in requests], seed)
     for request in requests:
         request.tags = {**request.tags, TAG: str(predicted(predict, request))}
     return list(requests)
@@ -29,5 +29,5 @@ def tag_lengths(requests: Sequence[Request], predictor: str, seed: int = 0) -> l
 
 def length_error(requests: Sequence[Request]) -> float:
     """Mean of |predicted - true| over the mean true length, of requests that have the tag."""
-    missed = [abs(int(request.tags[TAG]) - request.max_tokens) for request in requests]
-    return fmean(missed) / fmean(request.max_tokens for request in requests)
+    missed = [abs(int(request.tags[TAG]) - request.ends_after) for request in requests]
+    return fmean(missed) / fmean(request.ends_after for request in requests)

@@ -72,7 +72,7 @@ class Traffic:
         return Traffic(
             name,
             np.array([len(each.prompt) for each in requests]),
-            np.array([each.max_tokens for each in requests]),
+            np.array([each.ends_after for each in requests]),
             gaps / mean if mean > 0 else np.ones(len(requests)),
             [each.tags for each in requests],
         )

@@ -166,6 +166,8 @@ class Answer:
                 code="engine_failed",
                 headers={"x-should-retry": "false"},  # else a client would hide it by asking again
             )
+        if "reject" in reasons:
+            return Refused(429, "the policy refuses to serve this request", code="rejected")
         if "abort" in reasons:
             return turned_away(Stopping())
         return None

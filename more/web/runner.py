@@ -291,6 +291,12 @@ class Runner:
     def _step(self) -> None:
         loop = self.loop
         iteration = loop.step()
+        rejected = loop.trace.rejected
+        loop.trace.rejected = []
+        for own, moment in rejected:
+            self._send(self.streams[own][0], Delta(None, "reject", moment, self.in_force))
+        if iteration is None:
+            return
         self.iterations += 1
         end = iteration.end
         if self.listeners:
@@ -478,19 +484,21 @@ def refused_by(new: Scheduler, loop: Loop) -> dict[Request, UserError]:
 def take_over(loop: Loop, new: Scheduler) -> list[Request]:
     """Replace a loop's scheduler. Returns the preempted requests.
 
-    These were in the middle of their prefill. They go to the head of the queue, in their order.
-    The new one has not seen any of them in its `add`. The old one is not asked: a user's own might
+    These were in the middle of their prefill. The new one puts all that wait in an order of its
+    own, and has not seen any of them in its `add`. The old one is not asked: a user's own might
     fail.
     """
     old = loop.scheduler
     moment = loop.executor.now()
-    for request in reversed(Scheduler.started(old)):
-        Scheduler.preempt(old, request)
-    new.waiting = old.waiting
+    new.cost = loop.executor.cost or new.cost
+    new.now = moment
+    for request in old.waiting:
+        new.enqueue(request)  # in its own order
     new.running = old.running
     new.memory = old.memory
-    new.cost = loop.executor.cost or new.cost
-    loop.scheduler, preempted = new, Scheduler.take_preempted(old)
+    for request in reversed([each for each in old.running if each.in_prefill]):
+        Scheduler.preempt(new, request)
+    loop.scheduler, preempted = new, Scheduler.take_preempted(new)
     for request in preempted:
         loop.trace.preempt(request, moment)
         loop.executor.release(request)
