@@ -129,8 +129,9 @@ class Windows:
         inside = [request for request in offered if request.arrival >= begin]
         arrived = sum(request.arrival > begin for request in inside)
         known = [each.request_id for each in offered if each.request_id in trace.lives]
-        part = Trace(lives={own: trace.lives[own] for own in known}, cancelled=trace.cancelled)
-        lives = part.lives.values()
+        own = {request_id: trace.lives[request_id] for request_id in known}
+        part = Trace(lives=own, cancelled=trace.cancelled, rejected=trace.rejected)
+        lives = own.values()
         ran = [life for life in lives if life.arrival >= begin]
         ended = [life for life in ran if life.finished is not None]
         never = [math.inf] * (len(inside) - len(ended))
@@ -138,9 +139,9 @@ class Windows:
         e2e = [life.latency for life in ended] + never
         left = sum(life.finished is not None and begin < life.finished <= end for life in lives)
         counted = {request.request_id for request in inside}
-        rejected = sum(own in counted for own, _ in trace.rejected)
+        rejected = sum(request_id in counted for request_id, _ in trace.rejected)
         tokens = [[moment for moment in life.tokens if begin <= moment <= end] for life in lives]
-        gaps = [after - before for own in tokens for before, after in pairwise(own)]
+        gaps = [after - before for moments in tokens for before, after in pairwise(moments)]
         keeping = sum(kept(life, *self.promise) for life in ended)
         run = sum(life.prompt_tokens + len(life.tokens) for life in ran)
         lost = sum(life.recomputed for life in ran)
