@@ -6,9 +6,10 @@ arrivals alone say what counts: it is the same for all policies. Only "throughpu
 tokens, is that of the whole window.
 
 What counts is what was *offered*. A request that did not end has broken its promise, and its times
-are infinite. "offered" and "achieved" are requests per second that came and that ended, "goodput"
-those that kept all that was promised. "counted" requests stand behind each percentile of a window,
-and "gaps counted" behind that of the TBT.
+are infinite; "ended" has the share of those that did. In the steady state, "offered" requests per
+second come, "achieved" end, and "rejected" are sent away; "goodput" come and get all that was
+promised. "counted" requests stand behind each percentile of a window, and "gaps counted" behind
+that of the TBT.
 
 The state is "not stationary" where fewer than STEADY of the requests that come leave again: a queue
 grows. Then delays are those of windows of so many requests, and longer ones have longer delays.
@@ -44,9 +45,9 @@ UNITS = dict.fromkeys(SECONDS, "s") | {
     PROMISES: "%",
     "offered": "requests/s",
     "achieved": "requests/s",
+    "rejected": "requests/s",
     "goodput": "requests/s",
     "ended": "%",
-    "rejected": "%",
     "counted": "requests",
     "gaps counted": "numbers",
     "fairness": "of 1",
@@ -138,11 +139,12 @@ class Windows:
         ttft = [life.ttft for life in ended] + never
         e2e = [life.latency for life in ended] + never
         left = sum(life.finished is not None and begin < life.finished <= end for life in lives)
-        counted = {request.request_id for request in inside}
-        rejected = sum(request_id in counted for request_id, _ in trace.rejected)
+        these = {request.request_id for request in offered}
+        refused = [moment for request_id, moment in trace.rejected if request_id in these]
+        rejected = sum(begin < moment <= end for moment in refused)
         tokens = [[moment for moment in life.tokens if begin <= moment <= end] for life in lives]
         gaps = [after - before for moments in tokens for before, after in pairwise(moments)]
-        keeping = sum(kept(life, *self.promise) for life in ended)
+        keeping = sum(kept(life, *self.promise) for life in ended) / len(inside)
         run = sum(life.prompt_tokens + len(life.tokens) for life in ran)
         lost = sum(life.recomputed for life in ran)
         each_second = 1 / (end - begin) if end > begin else 0.0
@@ -152,12 +154,12 @@ class Windows:
             "P99 TTFT": percentile(ttft, 99),
             "P99 E2E": percentile(e2e, 99),
             "mean E2E": statistics.fmean(e2e),
-            PROMISES: 100 * keeping / len(inside),
+            PROMISES: 100 * keeping,
             "offered": arrived * each_second,
             "achieved": left * each_second,
-            "goodput": keeping * each_second,
+            "rejected": rejected * each_second,
+            "goodput": keeping * arrived * each_second,
             "ended": 100 * len(ended) / len(inside),
-            "rejected": 100 * rejected / len(inside),
             "counted": len(inside),
             "gaps counted": len(gaps),
             "preemptions": sum(life.preemptions for life in ran) / len(inside),
@@ -175,7 +177,7 @@ class Windows:
             rows = []
             for number in self.tuning:
                 offered = self.window(number, self.tuned_at)
-                every = self.metrics(engine.serve(offered, policy, C), offered)
+                every = self.metrics(engine.serve(offered, policy, C, None), offered)
                 rows += [row for row in every if row.get("tag") == self.judged_tag]
             judged, last = ([row[name] for row in rows] for name in (self.quantity, "P99 E2E"))
             found[C] = statistics.median(judged), statistics.median(last)
@@ -225,7 +227,7 @@ class Windows:
 
 def state(row: Row) -> str:
     """Whether as many requests leave as come. Those that are rejected leave, too."""
-    left = row["achieved"] + row["offered"] * row["rejected"] / 100
+    left = row["achieved"] + row["rejected"]
     return "stationary" if left >= STEADY * row["offered"] else "not stationary"
 
 

@@ -286,7 +286,8 @@ def cache_of_engine(
 def run_closed(loop: Loop, requests: Iterable[Request], clients: int) -> Trace:
     """A closed loop: each of `clients` sends its next request when it has its last token.
 
-    Or when the policy has rejected the last one. It is what `vllm bench serve --max-concurrency` does. The requests' own arrivals do not count.
+    Or when the policy has rejected its last request. It is what `vllm bench serve
+    --max-concurrency` does. The requests' own arrivals do not count.
     """
     check_whole("clients", clients)
     left = iter(requests)
