@@ -37,6 +37,7 @@ from command.checks import UserError
 from command.flags import Flag
 from experiments.lib import look, measuring
 from experiments.lib.claims import Claim, Finding, bounded
+from experiments.lib.colours import MARKERS
 from experiments.lib.engines import Real, Sweep, cases
 from experiments.lib.flags import SERVED
 from experiments.lib.papers import (
@@ -264,9 +265,9 @@ def mark_unsteady(quantity: str, load: str) -> Callable[[plt.Axes, Rows], None]:
     def mark(axes: plt.Axes, rows: Rows) -> None:
         looks = looks_of(rows.column("policy"))
         for row in rows.where(state="not stationary"):
-            colour, marker = looks[row["policy"]]
+            colour, _ = looks[row["policy"]]
             style = {"markerfacecolor": "white", "markeredgewidth": 1.5, "zorder": 4}
-            axes.plot(row[load], row[quantity], marker, color=colour, **style)
+            axes.plot(row[load], row[quantity], MARKERS.get(colour, "o"), color=colour, **style)
         if rows.where(state="not stationary"):
             white = {"color": "black", "markerfacecolor": "white", "linestyle": "none"}
             axes.plot([], [], "o", label="white: not stationary", **white)

@@ -1,0 +1,36 @@
+"""Some columns of a file of results.
+
+python -m experiments.lib.ask results/heirs.csv workload policy "P99 TTFT" counted state
+
+A quantity is asked for without its unit. Rows that lack one of them are left out.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from command.checks import UserError
+from command.cli import run_main
+from experiments.lib.rows import Rows, base, print_rows, read_rows
+
+
+def ask(path: Path, columns: Sequence[str]) -> None:
+    """Print them. Raises UserError for a file without results, and for an unknown column."""
+    rows = read_rows(path)
+    known = dict.fromkeys(base(name) for row in rows for name in row)
+    if not rows or not columns:
+        raise UserError(f"{path}: it needs results, and names of columns: {', '.join(known)}")
+    if unknown := [name for name in columns if name not in known]:
+        raise UserError(f"{path} has no column {unknown[0]!r}; it has {', '.join(known)}")
+    found = Rows([row for row in rows if {*columns} <= row.keys()], rows.units)
+    print_rows(found, columns)
+
+
+def main() -> None:
+    if len(sys.argv) < 2:
+        raise UserError("it needs a file of results, and names of columns")
+    ask(Path(sys.argv[1]), sys.argv[2:])
+
+
+if __name__ == "__main__":
+    run_main(main)
