@@ -259,20 +259,29 @@ def by_policy(rows: Rows) -> None:
                 print_rows(wide, (*loads, "policy", "C", "all", *tags), title)
 
 
-def mark_unsteady(quantity: str, load: str) -> Callable[[plt.Axes, Rows], None]:
-    """White points in a panel, where the state is not stationary."""
+def mark(quantity: str, load: str) -> Callable[[plt.Axes, Rows], None]:
+    """In a panel: white points where the state is not stationary; triangles for infinite times."""
 
-    def mark(axes: plt.Axes, rows: Rows) -> None:
+    def draw_marks(axes: plt.Axes, rows: Rows) -> None:
         looks = looks_of(rows.column("policy"))
-        for row in rows.where(state="not stationary"):
+        white = {"markerfacecolor": "white", "markeredgewidth": 1.5, "linestyle": "none"}
+        unsteady = rows.where(state="not stationary")
+        for row in unsteady:
             colour, _ = looks[row["policy"]]
-            style = {"markerfacecolor": "white", "markeredgewidth": 1.5, "zorder": 4}
-            axes.plot(row[load], row[quantity], MARKERS.get(colour, "o"), color=colour, **style)
-        if rows.where(state="not stationary"):
-            white = {"color": "black", "markerfacecolor": "white", "linestyle": "none"}
-            axes.plot([], [], "o", label="white: not stationary", **white)
+            style = {"color": colour, "marker": MARKERS.get(colour, "o"), "zorder": 4}
+            axes.plot(row[load], row[quantity], **white | style)
+        if unsteady:
+            axes.plot([], [], marker="o", color="black", label="white: not stationary", **white)
+        infinite = [row for row in rows if math.isinf(row[quantity])]
+        for row in infinite:
+            colour, _ = looks[row["policy"]]
+            edge = {"transform": axes.get_xaxis_transform(), "clip_on": False}  # the upper one
+            axes.plot(row[load], 1, "^", color=colour, **edge)
+        if infinite:
+            style = {"marker": "^", "color": "black", "linestyle": "none"}
+            axes.plot([], [], label="upper edge: infinite, as too few end", **style)
 
-    return mark
+    return draw_marks
 
 
 def draw(rows: Rows) -> plt.Figure:
@@ -291,7 +300,7 @@ def draw(rows: Rows) -> plt.Figure:
             facet="tag",
             rule=rule,
             log="y" if UNITS[name] == "s" else "",
-            also=mark_unsteady(name, load),
+            also=mark(name, load),
         )
         drawn += [(source, each) for each in panel.facets(rows.where(source=source))]
     columns = len({panel.title for _, panel in drawn}) if tagged else 3
@@ -310,7 +319,7 @@ def draw(rows: Rows) -> plt.Figure:
     figure.legend(legend.values(), legend, loc="outside lower center", ncols=4)
     first = rows.where("B")[0]
     title = title_of(rows.where(source=first["source"]))
-    sizes = f"{first['windows']} windows of {first['requests']} requests"
+    sizes = f"windows of {first['requests']} requests: {first['windows']}"
     figure.suptitle(f"{title}, {sizes}")
     return figure
 
