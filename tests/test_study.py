@@ -13,6 +13,7 @@ import pytest
 from batch import Batch
 from command.checks import UserError
 from costmodel import make_batch
+from experiments.lib.ask import ask
 from experiments.lib.common import commit, origin
 from experiments.lib.engines import Real, cases, median_row
 from experiments.lib.panels import Panel
@@ -77,6 +78,20 @@ def test_a_row_says_who_made_it(tmp_path: Path) -> None:
     rows = read_rows(tmp_path / "a.csv")
     assert {key: rows[0][key] for key in made} == made
     assert rows.case(rows[0]) == {"B": 2}, "what is said about a row is no key of it"
+
+
+def test_columns_of_a_file_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [PREDICTED | {"B": B, "rate": 1.5, "commit": "1a2b"} for B in (1, 2)]
+    Rows([*rows, PREDICTED | {"speedup": 2.0}], UNITS).write(path := tmp_path / "a.csv")
+    ask(path, ["B", "rate"])
+    ask(path, ["commit"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["B", "rate", "(tokens/s)"],
+        ["-", "-" * 15],
+        *(["1", "1.50"], ["2", "1.50"], ["-", "-"]),
+        *(["commit"], ["-" * 6], ["1a2b"], ["-"]),
+    ], "what is the same is said once"
 
 
 @pytest.mark.parametrize("dirty", ["", "?? policy.py", " M loop.py"])

@@ -2,7 +2,8 @@
 
 python -m experiments.lib.ask results/heirs.csv workload policy "P99 TTFT" counted state
 
-A quantity is asked for without its unit. Rows that lack one of them are left out.
+A quantity is asked for without its unit. A row that lacks one of them has a "-". Rows that say the
+same are one line.
 """
 
 import sys
@@ -22,8 +23,8 @@ def ask(path: Path, columns: Sequence[str]) -> None:
         raise UserError(f"{path}: it needs results, and names of columns: {', '.join(known)}")
     if unknown := [name for name in columns if name not in known]:
         raise UserError(f"{path} has no column {unknown[0]!r}; it has {', '.join(known)}")
-    found = Rows([row for row in rows if {*columns} <= row.keys()], rows.units)
-    print_rows(found, columns)
+    found = {tuple(row.get(name) for name in columns): row for row in rows}
+    print_rows(Rows(found.values(), rows.units), columns)
 
 
 def main() -> None:
