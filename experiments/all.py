@@ -27,7 +27,7 @@ from pathlib import Path
 from string import Template
 
 from command.checks import UserError, lookup
-from command.cli import MARK, run_main, write_file
+from command.cli import MARK, cores, run_main, write_file
 from command.flags import Flag
 from experiments import fidelity, studies
 from experiments.lib import common, holes, look
@@ -269,7 +269,7 @@ def run_all(
     names: list[str], flags: list[str]
 ) -> dict[str, tuple[float, subprocess.CompletedProcess]]:
     """Run these scripts, as many at once as there are cores, and fidelity.py."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         try:
             longest_first = sorted(names, key=lambda name: name not in SLOW)
             jobs = {pool.submit(run_script, name, flags): name for name in longest_first}

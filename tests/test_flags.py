@@ -235,7 +235,7 @@ def test_jobs_run_in_any_executor() -> None:
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="not on this system")
 def test_a_job_has_the_cores_that_it_was_given() -> None:
     code = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
-    code += "from experiments.lib.common import cores; print(cores())"
+    code += "from command.cli import cores; print(cores())"
     assert spawn.run("-c", code).stdout == "1\n"
 
 

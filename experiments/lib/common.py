@@ -9,7 +9,6 @@ import csv
 import gc
 import math
 import multiprocessing
-import os
 import platform
 import shlex
 import shutil
@@ -28,7 +27,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from command.cli import interrupts_held, is_ours, progress, write_file
+from command.cli import cores, interrupts_held, is_ours, progress, write_file
 from experiments.lib.published import paper_numbers  # noqa: F401  (as all scripts know it)
 from more.loading.policyfile import LOADED, load_policies
 
@@ -186,13 +185,6 @@ def begin_worker(policies: Sequence[Path]) -> None:
     gc.disable()  # a run leaves many small objects and no cycles: looking takes a fifth of its time
     for path in policies:
         load_policies(path)  # where processes are forked, they are there already
-
-
-def cores() -> int:
-    """How many this process may use. A batch system gives it a part of a machine."""
-    if hasattr(os, "sched_getaffinity"):  # not on every system
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 _executor: Executor | None = None
