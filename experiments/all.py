@@ -15,7 +15,6 @@ holds stay, and are shown. So do the results of SLOW scripts, and of those that 
 import enter  # noqa: F401
 
 import html
-import os
 import struct
 import subprocess
 import sys
