@@ -7,9 +7,9 @@
 All policies serve the same windows of requests (lib/windows.py says how), each with the token
 budget (C) that is best in what the workload is judged by, in other windows. A dot is the median
 over the windows; its line reaches from the lowest to the highest. A white dot is "not stationary":
-more requests come than leave, and longer windows have longer delays. Below each other: what the
-paper says of its policy, and what we see. "seen": better than sarathi_serve in every window. The
-workloads are made up, but for the lengths of Azure's chat.
+in one of the windows, more requests come than leave, and longer ones have longer delays. Below each
+other: what the paper says of its policy, and what we see. "seen": better than sarathi_serve in
+every window. The workloads are made up, but for the lengths of Azure's chat.
 """
 
 import enter  # noqa: F401
@@ -35,7 +35,7 @@ from experiments.lib.papers import OURS, Recorded, looks_of
 from experiments.lib.rows import Row, Rows, print_rows, spread
 from experiments.lib.study import Study
 from experiments.lib.td import SAMPLE
-from experiments.lib.windows import LESS, REQUESTS, UNITS, Windows, medians, times
+from experiments.lib.windows import LESS, REQUESTS, UNITS, Windows, medians, times, unsteady
 from more.policies import HEIRS
 from more.serving.capacity import Deployment
 from more.serving.lengths import tag_lengths
@@ -296,7 +296,7 @@ def draw(rows: Rows) -> plt.Figure:
         for place, row in enumerate(own):
             colour, marker = looks[row["policy"].partition(":")[0]]
             style = {"color": colour, "markersize": 11, "markeredgewidth": 2}
-            if row["state"] == "not stationary":
+            if unsteady(row):
                 style["markerfacecolor"] = "white"
             axes.plot(spread(row, work.quantity), [place, place], color=colour, linewidth=2)
             axes.plot(row[work.quantity], place, marker, **style)

@@ -12,13 +12,14 @@ r"""Latency against load, as a paper prints it: steady state, several windows, e
 All policies serve the same windows of requests, each with the token budget (C) that suits it
 (lib/windows.py says how). vllm_v0, orca and sarathi_serve are always there. Lines are medians over
 the windows, bands the lowest and the highest. Of 8 windows drawn with seeds, these hold the median
-of such windows in 99 of 100 cases; those of a file may drift. A white point is "not stationary":
-the queue grows, and longer windows have longer delays. "over sarathi_serve" is a ratio in the same
-window: what differs there is the policy alone. A promise is kept if no token comes later than
-`ttft` + n `tbt` after the arrival (who is early may stop for a while), or the last one not later
-than `ttlt`: tags of a request, in s. Without tags, `ttft` is 2 s and `tbt` five decode iterations,
-the strict SLO. The rates are parts of what the GPU serves if all requests wait from the start. With
---concurrency there is also a closed loop: so many clients, each with one request at a time.
+of such windows in 99 of 100 cases; those of a file may drift. A white point is "not stationary": in
+a window of it, the queue grows, and longer ones have longer delays. "over sarathi_serve" is a ratio
+in the same window: what differs there is the policy alone. A promise is kept if no token comes
+later than `ttft` + n `tbt` after the arrival (who is early may stop for a while), or the last one
+not later than `ttlt`: tags of a request, in s. Without tags, `ttft` is 2 s and `tbt` five decode
+iterations, the strict SLO. The rates are parts of what the GPU serves if all requests wait from the
+start. With --concurrency there is also a closed loop: so many clients, each with one request at a
+time.
 """
 
 import enter  # noqa: F401
@@ -52,7 +53,7 @@ from experiments.lib.papers import (
 )
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study, title_of
-from experiments.lib.windows import REQUESTS, UNITS, Windows, by_tag, medians, times
+from experiments.lib.windows import REQUESTS, UNITS, Windows, by_tag, medians, times, unsteady
 from more.serving.capacity import MAX_DELAY, STRICT, Deployment
 from more.serving.lengths import length_error
 from more.serving.traffic import FASTEST, LogNormal, make_requests, poisson
@@ -265,12 +266,12 @@ def mark(quantity: str, load: str) -> Callable[[plt.Axes, Rows], None]:
     def draw_marks(axes: plt.Axes, rows: Rows) -> None:
         looks = looks_of(rows.column("policy"))
         white = {"markerfacecolor": "white", "markeredgewidth": 1.5, "linestyle": "none"}
-        unsteady = rows.where(state="not stationary")
-        for row in unsteady:
+        growing = [row for row in rows if unsteady(row)]
+        for row in growing:
             colour, _ = looks[row["policy"]]
             style = {"color": colour, "marker": MARKERS.get(colour, "o"), "zorder": 4}
             axes.plot(row[load], row[quantity], **white | style)
-        if unsteady:
+        if growing:
             axes.plot([], [], marker="o", color="black", label="white: not stationary", **white)
         infinite = [row for row in rows if math.isinf(row[quantity])]
         for row in infinite:
@@ -311,6 +312,7 @@ def draw(rows: Rows) -> plt.Figure:
         axes.remove()
     for axes, (source, panel) in zip(places, drawn, strict=False):
         panel.draw(axes, rows.where(source=source), Rows(), source)
+        axes.tick_params(axis="x", labelsize=11)  # nine rates
         both = source if len(rows.sources()) > 1 else ""
         axes.set_title(", ".join(filter(None, (panel.title, both))))
         axes.get_legend().remove()

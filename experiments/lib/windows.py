@@ -11,8 +11,9 @@ second come, "achieved" end, and "rejected" are sent away; "goodput" come and ge
 promised. "counted" requests stand behind each percentile of a window, and "gaps counted" behind
 that of the TBT.
 
-The state is "not stationary" where fewer than STEADY of the requests that come leave again: a queue
-grows. Then delays are those of windows of so many requests, and longer ones have longer delays.
+A window is "not stationary" where fewer than STEADY of the requests that come leave again: a queue
+grows. Then delays are those of windows of so many requests, and longer ones have longer delays. A
+row says in how many of its windows it is so.
 
 Windows of their own tune: in them, each policy takes the token budget (C) that is best for what is
 judged. The others are measured.
@@ -38,6 +39,7 @@ from timeline import Trace
 
 REQUESTS = 1024  # of a window: with 256, two policies may stand in the wrong order
 STEADY = 0.95  # of the requests that come; with fewer that leave, a queue grows
+STATIONARY = "stationary"
 PROMISES = "promises kept"
 SECONDS = ("P99 TBT", "median TTFT", "P99 TTFT", "P99 E2E", "mean E2E")
 LESS = (*SECONDS, "preemptions", "recomputed")  # the less, the better
@@ -228,13 +230,19 @@ class Windows:
 def state(row: Row) -> str:
     """Whether as many requests leave as come. Those that are rejected leave, too."""
     left = row["achieved"] + row["rejected"]
-    return "stationary" if left >= STEADY * row["offered"] else "not stationary"
+    return STATIONARY if left >= STEADY * row["offered"] else f"not {STATIONARY}"
+
+
+def unsteady(row: Row) -> bool:
+    """Whether its state is not stationary, in any window."""
+    return row.get("state", STATIONARY) != STATIONARY
 
 
 def medians(rows: Sequence[Row]) -> Row:
-    """One row of several windows: medians, their range, and the state that these say."""
-    found = median_row(rows)
-    return found | {"state": state(found)}
+    """One row of several windows: medians, their range, and in how many a queue grows."""
+    count = sum(map(unsteady, rows))
+    words = f"not {STATIONARY} in {count} of {len(rows)}" if count else STATIONARY
+    return median_row(rows) | {"state": words}
 
 
 def words_of(quantity: str, tuned: Mapping[int, tuple[float, float]]) -> str:
