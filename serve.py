@@ -21,14 +21,12 @@ from command.checks import UserError
 from command.cli import run_main
 from command.flags import Flag, Parser
 from configs import GPUS, gpu_named
-from more.loading.files import find
 from more.loading.policyfile import load_files, warn_if_crowded
 from more.pipeline.policies import policy_names
 from more.serving.calibration import cost_here
 from more.web import explore_routes, live
 from more.web.api import Api
 from more.web.api import router as api_routes
-from more.web.chat import Chat, read_template
 from more.web.priced import PricedEngine
 from more.web.runner import Engine, Runner
 from more.web.server import Server, hash_of, listen
@@ -133,8 +131,7 @@ def serve(args: argparse.Namespace) -> bool:
     warn_if_crowded(engine.policy, engine.max_batch_size, engine.chunk_size)
     name = args.model or engine.name
     name = engine.name if os.path.isdir(name) else name
-    template = None if engine.priced else read_template(find(args.model or "demo"))
-    api = Api(engine, name, Chat(*template) if template else None, args.lenient)
+    api = Api(engine, name, args.lenient)
     runner = Runner(engine, queue=args.queue, deliver=api.deliver)
     api.runner = runner
     routers = [api_routes(api), live.router(runner), explore_routes.router(args.pyodide)]

@@ -30,9 +30,16 @@ from course.exercises import LESSONS
 from experiments import bench, beside_benchmarks, fidelity, studies, validate
 from experiments.lib import common, holes
 from experiments.lib.rows import Rows, read_rows
-from more.web.schemas import IDLE
+from more.web.schemas import Body, Chat, Completion, Message, StreamOptions
 
 WIDTH = 100
+KINDS = {  # of what a client may ask for
+    Body: "both completions",
+    Completion: "completions",
+    Chat: "chats",
+    Message: "a message of a chat",
+    StreamOptions: "stream_options",
+}
 NUMBER = r"[+-]?\d+(?:[.,]\d+)*"
 BLOCK = re.compile(
     r"^(<!-- filled: (.+) -->\n(?:```\w*\n)?)(?s:.*?)^((?:```\n)?<!-- end -->)$", re.MULTILINE
@@ -209,10 +216,11 @@ def lessons(_: str) -> str:
 def idle(_: str) -> str:
     """What changes nothing, of the parameters that the server does not have."""
     lines = ["| parameter | what changes nothing | of |", "|---|---|---|"]
-    for place, parameters in IDLE.items():
-        for name, values in parameters.items():
-            told = ", ".join(f"`{json.dumps(value)}`" for value in values or [None])
-            lines.append(f"| `{name}` | {told} | {place} |")
+    for kind, place in KINDS.items():
+        for name, mark in kind.idle().items():
+            told = ", ".join(f"`{json.dumps(value)}`" for value in mark.values or [None])
+            if kind is Body or name not in Body.model_fields:
+                lines.append(f"| `{name}` | {told} | {place} |")
     return "\n".join(lines)
 
 
