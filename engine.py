@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import wraps
 from inspect import signature
-from math import nan
 from threading import RLock
 
 import torch
@@ -204,10 +203,7 @@ class LLM:
         reason = request.finish_reason
         text = self._text(request.output, reason)
         output = request.output[:-1] if reason == "error" else request.output
-        life = self.trace.lives.get(request.request_id)
-        times = (nan, nan)  # of a request that was rejected before its first token
-        if life and life.tokens:
-            times = (life.ttft, life.latency)
+        times = self.trace.times_of(request.request_id)
         return RequestOutput(list(request.prompt), output, text, reason, *times)
 
     @in_turn
@@ -234,13 +230,15 @@ class LLM:
                     seen[index] += 1
                     last = seen[index] == len(request.output)
                     reason = request.finish_reason if last else None
+                    if reason == "reject":  # it has an event of its own, below
+                        reason = None
                     text = "" if reason in NO_TEXT else pieces[index].add(token)
                     if reason is not None:
                         text += pieces[index].end()
                     yield StreamedToken(index, token, text, reason)
                 if request.finish_reason == "reject" and index not in refused:
                     refused.add(index)
-                    yield StreamedToken(index, -1, "", "reject")
+                    yield StreamedToken(index, -1, pieces[index].end(), "reject")
 
         for _ in self._run(requests):
             yield from fresh()

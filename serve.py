@@ -13,6 +13,7 @@ import command.enter  # noqa: F401
 import argparse
 import logging
 import os
+import socket
 import sys
 import threading
 import webbrowser
@@ -122,6 +123,30 @@ def find_browser() -> webbrowser.BaseBrowser | None:
     return None if os.path.basename(getattr(found, "name", "")) in OF_TERMINALS else found
 
 
+def address_in_network(host: str) -> str:
+    """This machine's address for others. Empty if the server listens to this machine alone."""
+    if host not in ("0.0.0.0", "::"):
+        return "" if host in ("127.0.0.1", "::1") else host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # of documentation's addresses: nothing is sent
+        except OSError:  # no network
+            return ""
+        return probe.getsockname()[0]
+
+
+def print_qr(link: str) -> None:
+    """The link as a picture for a phone's camera, where a terminal shows it."""
+    if not sys.stdout.isatty():
+        return
+    try:
+        import segno
+    except ModuleNotFoundError:
+        print("QR code    none: pip install segno")
+        return
+    segno.make(link, micro=False).terminal(compact=True)
+
+
 def serve(args: argparse.Namespace) -> bool:
     """Serve until a signal ends it. Returns whether all requests were run to their end."""
     listener = listen(args.host, args.port)
@@ -148,6 +173,12 @@ def serve(args: argparse.Namespace) -> bool:
         print(f"stalls     {page}  shows vllm_v0, then sarathi_serve: open this")
     print(f"API        {address}/v1, model {name!r}, {'with' if keys else 'without'} a key")
     print(f"page       {address}/")
+    if there := address_in_network(host):
+        for_class = f"http://{there}:{port}/"  # to watch: one show is enough
+        print(f"class      {for_class}  for phones and laptops of the same network")
+        print_qr(for_class)
+        if not keys:
+            print("key        none: whoever is in this network may use it (--api-key gives one)")
     browser = find_browser() if args.open else None
     if browser:  # in a thread: some return when their window is closed
         threading.Thread(target=browser.open, args=[page], daemon=True).start()

@@ -30,7 +30,7 @@ the engine's clock.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import inf
+from math import inf, nan
 
 from batch import Batch, Request
 
@@ -260,6 +260,11 @@ class Trace(Recorder):
         A request's first output token belongs to its prefill.
         """
         return sum(iteration.num_decodes for iteration in self.iterations)
+
+    def times_of(self, request_id: int) -> tuple[float, float]:
+        """Its TTFT and its latency, in s. NaN for a request that was rejected without a token."""
+        life = self.lives.get(request_id)
+        return (life.ttft, life.latency) if life and life.tokens else (nan, nan)
 
     def useful(self) -> list[Life]:
         """The lives of all requests that have a token and were not cancelled."""

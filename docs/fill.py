@@ -27,6 +27,7 @@ from command.checks import UserError, lookup
 from command.cli import ROOT, run_main, write_file
 from command.flags import Parser, markdown
 from course.exercises import LESSONS
+from docs import beside
 from experiments import bench, beside_benchmarks, fidelity, studies, validate
 from experiments.lib import common, holes
 from experiments.lib.rows import Rows, read_rows
@@ -269,6 +270,7 @@ def without_torch(_: str) -> str:
 
 
 BLOCKS: dict[str, Callable[[str], str]] = {
+    "beside": lambda _: beside.table(derived()["lines of all, to 5,000"]),
     "bench": lambda title: below(title, printed(bench.print_found, results("bench").newest())),
     "report": report,
     "published": published,

@@ -15,7 +15,6 @@ class TargetTBT(SarathiServe):
     name = "target_tbt"
     example = "target_tbt:50"
     target = 0.05  # s
-    most = None  # tokens
 
     def configure(self, option: str) -> None:
         if not SIZE.fullmatch(option) or int(option) < 1:

@@ -13,12 +13,15 @@ are tiny and in float64, so that tokens agree exactly.
 import command.enter  # noqa: F401
 
 import random
+import time
+import tokenize
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
+from io import StringIO
 from itertools import accumulate, product
 from pathlib import Path
 
@@ -28,7 +31,7 @@ import torch
 from attention import PLAIN
 from batch import Batch, Request
 from command.checks import UserError, shown
-from command.cli import progress, run_main
+from command.cli import progress, read_text, run_main
 from command.flags import Parser
 from configs import MODELS
 from executor import ModelExecutor
@@ -40,7 +43,7 @@ from more.beam.outputs import beam_requests
 from more.beam.request import CACHES, BeamRequest, BeamSearchParams, count_beams
 from more.beam.search import BeamSearch, best_candidates
 from more.fast.backends import choose_backend, speed_up
-from more.loading.policyfile import is_ours, load_policies
+from more.loading.policyfile import MOST_BYTES, is_ours, load_policies
 from more.paged.blocks import BlockMemory, Blocks
 from more.paged.cache import make_cache, manage
 from more.pipeline import Rules, make_micro_batches
@@ -71,7 +74,7 @@ from tests.conftest import TINY, PlainLLM, last_logits, one_at_a_time, small_llm
 
 LONGEST = 40  # tokens of prompt and output: fewer than the tiny models have positions
 OUTPUT = 14  # tokens, at most
-PROMPTS = 24  # of each model
+PROMPTS = 12  # of each model
 PLAYS = 50  # of a user's own policy, with each driver
 STEPS = 5000  # more than any play needs
 REORDER = (VTC, SRPT, QoServe)  # all others are first come, first served
@@ -363,11 +366,11 @@ Found = dict[int, tuple[list, str | None]]
 
 
 def check(play: Play, found: Found) -> None:
-    """Who has ended has its tokens alone; who was cancelled, the first of them."""
+    """Who has ended has its tokens alone; who was cancelled or rejected, the first of them."""
     leavers = {n for call, numbers in play.numbered() if call.leaves is not None for n in numbers}
     for number, asked in enumerate(play.asked):
         (tokens, reason), expected = found[number], asked.expected
-        early = number in leavers and reason == "abort"
+        early = (number in leavers and reason == "abort") or reason == "reject"
         who = f"request {number} does not end as alone"
         for place, (token, right) in enumerate(zip(tokens, expected, strict=False)):
             hold(f"{who}, output token {place}", token, right)
@@ -386,9 +389,8 @@ def hold(rule: str, found: object, expected: object) -> None:
 
 
 def nobody_left(schedulers: Sequence[Scheduler]) -> None:
-    """No request starves."""
     left = [r.request_id for each in schedulers for r in (*each.running, *each.waiting)]
-    hold("at the end, who waits or runs", left, [])
+    assert not left, f"requests {left} starve: they wait or run after {STEPS} steps"
 
 
 def check_rules(scheduler: Scheduler, batch: Batch, alone: bool = True) -> None:
@@ -592,9 +594,13 @@ def by_loop(play: Play) -> Found:
             check_books(executor, [scheduler])
     check_end(executor, [scheduler])
     trace = loop.trace
-    ended = [own for own, request in requests.items() if request.finish_reason != "abort"]
+    early = ("abort", "reject")
+    ended = [own for own, request in requests.items() if request.finish_reason not in early]
     hold("the requests that end", sorted(own for own, _ in trace.finished), sorted(ended))
     hold("the requests that are cancelled", [own for own, _ in trace.cancelled], gone)
+    rejected = [own for own, request in requests.items() if request.finish_reason == "reject"]
+    told = [own for own, _ in trace.rejected]
+    hold("the requests that are rejected", sorted(told), sorted(rejected))
     for own, life in trace.lives.items():
         assert life.scheduled >= requests[own].arrival, f"request {own} runs before it arrives"
         counted = requests[own].preemptions
@@ -657,16 +663,22 @@ def by_stream(play: Play, llm: LLM | None = None) -> Found:
                         outputs = llm.beam_search(prompts, params, cache=call.asked[0].cache)
                         for number, output in zip(numbers, outputs, strict=True):
                             sequences = [each.token_ids for each in output.sequences]
-                            found[number] = sequences, output.sequences[0].finish_reason
+                            reason = output.sequences[0].finish_reason
+                            found[number] = [] if reason == "reject" else sequences, reason
                         continue
                     params = [each() for each in params]
                     waits = [TICK * w for w in call.arrivals]
                     if call.whole:
+                        begin = time.perf_counter()
                         outputs = llm.generate(prompts, params, waits)
+                        passed = time.perf_counter() - begin
                         for number, output in zip(numbers, outputs, strict=True):
                             prompt = play.asked[number].prompt
                             hold(f"request {number}: its prompt", output.prompt_token_ids, prompt)
-                            assert 0 < output.ttft <= output.latency, f"request {number}: its times"
+                            times = 0, output.ttft, output.latency, passed
+                            in_order = list(times) == sorted(times)
+                            early = output.finish_reason == "reject"
+                            assert in_order or early, f"request {number}: its times"
                             found[number] = output.token_ids, output.finish_reason
                     else:
                         found |= {number: ([], None) for number in numbers}
@@ -685,11 +697,14 @@ def by_stream(play: Play, llm: LLM | None = None) -> Found:
                 else:
                     tokens, reason = found[numbers[token.index]]
                     assert reason is None, "tokens come after the end"
-                    found[numbers[token.index]] = [*tokens, token.token_id], token.finish_reason
+                    if token.finish_reason != "reject":  # else it is no token
+                        tokens = [*tokens, token.token_id]
+                    found[numbers[token.index]] = tokens, token.finish_reason
             elif not script:
                 break
     assert set(llm.cache.used) == {None} and not (llm._loop and llm._loop.busy), "a slot leaks"
-    assert set(llm.trace.lives) <= set(range(llm._next_id)), "ids go on counting"
+    lives = llm._loop.trace.lives if llm._loop else {}  # a stream that never began has no trace
+    assert set(lives) <= set(range(llm._next_id)), "a new loop counts ids on"
     return found
 
 
@@ -879,6 +894,9 @@ def by_micro_batches(play: Play) -> Found:
                 batch, _ = work.next(number, executor.now())
                 for request in work.take_preempted():
                     executor.release(request)
+                for request in work.take_rejected():
+                    if request.chunks_run:
+                        executor.release(request)
                 if batch is not None:
                     idle.remove(number)
                     if not isinstance(work, OnePool):  # there, decodes may be in flight
@@ -958,11 +976,25 @@ def perform(driver: str, seed: object, policy: str | None = None, paged: bool = 
     return play
 
 
+def check_source(path: Path) -> None:
+    """Refuse a policy that knows when a request will end."""
+    for token in tokenize.generate_tokens(StringIO(read_text(path, MOST_BYTES)).readline):
+        if token.type == tokenize.NAME and token.string == "ends_after":
+            raise UserError(
+                f"{path}, line {token.start[0]}: a policy may not know `ends_after`, when a request"
+                " will end in fact; it may read max_tokens"
+            )
+
+
 def main() -> None:
     """Whether the policies of a file keep all tokens."""
     parser = Parser(main.__doc__, {})
     parser.add_argument("files", nargs="+", type=Path, help="Python files with policies")
-    for name in [name for path in parser.parse_args().files for name in load_policies(path)]:
+    files = parser.parse_args().files
+    names = [name for path in files for name in load_policies(path)]
+    for path in files:
+        check_source(path)
+    for name in names:
         plays = list(product(DRIVERS, range(PLAYS)))
         for driver, seed in progress(plays, f"{name}, plays"):
             try:

@@ -9,6 +9,7 @@ import tomllib
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from unittest import mock
 
 import lines
 import pytest
@@ -159,7 +160,8 @@ def test_every_test_has_a_promise() -> None:
     """`make lines` prints the tokens by folder, and the lines of tests by what they promise."""
     tracked()  # skips where git knows nothing
     assert lines.by_promise()
-    assert set(lines.by_folder()[0]) >= {"(root)", "more", "tests"}
+    with mock.patch.object(lines, "tokens", len):  # the next test counts tokens
+        assert set(lines.by_folder()[0]) >= {"(root)", "more", "tests"}
 
 
 def test_every_file_has_a_room() -> None:

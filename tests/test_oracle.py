@@ -1,12 +1,14 @@
 """The backbone: whatever happens, a request gets the tokens that it gets alone."""
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from command.checks import UserError
 from more.beam.request import BeamRequest
+from more.loading.policyfile import load_policies
 from more.policies import HEIRS
 from scheduler import POLICIES, Scheduler
 from tests import oracle
@@ -53,25 +55,67 @@ def counted(kind: type, count: Counter[type], monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(kind, name, noted)
 
 
-def test_a_policy_of_ones_own_is_checked(
+@pytest.fixture
+def ask_oracle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    """One that changes a token is named; one that keeps all passes."""
-    monkeypatch.setattr(oracle, "PLAYS", 2)
+) -> Callable[[str], str]:
+    """What `python -m tests.oracle` prints of a file of policies, given as its text."""
     path = tmp_path / "mine.py"
-    path.write_text(
-        "from scheduler import Orca\nclass Mine(Orca):\n    name = 'mine'\n"
-        "    def update(self, batch, tokens): return super().update(batch, [0 for _ in tokens])\n"
-    )
-    monkeypatch.setattr("sys.argv", ["oracle", str(path)])
+
+    def asked(text: str) -> str:
+        path.write_text(text, encoding="utf-8")
+        monkeypatch.setattr(oracle, "PLAYS", 3)
+        monkeypatch.setattr("sys.argv", ["oracle", str(path)])
+        oracle.main()
+        return capsys.readouterr().out
+
+    return asked
+
+
+def test_a_policy_of_ones_own_is_checked(ask_oracle: Callable[[str], str]) -> None:
+    """One that changes a token is named."""
     said = "policy 'mine', driver Loop, play 0, at the end: request . does not end as alone, output"
     with pytest.raises(UserError, match=rf"{said} token \d+: it is 0, and must be \d+$"):
-        oracle.main()
-    monkeypatch.setattr(
-        "sys.argv", ["oracle", str(Path(oracle.__file__).parents[1] / "examples/priority.py")]
+        ask_oracle(
+            "from scheduler import Orca\nclass Mine(Orca):\n    name = 'mine'\n    def update(self,"
+            " batch, tokens): return super().update(batch, [0 for _ in tokens])\n"
+        )
+
+
+def test_an_example_passes(ask_oracle: Callable[[str], str]) -> None:
+    good = (Path(oracle.__file__).parents[1] / "examples/priority.py").read_text("utf-8")
+    assert ask_oracle(good).startswith("priority: the same tokens as alone, in 3 plays of")
+
+
+def test_a_policy_that_knows_the_future_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "seer.py"
+    path.write_text(
+        "from scheduler import SarathiServe\nclass Seer(SarathiServe):\n    name = 'seer'\n"
+        "    def rank(self, request): return request.ends_after  # not ends_after\n"
     )
-    oracle.main()
-    assert capsys.readouterr().out.startswith("priority: the same tokens as alone, in 2 plays of")
+    monkeypatch.setattr("sys.argv", ["oracle", str(path)])
+    with pytest.raises(UserError, match=r"seer.py, line 4: a policy may not know `ends_after`"):
+        oracle.main()
+
+
+@pytest.mark.parametrize("driver", oracle.DRIVERS)
+def test_who_is_rejected_has_the_first_of_its_tokens(driver: str, tmp_path: Path) -> None:
+    """A policy may refuse who waits, and who runs."""
+    path = tmp_path / f"refuse_{driver}.py"
+    path.write_text(
+        f"from scheduler import SarathiServe\nclass Refuse(SarathiServe):\n"
+        f"    name = 'refuse{driver}'\n    times = 0\n"
+        "    def schedule(self, now):\n"
+        "        self.times += 1\n"
+        "        if self.times % 3 == 0 and self.waiting: self.reject(self.waiting[-1])\n"
+        "        if self.times % 7 == 0 and self.running: self.reject(self.running[0])\n"
+        "        return super().schedule(now)\n"
+    )
+    load_policies(path)
+    for seed in range(8):
+        oracle.perform(driver, seed, f"refuse{driver}")
 
 
 WRONG = {  # what a policy of one's own gets wrong, and what it is told: rule, request, step
@@ -104,25 +148,17 @@ WRONG = {  # what a policy of one's own gets wrong, and what it is told: rule, r
 
 @pytest.mark.parametrize("what", WRONG)
 def test_the_oracle_says_which_rule_was_broken_where(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    what: str, ask_oracle: Callable[[str], str]
 ) -> None:
-    monkeypatch.setattr(oracle, "PLAYS", 3)
     code, said = WRONG[what]
-    path = tmp_path / "mine.py"
     head = "from scheduler import SarathiServe\nclass Mine(SarathiServe):\n    name = 'mine'\n"
-    path.write_text(head + code)
-    monkeypatch.setattr("sys.argv", ["oracle", str(path)])
     with pytest.raises(UserError, match=rf"policy 'mine', driver Loop, play \d, {said}"):
-        oracle.main()
+        ask_oracle(head + code)
 
 
-def test_a_policy_may_preempt_as_it_likes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_policy_may_preempt_as_it_likes(ask_oracle: Callable[[str], str]) -> None:
     """For a slot, as srpt does; or for no reason. Each request still gets its own tokens."""
-    monkeypatch.setattr(oracle, "PLAYS", 3)
-    path = tmp_path / "mine.py"
-    path.write_text(
+    said = ask_oracle(
         "from scheduler import SarathiServe\n"
         "class Slot(SarathiServe):\n    name = 'slot'\n"
         "    def schedule(self, now):\n"
@@ -139,6 +175,4 @@ def test_a_policy_may_preempt_as_it_likes(
         "            self.once(request)\n"
         "        return super().schedule(now)\n"
     )
-    monkeypatch.setattr("sys.argv", ["oracle", str(path)])
-    oracle.main()
-    assert capsys.readouterr().out.count("the same tokens as alone") == 2
+    assert said.count("the same tokens as alone") == 2

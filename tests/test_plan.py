@@ -41,6 +41,7 @@ from more.serving.planner import BUDGETS, EXACT, Found, Traffic
 from more.serving.search import largest_rate
 from more.serving.traffic import Fixed, at_rate, make_requests, poisson, read_trace
 from more.simulate import simulate
+from timeline import Trace
 
 ROOT = Path(__file__).parent.parent
 # The config.json of Llama-3-8B: what prices it.
@@ -210,6 +211,13 @@ def test_a_load_knows_what_any_slo_needs(llama: Path) -> None:
         assert not load.meets(Slo(tuple(less if each is other else other for other in bounds)))
 
 
+@cache
+def whole_run(of: Deployment, rate: float) -> Trace:
+    """Of 224 requests, without an end before the last."""
+    requests = at_rate(Traffic.of("trace", population()).sample(224), rate)
+    return of.serve(requests, OURS, 512)
+
+
 @pytest.mark.parametrize(
     ("bound", "stages"),
     [("e2e:p99:1e6", 1), *product(("tbt:p99:30", "ttft:p90:300"), (1, 2))],
@@ -221,9 +229,9 @@ def test_a_run_that_is_left_would_have_missed(llama: Path, stages: int, bound: s
     left = []
     slo = slo_of(plan.read_options(["--slo", "tbt:p99:1e6", "--slo", bound]), 1.0)
     for rate in (1.0, 8.0, 16.0, 1e6):
-        requests = [at_rate(traffic.sample(224), rate) for _ in range(2)]
-        whole = of.serve(requests[0], OURS, 512)
-        part = of.serve(requests[1], OURS, 512, over=capacity.overload_of(requests[1], slo, 256))
+        whole = whole_run(of, rate)
+        requests = at_rate(traffic.sample(224), rate)
+        part = of.serve(requests, OURS, 512, over=capacity.overload_of(requests, slo, 256))
         left.append(len(part.finished) < 224)
         if left[-1]:
             assert not Load.steady(whole).meets(slo)

@@ -19,21 +19,24 @@ from loop import Loop
 from more.loading.policyfile import load_policies
 from more.paged.blocks import BlockMemory
 from more.paged.prompts import Parts
+from more.pipeline import simulate_pipeline
 from more.policies.qoserve import kept
 from more.serving.lengths import tag_lengths
 from scheduler import (
     POLICIES,
     Memory,
+    SarathiServe,
     Scheduler,
     make_scheduler,
     next_chunk,
 )
-from simulate import CostExecutor
+from simulate import CostExecutor, simulate
+from tests.oracle import check_source
 from timeline import Life
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 OTHERS = ["dynamic:90,40", "vllm_v0:200", "vllm_v1:50", "srpt:30", "equal_progress:16"]
-EVERY = [*POLICIES, *OTHERS, "priority", "target_tbt:30"]  # those of examples/, too
+EVERY = [*POLICIES, *OTHERS, "priority", "target_tbt:30", "lprs"]  # those of examples/, too
 MEMORIES: dict[str, Callable[[int], Memory]] = {
     "slots": Memory,
     "blocks": lambda capacity: BlockMemory(capacity, 8),
@@ -581,3 +584,54 @@ def test_token_throttling_prefills_nothing_in_the_last_part_of_the_cache() -> No
     scheduler = make_scheduler("token_throttling", 4, 950, 1000)
     batches = drive(scheduler, requests_of((999, 2)))
     assert [batch.num_tokens for batch in batches][:2] == [125, 32]
+
+
+# ------------------------------------------------------------------ the true length, and rejections
+
+
+def test_no_policy_knows_when_a_request_ends() -> None:
+    root = Path(__file__).parent.parent
+    for path in [root / "scheduler.py", *EXAMPLES, *sorted((root / "more/policies").glob("*.py"))]:
+        check_source(path)
+
+
+def test_an_output_ends_before_its_limit_and_no_evict_keeps_room_for_the_limit() -> None:
+    """Prompts of 6; up to 8 tokens, in fact 2. A cache of 20 holds both, and not both limits."""
+    for policy, together in (("sarathi_serve", True), ("no_evict", False)):
+        requests = [Request(i, range(6), 8, ends_after=2) for i in range(2)]
+        trace = simulate(requests, policy=policy, chunk_size=16, cache_tokens=20)
+        assert [request.finish_reason for request in requests] == ["stop", "stop"]
+        assert [len(request.output) for request in requests] == [2, 2]
+        assert (trace.iterations[0].num_prefill_tokens == 12) is together
+    [request] = [Request(0, range(6), 2, ends_after=2)]
+    simulate([request])
+    assert request.finish_reason == "length"
+    with pytest.raises(UserError, match="request 0: ends_after is 3"):
+        Request(0, range(6), 2, ends_after=3)
+
+
+class Late(SarathiServe):
+    """It rejects who has waited for half a second."""
+
+    name = "late"
+
+    def schedule(self, now: float) -> Batch | None:
+        for request in [each for each in self.waiting if now - each.arrival > 0.5]:
+            self.reject(request)
+        return super().schedule(now)
+
+
+def test_a_rejected_request_is_in_the_trace_of_a_loop_and_of_a_pipeline() -> None:
+    POLICIES["late"] = Late
+    for pipeline in ({}, {"stages": 2, "gpu": "a6000", "model": "llama-13b"}):
+        requests = [Request(i, range(900), 40) for i in range(9)]
+        if pipeline:
+            sizes = {"max_batch_size": 2, "chunk_size": 128, "keep": True}
+            trace = simulate_pipeline(requests, policy="late", **sizes, **pipeline).requests
+        else:
+            trace = simulate(requests, policy="late", max_batch_size=2, chunk_size=128)
+        rejected = [own for own, _ in trace.rejected]
+        assert rejected and len(rejected) + len(trace.finished) == 9
+        reasons = {request.request_id: request.finish_reason for request in requests}
+        assert all(reasons[own] == "reject" for own in rejected)
+        assert all(moment > 0.5 for _, moment in trace.rejected)

@@ -137,6 +137,25 @@ def test_a_policy_that_fails_is_refused_and_no_stream_notices(llm: LLM, tmp_path
         assert running.runner.state()["failures"] == 0
 
 
+def test_a_policy_refuses_to_serve(engine: PricedEngine, tmp_path: Path) -> None:
+    """429 where nothing has been sent yet; in a stream, an event of the error."""
+    openai = importlib.import_module("openai")
+    refuse = "[self.reject(r) for r in [*self.waiting] if r.tags.get('user') == 'unlucky']"
+    mine = policy_of(tmp_path, "refuses", SCHEDULE.format(refuse))
+    with served(engine) as running:
+        client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
+        assert switch(running, mine)[0] == 200
+        ask = {"model": "llama-13b", "prompt": "one two", "max_tokens": 3}
+        assert client.completions.create(**ask).choices[0].finish_reason == "length"
+        with pytest.raises(openai.RateLimitError) as refused:
+            client.completions.create(**ask, user="unlucky")
+        assert refused.value.code == "rejected"
+        with pytest.raises(openai.APIError, match="the policy refuses to serve this request"):
+            list(client.completions.create(**ask, user="unlucky", stream=True))
+        assert client.completions.create(**ask).choices[0].finish_reason == "length"
+        assert running.runner.state()["failures"] == 0
+
+
 def test_a_policy_that_fails_later_does_not_hide_behind_a_retry(
     engine: PricedEngine, tmp_path: Path
 ) -> None:
@@ -152,6 +171,7 @@ def test_a_policy_that_fails_later_does_not_hide_behind_a_retry(
         assert answer.system_fingerprint == "later C=64"
         with pytest.raises(openai.InternalServerError) as failed:
             client.completions.create(**ask, user="unlucky")
+        assert failed.value.status_code == 500 and failed.value.type == "server_error"
         assert "failed under the policy later C=64" in failed.value.message
         assert "later.py, line 5: AssertionError" in failed.value.message
         assert "gives way to sarathi_serve" in failed.value.message

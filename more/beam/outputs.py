@@ -24,7 +24,7 @@ class BeamSearchSequence:
     text: str  # without the end token; "" where the model has no tokenizer
     cum_logprob: float
     score: float  # cum_logprob / tokens ** length_penalty
-    finish_reason: str  # "stop", "length", or "error": the logits are NaN or infinite
+    finish_reason: str  # "stop", "length", "reject", or "error": logits are NaN or infinite
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,15 @@ def check_room(requests: Sequence[BeamRequest], slots: KVCache, vocab_size: int)
 def output_of(
     request: BeamRequest, trace: Trace, text: Callable[[list[int], str], str]
 ) -> BeamSearchOutput:
-    """text(token ids, finish reason): the decoded tokens. Of a broken search, an empty sequence."""
+    """text(token ids, finish reason): the decoded tokens.
+
+    Of a search that broke or was rejected, an empty sequence.
+    """
     sequences = []
     search = request.search
-    latency = trace.lives[request.request_id].latency
-    if request.finish_reason == "error":
-        nothing = BeamSearchSequence([], "", -math.inf, -math.inf, "error")
+    _, latency = trace.times_of(request.request_id)
+    if request.finish_reason in ("error", "reject"):
+        nothing = BeamSearchSequence([], "", -math.inf, -math.inf, request.finish_reason)
         return BeamSearchOutput(list(request.prompt), [nothing], latency)
     for hypothesis in search.finished[: search.params.n]:
         tokens = hypothesis.token_ids

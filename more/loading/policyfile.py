@@ -2,7 +2,7 @@
 
 The file is Python code of yours. It is run, as `python my.py` would run it: give only a file that
 you trust. Its classes that derive from `scheduler.Scheduler` and have a `name` of their own are
-policies from then on, for real and priced. examples/ has two.
+policies from then on, for real and priced. examples/ has three.
 """
 
 import re

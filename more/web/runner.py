@@ -13,7 +13,7 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -291,11 +291,8 @@ class Runner:
     def _step(self) -> None:
         loop = self.loop
         iteration = loop.step()
-        rejected = loop.trace.rejected
-        loop.trace.rejected = []
-        for own, moment in rejected:
-            self._send(self.streams[own][0], Delta(None, "reject", moment, self.in_force))
-        if iteration is None:
+        self._tell_rejected()
+        if iteration is None:  # the last requests were rejected
             return
         self.iterations += 1
         end = iteration.end
@@ -308,6 +305,7 @@ class Runner:
     def _execute(self, execute: Callable[[Batch], Result], batch: Batch) -> Result:
         """Give new requests a lane, and announce a batch with chunks, which may run for long."""
         self._tell_preempted()
+        self._tell_rejected()
         if batch.chunks:
             moment = self.loop.executor.now()
             waiting = len(self.loop.scheduler.waiting)
@@ -321,6 +319,12 @@ class Runner:
         for own, moment in preempted:
             self.lanes.leave(own)
             self._tell("preempted", id=own, t=moment)
+
+    def _tell_rejected(self) -> None:
+        rejected = self.loop.trace.rejected
+        self.loop.trace.rejected = []
+        for own, moment in rejected:
+            self._send(self.streams[own][0], Delta(None, "reject", moment, self.in_force))
 
     def _shown(self, iteration: Iteration) -> dict:
         scheduler = self.loop.scheduler
@@ -376,7 +380,7 @@ class Runner:
         try:
             scheduler = self.engine.scheduler(policy, chunk_size)
             refused = refused_by(scheduler, self.loop)
-            preempted = [request.request_id for request in take_over(self.loop, scheduler)]
+            preempted = [each.request_id for each in take_over(self.loop, scheduler, refused)]
         except BaseException as error:  # noqa: BLE001 (a policy of a user's own; somebody waits)
             future.set_exception(UserError(why(error)))
             return  # and the old policy goes on
@@ -481,23 +485,26 @@ def refused_by(new: Scheduler, loop: Loop) -> dict[Request, UserError]:
     return refused
 
 
-def take_over(loop: Loop, new: Scheduler) -> list[Request]:
+def take_over(loop: Loop, new: Scheduler, refused: Collection[Request] = ()) -> list[Request]:
     """Replace a loop's scheduler. Returns the preempted requests.
 
     These were in the middle of their prefill. The new one puts all that wait in an order of its
     own, and has not seen any of them in its `add`. The old one is not asked: a user's own might
-    fail.
+    fail. refused: whom the new one cannot serve. They are last, and it is not asked about them.
     """
     old = loop.scheduler
     moment = loop.executor.now()
     new.cost = loop.executor.cost or new.cost
     new.now = moment
     for request in old.waiting:
-        new.enqueue(request)  # in its own order
+        if request not in refused:
+            new.enqueue(request)
     new.running = old.running
     new.memory = old.memory
     for request in reversed([each for each in old.running if each.in_prefill]):
-        Scheduler.preempt(new, request)
+        if request not in refused:
+            Scheduler.preempt(new, request)
+    new.waiting.extend(request for request in old.waiting if request in refused)
     loop.scheduler, preempted = new, Scheduler.take_preempted(new)
     for request in preempted:
         loop.trace.preempt(request, moment)
