@@ -312,7 +312,7 @@ def draw(rows: Rows) -> plt.Figure:
         axes.remove()
     for axes, (source, panel) in zip(places, drawn, strict=False):
         panel.draw(axes, rows.where(source=source), Rows(), source)
-        axes.tick_params(axis="x", labelsize=11)  # nine rates
+        axes.tick_params(axis="x", labelsize=9)  # nine rates
         both = source if len(rows.sources()) > 1 else ""
         axes.set_title(", ".join(filter(None, (panel.title, both))))
         axes.get_legend().remove()
