@@ -34,15 +34,7 @@ from costmodel import CostModel
 from loop import Executor, Loop
 from more.policies.engines import NoEvict, PrefillFirst, VLLMv1
 from more.policies.variants import ChunkedOnly, Dynamic, HybridOnly
-from scheduler import (
-    Memory,
-    Orca,
-    RequestLevel,
-    Sarathi,
-    SarathiServe,
-    Scheduler,
-    VLLMv0,
-)
+from scheduler import Memory, Orca, RequestLevel, Sarathi, SarathiServe, Scheduler, VLLMv0
 from timeline import Iteration
 
 FILLED = {Sarathi, SarathiServe, NoEvict}
@@ -178,8 +170,8 @@ class FastForward(Loop):
             self.context += count
             self.scheduler.memory.taken += count - len(ending)
         few = Batch(batch.chunks, ending)
-        self.scheduler.now = executor.clock
         ended = self.scheduler.update(few, [0] * len(few.sampled))
+        self.here.difference_update(ended)
         iteration = self.trace.record(few, start, seconds, None, ended, executor.clock)
         iteration.num_decodes = count
         iteration.decodes = tuple([request.request_id for request in decodes])
@@ -189,7 +181,6 @@ class FastForward(Loop):
         for chunk in batch.chunks:
             if chunk.is_last and chunk.request.finish_reason is None:
                 self.join(chunk.request)
-        self.here.difference_update(ended)
         self.batch = batch
         return ended
 

@@ -82,14 +82,14 @@ def state_of(loop: Loop) -> tuple | None:
     """
     waiting = loop.scheduler.waiting or loop.arriving
     # the first ones of a staggered workload have fewer decodes
-    alike = waiting[0].max_tokens == waiting[-1].max_tokens
+    alike = waiting[0].ends_after == waiting[-1].ends_after
     known = isinstance(loop, FastForward) and type(loop.scheduler) in JUMPED
     if not known or not alike:
         return None
     loop.settle()
     return tuple(
         [
-            (each.prefilled, each.context, each.chunks_run, each.max_tokens - len(each.output))
+            (each.prefilled, each.context, each.chunks_run, each.ends_after - len(each.output))
             for each in loop.scheduler.running
         ]
     )
