@@ -22,6 +22,7 @@ from more.beam.outputs import BeamSearchOutput, beam_requests, output_of
 from more.beam.request import BeamSearchParams
 from more.fast.backends import check_fast, choose_backend, must_measure, speed_up
 from more.fast.graphs import GraphExecutor, graphs_for
+from more.fast.step import executor_for
 from more.loading.device import check_memory, choose_device, choose_dtype, default_length
 from more.loading.load import choose_length, find_model, late_tokenizer, load_model
 from more.loading.prompts import careful
@@ -82,6 +83,7 @@ class LLM(BookLLM):
     ):
         self.blocks = choose_blocks(cache, block_size, prefix_caching, attention)
         self.lent_to: object = None  # who steps the model in place of our loop
+        self.at_once = True  # run a few decodes in one call, where that can be (more/fast/step.py)
         self.check_weights = check_weights
         self.cuda_graphs = cuda_graphs
         super().__init__(
@@ -162,10 +164,10 @@ class LLM(BookLLM):
         return manage(super()._scheduler(), self.cache)
 
     def make_executor(self) -> ModelExecutor:
-        if self.graphs is None:
-            return super().make_executor()
         parts = self.model, self.cache, self.attend, self.time_operators, self.cost
-        return GraphExecutor(*parts, graphs=self.graphs)
+        if self.graphs:
+            return GraphExecutor(*parts, graphs=self.graphs)
+        return executor_for(self.attention if self.at_once else "", *parts)
 
     # ---- calls
 

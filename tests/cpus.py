@@ -20,6 +20,7 @@ TESTS = [
     "tests/test_linear.py",
     "tests/test_attention.py",
     "tests/test_native.py",
+    "tests/test_step.py",
     "tests/test_beam_native.py",
     "tests/test_plain.py",
     "tests/test_engine.py::test_chunked_prefill_is_the_full_prefill",

@@ -45,7 +45,7 @@ PROMISES = {
     "each policy by hand": "policies policy_file scheduler",
     "transformers agrees": "beam_transformers checkpoint families nanogpt tokenizer",
     "fast operators give what the plain ones give": (
-        "beam_native cpus cuda fake_cuda gpu_day graphs kernels linear native plain"
+        "beam_native cpus cuda fake_cuda gpu_day graphs kernels linear native plain step"
     ),
     "the other papers: pipelines, beams, halves apart": (
         "apart beam beam_cost pipeline pipeline_worker stages td_pipe"

@@ -18,7 +18,6 @@ from batch import Batch, Request
 from command.checks import UserError
 from configs import GPUS, MODELS
 from costmodel import CostModel
-from executor import ModelExecutor
 from model import Transformer
 from more.fast import native
 from more.loading import config_json
@@ -436,7 +435,7 @@ def test_each_field_of_transformers_config_is_read_or_refused(family: str, tmp_p
 
 def decoded(llm: LLM, tokens: list[int]) -> list[torch.Tensor]:
     """The logits after each of these tokens: the first is the prompt, the others are decodes."""
-    executor = ModelExecutor(llm.model, llm.cache, llm.attend)
+    executor = llm.make_executor()  # with native attention: all layers of a decode in one call
     found = []
 
     def choose(batch: Batch, logits: torch.Tensor) -> list[int]:

@@ -9,7 +9,8 @@ from conftest import call
 
 import generate
 from batch import Request
-from generate import read_prompts
+from more import generate as running
+from more.generate import read_prompts
 from more.simulate import simulate
 from nano_sarathi import LLM, SamplingParams, StreamedToken
 
@@ -27,7 +28,7 @@ def test_streams_text_and_ends_with_a_table() -> None:
 
 def test_rates_are_of_the_iterations_that_did_it() -> None:
     trace = simulate([Request(0, range(64), 9)], "llama-13b", policy="sarathi", chunk_size=64)
-    said = generate.table(LLM("demo", device="cpu"), trace)
+    said = running.table(LLM("demo", device="cpu"), trace)
     prefill, *decodes = (each.seconds for each in trace.iterations)
     assert f"64 tokens, {64 / prefill:.0f} tokens/s" in said
     assert f"8 tokens, {8 / sum(decodes):.0f} tokens/s" in said
@@ -41,7 +42,7 @@ def test_the_cache_takes_what_the_prompts_need(monkeypatch: pytest.MonkeyPatch) 
         made.append(LLM(*names, **options))
         return made[-1]
 
-    monkeypatch.setattr(generate, "LLM", make)
+    monkeypatch.setattr(running, "LLM", make)
     texts = "def open(", 50 * "a new list "
     assert call(generate, *texts, "--max-tokens", 5).returncode == 0
     longest = max(len(made[0].tokenizer.encode(text)) for text in texts)

@@ -69,6 +69,7 @@ WITHOUT_TORCH = [f"experiments.{name}" for name in SCRIPTS] + [
     for names in PROMISED[group].values()
     for name in names
 ]
+WITHOUT_TORCH.append("generate")  # until its flags are read: --help is there at once
 # What the browser runs. It has no package at all.
 WITHOUT_NUMPY = ["more.web.explorer", "course.browser"]
 

@@ -298,7 +298,7 @@ def test_refusal(
     group: str, said: str, line: str, files: Files, names: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr("generate.launch", lambda *_, **__: pytest.fail("it starts processes"))
+    monkeypatch.setattr("more.generate.launch", lambda *_, **__: pytest.fail("it starts processes"))
     monkeypatch.chdir(files.folder)
     whole = group.replace("{}", said) if "{}" in group else said
     for each in whole.split(" and also "):

@@ -27,6 +27,7 @@ from watch import PATIENCE, alive, children_of
 
 import generate
 from command.checks import WHY_BROKEN, UserError
+from more.generate import made_up
 from more.pipeline import Step, launch
 from more.pipeline.launch import Place, meet, stage_device
 from more.pipeline.stages import PipelineLLM, measured_hop
@@ -287,7 +288,7 @@ def test_command_line(broken: Path, tmp_path: Path, start: Start) -> None:
     llm = LLM(model, dtype="float64", device="cpu")
     runs = json.loads(numbers.read_text(encoding="utf-8"))
     for run, text in zip(runs, lengths, strict=False):
-        work = generate.made_up(text, "td_pipe", llm.config)
+        work = made_up(text, "td_pipe", llm.config)
         alone = [output.token_ids for output in llm.generate(work.prompts, work.params)]
         assert run["tokens"] == alone, text
     [alone] = llm.generate("def open(", SamplingParams(max_tokens=8))

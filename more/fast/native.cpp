@@ -6,15 +6,18 @@
 //   chunk    many rows of one request. Arithmetic is the bound. Scores never leave a core's own cache (online softmax, as in FlashAttention).
 //   beams    one row for each beam of a search. This is a decode whose rows share a prompt: its keys are read once for all beams.
 //
-// Then come the small operators: normalize, rotate, gate. Each reads its rows once and writes them once.
+// Then come the small operators: normalize, rotate, gate. Each reads its rows once and writes them once. Last comes `step`: a whole iteration
+// of a few decodes, all layers in one parallel region.
 //
 // The vector types are GCC's and Clang's (`vector_size`). So this compiles for any CPU. Three AVX-512 instructions are called by name. No
 // compiler finds two of them: the dot product of bfloat16 pairs, and the rounding to bfloat16. The third widens 16 bits: GCC 12 is slow at it.
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <numeric>
+#include <thread>
 #include <utility>
 #include <vector>
 #ifdef __AVX512BF16__
@@ -128,6 +131,7 @@ struct Request {
     int64_t row, rows, slot, context;
     int64_t block;         // tokens of a block of the cache; 0: all of its tokens are in one block, its slot
     const int64_t* table;  // its blocks, in their order
+    int64_t begin;         // the first token that a decode sees: a window may hide those before
 };
 
 struct Sizes {
@@ -151,14 +155,15 @@ inline int locate(const Request& r, const Sizes& s, int64_t first, int64_t end, 
     return count;
 }
 
-// Calls use(first, end, at, next) for tokens `first` to end - 1 of a request, all of them in turn: they lie side by side, from `at` on. The
-// next ones begin at `next`. Blocks whose numbers follow each other count as one.
+// Calls use(first, end, at, next) for tokens `first` to end - 1 of a request, all that it sees in turn: they lie side by side, from `at` on.
+// The next ones begin at `next`. Blocks whose numbers follow each other count as one.
 template <class F> inline void each_run(const Request& r, const Sizes& s, F use) {
     const int64_t size = r.block ? r.block : r.context, *table = r.block ? r.table : &r.slot, blocks = (r.context + size - 1) / size;
-    for (int64_t from = 0, to; from < blocks; from = to) {
+    for (int64_t from = r.begin / size, to; from < blocks; from = to) {
         for (to = from + 1; to < blocks && table[to] == table[to - 1] + 1;) to++;
-        const int64_t at = table[from] * s.kv_slot, end = std::min(to * size, r.context);
-        use((int)(from * size), (int)end, at, to < blocks ? table[to] * s.kv_slot : at);
+        const int64_t first = std::max(from * size, r.begin), end = std::min(to * size, r.context);
+        const int64_t at = table[from] * s.kv_slot + (first - from * size) * s.head_dim;
+        use((int)first, (int)end, at, to < blocks ? table[to] * s.kv_slot : at);
     }
 }
 
@@ -172,7 +177,7 @@ template <class T> inline void fetch(const T* from, int head_dim) {
 template <class T>
 void decode(const T* q, const T* keys, const T* values, T* out, const Request& r, const Sizes& s, float scale, float* scores, int64_t room) {
     constexpr int P = PER<T>;
-    const int groups = s.n_head / s.n_kv_head, context = r.context, words = s.head_dim / P, vectors = words / LANES;
+    const int groups = s.n_head / s.n_kv_head, seen = r.begin, context = r.context, words = s.head_dim / P, vectors = words / LANES;
     const word* query = (const word*)q;
 
     each_run(r, s, [&](int begin, int end, int64_t at, int64_t next) {
@@ -195,9 +200,9 @@ void decode(const T* q, const T* keys, const T* values, T* out, const Request& r
     for (int g = 0; g < groups; g++) {
         float* score = scores + g * room;
         store(score + context, vec{} - INFINITE);  // a run may end before whole lanes do
-        float most = *std::max_element(score, score + context);
+        float most = *std::max_element(score + seen, score + context);
         vec sums{};
-        for (int j = 0; j < context; j += LANES) {
+        for (int j = seen; j < context; j += LANES) {
             vec weight = power_of_two(load<vec>(score + j) - most);
             sums += weight;
             store(score + j, weight);
@@ -540,36 +545,50 @@ void attend_beams(const T* q, const T* k, const T* v, const T* keys, const T* va
 
 constexpr int64_t SMALL = 1 << 14;  // values: for fewer, waking the other threads takes longer than computing
 
-// RMSNorm: y = x / rms(x) * weight. x, y (rows, size); weight (size,).
+// RMSNorm of one row: y = x / rms(x) * weight. All have `size` values.
+template <class X, class T> inline void normalize_row(const X* x, const T* weight, T* y, int64_t size, float epsilon) {
+    vec squares{};
+    for (int64_t c = 0; c < size; c += LANES) {
+        vec value = widen(x + c);
+        squares += value * value;
+    }
+    const float scale = 1 / __builtin_sqrtf(sum(squares) / size + epsilon);
+    for (int64_t c = 0; c < size; c += LANES) narrow(y + c, widen(x + c) * scale * widen(weight + c));
+}
+
+// RMSNorm. x, y (rows, size); weight (size,).
 template <class T>
 void normalize(const T* x, const T* weight, T* y, int64_t rows, int64_t size, float epsilon) {
 #pragma omp parallel for if (rows * size > SMALL)
-    for (int64_t i = 0; i < rows; i++) {
-        vec squares{};
-        for (int64_t c = 0; c < size; c += LANES) {
-            vec value = widen(x + i * size + c);
-            squares += value * value;
+    for (int64_t i = 0; i < rows; i++) normalize_row(x + i * size, weight, y + i * size, size, epsilon);
+}
+
+// Rotary embedding of the first `heads` heads of a row, in place. cosine, sine (head_dim / 2).
+template <class T> inline void rotate_row(T* x, const T* cosine, const T* sine, int64_t heads, int64_t head_dim) {
+    const int64_t half = head_dim / 2;
+    for (int64_t c = 0; c < half; c += LANES) {
+        const vec cosines = widen(cosine + c), sines = widen(sine + c);
+        for (int64_t h = 0; h < heads; h++) {
+            T *left = x + h * head_dim + c, *right = left + half;
+            const vec a = widen(left), b = widen(right);
+            narrow(left, a * cosines - b * sines);
+            narrow(right, b * cosines + a * sines);
         }
-        const float scale = 1 / __builtin_sqrtf(sum(squares) / size + epsilon);
-        for (int64_t c = 0; c < size; c += LANES) narrow(y + i * size + c, widen(x + i * size + c) * scale * widen(weight + c));
     }
 }
 
-// Rotary embedding of the first `heads` heads of each row, in place. x: `stride` values from row to row; cosine, sine (rows, head_dim / 2).
+// The same for many rows: `stride` values from row to row of x; cosine, sine (rows, head_dim / 2).
 template <class T>
 void rotate(T* x, const T* cosine, const T* sine, int64_t rows, int64_t heads, int64_t head_dim, int64_t stride) {
     const int64_t half = head_dim / 2;
 #pragma omp parallel for if (rows * stride > SMALL)
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t c = 0; c < half; c += LANES) {
-            const vec cosines = widen(cosine + i * half + c), sines = widen(sine + i * half + c);
-            for (int64_t h = 0; h < heads; h++) {
-                T *left = x + i * stride + h * head_dim + c, *right = left + half;
-                const vec a = widen(left), b = widen(right);
-                narrow(left, a * cosines - b * sines);
-                narrow(right, b * cosines + a * sines);
-            }
-        }
+    for (int64_t i = 0; i < rows; i++) rotate_row(x + i * stride, cosine + i * half, sine + i * half, heads, head_dim);
+}
+
+inline vec silu(vec x) {
+    vec power = x * -1.44269504f;
+    power = power < 126.0f ? power : vec{} + 126.0f;
+    return x / (power_of_two(power) + 1.0f);
 }
 
 // SwiGLU: y = silu(gate) * up. x (rows, 2 * size), gate and up side by side; y (rows, size).
@@ -577,11 +596,181 @@ template <class T>
 void gate(const T* x, T* y, int64_t rows, int64_t size) {
 #pragma omp parallel for if (rows * size > SMALL)
     for (int64_t i = 0; i < rows; i++)
-        for (int64_t c = 0; c < size; c += LANES) {
-            vec value = widen(x + 2 * i * size + c), power = value * -1.44269504f;
-            power = power < 126.0f ? power : vec{} + 126.0f;
-            narrow(y + i * size + c, value / (power_of_two(power) + 1.0f) * widen(x + (2 * i + 1) * size + c));
+        for (int64_t c = 0; c < size; c += LANES)
+            narrow(y + i * size + c, silu(widen(x + 2 * i * size + c)) * widen(x + (2 * i + 1) * size + c));
+}
+
+// ---- An iteration of a few decodes. It reads every weight once, and so memory is the bound. Threads do not wait for each other between two
+// operators, but for work that nobody has done: see `Phase`.
+
+constexpr int PANEL = 64;         // outputs that oneDNN packs together: (outputs / PANEL, words of inputs, PANEL) words
+constexpr int MOST_ROWS = 8;      // of an iteration
+constexpr int64_t BLOCK = 128;    // words of inputs
+constexpr int FAR = 512;          // words: weights are fetched from memory while the FAR words before them are used
+constexpr int SPINS = 2000;       // looks of a thread that waits, before it lets another program have its core
+constexpr int SUMS = REGISTERS / 2;  // vectors of sums that registers hold, beside what is added
+typedef float Sums[MOST_ROWS][PANEL];
+
+// Vectors of outputs that `rows` rows sum at once.
+constexpr int vectors_for(int rows) {
+    int vectors = PANEL / LANES;
+    while (rows * vectors > SUMS && vectors > 1) vectors /= 2;
+    return vectors;
+}
+
+// ROWS rows of x times one panel of weights. x: `words` words a row. A sum of BLOCK words is added to the others as a whole: so fewer
+// roundings lie on the way of each.
+template <class T, int ROWS> void multiply_panel(const word* panel, const word* x, int64_t words, Sums sums) {
+    constexpr int V = vectors_for(ROWS);
+    for (int first = 0; first < PANEL; first += V * LANES) {
+        vec total[ROWS][V] = {};
+        const word* at = panel + first;
+        for (int64_t c = 0; c < words;) {
+            vec own[ROWS][V] = {};
+            for (const int64_t end = std::min(c + BLOCK, words); c < end; c++, at += PANEL) {
+                bits weights[V];
+                for (int v = 0; v < V; v++) __builtin_prefetch(at + FAR + v * LANES), weights[v] = load<bits>(at + v * LANES);
+                for (int m = 0; m < ROWS; m++)
+                    for (int v = 0; v < V; v++) own[m][v] = dot<T>(own[m][v], weights[v], bits{} + x[m * words + c]);
+            }
+            for (int m = 0; m < ROWS; m++)
+                for (int v = 0; v < V; v++) total[m][v] += own[m][v];
         }
+        for (int m = 0; m < ROWS; m++)
+            for (int v = 0; v < V; v++) store(&sums[m][first + v * LANES], total[m][v]);
+    }
+}
+
+template <class T> using Multiply = void (*)(const word*, const word*, int64_t, Sums);
+template <class T, int... I> Multiply<T> multiply_for(int64_t rows, std::integer_sequence<int, I...>) {
+    const Multiply<T> all[] = {multiply_panel<T, I + 1>...};
+    return all[rows - 1];
+}
+
+// Calls use(m, c) for the vectors of a panel's sums: row m, outputs c to c + LANES - 1 of the panel.
+template <class F> inline void each_vector(int64_t rows, F use) {
+    for (int64_t m = 0; m < rows; m++)
+        for (int c = 0; c < PANEL; c += LANES) use(m, c);
+}
+
+// The work of one operator, in units that threads claim. A thread waits until all units are done, not until all threads are here: if another
+// program has a thread's core, the others do its share.
+struct alignas(64) Phase {
+    std::atomic<int64_t> next{0}, done{0};
+
+    template <class F> void run(int64_t units, F unit) {
+        for (int64_t u; (u = next.fetch_add(1, std::memory_order_relaxed)) < units;) {
+            unit(u);
+            done.fetch_add(1, std::memory_order_release);
+        }
+        for (int spins = 1; done.load(std::memory_order_acquire) < units; spins++) {
+            if (spins % SPINS == 0) std::this_thread::yield();
+#ifdef __x86_64__
+            __builtin_ia32_pause();
+#endif
+        }
+    }
+};
+
+// Weights of a layer, linear ones in panels, and its part of the cache. Null: it has no such weight; without cosine, it does not rotate.
+template <class T> struct LayerWeights {
+    const T *norm_1, *preproj, *bias, *norm_q, *norm_k, *postproj, *norm_2, *ffn_ln1, *ffn_ln2, *cosine, *sine;
+    T *keys, *values;
+    int64_t window;  // tokens that a token sees, itself included; 0: all
+};
+
+struct StepSizes : Sizes {  // n rows, each of a request of its own
+    int64_t n_layer, hidden, intermediate, vocab;  // vocab: a multiple of PANEL
+    double epsilon;
+};
+
+// x (n, hidden): the rows' embeddings. logits (n, vocab). The residual stays in float from the first layer to the last.
+template <class T>
+void step(const T* x, const LayerWeights<T>* layers, const T* norm, const T* head, T* logits, const Request* requests, const StepSizes& s) {
+    const int64_t rows = s.n, hidden = s.hidden, inner = s.intermediate, d = s.head_dim, groups = s.n_head / s.n_kv_head;
+    const float scale = 1.44269504f / __builtin_sqrtf(d);  // scores are powers of 2, not of e
+    const Multiply<T> multiply = multiply_for<T>(rows, std::make_integer_sequence<int, MOST_ROWS>{});
+    std::vector<float> residual(rows * hidden);
+    std::vector<T> qkv(rows * s.stride), y(rows * s.n_head * d), gated(rows * inner);
+    std::vector<Phase> phases(5 * s.n_layer + 1);
+    int64_t room = 0;
+    for (int64_t i = 0; i < rows; i++) room = std::max(room, requests[i].context + LANES);
+    for (int64_t i = 0; i < rows * hidden; i += LANES) store(&residual[i], widen(x + i));
+
+#pragma omp parallel
+    {
+        Phase* phase = phases.data();
+        std::vector<float> scores(groups * room);
+        std::vector<T> normal(rows * hidden);
+        const T* normal_of = nullptr;  // the norm whose result `normal` is
+        const auto normalized = [&](const T* weight) {  // by each thread for itself, once it has claimed a unit
+            if (normal_of != weight)
+                for (int64_t i = 0; i < rows; i++) normalize_row(&residual[i * hidden], weight, &normal[i * hidden], hidden, s.epsilon);
+            normal_of = weight;
+            return normal.data();
+        };
+        const auto product = [&](const T* weight, int64_t panel, const T* from, int64_t inputs, Sums sums) {
+            multiply((const word*)(weight + panel * PANEL * inputs), (const word*)from, inputs / PER<T>, sums);
+        };
+        const auto add = [&](const T* weight, const T* from, int64_t inputs) {  // to the residual
+            return [=, &residual](int64_t panel) {
+                Sums sums;
+                product(weight, panel, from, inputs, sums);
+                each_vector(rows, [&](int64_t m, int c) {
+                    float* to = &residual[m * hidden + panel * PANEL + c];
+                    store(to, load<vec>(to) + load<vec>(&sums[m][c]));
+                });
+            };
+        };
+        for (const LayerWeights<T>* w = layers; w < layers + s.n_layer; w++) {
+            (phase++)->run(s.stride / PANEL, [&](int64_t panel) {
+                Sums sums;
+                product(w->preproj, panel, normalized(w->norm_1), hidden, sums);
+                each_vector(rows, [&](int64_t m, int c) {
+                    const int64_t output = panel * PANEL + c;
+                    const vec bias = w->bias ? widen(w->bias + output) : vec{};
+                    narrow(&qkv[m * s.stride + output], load<vec>(&sums[m][c]) + bias);
+                });
+            });
+            (phase++)->run(rows * s.n_kv_head, [&](int64_t unit) {  // a key head of a row, and the query heads that read it
+                const int64_t i = unit / s.n_kv_head, head = unit % s.n_kv_head;
+                Request r = requests[i];
+                r.begin = w->window ? std::max<int64_t>(0, r.context - w->window) : 0;
+                T *q = &qkv[i * s.stride + head * groups * d], *k = &qkv[i * s.stride + (s.n_head + head) * d], *v = k + s.n_kv_head * d;
+                if (w->norm_q) {
+                    for (int64_t g = 0; g < groups; g++) normalize_row(q + g * d, w->norm_q, q + g * d, d, s.epsilon);
+                    normalize_row(k, w->norm_k, k, d, s.epsilon);
+                }
+                if (w->cosine) {
+                    const int64_t place = (r.context - 1) * d / 2;
+                    rotate_row(q, w->cosine + place, w->sine + place, groups, d);
+                    rotate_row(k, w->cosine + place, w->sine + place, 1, d);
+                }
+                int64_t at[KEYS];
+                locate(r, s, r.context - 1, r.context, at);
+                T *keys = w->keys + head * s.kv_head, *values = w->values + head * s.kv_head;
+                std::memcpy(keys + at[0], k, d * sizeof(T));
+                std::memcpy(values + at[0], v, d * sizeof(T));
+                decode(q, keys, values, &y[(i * s.n_head + head * groups) * d], r, s, scale, scores.data(), room);
+            });
+            (phase++)->run(hidden / PANEL, add(w->postproj, y.data(), s.n_head * d));
+            (phase++)->run(inner / PANEL, [&](int64_t panel) {  // gate and up of the same channels
+                Sums gates, ups;
+                const T* from = normalized(w->norm_2);
+                product(w->ffn_ln1, panel, from, hidden, gates);
+                product(w->ffn_ln1, inner / PANEL + panel, from, hidden, ups);
+                each_vector(rows, [&](int64_t m, int c) {
+                    narrow(&gated[m * inner + panel * PANEL + c], silu(load<vec>(&gates[m][c])) * load<vec>(&ups[m][c]));
+                });
+            });
+            (phase++)->run(hidden / PANEL, add(w->ffn_ln2, gated.data(), inner));
+        }
+        phase->run(s.vocab / PANEL, [&](int64_t panel) {
+            Sums sums;
+            product(head, panel, normalized(norm), hidden, sums);
+            each_vector(rows, [&](int64_t m, int c) { narrow(logits + m * s.vocab + panel * PANEL + c, load<vec>(&sums[m][c])); });
+        });
+    }
 }
 
 }  // namespace
@@ -602,7 +791,11 @@ void gate(const T* x, T* y, int64_t rows, int64_t size) {
     extern "C" void rotate_##NAME(T* x, const T* cosine, const T* sine, int64_t rows, int64_t heads, int64_t size, int64_t stride) { \
         rotate(x, cosine, sine, rows, heads, size, stride);                                                                        \
     }                                                                                                                              \
-    extern "C" void gate_##NAME(const T* x, T* y, int64_t rows, int64_t size) { gate(x, y, rows, size); }
+    extern "C" void gate_##NAME(const T* x, T* y, int64_t rows, int64_t size) { gate(x, y, rows, size); }                          \
+    extern "C" void step_##NAME(const T* x, const LayerWeights<T>* layers, const T* norm, const T* head, T* logits,                \
+                                const Request* requests, const StepSizes* sizes) {                                                 \
+        step(x, layers, norm, head, logits, requests, *sizes);                                                                     \
+    }
 
 FOR_TYPE(bf16, bfloat16)
 FOR_TYPE(float, float32)

@@ -17,10 +17,13 @@ import ctypes
 import hashlib
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -48,9 +51,11 @@ ARGUMENTS = {
     "normalize": [POINTER] * 3 + [INTEGER] * 2 + [ctypes.c_float],
     "rotate": [POINTER] * 3 + [INTEGER] * 4,
     "gate": [POINTER] * 2 + [INTEGER] * 2,
+    "step": [POINTER] * 7,
 }
 DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
-COMPILE_SECONDS = 120  # far more than a compiler needs, and an end to one that hangs
+LOOK = 20.0  # s: so often we look at a compiler that works, and say so
+STUCK = 6  # looks without progress, after which we give a compiler up
 OTHERWISE = ": choose auto, sdpa or math"  # at the end of each error message
 # as in native.cpp: the most that a CPU has
 LANES = 16
@@ -118,11 +123,7 @@ def usable(device: torch.device, dtype: torch.dtype, head_dim: int, groups: int)
 
 @cache
 def tell(failure: str) -> None:
-    print(
-        f"{failure.removesuffix(OTHERWISE)}; PyTorch's operators do the same, more slowly",
-        file=sys.stderr,
-        flush=True,
-    )
+    say(f"{failure.removesuffix(OTHERWISE)}; PyTorch's operators do the same, more slowly")
 
 
 def library() -> ctypes.CDLL:
@@ -172,25 +173,71 @@ def kept_at(program: str) -> Path:
 
 def compiled(program: str, kept: Path) -> ctypes.CDLL:
     """Compile native.cpp, load it, and keep it. Raises UserError where the compiler does."""
-    print(f"compiling {SOURCE.name}, once on this machine ...", file=sys.stderr, flush=True)
+    say(f"compiling {SOURCE.name}, once on this machine ...")
     with tempfile.TemporaryDirectory(dir=kept.parent) as workplace:
         made = Path(workplace) / kept.name
-        done = subprocess.run(
+        with subprocess.Popen(
             [program, *FLAGS, str(SOURCE), "-o", str(made)],
-            capture_output=True,
-            check=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             env=os.environ | {"LC_ALL": "C"},  # messages in English, with the word "error"
-            timeout=COMPILE_SECONDS,
+            start_new_session=True,  # g++ starts other programs: so all of them can be ended
             text=True,
             errors="replace",
-        )
-        if done.returncode:
-            lines = done.stderr.splitlines()
-            reason = next((line for line in lines if "error" in line), "no message")
+        ) as process:
+            try:
+                said = wait_for(process)
+            except BaseException:  # Ctrl-C, too
+                process.kill()
+                with suppress(OSError, AttributeError):  # Windows has no sessions
+                    os.killpg(process.pid, signal.SIGKILL)
+                raise
+        if process.returncode:
+            reason = next((line for line in said.splitlines() if "error" in line), "no message")
             raise UserError(f"{program} cannot compile {SOURCE.name} ({reason.strip()[:200]})")
         library = ctypes.CDLL(str(made))  # only what can be loaded is kept
         made.replace(kept)  # two processes may make it at once: the last one's stays
     return library
+
+
+def wait_for(compiler: subprocess.Popen) -> str:
+    """What a compiler says. On a busy machine it may take minutes: a line tells what it does.
+
+    Raises UserError if it hangs: in STUCK looks it has used no time of a core.
+    """
+    begin = time.perf_counter()
+    used = stuck = 0.0
+    while True:
+        try:
+            return compiler.communicate(timeout=LOOK)[1]
+        except subprocess.TimeoutExpired:
+            before = used
+            used = core_seconds(compiler.pid)
+            stuck = 0 if used > before else stuck + 1
+            waited = time.perf_counter() - begin
+            if stuck == STUCK:
+                raise UserError(
+                    f"{compiler.args[0]} hangs: {waited:.3g} s for {SOURCE.name}, and nothing done"
+                ) from None
+            say(f"... still compiling: {waited:.0f} s, of which it had a core for {used:.0f} s")
+
+
+def core_seconds(session: int) -> float:
+    """Seconds of a core that the processes of a session have used, as Linux counts them.
+
+    Elsewhere it is 0: there, a compiler may take no longer than one that hangs.
+    """
+    ticks = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                ticks += sum(map(int, fields[11:15]))  # its own, and those of what has ended
+    return ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def instructions() -> str:
@@ -216,18 +263,8 @@ def attention(batch: FlatBatch, cache: KVCache) -> AttendLayer:
 
     One call per layer writes the cache and attends in all spans. The cores share this work.
     """
-    requests = []
-    for span in batch.spans:
-        rows = (span.rows.stop - span.rows.start) // len(span.slots)
-        first = range(span.rows.start, span.rows.stop, rows)
-        requests += zip(first, [rows] * len(first), span.slots, span.contexts, strict=True)
-    if isinstance(cache, PagedCache):
-        assert cache.table.dtype == torch.int64 and cache.table.stride(1) == 1
-        size = cache.memory.block_size
-        at = cache.table.data_ptr()
-        row = 8 * cache.table.stride(0)
-        requests = [(*request, size, at + request[2] * row) for request in requests]
-    numbers = table(requests)
+    numbers = requests_of(batch, cache)
+    count = sum(len(span.slots) for span in batch.spans)
     run = function("attend", cache.k.dtype)
     (n_kv_head, _, _, head_dim), strides = cache.k.shape[1:], cache.k.stride()[1:]
     assert cache.v.stride()[1:] == strides and strides[2:] == (head_dim, 1)
@@ -237,7 +274,7 @@ def attention(batch: FlatBatch, cache: KVCache) -> AttendLayer:
         rows, heads, _ = qkv.shape
         n_head = heads - 2 * n_kv_head
         y = torch.empty(rows, n_head * head_dim, dtype=qkv.dtype)
-        sizes = Sizes(len(requests), n_head, n_kv_head, head_dim, heads * head_dim, *strides[:2])
+        sizes = Sizes(count, n_head, n_kv_head, head_dim, heads * head_dim, *strides[:2])
         keys, values = cache.layers[layer]
         # bytes of one head
         q = qkv.data_ptr()
@@ -250,13 +287,29 @@ def attention(batch: FlatBatch, cache: KVCache) -> AttendLayer:
     return attend_layer
 
 
+def requests_of(batch: FlatBatch, cache: KVCache) -> ctypes.Array:
+    """native.cpp's requests, of a whole batch."""
+    requests = []
+    for span in batch.spans:
+        rows = (span.rows.stop - span.rows.start) // len(span.slots)
+        first = range(span.rows.start, span.rows.stop, rows)
+        requests += zip(first, [rows] * len(first), span.slots, span.contexts, strict=True)
+    if isinstance(cache, PagedCache):
+        assert cache.table.dtype == torch.int64 and cache.table.stride(1) == 1
+        size = cache.memory.block_size
+        at = cache.table.data_ptr()
+        row = 8 * cache.table.stride(0)
+        requests = [(*request, size, at + request[2] * row) for request in requests]
+    return table(requests)
+
+
 def table(requests: Sequence[tuple[int, ...]]) -> ctypes.Array:
     """native.cpp's requests: (first row, rows, slot, context) of each.
 
     In a cache of blocks, also the tokens of a block, and the address of its row of the table.
     """
-    numbers = [(*request, 0, 0)[:6] for request in requests]
-    return (INTEGER * (6 * len(numbers)))(*chain.from_iterable(numbers))
+    numbers = [(*request, 0, 0, 0)[:7] for request in requests]  # the last: what `step` fills in
+    return (INTEGER * (7 * len(numbers)))(*chain.from_iterable(numbers))
 
 
 class RMSNorm:

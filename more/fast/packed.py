@@ -8,10 +8,16 @@ plain weight. Small batches gain most: sorting is most of their work (docs/perfo
 oneDNN comes with PyTorch. `torch.compile` uses the two operators, too, but they are not part of a
 documented API. If they do not exist, or do not fit (CUDA, other dtypes, other machines), the plain
 operators stay.
+
+The layout is not documented either. On CPUs with AVX2 or more, most weights are in *panels* of 64
+outputs: (outputs / 64, inputs, 64), where two neighbouring inputs of bfloat16 make one word of 32
+bits. `panels_of` compares values with those of the plain weight. What lies in panels can be read in
+place: by `step` (more/fast/step.py), and as the embedding of a tied head.
 """
 
 from command.first import X86
 
+import ctypes
 import sys
 from collections.abc import Callable
 
@@ -21,17 +27,23 @@ from torch import Tensor, nn
 from model import Transformer, swiglu
 from more.loading.device import cpu_multiplies_bfloat16
 
+PANEL = 64  # outputs
+COMPARED = 8  # one of so many panels is compared: all of them take as long as packing
+
 
 class PackedLinear:
     """x (T, inputs) -> (T, outputs), plus `residual` if given: a linear operator, packed.
 
     It is for inference only: a packed weight cannot be trained. It is not an `nn.Module`, because
-    calling one takes as long as a small product.
+    calling one takes as long as a small product. panels: see `panels_of`.
     """
 
-    def __init__(self, linear: nn.Linear):
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
-        self.bias = None if linear.bias is None else linear.bias.detach()
+    def __init__(self, linear: nn.Linear | nn.Embedding):
+        weight = linear.weight.detach()
+        bias = getattr(linear, "bias", None)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+        self.panels = panels_of(self.packed, weight)
+        self.bias = None if bias is None else bias.detach()
         self.multiply = torch.ops.mkldnn._linear_pointwise.default
         self.multiply_and = torch.ops.mkldnn._linear_pointwise.binary
 
@@ -39,6 +51,42 @@ class PackedLinear:
         if residual is None:
             return self.multiply(x, self.packed, self.bias, "none", [], "")
         return self.multiply_and(x, residual, self.packed, self.bias, "add")
+
+
+class PackedEmbedding:
+    """tokens (T,) -> (T, H): rows of a head that lies in panels."""
+
+    def __init__(self, head: PackedLinear, dtype: torch.dtype):
+        self.head = head
+        self.dtype = dtype
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        return self.head.panels[tokens // PANEL, :, tokens % PANEL].view(self.dtype)
+
+
+def panels_of(packed: Tensor, weight: Tensor) -> Tensor | None:
+    """A packed weight as it lies in memory: (panels, words of the inputs, PANEL), int32.
+
+    What fills the last panel up is no output. None if it does not lie in panels. Keep `packed` as
+    long as this.
+    """
+    outputs, inputs = weight.shape
+    words = inputs * weight.itemsize // 4
+    panels = -(-outputs // PANEL)
+    count = panels * words * PANEL
+    operators = torch.ops.mkldnn
+    if not hasattr(operators, "data_ptr") or inputs * weight.itemsize % 64:
+        return None
+    if operators._nbytes(packed) != 4 * count:
+        return None
+    memory = (ctypes.c_int32 * count).from_address(int(operators.data_ptr(packed)))
+    found = torch.frombuffer(memory, dtype=torch.int32).view(panels, words, PANEL)
+    rows = weight.contiguous().view(torch.int32)  # (outputs, words)
+    whole = outputs // PANEL * PANEL
+    plain = rows[:whole].view(-1, PANEL, words).transpose(1, 2)  # (whole panels, words, PANEL)
+    same = torch.equal(found[: len(plain)][::COMPARED], plain[::COMPARED])
+    rest = rows[whole:].T  # (words, outputs of the last panel)
+    return found if same and torch.equal(found[-1, :, : outputs - whole], rest) else None
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
@@ -62,9 +110,21 @@ def pack_linears(model: nn.Module) -> None:
     """
     if can_pack(model.device, model.dtype):
         replace(model, nn.Linear, PackedLinear)
+        pack_tied_head(model)
     elif model.device.type == "cpu" and model.dtype == torch.bfloat16:
         slow = "a prefill may take several times as long as with dtype float32"
         print(f"this CPU emulates bfloat16, or has no packed operators: {slow}", file=sys.stderr)
+
+
+def pack_tied_head(model: nn.Module) -> None:
+    """Pack a head that is the embedding, too. It stays in memory once: in panels, or plain."""
+    if model.head is not None or model.embed is None or model.norm is None:
+        return
+    head = PackedLinear(model.embed)
+    if head.panels is not None:
+        del model.embed
+        model.embed = PackedEmbedding(head, model.dtype)
+        model.head = head
 
 
 def replace(model: nn.Module, kind: type[nn.Module], by: Callable[[nn.Module], Callable]) -> None:
