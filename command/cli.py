@@ -232,6 +232,13 @@ def interrupted() -> int:
     return 130
 
 
+def cores() -> int:
+    """How many this process may use. A batch system gives it a part of a machine."""
+    if hasattr(os, "sched_getaffinity"):  # not on every system
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def progress(items: Iterable[Item], what: str, total: int | None = None) -> Iterator[Item]:
     """These items, and on stderr how many are done: a bar on a terminal with columns, else lines.
 

@@ -176,6 +176,9 @@ TABLE: dict[str, dict[str, Kind]] = {
         "tbt-slo": Kind("MS", "longest time between two tokens that is allowed, in ms", ABOVE_ZERO),
         "slo": Kind("NAME:pP:MS", "bound of a latency at a percentile, in ms", repeated=True),
         "rate": Kind("R", "requests per second that you expect", ABOVE_ZERO, several=True),
+        "concurrency": Kind(
+            "N", "clients of a closed loop, each with one request at a time", ITEMS, several=True
+        ),
         "pd": Kind("RATIO", "P:D, prompt tokens per output token", ABOVE_ZERO),
         "weights": Kind("FORMAT", "format of the weights: bf16, or fp8 (priced only)"),
         "memory-utilization": Kind("X", "share of each GPU's memory that an engine takes", SHARE),
@@ -238,6 +241,7 @@ THEIRS = {  # what other engines and their benchmarks call ours
     "tp": "tensor-parallel-size tp-size",
     "pp": "pipeline-parallel-size pp-size",
     "rate": "request-rate qps",
+    "concurrency": "max-concurrency",
     "requests-file": "trace",
     "slo": "ttft-slo tpot-slo",
 }

@@ -28,7 +28,7 @@ from io import StringIO
 from pathlib import Path
 
 from command.checks import UserError
-from command.cli import ROOT, as_cell, claim, interrupted, write_file
+from command.cli import ROOT, as_cell, claim, cores, interrupted, write_file
 from course.check.frame import Failure, examine, lines
 from course.exercises import ENDLESS, EXERCISES, STUBS, UNLOADED, AnswerError, Exercise, read_answer
 from course.feedback import WHY, Grade, harmless, results_json, rubric, write_feedback
@@ -44,7 +44,7 @@ CASE = 5.0
 EXERCISE = 15.0
 WHOLE = 60.0
 PATIENCE = 10  # wall-clock seconds allowed for each second of the processor
-WORKERS = min(os.cpu_count() or 1, 8)  # submissions at a time
+WORKERS = min(cores(), 8)  # submissions at a time
 
 
 class Worker:

@@ -15,7 +15,6 @@ holds stay, and are shown. So do the results of SLOW scripts, and of those that 
 import enter  # noqa: F401
 
 import html
-import os
 import struct
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from pathlib import Path
 from string import Template
 
 from command.checks import UserError, lookup
-from command.cli import MARK, run_main, write_file
+from command.cli import MARK, cores, run_main, write_file
 from command.flags import Flag
 from experiments import fidelity, studies
 from experiments.lib import common, holes, look
@@ -269,7 +268,7 @@ def run_all(
     names: list[str], flags: list[str]
 ) -> dict[str, tuple[float, subprocess.CompletedProcess]]:
     """Run these scripts, as many at once as there are cores, and fidelity.py."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         try:
             longest_first = sorted(names, key=lambda name: name not in SLOW)
             jobs = {pool.submit(run_script, name, flags): name for name in longest_first}

@@ -36,7 +36,7 @@ from torch.utils.benchmark import Timer
 
 import experiments
 from command.checks import UserError, lookup
-from command.cli import run_main
+from command.cli import cores, run_main
 from command.flags import Flag
 from configs import GPUS, gpu_named
 from costmodel import CostModel, make_batch
@@ -195,7 +195,7 @@ def figures(day: Day, model: str = "", **turns: int) -> None:
 
 def tests(day: Day) -> None:
     """float64 on CUDA under all policies, with graphs and without; back ends beside `math`."""
-    processes = min(5, os.cpu_count() // 2) if day.cuda else 0
+    processes = min(5, cores() // 2) if day.cuda else 0
     where = "tests" if day.cuda else "tests/test_graphs.py"
     options = ["-q", "-m", "cuda", "-p", "no:cacheprovider", "--tb=short", "-rfE", "-n"]
     day.run("tests", "-m", "pytest", *options, processes, where)

@@ -2,21 +2,26 @@
 
     python experiments/heirs.py              predicted for Llama 3.1 8B on an A100: minutes, no GPU
     python experiments/heirs.py --quick      the same with few requests, in seconds
+    python experiments/heirs.py --policy-file my.py --out build     and yours, on each workload
 
-All policies serve the same windows of requests (lib/windows.py says how), each with its own token
-budget. A dot is the median over the windows; its line reaches from the lowest to the highest. Below
-each other: what the paper says of its policy, and what we see. "seen": better than sarathi_serve in
-every window. The workloads are made up, but for Azure's.
+All policies serve the same windows of requests (lib/windows.py says how), each with the token
+budget (C) that is best in what the workload is judged by, in other windows. A dot is the median
+over the windows; its line reaches from the lowest to the highest. A white dot is "not stationary":
+in one of the windows, more requests come than leave, and longer ones have longer delays. Below each
+other: what the paper says of its policy, and what we see. "seen": better than sarathi_serve in
+every window. The workloads are made up, but for the lengths of Azure's chat.
 """
 
 import enter  # noqa: F401
 
+import math
 import random
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import chain
+from itertools import chain, repeat
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 
@@ -24,12 +29,13 @@ from batch import Request
 from command.flags import Flag
 from experiments.lib import look
 from experiments.lib.claims import Claim, Finding
-from experiments.lib.engines import Sweep, median_row
+from experiments.lib.engines import Sweep
+from experiments.lib.flags import POLICIES
 from experiments.lib.papers import OURS, Recorded, looks_of
 from experiments.lib.rows import Row, Rows, print_rows, spread
 from experiments.lib.study import Study
 from experiments.lib.td import SAMPLE
-from experiments.lib.windows import UNITS, Windows
+from experiments.lib.windows import LESS, REQUESTS, UNITS, Windows, medians, times, unsteady
 from more.policies import HEIRS
 from more.serving.capacity import Deployment
 from more.serving.lengths import tag_lengths
@@ -39,12 +45,13 @@ from more.serving.traffic import copy_of, poisson
 BUDGETS = (512, 2048)
 PROMISE = 2.0, 0.05  # s: the first token, and each further one, of requests without tags
 WINDOWS = 8
+ASKED = ("state", "offered", "achieved", "ended", "rejected", "counted")  # what a reader asks
+ASKED += ("goodput", "fairness", "recomputed")
 LLAMA = Deployment("llama3.1-8b", software="vllm", max_batch_size=64)
 LLAMA_13B = Deployment(
     "llama-13b", gpu="a6000", link="pcie4", software="xformers-2023", max_batch_size=18
 )
 AZURE = Recorded(SAMPLE)
-LESS = ("P99 TTFT", "mean E2E")  # the less, the better
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +59,8 @@ class Workload:
     """Windows of `count` requests, at `rate` per second. draw(generator, requests): tags, lengths.
 
     policies: each with its token budget, or None: its best. The first is what the others are
-    compared with, in `quantity`, of requests with this value of the tag. claim: the paper's, and
-    why ours differs.
+    compared with, in `quantity`, of requests with this value of the tag. It is also what chooses a
+    budget, in `tuning` windows. claim: the paper's, and why ours differs.
     """
 
     name: str
@@ -62,23 +69,27 @@ class Workload:
     quantity: str
     claim: str
     rate: float  # of Azure's requests, LLAMA serves 14
-    count: int = 700
+    count: int = REQUESTS
     tag: str | None = None
     value: str | None = None
     engine: Deployment = LLAMA
+    tuning: int = 3
 
     @property
     def measure(self) -> str:
         return f"{self.quantity} of {self.value}" if self.value else self.quantity
 
     def window(self, number: int, count: int, rate: float, seed: int) -> list[Request]:
-        if not self.draw:
-            return AZURE.window(number, count, rate, seed)
         generator = random.Random(f"{self.name} {number} {seed}")
         lengths = generator.choices(AZURE.every, k=count)
         arrivals = poisson(count, rate, 100 * seed + number)
         pairs = enumerate(zip(lengths, arrivals, strict=True))
         return self.draw(generator, [copy_of(one, i, arrival) for i, (one, arrival) in pairs])
+
+
+def as_drawn(generator: random.Random, requests: list[Request]) -> list[Request]:
+    """Lengths of Azure's chat, and no tags."""
+    return requests
 
 
 def drawn(request: Request, prompt: int, output: int, **tags: str) -> Request:
@@ -142,13 +153,12 @@ OURS_FIRST = (OURS, None)
 OTHERS = ("sarathi_pd", "token_throttling")  # of sarathi; for pipelines
 WORKLOADS = {
     "azure": Workload(
-        "Azure's chat",
-        None,
+        "lengths of Azure's chat",
+        as_drawn,
         [OURS_FIRST, *((name, None) for name in HEIRS if name not in OTHERS)],
         "promises kept",
         "none is stated; without tags, vtc and srpt are sarathi_serve",
-        18.0,
-        220,
+        13.0,
     ),
     "heavy": Workload(
         "one heavy client",
@@ -157,7 +167,7 @@ WORKLOADS = {
         "P99 TTFT",
         "VTC: who sends little hardly waits",
         25.0,
-        700,
+        4 * REQUESTS,
         "user",
         "light",
     ),
@@ -168,7 +178,8 @@ WORKLOADS = {
         "promises kept",
         "QoServe: a tenth of the broken promises (100 % less those kept). The"
         " order does it: 512 tokens are within 50 ms, so dynamic chunks change little",
-        17.0,
+        25.0,
+        8 * REQUESTS,  # in so long an overload, first come, first served breaks all three
     ),
     "long": Workload(
         "long prompts among short",
@@ -177,7 +188,7 @@ WORKLOADS = {
         "P99 TTFT",
         "TensorRT-LLM: none is stated",
         2.5,
-        300,
+        REQUESTS,
         "kind",
         "short",
     ),
@@ -210,9 +221,11 @@ def windows_of(
     work = WORKLOADS[workload]
     sizes = few or work.count, windows, seed
     chosen = Windows(work, *sizes, BUDGETS, work.rate, PROMISE, work.tag)
-    wanted = f"{work.tag}={work.value}" if work.tag else None
-    every = chosen.serve(work.engine, work.rate, policy, C)
-    return [row for rows in every for row in rows if row.get("tag") == wanted]
+    found = []
+    for every in chosen.serve(work.engine, work.rate, policy, C):
+        [own] = [row for row in every if row.get("tag") == chosen.judged_tag]
+        found.append(own | {"fairness": every[0]["fairness"]} if work.tag else own)
+    return found
 
 
 def beside_first(
@@ -223,18 +236,26 @@ def beside_first(
     rows = []
     first = windows_of(workload, *work.policies[0], *sizes)
     for own, other in zip(windows_of(workload, policy, C, *sizes), first, strict=True):
-        gain = own[work.quantity] / other[work.quantity]
-        gain = 1 / gain if work.quantity in LESS else gain
+        pair = own[work.quantity], other[work.quantity]
+        gain = times(*reversed(pair)) if work.quantity in LESS else times(*pair)
         rows.append(own | {"times better": gain})
-    return {"rate": work.rate} | median_row(rows)
+    return {"rate": work.rate} | medians(rows)
 
 
-def sweeps(quick: bool, seed: int = 0) -> list[Sweep]:
+def sweeps(
+    quick: bool,
+    seed: int = 0,
+    policy: Sequence[str] | None = None,
+    policy_file: Sequence[Path] | None = None,
+) -> list[Sweep]:
+    """policy: those of a user, on each workload."""
     run = partial(beside_first, sizes=(60, 2, seed) if quick else (None, WINDOWS, seed))
     found: dict[Deployment, list[Row]] = {LLAMA: [], LLAMA_13B: []}
     for name, work in WORKLOADS.items():
-        for policy, C in work.policies:
-            case = {"workload": name, "policy": policy} | ({"C": C} if C else {})
+        known = [each for each, _ in work.policies]
+        more = [(each, None) for each in dict.fromkeys(policy or ()) if each not in known]
+        for each, C in [*work.policies, *more]:
+            case = {"workload": name, "policy": each} | ({"C": C} if C else {})
             found[work.engine].append(case)
     return [Sweep(run, [engine], each, processes=True) for engine, each in found.items()]
 
@@ -253,12 +274,16 @@ def beside_claims(rows: Rows) -> None:
         for row in own:
             lowest, highest = spread(row, work.quantity)
             low, high = spread(row, "times better")
-            line = {key: row[key] for key in ("policy", "C", work.quantity)}
+            line = {key: row.get(key) for key in ("policy", "C", work.quantity)}
             line |= {"lowest": lowest, "highest": highest, "times better": row["times better"]}
             found.append(line | {"from": low, "to": high, "better": verdict(row)})
         del found[0]["better"]
         title = f"{work.name}: {work.rate:g} requests/s, {own[0]['model']} on {own[0]['hardware']}"
         print_rows(found, list(found[-1]), f"{title}; {work.measure}")
+        seen = ["policy", *(key for key in ASKED if any(own.column(key)))]
+        print_rows(own, seen, "Behind each:")
+        for row in own.where("tuning"):
+            print(f"{row['policy']} has C = {row['C']}; {row['tuning']}")
         print(textwrap.fill(work.claim, 100))
 
 
@@ -270,15 +295,31 @@ def draw(rows: Rows) -> plt.Figure:
         work = WORKLOADS[name]
         for place, row in enumerate(own):
             colour, marker = looks[row["policy"].partition(":")[0]]
+            style = {"color": colour, "markersize": 11, "markeredgewidth": 2}
+            if unsteady(row):
+                style["markerfacecolor"] = "white"
             axes.plot(spread(row, work.quantity), [place, place], color=colour, linewidth=2)
-            axes.plot(row[work.quantity], place, marker, color=colour, markersize=11)
-        axes.set_yticks(range(len(own)), [f"{row['policy']}, C = {row['C']}" for row in own])
+            axes.plot(row[work.quantity], place, marker, **style)
+        axes.set_yticks(range(len(own)), map(said_of, own, repeat(work.quantity)))
         axes.set_ylim(len(own) - 0.5, -0.5)
         axes.set(xlabel=f"{work.measure} ({rows.units[work.quantity]})", title=work.name)
         if work.quantity == "P99 TTFT":  # tenfold
             look.log_axis(axes, "x")
-    figure.suptitle("SARATHI's heirs, each where it should shine: predicted")
+    figure.suptitle(
+        "SARATHI's heirs, each where it should shine: predicted\n"
+        "(white: not stationary, so that longer windows have longer delays)"
+    )
     return figure
+
+
+def said_of(row: Row, quantity: str) -> str:
+    """What stands beside its dot."""
+    words = [row["policy"]]
+    if "C" in row:
+        words.append(f"C = {row['C']}")
+    if math.isinf(row[quantity]):
+        words.append("infinite")
+    return ", ".join(words)
 
 
 def better(workload: str, policy: str) -> Callable[[Rows], list[Finding]]:
@@ -305,7 +346,7 @@ STUDY = Study(
         Claim("turns let short prompts pass", better("long", "equal_progress")),
         Claim("the shortest predicted rest first shortens the mean", better("lengths", "srpt:0")),
     ],
-    flags={"seed": Flag("seed of the requests", 0)},
+    flags={"seed": Flag("seed of the requests", 0)} | POLICIES,
     shown=None,
     report=beside_claims,
     printed=True,

@@ -11,19 +11,22 @@ r"""Latency against load, as a paper prints it: steady state, several windows, e
 
 All policies serve the same windows of requests, each with the token budget (C) that suits it
 (lib/windows.py says how). vllm_v0, orca and sarathi_serve are always there. Lines are medians over
-the windows, bands the lowest and the highest. Of 8 windows drawn with seeds, these hold the true
-median in 99 of 100 cases; those of a file may drift. "over sarathi_serve" is a ratio in the same
-window: what differs there is the policy alone. A promise is kept if no token comes later than
-`ttft` + n `tbt` after the arrival (who is early may stop for a while), or the last one not later
-than `ttlt`: tags of a request, in s. Without tags, `ttft` is 2 s and `tbt` five decode iterations,
-the strict SLO. The rates are parts of what the GPU serves if all requests wait from the start.
+the windows, bands the lowest and the highest. Of 8 windows drawn with seeds, these hold the median
+of such windows in 99 of 100 cases; those of a file may drift. A white point is "not stationary": in
+a window of it, the queue grows, and longer ones have longer delays. "over sarathi_serve" is a ratio
+in the same window: what differs there is the policy alone. A promise is kept if no token comes
+later than `ttft` + n `tbt` after the arrival (who is early may stop for a while), or the last one
+not later than `ttlt`: tags of a request, in s. Without tags, `ttft` is 2 s and `tbt` five decode
+iterations, the strict SLO. The rates are parts of what the GPU serves if all requests wait from the
+start. With --concurrency there is also a closed loop: so many clients, each with one request at a
+time.
 """
 
 import enter  # noqa: F401
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from itertools import chain, product
 from pathlib import Path
@@ -35,18 +38,27 @@ from command.checks import UserError
 from command.flags import Flag
 from experiments.lib import look, measuring
 from experiments.lib.claims import Claim, Finding, bounded
-from experiments.lib.engines import Real, Sweep, cases, median_row
+from experiments.lib.colours import MARKERS
+from experiments.lib.engines import Real, Sweep, cases
 from experiments.lib.flags import SERVED
-from experiments.lib.papers import CHAT, OURS, RIVALS, YI, Recorded, burst_rate, deployments
+from experiments.lib.papers import (
+    CHAT,
+    OURS,
+    RIVALS,
+    YI,
+    Recorded,
+    burst_rate,
+    deployments,
+    looks_of,
+)
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study, title_of
-from experiments.lib.windows import UNITS, Windows, by_tag
+from experiments.lib.windows import REQUESTS, UNITS, Windows, by_tag, medians, times, unsteady
 from more.serving.capacity import MAX_DELAY, STRICT, Deployment
 from more.serving.lengths import length_error
 from more.serving.traffic import FASTEST, LogNormal, make_requests, poisson
 from scheduler import ALIASES, POLICIES
 
-REQUESTS = 256
 WINDOWS = 8
 # requests/s; the paper's artefact has 0.55, 0.7 and 1.0
 RATES = (0.3, 0.4, 0.55, 0.7, 0.85, 1.0, 1.15, 1.3, 1.45)
@@ -63,6 +75,7 @@ TUNED = 0.9  # of the same: the rate at which each policy takes its budget
 FLAGS = {
     "seed": Flag("seed of the predicted requests", 0),
     "rate": Flag("requests per second, in the predicted runs", shown="several", several=True),
+    "concurrency": Flag("also a closed loop, predicted: clients", several=True),
     "requests": Flag("requests of each window", shown=f"{REQUESTS}; measured, 24"),
     "chunk_size": Flag(
         "token budgets, of which each policy takes its best", (SMALL, LARGE), several=True
@@ -75,24 +88,31 @@ FLAGS = {
 } | SERVED
 UNITS = {"strict SLO": "s"} | UNITS | {f"{name} over {OURS}": "x" for name in PAIRED}
 UNITS |= {"policy's time": "ms", "length error": "%"}
-SHOWN = ("median TTFT", "P99 TTFT", "P99 TBT", "mean E2E", "promises kept", "policy's time")
-SHOWN += (f"mean E2E over {OURS}",)
+SHOWN = ("state", "offered", "achieved", "ended", "rejected", "goodput", "counted")
+SHOWN += ("median TTFT", "P99 TTFT", "P99 TBT", "mean E2E", "promises kept", "fairness")
+SHOWN += ("policy's time", f"mean E2E over {OURS}")
+LOADS = {"rate": "{:g} requests/s", "concurrency": "{:g} clients"}  # open and closed loops
 
 
 NOTES: list[str] = []  # what the report begins with
 
 
-def at_rate(
-    engine: Deployment, rate: float, policy: str, windows: Windows, C: int | None = None
+def at_load(
+    engine: Deployment,
+    policy: str,
+    windows: Windows,
+    C: int | None = None,
+    rate: float | None = None,
+    concurrency: int | None = None,
 ) -> list[Row]:
-    """Medians over the windows, at `rate` requests per second; then those of each tag."""
-    found = windows.serve(engine, rate, policy, C)
-    ours = windows.serve(engine, rate, OURS)
+    """Medians over the windows, at `rate` requests per second or in a closed loop; then by tag."""
+    found = windows.serve(engine, rate, policy, C, concurrency)
+    ours = windows.serve(engine, rate, OURS, None, concurrency)
     paired = []
     for (every, *rest), (other, *_) in zip(found, ours, strict=True):
-        over = {f"{name} over {OURS}": every[name] / other[name] for name in PAIRED}
+        over = {f"{name} over {OURS}": times(every[name], other[name]) for name in PAIRED}
         paired.append([every | over, *rest])
-    return [median_row(rows) for rows in by_tag(paired)]
+    return [medians(rows) for rows in by_tag(paired)]
 
 
 def strict_slo(engine: Deployment) -> Row:
@@ -135,7 +155,7 @@ def at_share(
     rate = round(SHARES[share] * served_rate(engine, count, L, budget, data), 3)
     requests = data.requests(count, rate) if data else short_requests(poisson(count, rate), L)
     trace = engine.serve(requests, policy, C)
-    rows = windows.metrics(trace)
+    rows = windows.metrics(trace, requests)
     spent = 1e3 * trace.policy_seconds / trace.schedules
     if not any({"ttft", "tbt", "ttlt"} & request.tags.keys() for request in requests):
         for row in rows:  # the promise is a GPU's
@@ -149,6 +169,7 @@ def sweeps(
     policy: Sequence[str] | None = None,
     requests_file: Path | None = None,
     rate: Sequence[float] | None = None,
+    concurrency: Sequence[int] | None = None,
     requests: int | None = None,
     chunk_size: Sequence[int] = (SMALL, LARGE),
     by: str | None = None,
@@ -180,9 +201,10 @@ def sweeps(
     near = statistics.median(rate) if rate else TUNED * most
     chosen = Windows(data, count, windows, seed, tuple(chunk_size), near, promise, by)
     NOTES[:] = what_runs(chosen, others) if theirs or others else []
-    run = partial(at_rate, windows=chosen)
+    run = partial(at_load, windows=chosen)
     every = cases(policy=RIVALS) + ours + cases(policy=others)
-    priced = [r | each for r in cases(rate=rates) for each in every]
+    loads = cases(rate=rates) + cases(concurrency=concurrency or ())
+    priced = [load | each for load in loads for each in every]
     (L, B, C), few = ((64, 3, 16), 6) if quick else ((512, 8, 64), 24)
     L = own.max_length if own else L
     B = named.get("max_batch_size") or B
@@ -224,40 +246,73 @@ def by_policy(rows: Rows) -> None:
     """A line for each load and policy; with --by, what each value of the tag waits."""
     print(*NOTES, sep="\n")
     for source, own in rows.newest().where("P99 TTFT").by("source").items():
-        for rate, at in Rows([row for row in own if "tag" not in row], UNITS).by("rate").items():
-            columns = ["policy", "C", "B", *(name for name in SHOWN if any(at.column(name)))]
-            print_rows(at, columns, f"{source}, at {rate:g} requests/s")
+        untagged = Rows([row for row in own if "tag" not in row], UNITS)
+        for key, words in LOADS.items():
+            for load, at in untagged.by(key).items():
+                columns = ["policy", "C", "B", *(name for name in SHOWN if any(at.column(name)))]
+                print_rows(at, columns, f"{source}, at {words.format(load)}")
         if tags := dict.fromkeys(own.where("tag").column("tag")):
             every = Rows([{"tag": "all"} | row for row in own], own.units)
             for quantity in ("median TTFT", "promises kept"):
                 title = f"{quantity} ({UNITS[quantity]}), {source}"
                 wide = every.across("tag", quantity)
-                print_rows(wide, ("rate", "policy", "C", "all", *tags), title)
+                loads = [key for key in LOADS if wide.column(key)]
+                print_rows(wide, (*loads, "policy", "C", "all", *tags), title)
+
+
+def mark(quantity: str, load: str) -> Callable[[plt.Axes, Rows], None]:
+    """In a panel: white points where the state is not stationary; triangles for infinite times."""
+
+    def draw_marks(axes: plt.Axes, rows: Rows) -> None:
+        looks = looks_of(rows.column("policy"))
+        white = {"markerfacecolor": "white", "markeredgewidth": 1.5, "linestyle": "none"}
+        growing = [row for row in rows if unsteady(row)]
+        for row in growing:
+            colour, _ = looks[row["policy"]]
+            style = {"color": colour, "marker": MARKERS.get(colour, "o"), "zorder": 4}
+            axes.plot(row[load], row[quantity], **white | style)
+        if growing:
+            axes.plot([], [], marker="o", color="black", label="white: not stationary", **white)
+        infinite = [row for row in rows if math.isinf(row[quantity])]
+        for row in infinite:
+            colour, _ = looks[row["policy"]]
+            edge = {"transform": axes.get_xaxis_transform(), "clip_on": False}  # the upper one
+            axes.plot(row[load], 1, "^", color=colour, **edge)
+        if infinite:
+            style = {"marker": "^", "color": "black", "linestyle": "none"}
+            axes.plot([], [], label="upper edge: infinite, as too few end", **style)
+
+    return draw_marks
 
 
 def draw(rows: Rows) -> plt.Figure:
-    """Six panels, and one legend. With --by, two quantities for each value of the tag."""
+    """Six panels, and one legend; of a closed loop, again. With --by, two for each value of it."""
     rows, tagged = rows.newest(), bool(rows.where("tag"))
     names = ("P99 TTFT", "P99 TBT", "P99 E2E", "mean E2E", "promises kept", "output tokens")
     names = ("P99 TTFT", "P99 TBT", "P99 E2E") if rows.where(source="measured") else names
     names = ("P99 TTFT", "promises kept") if tagged else names
     drawn = []
-    for source, name in product(rows.sources(), names):
+    for load, source, name in product(LOADS, rows.sources(), names):
         rule = "strict SLO" if name == "P99 TBT" and source == "predicted" else None
         panel = Panel(
-            "rate",
+            load,
             name,
             ("policy", "C"),
             facet="tag",
             rule=rule,
             log="y" if UNITS[name] == "s" else "",
+            also=mark(name, load),
         )
         drawn += [(source, each) for each in panel.facets(rows.where(source=source))]
-    columns = len(drawn) // len(names) if tagged else 3
+    columns = len({panel.title for _, panel in drawn}) if tagged else 3
     figure, grid = look.panels(-(-len(drawn) // columns), columns, 4.6, 3.8)
     legend: dict[str, object] = {}
-    for axes, (source, panel) in zip(chain(*grid), drawn, strict=True):
+    places = list(chain(*grid))
+    for axes in places[len(drawn) :]:
+        axes.remove()
+    for axes, (source, panel) in zip(places, drawn, strict=False):
         panel.draw(axes, rows.where(source=source), Rows(), source)
+        axes.tick_params(axis="x", labelsize=9)  # nine rates
         both = source if len(rows.sources()) > 1 else ""
         axes.set_title(", ".join(filter(None, (panel.title, both))))
         axes.get_legend().remove()
@@ -265,7 +320,9 @@ def draw(rows: Rows) -> plt.Figure:
         legend |= dict(zip(labels, handles, strict=True))
     figure.legend(legend.values(), legend, loc="outside lower center", ncols=4)
     first = rows.where("B")[0]
-    figure.suptitle(f"{title_of(rows.where(source=first['source']))}, {first['windows']} windows")
+    title = title_of(rows.where(source=first["source"]))
+    sizes = f"windows of {first['requests']} requests: {first['windows']}"
+    figure.suptitle(f"{title}, {sizes}")
     return figure
 
 

@@ -41,8 +41,7 @@ SIZES = [
 
 
 def draw(seed: int, count: int = 40, longest: int = 900) -> list[Request]:
-    """Some come together, some late; a few have one output token, or end at
-    their first 0, or earlier than they may."""
+    """Some come together, some late; a few have one output token, or end before their limit."""
     own = random.Random(seed)
     moment = 0.0
     requests = []
@@ -51,8 +50,9 @@ def draw(seed: int, count: int = 40, longest: int = 900) -> list[Request]:
         stop_ids = frozenset([0]) if own.random() < 0.1 else frozenset()
         tokens = own.choice([1, 2, own.randint(1, 40), own.randint(1, 400), own.randint(100, 400)])
         prompt = range(own.choice([1, own.randint(1, 100), own.randint(1, longest)]))
-        ends_after = max(1, tokens - 5) if i % 7 == 3 else None
-        requests.append(Request(i, prompt, tokens, stop_ids, arrival=moment, ends_after=ends_after))
+        limit = tokens + 50 * (i % 2)
+        lengths = {"arrival": moment, "ends_after": tokens}
+        requests.append(Request(i, prompt, limit, stop_ids, **lengths))
     return requests
 
 

@@ -2,11 +2,13 @@
 
 import argparse
 import importlib
+import multiprocessing
 import os
 import re
 import runpy
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -216,6 +218,25 @@ def test_a_worker_that_is_killed_is_one_line() -> None:
         printed, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1 and printed == "" and errors.count("\n") == 1
     assert errors.startswith("error: one of 2 worker processes was killed; the system does that")
+
+
+def test_jobs_run_in_any_executor() -> None:
+    """In new processes that know nothing of this one, as on a cluster; in order."""
+    before = list(map(abs, range(-5, 0)))
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as executor:
+        common.set_executor(executor)
+        try:
+            found = common.run_jobs(abs, range(-5, 0))
+        finally:
+            common.set_executor(None)
+    assert list(found.values()) == before and list(found) == list(range(-5, 0))
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="not on this system")
+def test_a_job_has_the_cores_that_it_was_given() -> None:
+    code = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
+    code += "from command.cli import cores; print(cores())"
+    assert spawn.run("-c", code).stdout == "1\n"
 
 
 WIDE_TABLE = (

@@ -57,6 +57,8 @@ TRACE = ROOT / "experiments" / "azure_conv_2023_sample.csv"
 OURS = "sarathi_serve"
 SLO = Slo.of(0.05)
 
+ONE_CORE = "experiments.lib.common.cores", lambda: 1
+
 
 @pytest.fixture(scope="module", autouse=True)
 def garbage_is_collected_again() -> Iterator[None]:
@@ -465,7 +467,7 @@ def check_answer(words: list[str]) -> Plan | None:
     real = plan.print_engines
     rest = ["--tables", "samples", "--requests", 256]
     keep = mock.patch.object(plan, "print_engines", lambda *of: (found.append(of[1]), real(*of)))
-    with mock.patch("os.cpu_count", lambda: 1), keep:
+    with mock.patch(*ONE_CORE), keep:
         done = call(plan, *words, *rest)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1]
@@ -628,7 +630,7 @@ def test_an_interrupt_keeps_what_is_there(llama: Path) -> None:
     load_at = mock.Mock(side_effect=[(LIGHT, 1.0), KeyboardInterrupt])  # --rate; a table
     few = {"EXACT": 1.2, "ROUGH": 1.5, "DRAWS": 1, "load_at": load_at}
     asked = "--rate", 9, "--chunk-size", 512, "--tables", "all"
-    with mock.patch("os.cpu_count", lambda: 1), mock.patch.multiple(comparison, **few):
+    with mock.patch(*ONE_CORE), mock.patch.multiple(comparison, **few):
         done = call(plan, "--model", llama, *SMALL, *asked)
     (of, rate), _ = load_at.call_args_list[0]
     assert rate <= of.best.rate and (9 / rate).is_integer(), "replicas share it"
@@ -645,7 +647,7 @@ def test_a_small_plan(llama: Path, tmp_path: Path) -> None:
     flags = "--model", llama, *SMALL, "--slo", "ttft:p50:900"
     policy = ("--policy-file", ROOT / "examples" / "priority.py", "--rate", 9)
     few = {"DRAWS": 2, "LOADS": (0.9, 1.0), "EXACT": 1.2, "ROUGH": 1.5}
-    here = mock.patch("os.cpu_count", lambda: 1)  # so small that more processes would only cost
+    here = mock.patch(*ONE_CORE)  # so small that more processes would only cost
     sizes = mock.patch.multiple(plan, TP=(1, 2), PP=(2,))
     with here, sizes, mock.patch.multiple(comparison, **few):
         done = call(plan, *flags, *policy, "--quick", "--tables", "all", "--out", tmp_path)

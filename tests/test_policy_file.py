@@ -11,7 +11,7 @@ from batch import Request
 from command.checks import UserError
 from command.cli import is_ours
 from costmodel import make_batch
-from experiments import policies, serve_latency
+from experiments import heirs, policies, serve_latency
 from experiments.lib.rows import read_rows
 from more.loading.policyfile import load_files, load_policies, warn_if_crowded
 from more.pipeline import simulate_pipeline
@@ -203,6 +203,19 @@ def test_the_calibration_must_fit(tmp_path: Path) -> None:
         mine.write_text(text.replace(name, "a machine, float16"), encoding="utf-8")
         cost = cost_here("llama-0.2b", "cpu", "torch.float16", mine)
     assert 0 < cost(make_batch(decodes=1)) < cost(make_batch([(0, 256, 256)]))
+
+
+@pytest.mark.usefixtures("sketches")
+def test_it_is_compared_on_each_workload_of_the_heirs(tmp_path: Path) -> None:
+    """In files of their own; rows name the file by its hash, and the command."""
+    done = call(heirs, "--policy-file", PRIORITY, "--quick", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    own = read_rows(tmp_path / "heirs-priority.csv").where(policy="priority")
+    assert own.column("workload") == list(heirs.WORKLOADS) and len(own.column("tuning")) == len(own)
+    for row in own:
+        assert (
+            row["files"].startswith("priority.py:") and "heirs.py --policy-file" in row["command"]
+        )
 
 
 @pytest.mark.usefixtures("sketches")

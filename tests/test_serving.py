@@ -3,6 +3,7 @@ scripts' own flags.
 """
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from conftest import ran
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batch import Request
+from batch import Batch, Request
 from costmodel import TILE, make_batch
 from experiments import serve_capacity, serve_stalls
 from experiments.lib.flags import WRITES, ScriptParser, file_name
@@ -32,6 +33,32 @@ def test_a_percentile_without_numpy_is_numpys(values: list[float], percent: floa
     """To the last bit: figures and grades must not depend on where they are computed."""
     expected = np.percentile(values, percent) if values else 0.0
     assert percentile(values, percent) == expected
+
+
+def test_a_percentile_among_infinite_values_is_infinite() -> None:
+    """Where numpy has NaN. (Requests that did not end have such times.)"""
+    values = [1.0, 2.0, 3.0, math.inf, math.inf]
+    found = [percentile(values, percent) for percent in (0, 25, 50, 51, 75, 99, 100)]
+    assert found == [1, 2, 3, *[math.inf] * 4]
+
+
+def test_a_closed_loop_goes_on_after_a_rejected_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd(SarathiServe):
+        """Serves each second request."""
+
+        name = "odd"
+
+        def schedule(self, now: float) -> Batch | None:
+            for request in list(self.waiting):
+                if request.request_id % 2 == 0:
+                    self.reject(request)
+            return super().schedule(now)
+
+    monkeypatch.setitem(POLICIES, "odd", Odd)
+    requests = make_requests([0.0] * 9, *[Uniform(9, 9)] * 2)
+    trace = MISTRAL.serve(requests, "odd", 64, clients=1)
+    assert [own for own, _ in trace.finished] == [1, 3, 5, 7]
+    assert [own for own, _ in trace.rejected] == [0, 2, 4, 6, 8]
 
 
 def test_start_and_end_are_left_out_of_a_load() -> None:

@@ -1,15 +1,20 @@
 """What studies share: rows with columns, names of numbers, the real engine's turns, claims."""
 
+import platform
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 
 from batch import Batch
 from command.checks import UserError
 from costmodel import make_batch
+from experiments.lib.ask import ask
+from experiments.lib.common import commit, origin
 from experiments.lib.engines import Real, cases, median_row
 from experiments.lib.panels import Panel
 from experiments.lib.rows import Rows, read_rows, with_kept
@@ -59,6 +64,42 @@ def test_a_measurement_replaces_only_its_own(tmp_path: Path) -> None:
         found = with_kept(path, again, "P")
     assert found.column("rate") == [2.0, 3.0, 6.0], "another case"
     assert found[-1]["commit"] == "unknown"
+
+
+def test_a_row_says_who_made_it(tmp_path: Path) -> None:
+    """Two policy files of one name are told apart, and so is a clone that differs."""
+    (mine := tmp_path / "mine.py").write_text("name = 1\n")
+    made = origin("fig8", ["--policy-file", "a b.py"], [mine])
+    assert made["command"] == "python experiments/fig8.py --policy-file 'a b.py'"
+    assert made["files"] == f"mine.py:{sha256(mine.read_bytes()).hexdigest()[:8]}"
+    assert made["versions"] == f"python {platform.python_version()}, numpy {np.__version__}"
+    assert "files" not in origin("fig8", [], []), "no file of a user's"
+    Rows([PREDICTED | {"B": 2, "rate": 1.0} | made], UNITS).write(tmp_path / "a.csv")
+    rows = read_rows(tmp_path / "a.csv")
+    assert {key: rows[0][key] for key in made} == made
+    assert rows.case(rows[0]) == {"B": 2}, "what is said about a row is no key of it"
+
+
+def test_columns_of_a_file_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [PREDICTED | {"B": B, "rate": 1.5, "commit": "1a2b"} for B in (1, 2)]
+    Rows([*rows, PREDICTED | {"speedup": 2.0}], UNITS).write(path := tmp_path / "a.csv")
+    ask(path, ["B", "rate"])
+    ask(path, ["commit"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["B", "rate", "(tokens/s)"],
+        ["-", "-" * 15],
+        *(["1", "1.50"], ["2", "1.50"], ["-", "-"]),
+        *(["commit"], ["-" * 6], ["1a2b"], ["-"]),
+    ], "what is the same is said once"
+
+
+@pytest.mark.parametrize("dirty", ["", "?? policy.py", " M loop.py"])
+def test_a_commit_is_dirty_where_any_file_differs(dirty: str) -> None:
+    """Also a file that git does not know: a policy is often such."""
+    said = {"describe": "1a2b3c4", "status": dirty}
+    with mock.patch("experiments.lib.common.git", lambda *words: said[words[0]]):
+        assert commit() == "1a2b3c4" + "-dirty" * bool(dirty)
 
 
 def test_a_number_has_as_many_words_as_it_takes() -> None:

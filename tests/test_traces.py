@@ -9,7 +9,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
-from conftest import ran, run_loop, second_by_second
+from conftest import ran
 
 import plan
 from batch import Request
@@ -19,7 +19,6 @@ from configs import MODELS
 from experiments import serve_latency
 from experiments.lib.papers import MISTRAL, Recorded
 from experiments.lib.rows import read_rows
-from experiments.lib.windows import Windows
 from more.apart.simulate import simulate_fleet
 from more.loading.tables import read_table
 from more.serving.capacity import Deployment
@@ -187,6 +186,17 @@ def test_each_format_is_named(
     arrival, _, sizes = names.partition(",")
     said = f"{path}: read as {whose}; tokens: {sizes.replace(',', ', ')}; {arrival} in {unit}\n"
     assert capsys.readouterr().out == said
+
+
+def test_a_limit_stands_beside_the_true_length(tmp_path: Path) -> None:
+    """Which is shorter: only the run knows it."""
+    (path := tmp_path / "trace.csv").write_text(
+        "arrival,prompt_tokens,output_tokens,max_tokens,user\n0,30,4,100,ann\n9,50,6,6,bob\n"
+    )
+    found = at_rate(read_trace(path), 1.0)
+    assert [(each.max_tokens, each.ends_after) for each in found] == [(100, 4), (6, 6)]
+    assert found[0].tags == {"user": "ann"}, "a limit is no tag"
+    assert [len(life.tokens) for life in simulate(found).lives.values()] == [4, 6]
 
 
 def test_bailians_blocks_have_16_tokens(tmp_path: Path) -> None:
@@ -388,40 +398,6 @@ def test_a_figure_by_tag(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert ["rate", "policy", "C", "all", *own.column("tag")] in table
     line = ["20", "vtc", "512", *(f"{row['median TTFT']:#.3g}" for row in own)]
     assert line in table, "a user beside the other"
-
-
-def test_windows_by_hand() -> None:
-    """Of eight requests of 100 tokens, one each 10 s, the last six count. Window 0 alone tunes:
-    there, with C = 50, the second chunk would break the promise.
-    """
-    asked = []
-
-    class Steps:
-        name = "steps"
-
-        def window(self, number: int, count: int, rate: float, seed: int) -> list[Request]:
-            asked.append((number, rate))
-            tags = [{"user": "ann" if i else "bob"} for i in range(count)]
-            return [Request(i, range(100), 2, arrival=i / rate, tags=tags[i]) for i in range(count)]
-
-    class Engine:
-        orca_batch_size = 1
-        max_batch_size = 4
-        software = "none"
-        cache_tokens = 0
-
-        def serve(self, requests: list[Request], policy: str, C: int) -> Trace:
-            return run_loop(make_scheduler(policy, 4, C), second_by_second(), requests).trace
-
-    chosen = Windows(Steps(), 8, 2, 0, (50, 100), 0.05, (1.5, 9.0), "user")
-    found = chosen.serve(Engine(), 0.1, "sarathi_serve")
-    assert asked == [(0, 0.05), (0, 0.05), (1, 0.1), (2, 0.1)]
-    for every, ann in found:  # bob's only request is in the first quarter
-        assert every["C"] == 100 and ann["tag"] == "user=ann"
-        assert (every["P99 TTFT"], every["mean E2E"], every["promises kept"]) == (1, 2, 100)
-        assert every["output tokens"] == pytest.approx(10 / 50)  # of five requests, in 50 s
-        assert every["throughput"] == pytest.approx(8 * 102 / 72)  # of all, until the last token
-    assert chosen.serve(Engine(), 0.1, "sarathi_serve", 50)[0][0]["promises kept"] == 0
 
 
 # -------------------------------------------------------------------------------- predicted lengths

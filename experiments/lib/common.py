@@ -9,20 +9,25 @@ import csv
 import gc
 import math
 import multiprocessing
-import os
+import platform
+import shlex
 import shutil
 import statistics
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from hashlib import sha256
 from io import StringIO
 from pathlib import Path
 from typing import TypeVar
 
-from command.cli import interrupts_held, is_ours, progress, write_file
+import numpy as np
+
+from command.cli import cores, interrupts_held, is_ours, progress, write_file
 from experiments.lib.published import paper_numbers  # noqa: F401  (as all scripts know it)
 from more.loading.policyfile import LOADED, load_policies
 
@@ -194,15 +199,39 @@ def begin_worker(policies: Sequence[Path]) -> None:
         load_policies(path)  # where processes are forked, they are there already
 
 
+_executor: Executor | None = None
+
+
+def set_executor(executor: Executor | None) -> None:
+    """From now on, `run_jobs` gives its jobs to this executor, such as a cluster's. None: to none.
+
+    Its machines need this folder and the files of --policy-file at the same paths.
+    """
+    global _executor
+    _executor = executor
+
+
+def perform_there(perform: Callable[[Job], Outcome], policies: Sequence[Path], job: Job) -> Outcome:
+    """One job, where nothing of this process is known. policies: files of the user's own."""
+    for path in policies:
+        load_policies(path)
+    return perform(job)
+
+
 def run_jobs(
     perform: Callable[[Job], Outcome], jobs: Sequence[Job], what: str = "runs", most: int = 0
 ) -> dict[Job, Outcome]:
     """What `perform` makes of each job, in at most `most` processes; 1: this one.
 
     what: the name of the progress bar. most: 0: one for each core. After Ctrl-C or an error, no
-    process is left. Raises OSError if one of them is killed.
+    process is left. Raises OSError if one of them is killed. With `set_executor`, the executor says
+    how many jobs run at once, and where.
     """
-    if (processes := min(most or os.cpu_count() or 1, len(jobs))) <= 1:
+    if _executor is not None:
+        there = partial(perform_there, perform, list(LOADED))
+        found = progress(_executor.map(there, jobs), what, len(jobs))
+        return dict(zip(jobs, found, strict=True))
+    if (processes := min(most or cores(), len(jobs))) <= 1:
         return {job: perform(job) for job in progress(jobs, what)}
     found = {}
     with ProcessPoolExecutor(processes, None, begin_worker, [list(LOADED)]) as pool:
@@ -227,13 +256,31 @@ def run_jobs(
 # -------------------------------------------------------------------------------------------- files
 
 
-def commit() -> str:
-    """Of this clone; it ends with -dirty, where files differ from it."""
-    command = ["git", "describe", "--always", "--dirty"]
+def git(*words: str) -> str:
+    """What git says of this clone; "" where there is no clone, or no git."""
     if not shutil.which("git"):
-        return "unknown"
+        return ""
+    command = ["git", *words]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return said.stdout.strip() or "unknown"
+    return said.stdout.strip()
+
+
+def commit() -> str:
+    """Of this clone; it ends with -dirty where any file differs from it, or is not in it."""
+    found = git("describe", "--always")
+    if not found:
+        return "unknown"
+    return found + "-dirty" * bool(git("status", "--porcelain"))
+
+
+def origin(script: str, words: Sequence[str], files: Sequence[Path]) -> dict[str, str]:
+    """Who made a row: commit, versions, command; and how the SHA-256 of a user's files begins."""
+    found = {"commit": commit()}
+    if files:
+        hashes = [f"{path.name}:{sha256(path.read_bytes()).hexdigest()[:8]}" for path in files]
+        found["files"] = " ".join(hashes)
+    found["versions"] = f"python {platform.python_version()}, numpy {np.__version__}"
+    return found | {"command": shlex.join(["python", f"experiments/{script}.py", *words])}
 
 
 def foreign(path: Path) -> bool:

@@ -108,6 +108,7 @@ def file_name(name: str, options: Namespace) -> str:
         policies = ["all", *(name for name in policies if name not in scheduler.POLICIES)]
     own += [given["predicted_lengths"], *policies]
     own += [f"rate{rate:g}" for rate in given["rate"] or ()]
+    own += [f"concurrency{clients}" for clients in given["concurrency"] or ()]
     own += [f"seed{given['seed']}"] if given["seed"] else []
     return "-".join([name, *map(word_of, filter(None, own))])
 

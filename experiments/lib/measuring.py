@@ -155,7 +155,7 @@ def prepare(
     vocabulary = llm.config.vocab_size
     prompts = [[(31 * r.request_id + 7 * j) % vocabulary for j in r.prompt] for r in requests]
     fixed = {"temperature": 0.0, "ignore_eos": True}
-    params = [SamplingParams(max_tokens=r.max_tokens, tags=r.tags, **fixed) for r in requests]
+    params = [SamplingParams(max_tokens=r.ends_after, tags=r.tags, **fixed) for r in requests]
     return prompts, params, [request.arrival for request in requests]
 
 

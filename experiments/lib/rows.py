@@ -20,6 +20,8 @@ from experiments.lib.common import foreign, print_table, three_digits
 
 SOURCES = ("paper", "predicted", "measured")
 WHERE = ("source", "model", "hardware")  # the first columns of every file
+# columns that say something about a row: no keys of its case
+ABOUT = ("commit", "files", "versions", "command", "state", "tuning")
 SPREAD = (" lowest", " highest")  # what the columns of a measured range end with
 Row = dict[str, object]
 
@@ -99,7 +101,7 @@ class Rows(list[Row]):
         return {
             column: value
             for column, value in row.items()
-            if column not in (*WHERE, "commit") and base(column) not in self.units
+            if column not in (*WHERE, *ABOUT) and base(column) not in self.units
         }
 
     def numbers(self) -> "list[Number]":

@@ -7,6 +7,7 @@ The engine is priced, or real with --measure (lib/engines.py): the function cann
 results/NAME.csv has a column for each key of its case and for each quantity (lib/rows.py).
 """
 
+import sys
 import textwrap
 import time
 from argparse import Namespace
@@ -23,7 +24,7 @@ from command.cli import run_main
 from command.flags import Flag
 from experiments.lib import look, measuring
 from experiments.lib.claims import Claim
-from experiments.lib.common import commit, paper_numbers
+from experiments.lib.common import origin, paper_numbers
 from experiments.lib.engines import ANY, Priced, Real, Sweep
 from experiments.lib.flags import MEASURE, WRITES, ScriptParser, file_name
 from experiments.lib.panels import Panel
@@ -67,7 +68,7 @@ class Study:
     repeats: turns of a measurement; with --quick, one. measure: whether it has any. real: the real
     engines, one after the other, from the model that --model loads and the turns.
     slow: it takes minutes; torch: even its predictions need torch. printed: for a paper: a PDF,
-    too, and a column of the CSV that names the commit.
+    too, and columns of the CSV that say which code made it, and how.
     """
 
     name: str
@@ -164,6 +165,9 @@ class Study:
             sweeps = self.here(options, sweeps)
             llm = self.load(options, sweeps, given)
         print(self.description.splitlines()[0])
+        files = [*(given.get("policy_file") or ()), given.get("requests_file")]
+        words = map(str, sys.argv[1:] if args is None else args)
+        made = origin(self.name, words, list(filter(None, files)))  # before the code may change
         rows = self.predict(quick, **given)
         if measure:
             begin = time.perf_counter()
@@ -172,7 +176,7 @@ class Study:
             seconds = time.perf_counter() - begin
             print(f"\nmeasured on this machine in {seconds:.0f} s, {repeats} times each")
         if self.printed:
-            rows = Rows([row | {"commit": commit()} for row in rows], self.units)
+            rows = Rows([row | made for row in rows], self.units)
         rows = with_kept(path, rows)
         rows.write(path)  # at once: what follows may fail, and a measurement takes minutes
         self.show(rows)

@@ -285,17 +285,23 @@ def cache_of_engine(
 def run_closed(loop: FastForward, requests: Iterable[Request], clients: int) -> Trace:
     """A closed loop: each of `clients` sends its next request when it has its last token.
 
-    It is what `vllm bench serve --max-concurrency` does. The requests' own arrivals do not count.
+    Or when the policy has rejected its last request. It is what `vllm bench serve
+    --max-concurrency` does. The requests' own arrivals do not count.
     """
     check_whole("clients", clients)
     left = iter(requests)
     ended = 0
     for request in islice(left, clients):
         loop.add(copy_of(request, request.request_id, loop.executor.now()))
-    while loop.step():
-        for request in islice(left, len(loop.trace.finished) - ended):
+    going = True
+    while going:
+        iteration = loop.step()
+        gone = len(loop.trace.finished) + len(loop.trace.rejected)
+        new = list(islice(left, gone - ended))
+        for request in new:
             loop.add(copy_of(request, request.request_id, loop.executor.now()))
-        ended = len(loop.trace.finished)
+        ended = gone
+        going = bool(new) or iteration is not None
     return loop.trace
 
 

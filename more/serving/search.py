@@ -12,7 +12,10 @@ PRECISION = 1.025
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """What `numpy.percentile` gives for them, to the last bit; 0 where there are no values."""
+    """What `numpy.percentile` gives for them, to the last bit; 0 where there are no values.
+
+    Between a value and an infinite one, it is infinite.
+    """
     check_number("percent", percent, 0, 100)
     if len(values) == 0:
         return 0.0
@@ -22,6 +25,8 @@ def percentile(values: Sequence[float], percent: float) -> float:
     rest = place % 1
     low = ordered[below]
     high = ordered[min(below + 1, len(ordered) - 1)]
+    if high == math.inf:
+        return high if rest else low
     return low + (high - low) * rest if rest < 0.5 else high - (high - low) * (1 - rest)
 
 

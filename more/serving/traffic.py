@@ -2,7 +2,8 @@
 
 All random numbers have a seed. Arrivals, prompts and outputs draw from separate streams. So a
 change of one does not change the others. Times are in seconds, lengths in tokens. If a trace says n
-output tokens, the request has max_tokens = n: the prefill yields the first of them.
+output tokens, the request ends after n: the prefill yields the first of them. It might have gone on
+to max_tokens, if the trace has such a column; else that is n, too.
 """
 
 import json
@@ -104,7 +105,13 @@ def at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
 def copy_of(request: Request, request_id: int, arrival: float) -> Request:
     """A new request like this one, with another id and another arrival."""
     return Request(
-        request_id, request.prompt, request.max_tokens, request.stop_ids, arrival, tags=request.tags
+        request_id,
+        request.prompt,
+        request.max_tokens,
+        request.stop_ids,
+        arrival,
+        tags=request.tags,
+        ends_after=request.ends_after,
     )
 
 
@@ -236,6 +243,7 @@ for names in FORMATS.values():
 IN_MS = ("arrival_ms", "timestamp_ms")
 HEADERS["arrival"] += ("timestamp_s", *IN_MS)
 SIZES = HEADERS["prompt"] + HEADERS["output"]
+LIMIT = "max_tokens"  # where outputs were shorter than they might have been
 STAMP = "timestamp"  # of Mooncake, Bailian and guidellm, in two units: see `stamped`
 LEAST_GAP = 20  # between two stamps, on average. As ms, these are 50 requests/s
 # Bailian alone has the first
@@ -263,8 +271,9 @@ def read_trace(path: Path | str, counter: Counter = lambda: None) -> list[Reques
     Prompts whose `hash_ids` begin alike share these blocks of 512 tokens, or of 16 (Bailian). No
     other prompts share anything. Lengths are whole numbers of tokens, at least 1. Requests without
     tokens of BurstGPT (they have failed), of OpenAI and of ShareGPT are left out, and a line says
-    how many. For a wrong cell, the UserError names file, line (in JSON: row) and column. counter:
-    of the tokens of ShareGPT's texts.
+    how many. A column `max_tokens` has the limit of each output, which a policy may know; its true
+    length no policy knows. For a wrong cell, the UserError names file, line (in JSON: row) and
+    column. counter: of the tokens of ShareGPT's texts.
     """
     texts = Conversations(path, counter)
     header, lines = read_table(path, MOST_BYTES, MOST_JSON, texts.counted)
@@ -301,7 +310,8 @@ def read_trace(path: Path | str, counter: Counter = lambda: None) -> list[Reques
     said = texts.found or f"{whose}; tokens: {', '.join(sizes)}"
     if Path(path).resolve().parent != OURS:  # else nothing is guessed
         print(f"{path}: read as {said}; {times}")
-    known = {name for _, name in columns.values()}
+    limits = read_limits(path, header, lines, [output for _, _, output in rows])
+    known = {name for _, name in columns.values()} | {LIMIT}
     known |= {HASHES} if has_blocks(header) else set()
     places = [place for place, name in enumerate(header) if name not in known]
     tags = [{header[place]: cells[place].strip() for place in places} for _, cells in lines]
@@ -317,7 +327,8 @@ def read_trace(path: Path | str, counter: Counter = lambda: None) -> list[Reques
     for i, line in enumerate(order):
         arrival, _, output = rows[line]
         moment = second * (arrival - first)
-        requests.append(Request(i, prompts[line], output, arrival=moment, tags=tags[line]))
+        own = {"arrival": moment, "tags": tags[line], "ends_after": output}
+        requests.append(Request(i, prompts[line], limits[line], **own))
     return requests
 
 
@@ -429,18 +440,43 @@ def may_be_arrival(name: str) -> bool:
 
 def read_rows(path: Path | str, columns: dict[str, tuple[int, str]], lines: Lines) -> list[tuple]:
     """Arrival, prompt tokens and output tokens of each line. Of a date: its seconds."""
-    length = tokens, f"a whole number of tokens, at least 1 and at most {MOST_TOKENS}"
     place, name = columns["arrival"]
     _, first = lines[0]
     most = 1e3 * LATEST if name in (STAMP, *IN_MS) else LATEST  # of ms; a clock has no later s
     wanted = f"a number of at most {most:g} (or, in all lines, a date and time)"
     readers = {
         "arrival": (partial(number, most=most), wanted),
-        "prompt": length,
-        "output": length,
+        "prompt": LENGTH,
+        "output": LENGTH,
     }
     if is_date(first[place]):
         readers["arrival"] = date, "a date and time, as in the first line"
+    return read_cells(path, columns, lines, readers)
+
+
+def read_limits(
+    path: Path | str, header: Sequence[str], lines: Lines, outputs: Sequence[int]
+) -> list[int]:
+    """max_tokens of each line; without such a column, its output tokens."""
+    if LIMIT not in header:
+        return list(outputs)
+    columns = {LIMIT: (header.index(LIMIT), LIMIT)}
+    limits = [limit for (limit,) in read_cells(path, columns, lines, {LIMIT: LENGTH})]
+    for (line, _), limit, output in zip(lines, limits, outputs, strict=True):
+        if limit < output:
+            raise UserError(
+                f"{path}, {line}, column {LIMIT}: {limit} is less than its {output} output tokens"
+            )
+    return limits
+
+
+def read_cells(
+    path: Path | str,
+    columns: dict[str, tuple[int, str]],
+    lines: Lines,
+    readers: dict[str, tuple[Callable[[str], float], str]],
+) -> list[tuple]:
+    """The values of these columns in each line. readers: of each column, and what it reads."""
     rows = []
     for line, cells in lines:
         values = []
@@ -519,6 +555,9 @@ def tokens(text: str) -> int:
     if not 1 <= value <= MOST_TOKENS:
         raise ValueError(text)
     return value
+
+
+LENGTH = tokens, f"a whole number of tokens, at least 1 and at most {MOST_TOKENS}"
 
 
 def is_date(text: str) -> bool:
