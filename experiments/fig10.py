@@ -10,7 +10,7 @@ gives. Times are of a steady state, per request: see `balance` in more/serving/s
 
 import enter  # noqa: F401
 
-from experiments.lib.claims import Claim, bounded
+from experiments.lib.claims import Claims, bounded
 from experiments.lib.engines import BATCH_SIZES, Engine, Priced, Sweep, balanced, cases
 from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Panel, Study
@@ -42,6 +42,12 @@ def extremes(rows: Rows) -> None:
             found = rows.where(operator=names).column("reduction")
             rows.add(part=part, which="smallest", reduction=min(found))
             rows.add(part=part, which="largest", reduction=max(found))
+
+
+def claims(rows: Rows) -> Claims:
+    return {
+        "decodes share the weights of every linear operator": bounded(rows, "reduction", 1.05, 5),
+    }
 
 
 STUDY = Study(
@@ -79,9 +85,7 @@ STUDY = Study(
         )
     },
     derive=extremes,
-    claims=[
-        Claim("decodes share the weights of every linear operator", bounded("reduction", 1.05, 5))
-    ],
+    claims=claims,
     shown=lambda row, quantity: quantity == "reduction",
     measure=True,
     repeats=3,

@@ -15,7 +15,7 @@ from dataclasses import replace
 from configs import OPERATORS
 from configs.constants import constants
 from costmodel import make_batch
-from experiments.lib.claims import Claim, falls, flat
+from experiments.lib.claims import Claims, falls, flat
 from experiments.lib.engines import Engine, Priced, Sweep, cases
 from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Panel, Study
@@ -71,6 +71,13 @@ def largest_share(rows: Rows) -> None:
         rows.add(which="largest", **{"share of others, all priced": max(shares)})
 
 
+def claims(rows: Rows) -> Claims:
+    return {
+        "a prefill token costs the same in any batch": flat(rows, "total", "B", phase="prefill"),
+        "a decode costs less, the larger the batch": falls(rows, "total", "B", phase="decode"),
+    }
+
+
 STUDY = Study(
     "fig3",
     __doc__,
@@ -101,10 +108,7 @@ STUDY = Study(
         "f3_others": ("share of others, all priced", {"which": "largest"}),
     },
     derive=largest_share,
-    claims=[
-        Claim("a prefill token costs the same in any batch", flat("total", "B", phase="prefill")),
-        Claim("a decode costs less, the larger the batch", falls("total", "B", phase="decode")),
-    ],
+    claims=claims,
     shown=lambda row, quantity: (
         quantity in ("total", "over a prefill token")
         or "which" in row

@@ -22,7 +22,7 @@ import matplotlib.pyplot as plt
 
 from configs import GPUS, MODELS
 from costmodel import make_batch
-from experiments.lib.claims import Claim, bounded
+from experiments.lib.claims import Claims, bounded
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Engine, Priced, Sweep, cases
 from experiments.lib.rows import Row, Rows
@@ -129,6 +129,20 @@ UNITS = {
     RATIO: "FLOP/B",
 }
 THROUGHPUT = Panel("B", "throughput", "L", facet="phase", log="x", show={"ylim": (0, None)})
+
+
+def claims(rows: Rows) -> Claims:
+    return {
+        "prefill is bound by compute": bounded(
+            rows, "intensity", GPUS[GPU].peak / GPUS[GPU].bandwidth, 1e5, phase="prefill"
+        ),
+        "a decode's attention is not, at any B": bounded(
+            rows, "intensity", 0, 2, phase="decode", operator="attn"
+        ),
+        "one decode's operators are not": bounded(rows, "intensity", 0, 2, phase="decode", B=1),
+    }
+
+
 STUDY = Study(
     "fig4",
     __doc__,
@@ -146,17 +160,7 @@ STUDY = Study(
         "s42_chunk256_drop": ("throughput lost", {}),
     },
     derive=stated,
-    claims=[
-        Claim(
-            "prefill is bound by compute",
-            bounded("intensity", GPUS[GPU].peak / GPUS[GPU].bandwidth, 1e5, phase="prefill"),
-        ),
-        Claim(
-            "a decode's attention is not, at any B",
-            bounded("intensity", 0, 2, phase="decode", operator="attn"),
-        ),
-        Claim("one decode's operators are not", bounded("intensity", 0, 2, phase="decode", B=1)),
-    ],
+    claims=claims,
     shown=lambda row, quantity: (
         quantity != "intensity" and (row.get("phase") == "decode" or row.get("B", 1) == 1)
     ),

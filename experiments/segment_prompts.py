@@ -15,7 +15,7 @@ from functools import partial
 
 from experiments.lib import segment
 from experiments.lib.beam_engines import MEASURED
-from experiments.lib.claims import Claim, bounded, rises
+from experiments.lib.claims import Claims, bounded, rises
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Rows
 from experiments.lib.segment import COLOURS, OURS, THEIRS, WAYS, WIDTH
@@ -41,6 +41,13 @@ def measured_knees(rows: Rows) -> None:
         reached = [row for row in curve if row["latency"] >= GROWTH * curve[0]["latency"]]
         if reached:
             rows.add(way=way, knee=reached[0]["P"])
+
+
+def claims(rows: Rows) -> Claims:
+    return {
+        "a longer prompt takes longer": rises(rows, "latency", "P"),
+        "the knee moves with the rows": bounded(rows, "knee", 3.5 * 128, 4.5 * 128, way=OURS),
+    }
 
 
 STUDY = Study(
@@ -86,10 +93,7 @@ STUDY = Study(
         "sk_knee_segment": ("knee", {"way": OURS}),
     },
     derive=measured_knees,
-    claims=[
-        Claim("a longer prompt takes longer", rises("latency", "P")),
-        Claim("the knee moves with the rows", bounded("knee", 3.5 * 128, 4.5 * 128, way=OURS)),
-    ],
+    claims=claims,
     shown=lambda row, quantity: quantity == "knee",
     report=partial(segment.print_latencies, keys=("P",)),
     **MEASURED,

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from command.flags import Flag
 from experiments.lib.beam_engines import MEASURED, RealBeams
-from experiments.lib.claims import Claim, bounded
+from experiments.lib.claims import Claims, bounded
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.segment import (
@@ -132,6 +132,12 @@ def sweeps(quick: bool = False, memory: float = 1.0) -> Sequence[Sweep]:
     ]
 
 
+def claims(rows: Rows) -> Claims:
+    return {
+        "segments gain on every model": bounded(rows, "gain", 4, 100),
+    }
+
+
 STUDY = Study(
     "segment_throughput",
     __doc__,
@@ -167,7 +173,7 @@ STUDY = Study(
         "sk_throughput_high": ("gain", {"which": "largest", "cause": None}),
     },
     derive=extremes,
-    claims=[Claim("segments gain on every model", bounded("gain", 4, 100))],
+    claims=claims,
     shown=lambda row, quantity: (
         "which" in row or row["source"] == "measured" or STATED.items() <= row.items()
     ),

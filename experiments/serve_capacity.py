@@ -26,7 +26,7 @@ from pathlib import Path
 from command.cli import run_main
 from command.flags import Flag
 from experiments.lib import papers
-from experiments.lib.claims import Claim, bounded
+from experiments.lib.claims import Claims, bounded
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.flags import SERVED, WRITES, ScriptParser
@@ -127,6 +127,13 @@ PAPER = {
 }
 bars = partial(Panel, ("model", "data"), line="policy", kind="bars", facet="slo")
 
+
+def claims(rows: Rows) -> Claims:
+    return {
+        "sarathi_serve serves most": bounded(rows, "gain", 1, 10),
+    }
+
+
 STUDY = Study(
     "serve_capacity",
     __doc__,
@@ -142,7 +149,7 @@ STUDY = Study(
     derive=gains,
     shown=lambda row, quantity: quantity in ("SLO", "gain"),
     report=report,
-    claims=[Claim("sarathi_serve serves most", bounded("gain", 1, 10))],
+    claims=claims,
     flags={
         "seed": Flag("seed of arrivals and lengths", 0),
         "requests": Flag("requests of each search", REQUESTS, 64),

@@ -22,7 +22,7 @@ import matplotlib.pyplot as plt
 from batch import Batch
 from configs.hosts import HOSTS, Host
 from costmodel import CostModel, make_batch
-from experiments.lib.claims import Claim, flat, rises
+from experiments.lib.claims import Claims, flat, rises
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.papers import MISTRAL
@@ -171,6 +171,16 @@ def report(rows: Rows) -> None:
 # what a bar or a point stands for: a prompt, or a batch of decodes
 PRINTED = ("throughput", "iteration", "linear operators")
 ONE_BY_ONE = {"L": {"phase": "prefill", "B": 1}, "B": {"phase": "decode"}}
+
+
+def claims(rows: Rows) -> Claims:
+    return {
+        "one prompt fills the GPU": flat(rows, "throughput", "B", phase="prefill", L=LENGTH),
+        "decodes need a large batch": rises(rows, "throughput", "B", phase="decode"),
+        "more tokens do more FLOPs per byte": rises(rows, "intensity", "tokens"),
+    }
+
+
 STUDY = Study(
     "serve_phases",
     __doc__,
@@ -233,11 +243,7 @@ STUDY = Study(
     },
     derive=compare,
     report=report,
-    claims=[
-        Claim("one prompt fills the GPU", flat("throughput", "B", phase="prefill", L=LENGTH)),
-        Claim("decodes need a large batch", rises("throughput", "B", phase="decode")),
-        Claim("more tokens do more FLOPs per byte", rises("intensity", "tokens")),
-    ],
+    claims=claims,
     shown=lambda row, name: name in PRINTED or not {"L", "tokens"} & row.keys(),
 )
 

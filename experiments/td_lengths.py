@@ -33,7 +33,7 @@ import numpy as np
 from batch import Request
 from command.flags import Flag
 from experiments.lib import td
-from experiments.lib.claims import Claim, falls
+from experiments.lib.claims import Claims, falls
 from experiments.lib.engines import ANY, Sweep, cases
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
@@ -173,6 +173,14 @@ UNITS = {
     "most of the memory": "%",
 }
 SHOW = {"xlabel": "requests whose total is predicted"}
+
+
+def claims(rows: Rows) -> Claims:
+    return {
+        "errors cancel": falls(rows, "error", "group", group=(1, 16, BESIDE)),
+    }
+
+
 STUDY = Study(
     "td_lengths",
     __doc__,
@@ -195,7 +203,7 @@ STUDY = Study(
     derive=beside_oracle,
     shown=lambda row, quantity: "which" in row or quantity == "class accuracy",
     report=report,
-    claims=[Claim("errors cancel", falls("error", "group", group=(1, 16, BESIDE)))],
+    claims=claims,
     flags={"seed": Flag("seed of the first split", 0)},
 )
 

@@ -19,7 +19,7 @@ from itertools import pairwise
 import matplotlib.pyplot as plt
 
 from experiments.lib import td
-from experiments.lib.claims import Claim, rises
+from experiments.lib.claims import Claims, rises
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
@@ -100,6 +100,12 @@ def sweeps(quick: bool) -> list[Sweep]:
     return [Sweep(account, nodes, cases(system=SYSTEMS, requests=requests))]
 
 
+def claims(rows: Rows) -> Claims:
+    return {
+        "phases leave less idle": rises(rows, "busy", "system", system=("PP+SB", td.OURS)),
+    }
+
+
 STUDY = Study(
     "td_phases",
     __doc__,
@@ -110,7 +116,7 @@ STUDY = Study(
     draw=draw,
     shown=None,
     report=report,
-    claims=[Claim("phases leave less idle", rises("busy", "system", system=("PP+SB", td.OURS)))],
+    claims=claims,
 )
 
 if __name__ == "__main__":
