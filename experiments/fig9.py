@@ -155,7 +155,7 @@ def claims(rows: Rows) -> Claims:
 # ---- What it prints
 def report(rows: Rows) -> None:
     """The peaks, with our error beside each published one; and what was measured."""
-    lines = with_paper(rows.newest(), "gain", "at P:D").where("C")
+    lines = Rows(with_paper(rows.newest(), "gain", "at P:D").where("C"))  # no units: short heads
     for row in lines:
         row.setdefault("policy", "sarathi")
         row["C/(B-1)"] = row["C"] / (row["B"] - 1)

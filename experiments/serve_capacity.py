@@ -102,7 +102,8 @@ def gains(rows: Rows) -> None:
 
 def report(rows: Rows) -> None:
     papers.report(rows, *GROUP)
-    if searched := rows.where("budget"):
+    if rows.column("budget"):
+        searched = rows.where("budget")
         tried = ", ".join(map(str, BUDGETS_TRIED))
         title = f"the token budget of each capacity: the best of {tried}"
         print_rows(searched.across("policy", "budget"), (*GROUP, *searched.by("policy")), title)

@@ -228,7 +228,8 @@ def by_policy(rows: Rows) -> None:
         for rate, at in Rows([row for row in own if "tag" not in row], UNITS).by("rate").items():
             columns = ["policy", "C", "B", *(name for name in SHOWN if any(at.column(name)))]
             print_rows(at, columns, f"{source}, at {rate:g} requests/s")
-        if tags := dict.fromkeys(own.where("tag").column("tag")):
+        tags = dict.fromkeys(own.column("tag"))
+        if tags:
             every = Rows([{"tag": "all"} | row for row in own], own.units)
             for quantity in ("median TTFT", "promises kept"):
                 title = f"{quantity} ({UNITS[quantity]}), {source}"
@@ -238,7 +239,8 @@ def by_policy(rows: Rows) -> None:
 
 def draw(rows: Rows) -> plt.Figure:
     """Six panels, and one legend. With --by, two quantities for each value of the tag."""
-    rows, tagged = rows.newest(), bool(rows.where("tag"))
+    rows = rows.newest()
+    tagged = bool(rows.column("tag"))
     names = ("P99 TTFT", "P99 TBT", "P99 E2E", "mean E2E", "promises kept", "output tokens")
     names = ("P99 TTFT", "P99 TBT", "P99 E2E") if rows.where(source="measured") else names
     names = ("P99 TTFT", "promises kept") if tagged else names
@@ -249,7 +251,7 @@ def draw(rows: Rows) -> plt.Figure:
             "rate",
             name,
             ("policy", "C"),
-            facet="tag",
+            facet="tag" if tagged else (),
             rule=rule,
             log="y" if UNITS[name] == "s" else "",
         )

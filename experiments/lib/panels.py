@@ -89,10 +89,13 @@ class Panel:
     def series(self, rows: Rows, x: Names = ()) -> Series:
         """What is drawn over x. Ours may lack some of `line`, but not all."""
         keys = several(self.line)
-        if not any(key in row for row in rows.whole for key in keys):
-            rows.check(*keys)
         found: Series = {}
         for y in several(self.y):
+            rows.check(y)
+            if not rows.known(y):
+                continue  # it has a unit, and nobody measured it
+            if not any(rows.known(key) for key in keys):
+                rows.check(*keys)
             for row in rows.where(*several(x or self.x), y, **self.where):
                 said = words(row, keys)
                 if said or not keys or row["source"] == "paper":

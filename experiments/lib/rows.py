@@ -76,10 +76,13 @@ class Rows(list[Row]):
     def check(self, *columns: str) -> None:
         """Raises UserError for a column that no row has, and no unit. No rows refuse nothing."""
         for column in columns:
-            known = column in self.units or any(column in row for row in self.whole)
-            if self.whole and not known:
+            if self.whole and column not in self.units and not self.known(column):
                 names = [*self.whole.columns(), *self.units]
                 lookup(dict.fromkeys(names), column, "column")
+
+    def known(self, column: str) -> bool:
+        """Whether a row has it, of all rows that these are a part of."""
+        return any(column in row for row in self.whole)
 
     def where(self, *columns: str, **wanted: object) -> "Rows":
         """Those that have these columns and these values. A tuple as a value: one of it.
