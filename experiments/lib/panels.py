@@ -43,8 +43,7 @@ class Panel:
 
     kind: "lines"; or with a place for each value of x, "bars" side by side or "stacks" of bars.
     facet: each of its values has a panel of its own. where: of which rows. Policies and operators
-    have their colours; so has a quantity or a value that `colours` names. hatches: of bars, by
-    colour; those of one colour have different ones. log: "x", "y" or "xy".
+    have their colours; so has a quantity or a value that `colours` names. log: "x", "y" or "xy".
     rule: a horizontal line: at a number, or at that quantity of the rows that have no x. show: what
     `axes.set` takes, such as {"xlabel": "requests"}. also(axes, rows drawn): draws more. Published
     numbers of the same columns are stars (star: what their x is called, if not x); without x, they
@@ -64,7 +63,6 @@ class Panel:
     log: str = ""
     star: str = ""
     colours: Mapping[str, str] = field(default_factory=dict)
-    hatches: Mapping[str, str] = field(default_factory=lambda: look.HATCHES)
     show: Mapping[str, object] = field(default_factory=dict)
     also: Callable[[plt.Axes, Rows], None] = lambda axes, rows: None
 
@@ -169,7 +167,13 @@ class Panel:
         drawn = []
         for name, own in series.items():
             own = sorted(own, key=lambda row: row[self.x])
-            self.check_engines(own)
+            at = {row[self.x] for row in own}
+            engines = {tuple(row[key] for key in (self.x, *WHERE)) for row in own}
+            if len(engines) > len(at):  # the line would run up and down between two
+                raise UserError(
+                    f"rows of several models or GPUs have the same {self.x}: name in Panel's `line`"
+                    " what tells them apart, such as model"
+                )
             colour = styles[name]["color"]
             places = [row[self.x] for row in own]
             heights = [row[name[0]] for row in own]
@@ -184,16 +188,6 @@ class Panel:
         places = {row[self.x] for own in series.values() for row in own}
         if len(places) <= 10:
             axes.set_xticks(sorted(places))
-
-    def check_engines(self, rows: Iterable[Row]) -> None:
-        """Raises UserError where a line would run up and down between two models or GPUs."""
-        places = {row[self.x] for row in rows}
-        engines = {tuple(row[key] for key in (self.x, *WHERE)) for row in rows}
-        if len(engines) > len(places):
-            raise UserError(
-                f"rows of several models or GPUs have the same {self.x}: name in Panel's `line`"
-                " what tells them apart, such as model"
-            )
 
     def draw_stars(self, axes: plt.Axes, series: Series, stars: Rows, styles: Styles) -> None:
         """Published numbers, each in the colour of its line; white, where there is one line.
@@ -229,7 +223,7 @@ class Panel:
                 heights = self.heights(series[name], name[0], places)
                 there = ~np.isnan(heights)
                 colour = styles[name]["color"]
-                hatch = self.hatch(colour, colours.count(colour))
+                hatch = hatch_of(colour, before=colours.count(colour))
                 style = {"edgecolor": "black", "hatch": hatch, **styles[name]}
                 axes.bar(at[there], heights[there], width, tops[there], **style)
                 colours.append(colour)
@@ -243,13 +237,6 @@ class Panel:
                 tops[empty] = np.nan
                 write_heights(axes, at, tops, below=bool(published), size=size)
         name_places(axes, places)
-
-    def hatch(self, colour: str, before: int) -> str:
-        """The pattern of a bar. before: bars of this colour that are drawn."""
-        own = self.hatches.get(colour, "")
-        others = [each for each in PATTERNS if each != own]
-        patterns = [own, *others]
-        return patterns[before % len(PATTERNS)]
 
     def heights(self, rows: Iterable[Row], quantity: str, places: list[str]) -> np.ndarray:
         """At each place; nan where there is none."""
@@ -265,22 +252,24 @@ class Panel:
         found: dict[str, float] = {}
         if isinstance(self.rule, int | float):
             found[""] = self.rule
-        if isinstance(self.y, str):
-            found |= self.level(stars, self.y, "paper:")
-        if isinstance(self.rule, str):
-            found |= self.level(rows, self.rule, "" if self.rule == self.y else self.rule)
+        name = "" if self.rule == self.y else self.rule
+        allowed = {key: several(value) + (None,) for key, value in self.where.items()}
+        for before, own, quantity in (("paper:", stars, self.y), (name, rows, self.rule)):
+            if not isinstance(quantity, str):
+                continue
+            for row in own.where(quantity, **allowed):
+                if not any(key in row for key in several(self.star or self.x)):
+                    keys = [key for key in own.case(row) if key not in self.where]
+                    said = [before, *words(row, tuple(keys)), three_digits(row[quantity])]
+                    found[" ".join(said).lstrip()] = row[quantity]
         return found
 
-    def level(self, rows: Rows, quantity: str, before: str) -> dict[str, float]:
-        """Of the rows that have no x. before: the first word of the label."""
-        allowed = {key: several(value) + (None,) for key, value in self.where.items()}
-        found = {}
-        for row in rows.where(quantity, **allowed):
-            if not any(key in row for key in several(self.star or self.x)):
-                keys = [key for key in rows.case(row) if key not in self.where]
-                said = [before, *words(row, tuple(keys)), three_digits(row[quantity])]
-                found[" ".join(said).lstrip()] = row[quantity]
-        return found
+
+def hatch_of(colour: str, before: int) -> str:
+    """The pattern of a bar. before: bars of this colour, each with another."""
+    own = look.HATCHES.get(colour, "")
+    patterns = sorted(PATTERNS, key=lambda each: each != own)  # its own first
+    return patterns[before % len(patterns)]
 
 
 def name_places(axes: plt.Axes, places: list[str]) -> None:

@@ -31,14 +31,12 @@ def paper_table(
     found = {}
     for line in lines:
         cells = dict(zip(columns, line, strict=True))
-        ids = {column: value for column, value in cells.items() if value in known}
-        own = {}
-        stated = {}
+        stated = {beside: cells.pop(beside)} if beside else {}
+        own = dict(case)
         for column, value in cells.items():
-            if column == beside:
-                stated[column] = value
-            elif column not in ids and value is not None:
+            if value is not None and value not in known:
                 own[column] = value
-        for column, number in ids.items():
-            found[number] = (column, own | case, stated)
+        for column, value in cells.items():
+            if value in known:
+                found[value] = (column, own, stated)
     return found

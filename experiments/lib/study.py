@@ -26,7 +26,7 @@ from command.flags import Flag
 from experiments.lib import look, measuring
 from experiments.lib.claims import Claims
 from experiments.lib.common import commit, paper_numbers
-from experiments.lib.engines import ANY, Priced, Real, Sweep
+from experiments.lib.engines import ANY, Real, Sweep
 from experiments.lib.flags import MEASURE, WRITES, ScriptParser, file_name
 from experiments.lib.panels import Panel
 from experiments.lib.rows import (
@@ -220,8 +220,13 @@ class Study:
         Sets options.model to what runs.
         """
         small = [each for each in sweeps if each.measured_cases(options.quick)]
-        paper = self.priced_for_a_gpu(options, sweeps, small)
-        if paper:
+        measured = [each.run for each in small]
+        paper = [each for each in sweeps if each.run in measured and each.is_priced()]
+        asked = options.quick
+        for name, flag in self.flags.items():
+            if flag.measure and getattr(options, name) != flag.default:
+                asked = True
+        if paper and not asked:
             models = [each.on[0].model for each in paper]
             model = options.model or models[0]
             own = model if model in models else models[0]
@@ -236,24 +241,6 @@ class Study:
                 print(f"{model} does not fit this GPU with the paper's cases; we take a CPU's")
         options.model = options.model or MEASURE["model"].default
         return small
-
-    def priced_for_a_gpu(
-        self, options: Namespace, sweeps: Sequence[Sweep], small: Sequence[Sweep]
-    ) -> list[Sweep]:
-        """The sweeps whose cases a GPU could measure; none, if a CPU's are asked for."""
-        asked = options.quick
-        for name, flag in self.flags.items():
-            if flag.measure and getattr(options, name) != flag.default:
-                asked = True
-        if asked:
-            return []
-        measured = [each.run for each in small]
-        found = []
-        for each in sweeps:
-            kinds = {type(engine) for engine in each.on}
-            if each.run in measured and kinds == {Priced}:
-                found.append(each)
-        return found
 
     def load(
         self, options: Namespace, sweeps: Sequence[Sweep], given: Mapping[str, object]
