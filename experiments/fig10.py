@@ -10,7 +10,7 @@ gives. Times are of a steady state, per request: see `balance` in more/serving/s
 
 import enter  # noqa: F401
 
-from experiments.lib.claims import Claims, bounded
+from experiments.lib.claims import bounded
 from experiments.lib.engines import BATCH_SIZES, Engine, Priced, Sweep, balanced, cases
 from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Panel, Study
@@ -37,17 +37,10 @@ def times(engine: Engine, L: int, B: int, C: int) -> list[Row]:
 
 def extremes(rows: Rows) -> None:
     """The paper gives ranges over its cases."""
-    if rows.sources() == ["predicted"]:
-        for part, names in PARTS.items():
-            found = rows.where(operator=names).column("reduction")
-            rows.add(part=part, which="smallest", reduction=min(found))
-            rows.add(part=part, which="largest", reduction=max(found))
-
-
-def claims(rows: Rows) -> Claims:
-    return {
-        "decodes share the weights of every linear operator": bounded(rows, "reduction", 1.05, 5),
-    }
+    for part, names in PARTS.items():
+        found = rows.where(operator=names).column("reduction")
+        rows.add(part=part, which="smallest", reduction=min(found))
+        rows.add(part=part, which="largest", reduction=max(found))
 
 
 STUDY = Study(
@@ -85,7 +78,9 @@ STUDY = Study(
         )
     },
     derive=extremes,
-    claims=claims,
+    claims=lambda rows: {
+        "decodes share the weights of every linear operator": bounded(rows, "reduction", 1.05, 5),
+    },
     shown=lambda row, quantity: quantity == "reduction",
     measure=True,
     repeats=3,

@@ -21,7 +21,7 @@ import enter  # noqa: F401
 import matplotlib.pyplot as plt
 
 from batch import Request
-from experiments.lib.claims import Claims, Comparisons, curves, falls, in_words
+from experiments.lib.claims import Claims, falls, rises
 from experiments.lib.engines import (
     LLAMA_13B,
     LLAMA_33B,
@@ -109,28 +109,18 @@ def sweeps(quick: bool, model: str | None = None, gpu: str | None = None) -> lis
 
 def largest(rows: Rows) -> None:
     """The paper's text names no length: the largest of all, as its bounds and "up to" mean."""
-    if rows.sources() == ["predicted"]:
-        for (*_, size), own in rows.by("model", "hardware", "C").items():
-            most = {part: max(own.column(part)) for part in PARTS}
-            overhead = {"prefill overhead": 100 * (most["prefill"] - 1)}
-            rows.add(own[0], C=size, which="largest", **most, **overhead)
-
-
-def no_tile(rows: Rows) -> Comparisons:
-    """Of the gains at C = 256, 320 and 512, that at 320 is the least."""
-    found = {}
-    around = {"C": (256, NO_TILE, 512), "which": None}
-    for name, curve in curves(rows, "end to end", "C", **around).items():
-        least = min(curve, key=lambda row: row["end to end"])
-        if len(curve) == 3:
-            found[f"{name}: {in_words(curve, 'end to end', 'C')}"] = least["C"] == NO_TILE
-    return found
+    for (_, _, C), own in rows.by("model", "hardware", "C").items():
+        most = {part: max(own.column(part)) for part in PARTS}
+        most["prefill overhead"] = 100 * (most["prefill"] - 1)
+        rows.add(own[0], C=C, which="largest", **most)
 
 
 def claims(rows: Rows) -> Claims:
+    less = falls(rows, "end to end", "C", C=(256, NO_TILE), which=None)
+    more = rises(rows, "end to end", "C", C=(NO_TILE, 512), which=None)
     return {
         "small chunks make a prefill dearer": falls(rows, "prefill", "C", C=(64, 128, 256, 512)),
-        "a chunk that is no multiple of the tile gains less": no_tile(rows),
+        "a chunk that is no multiple of the tile gains less": less | more,
     }
 
 

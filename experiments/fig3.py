@@ -15,7 +15,7 @@ from dataclasses import replace
 from configs import OPERATORS
 from configs.constants import constants
 from costmodel import make_batch
-from experiments.lib.claims import Claims, falls, flat
+from experiments.lib.claims import falls, flat
 from experiments.lib.engines import Engine, Priced, Sweep, cases
 from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Panel, Study
@@ -67,15 +67,8 @@ ELEMENTWISE_TOO = replace(OWN, elementwise=OWN.memory)
 
 def largest_share(rows: Rows) -> None:
     """The paper states one number for all."""
-    if shares := rows.column("share of others, all priced"):
-        rows.add(which="largest", **{"share of others, all priced": max(shares)})
-
-
-def claims(rows: Rows) -> Claims:
-    return {
-        "a prefill token costs the same in any batch": flat(rows, "total", "B", phase="prefill"),
-        "a decode costs less, the larger the batch": falls(rows, "total", "B", phase="decode"),
-    }
+    shares = rows.column("share of others, all priced")
+    rows.add(which="largest", **{"share of others, all priced": max(shares)})
 
 
 STUDY = Study(
@@ -108,7 +101,10 @@ STUDY = Study(
         "f3_others": ("share of others, all priced", {"which": "largest"}),
     },
     derive=largest_share,
-    claims=claims,
+    claims=lambda rows: {
+        "a prefill token costs the same in any batch": flat(rows, "total", "B", phase="prefill"),
+        "a decode costs less, the larger the batch": falls(rows, "total", "B", phase="decode"),
+    },
     shown=lambda row, quantity: (
         quantity in ("total", "over a prefill token")
         or "which" in row

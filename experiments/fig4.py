@@ -22,7 +22,7 @@ import matplotlib.pyplot as plt
 
 from configs import GPUS, MODELS
 from costmodel import make_batch
-from experiments.lib.claims import Claims, bounded
+from experiments.lib.claims import bounded
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Engine, Priced, Sweep, cases
 from experiments.lib.rows import Row, Rows
@@ -97,8 +97,6 @@ def sweeps(quick: bool) -> list[Sweep]:
 
 def stated(rows: Rows) -> None:
     """What the paper's text says of the curves."""
-    if rows.sources() != ["predicted"]:
-        return
     prefills, decodes = (rows.where(phase=p, model=MODEL) for p in ("prefill", "decode"))
     rates = decodes.where("throughput")
     alone = prefills.where("throughput", B=1)  # one prompt at a time, as chunks come
@@ -131,18 +129,6 @@ UNITS = {
 THROUGHPUT = Panel("B", "throughput", "L", facet="phase", log="x", show={"ylim": (0, None)})
 
 
-def claims(rows: Rows) -> Claims:
-    return {
-        "prefill is bound by compute": bounded(
-            rows, "intensity", GPUS[GPU].peak / GPUS[GPU].bandwidth, 1e5, phase="prefill"
-        ),
-        "a decode's attention is not, at any B": bounded(
-            rows, "intensity", 0, 2, phase="decode", operator="attn"
-        ),
-        "one decode's operators are not": bounded(rows, "intensity", 0, 2, phase="decode", B=1),
-    }
-
-
 STUDY = Study(
     "fig4",
     __doc__,
@@ -160,7 +146,15 @@ STUDY = Study(
         "s42_chunk256_drop": ("throughput lost", {}),
     },
     derive=stated,
-    claims=claims,
+    claims=lambda rows: {
+        "prefill is bound by compute": bounded(
+            rows, "intensity", GPUS[GPU].peak / GPUS[GPU].bandwidth, 1e5, phase="prefill"
+        ),
+        "a decode's attention is not, at any B": bounded(
+            rows, "intensity", 0, 2, phase="decode", operator="attn"
+        ),
+        "one decode's operators are not": bounded(rows, "intensity", 0, 2, phase="decode", B=1),
+    },
     shown=lambda row, quantity: (
         quantity != "intensity" and (row.get("phase") == "decode" or row.get("B", 1) == 1)
     ),

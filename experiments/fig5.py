@@ -17,7 +17,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from batch import Request
-from experiments.lib.claims import Claims, bounded, falls
+from experiments.lib.claims import bounded, falls
 from experiments.lib.engines import Priced, Sweep, cases
 from experiments.lib.look import panels
 from experiments.lib.rows import Row, Rows, print_rows
@@ -97,14 +97,6 @@ def save_runs(path: Path) -> None:
 KINDS = ("PB1", "PB2", "PB3")
 
 
-def claims(rows: Rows) -> Claims:
-    return {
-        **{f"Orca has {each}": bounded(rows, each, 1e-3, 1, policy="orca") for each in KINDS},
-        "SARATHI has few": bounded(rows, "bubble share", 0, 5, policy="sarathi"),
-        "SARATHI ends sooner": falls(rows, "makespan", "policy"),
-    }
-
-
 STUDY = Study(
     "fig5",
     __doc__,
@@ -118,7 +110,11 @@ STUDY = Study(
     draw=draw,
     shown=None,
     report=report,
-    claims=claims,
+    claims=lambda rows: {
+        **{f"Orca has {each}": bounded(rows, each, 1e-3, 1, policy="orca") for each in KINDS},
+        "SARATHI has few": bounded(rows, "bubble share", 0, 5, policy="sarathi"),
+        "SARATHI ends sooner": falls(rows, "makespan", "policy"),
+    },
     more={".json": save_runs},
 )
 

@@ -132,8 +132,6 @@ def add_peaks(rows: Rows) -> None:
     over a large range of P:D, if SARATHI changes the chunk size" (Sec 5.1.3). For us, that is the
     median over all P:D and L that are drawn.
     """
-    if rows.sources() != ["predicted"]:
-        return  # three measured points make no peak
     engines = rows.by("model", "hardware")
     for line in curves(rows, "gain", over="PD").values():
         peak = dict(max(line, key=lambda row: row["gain"]))

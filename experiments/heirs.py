@@ -23,7 +23,7 @@ import matplotlib.pyplot as plt
 from batch import Request
 from command.flags import Flag
 from experiments.lib import look
-from experiments.lib.claims import Claims, Comparisons
+from experiments.lib.claims import Comparisons
 from experiments.lib.engines import Sweep, median_row
 from experiments.lib.papers import OURS, Recorded, looks_of
 from experiments.lib.rows import Row, Rows, print_rows, spread
@@ -290,15 +290,6 @@ def better(rows: Rows, workload: str, policy: str) -> Comparisons:
     return found
 
 
-def claims(rows: Rows) -> Claims:
-    return {
-        "fair shares spare the light client": better(rows, "heavy", "vtc"),
-        "deadlines keep more promises in an overload": better(rows, "promises", "qoserve"),
-        "turns let short prompts pass": better(rows, "long", "equal_progress"),
-        "the shortest predicted rest first shortens the mean": better(rows, "lengths", "srpt:0"),
-    }
-
-
 STUDY = Study(
     "heirs",
     __doc__,
@@ -306,7 +297,12 @@ STUDY = Study(
     units=UNITS | {"times better": "x"},
     title="SARATHI's heirs",
     draw=draw,
-    claims=claims,
+    claims=lambda rows: {
+        "fair shares spare the light client": better(rows, "heavy", "vtc"),
+        "deadlines keep more promises in an overload": better(rows, "promises", "qoserve"),
+        "turns let short prompts pass": better(rows, "long", "equal_progress"),
+        "the shortest predicted rest first shortens the mean": better(rows, "lengths", "srpt:0"),
+    },
     flags={"seed": Flag("seed of the requests", 0)},
     shown=None,
     report=beside_claims,

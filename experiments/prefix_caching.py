@@ -22,11 +22,10 @@ import numpy as np
 from batch import Request
 from command.flags import Flag
 from configs import MODELS
-from experiments.lib.claims import Claims, falls, rises
+from experiments.lib.claims import falls, rises
 from experiments.lib.common import ROOT
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.papers import MISTRAL
-from experiments.lib.rows import Rows
 from experiments.lib.study import Panel, Study
 from loop import Loop
 from more.paged.blocks import BlockMemory
@@ -139,18 +138,6 @@ def sweeps(quick: bool, seed: int = 0) -> list[Sweep]:
     ]
 
 
-def claims(rows: Rows) -> Claims:
-    return {
-        "the more is shared, the more requests are served": rises(
-            rows, "throughput", "share", cache="shared"
-        ),
-        "the more is shared, the sooner comes the first token": falls(
-            rows, "median TTFT", "share", cache="shared"
-        ),
-        "more memory keeps more documents": rises(rows, "hit rate", "memory", cache="shared"),
-    }
-
-
 STUDY = Study(
     "prefix_caching",
     __doc__,
@@ -196,7 +183,15 @@ STUDY = Study(
     columns=2,
     flags={"seed": Flag("seed of arrivals, and of the documents that are asked about", 0)},
     shown=lambda row, quantity: row.get("cache") != "slots",
-    claims=claims,
+    claims=lambda rows: {
+        "the more is shared, the more requests are served": rises(
+            rows, "throughput", "share", cache="shared"
+        ),
+        "the more is shared, the sooner comes the first token": falls(
+            rows, "median TTFT", "share", cache="shared"
+        ),
+        "more memory keeps more documents": rises(rows, "hit rate", "memory", cache="shared"),
+    },
 )
 
 if __name__ == "__main__":

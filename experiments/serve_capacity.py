@@ -26,7 +26,7 @@ from pathlib import Path
 from command.cli import run_main
 from command.flags import Flag
 from experiments.lib import papers
-from experiments.lib.claims import Claims, bounded
+from experiments.lib.claims import bounded
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.flags import SERVED, WRITES, ScriptParser
@@ -129,12 +129,6 @@ PAPER = {
 bars = partial(Panel, ("model", "data"), line="policy", kind="bars", facet="slo")
 
 
-def claims(rows: Rows) -> Claims:
-    return {
-        "sarathi_serve serves most": bounded(rows, "gain", 1, 10),
-    }
-
-
 STUDY = Study(
     "serve_capacity",
     __doc__,
@@ -150,7 +144,9 @@ STUDY = Study(
     derive=gains,
     shown=lambda row, quantity: quantity in ("SLO", "gain"),
     report=report,
-    claims=claims,
+    claims=lambda rows: {
+        "sarathi_serve serves most": bounded(rows, "gain", 1, 10),
+    },
     flags={
         "seed": Flag("seed of arrivals and lengths", 0),
         "requests": Flag("requests of each search", REQUESTS, 64),

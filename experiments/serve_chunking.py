@@ -14,7 +14,7 @@ import enter  # noqa: F401
 from itertools import pairwise
 
 from costmodel import CostModel, make_batch
-from experiments.lib.claims import Claims, falls, rises
+from experiments.lib.claims import falls, rises
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.papers import MISTRAL
 from experiments.lib.rows import Rows
@@ -63,14 +63,6 @@ FIG_9 = f"(Fig 9) an iteration that the last C tokens of {PROMPT} join"
 SHOW = {"xlabel": f"decodes in the batch, {CONTEXT} tokens each"}
 
 
-def claims(rows: Rows) -> Claims:
-    return {
-        "the longer the chunk, the longer the decodes wait": rises(rows, "growth", "C"),
-        "more decodes take longer by themselves": falls(rows, "growth", "B"),
-        "longer chunks shorten a prefill": falls(rows, "time", "C"),
-    }
-
-
 STUDY = Study(
     "serve_chunking",
     __doc__,
@@ -92,7 +84,11 @@ STUDY = Study(
         **{f"ss_fig14_{L}_{C}": ("time", {"L": L, "C": C}) for L in PROMPTS for C in CHUNKS},
     },
     derive=largest,
-    claims=claims,
+    claims=lambda rows: {
+        "the longer the chunk, the longer the decodes wait": rises(rows, "growth", "C"),
+        "more decodes take longer by themselves": falls(rows, "growth", "B"),
+        "longer chunks shorten a prefill": falls(rows, "time", "C"),
+    },
 )
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import matplotlib.pyplot as plt
 from batch import Batch
 from configs.hosts import HOSTS, Host
 from costmodel import CostModel, make_batch
-from experiments.lib.claims import Claims, flat, rises
+from experiments.lib.claims import flat, rises
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.papers import MISTRAL
@@ -173,14 +173,6 @@ PRINTED = ("throughput", "iteration", "linear operators")
 ONE_BY_ONE = {"L": {"phase": "prefill", "B": 1}, "B": {"phase": "decode"}}
 
 
-def claims(rows: Rows) -> Claims:
-    return {
-        "one prompt fills the GPU": flat(rows, "throughput", "B", phase="prefill", L=LENGTH),
-        "decodes need a large batch": rises(rows, "throughput", "B", phase="decode"),
-        "more tokens do more FLOPs per byte": rises(rows, "intensity", "tokens"),
-    }
-
-
 STUDY = Study(
     "serve_phases",
     __doc__,
@@ -243,7 +235,11 @@ STUDY = Study(
     },
     derive=compare,
     report=report,
-    claims=claims,
+    claims=lambda rows: {
+        "one prompt fills the GPU": flat(rows, "throughput", "B", phase="prefill", L=LENGTH),
+        "decodes need a large batch": rises(rows, "throughput", "B", phase="decode"),
+        "more tokens do more FLOPs per byte": rises(rows, "intensity", "tokens"),
+    },
     shown=lambda row, name: name in PRINTED or not {"L", "tokens"} & row.keys(),
 )
 

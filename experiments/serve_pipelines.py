@@ -26,7 +26,7 @@ from command.flags import Flag
 from configs.hosts import HOSTS
 from costmodel import make_batch
 from experiments.lib import papers
-from experiments.lib.claims import Claims, bounded
+from experiments.lib.claims import bounded
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.papers import ARXIV, CHAT, OURS, POLICIES, RIVALS
@@ -231,12 +231,6 @@ bars = partial(Panel, line="policy", kind="bars")
 gains_of = partial(bars, y="gain", rule=1)
 
 
-def claims(rows: Rows) -> Claims:
-    return {
-        "sarathi_serve serves most": bounded(rows, "gain", 1, 10),
-    }
-
-
 STUDY = Study(
     "serve_pipelines",
     __doc__,
@@ -265,7 +259,9 @@ STUDY = Study(
     derive=gains,
     shown=lambda row, quantity: quantity not in ("capacity", "repeated to") and OVER_PP not in row,
     report=report,
-    claims=claims,
+    claims=lambda rows: {
+        "sarathi_serve serves most": bounded(rows, "gain", 1, 10),
+    },
     flags={
         "requests": Flag("requests of each search", REQUESTS, 32),
         "seed": Flag("seed of arrivals and lengths", 0),

@@ -31,11 +31,11 @@ from batch import Request
 from command.cli import run_main
 from command.flags import Flag
 from experiments.lib import flags
-from experiments.lib.claims import Claims, bounded
+from experiments.lib.claims import bounded
 from experiments.lib.engines import Real, Sweep, cases
 from experiments.lib.flags import WRITES, ScriptParser
 from experiments.lib.papers import ARXIV, CHAT, MISTRAL, OURS, POLICIES, YI, looks_of
-from experiments.lib.rows import Row, Rows
+from experiments.lib.rows import Row
 from experiments.lib.study import Panel, Study
 from more.pictures import perfetto
 from more.serving.capacity import Deployment, p99_tbt, token_times
@@ -117,15 +117,6 @@ def sweeps(
     ]
 
 
-def claims(rows: Rows) -> Claims:
-    return {
-        "vLLM stalls for seconds": bounded(rows, "longest gap", 2, math.inf, policy="vllm_v0"),
-        "... and Sarathi-Serve never does": bounded(rows, "longest gap", 0, 0.5, policy=OURS),
-        "Decodes first never stall": bounded(rows, "P99 TBT", 0, 0.06, mapped="request_level"),
-        "Chunks alone stall": bounded(rows, "longest gap", 2, math.inf, policy="prefill_first"),
-    }
-
-
 STUDY = Study(
     "serve_stalls",
     __doc__,
@@ -147,7 +138,12 @@ STUDY = Study(
             show={"xlabel": "output tokens per second", "xticks": range(600, 1401, 200)},
         ),
     ],
-    claims=claims,
+    claims=lambda rows: {
+        "vLLM stalls for seconds": bounded(rows, "longest gap", 2, math.inf, policy="vllm_v0"),
+        "... and Sarathi-Serve never does": bounded(rows, "longest gap", 0, 0.5, policy=OURS),
+        "Decodes first never stall": bounded(rows, "P99 TBT", 0, 0.06, mapped="request_level"),
+        "Chunks alone stall": bounded(rows, "longest gap", 2, math.inf, policy="prefill_first"),
+    },
     flags={
         "seed": Flag("seed of the predicted requests", 0),
         "perfetto": Flag("write the runs for https://ui.perfetto.dev (JSON)"),

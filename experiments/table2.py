@@ -15,11 +15,30 @@ import enter  # noqa: F401
 
 from costmodel import make_batch
 from experiments.lib.engines import Engine, Priced, Sweep, cases
+from experiments.lib.published import paper_table
 from experiments.lib.rows import Row
 from experiments.lib.study import Panel, Study
 
 LINEAR = ("preproj", "postproj", "ffn_ln1", "ffn_ln2")
-NAMES = {"prefill-only": "t2_prefill", "decode-only": "t2_decode", "decode-maximal": "t2_hybrid"}
+# The paper's table: its numbers by their ids in paper_numbers.csv
+COLUMNS = ("batch", "linear", "attention", "total", "per token")
+TABLE = [
+    (
+        "prefill-only",
+        "t2_prefill_linear",
+        "t2_prefill_attn",
+        "t2_prefill_total",
+        "t2_prefill_per_token",
+    ),
+    ("decode-only", "t2_decode_linear", "t2_decode_attn", "t2_decode_total", "t2_decode_per_token"),
+    (
+        "decode-maximal",
+        "t2_hybrid_linear",
+        "t2_hybrid_attn",
+        "t2_hybrid_total",
+        "t2_hybrid_decode_per_token",
+    ),
+]
 
 
 def parts(engine: Engine, L: int, B: int) -> list[Row]:
@@ -63,7 +82,7 @@ STUDY = Study(
             formula=with_totals,
         )
     ],
-    units=dict.fromkeys(("linear", "attention", "total", "per token"), "ms"),
+    units=dict.fromkeys(COLUMNS[1:], "ms"),
     title=(
         "SARATHI Table 2: a decode alone, and one that rides on a prefill: in the paper, it costs a"
         " tenth"
@@ -72,16 +91,7 @@ STUDY = Study(
         Panel("batch", ("linear", "attention"), kind="stacks", title="ms of a batch"),
         Panel("batch", "per token", kind="bars", title="ms of a prompt token, or of a decode"),
     ],
-    paper={
-        f"{name}_{short}": (quantity, {"batch": batch})
-        for batch, name in NAMES.items()
-        for short, quantity in (("linear", "linear"), ("attn", "attention"), ("total", "total"))
-    }
-    | {
-        "t2_prefill_per_token": ("per token", {"batch": "prefill-only"}),
-        "t2_decode_per_token": ("per token", {"batch": "decode-only"}),
-        "t2_hybrid_decode_per_token": ("per token", {"batch": "decode-maximal"}),
-    },
+    paper=paper_table(COLUMNS, TABLE),
     predicted="fitted",
     measure=True,
     repeats=25,

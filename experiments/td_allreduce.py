@@ -15,7 +15,7 @@ import enter  # noqa: F401
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel, make_batch
 from experiments.lib import td
-from experiments.lib.claims import Claims, bounded, falls
+from experiments.lib.claims import bounded, falls
 from experiments.lib.engines import ANY, Priced, Sweep, cases
 from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Panel, Study
@@ -56,15 +56,6 @@ def beside(gpu: str) -> dict[str, object]:
     return {"hardware": gpu, "GPUs": 4, "reading": "taken"}
 
 
-def claims(rows: Rows) -> Claims:
-    return {
-        "about half of the time is communication": bounded(
-            rows, "share", 40, 60, GPUs=4, reading="taken"
-        ),
-        "more GPUs are faster": falls(rows, "computing", "GPUs"),
-    }
-
-
 STUDY = Study(
     "td_allreduce",
     __doc__,
@@ -100,7 +91,12 @@ STUDY = Study(
         "td_kv_400": ("of 400 requests of 300 tokens", {}),
     },
     derive=speedups,
-    claims=claims,
+    claims=lambda rows: {
+        "about half of the time is communication": bounded(
+            rows, "share", 40, 60, GPUs=4, reading="taken"
+        ),
+        "more GPUs are faster": falls(rows, "computing", "GPUs"),
+    },
     predicted="fitted",
     shown=lambda row, quantity: row.get("GPUs", 4) == 4,
 )

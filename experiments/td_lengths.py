@@ -33,7 +33,7 @@ import numpy as np
 from batch import Request
 from command.flags import Flag
 from experiments.lib import td
-from experiments.lib.claims import Claims, falls
+from experiments.lib.claims import falls
 from experiments.lib.engines import ANY, Sweep, cases
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
@@ -175,12 +175,6 @@ UNITS = {
 SHOW = {"xlabel": "requests whose total is predicted"}
 
 
-def claims(rows: Rows) -> Claims:
-    return {
-        "errors cancel": falls(rows, "error", "group", group=(1, 16, BESIDE)),
-    }
-
-
 STUDY = Study(
     "td_lengths",
     __doc__,
@@ -203,7 +197,9 @@ STUDY = Study(
     derive=beside_oracle,
     shown=lambda row, quantity: "which" in row or quantity == "class accuracy",
     report=report,
-    claims=claims,
+    claims=lambda rows: {
+        "errors cancel": falls(rows, "error", "group", group=(1, 16, BESIDE)),
+    },
     flags={"seed": Flag("seed of the first split", 0)},
 )
 

@@ -19,7 +19,7 @@ from itertools import pairwise
 import matplotlib.pyplot as plt
 
 from experiments.lib import td
-from experiments.lib.claims import Claims, rises
+from experiments.lib.claims import rises
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
@@ -100,12 +100,6 @@ def sweeps(quick: bool) -> list[Sweep]:
     return [Sweep(account, nodes, cases(system=SYSTEMS, requests=requests))]
 
 
-def claims(rows: Rows) -> Claims:
-    return {
-        "phases leave less idle": rises(rows, "busy", "system", system=("PP+SB", td.OURS)),
-    }
-
-
 STUDY = Study(
     "td_phases",
     __doc__,
@@ -116,7 +110,9 @@ STUDY = Study(
     draw=draw,
     shown=None,
     report=report,
-    claims=claims,
+    claims=lambda rows: {
+        "phases leave less idle": rises(rows, "busy", "system", system=("PP+SB", td.OURS)),
+    },
 )
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ Fig 15: what the same run gains from work stealing between decode micro-batches.
 import enter  # noqa: F401
 
 from experiments.lib import td
-from experiments.lib.claims import Claims, bounded, falls
+from experiments.lib.claims import bounded, falls
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
@@ -114,19 +114,6 @@ DRAWN = {"requests": (1000, 1500)}
 SHOW = {"xlabel": "threshold (%)", "ylabel": "output tokens/s (rules = 100 %)", "ylim": (40, 105)}
 
 
-def claims(rows: Rows) -> Claims:
-    return {
-        "no threshold is more than 2 % better than the rules": bounded(
-            rows, "relative", 0, 102, switch=tuple(THRESHOLDS)
-        ),
-        "with a peak that no batch reaches, phases change more often": falls(
-            rows, "phases", "switch", switch=(ARTEFACT, RULE), node="L20 + 13B"
-        ),
-        "all steps preempt nobody": bounded(rows, "preemptions", 0, 0, look_ahead="all steps"),
-        "the paper's points do": bounded(rows, "preemptions", 1, 700, look_ahead="paper's points"),
-    }
-
-
 STUDY = Study(
     "td_switches",
     __doc__,
@@ -166,7 +153,16 @@ STUDY = Study(
     derive=relative,
     shown=lambda row, quantity: quantity == "gain of stealing",
     report=report,
-    claims=claims,
+    claims=lambda rows: {
+        "no threshold is more than 2 % better than the rules": bounded(
+            rows, "relative", 0, 102, switch=tuple(THRESHOLDS)
+        ),
+        "with a peak that no batch reaches, phases change more often": falls(
+            rows, "phases", "switch", switch=(ARTEFACT, RULE), node="L20 + 13B"
+        ),
+        "all steps preempt nobody": bounded(rows, "preemptions", 0, 0, look_ahead="all steps"),
+        "the paper's points do": bounded(rows, "preemptions", 1, 700, look_ahead="paper's points"),
+    },
 )
 
 if __name__ == "__main__":

@@ -36,6 +36,10 @@ if TYPE_CHECKING:  # predicting needs no torch
     from nano_sarathi import LLM
 
 
+Cases = Sequence[Mapping[str, object]]
+Answer = Row | Sequence[Row]  # of a study's function to one case
+
+
 @dataclass(frozen=True)
 class Steady:
     """A run of a workload, and its window: from the end of request `first` to that of `last`."""
@@ -137,9 +141,7 @@ class Real:
         self.warm: set[tuple] = set()  # shapes of batches that have run
         self.runs: dict[tuple, Steady] = {}  # of this turn
 
-    def answers(
-        self, function: Callable[..., Row | Sequence[Row]], cases: Sequence[Mapping[str, object]]
-    ) -> list[Row | list[Row]]:
+    def answers(self, function: Callable[..., Answer], cases: Cases) -> list[Answer]:
         """What the function says of each case: medians of all turns, with their ranges."""
         self.warm_up()
         turns: list[list] = [[] for _ in cases]  # the answers of each case
@@ -258,7 +260,7 @@ def gain(engine: Engine, work: Workload, policy: str, chunk_size: int) -> float:
     return engine.steady(work, policy, chunk_size).throughput / baseline
 
 
-def median_answer(turns: Sequence[Row | Sequence[Row]]) -> Row | list[Row]:
+def median_answer(turns: Sequence[Answer]) -> Answer:
     """Of what a study's function said in several turns: one row, or several."""
     if isinstance(turns[0], Mapping):
         return median_row(turns)
@@ -278,9 +280,6 @@ def median_row(turns: Sequence[Row]) -> Row:
             found[name + lowest] = min(values)
             found[name + highest] = max(values)
     return found
-
-
-Cases = Sequence[Mapping[str, object]]
 
 
 def cases(**keys: object) -> list[dict[str, object]]:
@@ -310,7 +309,7 @@ class Sweep:
     runs on all cores.
     """
 
-    run: Callable[..., Row | Sequence[Row]]
+    run: Callable[..., Answer]
     on: Sequence[object]
     cases: Cases
     quick: Cases | None = None
@@ -318,7 +317,7 @@ class Sweep:
     quick_measured: Cases | None = None
     gpu: Cases | None = None
     processes: bool = False
-    formula: Callable[..., Row | Sequence[Row]] | None = None
+    formula: Callable[..., Answer] | None = None
 
     def predict(self, quick: bool) -> list[Row]:
         """The rows of all engines and cases."""
@@ -339,8 +338,8 @@ class Sweep:
     def rows(
         self,
         source: str,
-        jobs: Sequence[tuple[object, Mapping[str, object]]],
-        answers: Sequence[Row | Sequence[Row]],
+        jobs: Sequence[tuple],
+        answers: Sequence[Answer],
     ) -> list[Row]:
         """A row for each answer to an engine's case, or several."""
         found = []
@@ -367,7 +366,7 @@ class Sweep:
                 small.append(case)
         return replace(self, measured=small)
 
-    def perform(self, number: int) -> Row | Sequence[Row]:
+    def perform(self, number: int) -> Answer:
         """In another process: the answer to job `number`."""
         engine, case = list(product(self.on, self.cases))[number]
         return self.run(engine, **case)

@@ -268,8 +268,9 @@ class Panel:
 def hatch_of(colour: str, before: int) -> str:
     """The pattern of a bar. before: bars of this colour, each with another."""
     own = look.HATCHES.get(colour, "")
-    patterns = sorted(PATTERNS, key=lambda each: each != own)  # its own first
-    return patterns[before % len(patterns)]
+    others = [each for each in PATTERNS if each != own]
+    patterns = [own, *others]
+    return patterns[before % len(PATTERNS)]
 
 
 def name_places(axes: plt.Axes, places: list[str]) -> None:

@@ -68,7 +68,7 @@ class Study:
     `paper_table` (lib/published.py) makes it of a table. A third part gives what else the paper
     states there, and None for a key of ours that it does not state. Where all keys name model and
     hardware, they stand beside a user's, too, if these are the paper's.
-    derive: adds columns and rows to those of one source.
+    derive: adds columns and rows to those that are predicted; derive_measured: to the measured.
     shown(row, quantity): what the terminal's table lists; None: no table. report: prints more.
     panels, columns of them (0: all of one source), or draw(rows): the picture. Without `draw`, what
     was measured has a picture of its own, NAME_measured.png.
@@ -90,6 +90,7 @@ class Study:
     draw: Callable[[Rows], plt.Figure] | None = None
     paper: Mapping[str, tuple] = field(default_factory=dict)
     derive: Callable[[Rows], None] = lambda rows: None
+    derive_measured: Callable[[Rows], None] = lambda rows: None
     predicted: str = "predicted"  # or "fitted": what the picture calls it
     shown: Callable[[Row, str], bool] | None = lambda row, quantity: True
     report: Callable[[Rows], None] = lambda rows: None
@@ -260,7 +261,7 @@ class Study:
                 for sweep in sweeps:
                     if sweep.measured_cases(quick):
                         rows += sweep.measure(real, quick)
-        self.derive(rows)
+        self.derive_measured(rows)
         return rows
 
     def all_flags(self) -> dict[str, Flag]:
