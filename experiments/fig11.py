@@ -111,7 +111,7 @@ def sweeps(
             )
             for engine, sizes in setups(model, gpu).items()
         ),
-        Sweep(gain_of, [], [], measured=small),
+        Sweep(gain_of, measured=small),
     ]
 
 

@@ -104,7 +104,7 @@ def sweeps(quick: bool, model: str | None = None, gpu: str | None = None) -> lis
         for L, B in batch_sizes.items()
     ]
     shape = {"L": 64, "B": 3, "C": (16, 32)} if quick else {"L": 512, "B": 8, "C": (64, 128, 256)}
-    return [*predicted, Sweep(chunked, [], [], measured=cases(**shape))]
+    return [*predicted, Sweep(chunked, measured=cases(**shape))]
 
 
 def largest(rows: Rows) -> None:

@@ -47,20 +47,20 @@ def extremes(rows: Rows) -> None:
     rows.add(which="smallest", speedup=min(gains))
 
 
+def sweeps(quick: bool) -> list[Sweep]:
+    every = []
+    for L, most in BATCH_SIZES.items():
+        every += cases(L=L, B=(2, most) if quick else range(2, most + 1), C=C)
+    here = cases(L=(256, 512, 1024), B=(2, 4, 6, 8), C=C)
+    if quick:
+        here = cases(L=(64, 128), B=(2, 4), C=32)
+    return [Sweep(seconds, [Priced("llama-13b", "a6000")], every, measured=here, formula=speedup)]
+
+
 STUDY = Study(
     "fig8",
     __doc__,
-    [
-        Sweep(
-            seconds,
-            [Priced("llama-13b", "a6000")],
-            [c for L, B in BATCH_SIZES.items() for c in cases(L=L, B=range(2, B + 1), C=C)],
-            quick=[c for L, B in BATCH_SIZES.items() for c in cases(L=L, B=(2, B), C=C)],
-            measured=cases(L=(256, 512, 1024), B=(2, 4, 6, 8), C=C),
-            quick_measured=cases(L=(64, 128), B=(2, 4), C=32),
-            formula=speedup,
-        )
-    ],
+    sweeps,
     units={"speedup": "x"},
     title="SARATHI Fig 8: speedup of a decode that rides on a chunk",
     panels=[Panel("B", "speedup", "L", rule=1, show={"ylim": (0, None)})],

@@ -117,7 +117,7 @@ def sweeps(
         return grid(L, B, places, sizes, others)
 
     here = near_peak(*(QUICK_MEASURED if quick else MEASURED))
-    found = [Sweep(gain_of, [], [], measured=here)]
+    found = [Sweep(gain_of, measured=here)]
     for engine, batch_sizes in setups(model, gpu).items():  # the paper's two, or the flags'
         for L, B in batch_sizes.items():
             places = ratios(B, QUICK_POINTS if quick else POINTS)

@@ -17,6 +17,7 @@ from command.flags import Flag
 from experiments.lib.claims import Claims, bounded, rises
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.papers import CHAT, MISTRAL, OURS, YI
+from experiments.lib.published import paper_table
 from experiments.lib.rows import Rows
 from experiments.lib.study import Panel, Study
 from more.serving import capacity
@@ -80,14 +81,14 @@ STUDY = Study(
         Panel("C", GAPS[::-1], title="time between tokens", rule="SLO", **PANEL),
         Panel("C", ("P90 TTFT", "median TTFT"), title="time to first token", **PANEL),
     ],
-    paper={
-        "ss_slo_relaxed_yi": ("SLO", {"slo": "relaxed", "model": YI.model}),
-        **{f"ss_slo_{slo}_mistral": ("SLO", {"slo": slo, "model": MISTRAL.model}) for slo in SLOS},
-        **{
-            f"ss_budget_{slo}": ("token budget", {"slo": slo, "model": MISTRAL.model})
-            for slo in SLOS
-        },
-    },
+    paper=paper_table(
+        ("model", "slo", "SLO", "token budget"),
+        [
+            (YI.model, "relaxed", "ss_slo_relaxed_yi", None),
+            (MISTRAL.model, "strict", "ss_slo_strict_mistral", "ss_budget_strict"),
+            (MISTRAL.model, "relaxed", "ss_slo_relaxed_mistral", "ss_budget_relaxed"),
+        ],
+    ),
     claims=claims,
     shown=lambda row, quantity: not quantity.startswith(("longest", "P90")),
     flags={"seed": Flag("seed of arrivals and lengths", 0)},

@@ -195,7 +195,7 @@ def sweeps(
         Sweep(strict_slo, [engine], [{}]),
         Sweep(run, [engine], priced, processes=True),
         Sweep(partial(error_of, data=data, count=count, seed=seed), [engine], stated),
-        Sweep(real, [], [], measured=here),
+        Sweep(real, measured=here),
     ]
 
 

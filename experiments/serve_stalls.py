@@ -113,7 +113,7 @@ def sweeps(
         Sweep(
             partial(on_map, count=64 if quick else 512, seed=seed), [MISTRAL], cases(mapped=MAPPED)
         ),
-        Sweep(partial(on_this_machine, count=count), [], [], measured=here),
+        Sweep(partial(on_this_machine, count=count), measured=here),
     ]
 
 

@@ -65,7 +65,7 @@ def sweeps(quick: bool) -> list[Sweep]:
         found.append(Sweep(run, [ENGINES[model]], [case], formula=gains))
     L, B, C = (64, 3, 16) if quick else (512, 8, 256)
     here = cases(L=L, B=B, PD=balance(C, B), C=C)
-    found.append(Sweep(run, [], [], measured=here, formula=gains))
+    found.append(Sweep(run, measured=here, formula=gains))
     found.append(Sweep(data_sheet, list(ENGINES.values()), [{}]))
     return found
 

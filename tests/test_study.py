@@ -118,7 +118,7 @@ def test_cases_alternate_and_a_formula_has_medians(monkeypatch: pytest.MonkeyPat
     # turns of B = 1 (batches of 1, 2) and of B = 3 (batches of 3, 6)
     # the first run of each shape does not count
     real = Machine([99, 1, 99, 2, 99, 3, 99, 6, 10, 20, 30, 90, 2, 6, 4, 8], repeats=3)
-    sweep = Sweep(both, [], [], measured=cases(B=(1, 3)), formula=ratio)
+    sweep = Sweep(both, measured=cases(B=(1, 3)), formula=ratio)
     found = sweep.measure(real, quick=False)
     assert real.ran == [1, 1, 2, 2, 3, 3, 6, 6] + [1, 2, 3, 6] * 2
     where = {"source": "measured", "model": "tiny", "hardware": "an abacus"}

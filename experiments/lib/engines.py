@@ -310,8 +310,8 @@ class Sweep:
     """
 
     run: Callable[..., Answer]
-    on: Sequence[object]
-    cases: Cases
+    on: Sequence[object] = ()
+    cases: Cases = ()
     quick: Cases | None = None
     measured: Cases = ()
     quick_measured: Cases | None = None

@@ -152,14 +152,12 @@ class Study:
         found: dict[int, Row] = {}  # by the row of ours that they stand beside
         for number, row in self.places(rows).items():
             quantity, _, *others = self.paper[number]
-            if id(row) not in found:
-                place = {"source": "paper", "model": row["model"], "hardware": row["hardware"]}
-                found[id(row)] = place | rows.case(row)
-            stated = found[id(row)]
+            place = {"source": "paper", "model": row["model"], "hardware": row["hardware"]}
+            stated = found.setdefault(id(row), place | rows.case(row))
             stated[quantity] = paper_numbers()[number]
             for more in others:
                 stated |= more
-        return [without_none(stated) for stated in found.values()]
+        return [{key: y for key, y in row.items() if y is not None} for row in found.values()]
 
     def main(self) -> None:
         """The script's main program."""
@@ -367,10 +365,6 @@ def title_of(rows: Rows, predicted: str = "predicted") -> str:
         if len(names) == 1 and names[0] not in vars(ANY).values():
             title += before + names[0]
     return title
-
-
-def without_none(row: Row) -> Row:
-    return {key: value for key, value in row.items() if value is not None}
 
 
 def guesses(sweeps: Iterable[Sweep]) -> list[str]:
