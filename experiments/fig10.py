@@ -82,7 +82,6 @@ STUDY = Study(
         "decodes share the weights of every linear operator": bounded(rows, "reduction", 1.05, 5),
     },
     shown=lambda row, quantity: quantity == "reduction",
-    measure=True,
     repeats=3,
 )
 

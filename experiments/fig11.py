@@ -216,7 +216,6 @@ STUDY = Study(
     },
     flags=POLICIES | PRICED,
     shown=lambda row, _: row.get("panel") != "b" or "which" in row,
-    measure=True,
     repeats=5,
 )
 

@@ -144,7 +144,6 @@ STUDY = Study(
     flags=PRICED,
     derive=largest,
     claims=claims,
-    measure=True,
     repeats=3,
 )
 

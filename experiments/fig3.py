@@ -110,7 +110,6 @@ STUDY = Study(
         or "which" in row
         or (row["source"] == "measured" and quantity == "share of others")
     ),
-    measure=True,
     repeats=9,
 )
 

@@ -158,7 +158,6 @@ STUDY = Study(
     shown=lambda row, quantity: (
         quantity != "intensity" and (row.get("phase") == "decode" or row.get("B", 1) == 1)
     ),
-    measure=True,
     repeats=7,
 )
 

@@ -47,7 +47,6 @@ STUDY = Study(
     paper={f"f7_{tokens}": ("iteration", {"L": tokens}) for tokens in (128, 256, 257)},
     shown=lambda row, _: row["L"] % TILE in (0, 1),
     predicted="fitted",
-    measure=True,
     repeats=15,
 )
 

@@ -76,7 +76,6 @@ STUDY = Study(
     shown=lambda row, _: (
         "which" in row or row["source"] == "measured" or row["B"] in (2, 4, 6, 9, 18)
     ),
-    measure=True,
     repeats=21,
 )
 

@@ -204,7 +204,6 @@ STUDY = Study(
     claims=claims,
     shown=None,  # no table of all rows
     report=report,
-    measure=True,
     repeats=3,
     flags=POLICIES | PRICED,  # --policy, --policy-file, --model, --gpu
 )

@@ -217,7 +217,6 @@ STUDY = Study(
         "one prompt leaves cores idle": bounded(rows, "bandwidth", 600, 750, BS=1),
     },
     report=report,
-    measure=True,
     repeats=15,
     real=here,
 )

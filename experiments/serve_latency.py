@@ -281,7 +281,6 @@ STUDY = Study(
     draw=draw,
     claims=claims,
     flags=FLAGS,
-    measure=True,
     repeats=1,
     shown=None,
     report=by_policy,

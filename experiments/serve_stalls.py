@@ -149,7 +149,6 @@ STUDY = Study(
         "perfetto": Flag("write the runs for https://ui.perfetto.dev (JSON)"),
     }
     | flags.POLICIES,
-    measure=True,
     repeats=3,
     shown=lambda row, _: "step" not in row,
 )

@@ -93,7 +93,6 @@ STUDY = Study(
     ],
     paper=paper_table(COLUMNS, TABLE),
     predicted="fitted",
-    measure=True,
     repeats=25,
 )
 

@@ -84,7 +84,6 @@ STUDY = Study(
         Panel(("model", "L"), "throughput gain", kind="bars", rule=1),
     ],
     paper=paper_table(COLUMNS, TABLE) | paper_table(("hardware", RATIO), GPU_TABLE),
-    measure=True,
     repeats=5,
 )
 

@@ -128,4 +128,4 @@ def real_beams(llm: "LLM", repeats: int) -> Generator[RealBeams]:
         yield RealBeams(llm, engines, repeats)
 
 
-MEASURED = {"measure": True, "repeats": 3, "real": real_beams}  # of a `Study`
+MEASURED = {"repeats": 3, "real": real_beams}  # of a `Study`

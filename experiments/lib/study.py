@@ -74,7 +74,7 @@ class Study:
     was measured has a picture of its own, NAME_measured.png.
     claims(rows): what a test holds the predicted rows to (lib/claims.py).
     more: files beside results/NAME.csv and .png: how they end -> what writes one.
-    repeats: turns of a measurement; with --quick, one. measure: whether it has any. real: the real
+    repeats: turns of a measurement; with --quick, one. 0: nothing is measured. real: the real
     engines, one after the other, from the model that --model loads and the turns.
     slow: it takes minutes; torch: even its predictions need torch. printed: for a paper: a PDF,
     too, and a column of the CSV that names the commit.
@@ -97,9 +97,8 @@ class Study:
     claims: Callable[[Rows], Claims] = lambda rows: {}
     flags: Mapping[str, Flag] = field(default_factory=dict)
     more: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)
-    measure: bool = False
     real: Callable[["LLM", int], Generator[Real]] = one_engine
-    repeats: int = 5
+    repeats: int = 0
     slow: bool = False
     printed: bool = False
     torch: bool = False
@@ -175,7 +174,7 @@ class Study:
         make_directory(options.out, path.stem, others, options.force)
         given = {name: getattr(options, name) for name in self.flags}
         quick = options.quick
-        measure = self.measure and options.measure
+        measure = self.repeats and options.measure
         if measure and "model" in given:  # it is what runs
             given["model"] = None
         sweeps = self.swept(quick, **given)  # refuses flags before any work
@@ -264,7 +263,7 @@ class Study:
 
     def all_flags(self) -> dict[str, Flag]:
         """Its own, and where it can be measured, those of measuring."""
-        if not self.measure:
+        if not self.repeats:
             return dict(self.flags)
         name = "llama-0.2b; on a GPU that holds it, the paper's"
         model = replace(MEASURE["model"], default=None, shown=name)
