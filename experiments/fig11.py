@@ -24,7 +24,7 @@ from experiments.lib.claims import Comparisons, bounded, curve_of
 from experiments.lib.engines import LLAMA_13B, LLAMA_33B, Cases, Engine, Sweep, cases, gain, setups
 from experiments.lib.flags import POLICIES, PRICED
 from experiments.lib.panels import words
-from experiments.lib.rows import Rows
+from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Panel, Study
 from more.serving.steady import Workload, balance, split
 
@@ -42,7 +42,7 @@ def gain_of(
     start: str = "",
     C: int = 1,
     panel: str = "",
-) -> dict[str, float]:
+) -> Row:
     """Throughput over the baseline's. start: "staggered" requests, or all together.
 
     PD: None: where it is balanced for the chunks of panel (a). So says the paper, without a number.

@@ -34,7 +34,7 @@ from experiments.lib.engines import (
 )
 from experiments.lib.flags import PRICED
 from experiments.lib.published import paper_table
-from experiments.lib.rows import Rows
+from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Panel, Study
 
 NO_TILE = 320  # C that is no multiple of the tile
@@ -89,7 +89,7 @@ def prefill(engine: Engine, policy: str, L: int, C: int) -> dict[str, float]:
     }
 
 
-def chunked(engine: Engine, L: int, B: int, C: int) -> dict[str, float]:
+def chunked(engine: Engine, L: int, B: int, C: int) -> Row:
     """Chunked over whole; and the throughput of B requests over the baseline's."""
     whole = prefill(engine, "orca", L, 1)
     chunks = prefill(engine, "sarathi", L, C)

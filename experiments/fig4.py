@@ -39,7 +39,7 @@ OWN = {"model": MODEL}
 SIZES = [2**i for i in range(11)]
 
 
-def throughput(engine: Engine, phase: str, L: int, B: int) -> dict[str, float]:
+def throughput(engine: Engine, phase: str, L: int, B: int) -> Row:
     """Tokens per ms of one layer: of B prompts of L tokens, or of B decodes that attend to L.
 
     'others' does not count: the logits belong to no layer.

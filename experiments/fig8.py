@@ -12,18 +12,16 @@ among more decodes) and with L (more attention).
 
 import enter  # noqa: F401
 
-from collections.abc import Mapping
-
 from costmodel import make_batch
 from experiments.lib.claims import falls
 from experiments.lib.engines import BATCH_SIZES, Engine, Priced, Sweep, cases
-from experiments.lib.rows import Rows
+from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Panel, Study
 
 C = 256
 
 
-def seconds(engine: Engine, L: int, B: int, C: int) -> dict[str, float]:
+def seconds(engine: Engine, L: int, B: int, C: int) -> Row:
     """Of the three batches that the definition names."""
     chunk = (0, C - (B - 1), L)  # of a prompt of L tokens
     return {
@@ -33,7 +31,7 @@ def seconds(engine: Engine, L: int, B: int, C: int) -> dict[str, float]:
     }
 
 
-def speedup(seconds: Mapping[str, float], B: int, **_: int) -> dict[str, float]:
+def speedup(seconds: Row, B: int, **_: int) -> Row:
     """Decode time per token of the baseline over SARATHI's marginal one."""
     baseline = seconds["decodes"] / B
     sarathi = (seconds["hybrid"] - seconds["chunk"]) / (B - 1)

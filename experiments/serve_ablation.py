@@ -39,7 +39,7 @@ METRICS = {"P50 TTFT": median_ttft, "P99 TBT": p99_tbt}
 
 def latencies(
     engine: Deployment, data: str, policy: str, count: int, seed: int, C: int | None = None
-) -> dict[str, float]:
+) -> Row:
     """Seconds, of `count` requests. C: None: no prompt is cut."""
     lengths, rate = DATASETS[data]
     requests = lengths.requests(count, rate, seed)

@@ -18,7 +18,7 @@ from experiments.lib.claims import Claims, bounded, rises
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.papers import CHAT, MISTRAL, OURS, YI
 from experiments.lib.published import paper_table
-from experiments.lib.rows import Rows
+from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Panel, Study
 from more.serving import capacity
 from more.serving.capacity import Deployment, token_budget, worst_iteration
@@ -29,7 +29,7 @@ BUDGETS = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 SLOS = {"strict": capacity.STRICT, "relaxed": capacity.RELAXED}
 
 
-def latencies(engine: Deployment, C: int, rate: float, count: int, seed: int) -> dict[str, float]:
+def latencies(engine: Deployment, C: int, rate: float, count: int, seed: int) -> Row:
     """Seconds, of `count` requests under a token budget of C."""
     trace = engine.serve(CHAT.requests(count, rate, seed), OURS, C)
     return {
@@ -41,7 +41,7 @@ def latencies(engine: Deployment, C: int, rate: float, count: int, seed: int) ->
     }
 
 
-def budget_of(engine: Deployment, slo: str) -> dict[str, float]:
+def budget_of(engine: Deployment, slo: str) -> Row:
     """An SLO in seconds, and the tokens that it allows."""
     seconds = SLOS[slo] * engine.decode_iteration
     return {"SLO": seconds, "token budget": token_budget(engine.cost_model, seconds)}

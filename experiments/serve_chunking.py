@@ -17,7 +17,7 @@ from costmodel import CostModel, make_batch
 from experiments.lib.claims import falls, rises
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.papers import MISTRAL
-from experiments.lib.rows import Rows
+from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Panel, Study
 from experiments.serve_phases import NODE
 from more.serving.capacity import Deployment
@@ -37,7 +37,7 @@ def prefill_seconds(cost: CostModel, prompt: int, chunk: int) -> float:
     return sum(cost.seconds(make_batch([(a, b - a, prompt)])) for a, b in pairwise(ends))
 
 
-def overhead(engine: Deployment, L: int, C: int) -> dict[str, float]:
+def overhead(engine: Deployment, L: int, C: int) -> Row:
     """Time of a prompt of L tokens in chunks of C over that of a whole one."""
     # in the artefact, the last one is the first decode's
     cost = engine.cost_model
@@ -45,7 +45,7 @@ def overhead(engine: Deployment, L: int, C: int) -> dict[str, float]:
     return {"time": prefill_seconds(cost, tokens, C) / prefill_seconds(cost, tokens, tokens)}
 
 
-def growth(engine: Deployment, C: int, B: int) -> dict[str, float]:
+def growth(engine: Deployment, C: int, B: int) -> Row:
     """Of an iteration of B decodes that the last C tokens of a prompt join."""
     seconds = engine.cost_model.seconds
     last = (PROMPT - C, C, PROMPT)

@@ -26,7 +26,7 @@ from experiments.lib.claims import flat, rises
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.papers import MISTRAL
-from experiments.lib.rows import Rows, print_rows
+from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
 from more.serving.capacity import Deployment
 
@@ -74,7 +74,7 @@ def saturating_tokens(cost: CostModel) -> float:
     return low / ((many - high) / 4096)
 
 
-def linears(engine: Deployment, tokens: int) -> dict[str, float]:
+def linears(engine: Deployment, tokens: int) -> Row:
     """Of a hybrid batch: ms of all linear operators, and the FLOPs per byte of a layer's."""
     cost = engine.cost_model
     shapes = cost.shapes.values()  # (inputs, outputs) of each product, on one GPU
@@ -84,7 +84,7 @@ def linears(engine: Deployment, tokens: int) -> dict[str, float]:
     return {"linear operators": ms, "intensity": flops / moved}
 
 
-def knee(engine: Deployment) -> dict[str, float]:
+def knee(engine: Deployment) -> Row:
     gpu = engine.cost_model.gpu
     return {
         "knee": saturating_tokens(engine.cost_model),
@@ -99,7 +99,7 @@ def mark_knees(axes: plt.Axes, rows: Rows) -> None:
     axes.axvline(stated, linestyle=":", label=f"knee: the paper's, from {stated:g}", **style)
 
 
-def iteration(engine: Deployment, phase: str, L: int, B: int) -> dict[str, float]:
+def iteration(engine: Deployment, phase: str, L: int, B: int) -> Row:
     """ms of B whole prompts of L tokens, or of B decodes that attend to L tokens.
 
     The parts are in ms per token.
@@ -116,7 +116,7 @@ def iteration(engine: Deployment, phase: str, L: int, B: int) -> dict[str, float
     }
 
 
-def of_artefact(engine: Deployment, phase: str, L: int, B: int) -> dict[str, float]:
+def of_artefact(engine: Deployment, phase: str, L: int, B: int) -> Row:
     """ms of `iteration`, and with the artefact's host."""
     ms = iteration(engine, phase, L, B)["iteration"]
     return {"iteration": ms, "with the host": 1e3 * HOSTS["sarathi-artefact"].around(1e-3 * ms, B)}
@@ -136,12 +136,12 @@ def host_of_artefact() -> Host:
     return Host(beyond(few) - few * request, request)
 
 
-def linear_operators(engine: Deployment, batch: str) -> dict[str, float]:
+def linear_operators(engine: Deployment, batch: str) -> Row:
     """ms of those of a batch of the artefact's table."""
     return {"linear operators": 1e3 * parts(engine.cost_model, TABLE_2[batch])["linear"]}
 
 
-def one_decode(engine: Deployment) -> dict[str, float]:
+def one_decode(engine: Deployment) -> Row:
     return {"prefill tokens as dear as one decode": saturating_tokens(engine.cost_model)}
 
 

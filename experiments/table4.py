@@ -15,12 +15,11 @@ fitted to this table.
 
 import enter  # noqa: F401
 
-from collections.abc import Mapping
-
 from configs import GPUS
 from experiments.fig8 import seconds, speedup
 from experiments.lib.engines import Engine, Priced, Sweep, cases, gain
 from experiments.lib.published import paper_table
+from experiments.lib.rows import Row
 from experiments.lib.study import Panel, Study
 from more.serving.steady import Workload, balance
 
@@ -40,19 +39,19 @@ RATIO = "FLOP to bandwidth ratio"
 GPU_TABLE = [("a6000", "s511_ratio_a6000"), ("a100-80gb", "s511_ratio_a100")]
 
 
-def run(engine: Engine, L: int, B: int, PD: float, C: int) -> dict[str, float]:
+def run(engine: Engine, L: int, B: int, PD: float, C: int) -> Row:
     """The seconds of fig8.py's batches, and the gain of fig9.py."""
     found = gain(engine, Workload(L, B, PD), "sarathi", C)
     return seconds(engine, L, B, C) | {"throughput gain": found}
 
 
-def gains(row: Mapping[str, float], B: int, **_: float) -> dict[str, float]:
+def gains(row: Row, B: int, **_: float) -> Row:
     """A speedup of medians; the range of a gain is that of its turns."""
     found = {"decode speedup": speedup(row, B)["speedup"]}
     return found | {name: y for name, y in row.items() if name.startswith("throughput gain")}
 
 
-def data_sheet(engine: Priced) -> dict[str, float]:
+def data_sheet(engine: Priced) -> Row:
     """Why chunks of 256 suffer more on an A100 (Sec 5.1.2)."""
     gpu = GPUS[engine.hardware]
     return {RATIO: gpu.peak / gpu.bandwidth}
