@@ -79,7 +79,7 @@ STUDY = Study(
     },
     derive=extremes,
     claims=lambda rows: {
-        "decodes share the weights of every linear operator": bounded(rows, "reduction", 1.05, 5),
+        "decodes share the weights of every linear operator": bounded(rows, "reduction", 1.05, 5)
     },
     shown=lambda row, quantity: quantity == "reduction",
     repeats=3,

@@ -214,7 +214,7 @@ STUDY = Study(
         "sk_kernel_layouts_bs1": ("bandwidth", {"layout": SEQUENCE, "BS": 1}),
     },
     claims=lambda rows: {
-        "one prompt leaves cores idle": bounded(rows, "bandwidth", 600, 750, BS=1),
+        "one prompt leaves cores idle": bounded(rows, "bandwidth", 600, 750, BS=1)
     },
     report=report,
     repeats=15,

@@ -166,9 +166,7 @@ STUDY = Study(
         "sk_throughput_high": ("gain", {"which": "largest", "cause": None}),
     },
     derive=extremes,
-    claims=lambda rows: {
-        "segments gain on every model": bounded(rows, "gain", 4, 100),
-    },
+    claims=lambda rows: {"segments gain on every model": bounded(rows, "gain", 4, 100)},
     shown=lambda row, quantity: (
         "which" in row or row["source"] == "measured" or STATED.items() <= row.items()
     ),

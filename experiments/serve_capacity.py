@@ -144,9 +144,7 @@ STUDY = Study(
     derive=gains,
     shown=lambda row, quantity: quantity in ("SLO", "gain"),
     report=report,
-    claims=lambda rows: {
-        "sarathi_serve serves most": bounded(rows, "gain", 1, 10),
-    },
+    claims=lambda rows: {"sarathi_serve serves most": bounded(rows, "gain", 1, 10)},
     flags={
         "seed": Flag("seed of arrivals and lengths", 0),
         "requests": Flag("requests of each search", REQUESTS, 64),

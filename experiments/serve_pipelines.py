@@ -259,9 +259,7 @@ STUDY = Study(
     derive=gains,
     shown=lambda row, quantity: quantity not in ("capacity", "repeated to") and OVER_PP not in row,
     report=report,
-    claims=lambda rows: {
-        "sarathi_serve serves most": bounded(rows, "gain", 1, 10),
-    },
+    claims=lambda rows: {"sarathi_serve serves most": bounded(rows, "gain", 1, 10)},
     flags={
         "requests": Flag("requests of each search", REQUESTS, 32),
         "seed": Flag("seed of arrivals and lengths", 0),

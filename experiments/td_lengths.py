@@ -197,9 +197,7 @@ STUDY = Study(
     derive=beside_oracle,
     shown=lambda row, quantity: "which" in row or quantity == "class accuracy",
     report=report,
-    claims=lambda rows: {
-        "errors cancel": falls(rows, "error", "group", group=(1, 16, BESIDE)),
-    },
+    claims=lambda rows: {"errors cancel": falls(rows, "error", "group", group=(1, 16, BESIDE))},
     flags={"seed": Flag("seed of the first split", 0)},
 )
 

@@ -111,7 +111,7 @@ STUDY = Study(
     shown=None,
     report=report,
     claims=lambda rows: {
-        "phases leave less idle": rises(rows, "busy", "system", system=("PP+SB", td.OURS)),
+        "phases leave less idle": rises(rows, "busy", "system", system=("PP+SB", td.OURS))
     },
 )
 

@@ -13,6 +13,7 @@ import torch
 from conftest import call, ran, sketch
 
 import configs
+from costmodel import make_batch
 from experiments import apart_distserve as distserve
 from experiments import chunks_in_flight, fidelity, serve_capacity, serve_pipelines, studies
 from experiments.lib import look, measuring
@@ -277,7 +278,12 @@ def test_first_turns_are_not_timed(graphs: bool, monkeypatch: pytest.MonkeyPatch
     """With CUDA graphs, a second one records."""
     clock = iter([Result([], seconds) for seconds in ([90.0] * (1 + graphs) + [1.0, 2.0, 9.0])])
     monkeypatch.setattr(measuring, "batch_runner", lambda llm, operators: lambda _: next(clock))
-    assert measuring.time_batches(SimpleNamespace(graphs=graphs), [None], 3) == [2.0]
+    monkeypatch.setattr(measuring, "hardware_of", lambda llm: "an abacus")
+    monkeypatch.setattr(measuring, "warm_up", lambda llm: None)
+    llm = SimpleNamespace(graphs=graphs, config=configs.MODELS["demo"])
+    run = lambda engine: {"seconds": engine.seconds(make_batch(decodes=1))}
+    [row] = Real(llm, 3).answers(run, [{}])
+    assert row == {"seconds": 2.0, "seconds lowest": 1.0, "seconds highest": 9.0}
 
 
 def test_gains_alternate_with_the_baseline(tiny: str) -> None:
