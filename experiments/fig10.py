@@ -12,6 +12,7 @@ import enter  # noqa: F401
 
 from experiments.lib.claims import bounded
 from experiments.lib.engines import BATCH_SIZES, Engine, Priced, Sweep, balanced, cases
+from experiments.lib.published import paper_table
 from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Panel, Study
 
@@ -67,16 +68,16 @@ STUDY = Study(
         Panel("part", "reduction", "which", "bars", title="sarathi takes less time"),
     ],
     columns=3,
-    paper={
-        f"f10_{short}": ("reduction", {"part": part, "which": which})
-        for short, part, which in (
-            ("linear", "linear operators", "largest"),
-            ("ffn_low", "ffn", "smallest"),
-            ("ffn_high", "ffn", "largest"),
-            ("proj_low", "preproj and postproj", "smallest"),
-            ("proj_high", "preproj and postproj", "largest"),
-        )
-    },
+    paper=paper_table(
+        ("part", "which", "reduction"),
+        [
+            ("linear operators", "largest", "f10_linear"),
+            ("ffn", "smallest", "f10_ffn_low"),
+            ("ffn", "largest", "f10_ffn_high"),
+            ("preproj and postproj", "smallest", "f10_proj_low"),
+            ("preproj and postproj", "largest", "f10_proj_high"),
+        ],
+    ),
     derive=extremes,
     claims=lambda rows: {
         "decodes share the weights of every linear operator": bounded(rows, "reduction", 1.05, 5)

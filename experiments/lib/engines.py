@@ -354,10 +354,6 @@ class Sweep:
     def measured_cases(self, quick: bool) -> Cases:
         return self.quick_measured if quick and self.quick_measured is not None else self.measured
 
-    def is_priced(self) -> bool:
-        """Whether the cost model answers, and no other engine."""
-        return {type(engine) for engine in self.on} == {Priced}
-
     def up_to(self, length: int, size: float = math.inf) -> "Sweep":
         """What a GPU measures of it: its cases of at most so many tokens and requests."""
         small = []

@@ -26,7 +26,7 @@ from command.flags import Flag
 from experiments.lib import look, measuring
 from experiments.lib.claims import Claims
 from experiments.lib.common import commit, paper_numbers
-from experiments.lib.engines import ANY, Real, Sweep
+from experiments.lib.engines import ANY, Priced, Real, Sweep
 from experiments.lib.flags import MEASURE, WRITES, ScriptParser, file_name
 from experiments.lib.panels import Panel
 from experiments.lib.rows import (
@@ -219,7 +219,11 @@ class Study:
         """
         small = [each for each in sweeps if each.measured_cases(options.quick)]
         measured = [each.run for each in small]
-        paper = [each for each in sweeps if each.run in measured and each.is_priced()]
+        paper = []
+        for each in sweeps:
+            kinds = {type(engine) for engine in each.on}
+            if each.run in measured and kinds == {Priced}:
+                paper.append(each)
         asked = options.quick
         for name, flag in self.flags.items():
             if flag.measure and getattr(options, name) != flag.default:
@@ -248,7 +252,7 @@ class Study:
         room = []
         for flag, key in (("max_batch_size", "B"), ("max_length", "L")):
             sizes = [int(case.get(key, 1)) for case in found]
-            room.append(max(sizes) if sizes else given[flag])
+            room.append(max(sizes, default=given.get(flag)))
         return measuring.load_llm(options, *room)
 
     def measured(self, llm: "LLM", repeats: int, quick: bool, sweeps: Sequence[Sweep]) -> Rows:
@@ -284,9 +288,8 @@ class Study:
     def draw_measured(self, path: Path) -> None:
         """NAME_measured.png of NAME.csv, where that has predictions, too."""
         rows = read_rows(path)
-        measured = rows.where(source="measured")
-        if measured and rows.where(source="predicted") and not self.draw:
-            picture = self.picture(measured)
+        if rows.sources() == ["predicted", "measured"] and not self.draw:
+            picture = self.picture(rows.where(source="measured"))
             look.save_figure(picture, path.with_name(f"{path.stem}_measured.png"))
 
 
@@ -368,11 +371,6 @@ def title_of(rows: Rows, predicted: str = "predicted") -> str:
 
 def guesses(sweeps: Iterable[Sweep]) -> list[str]:
     """The lines that say which engines borrow another GPU's constants."""
-    found = []
-    for sweep in sweeps:
-        for engine in sweep.on:
-            cost = getattr(engine, "cost_model", None)
-            guess = getattr(cost, "guess", "")
-            if guess and guess not in found:
-                found.append(guess)
-    return found
+    costs = [getattr(engine, "cost_model", None) for sweep in sweeps for engine in sweep.on]
+    found = dict.fromkeys(getattr(cost, "guess", "") for cost in costs)
+    return [guess for guess in found if guess]
