@@ -41,9 +41,8 @@ STATED = {
     "sk_first_bw4_low": (4, "first token", "smallest"),
     "sk_first_bw4_high": (4, "first token", "largest"),
 }
-
-
-STATED_IN_WORDS = "{:g} to {:g}, {:g} to {:g}".format(*map(paper_numbers().get, STATED))
+NUMBERS = [paper_numbers()[name] for name in STATED]
+STATED_IN_WORDS = "{:g} to {:g}, {:g} to {:g}".format(*NUMBERS)
 
 
 def summary(rows: Rows) -> None:
@@ -118,12 +117,12 @@ STUDY = Study(
             rows, "gain", 3.5, 4.0, token="first token", BW=4, cause=None
         ),
         f"with {CAUSE}, one beam gains what the paper says": bounded(
-            rows, "gain", *map(paper_numbers().get, tuple(STATED)[:2]), BW=1, cause=CAUSE
+            rows, "gain", *NUMBERS[:2], BW=1, cause=CAUSE
         ),
         "... and so do four, for the first token": bounded(
             rows,
             "gain",
-            *map(paper_numbers().get, tuple(STATED)[2:]),
+            *NUMBERS[2:],
             BW=4,
             token="first token",
             cause=CAUSE,

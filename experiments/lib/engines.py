@@ -356,11 +356,9 @@ class Sweep:
 
     def up_to(self, length: int, size: float = math.inf) -> "Sweep":
         """What a GPU measures of it: its cases of at most so many tokens and requests."""
-        small = []
-        for case in self.cases if self.gpu is None else self.gpu:
-            if case["L"] <= length and case.get("B", 1) <= size:
-                small.append(case)
-        return replace(self, measured=small)
+        cases = self.cases if self.gpu is None else self.gpu
+        short = [case for case in cases if case["L"] <= length and case.get("B", 1) <= size]
+        return replace(self, measured=short)
 
     def perform(self, number: int) -> Answer:
         """In another process: the answer to job `number`."""

@@ -126,7 +126,12 @@ class Panel:
             look.log_axis(axes, "x", drawn.column(self.x))
         if "y" in self.log:
             look.log_axis(axes, "y")
-        axes.set(**self.labels(rows, series) | self.show)
+        units = dict.fromkeys(rows.units.get(name[0], "") for name in series)
+        labels = {
+            "xlabel": axis_label(rows, self.x) if isinstance(self.x, str) else "",
+            "ylabel": axis_label(rows, self.y) if isinstance(self.y, str) else ", ".join(units),
+        }
+        axes.set(**labels | self.show)
         self.also(axes, drawn)
         self.add_legend(axes)
 
@@ -139,14 +144,6 @@ class Panel:
             if isinstance(self.y, str) and self.x == self.line:
                 found[name]["label"] = "_"  # its name stands below the bar, and needs no legend
         return found
-
-    def labels(self, rows: Rows, series: Series) -> dict[str, str]:
-        """Of both axes: a column with its unit; of several quantities, the units."""
-        units = dict.fromkeys(rows.units.get(name[0], "") for name in series)
-        return {
-            "xlabel": axis_label(rows, self.x) if isinstance(self.x, str) else "",
-            "ylabel": axis_label(rows, self.y) if isinstance(self.y, str) else ", ".join(units),
-        }
 
     def add_legend(self, axes: plt.Axes) -> None:
         """Where anything has a label. Bars have it above them."""

@@ -170,8 +170,7 @@ class Rows(list[Row]):
                 for column in columns_of(quantity):
                     if column in row:
                         name = column + rest
-                        number = Number(name, quantity, row[column], unit, row["source"])
-                        found.append(number)
+                        found.append(Number(name, quantity, row[column], unit, row["source"]))
         return found
 
     def named(self, source: str = "predicted") -> "Numbers":
@@ -212,11 +211,7 @@ def fits(row: Row, columns: Iterable[str], allowed: Mapping[str, tuple]) -> bool
 
 
 def by_names(numbers: Iterable[Number], source: str) -> "Numbers":
-    found = Numbers()
-    for each in numbers:
-        if each.source == source:
-            found[each.name] = each.value
-    return found
+    return Numbers({each.name: each.value for each in numbers if each.source == source})
 
 
 def where(row: Row) -> tuple[str, str, str]:
