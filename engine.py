@@ -23,18 +23,20 @@ from batch import Batch, Request
 from command.checks import UserError, did_you_mean, lookup
 from executor import ModelExecutor
 from kvcache import KVCache
-from loader import DTYPES, MORE, Tokenizer, find, load_model, load_stop_ids, load_tokenizer
+from loader import DTYPES, MORE, find, load_model
 from loop import Loop
 from model import Transformer
 from sampling import Sampler, SamplingParams
 from scheduler import Scheduler, make_scheduler
 from timeline import Trace
+from tokenizer import Pieces, Tokenizer, load_stop_ids, load_tokenizer
 
 __all__ = ["LLM", "RequestOutput", "SamplingParams", "StreamedToken"]
 
 Prompts = str | Sequence  # one, or many: strings or lists of token ids
 Params = SamplingParams | Sequence | None  # for all, or one for each
 Times = Sequence[float] | None  # s, one for each
+NO_TEXT = "stop", "error"  # where these are the finish_reason, the last token is no text
 
 
 @dataclass(frozen=True)
@@ -218,20 +220,19 @@ class LLM:
 
     def _stream(self, requests: list[Request]) -> Iterator[StreamedToken]:
         seen = [0] * len(requests)  # tokens of each so far
-        shown = [""] * len(requests)  # their text
+        pieces = [Pieces(self._text) for _ in requests]
 
         def fresh() -> Iterator[StreamedToken]:
             for index, request in enumerate(requests):
                 while seen[index] < len(request.output):
+                    token = request.output[seen[index]]
                     seen[index] += 1
-                    tokens = request.output[: seen[index]]
-                    reason = request.finish_reason if len(tokens) == len(request.output) else None
-                    text = self._text(tokens, reason)
-                    if text.endswith("\ufffd") and reason is None:
-                        text = shown[index]  # half a character: wait for the rest of its bytes
-                    piece = text[len(shown[index]) :]
-                    shown[index] = text
-                    yield StreamedToken(index, tokens[-1], piece, reason)
+                    last = seen[index] == len(request.output)
+                    reason = request.finish_reason if last else None
+                    text = "" if reason in NO_TEXT else pieces[index].add(token)
+                    if reason is not None:
+                        text += pieces[index].end()
+                    yield StreamedToken(index, token, text, reason)
 
         for _ in self._run(requests):
             yield from fresh()
@@ -351,7 +352,7 @@ class LLM:
                 )
             scheduler.check(request)
 
-    def _text(self, tokens: Sequence[int], finish_reason: str | None) -> str:
+    def _text(self, tokens: Sequence[int], finish_reason: str | None = None) -> str:
         if self.tokenizer is None:
             return ""
-        return self.tokenizer.decode(tokens[:-1] if finish_reason in ("stop", "error") else tokens)
+        return self.tokenizer.decode(tokens[:-1] if finish_reason in NO_TEXT else tokens)

@@ -1,12 +1,10 @@
-"""A model from its files: its shape, its weights, its tokenizer.
+"""A model from its files: its shape and its weights. Its tokenizer: tokenizer.py.
 
-A directory has Hugging Face's files: config.json, model.safetensors, and a tokenizer. Here are the
-plain families: LLaMA, Qwen 2 and 3, GPT-2. more/loading/ has the others, the hub, and many checks.
+A directory has Hugging Face's files: config.json and model.safetensors. Here are the plain
+families: LLaMA, Qwen 2 and 3, GPT-2. more/loading/ has the others, the hub, and many checks.
 """
 
-import base64
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +22,6 @@ DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
-# BPE never merges across these pieces (GPT-2's)
-SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 # our field: the key in config.json
 LLAMA = {
@@ -80,15 +76,6 @@ class Place:
     start: int
     rows: int
     transposed: bool = False
-
-
-@dataclass(frozen=True)
-class Tokenizer:
-    """Text to token ids and back. eos_id: the token that ends a text; None: not known."""
-
-    encode: Callable[[str], list[int]]
-    decode: Callable[[Sequence[int]], str]
-    eos_id: int | None
 
 
 def find(model: str) -> Path:
@@ -214,45 +201,3 @@ def load_model(
     model = Transformer(load_config(directory), length).to(device, dtype).eval()
     load_weights(model, directory)
     return model
-
-
-def load_tokenizer(directory: Path) -> Tokenizer | None:
-    """None where the directory has none: prompts of token ids still work."""
-    if (path := directory / "merges.tiktoken").is_file():
-        return demo_tokenizer(path)
-    if (path := directory / "tokenizer.json").is_file():
-        from tokenizers import Tokenizer as Library  # here: the demo needs it not
-
-        library = Library.from_file(str(path))
-        return Tokenizer(lambda text: library.encode(text).ids, library.decode, None)
-    return None
-
-
-def load_stop_ids(directory: Path, tokenizer: Tokenizer | None) -> frozenset[int]:
-    """Tokens that end a text. A chat model has several, in generation_config.json."""
-    for name in ("generation_config.json", "config.json"):
-        if (path := directory / name).is_file():
-            found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-            if found is not None:
-                return frozenset(found if isinstance(found, list) else [found])
-    known = tokenizer is not None and tokenizer.eos_id is not None
-    return frozenset([tokenizer.eos_id]) if known else frozenset()
-
-
-def demo_tokenizer(path: Path) -> Tokenizer:
-    """A byte-level BPE. Each line has a token's bytes in base64, and its rank: lower ones merge
-    first. The next free id ends a text.
-    """
-    import tiktoken
-
-    ranks = {}
-    for line in path.read_bytes().splitlines():
-        token, rank = line.split()
-        ranks[base64.b64decode(token)] = int(rank)
-    library = tiktoken.Encoding("demo", pat_str=SPLIT, mergeable_ranks=ranks, special_tokens={})
-    end = len(ranks)
-    return Tokenizer(
-        library.encode_ordinary,
-        lambda ids: library.decode([token for token in ids if token < end]),
-        end,
-    )

@@ -113,12 +113,12 @@ class LLM(BookLLM):
         self.config, self.directory = find_model(model)
         self.max_length = self._choose_length(self.max_length)
         self.attention = choose_backend(attention, self.device, self.dtype, self.config)
-        self._load_weights()
         self.tokenizer = None
         self.stop_ids = frozenset()
-        if self.directory:
+        if self.directory:  # before the weights: who lacks a package or a file, waits for nothing
             self.tokenizer = load_tokenizer(self.directory)
             self.stop_ids = load_stop_ids(self.directory, self.tokenizer, self.config.vocab_size)
+        self._load_weights()
 
     def _choose_length(self, max_length: int | None) -> int:
         if max_length is None and not (self.blocks and self.cache_tokens):

@@ -13,6 +13,7 @@ import command.enter  # noqa: F401
 import argparse
 import logging
 import os
+import socket
 import sys
 import threading
 import webbrowser
@@ -21,14 +22,12 @@ from command.checks import UserError
 from command.cli import run_main
 from command.flags import Flag, Parser
 from configs import GPUS, gpu_named
-from more.loading.files import find
 from more.loading.policyfile import load_files, warn_if_crowded
 from more.pipeline.policies import policy_names
 from more.serving.calibration import cost_here
 from more.web import explore_routes, live
 from more.web.api import Api
 from more.web.api import router as api_routes
-from more.web.chat import Chat, read_template
 from more.web.priced import PricedEngine
 from more.web.runner import Engine, Runner
 from more.web.server import Server, hash_of, listen
@@ -124,6 +123,30 @@ def find_browser() -> webbrowser.BaseBrowser | None:
     return None if os.path.basename(getattr(found, "name", "")) in OF_TERMINALS else found
 
 
+def address_in_network(host: str) -> str:
+    """This machine's address for others. Empty if the server listens to this machine alone."""
+    if host not in ("0.0.0.0", "::"):
+        return "" if host in ("127.0.0.1", "::1") else host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # of documentation's addresses: nothing is sent
+        except OSError:  # no network
+            return ""
+        return probe.getsockname()[0]
+
+
+def print_qr(link: str) -> None:
+    """The link as a picture for a phone's camera, where a terminal shows it."""
+    if not sys.stdout.isatty():
+        return
+    try:
+        import segno
+    except ModuleNotFoundError:
+        print("QR code    none: pip install segno")
+        return
+    segno.make(link, micro=False).terminal(compact=True)
+
+
 def serve(args: argparse.Namespace) -> bool:
     """Serve until a signal ends it. Returns whether all requests were run to their end."""
     listener = listen(args.host, args.port)
@@ -133,8 +156,7 @@ def serve(args: argparse.Namespace) -> bool:
     warn_if_crowded(engine.policy, engine.max_batch_size, engine.chunk_size)
     name = args.model or engine.name
     name = engine.name if os.path.isdir(name) else name
-    template = None if engine.priced else read_template(find(args.model or "demo"))
-    api = Api(engine, name, Chat(*template) if template else None, args.lenient)
+    api = Api(engine, name, args.lenient)
     runner = Runner(engine, queue=args.queue, deliver=api.deliver)
     api.runner = runner
     routers = [api_routes(api), live.router(runner), explore_routes.router(args.pyodide)]
@@ -151,6 +173,12 @@ def serve(args: argparse.Namespace) -> bool:
         print(f"stalls     {page}  shows vllm_v0, then sarathi_serve: open this")
     print(f"API        {address}/v1, model {name!r}, {'with' if keys else 'without'} a key")
     print(f"page       {address}/")
+    if there := address_in_network(host):
+        for_class = f"http://{there}:{port}/"  # to watch: one show is enough
+        print(f"class      {for_class}  for phones and laptops of the same network")
+        print_qr(for_class)
+        if not keys:
+            print("key        none: whoever is in this network may use it (--api-key gives one)")
     browser = find_browser() if args.open else None
     if browser:  # in a thread: some return when their window is closed
         threading.Thread(target=browser.open, args=[page], daemon=True).start()

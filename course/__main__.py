@@ -3,6 +3,7 @@
     python -m course doctor         what is missing on this machine?
     python -m course start          your copies of exercises (course/mine/) and lessons (notebooks/)
     python -m course check 6        does your E6 keep its properties? If not: the smallest case
+    python -m course check          all exercises, a line for each
     python -m course hint 6         the first of three hints; then hint 6 2, hint 6 3
     python -m course picture 6      your attempt beside what it should be: course/mine/e06.png
     python -m course submit         course/mine/submission.zip
@@ -109,6 +110,34 @@ def check(exercise: Exercise, seed: int) -> bool:
     return verdict.failure is None
 
 
+def check_all(seed: int) -> None:
+    """A line for each exercise, and how many are passed."""
+    from course.check.frame import examine
+    from course.local import asker, mine_of
+
+    passed = 0
+    unwritten = 0
+    for exercise in EXERCISES.values():
+        try:
+            failure = examine(exercise, asker(exercise, mine_of(exercise)), seed).failure
+        except UserError as error:
+            told = f"not tried: {error}"
+        else:
+            if failure is None:
+                told = "passed"
+                passed += 1
+            elif failure.says == UNWRITTEN:
+                told = "not written yet"
+                unwritten += 1
+            else:
+                why = failure.says or exercise.check.PROPERTIES[failure.prop]
+                told = f"not yet: {failure.prop}, {why}"
+        print(f"{exercise.name:6} {told}", flush=True)
+    print(f"{passed} of {len(EXERCISES)} passed, {unwritten} not written yet")
+    if passed + unwritten < len(EXERCISES):
+        print("make check E=6 shows the smallest case that fails")
+
+
 def draw(exercise: Exercise, force: bool) -> None:
     from course.local import mine_of  # matplotlib is slow to start
     from course.paint import figure_of
@@ -143,7 +172,8 @@ def parsed() -> argparse.Namespace:
     names = "start doctor submit check hint picture plant grade page slides prove"
     subs = {name: commands.add_parser(name) for name in names.split()}
     for name in ("check", "hint", "picture"):
-        subs[name].add_argument("exercise", help="1 to 13, hunt or final")
+        optional = "?" if name == "check" else None
+        subs[name].add_argument("exercise", nargs=optional, help="1 to 13, hunt or final")
     subs["hint"].add_argument("number", type=int, nargs="?", default=1, choices=(1, 2, 3))
     subs["check"].add_argument("--seed", type=int, default=BASE, help="draws other cases")
     subs["plant"].add_argument("mistake", help="its name in course/planted.toml: 12, p12, 13a")
@@ -170,7 +200,10 @@ def main() -> None:
     elif options.command == "submit":
         submit()
     elif options.command == "check":
-        sys.exit(not check(find(options.exercise), options.seed))
+        if options.exercise is None:
+            check_all(options.seed)
+        else:
+            sys.exit(not check(find(options.exercise), options.seed))
     elif options.command == "hint":
         exercise = find(options.exercise)
         number = options.number

@@ -27,6 +27,10 @@ WHY = {
     "refused": "not read",
     "passed": "passed",
     "answer": "not yet: no valid answer",
+    "empty": "the file is empty",
+    "syntax": "not yet: the file is no valid Python",
+    "load": "not yet: the file cannot be loaded",
+    "endless": "not yet: no answer in time",
 }
 PAGE = Template(
     f"""<!doctype html>

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -27,10 +28,10 @@ from io import StringIO
 from pathlib import Path
 
 from command.checks import UserError
-from command.cli import ROOT, as_cell, claim, interrupted, progress, write_file
-from course.check.frame import examine, lines
+from command.cli import ROOT, as_cell, claim, interrupted, write_file
+from course.check.frame import Failure, examine, lines
 from course.exercises import ENDLESS, EXERCISES, STUBS, UNLOADED, AnswerError, Exercise, read_answer
-from course.feedback import Grade, harmless, results_json, rubric, write_feedback
+from course.feedback import WHY, Grade, harmless, results_json, rubric, write_feedback
 from course.handed import DAMAGED
 from course.sandbox import PROTECTIONS
 from course.submissions import Submission, files_of, submission, submissions
@@ -148,6 +149,9 @@ def graded(handed: Submission, keys: Iterable[str], seed: int, place: Path) -> G
         if name in stubs and text.split() != stubs[name].split()
     }
     why = dict.fromkeys(handed.files, "stub") | dict.fromkeys(handed.refused, "refused")
+    for name in [name for name, text in files.items() if not text.strip()]:
+        why[name] = "empty"
+        del files[name]
     grade.results = {each.key: why.get(each.file, "-") for each in exercises}
     try:
         for exercise in [each for each in exercises if each.file in files]:
@@ -191,12 +195,41 @@ def one(exercise: Exercise, worker: Worker, seed: int, grade: Grade, seconds: fl
         return said.get("answer")
 
     verdict = examine(exercise, ask, seed)
-    grade.results[exercise.key] = verdict.failure.prop if verdict.failure else "passed"
+    grade.results[exercise.key] = result_of(verdict.failure, unloaded)
     not_yet = f"{exercise.name} {exercise.title}: not yet. {unloaded}"  # no case is its cause
     grade.told[exercise.key] = [not_yet] if unloaded else lines(exercise, verdict)
     if verdict.score:
         grade.scores[exercise.key] = verdict.score
     return alive
+
+
+def result_of(failure: Failure | None, unloaded: str) -> str:
+    """What the table says of an exercise. unloaded: why its file could not be loaded, if so."""
+    if failure is None:
+        return "passed"
+    if "SyntaxError" in unloaded or "IndentationError" in unloaded:
+        return "syntax"
+    if unloaded:
+        return "load"
+    if failure.says.startswith(ENDLESS.partition("{")[0]):
+        return "endless"
+    return failure.prop
+
+
+def most_failed(grades: list[Grade], points: dict[str, float]) -> str:
+    """What a class may talk about: the result that most students have in common, but passed."""
+    counts = Counter(
+        (key, each.results[key])
+        for each in grades
+        for key in points
+        if key in each.told and each.results[key] != "passed"
+    )
+    if not counts:
+        return ""
+    (key, result), count = counts.most_common(1)[0]
+    why = EXERCISES[key].check.PROPERTIES.get(result) or WHY.get(result, "")
+    name = EXERCISES[key].name
+    return f"most often: {name} {result}, {count} of {len(grades)} submissions: {why}"
 
 
 def protection(grades: list[Grade]) -> str:
@@ -248,9 +281,14 @@ def grade(
     start = time.perf_counter()
     homes = Path(tempfile.mkdtemp(prefix="nano-sarathi-grade-"))
     pool = ThreadPoolExecutor(WORKERS)
+    total = len(handed)
     try:
         done = pool.map(partial(graded, keys=points, seed=seed, place=homes), handed)
-        grades = list(progress(done, "grading", len(handed)))
+        grades = []
+        for number, each in enumerate(done, 1):
+            told = f"graded {number} of {total}: {harmless(each.name)}, {each.points(points):g}"
+            print(told, file=sys.stderr, flush=True)
+            grades.append(each)
     except KeyboardInterrupt:  # nobody waits for the submissions under way: they end with us
         shutil.rmtree(homes, ignore_errors=True)
         os._exit(interrupted())
@@ -266,10 +304,15 @@ def grade(
     print(first)
     print(f"seed {seed}, {len(grades)} submissions, {time.perf_counter() - start:.0f} s")
     wide = max(len(harmless(each.name)) for each in grades)
-    print(" " * wide, *[f"{key:>7}" for key in points], " points")
+    most = sum(points.values())
+    print(" " * wide, *[f"{key:>7}" for key in points], f" points of {most:g}")
     for each in grades:
         results = [f"{each.results[key]:>7}" for key in points]
         print(f"{harmless(each.name):{wide}}", *results, f"{each.points(points):7g}")
+    mean = sum(each.points(points) for each in grades) / len(grades)
+    print(f"mean: {mean:.1f} of {most:g} points")
+    if said := most_failed(grades, points):
+        print(said)
     for each in grades:
         for note in each.handed.notes:
             print(harmless(f"{each.name}: {note}"))
@@ -284,7 +327,7 @@ def table(grades: list[Grade], points: dict[str, float], seed: int, first: str) 
     text = StringIO()
     rows = csv.writer(text)
     rows.writerow(
-        ["submission", *points, "passed", "points", "scores", "page", "seed", "protection"]
+        ["submission", *points, "passed", "points", "of", "scores", "page", "seed", "protection"]
     )
     for number, each in enumerate(grades, 1):
         passed = sum(result == "passed" for result in each.results.values())
@@ -296,6 +339,7 @@ def table(grades: list[Grade], points: dict[str, float], seed: int, first: str) 
                 *results,
                 passed,
                 f"{each.points(points):g}",
+                f"{sum(points.values()):g}",
                 scores,
                 f"{each.page(number)}.html",
                 seed,

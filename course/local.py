@@ -6,6 +6,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -116,7 +117,10 @@ def told(error: BaseException, name: str) -> str:
 
 
 def mine_of(exercise: Exercise) -> ModuleType:
-    """A student's file as a module. A UserError if it is not there, or does not load."""
+    """A student's file as a module. A UserError if it, or torch for it, is not there; if it does
+    not load."""
+    if exercise.torch and find_spec("torch") is None:
+        raise UserError(f"{exercise.name} needs torch: run 'make install' once")
     path = MINE / f"{exercise.file}.py"
     if not path.is_file():
         raise UserError(f"{path} is not there: run 'python -m course start' once")

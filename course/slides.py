@@ -74,7 +74,7 @@ def gain() -> plt.Figure:
 def who_waits(*names: str) -> Callable[[], plt.Figure]:
     def draw() -> plt.Figure:
         found = policies.predict()
-        title = f"{policies.MODEL} on {policies.GPU}, predicted; dotted: C and D arrive"
+        title = f"{policies.MODEL} on {policies.GPU}, predicted; dotted: Y and Z arrive"
         traces = {name: found.traces[name] for name in names}
         figure = draw_runs(traces, found.bound, policies.NAMES, title)
         for axes in figure.axes:
@@ -110,7 +110,7 @@ SLIDES = (
         lambda: fig7.STUDY.picture(fig7.STUDY.predict()),
     ),
     Slide(
-        "10_extremes", 70, "C and D wait, or A and B stall.", who_waits("request_level", "vllm_v0")
+        "10_extremes", 70, "Y and Z wait, or W and X stall.", who_waits("request_level", "vllm_v0")
     ),
     Slide(
         "11_chunks",

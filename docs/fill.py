@@ -27,12 +27,20 @@ from command.checks import UserError, lookup
 from command.cli import ROOT, run_main, write_file
 from command.flags import Parser, markdown
 from course.exercises import LESSONS
+from docs import beside
 from experiments import bench, beside_benchmarks, fidelity, studies, validate
 from experiments.lib import common, holes
 from experiments.lib.rows import Rows, read_rows
-from more.web.schemas import IDLE
+from more.web.schemas import Body, Chat, Completion, Message, StreamOptions
 
 WIDTH = 100
+KINDS = {  # of what a client may ask for
+    Body: "both completions",
+    Completion: "completions",
+    Chat: "chats",
+    Message: "a message of a chat",
+    StreamOptions: "stream_options",
+}
 NUMBER = r"[+-]?\d+(?:[.,]\d+)*"
 BLOCK = re.compile(
     r"^(<!-- filled: (.+) -->\n(?:```\w*\n)?)(?s:.*?)^((?:```\n)?<!-- end -->)$", re.MULTILINE
@@ -209,10 +217,11 @@ def lessons(_: str) -> str:
 def idle(_: str) -> str:
     """What changes nothing, of the parameters that the server does not have."""
     lines = ["| parameter | what changes nothing | of |", "|---|---|---|"]
-    for place, parameters in IDLE.items():
-        for name, values in parameters.items():
-            told = ", ".join(f"`{json.dumps(value)}`" for value in values or [None])
-            lines.append(f"| `{name}` | {told} | {place} |")
+    for kind, place in KINDS.items():
+        for name, mark in kind.idle().items():
+            told = ", ".join(f"`{json.dumps(value)}`" for value in mark.values or [None])
+            if kind is Body or name not in Body.model_fields:
+                lines.append(f"| `{name}` | {told} | {place} |")
     return "\n".join(lines)
 
 
@@ -260,6 +269,7 @@ def without_torch(_: str) -> str:
 
 
 BLOCKS: dict[str, Callable[[str], str]] = {
+    "beside": lambda _: beside.table(derived()["lines of all, to 5,000"]),
     "bench": lambda title: below(title, printed(bench.print_found, results("bench").newest())),
     "report": report,
     "published": published,

@@ -25,14 +25,14 @@ QUESTIONS = {
 TREE = {
     "request_level": ("", "trunk", "a batch starts and ends together", "FasterTransformer 2020"),
     "orca": ("request_level", "trunk", "who ends makes room at once", "Orca 2022"),
-    "vllm_v0": ("orca", "mix", "never: prompts first, and alone", "vLLM 2023"),
+    "vllm_v0": ("orca", "mix", "prompts first, and alone", "vLLM 2023"),
     "td_pipe": ("vllm_v0", "pipe", "prompts for a while, then decodes", "TD-Pipe 2025"),
     "hybrid_only": ("orca", "size", "whole prompts, while C lasts", "Sarathi-Serve 2024"),
     "sarathi": ("orca", "trunk", "one chunk of a prompt fills it to C", "SARATHI 2023"),
     "sarathi_pd": ("sarathi", "size", "C follows P:D", "SARATHI 2023; rule: ours"),
     "sarathi_serve": ("sarathi", "trunk", "several chunks share C", "Sarathi-Serve 2024"),
-    "chunked_only": ("sarathi_serve", "mix", "never: they alternate", "Sarathi-Serve 2024"),
-    "prefill_first": ("chunked_only", "mix", "never: all chunks come first", "SGLang 2024"),
+    "chunked_only": ("sarathi_serve", "mix", "chunks and decodes alternate", "Sarathi-Serve 2024"),
+    "prefill_first": ("chunked_only", "mix", "all chunks come first", "SGLang 2024"),
     "splitfuse": ("sarathi_serve", "size", "nothing: the batches are the same", "DeepSpeed 2024"),
     "dynamic": ("sarathi_serve", "size", "later chunks are smaller", "Sarathi-Serve 2024"),
     "vllm_v1": ("sarathi_serve", "size", "a prompt's share may have a limit", "vLLM 2025"),
@@ -61,7 +61,7 @@ def draw() -> plt.Figure:
     for question, (words, colour, marker) in QUESTIONS.items():
         own = [place[name] for name, row in TREE.items() if row[1] == question]
         axes.plot(*zip(*own, strict=True), marker, color=COLOURS[colour], ms=11, label=words)
-    title = "Each policy changes one decision of the one that it hangs from"
+    title = "Each line leads to a policy that differs in one decision"
     axes.set(xlim=(-0.15, 7.9), ylim=(len(TREE) - 0.4, -0.6), title=title)
     axes.set_axis_off()
     figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=14)

@@ -5,10 +5,10 @@
     python experiments/policies.py --perfetto out.json    all runs, for https://ui.perfetto.dev
     python experiments/policies.py --policy-file examples/target_tbt.py    yours, too
 
-A and B have short prompts and are decoding when C and D arrive together, with long prompts. Who
-waits now? With whole prompts (left), either C and D wait, or A and B stall. With chunks (right),
+W and X have short prompts and are decoding when Y and Z arrive together, with long prompts. Who
+waits now? With whole prompts (left), either Y and Z wait, or W and X stall. With chunks (right),
 the token budget C bounds how long an iteration lasts, and with it every gap between two tokens.
-prefill_first has chunks, too, and yet A and B stall. A stall is a gap longer than five decode-only
+prefill_first has chunks, too, and yet W and X stall. A stall is a gap longer than five decode-only
 iterations: Sarathi-Serve's strict SLO (its Table 3). The table has all policies.
 """
 
@@ -40,7 +40,7 @@ from timeline import Trace
 MODEL = "llama-13b"
 GPU = "a6000"
 CHUNK_SIZE = 512
-NAMES = dict(enumerate("ABCD"))
+NAMES = dict(enumerate("WXYZ"))
 # the left column: policies that never cut a prompt
 WHOLE = ("request_level", "vllm_v0", "orca", "hybrid_only")
 # of ours; the table has all
@@ -48,11 +48,11 @@ PICTURED = ("request_level", "vllm_v0", "orca", "sarathi", "sarathi_serve", "pre
 NOT_PICTURED = {*compared()}.difference(PICTURED)
 STALL = 5  # decode-only iterations
 SECONDS = (
-    "TTFT of C",
-    "TTFT of D",
-    "longest gap of A and B",
+    "TTFT of Y",
+    "TTFT of Z",
+    "longest gap of W and X",
     "total",
-    "C and D arrive",
+    "Y and Z arrive",
     "stall bound",
 )
 UNITS = dict.fromkeys(SECONDS, "s") | {"stalls": "gaps"}
@@ -70,9 +70,9 @@ FLAGS = (
 
 
 def workload(chunk_size: int, arrival: float = 0.0) -> list[Request]:
-    """The requests A, B, C and D.
+    """The requests W, X, Y and Z.
 
-    A and B have half a chunk of prompt, and 14 and 20 output tokens. C and D have two and a half
+    W and X have half a chunk of prompt, and 14 and 20 output tokens. Y and Z have two and a half
     chunks and 6 output tokens each, and arrive at `arrival` seconds.
     """
     short = max(1, chunk_size // 2)
@@ -85,9 +85,9 @@ def workload(chunk_size: int, arrival: float = 0.0) -> list[Request]:
 
 
 def arrival_and_bound(alone: Trace) -> tuple[float, float]:
-    """When C and D arrive, and what is a stall, both in seconds, from a run of A and B alone.
+    """When Y and Z arrive, and what is a stall, both in seconds, from a run of W and X alone.
 
-    C and D arrive halfway between A's tokens 5 and 6.
+    Y and Z arrive halfway between W's tokens 5 and 6.
     """
     tokens = alone.lives[0].tokens
     decode = statistics.median(i.seconds for i in alone.iterations if i.kind == "decode")
@@ -98,7 +98,7 @@ def arrival_and_bound(alone: Trace) -> tuple[float, float]:
 class Comparison:
     """The same requests under every policy.
 
-    arrival: of C and D. bound: a longer gap between tokens is a stall. Both are in seconds. where:
+    arrival: of Y and Z. bound: a longer gap between tokens is a stall. Both are in seconds. where:
     source, model, hardware.
     """
 
@@ -128,7 +128,7 @@ def compare(
 ) -> Comparison:
     """`run` the requests under all policies in turns, `repeats` times. policies: those to add.
 
-    A run of A and B alone says when C and D arrive, and what a stall is. The fastest run of each
+    A run of W and X alone says when Y and Z arrive, and what a stall is. The fastest run of each
     policy is kept, since whatever else a machine does only ever adds time.
     """
     alone = [run("sarathi_serve", workload(chunk_size)[:2]) for _ in range(repeats)]
@@ -165,9 +165,9 @@ def measure(
 def figures_of(trace: Trace) -> dict[str, float]:
     """What the policies are judged by, in seconds."""
     return {
-        "TTFT of C": trace.lives[2].ttft,
-        "TTFT of D": trace.lives[3].ttft,
-        "longest gap of A and B": max(trace.lives[0].tbt + trace.lives[1].tbt),
+        "TTFT of Y": trace.lives[2].ttft,
+        "TTFT of Z": trace.lives[3].ttft,
+        "longest gap of W and X": max(trace.lives[0].tbt + trace.lives[1].tbt),
         "total": trace.seconds,
     }
 
@@ -179,12 +179,12 @@ def rows_of(found: Comparison) -> list[Row]:
         {**run, "policy": policy, **figures_of(trace), "stalls": len(trace.stalls(found.bound))}
         for policy, trace in found.traces.items()
     ]
-    return [*rows, {**run, "C and D arrive": found.arrival, "stall bound": found.bound}]
+    return [*rows, {**run, "Y and Z arrive": found.arrival, "stall bound": found.bound}]
 
 
 def print_comparison(found: Comparison) -> None:
     rows = Rows(rows_of(found), UNITS).where("policy")
-    title = f"{found.describe()}; C and D arrive at {found.arrival:.2f} s"
+    title = f"{found.describe()}; Y and Z arrive at {found.arrival:.2f} s"
     print_rows(rows, ["policy", *SECONDS[:4], "stalls"], title)
 
 
@@ -205,16 +205,16 @@ def draw(found: Comparison) -> plt.Figure:
             axes.tick_params(axis="y", labelleft=True)
             axes.set_title(name, loc="left", fontweight="bold")
             numbers = figures_of(trace)
-            gap = numbers["longest gap of A and B"]
-            first = numbers["TTFT of C"]
-            told = f"longest gap of A, B {gap:.2f} s; first token of C {first:.2f} s"
+            gap = numbers["longest gap of W and X"]
+            first = numbers["TTFT of Y"]
+            told = f"longest gap of W, X {gap:.2f} s; first token of Y {first:.2f} s"
             axes.set_title(told, loc="right", fontsize=14)
         for axes in column[len(names) :]:
             axes.set_axis_off()
         if names:  # the time axis stands below the column's last policy
             lowest = column[len(names) - 1]
             lowest.tick_params(axis="x", labelbottom=True)
-            lowest.set_xlabel("time (s); dotted: C and D arrive")
+            lowest.set_xlabel("time (s); dotted: Y and Z arrive")
     figure.legend(handles=legend_handles(drawn), loc="outside lower center", ncols=6)
     figure.suptitle(f"One workload. Left: whole prompts. Right: chunks\n{found.describe()}")
     return figure

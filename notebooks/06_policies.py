@@ -29,13 +29,13 @@ from scheduler import POLICIES, SarathiServe, make_scheduler
 # %% [markdown]
 # ## Step 1: two extremes
 #
-# There are four requests. A and B have short prompts and come first. C and D have long prompts.
-# They come together, while A and B are decoding.
+# There are four requests. W and X have short prompts and come first. Y and Z have long prompts.
+# They come together, while W and X are decoding.
 
 
 # %%
 def workload():
-    """Prompt tokens, output tokens and arrival (s) of A, B, C and D."""
+    """Prompt tokens, output tokens and arrival (s) of W, X, Y and Z."""
     sizes = [(256, 14, 0.0), (256, 20, 0.0), (1280, 6, 0.32), (1280, 6, 0.32)]
     return [
         Request(i, range(prompt), output, arrival=moment)
@@ -51,11 +51,11 @@ def priced(policy, budget=512):
 
 
 # %%
-NAMES = dict(enumerate("ABCD"))
+NAMES = dict(enumerate("WXYZ"))
 iterations = priced("request_level").iterations
 decode = next(each.seconds for each in iterations if each.kind == "decode")
 BOUND = 5 * decode
-print(f"a decode-only iteration of A and B: {1e3 * decode:.0f} ms (predicted)")
+print(f"a decode-only iteration of W and X: {1e3 * decode:.0f} ms (predicted)")
 print(f"a gap between two tokens is a stall if it exceeds five of these: {1e3 * BOUND:.0f} ms")
 
 # %% [markdown]
@@ -65,17 +65,17 @@ print(f"a gap between two tokens is a stall if it exceeds five of these: {1e3 * 
 # vLLM before chunked prefill, runs new prompts at once. New requests start early, and the running
 # decodes wait.
 #
-# **Predict first.** Under `request_level`: which requests must end before C may start? Under
-# `vllm_v0`: what do A and B do while C and D prefill?
+# **Predict first.** Under `request_level`: which requests must end before Y may start? Under
+# `vllm_v0`: what do W and X do while Y and Z prefill?
 
 # %% tags=["predict"]
 title = "llama-13b on a6000 (predicted)"
 gantts({policy: priced(policy) for policy in ("request_level", "vllm_v0")}, BOUND, NAMES, title)
 
 # %% [markdown]
-# **Explain.** Each request has a lane. Under `request_level`, A and B flow without a pause. C and D
-# wait until *both* have ended. A's slot is free long before, and stays empty. Under `vllm_v0`, C
-# and D start at once. A and B stand still until both prompts are processed: a *generation stall*.
+# **Explain.** Each request has a lane. Under `request_level`, W and X flow without a pause. Y and Z
+# wait until *both* have ended. W's slot is free long before, and stays empty. Under `vllm_v0`, Y
+# and Z start at once. W and X stand still until both prompts are processed: a *generation stall*.
 # Each policy protects one side, and the other side pays.
 #
 # ## Step 2: what a stall feels like
@@ -85,8 +85,8 @@ gantts({policy: priced(policy) for policy in ("request_level", "vllm_v0")}, BOUN
 # decode gets its token only at the end. So the token is about as late as under `vllm_v0`, where the
 # decode waits.
 #
-# **Predict first.** Draw the tokens of B against time. Where B flows, the line is straight. What
-# does it do under `orca` while C and D prefill?
+# **Predict first.** Draw the tokens of X against time. Where X flows, the line is straight. What
+# does it do under `orca` while Y and Z prefill?
 
 # %% tags=["hide-input", "predict"]
 shown = ("request_level", "vllm_v0", "orca", "hybrid_only", "sarathi_serve")
@@ -95,10 +95,10 @@ for policy in shown:
     life, (colour, marker) = priced(policy).lives[1], POLICY_LOOKS[policy]
     count = range(1, len(life.tokens) + 1)
     axes.plot(life.tokens, count, color=colour, marker=marker, drawstyle="steps-post", label=policy)
-    print(f"{policy}: B's longest gap is {1e3 * max(life.tbt):.0f} ms (predicted)")
-axes.axvline(0.32, color="black", linestyle=":", label="C and D arrive")
-axes.set(xlabel="time (s)", ylabel="tokens of B so far", yticks=range(0, 21, 5))
-axes.set_title("What B's reader sees (predicted)")
+    print(f"{policy}: X's longest gap is {1e3 * max(life.tbt):.0f} ms (predicted)")
+axes.axvline(0.32, color="black", linestyle=":", label="Y and Z arrive")
+axes.set(xlabel="time (s)", ylabel="tokens of X so far", yticks=range(0, 21, 5))
+axes.set_title("What X's reader sees (predicted)")
 axes.legend(loc="lower right")
 plt.show()
 
@@ -106,12 +106,12 @@ plt.show()
 gantts({policy: priced(policy) for policy in ("orca", "hybrid_only")}, BOUND, NAMES, title)
 
 # %% [markdown]
-# **Explain.** A flat piece of the curve is a pause. Under `orca`, B decodes in the long iteration,
+# **Explain.** A flat piece of the curve is a pause. Under `orca`, X decodes in the long iteration,
 # too. But its token comes only at the end, so the bar of this decode is as long as both prompts.
 # `hybrid_only` is one part of Sarathi-Serve: whole prompts beside decodes. One long prompt fills
-# its budget, so it runs C and D one after the other. B has two stalls, each about half as long.
-# Four of these policies start C and D before A and B have ended. Of the four, only `sarathi_serve`
-# never stalls: B's gaps grow from 45 ms to 128 ms while C and D prefill.
+# its budget, so it runs Y and Z one after the other. X has two stalls, each about half as long.
+# Four of these policies start Y and Z before W and X have ended. Of the four, only `sarathi_serve`
+# never stalls: X's gaps grow from 45 ms to 128 ms while Y and Z prefill.
 #
 # ## Step 3: a token budget
 #
@@ -153,7 +153,7 @@ print(f"tokens:  {batch.num_tokens}; the paper's budget: {paper['ss_budget_examp
 
 # %% tags=["hide-input"]
 def tokens_by_owner(trace):
-    """Tokens of each iteration: {"A": [...], "B": [...], ..., "decodes": [...]}."""
+    """Tokens of each iteration: {"W": [...], "X": [...], ..., "decodes": [...]}."""
     rows = {name: [0] * len(trace.iterations) for name in (*NAMES.values(), "decodes")}
     for number, iteration in enumerate(trace.iterations):
         for request, _, tokens, _ in iteration.chunks:
@@ -181,8 +181,8 @@ plt.show()
 # %% [markdown]
 # **Explain.** You hardly see the decodes (black), because an iteration has at most 4 of them. So
 # they cost almost nothing beside a chunk. Under `sarathi`, the last chunk of a prompt leaves room
-# in its iteration. Under `sarathi_serve`, the next prompt takes this room. So D's last chunk, in
-# iteration 11 of both, is much smaller, and D's first token comes a little earlier.
+# in its iteration. Under `sarathi_serve`, the next prompt takes this room. So Z's last chunk, in
+# iteration 11 of both, is much smaller, and Z's first token comes a little earlier.
 #
 # ## Step 4: the map
 #
@@ -190,7 +190,7 @@ plt.show()
 # token and high throughput. Others keep the gaps between tokens short. To have both, a policy needs
 # chunks *and* hybrid batches. One of the two alone is not enough.
 #
-# **Predict first.** The map below has C's time to first token on the horizontal axis, and the
+# **Predict first.** The map below has Y's time to first token on the horizontal axis, and the
 # longest gap on the vertical axis. Where would the ideal policy be? Which policies are far from it,
 # and on which axis?
 
@@ -214,12 +214,12 @@ axes.axhline(BOUND, color=GREY, linestyle="--")
 axes.set(
     xlim=(0, 1.5),
     ylim=(0, 0.75),
-    xlabel="C's time to first token (s)",
-    ylabel="longest gap of A, B (s)",
+    xlabel="Y's time to first token (s)",
+    ylabel="longest gap of W, X (s)",
 )
 axes.set_title("Late first tokens, long gaps (predicted); above the dashed line: stalls")
 plt.show()
-columns = ["policy", "TTFT of C (s)", "TTFT of D (s)", "longest gap of A, B (s)", "total (s)"]
+columns = ["policy", "TTFT of Y (s)", "TTFT of Z (s)", "longest gap of W, X (s)", "total (s)"]
 print_table(
     columns, [[policy, *[f"{seconds:.2f}" for seconds in times]] for policy, *times in rows]
 )
@@ -229,15 +229,15 @@ chunked = ("sarathi", "sarathi_serve", "dynamic", "chunked_only")
 gantts({policy: traces[policy] for policy in chunked}, BOUND, NAMES, title)
 
 # %% [markdown]
-# **Explain.** Five policies stay below the dashed line. One is `request_level`, where C waits
+# **Explain.** Five policies stay below the dashed line. One is `request_level`, where Y waits
 # longest for its first token. The other four cut prompts into chunks.
 # - `chunked_only` alternates between chunks and decodes. No decode shares an iteration with a
-#   chunk. So while C and D prefill, a gap lasts for one iteration of each kind.
-# - `sarathi_serve` runs D's first chunk beside C's last one. Compared with `sarathi`, D's first
-#   token comes earlier, and C's a little later.
-# - `dynamic` makes the later chunks of a prompt smaller. It gains little here, because C's first
+#   chunk. So while Y and Z prefill, a gap lasts for one iteration of each kind.
+# - `sarathi_serve` runs Z's first chunk beside Y's last one. Compared with `sarathi`, Z's first
+#   token comes earlier, and Y's a little later.
+# - `dynamic` makes the later chunks of a prompt smaller. It gains little here, because Y's first
 #   chunk is a full one and makes the longest gap. It runs more chunks, and each reads all weights.
-#   So the first tokens of C and D come later, and so does the end.
+#   So the first tokens of Y and Z come later, and so does the end.
 #
 # ### What engines do today
 #
@@ -248,7 +248,7 @@ gantts({policy: traces[policy] for policy in chunked}, BOUND, NAMES, title)
 # first. (Lesson 12 has the engines' names for all this.)
 #
 # **Predict first.** `prefill_first` has the same token budget as `sarathi_serve`: no iteration may
-# have more tokens. `vllm_v0` has no budget. Under which of the three does B wait longest between
+# have more tokens. `vllm_v0` has no budget. Under which of the three does X wait longest between
 # two tokens?
 
 # %% tags=["predict"]
@@ -258,20 +258,20 @@ for policy, trace in three.items():
     most = max(each.num_prefill_tokens + each.num_decodes for each in trace.iterations)
     longest = 1e3 * max(trace.lives[1].tbt)
     print(f"{policy}: at most {most} tokens in an iteration; ", end="")
-    print(f"B waits up to {longest:.0f} ms between two tokens (predicted)")
+    print(f"X waits up to {longest:.0f} ms between two tokens (predicted)")
 
 # %% [markdown]
 # **Explain.** The budget limits how long an iteration is. It does not limit how many iterations a
-# decode waits. Under `prefill_first`, A and B wait for *all* chunks of C and D. That takes a little
-# longer than the whole prompts under `vllm_v0`. C gets its first token, and then stalls while the
-# chunks of D run. Chunks keep gaps short only if decodes run beside them (`sarathi_serve`) or
+# decode waits. Under `prefill_first`, W and X wait for *all* chunks of Y and Z. That takes a little
+# longer than the whole prompts under `vllm_v0`. Y gets its first token, and then stalls while the
+# chunks of Z run. Chunks keep gaps short only if decodes run beside them (`sarathi_serve`) or
 # between them (`chunked_only`).
 #
 # ### What came after
 #
-# **Predict first.** Each policy below changes one decision of the one that it hangs from. In
-# DeepSpeed's *SplitFuse*, the budget bounds decodes, too. Does it differ from `sarathi_serve`
-# at all?
+# **Predict first.** In the tree below, each line leads from a policy to one that differs from it in
+# a single decision. In DeepSpeed's *SplitFuse*, the budget bounds decodes, too. Does it differ from
+# `sarathi_serve` at all?
 
 # %% tags=["hide-input", "predict"]
 family.draw()
@@ -318,8 +318,8 @@ class Considerate(SarathiServe):
 POLICIES[Considerate.name] = Considerate  # the registry: from here on it is a policy like any other
 
 # %% [markdown]
-# **Predict first.** Compared with `sarathi_serve`: what happens to the longest gap of A and B? To
-# C's first token? To the total time?
+# **Predict first.** Compared with `sarathi_serve`: what happens to the longest gap of W and X? To
+# Y's first token? To the total time?
 
 # %% tags=["predict"]
 compared = ("sarathi_serve", "considerate")
@@ -327,12 +327,12 @@ gantts({policy: priced(policy) for policy in compared}, BOUND, NAMES, title)
 for policy in compared:
     trace = priced(policy)
     gap, first = max(trace.lives[0].tbt + trace.lives[1].tbt), trace.lives[2].ttft
-    print(f"{policy}: longest gap {gap:.2f} s, C's first token after {first:.2f} s", end=", ")
+    print(f"{policy}: longest gap {gap:.2f} s, Y's first token after {first:.2f} s", end=", ")
     print(f"total {trace.seconds:.2f} s (predicted)")
 
 # %% [markdown]
 # **Explain.** The gaps are shorter, and the first tokens come later. Small chunks carry few prompt
-# tokens, and each chunk reads all the weights. (D's last chunk is large, because A, B and C have
+# tokens, and each chunk reads all the weights. (Z's last chunk is large, because W, X and Y have
 # ended.) You still trade gaps against first tokens. `considerate` only chooses another balance.
 #
 # Now for real: the engine runs the same class with the demo model, on your machine. Does the new
@@ -376,8 +376,8 @@ sliders(what_if, policy=list(POLICIES), budget=(32, 2048, 32))
 # - Give it too little memory: `cache_tokens=1815` as another argument of `simulate`. A black cross
 #   in the picture means that a request was preempted.
 #
-# **Now break it.** Let `share` return `1`. Run it. The longest gap of A and B becomes less than
-# half as long. But C's first token takes a minute: each iteration reads all weights for a few
+# **Now break it.** Let `share` return `1`. Run it. The longest gap of W and X becomes less than
+# half as long. But Y's first token takes a minute: each iteration reads all weights for a few
 # tokens.
 #
 # Then let `share` return `0`. Run it. A chunk from 0 to -1 has no token, and its request would wait

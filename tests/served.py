@@ -15,7 +15,6 @@ from watch import wait_for
 from more.web import explore_routes, live
 from more.web.api import Api
 from more.web.api import router as api_routes
-from more.web.chat import Chat
 from more.web.priced import Clock
 from more.web.runner import Engine, Runner
 from more.web.server import Server, listen
@@ -116,7 +115,6 @@ class Served:
 @contextlib.contextmanager
 def served(
     engine: Engine,
-    chat: Chat | None = None,
     queue: int = 256,
     lenient: bool = False,
     pyodide: Path | None = None,
@@ -124,7 +122,7 @@ def served(
 ) -> Iterator[Served]:
     """All that serve.py serves."""
     listener = listen("127.0.0.1", 0)
-    api = Api(engine, engine.name, chat, lenient)
+    api = Api(engine, engine.name, lenient)
     runner = Runner(engine, queue=queue, deliver=api.deliver)
     api.runner = runner
     routers = [api_routes(api), live.router(runner), explore_routes.router(pyodide)]

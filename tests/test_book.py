@@ -13,9 +13,13 @@ import torch
 import transformers
 from test_families import GPT2, ROTARY
 from test_house import arrows
+from test_tokenizer import hub_tokenizer
 
 import engine
+import tokenizer
 from command.checks import UserError
+from configs import DEMO
+from more.loading import tokenizer as more_tokenizer
 from nano_sarathi import LLM, SamplingParams
 from scheduler import POLICIES
 from tests.watch import PATIENCE
@@ -107,6 +111,19 @@ def test_the_book_runs_in_an_empty_folder(tmp_path: Path, families: dict[str, Pa
     assert found["throughput"] > 0
 
 
+def test_its_tokenizer_is_the_full_engines(tmp_path: Path) -> None:
+    """Of the demo, and of the hub: tokens, and what ends a text."""
+    hub_tokenizer("x", ["<|im_end|>"]).save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 9]}', encoding="utf-8")
+    text = " ".join(PROMPTS) + " 好的 🤦🏽<|im_end|>"
+    for directory, ends in ((DEMO, {1023}), (tmp_path, {5, 9, 1023})):
+        book, full = (each.load_tokenizer(directory) for each in (tokenizer, more_tokenizer))
+        ids = full.encode(text)
+        assert book.encode(text) == ids and book.decode(ids) == full.decode(ids)
+        assert tokenizer.load_stop_ids(directory, book) == ends
+        assert more_tokenizer.load_stop_ids(directory, full) == ends
+
+
 def by_transformers(directory: Path) -> list[list[int]]:
     """16 greedy tokens after each of IDS."""
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)
@@ -122,7 +139,7 @@ def by_transformers(directory: Path) -> list[list[int]]:
 
 
 def test_no_arrow_leads_from_the_book_to_the_rest() -> None:
-    files = {*lines.BOOK, "loader", "timeline", "costmodel", "simulate"}
+    files = {*lines.BOOK, "loader", "tokenizer", "timeline", "costmodel", "simulate"}
     for name in files:
         own = {each for each in arrows()[name] if each.partition(".")[0] != "configs"}
         assert own <= files | {"command.checks"}, name

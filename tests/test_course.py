@@ -237,6 +237,13 @@ def test_a_check_says_what_kind_of_failure_it_is(body: str, words: tuple[str, ..
         ),
         (
             "6",
+            "[self.plan(request, room)]",
+            "self.plan(request, room)",
+            "Return one, also of a single thing",
+        ),
+        ("1", "return max(", "return 1e3 * max(", "in milliseconds? It must be in seconds."),
+        (
+            "6",
             "request =",
             "len(self.waiting) > 1 and self.waiting.pop()\n        request =",
             "requests [1] never do",
@@ -285,6 +292,24 @@ def test_a_check_tells_a_file_that_does_not_load(
     with pytest.raises(SystemExit) as ended:
         commands.main()
     assert not ended.value.code, "it passes"
+
+
+def test_all_exercises_are_checked_in_a_line_each(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    commands.start()
+    (mine / "e05.py").write_text(right("e05"))
+    (mine / "e09.py").write_text("def f(:")
+    (mine / "e10.py").unlink()
+    monkeypatch.setattr("course.local.find_spec", lambda name: None)  # no torch
+    monkeypatch.setattr("sys.argv", ["course", "check"])
+    capsys.readouterr()
+    commands.main()
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == len(EXERCISES) + 2 and told[-2] == "1 of 15 passed, 9 not written yet"
+    assert told[1] == "E2     not tried: E2 needs torch: run 'make install' once"
+    assert told[4] == "E5     passed" and told[5] == "E6     not written yet"
+    assert "SyntaxError" in told[8] and "is not there" in told[9]
 
 
 def test_a_student_reads_expected_got_and_a_sentence() -> None:
@@ -430,7 +455,8 @@ def test_svg_has_the_axes_and_no_text_of_its_own() -> None:
 
 
 def asked(call: str, **question: object) -> dict:
-    return json.loads(in_browser(json.dumps({"call": call} | question), int))
+    tell = str  # any text: a slow machine tells how far it is
+    return json.loads(in_browser(json.dumps({"call": call} | question), tell))
 
 
 def test_the_page_draws_what_the_command_draws() -> None:

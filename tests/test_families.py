@@ -3,6 +3,7 @@ under a quarter of the policies for each (test_oracle.py has all of them for eac
 """
 
 import copy
+import dataclasses
 import json
 from collections.abc import Iterable
 from dataclasses import replace
@@ -383,6 +384,54 @@ def test_a_lone_request_passes_the_edge_of_its_window(family: str, tmp_path: Pat
             exact = recomputed if exact is None else exact
             bound = 1e-10 if dtype == "float64" else noise_bound(recomputed, exact)
             assert_within(torch.stack(decoded(llm, tokens)), exact, bound)
+
+
+# Fields of transformers' configs that change no logits: of training, of other heads, and of how.
+# Which tokens end a text: tests/test_tokenizer.py.
+NO_LOGITS = {
+    "bos_token_id", "eos_token_id", "pad_token_id",
+    "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "initializer_range",
+    "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
+    "summary_use_proj", "pretraining_tp", "reorder_and_upcast_attn", "use_cache",
+}  # fmt: skip
+ODD = (True, False, 3, 0.5, "odd", [1], {"a": 1})  # values: one of them is not the usual one
+
+
+def is_seen(folder: Path, raw: dict, key: str, value: object) -> bool:
+    """Whether this value of a key of config.json changes our shape, or is refused."""
+    before = load_config(with_keys(folder, raw))
+    try:
+        return load_config(with_keys(folder, raw | {key: value})) != before
+    except UserError:
+        return True
+
+
+def with_keys(folder: Path, raw: dict) -> Path:
+    (folder / "config.json").write_text(json.dumps(raw))
+    return folder
+
+
+@pytest.mark.parametrize("family", ARCHITECTURE)
+def test_each_field_of_transformers_config_is_read_or_refused(family: str, tmp_path: Path) -> None:
+    """But for those that change no logits. So what a new transformers adds is not passed over in
+    silence.
+    """
+    import transformers  # takes seconds
+
+    general = {field.name for field in dataclasses.fields(transformers.PreTrainedConfig)}
+    all_fields = set()
+    seen = set()
+    for kind, differs in CASES.values():
+        config = getattr(transformers, f"{kind}Config")
+        if config.model_type != family:
+            continue
+        config(**(GPT2 if family == "gpt2" else ROTARY) | differs).save_pretrained(tmp_path)
+        raw = json.loads((tmp_path / "config.json").read_text())
+        own = {field.name for field in dataclasses.fields(config)} - general
+        all_fields |= own
+        for each in (raw, raw | {"layer_types": None}):  # beside it, other keys say nothing
+            seen |= {key for key in own if any(is_seen(tmp_path, each, key, odd) for odd in ODD)}
+    assert len(seen) > 5 and all_fields - seen == all_fields & NO_LOGITS
 
 
 def decoded(llm: LLM, tokens: list[int]) -> list[torch.Tensor]:

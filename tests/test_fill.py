@@ -27,7 +27,8 @@ def test_filling_changes_nothing(document: str) -> None:
     assert fill.filled(document, text_of(document)) == text_of(document), "make docs"
 
 
-LOSS = r"its loss is ([\d.]+) nats"  # of the README: a sentence over two lines
+GENERATE = "docs/generate.md"
+LOSS = r"its loss is ([\d.]+) nats"  # a sentence over two lines
 PEAK = "{paper[gain, llama-13b L=1024 C=256 peak]:g}"
 
 
@@ -81,22 +82,22 @@ def test_all_documents_are_written_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     book = [f"{name}.py" for name in lines.BOOK]
-    for name in ("demo/metrics.json", "README.md", "docs/beams.md", *book):
+    for name in ("demo/metrics.json", "README.md", GENERATE, "docs/beams.md", *book):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    readme = tmp_path / "README.md"
+    generate = tmp_path / GENERATE
     beams = tmp_path / "docs" / "beams.md"
-    readme.write_text(wrong := spoiled("README.md", LOSS), encoding="utf-8")
+    generate.write_text(wrong := spoiled(GENERATE, LOSS), encoding="utf-8")
     beams.write_text(text_of("docs/beams.md").replace("| throughput:", "| rate:"), "utf-8")
     monkeypatch.setattr(fill, "ROOT", tmp_path)
     monkeypatch.setattr(sys, "argv", ["fill.py"])
     with pytest.raises(UserError, match=r"docs/beams\.md, segment_throughput: a sentence must"):
         fill.main()
-    assert readme.read_text(encoding="utf-8") == wrong
+    assert generate.read_text(encoding="utf-8") == wrong
     shutil.copy(ROOT / "docs" / "beams.md", beams)
     fill.main()
-    assert capsys.readouterr().out == "filled 2 documents; changed: README.md\n"
-    assert readme.read_text(encoding="utf-8") == text_of("README.md")
+    assert capsys.readouterr().out == f"filled 3 documents; changed: {GENERATE}\n"
+    assert generate.read_text(encoding="utf-8") == text_of(GENERATE)
 
 
 def test_each_sentence_has_a_document() -> None:

@@ -38,8 +38,8 @@ OF_ROWS: dict[str, Callable[[Rows], bool]] = {
     "policies": lambda rows: (
         all(rows.one("stalls", policy=policy, source="predicted") for policy in WHOLE)
         and not any(rows.where(source="predicted", policy=CHUNKS).column("stalls"))
-        and rows.one("TTFT of C", policy="request_level", source="predicted")
-        > rows.one("TTFT of C", policy="orca", source="predicted")
+        and rows.one("TTFT of Y", policy="request_level", source="predicted")
+        > rows.one("TTFT of Y", policy="orca", source="predicted")
     ),
     "choose_chunk": lambda rows: rises(rows.where("C").column("longest TBT")),
 }

@@ -242,7 +242,7 @@ def test_attacks_earn_nothing_and_harm_nothing(
     for name, (needs, _) in ATTACKS.items():
         if not needs or needs in held:
             # an answer that is said twice may count for the next case, too: so any property
-            lost = ("answer", "time", *find("1").check.PROPERTIES)
+            lost = ("answer", "endless", "load", "time", *find("1").check.PROPERTIES)
             assert grades[name].results["1"] in lost, name
     good = grades["good"].results
     assert [good[key] for key in ("1", "6", "9", "10")] == ["passed", "-", "answer", "passed"]
@@ -372,7 +372,7 @@ def test_no_exercise_takes_the_time_of_the_others(
     write(tmp_path / "all" / "anna", {f"{find(key).file}.py": "x = 1" for key in keys})
     [found] = graded(tmp_path / "all", *keys)
     assert limits == [5, 5, 5, 3, -1, 5, 5, 5, 5, 4]  # of 15 s; of 60 s
-    assert [*found.results.values()] == ["answer"] * 6 + ["time"]
+    assert [*found.results.values()] == ["answer"] + ["load"] * 5 + ["time"]
 
 
 def test_a_fence_limits_what_is_taken_on_top() -> None:
@@ -489,24 +489,29 @@ def test_a_page_says_what_happened_as_the_command_line_does(
 ) -> None:
     monkeypatch.setattr(grade, "CASE", 0.5)
     files = {"e01.py": "while True: pass", "e06.py": "if", "e09.py": "import os\nos._exit(0)"}
+    files["e13.py"] = "\n"
     files["e12.py"] = "def reorder(*_):\n    raise NotImplementedError\nextend = reorder"
     pack(tmp_path / "Anna.Zip", files | {"six.py": ""})
     [found] = graded(tmp_path, out=tmp_path / "grades.csv")
-    assert "\nAnna.Zip: Not read: Anna.Zip...y. No exercise" in capsys.readouterr().out
+    said, told = capsys.readouterr()
+    assert "\nAnna.Zip: Not read: Anna.Zip...y. No exercise" in said
+    assert told == "graded 1 of 1: Anna.Zip, 0\n"
     page = (tmp_path / "grades_feedback" / f"{found.page(1)}.html").read_text("utf-8")
     told = dict(re.findall("<h2>(E[0-9]+)</h2>(.*)", page))
     assert "not yet. Your code has run 0.5 s: does a loop never end?" in told["E1"]
     assert re.search("not yet. e06.py cannot be loaded: SyntaxError: [^<]*</pre></sec", told["E6"])
     assert "not yet. Your code ended its process" in told["E9"]
     assert "E12 the table of a beam search: not written yet" in told["E12"]
-    assert "raised" not in page and page.count("not yet: no valid answer") == 4
+    assert "raised" not in page and page.count("not yet: no valid answer") == 2
+    assert [found.results[key] for key in ("1", "6", "13")] == ["endless", "syntax", "empty"]
+    assert "E1 endless, 1 of 1 submissions: not yet: no answer in time" in said
     assert "<h1>Anna</h1>" in page and "(here for E1)" in page
 
 
 def test_an_interrupt_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr(grade, "progress", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(grade, "harmless", lambda _: signal.raise_signal(signal.SIGINT))
     monkeypatch.setattr(grade.os, "_exit", sys.exit)
     write(tmp_path / "anna", {"e01.py": "pass"})
     with pytest.raises(SystemExit, match="130"):

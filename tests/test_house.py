@@ -30,7 +30,7 @@ ORDER = [
     ["paged"],  # blocks, in place of the scheduler's memory and of the slots
     ["policies"],  # those outside the book
     ["model"],
-    ["sampling", "loader"],
+    ["sampling", "loader", "tokenizer"],
     ["executor"],
     ["engine"],  # here the book ends: nothing of more/ is below
     ["loading"],

@@ -291,7 +291,7 @@ def linear(ran: Ran) -> list[dict[str, float]]:
 
 
 def gap(ran: Ran) -> float:
-    """The longest gap of A and B, in lesson 6."""
+    """The longest gap of W and X, in lesson 6."""
     lives = ran.names["mine"].lives
     return max(lives[0].tbt + lives[1].tbt)
 
@@ -371,7 +371,7 @@ BROKEN: dict[int, list[dict[str, Callable[[Ran, Ran], bool]]]] = {
     6: [
         {
             "less than half as long": lambda a, b: gap(b) < 0.5 * gap(a),
-            "C's first token takes a minute": lambda a, b: (
+            "Y's first token takes a minute": lambda a, b: (
                 round(b.names["mine"].lives[2].ttft / 60) == 1 and a.names["mine"].seconds < 2
             ),
         },

@@ -25,19 +25,19 @@ def test_who_waits_and_who_stalls(predicted: policies.Comparison) -> None:
     found = {policy: policies.figures_of(trace) for policy, trace in predicted.traces.items()}
     assert list(found) == compared()
     for policy, trace in predicted.traces.items():
-        end = max(trace.lives[i].tokens[-1] for i in range(2))  # of A and B
+        end = max(trace.lives[i].tokens[-1] for i in range(2))  # of W and X
         beside = [each for each in trace.iterations if each.start < end]
         longest = max(each.num_prefill_tokens + each.num_decodes for each in beside)
         if policy == "prefill_first":  # the counterexample: no iteration is long, and they stall
             assert longest <= policies.CHUNK_SIZE and trace.stalls(predicted.bound)
             continue
-        # A and B stall where an iteration beside them exceeds the budget, and only there
+        # W and X stall where an iteration beside them exceeds the budget, and only there
         assert bool(trace.stalls(predicted.bound)) == (longest > policies.CHUNK_SIZE), policy
     for trace in predicted.traces.values():
         gaps = [gap for i in range(2) for gap in trace.lives[i].tbt]
         turned = replace(trace, lives=trace.lives | {0: trace.lives[1], 1: trace.lives[0]})
         for each in (trace, turned):
-            assert policies.figures_of(each)["longest gap of A and B"] == max(gaps)
+            assert policies.figures_of(each)["longest gap of W and X"] == max(gaps)
         assert [trace.lives[i].arrival for i in range(4)] == [0, 0, *[predicted.arrival] * 2]
         for life in (trace.lives[0], trace.lives[1]):
             assert 4 <= sum(token < predicted.arrival for token in life.tokens) < len(life.tokens)
@@ -67,7 +67,7 @@ def test_files_and_measured_rows(small: str, tmp_path: Path) -> None:
         own = rows.where(source=source)
         assert own.where("stalls", "total").column("policy") == compared()
         assert len(own) == len(compared()) + 1
-        assert own[-1].keys() >= {"C and D arrive", "stall bound"}
+        assert own[-1].keys() >= {"Y and Z arrive", "stall bound"}
     ran(policies, "--quick", "--out", tmp_path)
     assert read_rows(tmp_path / "policies.csv") == rows, "measured rows stay"
 
@@ -78,6 +78,6 @@ def test_the_family_tree_has_each_policy_and_its_one_parent() -> None:
     parents = [row[0] for row in family.TREE.values()]
     assert parents[0] == "" and all(parents[i] in names[:i] for i in range(1, len(names)))
     assert {*names} <= {text.get_text() for text in family.draw().axes[0].texts}
-    text = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parent.parent / "docs" / "policies.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
-    assert {*names} <= {*re.findall(r"`(\w+)`", " ".join(rows))}, "a row of the README's table"
+    assert {*names} <= {*re.findall(r"`(\w+)`", " ".join(rows))}, "a row of the page's table"

@@ -25,7 +25,6 @@ DOCUMENTS |= {  # the words of the lessons, and the comments of their code
     )
     for path in sorted((ROOT / "notebooks").glob("[0-9]*.py"))
 }
-README = DOCUMENTS["README.md"]
 ALL = re.DOTALL | re.MULTILINE
 MADE = re.compile(  # by what the reader runs or writes
     r"results/(calibration-(stage|half)\.json|index\.html)|.*NAME.*|course/mine/.*|config\.json"
@@ -42,9 +41,6 @@ def without_blocks(text: str) -> str:
     return re.sub(r"^```.*?^```$", "", text, flags=ALL)
 
 
-BLOCKS = blocks(README, "python")
-
-
 def run(code: str) -> str:
     """What an example prints. Policies that it adds are gone afterwards."""
     with redirect_stdout(StringIO()) as printed, mock.patch.dict(POLICIES):
@@ -53,13 +49,15 @@ def run(code: str) -> str:
 
 
 def test_quick_start_runs() -> None:
-    printed = run(BLOCKS[0])
+    (code,) = blocks(DOCUMENTS["docs/generate.md"], "python")
+    printed = run(code)
     assert printed.count("to the first token") == 3
     assert "predicted: " in printed and "hybrid" in printed
 
 
 def test_the_ninth_policy_runs_priced_and_for_real() -> None:
-    lines = run(BLOCKS[1]).splitlines()
+    (code,) = blocks(DOCUMENTS["docs/policies.md"], "python")
+    lines = run(code).splitlines()
     assert [line.split(":")[0] for line in lines] == ["sarathi_serve"] * 2 + ["shortest_first"] * 2
     usual, shortest = (
         [float(seconds) for seconds in re.findall(r"([0-9.]+) s", line)] for line in lines[::2]

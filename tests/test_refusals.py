@@ -12,6 +12,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -25,14 +26,15 @@ from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 from served import Served, parse, raw, request, served
 from test_families import LLAMA3  # noqa: F401  (for rows)
+from test_tokenizer import hub_tokenizer
 
 from batch import Request
 from command.checks import UserError
 from configs import MODELS
 from more.loading.checkpoint import save
 from more.loading.files import DEMO
+from more.loading.hub import Chat
 from more.simulate import simulate
-from more.web.chat import Chat
 from more.web.real import RealEngine
 from nano_sarathi import LLM, SamplingParams
 
@@ -180,7 +182,8 @@ class Files:
         """One with a template that the library would fall over."""
         kind = {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {}}
         model = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "b"}
-        text = json.dumps({"version": "1.0", "model": model, "post_processor": kind})
+        content = {"version": "1.0", "added_tokens": [], "model": model, "post_processor": kind}
+        text = json.dumps(content)
         return self.file(text, "tokenizer.json").parent
 
     def index(self, shard: str) -> Path:
@@ -243,7 +246,8 @@ def llm(small_model: None) -> LLM:
 def server() -> Iterator[Served]:
     """The demo model with a chat template."""
     engine = RealEngine(LLM("demo", dtype="float32", device="cpu", policy="sarathi_serve"))
-    with served(engine, Chat(TEMPLATE, {}), queue=80) as running:
+    engine.tokenizer = replace(engine.tokenizer, chat=Chat(hub_tokenizer(TEMPLATE)))
+    with served(engine, queue=80) as running:
         yield running
 
 

@@ -17,12 +17,12 @@ import time
 import webbrowser
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from served import Served, events, parse, raw, request, served, streamed
+from test_tokenizer import hub_tokenizer
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders
 from tokenizers.models import BPE
@@ -31,14 +31,15 @@ from watch import wait_for
 import serve
 from command.checks import WHY_BROKEN, UserError
 from more.loading.files import DEMO
+from more.loading.hub import Chat
 from more.web import live, schemas, server
-from more.web.chat import Chat, Unfit, read_template
 from more.web.priced import Clock, PricedEngine
 from more.web.real import RealEngine
 from more.web.server import hash_of
-from more.web.text import Pieces, Stops, Words, dumps
+from more.web.text import Stops, Words, dumps
 from nano_sarathi import LLM, SamplingParams
 from tests import spawn
+from tokenizer import HALF, Pieces
 
 PROMPTS = ["The with statement", "def open(", "Return True if", "The list type is " * 9, "class "]
 GOOD = {"prompt": "x", "max_tokens": 2}
@@ -59,13 +60,14 @@ def llm() -> LLM:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The demo model with a chat template, in float64."""
+    """The demo model as a checkpoint of the hub, with a chat template, in float64."""
     folder = tmp_path_factory.mktemp("models") / "demo"
-    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.py", "*.txt", "__pycache__"))
-    config = {"chat_template": TEMPLATE, "bos_token": {"content": "<|endoftext|>"}}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(DEMO / name, folder)
+    hub_tokenizer(TEMPLATE, first=False).save_pretrained(folder)
     llm = LLM(str(folder), policy="sarathi_serve", chunk_size=64, dtype="float64")
-    with served(RealEngine(llm), Chat(*read_template(folder)), queue=80) as running:
+    with served(RealEngine(llm), queue=80) as running:
         yield running
 
 
@@ -141,10 +143,9 @@ def test_a_stop_string_may_be_a_special_token(
     """No text has it, for texts leave it out. One that the model does not have ends nothing."""
     stop_id = llm.generate(PROMPTS[0], SamplingParams(max_tokens=40))[0].token_ids[6]
     plain = demo.api.tokenizer
-    own = {"<|im_end|>": [stop_id], "<|far|>": [2**40]}
     special = replace(
         plain,
-        encode_chat=lambda text: own.get(text) or plain.encode_chat(text),
+        special={"<|im_end|>": stop_id, "<|far|>": 2**40},
         decode=lambda ids: plain.decode([token for token in ids if token != stop_id]),
     )
     monkeypatch.setattr(demo.api, "tokenizer", special)
@@ -192,22 +193,11 @@ def test_a_chat_is_a_completion_of_its_template(client: object, llm: LLM) -> Non
 
 
 WRONG = {
-    "{{ ''.__class__.__mro__ }}": "refuses these messages: access to attribute '__class__'",
-    "{{ raise_exception('line\nline') }}": r"refuses these messages: line\nline",
-    "{% for %}": "the chat template is broken: ",
+    "{{ ''.__class__.__mro__ }}": "access to attribute '__class__'",
+    "{{ raise_exception('line\nline') }}": r"line\nline",
+    "{% for %}": "Expected an expression",
     "{% generation %}{{ messages[0].content }}{% endgeneration %}{{ 1 / 0 }}": "division by zero",
 }
-
-
-def test_a_template_makes_json_as_transformers_does() -> None:
-    """https://github.com/huggingface/transformers: utils/chat_template_utils.py"""
-    for given, expected in (
-        ("", '{"b": "é", "a": [1]}'),
-        ("separators=(',', ':'), sort_keys=True", '{"a":[1],"b":"é"}'),
-        ("ensure_ascii=True, indent=1", '{\n "b": "\\u00e9",\n "a": [\n  1\n ]\n}'),
-    ):
-        template = "{{ {'b': 'é', 'a': [1]}|tojson(" + given + ") }}"
-        assert Chat(template, {}).prompt([]) == expected
 
 
 PARTS = "{% for part in m['content'] %}{{ part['text'] | trim }}{% endfor %}"
@@ -225,43 +215,69 @@ READERS = {  # of the content of a message m, and what they make of the texts " 
 @pytest.mark.parametrize("reader", READERS)
 def test_parts_are_joined_as_the_template_says(reader: str) -> None:
     """Or by line ends, where it reads texts alone. Where it reads parts alone, a text is one."""
-    from transformers.utils.chat_template_utils import render_jinja_template  # takes seconds
-
-    template = "{% for m in messages %}<" + reader + ">{% endfor %}"
+    hub = hub_tokenizer("{% for m in messages %}<" + reader + ">{% endfor %}")
+    chat = Chat(hub)
     parts = [{"type": "text", "text": text} for text in (" a ", " b ")]
     reads_parts = READERS[reader] == "ab"
     for content, read_as_text in ((parts, " a \n b "), (parts[:1], " a "), (" a ", " a ")):
-        found = Chat(template, {}).prompt([{"role": "user", "content": content}])
+        found = hub.decode(chat([{"role": "user", "content": content}], {}))
         reads = content if reads_parts else read_as_text
         reads = parts[:1] if reader == PARTS and content == " a " else reads
-        conversation = [{"role": "user", "content": reads}]
-        [[theirs], *_] = render_jinja_template([conversation], chat_template=template)
+        theirs = hub.apply_chat_template([{"role": "user", "content": reads}], tokenize=False)
         assert found == theirs
         assert content is not parts or found == f"<{READERS[reader]}>"
 
 
 @pytest.mark.parametrize("template", WRONG)
 def test_a_wrong_template_is_refused(template: str) -> None:
-    with pytest.raises(Unfit) as caught:
-        Chat(template, {}).prompt([{"role": "user", "content": "é"}])
+    with pytest.raises(UserError, match="the chat template refuses these messages: ") as caught:
+        Chat(hub_tokenizer(template))([{"role": "user", "content": "é"}], {})
     said = str(caught.value)
     assert WRONG[template] in said and "\n" not in said and len(said) < 900
 
 
 def test_options_replace_nothing_of_ours() -> None:
-    for name in ("messages", "bos_token", "not a name"):
-        with pytest.raises(Unfit, match=f"chat_template_kwargs may not hold '{name}'"):
-            Chat(TEMPLATE, {}).prompt([], {name: "x"})
+    for name in ("messages", "bos_token", "tokenize", "tools", "add_generation_prompt"):
+        with pytest.raises(UserError, match=f"chat_template_kwargs may not hold '{name}'"):
+            Chat(hub_tokenizer(TEMPLATE))([], {name: "x"})
 
 
-def test_where_a_template_is_found(tmp_path: Path) -> None:
-    assert read_template(DEMO) is None
-    several = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
-    config = tmp_path / "tokenizer_config.json"
-    config.write_text(json.dumps({"chat_template": several, "eos_token": "E"}), encoding="utf-8")
-    assert read_template(tmp_path) == ("D", {"eos_token": "E"})
-    (tmp_path / "chat_template.jinja").write_text("I", encoding="utf-8")
-    assert read_template(tmp_path)[0] == "I"
+SPELLED = "Zürich 好的，日本語 🤦🏽 €5"
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2])
+def test_a_character_comes_whole_from_both(
+    cut: int, demo: Served, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`LLM.stream` and the server tell a text alike: emoji and Chinese take several tokens. cut:
+    tokens of the last character that max_tokens leaves out.
+    """
+    whole = SPELLED + "🤦"
+    tokens = llm.tokenizer.encode(whole)
+    tokens = tokens[: len(tokens) - cut]
+    expected = llm.tokenizer.decode(tokens)
+    assert expected == (whole if not cut else SPELLED + HALF)
+    assert len(tokens) > 1.5 * len(whole)
+
+    def follow() -> None:
+        script = iter(tokens)
+        monkeypatch.setattr("executor.sample", lambda *_: [next(script)])
+
+    follow()
+    pieces = [each.text for each in llm.stream("x", SamplingParams(max_tokens=len(tokens)))]
+    assert "".join(pieces) == expected and HALF not in "".join(pieces[:-1])
+    letters = [piece for piece in pieces if not piece.isascii()]
+    assert all(len(piece) == 1 for piece in letters) and len(letters) > 9
+    follow()
+    asked = {"prompt": "x", "max_tokens": len(tokens)}
+
+    async def texts() -> list[str]:
+        return [each["choices"][0]["text"] async for each in events(demo.place, asked)]
+
+    sent = asyncio.run(texts())
+    assert "".join(sent) == expected and HALF not in "".join(sent[:-1])
+    follow()
+    assert demo.ask(TEXT, asked)[2]["choices"][0]["text"] == expected
 
 
 def pieces_of(words: Words, tokens: list[int]) -> list[str]:
@@ -409,15 +425,17 @@ def test_what_changes_nothing_passes(path: str, kind: type, least: dict, typed: 
     for name, value in (ALWAYS | UNASKED[path]).items():
         found = schemas.read(kind, least | {name: value})
         differs = {field for field in kind.model_fields if getattr(found, field) != plain[field]}
-        assert differs <= {"top_k", "priority"}, name
+        assert differs <= {"top_k", "priority", "seed"}, name
         assert not schemas.read(kind, least | {name: value}, lenient=True)._ignored
-        if name not in kind.model_fields:
+        if name in kind.idle():
+            asked = least | {name: "other"}
+            assert schemas.read(kind, asked, lenient=True)._ignored == [name]
             with pytest.raises(schemas.Refused) as caught:
                 schemas.read(kind, least | {name: "other"})
             assert f"{name} is 'other', and the server" in str(caught.value)
     theirs = importlib.import_module(f"{typed}.completion_create_params")
     theirs = theirs.CompletionCreateParamsBase.__annotations__.keys()
-    assert theirs and theirs <= kind.model_fields.keys() | kind.idle
+    assert theirs and theirs <= kind.model_fields.keys()
 
 
 def test_null_is_not_given(demo: Served) -> None:
@@ -666,6 +684,20 @@ def test_a_browser_of_the_terminal_is_left_alone(
 ) -> None:
     monkeypatch.setattr(webbrowser, "get", lambda: found)
     assert serve.find_browser() is (found if opens else None)
+
+
+def test_a_class_gets_an_address_and_a_picture_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    assert serve.address_in_network("127.0.0.1") == serve.address_in_network("::1") == ""
+    assert serve.address_in_network("192.168.1.20") == "192.168.1.20"
+    monkeypatch.setattr(serve.socket.socket, "connect", lambda *_: None)
+    assert serve.address_in_network("0.0.0.0") == "0.0.0.0"  # what it is bound to before it is sent
+    serve.print_qr("http://192.168.1.20:8000/")
+    assert capsys.readouterr().out == "", "a file has no camera before it"
+    monkeypatch.setattr(serve.sys.stdout, "isatty", lambda: True)
+    serve.print_qr("http://192.168.1.20:8000/")
+    assert len(capsys.readouterr().out.splitlines()) > 15
 
 
 def test_a_signal_lets_accepted_streams_end() -> None:

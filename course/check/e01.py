@@ -30,6 +30,9 @@ def cases(rng: random.Random) -> list[dict]:
     return found
 
 
+# Of an answer that is right but for its unit: units a second.
+UNITS = {"milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
+
 TEACHES = {
     "F1": "Every iteration reads the weights of all layers once, 2 bytes each, however few its"
     " rows. The longer of reading and computing counts, not their sum. K and V: of `cached` tokens,"
@@ -47,4 +50,8 @@ def judge(case: dict, answer: float) -> Failure | None:
         return None
     sizes = f"{many(case['rows'], 'row')}, {many(case['cached'], 'cached token')}"
     where = f"{sizes}, {model.name} on {gpu.name}"
-    return Failure(prop, where, f"{1e3 * wanted:.3f} ms", f"{1e3 * answer:.3f} ms", TEACHES[prop])
+    teaches = TEACHES[prop]
+    for unit, factor in UNITS.items():
+        if same(factor * wanted, answer, 1e-6 * factor * wanted):
+            teaches = f"Is your answer in {unit}? It must be in seconds."
+    return Failure(prop, where, f"{wanted:.6f} s", f"{answer:.6f} s", teaches)

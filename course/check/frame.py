@@ -10,6 +10,7 @@ from course.exercises import NOTHING, UNWRITTEN, AnswerError, Ask, Exercise
 ANSWER = "answer"  # the property that any code must have: it answers, and with what is asked for
 HINTS = {  # to errors of the project's own code
     "changes its arguments": "A function leaves its arguments as they are: change a copy.",
+    "object is not iterable": "Is a list asked for? Return one, also of a single thing: [it].",
     "JSON serializable": "Return what the stub's annotations say: plain numbers, lists, tuples.",
     "a request holds one slot": "A request in the queue must have nothing prefilled. `preempt` ends"
     " with restart(), and all preemption comes before you pick chunks.",

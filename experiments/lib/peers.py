@@ -56,9 +56,11 @@ def transformers_model(checkpoint: str, dtype: str, **options: object):
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
+    from tokenizer import OFFLINE
+
     disable_progress_bar()
     options["dtype"] = getattr(torch, dtype)
-    return AutoModelForCausalLM.from_pretrained(checkpoint, **options)
+    return AutoModelForCausalLM.from_pretrained(checkpoint, **OFFLINE, **options)
 
 
 def transformers_generate(checkpoint: str, dtype: str, budget: str) -> Answer:

@@ -25,17 +25,20 @@ HUB_IDS = {  # of names without an owner, as people type them
     "gpt2": "openai-community/gpt2",
     "gpt2-medium": "openai-community/gpt2-medium",
 }
-HUB_FILES = (
-    "config.json",
-    "generation_config.json",
-    "model*.safetensors",
-    "*.index.json",
+TOKEN_FILES = (
     "tokenizer*.json",
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.*",
     "vocab.json",
     "merges.txt",
+)
+HUB_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model*.safetensors",
+    "*.index.json",
+    *TOKEN_FILES,
 )
 
 

@@ -14,8 +14,9 @@ from configs import MODELS, ModelConfig
 from model import Transformer
 from more.loading import checkpoint, files
 from more.loading.device import check_memory
+from more.loading.hub import Tokenizer
 from more.loading.stage import Stage
-from more.loading.tokenizer import GPT2_VOCABULARIES, Tokenizer, gpt2_tokenizer
+from more.loading.tokenizer import GPT2_VOCABULARIES, gpt2_tokenizer
 from more.loading.variants import Windowed, WindowedStage, adapt
 from more.paged.blocks import BlockMemory
 

@@ -1,72 +1,45 @@
-"""Text to token ids and back, by the libraries that models are trained with.
+"""Text to token ids and back: which files of a directory do it.
 
-They are `tokenizers`, and `tiktoken` for GPT-2 and the demo.
+`tiktoken` does it for the demo, and for a GPT-2 without files; nanoGPT's small data sets have a
+token for each character. All others are a checkpoint's: hub.py.
 """
 
 import base64
 import binascii
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import tiktoken
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as Library
 
 from command.checks import MOST, Range, UserError, shown
 from more.loading.files import existing, fetched, first_line, read_json, readable
-from more.loading.special import EOS, named_tokens, read_special, text_of
+from more.loading.hub import Tokenizer, from_hub, guarded
+from tokenizer import SPLIT
 
-# BPE never merges across these pieces
-GPT2_SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
+EOS = "<|endoftext|>"
+GPT2_FILES = "vocab.json", "merges.txt"  # in place of tokenizer.json
 # OpenAI's size, and nanoGPT's, which is rounded up. They tell GPT-2 from others of that shape
 GPT2_VOCABULARIES = (50257, 50304)
-
-
-@dataclass(frozen=True)
-class Tokenizer:
-    """Text to token ids and back.
-
-    eos_id: the token that ends a text; None if the directory does not name one. `decode` gives text
-    that follows other text. So a token for " world" always keeps its space. encode_chat: of a text
-    that a chat template made. It spells out its special tokens, and gets no others.
-
-    All raise UserError where the library gives up: some texts are too much for some
-    expressions.
-    """
-
-    encode: Callable[[str], list[int]]
-    decode: Callable[[Sequence[int]], str]
-    eos_id: int | None
-    encode_chat: Callable[[str], list[int]]
 
 
 def load_tokenizer(directory: str | Path) -> Tokenizer | None:
     """The tokenizer of a directory, or None where it has none (prompts of token ids still work).
 
-    It reads the first that is there: `merges.tiktoken` (ours), `tokenizer.json`, or GPT-2's
-    `vocab.json` with `merges.txt`. Raises UserError if that file is damaged.
+    It reads the first that is there: `merges.tiktoken` (ours), `tokenizer.json`, `characters.json`
+    (nanoGPT's), or GPT-2's `vocab.json` with `merges.txt`. Raises UserError for a damaged file.
     """
     directory = Path(directory)
     if (path := directory / "merges.tiktoken").is_file():
         return from_ranks(_read_ranks(path))
-    if (path := directory / "tokenizer.json").is_file():
-        with readable(path, Exception):  # the library raises nothing narrower
-            library = _guarded(Library.from_file)(str(path))
-        return _from_library(library, _add_tokens(library, directory))
+    if (directory / "tokenizer.json").is_file():
+        return from_hub(directory)
     if (path := directory / "characters.json").is_file():
         return _from_characters(path)
-    vocab = directory / "vocab.json"
-    merges = directory / "merges.txt"
-    if vocab.is_file() or merges.is_file():
-        existing(directory, vocab.name), existing(directory, merges.name)
-        with readable(merges, Exception):
-            library = Library(models.BPE.from_file(str(vocab), str(merges)))
-        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        library.decoder = decoders.ByteLevel()
-        return _from_library(library, _add_tokens(library, directory))
+    if any((directory / name).is_file() for name in GPT2_FILES):
+        for name in GPT2_FILES:
+            existing(directory, name)
+        return from_hub(directory)
     return None
 
 
@@ -91,7 +64,7 @@ def _from_characters(path: Path) -> Tokenizer:
     def decode(tokens: Sequence[int]) -> str:
         return "".join(letters[token] for token in tokens if token < len(letters))
 
-    return Tokenizer(encode, decode, None, encode)
+    return Tokenizer(encode, decode, None)
 
 
 def gpt2_tokenizer() -> Tokenizer:
@@ -116,7 +89,7 @@ def from_ranks(ranks: dict[bytes, int]) -> Tokenizer:
     The next free id ends a text.
     """
     library = tiktoken.Encoding(
-        "demo", pat_str=GPT2_SPLIT, mergeable_ranks=ranks, special_tokens={EOS: len(ranks)}
+        "demo", pat_str=SPLIT, mergeable_ranks=ranks, special_tokens={EOS: len(ranks)}
     )
     return _from_tiktoken(library, len(ranks))
 
@@ -128,29 +101,10 @@ def _from_tiktoken(library: tiktoken.Encoding, eos_id: int) -> Tokenizer:
     """
     return Tokenizer(
         # encode_ordinary: a prompt that spells out <|endoftext|> is text, not a command
-        _guarded(library.encode_ordinary),
-        _guarded(lambda ids: library.decode([token for token in ids if token < library.n_vocab])),
+        guarded(library.encode_ordinary),
+        guarded(lambda ids: library.decode([token for token in ids if token < library.n_vocab])),
         eos_id,
-        _guarded(lambda text: library.encode(text, allowed_special="all")),
     )
-
-
-def _guarded(call: Callable) -> Callable:
-    """`call`, with a UserError where its library, in Rust, panics.
-
-    A panic of Rust is a BaseException: it would end the engine's thread. Rust has already printed
-    it on stderr.
-    """
-
-    def calling(argument: object) -> object:
-        try:
-            return call(argument)
-        except BaseException as error:
-            if type(error).__name__ != "PanicException":  # its module cannot be imported
-                raise
-            raise UserError(f"the tokenizer gives up: {first_line(error)}") from None
-
-    return calling
 
 
 def load_stop_ids(
@@ -158,13 +112,11 @@ def load_stop_ids(
 ) -> frozenset[int]:
     """Tokens that end a text, as in vLLM. A chat model has several.
 
-    They come from generation_config.json, else from config.json; and from the tokenizer, if its
-    files name an eos_token, or if the other files name none. Raises UserError for a token that the
-    model does not have.
+    They are the tokenizer's, and those of generation_config.json, else of config.json. Raises
+    UserError for a token that the model does not have.
     """
     tokens = Range(0, vocab_size - 1)
-    named = "eos_token" in named_tokens(read_special(Path(directory)))
-    own = [tokenizer.eos_id] if tokenizer and tokenizer.eos_id in tokens else []
+    own = frozenset([tokenizer.eos_id] if tokenizer and tokenizer.eos_id in tokens else [])
     for name in ("generation_config.json", "config.json"):
         path = Path(directory) / name
         found = read_json(path).get("eos_token_id") if path.is_file() else None
@@ -175,61 +127,8 @@ def load_stop_ids(
                     f"{path}: eos_token_id is {shown(found)}; expected a token id or a list of"
                     f" them, from 0 to {tokens.most}, or null"
                 )
-            return frozenset(ids).union(own if named else ())
-    return frozenset(own)
-
-
-def _from_library(library: Library, eos_id: int | None) -> Tokenizer:
-    """A tokenizer of the `tokenizers` library.
-
-    It adds special tokens as the directory asks (LLaMA starts with one), and leaves them out of
-    decoded text.
-    """
-    # They are for batches of texts, in training. A prompt is neither filled up nor cut.
-    library.no_padding()
-    library.no_truncation()
-    # LLaMA's decoder drops the space before the first word of a text. Our texts follow a prompt. So
-    # we decode another word first, and cut it off.
-    encode_chat = _guarded(lambda text: library.encode(text, add_special_tokens=False).ids)
-    decode = _guarded(library.decode)
-    anchor = encode_chat("a")
-    skip = len(decode(anchor))
-
-    def after(ids: Sequence[int]) -> str:
-        return decode([*anchor, *ids])[skip:]
-
-    return Tokenizer(_guarded(lambda text: library.encode(text).ids), after, eos_id, encode_chat)
-
-
-def _add_tokens(library: Library, directory: Path) -> int | None:
-    """Add the tokens that the library's own file lacks, as transformers does. Returns the eos_id.
-
-    Raises UserError if a token would have another id than the files say.
-    """
-    special = read_special(directory)
-    more = []
-    wrong = ""
-    named = named_tokens(special)
-    odd = AttributeError, LookupError, TypeError, ValueError
-    with readable(directory / "tokenizer_config.json", *odd):
-        for key in ("additional_special_tokens", "extra_special_tokens"):
-            found = special.get(key) or []
-            more += found.values() if isinstance(found, dict) else found
-        more = [*named.values(), *filter(None, map(text_of, more))]
-        table = {int(own): about for own, about in special["added_tokens_decoder"].items()}
-        for own, about in sorted(table.items()):
-            flags = {flag: about[flag] for flag in FLAGS if flag in about}
-            text = about["content"]
-            library.add_tokens([AddedToken(text, **{"special": text in more} | flags)])
-            if (found := library.token_to_id(text)) != own:
-                wrong = (
-                    wrong or f"the token {text!r} is to be {own}, and its tokenizer makes {found}"
-                )
-    if wrong:
-        raise UserError(f"{directory}: {wrong}")
-    known = {token.content for token in library.get_added_tokens_decoder().values()}
-    library.add_special_tokens([text for text in more if text not in known])
-    return library.token_to_id(named.get("eos_token", EOS))
+            return own.union(ids)
+    return own
 
 
 def _read_ranks(path: Path) -> dict[bytes, int]:

@@ -22,10 +22,9 @@ from starlette.types import Receive, Scope, Send
 import batch
 from command.checks import MOST_SEED, WHY_BROKEN, UserError, shown
 from command.cli import one_line
-from more.web.chat import Chat, Unfit, text_of
+from more.loading.hub import text_of
 from more.web.runner import Delta, Full, Runner, Stopping, why
-from more.web.schemas import Body, Completion, Refused, read, read_json
-from more.web.schemas import Chat as ChatBody
+from more.web.schemas import Body, Chat, Completion, Refused, read, read_json
 from more.web.text import Words, dumps
 
 DEFAULT_TOKENS = 16  # of a completion without max_tokens, as OpenAI has it; a chat may go on
@@ -94,7 +93,7 @@ class Answer:
     """All choices of one HTTP request, a completion or a chat."""
 
     def __init__(self, api: "Api", body: Body, request_id: str, log: dict):
-        self.api, self.body, self.log, self.is_chat = api, body, log, isinstance(body, ChatBody)
+        self.api, self.body, self.log, self.is_chat = api, body, log, isinstance(body, Chat)
         self.id = f"{'chatcmpl' if self.is_chat else 'cmpl'}-{request_id}"
         self.created = int(time.time())
         self.choices: list[Choice] = []
@@ -266,14 +265,13 @@ class Events(Response):
 class Api:
     """What the endpoints share.
 
-    name: of the model, as clients call it. chat: its template. lenient: leave out parameters that
-    are not known, or not supported. loop: asyncio's; it is set before the first request.
+    name: of the model, as clients call it. lenient: leave out parameters that are not known, or not
+    supported. loop: asyncio's; it is set before the first request.
     """
 
-    def __init__(self, engine, name: str, chat: Chat | None, lenient: bool = False):
+    def __init__(self, engine, name: str, lenient: bool = False):
         self.engine = engine
         self.name = name
-        self.chat = chat
         self.lenient = lenient
         self.tokenizer = engine.tokenizer
         self.started = int(time.time())
@@ -323,8 +321,8 @@ class Api:
         # placeholders of a priced engine end no text
         own = () if self.engine.priced else (*body.stop_token_ids, *self.special(body.stops))
         stop_ids = stop_ids.union(own)
-        label = "chat" if isinstance(body, ChatBody) else "text"
-        seed = secrets.randbits(62) if body.seed is None else body.seed
+        label = "chat" if isinstance(body, Chat) else "text"
+        seed = secrets.randbits(62) if body.seed in (None, -1) else body.seed
         most = self.engine.max_length
         found = []
         for number, prompt in enumerate(prompts):
@@ -355,11 +353,11 @@ class Api:
     # ---- text
 
     async def prompts(self, body: Body) -> list[list[int]]:
-        if isinstance(body, ChatBody):
+        if isinstance(body, Chat):
             return [await self.chat_tokens(body)]
         found = []
         for number, prompt in enumerate(body.prompts):
-            ids = await self.tokens(prompt, "encode") if isinstance(prompt, str) else prompt
+            ids = await self.tokens(prompt) if isinstance(prompt, str) else prompt
             if not ids:
                 raise Refused(
                     400, f"prompt {number} is empty; it needs at least one token", "prompt"
@@ -367,36 +365,38 @@ class Api:
             found.append(ids)
         return found
 
-    async def chat_tokens(self, body: ChatBody) -> list[int]:
+    async def chat_tokens(self, body: Chat) -> list[int]:
         messages = [message.as_template_wants() for message in body.messages]
         if self.engine.priced:  # no template, no tokens: only their number counts
-            text = "\n".join(text_of(message["content"]) for message in messages)
-            return await self.tokens(text, "encode")
-        if self.chat is None:
+            return await self.tokens("\n".join(text_of(each["content"]) for each in messages))
+        if not self.has_template:
             raise Refused(
                 400,
                 f"{self.name} has no chat template: use /v1/completions",
                 "messages",
                 "no_chat_template",
             )
+        options = body.chat_template_kwargs
         try:
-            text = self.chat.prompt(messages, body.chat_template_kwargs)
-        except Unfit as error:
+            return await asyncio.to_thread(self.tokenizer.chat, messages, options)
+        except UserError as error:
             raise Refused(400, str(error), "messages") from None
-        return await self.tokens(text, "encode_chat")
 
-    async def tokens(self, text: str, way: str) -> list[int]:
-        """Token ids of a text. way: the method of the tokenizer."""
+    async def tokens(self, text: str) -> list[int]:
         if self.tokenizer is None:
             raise Refused(400, f"{self.name} has no tokenizer: give token ids", "prompt")
-        return await asyncio.to_thread(getattr(self.tokenizer, way), text)
+        return await asyncio.to_thread(self.tokenizer.encode, text)
+
+    @property
+    def has_template(self) -> bool:
+        return self.tokenizer is not None and self.tokenizer.chat is not None
 
     def special(self, stops: Sequence[str]) -> list[int]:
         """Of stop strings, those that are a special token: no text has them, for `decode` leaves
         them out.
         """
-        found = [self.tokenizer.encode_chat(stop) for stop in stops if self.tokenizer]
-        own = [ids[0] for ids in found if len(ids) == 1 and not self.decode(ids)]
+        known = self.tokenizer.special if self.tokenizer else {}
+        own = [known[stop] for stop in stops if stop in known]
         return [token for token in own if token < self.engine.vocab_size]
 
     def decode(self, tokens: list[int]) -> str:
@@ -413,7 +413,7 @@ class Api:
             "max_model_len": self.engine.max_length,
             "priced": self.engine.priced,
             "description": self.engine.description,
-            "chat": self.chat is not None,
+            "chat": self.has_template,
         }
 
 
@@ -475,7 +475,7 @@ def router(api: Api) -> APIRouter:
 
     @routes.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await answered(request, ChatBody)
+        return await answered(request, Chat)
 
     @routes.get("/v1/models")
     async def models() -> Response:

@@ -56,10 +56,10 @@ class RealTimeExecutor(CostExecutor):
 class Placeholders:
     """Stands where a model's tokenizer would: a token for each word, a dot for each token."""
 
+    chat = None
+
     def encode(self, text: str) -> list[int]:
         return [0] * max(1, len(text.split()))
-
-    encode_chat = encode
 
     def decode(self, tokens: Sequence[int]) -> str:
         return " ·" * len(tokens)

@@ -7,7 +7,7 @@ lenient server leaves out what it does not have.
 import json
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
@@ -32,46 +32,9 @@ MOST_LABELS = 16
 LONGEST_LABEL = 64
 LONGEST_VALUE = 512
 TAKEN = ("label", "priority", "user")  # tags that metadata may not set
+UNKNOWN = "extra_forbidden"  # pydantic's own type of error
+NOT_HERE = "not_here"
 ROLES = ("system", "developer", "user", "assistant", "tool")
-
-# Parameters of OpenAI's API and of vLLM's that this server does not have, and which of their values
-# change nothing: null for all, and these. docs/serve.md shows this table. vLLM's are those of
-# https://github.com/vllm-project/vllm, vllm/entrypoints/openai/*/protocol.py.
-IDLE = {
-    "both completions": {
-        "frequency_penalty": [0], "presence_penalty": [0], "logit_bias": [{}],
-        "logprobs": [False], "best_of": [1], "echo": [False], "service_tier": ["auto", "default"],
-        "response_format": [{"type": "text"}], "seed": [-1],
-        # vLLM's
-        "min_p": [0], "repetition_penalty": [1], "min_tokens": [0], "bad_words": [[]],
-        "allowed_token_ids": [], "use_beam_search": [False], "length_penalty": [1],
-        "early_stopping": [False], "include_stop_str_in_output": [False],
-        "skip_special_tokens": [True], "spaces_between_special_tokens": [True],
-        "truncate_prompt_tokens": [], "truncation_side": [], "watermarking": [False],
-        "prompt_logprobs": [], "logprob_token_ids": [], "structured_outputs": [],
-        "repetition_detection": [], "thinking_token_budget": [-1], "stream_interval": [1],
-        "request_id": [], "session_id": [], "cache_salt": [], "vllm_xargs": [{}],
-        "kv_transfer_params": [], "ec_transfer_params": [], "return_tokens_as_token_ids": [False],
-        "return_token_ids": [False], "return_token_offsets": [False], "return_mm_kwargs": [True],
-        "routed_experts_prompt_start": [0],
-    },
-    "completions": {"suffix": [""], "add_special_tokens": [True], "prompt_embeds": []},
-    "chats": {
-        "top_logprobs": [0], "tools": [[]], "tool_choice": ["none", "auto"],
-        "parallel_tool_calls": [True, False], "functions": [[]],
-        "function_call": ["none", "auto"], "store": [False], "modalities": [["text"]],
-        "verbosity": ["medium"], "audio": [], "moderation": [], "prediction": [],
-        "prompt_cache_key": [], "prompt_cache_options": [], "prompt_cache_retention": [],
-        "reasoning_effort": [], "safety_identifier": [], "web_search_options": [],
-        # vLLM's
-        "add_special_tokens": [False], "add_generation_prompt": [True],
-        "continue_final_message": [False], "chat_template": [], "documents": [[]],
-        "include_reasoning": [True], "return_prompt_text": [False], "media_io_kwargs": [{}],
-        "mm_processor_kwargs": [{}],
-    },
-    "a message of a chat": {"tool_calls": [[]], "annotations": [[]]},
-    "stream_options": {"include_obfuscation": [False]},
-}  # fmt: skip
 
 
 class Refused(Exception):
@@ -210,41 +173,76 @@ Options = allowed(
 )
 
 
-def is_idle(value: object, values: list) -> bool:
-    """Whether it is one of these. False is not 0."""
-    return any(value == each and is_bool(value) == is_bool(each) for each in values)
+class Idle:
+    """Of a parameter of OpenAI's API or of vLLM's that this server does not have: the values that
+    change nothing. null is one, for all. docs/serve.md shows them.
+    """
+
+    def __init__(self, *values: object):
+        self.values = values
+
+    def __contains__(self, value: object) -> bool:
+        """False is not 0."""
+        return any(value == each and is_bool(value) == is_bool(each) for each in self.values)
+
+    def check(self, value: object) -> None:
+        """A value that changes nothing is as if it were not given."""
+        if value not in self:
+            values = " or ".join(map(json.dumps, self.values))
+            give = f", or give {values}" if values else ""
+            raise PydanticCustomError(NOT_HERE, "{give}", {"give": give})
+
+
+def only(*values: object) -> Any:
+    """The type of a parameter that this server does not have. values: what changes nothing."""
+    mark = Idle(*values)
+    return Annotated[None, BeforeValidator(mark.check), mark]
 
 
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    idle: ClassVar[dict[str, list]]  # what changes nothing
+
+    @classmethod
+    def idle(cls) -> dict[str, Idle]:
+        """Of the parameters that the server does not have, what changes nothing."""
+        return {
+            name: mark
+            for name, field in cls.model_fields.items()
+            for mark in field.metadata
+            if isinstance(mark, Idle)
+        }
 
     @model_validator(mode="before")
     @classmethod
     def without_null(cls, raw: dict, info: ValidationInfo) -> dict:
         """What is given. The context is None, or a set: then it gets what is left out."""
-        given = {
-            name: value
-            for name, value in raw.items()
-            if value is not None and not is_idle(value, cls.idle.get(name, []))
-        }
+        given = {name: value for name, value in raw.items() if value is not None}
         if info.context is None:
             return given
-        info.context.update(given.keys() - cls.model_fields)
-        return {name: given[name] for name in given if name in cls.model_fields}
+        own = cls.idle()
+        known = {
+            name: value
+            for name, value in given.items()
+            if name in cls.model_fields and (name not in own or value in own[name])
+        }
+        info.context.update(given.keys() - known.keys())
+        return known
 
 
 class StreamOptions(Strict):
-    idle = IDLE["stream_options"]
     include_usage: Flag = False
     continuous_usage_stats: Flag = False  # vLLM's
 
+    include_obfuscation: only(False) = None
+
 
 class Message(Strict):
-    idle = IDLE["a message of a chat"]
     role: Role
     content: Content = ""  # as vLLM has it
     name: Name = None
+
+    tool_calls: only([]) = None
+    annotations: only([]) = None
 
     def as_template_wants(self) -> dict[str, str | list]:
         own = {"role": self.role, "content": self.content}
@@ -260,7 +258,7 @@ class Body(Strict):
     top_p: within(TOP_P) = 1.0
     top_k: within(Range(-1, MOST)) = 0  # vLLM's; 0 and -1: all tokens
     n: within(Range(1, MOST_CHOICES)) = 1
-    seed: within(SEED) = None
+    seed: within(Range(-1, SEED.most)) = None  # -1: none, as in vLLM
     stop: Stop = []
     stop_token_ids: TokenIds = []  # vLLM's
     ignore_eos: Flag = False  # vLLM's
@@ -270,6 +268,48 @@ class Body(Strict):
     metadata: Labels = {}
     priority: within(Range(-SEED.most - 1, SEED.most)) = None  # vLLM's
     _ignored: list[str] = []  # parameters that a lenient server has left out
+
+    frequency_penalty: only(0) = None
+    presence_penalty: only(0) = None
+    logit_bias: only({}) = None
+    logprobs: only(False) = None
+    best_of: only(1) = None
+    echo: only(False) = None
+    service_tier: only("auto", "default") = None
+    response_format: only({"type": "text"}) = None
+
+    # vLLM's: https://github.com/vllm-project/vllm, vllm/entrypoints/openai/*/protocol.py
+    min_p: only(0) = None
+    repetition_penalty: only(1) = None
+    min_tokens: only(0) = None
+    bad_words: only([]) = None
+    allowed_token_ids: only() = None
+    use_beam_search: only(False) = None
+    length_penalty: only(1) = None
+    early_stopping: only(False) = None
+    include_stop_str_in_output: only(False) = None
+    skip_special_tokens: only(True) = None
+    spaces_between_special_tokens: only(True) = None
+    truncate_prompt_tokens: only() = None
+    truncation_side: only() = None
+    watermarking: only(False) = None
+    prompt_logprobs: only() = None
+    logprob_token_ids: only() = None
+    structured_outputs: only() = None
+    repetition_detection: only() = None
+    thinking_token_budget: only(-1) = None
+    stream_interval: only(1) = None
+    request_id: only() = None
+    session_id: only() = None
+    cache_salt: only() = None
+    vllm_xargs: only({}) = None
+    kv_transfer_params: only() = None
+    ec_transfer_params: only() = None
+    return_tokens_as_token_ids: only(False) = None
+    return_token_ids: only(False) = None
+    return_token_offsets: only(False) = None
+    return_mm_kwargs: only(True) = None
+    routed_experts_prompt_start: only(0) = None
 
     @property
     def tags(self) -> dict[str, str]:
@@ -291,8 +331,11 @@ class Body(Strict):
 
 
 class Completion(Body):
-    idle = IDLE["both completions"] | IDLE["completions"]
     prompt: Prompts
+
+    suffix: only("") = None
+    add_special_tokens: only(True) = None
+    prompt_embeds: only() = None
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -301,7 +344,6 @@ class Completion(Body):
 
 
 class Chat(Body):
-    idle = IDLE["both completions"] | IDLE["chats"]
     messages: allowed(
         list[Message],
         f"a list of 1 to {MOST_MESSAGES} objects",
@@ -309,6 +351,36 @@ class Chat(Body):
     )
     chat_template_kwargs: Options = {}  # vLLM's
     max_completion_tokens: within(Range(1, MOST)) = None
+
+    top_logprobs: only(0) = None
+    tools: only([]) = None
+    tool_choice: only("none", "auto") = None
+    parallel_tool_calls: only(True, False) = None
+    functions: only([]) = None
+    function_call: only("none", "auto") = None
+    store: only(False) = None
+    modalities: only(["text"]) = None
+    verbosity: only("medium") = None
+    audio: only() = None
+    moderation: only() = None
+    prediction: only() = None
+    prompt_cache_key: only() = None
+    prompt_cache_options: only() = None
+    prompt_cache_retention: only() = None
+    reasoning_effort: only() = None
+    safety_identifier: only() = None
+    web_search_options: only() = None
+
+    # vLLM's
+    add_special_tokens: only(False) = None
+    add_generation_prompt: only(True) = None
+    continue_final_message: only(False) = None
+    chat_template: only() = None
+    documents: only([]) = None
+    include_reasoning: only(True) = None
+    return_prompt_text: only(False) = None
+    media_io_kwargs: only({}) = None
+    mm_processor_kwargs: only({}) = None
 
 
 # ------------------------------------------------------------------------------- reading a body
@@ -356,18 +428,18 @@ def read(kind: type[Body], raw: dict, lenient: bool = False) -> Any:
 
 
 def sentence(error: ValidationError, kind: type[Body]) -> Refused:
-    """The first thing that is wrong, in our words; before all else, what is unknown."""
-    unknown = "extra_forbidden"
-    first = min(error.errors(include_url=False), key=lambda each: each["type"] != unknown)
+    """The first thing that is wrong, in our words; before all else, what the server lacks."""
+    lacks = UNKNOWN, NOT_HERE
+    first = min(error.errors(include_url=False), key=lambda each: each["type"] not in lacks)
     place = "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in first["loc"])
     place = shown(place[1:], str)
     outermost = shown(first["loc"][0], str)
-    if first["type"] == unknown:
-        if place == outermost and place not in kind.idle:
-            near = did_you_mean(place, kind.model_fields)
-            return Refused(400, f"unknown parameter {shown(first['loc'][0])}{near}", place)
-        values = " or ".join(map(json.dumps, kind.idle.get(place, [])))
-        give = f", or give {values}" if values else ""
+    if first["type"] == UNKNOWN and place == outermost:
+        here = kind.model_fields.keys() - kind.idle()
+        near = did_you_mean(place, here)
+        return Refused(400, f"unknown parameter {shown(first['loc'][0])}{near}", place)
+    if first["type"] in lacks:
+        give = first["msg"] if first["type"] == NOT_HERE else ""
         return Refused(
             400,
             f"{place} is {shown(first['input'])}, and the server does not have it: leave it"

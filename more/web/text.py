@@ -3,55 +3,16 @@
 import json
 from collections.abc import Callable, Sequence
 
-HALF = "\ufffd"  # what `decode` gives for bytes that are not, or not yet, a character
+from tokenizer import Pieces
+
 # Line ends to Python's splitlines, and so to some clients, that JSON leaves as they are.
 LINE_ENDS = {ord(each): f"\\u{ord(each):04x}" for each in "\x85\u2028\u2029"}
-PATIENCE = 8  # tokens: if they still complete no character, their bytes are broken
-LONGEST_PIECE = 4  # tokens of a character, which has four bytes at most
 
 
 def dumps(value: object) -> bytes:
     """JSON that is one line to every client, also inside of an event."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.translate(LINE_ENDS).encode()
-
-
-class Pieces:
-    """The text of tokens, as they come. Joined, the pieces are what `decode` gives for all of them.
-
-    A character may take several tokens. Its bytes are held until the last one has come. There is
-    one exception. If a run of LLaMA's byte tokens ends in half a character, `decode` replaces the
-    whole run by marks. Here, the complete characters of that run have been sent already.
-    """
-
-    def __init__(self, decode: Callable[[Sequence[int]], str]):
-        self.decode = decode
-        self.held: list[int] = []  # tokens whose text was not returned yet
-
-    def add(self, token: int) -> str:
-        """The text that this token completes."""
-        self.held.append(token)
-        text = self.decode(self.held)
-        if not text.endswith(HALF):
-            self.held.clear()
-            return text
-        return self.give_up(text) if len(self.held) >= PATIENCE else ""
-
-    def give_up(self, text: str) -> str:
-        """Broken bytes: let go of all but the last tokens, which may begin a character."""
-        for cut in range(len(self.held) - LONGEST_PIECE, 0, -1):
-            first = self.decode(self.held[:cut])
-            rest = self.decode(self.held[cut:])
-            if first + rest == text:
-                del self.held[:cut]
-                return first
-        return ""
-
-    def end(self) -> str:
-        """What is left, with a mark in place of half a character."""
-        text = self.decode(self.held) if self.held else ""
-        self.held.clear()
-        return text
 
 
 class Stops:

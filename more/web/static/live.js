@@ -364,8 +364,8 @@ get("ask").onsubmit = async (event) => {
 };
 get("stop").onclick = () => asking?.abort();
 
-tell("slo-note", "A stall is a gap between two tokens above the SLO. Without yours, the SLO is " +
-  `${FACTOR} times the median of the first ${ENOUGH} gaps, ${seconds(LEAST)} at least.`);
+tell("slo-note", "A stall is a gap between two tokens that is longer than the SLO. If you give no SLO, it is " +
+  `${FACTOR} times the median of the first ${ENOUGH} gaps, and at least ${seconds(LEAST)}.`);
 const drawLegend = () => legend(get("legend"));
 onKey(() => tryNow());
 onLook(drawLegend);
