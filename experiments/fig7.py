@@ -27,7 +27,11 @@ def sizes(largest: int, step: int) -> list[int]:
     return sorted({*range(step, largest + 1, step), *range(TILE + 1, largest + 1, TILE)})
 
 
-SHOW = {"xlabel": "prompt tokens in the iteration", "xticks": range(0, 641, TILE), "ylabel": "ms"}
+SHOW = {
+    "xlabel": "prompt tokens in the iteration",
+    "xticks": range(0, 641, TILE),
+    "ylabel": "time of an iteration (ms)",
+}
 SHOW |= {"xlim": (0, None), "ylim": (0, None)}
 STUDY = Study(
     "fig7",

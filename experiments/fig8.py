@@ -61,7 +61,7 @@ STUDY = Study(
     sweeps,
     units={"speedup": "x"},
     title="SARATHI Fig 8: speedup of a decode that rides on a chunk",
-    panels=[Panel("B", "speedup", "L", rule=1, show={"ylim": (0, None)})],
+    panels=[Panel("B", "speedup", "L", facet="C", rule=1, show={"ylim": (0, None)})],
     paper={
         "f8_low": ("speedup", {"which": "smallest"}),
         "f8_high": ("speedup", {"which": "largest"}),

@@ -11,10 +11,12 @@ import pytest
 from batch import Batch
 from command.checks import UserError
 from costmodel import make_batch
+from experiments.lib import look
 from experiments.lib.engines import Real, Sweep, cases, median_answer, median_row
 from experiments.lib.panels import Panel
 from experiments.lib.published import paper_table
 from experiments.lib.rows import Rows, read_rows, with_kept
+from experiments.lib.study import draw_panels
 from loop import Result
 
 PREDICTED = {"source": "predicted", "model": "m", "hardware": "h"}
@@ -205,3 +207,27 @@ def test_a_line_of_two_models_is_refused() -> None:
     Panel("B", "time", "model").draw(axes, rows, Rows(), "")
     assert [line.get_label() for line in axes.lines] == ["a", "b"]
     plt.close(axes.figure)
+
+
+def test_a_picture_of_few_panels_has_its_title_above_them() -> None:
+    """No place stays empty beside them. A short axis has more than two ticks."""
+    place = {"source": "predicted", "model": "m", "hardware": "h"}
+    rows = Rows([place | {"x": x, "y": x} for x in (14.1, 27.4, 29.1)], {"y": "s"})
+    figure = draw_panels(rows, [Panel("x", "y", log="x")], "title", columns=3)
+    [axes] = figure.axes
+    assert axes.get_subplotspec().get_gridspec().ncols == 1
+    low, high = axes.get_xlim()
+    assert sum(low <= tick <= high for tick in axes.get_xticks()) > 2
+    plt.close(figure)
+
+
+def test_one_legend_has_each_label_once() -> None:
+    place = {"source": "predicted", "model": "m", "hardware": "h"}
+    rows = [place | {"x": x, "k": k, "f": f, "y": x} for x in (1, 2) for k in "ab" for f in "cd"]
+    panel = Panel("x", "y", "k", facet="f")
+    figure = draw_panels(Rows(rows, {"y": "s"}), [panel], "title")
+    look.one_legend(figure, {"a": "in words"})
+    assert [axes.get_legend() for axes in figure.axes] == [None, None]
+    [legend] = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["in words", "b"]
+    plt.close(figure)

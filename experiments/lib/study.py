@@ -307,6 +307,7 @@ def draw_panels(
     elif not columns:
         columns = count if count < 7 else math.ceil(count / 2)
     drawn = [(source, panel) for source, several in found.items() for panel in several]
+    columns = min(columns, len(drawn))  # a place that stays empty would shift the title
     size = (8, 6) if columns < 3 else (6.5, 5.5)
     figure, grid = look.panels(math.ceil(len(drawn) / columns), columns, *size)
     places = list(chain(*grid))
