@@ -43,7 +43,8 @@ class Panel:
 
     kind: "lines"; or with a place for each value of x, "bars" side by side or "stacks" of bars.
     facet: each of its values has a panel of its own. where: of which rows. Policies and operators
-    have their colours; so has a quantity or a value that `colours` names. log: "x", "y" or "xy".
+    have their colours; so has a quantity or a value that `colours` names. hatches: of bars, by
+    colour; those of one colour have different ones. log: "x", "y" or "xy".
     rule: a horizontal line: at a number, or at that quantity of the rows that have no x. show: what
     `axes.set` takes, such as {"xlabel": "requests"}. also(axes, rows drawn): draws more. Published
     numbers of the same columns are stars (star: what their x is called, if not x); without x, they
@@ -63,6 +64,7 @@ class Panel:
     log: str = ""
     star: str = ""
     colours: Mapping[str, str] = field(default_factory=dict)
+    hatches: Mapping[str, str] = field(default_factory=lambda: look.HATCHES)
     show: Mapping[str, object] = field(default_factory=dict)
     also: Callable[[plt.Axes, Rows], None] = lambda axes, rows: None
 
@@ -220,7 +222,9 @@ class Panel:
                 heights = self.heights(series[name], name[0], places)
                 there = ~np.isnan(heights)
                 colour = styles[name]["color"]
-                hatch = hatch_of(colour, before=colours.count(colour))
+                own = self.hatches.get(colour, "")
+                hatches = [own, *(each for each in PATTERNS if each != own)]
+                hatch = hatches[colours.count(colour) % len(PATTERNS)]
                 style = {"edgecolor": "black", "hatch": hatch, **styles[name]}
                 axes.bar(at[there], heights[there], width, tops[there], **style)
                 colours.append(colour)
@@ -260,14 +264,6 @@ class Panel:
                     said = [before, *words(row, tuple(keys)), three_digits(row[quantity])]
                     found[" ".join(said).lstrip()] = row[quantity]
         return found
-
-
-def hatch_of(colour: str, before: int) -> str:
-    """The pattern of a bar. before: bars of this colour, each with another."""
-    own = look.HATCHES.get(colour, "")
-    others = [each for each in PATTERNS if each != own]
-    patterns = [own, *others]
-    return patterns[before % len(PATTERNS)]
 
 
 def name_places(axes: plt.Axes, places: list[str]) -> None:
