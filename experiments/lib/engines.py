@@ -144,7 +144,7 @@ class Real:
     def answers(self, function: Callable[..., Answer], cases: Cases) -> list[Answer]:
         """What the function says of each case: medians of all turns, with their ranges."""
         self.warm_up()
-        turns: list[list] = [[] for _ in cases]  # the answers of each case
+        turns = [[] for _ in cases]  # the answers of each case
         for number, case in progress(list(enumerate(cases)) * self.repeats, "measuring"):
             if number == 0:
                 self.runs.clear()  # a new turn

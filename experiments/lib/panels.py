@@ -44,7 +44,7 @@ class Panel:
     kind: "lines"; or with a place for each value of x, "bars" side by side or "stacks" of bars.
     facet: each of its values has a panel of its own. where: of which rows. Policies and operators
     have their colours; so has a quantity or a value that `colours` names. hatches: of bars, by
-    their colour. log: "x", "y" or "xy".
+    colour; those of one colour have different ones. log: "x", "y" or "xy".
     rule: a horizontal line: at a number, or at that quantity of the rows that have no x. show: what
     `axes.set` takes, such as {"xlabel": "requests"}. also(axes, rows drawn): draws more. Published
     numbers of the same columns are stars (star: what their x is called, if not x); without x, they
@@ -222,7 +222,9 @@ class Panel:
                 heights = self.heights(series[name], name[0], places)
                 there = ~np.isnan(heights)
                 colour = styles[name]["color"]
-                hatch = hatch_of(self.hatches.get(colour, ""), before=colours.count(colour))
+                own = self.hatches.get(colour, "")
+                hatches = [own, *(each for each in PATTERNS if each != own)]
+                hatch = hatches[colours.count(colour) % len(PATTERNS)]
                 style = {"edgecolor": "black", "hatch": hatch, **styles[name]}
                 axes.bar(at[there], heights[there], width, tops[there], **style)
                 colours.append(colour)
@@ -262,13 +264,6 @@ class Panel:
                     said = [before, *words(row, tuple(keys)), three_digits(row[quantity])]
                     found[" ".join(said).lstrip()] = row[quantity]
         return found
-
-
-def hatch_of(own: str, before: int) -> str:
-    """The pattern of a bar. own: its colour's. before: bars of this colour, each with another."""
-    others = [each for each in PATTERNS if each != own]
-    patterns = [own, *others]
-    return patterns[before % len(PATTERNS)]
 
 
 def name_places(axes: plt.Axes, places: list[str]) -> None:
