@@ -129,6 +129,12 @@ UNITS = {
 THROUGHPUT = Panel("B", "throughput", "L", facet="phase", log="x", show={"ylim": (0, None)})
 
 
+def shown(row: Row, quantity: str) -> bool:
+    if quantity == "intensity":
+        return False
+    return row.get("phase") == "decode" or row.get("B", 1) == 1
+
+
 STUDY = Study(
     "fig4",
     __doc__,
@@ -155,9 +161,7 @@ STUDY = Study(
         ),
         "one decode's operators are not": bounded(rows, "intensity", 0, 2, phase="decode", B=1),
     },
-    shown=lambda row, quantity: (
-        quantity != "intensity" and (row.get("phase") == "decode" or row.get("B", 1) == 1)
-    ),
+    shown=shown,
     repeats=7,
 )
 

@@ -116,7 +116,8 @@ def known(family: str) -> list[Known]:
         if number % 3 == 0:
             how = rng.choice((0.5, 1.0, 3.0)), rng.choice((0, 7)), rng.choice((1.0, 0.8))
             params = SamplingParams(OUTPUT, *how)
-        tokens = one_at_a_time(model, prompt, OUTPUT, params and Sampler(params, number))
+        sampler = Sampler(params, number) if params else None
+        tokens = one_at_a_time(model, prompt, OUTPUT, sampler)
         found.append(Known(prompt, params, number, tokens))
     return found
 
@@ -154,7 +155,7 @@ class Asked:
 
     def request(self, number: int, arrival: float = 0.0) -> Request:
         known = self.known
-        sampler = known.params and Sampler(known.params, known.seed)
+        sampler = Sampler(known.params, known.seed) if known.params else None
         stop_ids = frozenset(self.stop_ids)
         made = Request(number, known.prompt, self.count, stop_ids, arrival, sampler=sampler)
         made.tags = self.tags
@@ -342,7 +343,7 @@ def in_blocks(play: Play) -> Play:
     """The same play with a cache in blocks: most often small ones, which prompts share."""
     rng = random.Random(f"blocks {play.seed} {play.policy}")
     size = rng.choice((1, 2, 3, 4, 5, 8, 16, rng.randint(1, 64)))
-    memory = play.memory and -(-play.memory // size) * size
+    memory = -(-play.memory // size) * size if play.memory else None
     return replace(play, memory=memory, blocks=Blocks(size, rng.random() < 0.8))
 
 

@@ -69,8 +69,12 @@ def test_what_just_fits_runs(policy: str, cache: str) -> None:
         return scheduler
 
     for output, steps in ((1, 0), (2, 16), (16, 16), (17, 16), (18, 32), (33, 32), (34, 48)):
-        held = {"segment": steps, "standard": output - 1 and prompt + output - 1}
-        need = width * held[cache] + (prompt if cache == "segment" or output == 1 else 0)
+        if output == 1:
+            need = prompt
+        elif cache == "segment":
+            need = width * steps + prompt
+        else:
+            need = width * (prompt + output - 1)
 
         def made(number: int, output: int = output) -> BeamRequest:
             return BeamRequest(number, range(prompt), output, beam_width=width, cache=cache)

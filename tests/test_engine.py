@@ -127,7 +127,7 @@ def test_a_draw_does_not_depend_on_the_other_rows(dtype: torch.dtype) -> None:
     how = [None if row % 5 == 2 else SamplingParams(9, *rng.choice(HOW)) for row in range(40)]
 
     def fresh(row: int) -> Sampler | None:
-        return how[row] and Sampler(how[row], row)
+        return Sampler(how[row], row) if how[row] else None
 
     alone = [sample(logits[[row]], [fresh(row)])[0] for row in range(40)]
     assert alone[5] % 2 == 1 and [row for row in range(40) if alone[row] == BROKEN] == [6, 7, 8]

@@ -36,6 +36,7 @@ ORDER = [
     ["engine"],  # here the book ends: nothing of more/ is below
     ["loading"],
     ["fast"],
+    ["fast_forward"],  # a priced loop that knows the policies above
     ["simulate"],  # it makes the policies of more/policies/ known
     ["beam"],  # `LLM.beam_search` needs it; the loop and the policies do not
     ["nano_sarathi"],  # the door of all the rooms above
