@@ -29,6 +29,8 @@ from pathlib import Path
 from statistics import fmean, median
 from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
+
 from batch import Batch, Request
 from command.checks import UserError, lookup
 from command.cli import read_text
@@ -36,12 +38,13 @@ from configs import GPUS, MODELS
 from configs.hosts import HOSTS, Host
 from costmodel import tokens_that_fit
 from experiments.apart_map import Point, best
+from experiments.lib import look
 from experiments.lib.common import ROOT
 from experiments.lib.engines import Sweep, cases, median_row
 from experiments.lib.flags import SERVED
 from experiments.lib.panels import Panel
 from experiments.lib.rows import SPREAD, WHERE, Row, Rows, print_rows
-from experiments.lib.study import Study
+from experiments.lib.study import Study, draw_panels
 from more.apart.fleet import Engine, Fleet, PatientLoop, Way
 from more.apart.halves import HalfSlots
 from more.apart.routers import make_router
@@ -219,9 +222,42 @@ def sweeps(quick: bool, requests_file: Path | None = None) -> list[Sweep]:
     return sweeps
 
 
+# of the picture
+BOUNDS = {
+    "attainment": "both bounds",
+    "TTFT alone": f"first token within {TTFT} s",
+    "TPOT alone": f"time per token within {TPOT} s",
+}
+# what its legend calls a price of an iteration
+WORDS = {
+    "none": "our cost model: GPU alone",
+    "vllm-2024": "our cost model, and vLLM's CPU time of 2024",
+    "sarathi-artefact": "our cost model, and the CPU time of Sarathi-Serve's artefact",
+    "profile": "iterations as DistServe's artefact measured them",
+    "raised": "these iterations, prefills times 1.5",
+    BOTH: "these iterations, prefills times 1.5, and vLLM's CPU time of 2024",
+    "paper": "measured requests, by DistServe's artefact",
+}
+
+
 def panel(quantity: str, *systems: str) -> Panel:
     where = {"system": systems, "by": (*BY[VLLM], None)}  # None: the artefact's own
-    return Panel("rate", quantity, "by", facet="system", where=where, show={"ylim": (0, 105)})
+    show = {"ylim": (0, 105), "ylabel": "requests in time (%)"}
+    title = BOUNDS[quantity]
+    return Panel("rate", quantity, "by", facet="system", where=where, title=title, show=show)
+
+
+PANELS = [panel(name, "vllm") for name in QUANTITIES]
+PANELS += [panel(name, *tuple(SYSTEMS)[1:]) for name in QUANTITIES]
+
+
+def draw(rows: Rows) -> plt.Figure:
+    """Lines: predicted; stars: measured."""
+    title = f"{STUDY.title}\n"
+    title += "vllm: one GPU. distserve-c21d11: two GPUs for prefills, one for decodes"
+    figure = draw_panels(rows, PANELS, title, columns=3)
+    look.one_legend(figure, WORDS)
+    return figure
 
 
 STUDY = Study(
@@ -230,10 +266,9 @@ STUDY = Study(
     sweeps,
     units=dict.fromkeys(QUANTITIES, "%")
     | {"median TPOT": "ms", **dict.fromkeys(GOODPUTS, "requests/s per GPU"), "gain": "x"},
-    title="Requests in time, ShareGPT: measured by DistServe's artefact (stars), and predicted",
-    panels=[panel(name, "vllm") for name in QUANTITIES]
-    + [panel(name, *tuple(SYSTEMS)[1:]) for name in QUANTITIES],
-    columns=3,
+    title="Requests in time, of ShareGPT. Stars: measured. Lines: predicted, by how an iteration"
+    " is priced",
+    draw=draw,
     paper={"ds_opt13b_vllm": ("gain", {"by": "none"})},
     shown=None,
     report=report,

@@ -20,15 +20,18 @@ import enter  # noqa: F401
 import hashlib
 import math
 import statistics
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, lru_cache, partial
 
+import matplotlib.pyplot as plt
+
 from batch import Request
 from configs import GPUS
+from experiments.lib import look
 from experiments.lib.common import ROOT, quantile, read_table
 from experiments.lib.engines import ANY, Sweep
-from experiments.lib.panels import Panel
 from experiments.lib.papers import CHAT
 from experiments.lib.plan_report import ANCHORED, BOTH, WAY, kind_of
 from experiments.lib.rows import Row, Rows, print_rows
@@ -59,6 +62,7 @@ WHAT = {  # published quantities
     "time to first token": ("mean TTFT", "median TTFT"),
     "time of a request": ("mean latency",),
 }
+GROUPED = "kind", "quantity", "engine", "gpus"
 SHOWN = {"sources": BOTH, "way": WAY}  # of the picture
 
 
@@ -283,7 +287,7 @@ def summarize(rows: Rows) -> None:
     every = rows.where("number")
     for part, some in (every.by("sources") | {BOTH: every}).items():
         groups = {"all": some}
-        for key in ("kind", "quantity", "engine", "gpus"):
+        for key in GROUPED:
             groups |= some.by(key)
         for gpus, own in some.by("gpus").items():
             groups |= {f"{gpus}/{what}": each for what, each in own.by("quantity").items()}
@@ -306,6 +310,34 @@ def report(rows: Rows) -> None:
     print_rows(own, ("way", *columns), "Anchored: one load of a server is known, these are others")
 
 
+def draw(rows: Rows) -> plt.Figure:
+    """A line for each group: the median error, and within which error nine of ten numbers are."""
+    groups = rows.where("median error", **SHOWN)
+    every = rows.where("number")
+    begin = {next(iter(every.by(key))) for key in GROUPED}  # of a kind of groups
+    figure, [[axes]] = look.panels(1, 1, 12, 9)
+    names = []
+    for place, row in enumerate(groups):
+        if row["group"] in begin or "/" in row["group"] and "/" not in groups[place - 1]["group"]:
+            axes.axhline(place - 0.5, color=look.GREY, linewidth=1)
+        names.append("{group}: {compared:.0f}".format(**row).replace("/", ", "))
+    places = range(len(groups))
+    middle, end = groups.column("median error"), groups.column("90th percentile")
+    blue = look.COLOURS["blue"]
+    axes.plot(middle, places, "o", color=blue, markersize=10, label="median error")
+    told = "to the 90th percentile: nine of ten numbers are within it"
+    sky = look.COLOURS["sky"]
+    axes.hlines(places, middle, end, color=sky, linewidth=5, zorder=1, label=told)
+    axes.set_yticks(places, names)
+    axes.set(xlim=(0, None), ylim=(len(groups) - 0.5, -0.5), xlabel="error (%)")
+    axes.grid(visible=False, axis="y")
+    gpus = dict.fromkeys(name.split()[-1] for name in every.by("hardware"))
+    where = f"{textwrap.fill(', '.join(every.by('model')), 90)}\non {', '.join(gpus)}"
+    figure.legend(loc="outside lower center", ncols=2, title=where, title_fontsize=12)
+    figure.suptitle(f"{STUDY.title}\nby groups, each with its count of published numbers")
+    return figure
+
+
 def sweeps(quick: bool) -> list[Sweep]:
     chosen = [each for each in benchmarks() if not each.is_the_load]
     few = chosen[:: 18 if quick else 1]
@@ -319,8 +351,8 @@ STUDY = Study(
     units=dict.fromkeys((WAY, *ANCHORED), "x")
     | dict.fromkeys(("median error", "90th percentile", "signed"), "%")
     | {"compared": "numbers"},
-    title="How far we are from servers that others measured",
-    panels=[Panel("group", ("median error", "90th percentile"), kind="bars", where=SHOWN, log="y")],
+    title="Predicted beside servers that others measured",
+    draw=draw,
     derive=summarize,
     shown=None,
     report=report,

@@ -20,10 +20,10 @@ import numpy as np
 from batch import Request
 from command.flags import Flag
 from experiments.lib import look
-from experiments.lib.claims import Claim, falls, rises
+from experiments.lib.claims import falls, rises
 from experiments.lib.engines import Sweep, cases, median_row
 from experiments.lib.papers import Recorded
-from experiments.lib.rows import Row, Rows, print_rows
+from experiments.lib.rows import Row, Rows, print_rows, spread
 from experiments.lib.study import Study, title_of
 from experiments.lib.td import SAMPLE
 from more.pictures.gantt import STAGE_LOOKS, draw_stages, legend_handles
@@ -38,7 +38,19 @@ SMALL, LARGE = (
     Deployment(model, stages=STAGES, software="vllm", hop="nvlink-a100", max_batch_size=48)
     for model in ("llama3.1-8b", "llama3.1-70b")
 )
-PICTURED = ("long", "median TTFT"), ("burst", "busy")
+PICTURED = {  # work: what is drawn of it, and in words
+    "long": ("median TTFT", "prompts of 8K to 32K, one in ten seconds"),
+    "burst": ("busy", "Azure's conversations, all at once"),
+}
+LABELS = {"median TTFT": "median time to first token (s)", "busy": "stages at work (%)"}
+TOLD = {"queue": "each chunk waits for the one before", "ahead": "the next chunk enters at once"}
+RANGE = f"bar: median of {WINDOWS} windows; line: lowest to highest"
+WAY_NAMES = {
+    "queue": "chunks wait,\na queue for each\nmicro-batch",
+    "any": "chunks wait,\none queue\nfor all",
+    "ahead": "chunks at once,\none queue\nfor all",
+    "ahead, throttled": "chunks at once,\nequal shares\n(gLLM)",
+}
 WAYS = {  # policy, deal
     "one GPU": ("sarathi_serve", "queue"),
     "queue": ("sarathi_serve", "queue"),
@@ -112,23 +124,34 @@ def report(rows: Rows) -> None:
 
 def draw(rows: Rows) -> plt.Figure:
     """One prompt, waiting and in flight; then many."""
-    (figure, grid), seen = look.panels(2, 2, 9, 4.4), []
-    for axes, way in zip(grid[0], ("queue", "ahead"), strict=True):
-        trace = pipeline(SMALL, "one", way, 2048, 0, 0, None)
-        seen.append(draw_stages(trace, axes))
-        axes.set_title(f"one prompt, {way}: {trace.seconds:.2f} s")
+    figure, grid = look.panels(2, 2, 9, 4.8)
+    runs = {way: pipeline(SMALL, "one", way, 2048, 0, 0, None) for way in TOLD}
+    end = max(trace.seconds for trace in runs.values())
+    seen = []
+    for axes, (way, trace) in zip(grid[0], runs.items(), strict=True):
+        seen.append(draw_stages(trace, axes, end=end))
+        title = f"16,384 tokens in {trace.seconds:.2f} s: {TOLD[way]}\n"
+        axes.set_title(title + title_of(rows.where(model=SMALL.model, way=way)) + ", C = 2048")
     many = rows.where(model=LARGE.model, C=512)
-    for axes, (work, y) in zip(grid[1], PICTURED, strict=True):
+    for axes, (work, (y, told)) in zip(grid[1], PICTURED.items(), strict=True):
         own = many.where(work=work)
-        looks = [look.SERIES[place][0] for place in range(len(own))]
-        hatches = [look.HATCHES.get(colour, "") for colour in looks]
-        bars = axes.bar(own.column("way"), own.column(y), 0.5, color=looks, hatch=hatches)
-        axes.bar_label(bars, fmt="%#.3g")
-        axes.margins(y=0.1)
-        axes.set(ylabel=f"{y} ({UNITS[y]})", title=f"{work}; {title_of(many)}")
+        names = [WAY_NAMES[way] for way in own.column("way")]
+        colours = [look.SERIES[place][0] for place in range(len(own))]
+        hatches = [look.HATCHES.get(colour, "") for colour in colours]
+        heights = np.array(own.column(y))
+        bars = axes.bar(names, heights, 0.5, color=colours, hatch=hatches, edgecolor="black")
+        axes.bar_label(bars, fmt="%#.3g", label_type="center", bbox={"color": "white", "pad": 2})
+        lowest, highest = np.transpose([spread(row, y) for row in own])
+        style = {"fmt": "none", "ecolor": "black", "capsize": 8, "label": RANGE}
+        ranges = axes.errorbar(names, heights, [heights - lowest, highest - heights], **style)
+        axes.set(ylabel=LABELS[y], title=f"{told}\n{title_of(many)}, C = 512")
         axes.grid(axis="x", visible=False)
-    handles = legend_handles(seen, STAGE_LOOKS)
-    figure.legend(handles=handles, loc="outside lower center", ncols=4)
+    figure.legend(
+        handles=[*legend_handles(seen, STAGE_LOOKS), ranges],
+        loc="outside lower center",
+        ncols=4,
+    )
+    figure.suptitle(STUDY.title)
     return figure
 
 
@@ -137,16 +160,16 @@ STUDY = Study(
     __doc__,
     sweeps,
     units=UNITS,
-    title="Chunks of one prompt in a pipeline",
+    title="Chunks of one prompt in a pipeline of four stages: they wait, or enter at once",
     draw=draw,
     flags={"seed": Flag("seed of the requests", 0)},
     shown=None,
     report=report,
-    claims=[
-        Claim("shares are faster", rises("throughput", "way", way=AHEAD, work=("azure", "burst"))),
-        Claim("but begin later", rises("median TTFT", "way", way=AHEAD, work=("azure", "long"))),
-        Claim("and stall less", falls("P99 TBT", "way", way=AHEAD, work=("azure", "long"))),
-    ],
+    claims=lambda rows: {
+        "shares are faster": rises(rows, "throughput", "way", way=AHEAD, work=("azure", "burst")),
+        "but begin later": rises(rows, "median TTFT", "way", way=AHEAD, work=("azure", "long")),
+        "and stall less": falls(rows, "P99 TBT", "way", way=AHEAD, work=("azure", "long")),
+    },
 )
 
 if __name__ == "__main__":

@@ -218,8 +218,21 @@ def draw(found: Comparison) -> plt.Figure:
             lowest.tick_params(axis="x", labelbottom=True)
             lowest.set_xlabel("time (s); dotted: Y and Z arrive")
     figure.legend(handles=legend_handles(drawn), loc="outside lower center", ncols=6)
-    figure.suptitle(f"One workload. Left: whole prompts. Right: chunks\n{found.describe()}")
+    told = ["One workload. Left: whole prompts. Right: chunks", found.describe(), why_gaps(found)]
+    figure.suptitle("\n".join(filter(None, told)))
     return figure
+
+
+def why_gaps(found: Comparison) -> str:
+    """Why decodes beside chunks stall in this run; "" where they do not."""
+    iterations = found.traces["sarathi_serve"].iterations
+    longest = max((each.seconds for each in iterations if each.kind == "hybrid"), default=0.0)
+    if longest <= found.bound:
+        return ""
+    return (
+        f"decodes beside chunks stall here, too: such an iteration takes up to {1e3 * longest:.0f}"
+        f" ms under sarathi_serve, the bound is {1e3 * found.bound:.0f} ms"
+    )
 
 
 def pictured(found: Comparison) -> plt.Figure:

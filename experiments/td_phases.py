@@ -19,7 +19,7 @@ from itertools import pairwise
 import matplotlib.pyplot as plt
 
 from experiments.lib import td
-from experiments.lib.claims import Claim, rises
+from experiments.lib.claims import rises
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
@@ -28,9 +28,13 @@ from more.pictures.lanes import Bar
 from more.pipeline import BUBBLES, IDLE, PipelineTrace
 
 DRAWN = td.NODES["L20 + 13B"]  # the node of the windows
-SYSTEMS = ("PP+SB", "PP+HB", td.OURS)
+SYSTEMS = {
+    "PP+SB": "PP+SB (prefills and decodes in separate batches)",
+    "PP+HB": "PP+HB (hybrid batches)",
+    td.OURS: f"{td.OURS} (phases)",
+}
 WINDOW = 1.8  # s
-CAUSES = {"busy": "#FFFFFF"} | {cause: STAGE_LOOKS[cause].colour for cause in IDLE}  # of bars
+CAUSES = {cause: STAGE_LOOKS[cause].colour for cause in IDLE}  # of bars
 HATCHES = {look.colour: look.hatch for look in STAGE_LOOKS.values()}
 
 
@@ -40,7 +44,7 @@ def run(node: td.Node, system: str, requests: int) -> td.Run:
 
 
 def account(node: td.Node, system: str, requests: int) -> Row:
-    """% of all stages' time, by CAUSES."""
+    """% of all stages' time: work, and idle by its causes."""
     done = run(node, system, requests)
     trace = done.trace
     whole = trace.stages * trace.seconds
@@ -61,7 +65,7 @@ def switch(trace: PipelineTrace) -> float:
 
 def report(rows: Rows) -> None:
     seen = [cause for cause in CAUSES if any(rows.column(cause))]
-    columns = ("node", "system", *seen, "bubbles", "throughput", "preemptions")
+    columns = ("node", "system", "busy", *seen, "bubbles", "throughput", "preemptions")
     title = f"% of all stages' time, {rows[0]['requests']} requests, predicted"
     print_rows(rows, columns, title)
     print(f"\nbubbles: {', '.join(BUBBLES)}")
@@ -69,7 +73,7 @@ def report(rows: Rows) -> None:
 
 def draw(rows: Rows) -> plt.Figure:
     """Three windows; below them the account of every run."""
-    figure = plt.figure(figsize=(19, 19), layout="constrained")
+    figure = plt.figure(figsize=(15, 17), layout="constrained")
     top, bottom = figure.subfigures(2, 1, height_ratios=[3, 2])
     panels = top.subplots(3, 1)
     below = bottom.subplots()
@@ -80,37 +84,45 @@ def draw(rows: Rows) -> plt.Figure:
     for axes, row in zip(panels, drawn, strict=True):
         trace = run(DRAWN, row["system"], count).trace
         start = (switch(trace) if row["system"] == td.OURS else trace.end / 2) - 0.1 * WINDOW
-        with plt.rc_context({"font.size": 12}):  # labels that fit the bars
-            lanes.append(draw_stages(trace, axes, start=start, end=start + WINDOW))
-        axes.set_title(f"{row['system']}: {WINDOW:g} s. Stages work {row['busy']:.0f} % of it all")
+        lanes.append(draw_stages(trace, axes, start=start, end=start + WINDOW))
+        whole = f"in the whole run of {trace.seconds:.0f} s, stages work {row['busy']:.0f} %"
+        axes.set_title(f"{SYSTEMS[row['system']]}: {WINDOW:g} s are shown; {whole}")
     seen = tuple(cause for cause in CAUSES if max(rows.column(cause)) > 0.2)
     lanes.append({"below": [Bar(0, 1, cause) for cause in seen]})
     top.legend(handles=legend_handles(lanes, STAGE_LOOKS), loc="outside lower center", ncols=4)
-    title = "all nodes, from 50 % on. White: work; the rest as above"
-    show = {"ylim": (50, 100), "ylabel": "all stages' time (%)", "title": title}
+    nodes = []
+    for name, own in rows.by("node").items():
+        nodes.append(f"{name}: {own[0]['model']} on {own[0]['hardware']}")
+    title = ["idle time of all stages in the whole run, by its cause"]
+    title += ["; ".join(nodes[:2]), "; ".join(nodes[2:])]
+    most = 100 - min(rows.column("busy"))
+    show = {"ylim": (0, 1.1 * most), "ylabel": "idle time (%)", "title": "\n".join(title)}
     looks = {"colours": CAUSES, "hatches": HATCHES, "show": show}
     Panel(("node", "system"), seen, kind="stacks", **looks).draw(below, rows, Rows(), "")
     below.get_legend().remove()
-    figure.suptitle(f"{STUDY.title}: {count} requests on four stages (predicted)")
+    where = "{model} on {hardware}".format(**drawn[0])
+    figure.suptitle(f"{STUDY.title}: {count} requests on four stages, predicted: above, {where}")
     return figure
 
 
 def sweeps(quick: bool) -> list[Sweep]:
     nodes, requests = ([DRAWN], 700) if quick else (list(td.NODES.values()), td.COUNT)
-    return [Sweep(account, nodes, cases(system=SYSTEMS, requests=requests))]
+    return [Sweep(account, nodes, cases(system=list(SYSTEMS), requests=requests))]
 
 
 STUDY = Study(
     "td_phases",
     __doc__,
     sweeps,
-    units=dict.fromkeys((*CAUSES, "bubbles"), "%")
+    units=dict.fromkeys(("busy", *CAUSES, "bubbles"), "%")
     | {"throughput": "tokens/s", "preemptions": "times"},
     title="TD-Pipe Fig 1 and 2",
     draw=draw,
     shown=None,
     report=report,
-    claims=[Claim("phases leave less idle", rises("busy", "system", system=("PP+SB", td.OURS)))],
+    claims=lambda rows: {
+        "phases leave less idle": rises(rows, "busy", "system", system=("PP+SB", td.OURS))
+    },
 )
 
 if __name__ == "__main__":

@@ -43,6 +43,16 @@ def test_who_waits_and_who_stalls(predicted: policies.Comparison) -> None:
             assert 4 <= sum(token < predicted.arrival for token in life.tokens) < len(life.tokens)
 
 
+def test_the_picture_says_why_decodes_beside_chunks_stall(predicted: policies.Comparison) -> None:
+    assert policies.why_gaps(predicted) == ""
+    trace = predicted.traces["sarathi_serve"]
+    longest = max(each.seconds for each in trace.iterations if each.kind == "hybrid")
+    slow = replace(predicted, bound=0.9 * longest)
+    assert trace.stalls(slow.bound) and not trace.stalls(predicted.bound)
+    told = policies.pictured(slow).get_suptitle()
+    assert f"up to {1e3 * longest:.0f} ms" in told and f"bound is {900 * longest:.0f} ms" in told
+
+
 def test_ones_own_policy_is_in_the_picture(
     predicted: policies.Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:

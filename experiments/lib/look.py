@@ -6,7 +6,7 @@ from pathlib import Path
 
 import matplotlib
 import matplotlib.pyplot as plt
-from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 
 from command.cli import MARK, write_file
 from experiments.lib.colours import CHUNKS, COLOURS, GREY, HATCHES, OPERATOR_LOOKS, SERIES  # noqa: F401
@@ -67,6 +67,19 @@ def shade_rows(axes: plt.Axes, rows: Sequence[Mapping], x: str, y: str, colour: 
     axes.fill_between([row[x] for row in rows], low, high, color=colour, alpha=0.15, linewidth=0)
 
 
+def one_legend(
+    figure: plt.Figure, words: Mapping[str, str] | None = None, columns: int = 2
+) -> None:
+    """One legend below the panels in place of theirs. words: what it says for their labels."""
+    said = words or {}
+    handles = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(said.get(label, label), handle)
+        axes.get_legend().remove()
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns)
+
+
 # A number that the paper states, as a style of `plot`.
 STAR = {
     "marker": "*",
@@ -97,7 +110,8 @@ def log_axis(axes: plt.Axes, name: str, places: Sequence[float] = ()) -> None:
         for place in places:
             if place >= 0.99 * few[-1] * (places[-1] / places[0]) ** (1 / 6):
                 few.append(place)
-        ticks = FixedLocator(few)
+        # two ticks would not tell that the axis is logarithmic
+        ticks = FixedLocator(few) if len(few) > 2 else MaxNLocator(6)
     axis.set_major_locator(ticks)
     axis.set_major_formatter(lambda x, _: f"{x:.0f}" if x >= 100 else f"{x:.3g}")
     axis.set_minor_locator(NullLocator())

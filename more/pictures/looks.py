@@ -39,7 +39,9 @@ STAGE_LOOKS = {
     "uneven stages": Look("bubble: uneven stages", "#999999", 0.05, 0.28, "#000000", ".."),
     "link": Look("bubble: link", "#009E73", 0.05, 0.28, "#FFFFFF", "++"),
     "phase switch": Look("bubble: phase switch", "#BFE3F5", edge="#0B5C85", hatch="xx"),
-    "inter-chunk": Look("bubble: inter-chunk", "#E6D5F0", 0.05, 0.28, "#5B2C83", "//"),
+    "inter-chunk": Look(
+        "inter-chunk: the next chunk waits", "#E6D5F0", 0.05, 0.28, "#5B2C83", "//"
+    ),
     "starved": Look("starved: too few requests", "#F0E442", 0.46, 0.64, "#857C00", "oo"),
     "start-up": Look("start-up", "#D9D9D9", 0.46, 0.64, "#777777", "--"),
     "drain": Look("drain", "#BFBFBF", 0.46, 0.64, "#555555", "||"),
