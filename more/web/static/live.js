@@ -172,7 +172,7 @@ function frame() {
   if (now - drawn >= (calm.matches ? CALM : FRAME)) {
     drawn = now;
     const t = schedule.time(now);
-    const { still, end, to } = paused ?? { still: schedule, end: t, to: t };
+    const { still, end, to } = paused ?? { still: schedule, end: t, to: pictures.edge(schedule, t, shown) };
     pictures.draw(still, to - shown, to, end);
     say(now, t);
     showNumbers();
@@ -184,7 +184,7 @@ function frame() {
 
 function pause(yes) {
   const t = schedule.time(clock());
-  paused = yes ? { still: schedule.still(), end: t, to: t } : null;
+  paused = yes ? { still: schedule.still(), end: t, to: pictures.edge(schedule, t, shown) } : null;
   get("pause").dataset.on = yes;
   tell("pause", yes ? "Go on" : "Pause");
 }
