@@ -53,7 +53,7 @@ GROW = """async (count) => {
     .map((list) => list.length).concat([schedule.requests.size, schedule.entries]);
 }"""
 
-# The row of names after a switch, `since` seconds ago: left of the line, and right of it, as pixels.
+# The row of names, `since` seconds after a switch: left of the line, and right of it, as pixels.
 NAMES = """async ([name, width, since]) => {
   const { Pictures } = await import("/static/draw.js");
   const { Schedule } = await import("/static/schedule.js");
@@ -292,7 +292,7 @@ def test_the_page_fits_and_can_be_read(
 @pytest.mark.parametrize("since", [0.1, 1, 8])
 @pytest.mark.parametrize("width", [960, 370])
 def test_a_policy_is_named_in_its_own_part(reader: Reader, width: int, since: float) -> None:
-    """Whole, from the first moment on: its last letter is seen. Left of its line it changes nothing."""
+    """From the first moment on, its last letter is seen. Left of its line it changes nothing."""
     names = ("sarathi_serve", "sarathi_serva")
     (left, right), (same, other) = (
         reader.page.evaluate(NAMES, [name, width, since]) for name in names
