@@ -33,7 +33,7 @@ from command.flags import Flag
 from experiments.lib import flags
 from experiments.lib.claims import Claim, bounded
 from experiments.lib.engines import Real, Sweep, cases
-from experiments.lib.flags import WRITES, ScriptParser
+from experiments.lib.flags import DRAWS, ScriptParser
 from experiments.lib.papers import ARXIV, CHAT, MISTRAL, OURS, POLICIES, YI, looks_of
 from experiments.lib.rows import Row
 from experiments.lib.study import Panel, Study
@@ -156,7 +156,7 @@ STUDY = Study(
 
 
 def main() -> None:
-    options = ScriptParser(__doc__, STUDY.all_flags() | WRITES).parse_args()
+    options = ScriptParser(__doc__, STUDY.all_flags() | DRAWS).parse_args()
     STUDY.run()
     if options.perfetto:
         traces, about = ({name: run[i] for name, run in RUNS.items()} for i in (0, 1))
