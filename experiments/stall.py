@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 from PIL import Image
 
 from batch import Request
-from command.cli import run_main, write_file
+from command.cli import MARK, run_main, write_file
 from experiments.lib import look
 from experiments.lib.colours import COLOURS
 from experiments.lib.common import print_link
@@ -141,9 +141,8 @@ def main() -> None:
     milliseconds = [1000 // FRAMES_PER_SECOND] * count
     milliseconds[-1] = round(1000 * HOLD)
     data = BytesIO()
-    frames[0].save(
-        data, "GIF", save_all=True, append_images=frames[1:], duration=milliseconds, loop=0
-    )
+    said = {"comment": MARK, "duration": milliseconds, "loop": 0}
+    frames[0].save(data, "GIF", save_all=True, append_images=frames[1:], **said)
     path = options.out / "stall.gif"
     write_file(path, data.getvalue())
     print(f"wrote {path}")

@@ -59,6 +59,7 @@ def test_one_line_and_a_status(body: str, said: str) -> None:
         (b'{\r\n "mark": "made by nano-sarathi"', True),
         (b"arrival,prompt_tokens,output_tokens\n", False),
         (b"\x89PNG\r\n another picture, made by nano-sarathi", False),
+        (b"GIF89a a picture of somebody", False),
     ],
 )
 def test_only_what_is_ours_is_overwritten(content: bytes, ours: bool, tmp_path: Path) -> None:
