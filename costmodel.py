@@ -164,8 +164,13 @@ class CostModel:
         needed = self.model.weight_bytes(self.bytes_per_value) + cache
         room = self.gpu.memory * gpus
         what = "weights and cache" if cache else "weights"
-        small = f"{needed / 1e9:.0f} GB of {what} do not fit the {room / 1e9:.0f} GB of {gpus} x"
-        return "; ".join(filter(None, [self.guess, needed > room and f"{small} {self.gpu.name}"]))
+        said = [self.guess] if self.guess else []
+        if needed > room:
+            said.append(
+                f"{needed / 1e9:.0f} GB of {what} do not fit the {room / 1e9:.0f} GB of {gpus} x"
+                f" {self.gpu.name}"
+            )
+        return "; ".join(said)
 
     def linear(self, tokens: int, inputs: int, outputs: int, fp8: bool = False) -> float:
         """Seconds of one matrix product (tokens, inputs) @ (inputs, outputs).
@@ -331,12 +336,15 @@ class CostModel:
         kernel: that two starts stand for it is a guess, which nothing measured. `context`: tokens
         in the cache before this step.
         """
-        decodes = batch.decodes
-        chunks = batch.chunks
+        count = len(batch.decodes)
+        tokens = count + sum([request.context for request in batch.decodes])
+        return self.attention_of(batch.chunks, count, tokens)
+
+    def attention_of(self, chunks: Sequence[Chunk], count: int, tokens: int) -> float:
+        """The same, of `count` decodes that attend to `tokens` keys together."""
         seconds = 0.0
-        if decodes:
-            tokens = len(decodes) + sum([request.context for request in decodes])
-            seconds = self.decode_attention(len(decodes), tokens)
+        if count:
+            seconds = self.decode_attention(count, tokens)
             if chunks:
                 seconds += self.model.n_layer * self.efficiency.hybrid
         if len(chunks) == 1:
@@ -361,7 +369,8 @@ class CostModel:
         tokens, sampled = self.rows(batch)
         found = self.linears(tokens) | {"attn": self.attention(batch)}
         found |= {"others": self.others(tokens, sampled), "all_reduce": self.all_reduces(tokens)}
-        return {name: found[name] for name in OPERATORS + ("all_reduce",) * (self.tp > 1)}
+        names = [*OPERATORS, "all_reduce"] if self.tp > 1 else OPERATORS
+        return {name: found[name] for name in names}
 
     def kernels(self, batch: Batch) -> float:
         """Seconds of the GPU's work: the sum of `operators`.

@@ -216,7 +216,8 @@ def main() -> None:
         print_first(options, replica, question.traffic)
     describe(options, replica, question.traffic, question.slo)
     tables = [*(TABLES if "all" in options.tables else options.tables)]
-    tables += ["policies"] * (bool(options.policy) and "policies" not in tables)
+    if options.policy and "policies" not in tables:
+        tables.append("policies")
     policies = policies_of(options.policy)
     for part, plan in search(question, place, tables, policies, refused, run_jobs):
         PARTS[part](plan)

@@ -349,7 +349,8 @@ class Parser(argparse.ArgumentParser):
 
     def check_outputs(self, options: argparse.Namespace) -> None:
         """Refuse to write over what is not ours, or over one output with another."""
-        given = [path for name in self.outputs if (path := getattr(options, name)) is not None]
+        paths = [getattr(options, name) for name in self.outputs]
+        given = [path for path in paths if path is not None]
         for path in given:
             claim(path, options.force)
             if path.is_file() and path.suffix in (".csv", ".png"):

@@ -55,7 +55,7 @@ def check(question: dict, tell: Tell) -> dict:
         "passed": failure is None,
         "draw": exercise.file in pictures.PICTURES and not (failure and failure.prop == ANSWER),
         "lines": lines(exercise, verdict),
-        "failure": failure and asdict(failure),
+        "failure": asdict(failure) if failure else None,
         "score": verdict.score,
     }
 

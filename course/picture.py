@@ -3,9 +3,8 @@
 One fixed case for each exercise.
 """
 
-import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 from command.checks import UserError
@@ -27,44 +26,47 @@ def workload(memory: bool) -> dict:
     return {"B": 3, "C": 16, "cache": 66 if memory else None, "requests": requests}
 
 
-def batches(case: dict, answer: dict, _: bool = True) -> Panel:
+def batches(case: dict, answer: dict, _: bool) -> Panel:
+    size = case["C"]
     shapes: list = []
     for place, row in enumerate(answer["rows"], 1):
-        low = 0
-        for i, _, length, _ in row.get("chunks", []):
-            name = f"chunk of request {i}"
-            shapes.append(Bar(place - 0.4, low, 0.8, length, HUES[i % len(HUES)], name))
-            shapes += [Mark(place, 1.3 * case["C"], INK, "no tokens")] * (length < 1)
-            low += length
-        if count := len(row.get("decodes", [])):
-            shapes.append(Bar(place - 0.4, low, 0.8, count, INK, "decodes"))
-        if row["preempted"]:
-            name = "a request is preempted"
-            shapes.append(Mark(place, case["C"] * 1.15, COLOURS["vermilion"], name))
-    end = len(answer["rows"]) + 0.7
+        shapes += stack(row, place, size)
     shapes.sort(key=lambda shape: shape.label)  # of the legend: 0, 1, 2
-    line = Line([(0.3, case["C"]), (end, case["C"])], "#808080", f"C = {case['C']}", dashed=True)
-    marked = any(isinstance(shape, Mark) for shape in shapes)
     tall = max((bar.y + bar.height for bar in shapes if isinstance(bar, Bar)), default=0)
-    high = max((1.45 if marked else 1.2) * case["C"], 1.1 * tall)  # above C, all is seen
+    marked = any(isinstance(shape, Mark) for shape in shapes)
+    high = max(1.45 * size if marked else 1.2 * size, 1.1 * tall)  # above C, all is seen
+    end = len(answer["rows"]) + 0.7
+    line = Line([(0.3, size), (end, size)], "#808080", f"C = {size}", dashed=True)
     return Panel(
         [*shapes, line], (0.3, end), (0, high), "iteration", "rows of the batch", whole=True
     )
 
 
+def stack(row: dict, place: int, size: int) -> list[Bar | Mark]:
+    """A batch: its chunks, its decodes above them. What is odd is marked above C, the size."""
+    shapes = []
+    left = place - 0.4
+    low = 0
+    for i, _, length, _ in row.get("chunks", []):
+        colour = HUES[i % len(HUES)]
+        shapes.append(Bar(left, low, 0.8, length, colour, f"chunk of request {i}"))
+        if length < 1:
+            shapes.append(Mark(place, 1.3 * size, INK, "no tokens"))
+        low += length
+    count = len(row.get("decodes", []))
+    if count:
+        shapes.append(Bar(left, low, 0.8, count, INK, "decodes"))
+    if row["preempted"]:
+        shapes.append(Mark(place, 1.15 * size, COLOURS["vermilion"], "a request is preempted"))
+    return shapes
+
+
 def curve(case: dict, answer: list, mine: bool) -> Panel:
-    truth = case["_truth"]
-    drawn = [
-        Line(
-            [(x, 1e3 * y) for x, y in zip(case["x"], truth, strict=True)],
-            "#808080",
-            "what it should be",
-            dashed=True,
-        )
-    ]
+    truth = case["truth"]
+    in_ms = lambda seconds: [(x, 1e3 * y) for x, y in zip(case["x"], seconds, strict=True)]
+    drawn = [Line(in_ms(truth), "#808080", "what it should be", dashed=True)]
     if mine:
-        points = [(x, 1e3 * y) for x, y in zip(case["x"], answer, strict=True)]
-        drawn.append(Line(points, COLOURS["blue"], "yours"))
+        drawn.append(Line(in_ms(answer), COLOURS["blue"], "yours"))
     high = 1.1e3 * max(*truth, *answer)
     return Panel(drawn, (0, case["x"][-1]), (0, high), case["x_label"], "ms")
 
@@ -75,33 +77,42 @@ def cells(grid: list[list[tuple[str, object]]], **options: object) -> Panel:
     for y, row in enumerate(grid):
         for x, (hue, words) in enumerate(row):
             shapes.append(Bar(x - 0.5, y - 0.5, 1, 1, hue))
-            ink = INK if hue == PAPER else "#ffffff" if hue in BLUES[3:] else "#000000"
             if words != "":
-                shapes.append(Words(x, y, words, ink))
+                shapes.append(Words(x, y, words, ink_on(hue)))
     wide = len(grid[0]) if grid else 1
     high = len(grid) or 1
     return Panel(shapes, (-0.5, wide - 0.5), (-0.5, high - 0.5), down=True, **options)
+
+
+def ink_on(hue: str) -> str:
+    """The colour of words that can be read on this one."""
+    if hue == PAPER:
+        return INK
+    return "#ffffff" if hue in BLUES[3:] else "#000000"
 
 
 def numbered(count: int) -> list[tuple[float, object]]:
     return [(each, each) for each in range(count)]
 
 
-def slots(case: dict, answer: dict, _: bool = True) -> Panel:
+def slots(case: dict, answer: dict, _: bool) -> Panel:
     steps = occupied(case, answer["said"])
-    grid = [
-        [(PAPER, "free") if tokens < 0 else (BLUES[min(tokens, 5)], tokens) for tokens in row]
-        for row in zip(*steps, strict=True)
-    ]
-    said = [each[:1] if each[0] == "write" else each[:2] for each in case["operations"]]
-    names = [(place, " ".join(map(str, each))) for place, each in enumerate(said)]
+    rows = zip(*steps, strict=True)  # of each slot, over the steps
+    grid = [[slot_cell(tokens) for tokens in row] for row in rows]
+    said = [" ".join(map(str, each[:2])) for each in case["operations"]]  # extend 0, not by 3
     return cells(
         grid,
         x_label="after",
         y_label="slot: tokens in it",
-        x_ticks=names,
+        x_ticks=list(enumerate(said)),
         y_ticks=numbered(case["slots"]),
     )
+
+
+def slot_cell(tokens: int) -> tuple[str, object]:
+    if tokens < 0:
+        return PAPER, "free"
+    return BLUES[min(tokens, 5)], tokens
 
 
 SEEN = {  # is, should be: what a cell of a mask is called
@@ -116,25 +127,28 @@ def masks(case: dict, answer: list, _: bool) -> Panel:
     whole = case["whole"]
     grid = []
     lines = []
-    shapes = ""
+    wrong_shape = ""  # the first one
     for (start, length), part in zip(case["chunks"], answer, strict=True):
-        if part["shape"] != [length, start + length] and not shapes:
-            shapes = f"; shape {part['shape']}, not {[length, start + length]}"
-        for seen in part["rows"]:
-            right = ["1" if column <= len(grid) else "0" for column in range(whole)]
-            pairs = zip(seen.ljust(whole, "0")[:whole], right, strict=True)
+        shape = [length, start + length]
+        if part["shape"] != shape and not wrong_shape:
+            wrong_shape = f"; shape {part['shape']}, not {shape}"
+        for row in part["rows"]:
+            is_seen = row.ljust(whole, "0")[:whole]  # "1110": of the columns
+            should_be = ("1" * (len(grid) + 1)).ljust(whole, "0")[:whole]
+            pairs = zip(is_seen, should_be, strict=True)
             grid.append([(SEEN[a + b][1], "") for a, b in pairs])
-        lines.append(Line([(-0.5, len(grid) - 0.5), (whole - 0.5, len(grid) - 0.5)], INK))
+        below = len(grid) - 0.5
+        lines.append(Line([(-0.5, below), (whole - 0.5, below)], INK))
     panel = cells(
         grid,
-        x_label=f"key{shapes}",
+        x_label=f"key{wrong_shape}",
         y_label="prompt token; lines end chunks",
         legend=[(hue, words) for words, hue in SEEN.values()],
     )
     return replace(panel, shapes=[*panel.shapes, *lines])
 
 
-def stages(case: dict, answer: dict, _: bool = True) -> Panel:
+def stages(case: dict, answer: dict, _: bool) -> Panel:
     shapes = []
     end = 0.0
     for number, (work, begun) in enumerate(zip(case["seconds"], answer["starts"], strict=True)):
@@ -143,9 +157,8 @@ def stages(case: dict, answer: dict, _: bool = True) -> Panel:
             shapes.append(Bar(start, stage - 0.4, length, 0.8, hue))
             shapes.append(Words(start + length / 2, stage, number, "#000000"))
             end = max(end, start + length)
-    idle = ", ".join(
-        f"{name} {answer['idle'].get(name, 0):.3g}" for name in ("start-up", "bubble", "drain")
-    )
+    causes = ("start-up", "bubble", "drain")
+    idle = ", ".join(f"{name} {answer['idle'].get(name, 0):.3g}" for name in causes)
     count = len(case["seconds"][0])
     return Panel(
         shapes,
@@ -163,27 +176,35 @@ def answers(exercise: Exercise, ask: Ask) -> tuple[Callable[..., Panel], dict, C
 
     A painter takes a case, its answer, and whether the answer is the student's.
     """
-    rng = random.Random(7)
     file = exercise.file
     if file in ("e06", "e08", "final"):
         return batches, workload(memory=file == "e08"), ask
     if file == "e01":
-        shape = {"model": e07.shape()["model"], "gpu": e07.shape()["gpu"], "cached": 4096}
+        shape = e07.shape()
+        where = {"model": shape["model"], "gpu": shape["gpu"], "cached": 4096}
         case = {"x": [*range(1, 700, 6)], "x_label": "rows; 4096 cached tokens, LLaMA-13B, A6000"}
-        cases = [shape | {"rows": rows} for rows in case["x"]]
-        case["_truth"] = [drive.e01(solution(file), each) for each in cases]
-        return curve, case, lambda c: [ask(each) for each in cases]
+        cases = [where | {"rows": rows} for rows in case["x"]]
+        case["truth"] = [drive.e01(solution(file), each) for each in cases]
+        return curve, case, lambda _: [ask(each) for each in cases]
     if file == "e07":
-        case = {"x": [*range(8, 648, 8), 129, 257, 385, 513], "x_label": "prompt tokens"}
-        case["x"].sort()
-        shapes = {"batches": [e07.shape([(0, n, n)]) for n in case["x"]]}
-        case["_truth"] = drive.e07(solution(file), shapes)
-        return curve, case, lambda c: ask(shapes)
+        sizes = sorted([*range(8, 648, 8), 129, 257, 385, 513])
+        shapes = {"batches": [e07.shape([(0, n, n)]) for n in sizes]}
+        truth = drive.e07(solution(file), shapes)
+        case = {"x": sizes, "x_label": "prompt tokens", "truth": truth}
+        return curve, case, lambda _: ask(shapes)
     if file == "e02":
-        case = e02.draw(rng, 11) | {"slots": 3, "length": 6}
-        case["operations"] = [["allocate"], ["extend", 0, 3], ["allocate"], ["extend", 1, 2],
-                              ["free", 0], ["allocate"], ["extend", 0, 4], ["extend", 1, 3],
-                              ["free", 1]]  # fmt: skip
+        operations = [
+            ["allocate"],
+            ["extend", 0, 3],
+            ["allocate"],
+            ["extend", 1, 2],
+            ["free", 0],
+            ["allocate"],
+            ["extend", 0, 4],
+            ["extend", 1, 3],
+            ["free", 1],
+        ]
+        case = {"model": asdict(e02.MODEL), "slots": 3, "length": 6, "operations": operations}
         return slots, case, ask
     if file == "e03":
         cuts = [[start, min(5, 16 - start)] for start in range(0, 16, 5)]
@@ -206,8 +227,8 @@ def picture(exercise: Exercise, mine: SimpleNamespace, name: str = TITLES[1]) ->
     for title, code in zip((first, name), (solution(exercise.file), mine), strict=True):
         draw, case, ask = answers(exercise, asker(exercise, code))
         try:
-            shown = {name: each for name, each in case.items() if not name.startswith("_")}
-            found.append(replace(draw(case, ask(shown), code is mine), title=title))
+            panel = draw(case, ask(case), code is mine)
+            found.append(replace(panel, title=title))
         except AnswerError as error:
             if error.says == UNWRITTEN:
                 raise UserError(f"{exercise.name} {exercise.title}: {UNWRITTEN}") from None

@@ -55,8 +55,9 @@ class Plant:
         """All of the wrong solution. A UserError if a change does not fit the right answer."""
         answer = right(EXERCISES[self.exercise].file)
         text = changed(answer, self.change, f"{PLANTED.name}, {self.name}")
-        below = self.code and f"\n\n{self.code}"
-        return f"# Planted mistake {self.name}: {self.title}\n{text}{below}"
+        if self.code:
+            text += f"\n\n{self.code}"
+        return f"# Planted mistake {self.name}: {self.title}\n{text}"
 
     def load(self) -> ModuleType:
         return load(self.source, f"{self.name}.py")
@@ -100,7 +101,8 @@ def right(file: str) -> str:
     for name, node in reversed(unwritten(stub).items()):
         own = inspect.getsource(attrgetter(name)(SimpleNamespace(**known)))
         head = " " * node.col_offset + f"def {node.name}"  # without a decorator
-        lines[node.lineno - 1 : node.end_lineno] = re.sub(r"(?s)^.*?def \w+", head, own, count=1)
+        text = re.sub(r"(?s)^.*?def \w+", head, own, count=1)
+        lines[node.lineno - 1 : node.end_lineno] = [text]
     return "".join(lines)
 
 

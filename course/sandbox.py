@@ -116,8 +116,12 @@ def landlock() -> tuple[int, int]:
     if abi < 1:
         return -1, 0
     rights = {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)  # bits for what can be done to files
-    fields = [(1 << rights) - 1, *[0b11] * (abi >= 4), *[0b11] * (abi >= 6)]
-    attributes = (ctypes.c_uint64 * len(fields))(*fields)  # files; TCP; abstract sockets, signals
+    fields = [(1 << rights) - 1]  # files
+    if abi >= 4:
+        fields.append(0b11)  # TCP
+    if abi >= 6:
+        fields.append(0b11)  # abstract sockets, signals
+    attributes = (ctypes.c_uint64 * len(fields))(*fields)
     ruleset = system(CREATE_RULESET, attributes, ctypes.c_size_t(ctypes.sizeof(attributes)), none)
     for path in readable():
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)

@@ -93,11 +93,15 @@ class Panel:
 
 def alike(panels: Sequence[Panel]) -> list[Panel]:
     """The panels with one scale, so that they can be compared."""
-    x, y = (
-        (min(low for low, _ in ranges), max(high for _, high in ranges))
-        for ranges in ([panel.x for panel in panels], [panel.y for panel in panels])
-    )
+    x = around([panel.x for panel in panels])
+    y = around([panel.y for panel in panels])
     return [replace(panel, x=x, y=y) for panel in panels]
+
+
+def around(ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The smallest range that holds all of these, each (low, high)."""
+    lows, highs = zip(*ranges, strict=True)
+    return min(lows), max(highs)
 
 
 def round_ticks(low: float, high: float, least: float = 0.0) -> list[tuple[float, str]]:
@@ -207,7 +211,8 @@ def svg(panel: Panel) -> str:
 
 
 def stroke(ink: str, dashed: bool) -> str:
-    return f'stroke="{ink}" stroke-width="2"' + ' stroke-dasharray="7 5"' * dashed
+    dashes = ' stroke-dasharray="7 5"' if dashed else ""
+    return f'stroke="{ink}" stroke-width="2"{dashes}'
 
 
 def colour(name: str) -> str:

@@ -96,12 +96,16 @@ def main() -> None:
     train_texts, held_out_texts = split(documents())
     ranks = train_tokenizer(train_texts, config.vocab_size)
     tokenizer = from_ranks(ranks)
-    train, held_out = (
-        torch.tensor(
-            [token for text in texts for token in [*tokenizer.encode(text), tokenizer.eos_id]]
-        )
-        for texts in (train_texts, held_out_texts)
-    )
+
+    def joined(texts: list[str]) -> torch.Tensor:
+        """One after another, each with the end-of-text token."""
+        tokens = []
+        for text in texts:
+            tokens += [*tokenizer.encode(text), tokenizer.eos_id]
+        return torch.tensor(tokens)
+
+    train = joined(train_texts)
+    held_out = joined(held_out_texts)
     unigram = unigram_loss(train, held_out, config.vocab_size)
     model = random_weights(Transformer(config), args.seed)
     for layer in model.layers:

@@ -30,7 +30,7 @@ from course.exercises import LESSONS
 from docs import beside
 from experiments import bench, beside_benchmarks, fidelity, studies, validate
 from experiments.lib import common, holes
-from experiments.lib.rows import Rows, read_rows
+from experiments.lib.rows import Row, Rows, read_rows
 from more.web.schemas import Body, Chat, Completion, Message, StreamOptions
 
 WIDTH = 100
@@ -241,22 +241,31 @@ def gpu_day(kind: str) -> str:
     """Iterations of LLaMA-13B on an H200, as experiments/gpu_day.py measured them."""
     rows = read_rows(common.ROOT / "results" / "h200" / "gpu.csv").where(kind=kind)
     table: dict[tuple, dict[str, str]] = {}  # case -> column -> cell
+    keys = ["start", "tokens"] if kind == "chunk" else ["B"]
     for row in rows.where(model="llama-13b", back=("rows", "predicted")):
-        keys = ("start", "tokens") if kind == "chunk" else ("B",)
-        found = table.setdefault(tuple(str(row[key]) for key in keys), {})
-        name = "predicted"
-        share = ""
+        case = tuple(str(row[key]) for key in keys)
+        cell = f"{row['iteration']:.2f}"
         if row["back"] == "rows":
-            name = f"{row['small']}, {row['graphs']}" if kind == "decodes" else "alone"
-            share = f", {row['share']:.0f} %"
-        if row.get("riders"):
-            name = f"beside decodes{': predicted' if name == 'predicted' else ''}"
-        found[name] = f"{row['iteration']:.2f}{share}"
-    heads = [*dict.fromkeys(name for found in table.values() for name in found)]
-    first = ["start", "tokens"] if kind == "chunk" else ["decodes"]
-    lines = [[*first, *heads], ["---"] * (len(first) + len(heads))]
-    lines += [[*case, *(found[name] for name in heads)] for case, found in table.items()]
+            cell += f", {row['share']:.0f} %"
+        table.setdefault(case, {})[gpu_column(row)] = cell
+    columns = list(dict.fromkeys(name for cells in table.values() for name in cells))
+    first = keys if kind == "chunk" else ["decodes"]
+    lines = [first + columns, ["---"] * (len(first) + len(columns))]
+    for case, cells in table.items():
+        lines.append([*case, *(cells[name] for name in columns)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def gpu_column(row: Row) -> str:
+    """The head of the column of `gpu_day` that an iteration's time stands in."""
+    predicted = row["back"] == "predicted"
+    if row.get("riders"):
+        return "beside decodes: predicted" if predicted else "beside decodes"
+    if predicted:
+        return "predicted"
+    if row["kind"] == "decodes":
+        return f"{row['small']}, {row['graphs']}"
+    return "alone"
 
 
 def without_torch(_: str) -> str:

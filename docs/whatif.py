@@ -138,20 +138,17 @@ class Axes:
             return Panel(self.bars, (-0.5, len(ticks) - 0.5), (0, top), **names, x_ticks=ticks)
         logs = {axis: told.get(f"{axis}scale") == "log" for axis in "xy"}
         x, y = (self.range(axis, logs[axis]) for axis in "xy")
-        points = [
-            replace(
-                line,
-                points=[(exponent(a, logs["x"]), exponent(b, logs["y"])) for a, b in line.points],
-            )
-            for line in self.lines
-        ]
+        shapes = []
+        for line in self.lines:
+            points = [(exponent(a, logs["x"]), exponent(b, logs["y"])) for a, b in line.points]
+            shapes.append(replace(line, points=points))
         for number, (axis, where, label) in enumerate(self.rules):
             at = exponent(where, logs[axis])
             ends = [(at, y[0]), (at, y[1])] if axis == "x" else [(x[0], at), (x[1], at)]
-            points.append(Line(ends, (INK, "#808080")[number % 2], label, dashed=True))
+            shapes.append(Line(ends, (INK, "#808080")[number % 2], label, dashed=True))
         x_ticks = [(place, f"{place:g}") for place in told["xticks"]] if "xticks" in told else None
         return Panel(
-            points,
+            shapes,
             x,
             y,
             **names,
@@ -186,19 +183,16 @@ def gantts(traces: Mapping[str, Trace], bound: float, names: Mapping[int, str], 
     """Requests over time, as notebooks/lesson.py draws them."""
     for run, trace in traces.items():
         lanes = request_lanes(trace, bound, names)
-        bars = [
-            Bar(
-                bar.start,
-                number + 1 - look.high,
-                max(bar.end - bar.start, 0.003 * trace.seconds),  # a mark, too, can be seen
-                max(look.high - look.low, 0.1),
-                look.colour if look.colour != COLOURS["black"] else INK,
-                look.meaning,
-            )
-            for number, lane in enumerate(lanes.values())
-            for bar in lane
-            for look in [LOOKS[bar.kind]]
-        ]
+        bars = []
+        for number, lane in enumerate(lanes.values()):
+            for bar in lane:
+                look = LOOKS[bar.kind]
+                # a mark, too, can be seen
+                width = max(bar.end - bar.start, 0.003 * trace.seconds)
+                height = max(look.high - look.low, 0.1)
+                colour = look.colour if look.colour != COLOURS["black"] else INK
+                top = number + 1 - look.high
+                bars.append(Bar(bar.start, top, width, height, colour, look.meaning))
         places = [(number + 0.5, name) for number, name in enumerate(lanes)]
         ends = (0.0, max(bar.x + bar.width for bar in bars))
         SHOWN.append(

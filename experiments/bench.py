@@ -87,10 +87,11 @@ def make_workload(name: str, vocabulary: int, quick: bool = False) -> Work:
         shapes = [(prompt // 16, math.ceil(outputs / 16)) for prompt, outputs in shapes[:6]]
     same = round(SHARED * shapes[0][0]) if name == "P" else 0
     first = [dice.randrange(vocabulary) for _ in range(same)]
-    return [
-        (first + [dice.randrange(vocabulary) for _ in range(same, prompt)], count)
-        for prompt, count in shapes
-    ]
+    work = []
+    for prompt, count in shapes:
+        own = [dice.randrange(vocabulary) for _ in range(same, prompt)]
+        work.append((first + own, count))
+    return work
 
 
 @dataclass(frozen=True)
@@ -214,11 +215,13 @@ def print_found(rows: Rows) -> None:
     """A table for each workload on each machine."""
     for (workload, hardware), own in rows.by("workload", "hardware").items():
         versions = ", ".join(dict.fromkeys(own.column("version")))
-        cells = [
-            [row["engine"], row["C"], "{:.2f}-{:.2f}".format(*spread(row, "time"))]
-            + [f"{row[name]:{form}}" if name in row else "-" for name, form in FORMS.items()]
-            for row in own
-        ]
+        cells = []
+        for row in own:
+            low, high = spread(row, "time")
+            line = [row["engine"], row["C"], f"{low:.2f}-{high:.2f}"]
+            for name, form in FORMS.items():
+                line.append(f"{row[name]:{form}}" if name in row else "-")
+            cells.append(line)
         header = ["engine", "C", "range", *FORMS]
         print_table(header, cells, f"{workload} on {hardware}; {versions}; seconds")
 

@@ -242,13 +242,15 @@ def anchor_of(place: tuple) -> Benchmark | None:
     own = [each for each in benchmarks() if each.place == place and not each.is_the_load]
     if len({each.run for each in own}) < 2:
         return None
-    tell = [
-        each
-        for each in own
-        if each.what == ("time per token" if each.load_kind == "rate" else "throughput")
-        and each.quantity != "P99 ITL"
-    ]
-    return min(tell, key=lambda each: hashlib.sha256(each.id.encode()).digest(), default=None)
+    told = [each for each in own if tells(each)]
+    return min(told, key=lambda each: hashlib.sha256(each.id.encode()).digest(), default=None)
+
+
+def tells(each: Benchmark) -> bool:
+    """Whether the number says how fast the server's iterations are."""
+    if each.load_kind == "rate":
+        return each.what == "time per token" and each.quantity != "P99 ITL"
+    return each.what == "throughput"
 
 
 @cache

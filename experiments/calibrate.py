@@ -119,12 +119,12 @@ def make_plan(length: int, quick: bool = False) -> Plan:
         for size in LENGTHS
         if start + size <= length
     }
-    decodes = {
-        (count, context): make_batch(decodes=count, context=context)
-        for count in DECODES
-        for context in CONTEXTS[::step]
-        if context <= length and (count in (1, BATCH_SIZE) or context == 512)
-    }
+    decodes = {}
+    for count in DECODES:
+        for context in CONTEXTS[::step]:
+            # numbers in between at one context only
+            if context <= length and (count in (1, BATCH_SIZE) or context == 512):
+                decodes[count, context] = make_batch(decodes=count, context=context)
     hybrids = [
         make_batch([(start, size, start + size)], decodes, context)
         for start, size, decodes, context in HYBRIDS[::step]
@@ -234,7 +234,9 @@ def fit_decodes(seconds: dict[tuple[int, int], float]) -> tuple[float, Curve]:
     step, which are one less than the decode attends to.
     """
     contexts = sorted({context for _, context in seconds})
-    rows = [[1.0, *[count * (context == c) for c in contexts]] for count, context in seconds]
+    rows = []
+    for count, context in seconds:
+        rows.append([1.0, *(count if c == context else 0.0 for c in contexts)])
     measured = np.array(list(seconds.values()))
     scaled = np.array(rows) / measured[:, None]
     solution = np.linalg.lstsq(scaled, np.ones(len(rows)), rcond=None)[0].clip(min=0.0).tolist()

@@ -53,9 +53,10 @@ def draw() -> plt.Figure:
     place: dict[str, tuple[float, int]] = {}
     for y, (name, (parent, question, decision, whose)) in enumerate(TREE.items()):
         above, top = place.get(parent, (0.0, y))
-        x = above + 0.3 * (question != "trunk")
+        x = above if question == "trunk" else above + 0.3
         place[name] = x, y
-        axes.plot([above, above, x], [top, y, y], color=look.GREY, lw=3 - (x > above), zorder=1)
+        width = 3 if question == "trunk" else 2
+        axes.plot([above, above, x], [top, y, y], color=look.GREY, lw=width, zorder=1)
         axes.text(x + 0.2, y + 0.2, name, family="monospace", weight="bold", fontsize=14)
         axes.text(2.6, y + 0.2, decision, fontsize=14)
         axes.text(7.9, y + 0.2, whose, fontsize=11.5, ha="right")

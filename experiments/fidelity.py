@@ -30,12 +30,10 @@ from experiments.lib.flags import start
 from experiments.lib.rows import Numbers, read_rows
 from more.serving.capacity import cache_of_engine
 
-FIGURES, SERVING = (  # SARATHI's, Sarathi-Serve's
-    [import_module(f"experiments.{name}").STUDY for name in names.split()]
-    for names in (
-        "table2 fig3 fig4 fig7 fig8 table4 fig10 fig11 fig13 fig9",
-        "serve_phases serve_chunking serve_capacity serve_budget serve_ablation serve_pipelines",
-    )
+studies_of = lambda names: [import_module(f"experiments.{each}").STUDY for each in names.split()]
+FIGURES = studies_of("table2 fig3 fig4 fig7 fig8 table4 fig10 fig11 fig13 fig9")  # SARATHI's
+SERVING = studies_of(  # Sarathi-Serve's
+    "serve_phases serve_chunking serve_capacity serve_budget serve_ablation serve_pipelines"
 )
 BATCHES = {  # the paper's largest batches: ID_1k, ID_2k, ID_3k
     "s31_max_batch": ("llama-13b", "a6000"),
@@ -99,7 +97,9 @@ def judge(published: Mapping[str, str], ours: float | None, sources: Mapping[str
     verdict = ""
     if ours is not None and "bound)" in quantity:
         met = ours <= paper if "upper bound" in quantity else ours >= paper
-        verdict, error = ("met", None) if met else ("not met", error)
+        verdict = "met" if met else "not met"
+        if met:
+            error = None
     texts = holes.read_texts()[PAGE] if error is None or abs(error) > LIMIT else {}
     place = f"{holes.TEXTS}, {PAGE}, {name}"
     found = {key: holes.fill(text, sources, place) for key, text in texts.get(name, {}).items()}

@@ -44,6 +44,10 @@ def extremes(rows: Rows) -> None:
             rows.add(part=part, which="largest", reduction=max(found))
 
 
+PREDICTED = []
+for C in CHUNK_SIZES:
+    for L, B in BATCH_SIZES.items():
+        PREDICTED += cases(L=L, B=(B // 3, 2 * B // 3, B), C=C)
 STUDY = Study(
     "fig10",
     __doc__,
@@ -51,12 +55,7 @@ STUDY = Study(
         Sweep(
             times,
             [Priced("llama-13b", "a6000")],
-            [
-                case
-                for C in CHUNK_SIZES
-                for L, B in BATCH_SIZES.items()
-                for case in cases(L=L, B=(B // 3, 2 * B // 3, B), C=C)
-            ],
+            PREDICTED,
             measured=cases(L=512, B=(4, 8), C=(128, 256)),
             quick_measured=cases(L=64, B=3, C=16),
         )

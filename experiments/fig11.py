@@ -64,21 +64,17 @@ def contenders(
 
 def predicted(sizes: Mapping[int, int], quick: bool, policy: Sequence[str] | None) -> Cases:
     """Both panels of one engine. sizes: L -> B."""
-    over_length = [
-        case
-        for length, B in sizes.items()
-        for case in contenders(length, B, (BALANCED,), policy, panel="a")
-    ]
+    found = []
+    for length, B in sizes.items():
+        found += contenders(length, B, (BALANCED,), policy, panel="a")
     count = 5 if quick else 33
     B = sizes[L]
     places = ratios(B, count, (256, 512, L))  # the last peak is best-case Orca's
-    over_ratio = [
-        case
-        for prompt, decodes in sorted({split(L, ratio) for ratio in places})
-        for case in contenders(L, B, (256, 512), policy, panel="b", PD=prompt / decodes)
-        if case.get("start") != "together"  # the baseline by another name
-    ]
-    return over_length + over_ratio
+    for prompt, decodes in sorted({split(L, ratio) for ratio in places}):
+        own = contenders(L, B, (256, 512), policy, panel="b", PD=prompt / decodes)
+        # "together" is the baseline by another name
+        found += [case for case in own if case.get("start") != "together"]
+    return found
 
 
 def sweeps(
@@ -92,13 +88,14 @@ def sweeps(
 
     def together(length: int, size: int, chunks: Sequence[int]) -> Cases:
         """Both panels in one sweep: P:D at the balance of each chunk size."""
-        splits = [split(length, balance(chunk, size)) for chunk in chunks]
-        return [
-            case
-            for place in splits
-            for case in contenders(length, size, chunks, policy, PD=place[0] / place[1])
-            if case.get("start") != "together" or place == splits[0]  # once: it is the baseline
-        ]
+        found = []
+        for number, chunk in enumerate(chunks):
+            prompt, decodes = split(length, balance(chunk, size))
+            own = contenders(length, size, chunks, policy, PD=prompt / decodes)
+            if number > 0:  # once: it is the baseline
+                own = [case for case in own if case.get("start") != "together"]
+            found += own
+        return found
 
     small = together(64, 3, (8, 16)) if quick else together(512, 6, (128, 256))
     return [

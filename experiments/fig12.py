@@ -255,7 +255,7 @@ def implied() -> dict[str, float]:
 
 def ratios(setup: Setup, option: str, run: str, requests: int) -> Row:
     """run: of one option with "all" requests, or of two "together"."""
-    several = PAIRS.get(option, (option,) * (option != NONE))
+    several = () if option == NONE else PAIRS.get(option, (option,))
     knobs = {"knobs": len(several), "guessed": len({*several} & {*WITHOUT_SOURCE})}
     row = outcome_of(setup_of(option), requests).row
     return knobs | row | {BATCH_RATIO: BATCH_SIZE / TP_BATCH_SIZE}

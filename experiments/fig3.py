@@ -71,6 +71,12 @@ def largest_share(rows: Rows) -> None:
         rows.add(which="largest", **{"share of others, all priced": max(shares)})
 
 
+def shown(row: Row, quantity: str) -> bool:
+    if quantity in ("total", "over a prefill token") or "which" in row:
+        return True
+    return row["source"] == "measured" and quantity == "share of others"
+
+
 STUDY = Study(
     "fig3",
     __doc__,
@@ -105,11 +111,7 @@ STUDY = Study(
         Claim("a prefill token costs the same in any batch", flat("total", "B", phase="prefill")),
         Claim("a decode costs less, the larger the batch", falls("total", "B", phase="decode")),
     ],
-    shown=lambda row, quantity: (
-        quantity in ("total", "over a prefill token")
-        or "which" in row
-        or (row["source"] == "measured" and quantity == "share of others")
-    ),
+    shown=shown,
     measure=True,
     repeats=9,
 )

@@ -129,6 +129,14 @@ UNITS = {
     RATIO: "FLOP/B",
 }
 THROUGHPUT = Panel("B", "throughput", "L", facet="phase", log="x", show={"ylim": (0, None)})
+
+
+def shown(row: Row, quantity: str) -> bool:
+    if quantity == "intensity":
+        return False
+    return row.get("phase") == "decode" or row.get("B", 1) == 1
+
+
 STUDY = Study(
     "fig4",
     __doc__,
@@ -157,9 +165,7 @@ STUDY = Study(
         ),
         Claim("one decode's operators are not", bounded("intensity", 0, 2, phase="decode", B=1)),
     ],
-    shown=lambda row, quantity: (
-        quantity != "intensity" and (row.get("phase") == "decode" or row.get("B", 1) == 1)
-    ),
+    shown=shown,
     measure=True,
     repeats=7,
 )

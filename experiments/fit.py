@@ -304,10 +304,9 @@ def halves(kernels: Sequence[Kernel]) -> tuple[list[Kernel], list[Kernel]]:
     """
     colours: tuple[list[Kernel], list[Kernel]] = ([], [])
     own = [kernel.shape[kernel.of_weights :] for kernel in kernels]
-    places = [
-        {size: place for place, size in enumerate(sorted(set(sizes)))}
-        for sizes in zip(*own, strict=True)
-    ]
+    places = []  # of each dimension: size -> place
+    for sizes in zip(*own, strict=True):
+        places.append({size: place for place, size in enumerate(sorted(set(sizes)))})
     for kernel, shape in zip(kernels, own, strict=True):
         colour = sum(place[size] for place, size in zip(places, shape, strict=True))
         colours[colour % 2].append(kernel)
@@ -457,7 +456,8 @@ def fit_later(gpu: str) -> dict[str, Constants]:
             start = replace(START, p=EFFICIENCY[gpu, "vllm"].p, tile=256)
         else:
             names = ("compute", "memory", "p", "start")[: 3 if gpu == "l40s" else 4]
-            start = Experts(compute=0.6, memory=0.9, p=1.5, start=2e-5 * ("start" in names))
+            begin = 2e-5 if "start" in names else 0.0
+            start = Experts(compute=0.6, memory=0.9, p=1.5, start=begin)
         found[kind] = rounded(kernels_fit(gpu, (kind,), names, start))
     return found
 
@@ -581,10 +581,11 @@ def fit_reduces(link: str, kernels: Sequence[Kernel]) -> dict[int, tuple[AllRedu
         own = [each for each in kernels if each.shape[0] == gpus]
         steps = [TWO_STEPS[gpus]] if gpus in TWO_STEPS and link.startswith("nvlink") else []
         starts = [0, *steps, NCCL]
-        found[gpus] = tuple(
-            fit_reduce(first, [each for each in own if first <= each.shape[1] < end])
-            for first, end in pairwise([*starts, math.inf])
-        )
+        ways = []
+        for first, end in pairwise([*starts, math.inf]):
+            between = [each for each in own if first <= each.shape[1] < end]
+            ways.append(fit_reduce(first, between))
+        found[gpus] = tuple(ways)
     return found
 
 
@@ -672,11 +673,11 @@ def law_errors(gpu: str, kinds: tuple[str, ...]) -> tuple[float, float]:
     """Median errors in % of both halves, all of one kind together, after a new fit."""
     names = [each for each in MOVING[kinds] if each not in CHOSEN[gpu]]
     found = kernels_fit(gpu, kinds, names, replace(START, **CHOSEN[gpu]))
-    halves = zip(*(kernels_of(gpu)[kind] for kind in kinds), strict=True)
-    return tuple(
-        statistics.median(abs(e) for own in half for e in errors_of(large(own), found, {}))
-        for half in halves
-    )
+    medians = []
+    for half in zip(*(kernels_of(gpu)[kind] for kind in kinds), strict=True):
+        errors = [error for own in half for error in errors_of(large(own), found, {})]
+        medians.append(statistics.median(map(abs, errors)))
+    return tuple(medians)
 
 
 # -------------------------------------------------------------------------------------- the command

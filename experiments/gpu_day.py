@@ -153,9 +153,17 @@ def decodes_of(day: Day, llm: LLM, *sizes: int) -> None:
 def decode(day: Day) -> None:
     """Each back end; with and without graphs; with PyTorch's small operators and with Triton's."""
     sizes = (1, 2, 4, 8, 16, 32) if day.cuda else (1, 2)
-    own = cuda.small_operators
-    ways = [("rows", graphs, small) for graphs in ("off", "on") for small in (lambda *_: None, own)]
-    for back, graphs, small in [*ways, *((back, "off", own) for back in ("xformers", "sdpa"))]:
+    of_torch = lambda *_: None  # no kernels of Triton
+    of_triton = cuda.small_operators
+    ways = [
+        ("rows", "off", of_torch),
+        ("rows", "off", of_triton),
+        ("rows", "on", of_torch),
+        ("rows", "on", of_triton),
+        ("xformers", "off", of_triton),
+        ("sdpa", "off", of_triton),
+    ]
+    for back, graphs, small in ways:
         # a UserError: it cannot run here
         with suppress(UserError), mock.patch.object(cuda, "small_operators", small):
             decodes_of(day, day.llm(day.model, max(sizes), back, graphs), *sizes)

@@ -190,7 +190,9 @@ def print_comparison(found: Comparison) -> None:
 
 def draw(found: Comparison) -> plt.Figure:
     """One panel for each policy, on one time axis: whole prompts left, chunks right."""
-    columns = [[name for name in found.traces if (name in WHOLE) == whole] for whole in (1, 0)]
+    whole = [name for name in found.traces if name in WHOLE]
+    chunks = [name for name in found.traces if name not in WHOLE]
+    columns = [whole, chunks]
     rows = max(len(column) for column in columns)
     figure, grid = look.panels(rows, 2, 9.5, 2.65 + 1.2 / rows, sharex=True, sharey=True)
     last = [trace.iterations[-1] for trace in found.traces.values()]

@@ -111,6 +111,10 @@ def report(rows: Rows) -> None:
 
 def sweeps(quick: bool = False, memory: float = 1.0) -> Sequence[Sweep]:
     priced = [PricedBeams(model) for model in TILES]
+    slowed = []
+    for cause in CAUSES:
+        engines = [PricedBeams(model, cause) for model in TILES]
+        slowed.append(Sweep(with_cause, engines, cases(P=PROMPT, R=RESPONSE, cause=cause)))
     return [
         Sweep(
             batches,
@@ -119,14 +123,7 @@ def sweeps(quick: bool = False, memory: float = 1.0) -> Sequence[Sweep]:
             measured=cases(P=512, R=64, GB=memory),
             quick_measured=cases(P=48, R=4, GB=memory),
         ),
-        *(
-            Sweep(
-                with_cause,
-                [PricedBeams(model, cause) for model in TILES],
-                cases(P=PROMPT, R=RESPONSE, cause=cause),
-            )
-            for cause in CAUSES
-        ),
+        *slowed,
         Sweep(caches, priced, cases(BS=(1, 2, 4, 8, 16, 32, 64))),
         Sweep(room, priced, [{}]),
     ]
@@ -168,7 +165,7 @@ STUDY = Study(
     },
     derive=extremes,
     claims=[Claim("segments gain on every model", bounded("gain", 4, 100))],
-    shown=lambda row, quantity: (
+    shown=lambda row, _: (
         "which" in row or row["source"] == "measured" or STATED.items() <= row.items()
     ),
     report=report,

@@ -104,7 +104,8 @@ def iteration(engine: Deployment, phase: str, L: int, B: int) -> dict[str, float
 
     The parts are in ms per token.
     """
-    batch = make_batch([(0, L, L)] * B if phase == "prefill" else (), B * (phase == "decode"), L)
+    is_prefill = phase == "prefill"
+    batch = make_batch([(0, L, L)] * B) if is_prefill else make_batch(decodes=B, context=L)
     seconds = parts(engine.cost_model, batch)
     tokens = batch.num_tokens
     whole = sum(seconds.values())

@@ -159,7 +159,8 @@ def main() -> None:
     options = ScriptParser(__doc__, STUDY.all_flags() | DRAWS).parse_args()
     STUDY.run()
     if options.perfetto:
-        traces, about = ({name: run[i] for name, run in RUNS.items()} for i in (0, 1))
+        traces = {name: trace for name, (trace, _) in RUNS.items()}
+        about = {name: words for name, (_, words) in RUNS.items()}
         perfetto.save(options.perfetto, traces, about=about)
         print(f"wrote {options.perfetto}: open it on https://ui.perfetto.dev")
 

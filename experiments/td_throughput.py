@@ -191,6 +191,14 @@ UNITS = {
 LEADS = f"{OURS} over each baseline, the largest of four nodes"
 SHOW = {"ylim": (0, None)}
 LOOKS = td.LOOKS
+
+
+def shown(row: Row, quantity: str) -> bool:
+    if row.get("case") != ALL:
+        return False
+    return row.get("system") == OURS if "which" in row else quantity == "over 2 GPUs"
+
+
 STUDY = Study(
     "td_throughput",
     __doc__,
@@ -210,10 +218,7 @@ STUDY = Study(
     }
     | {"td_scaling_l20_32b": ("over 2 GPUs", {"case": ALL, "node": "L20 + 32B"})},
     derive=compare,
-    shown=lambda row, quantity: (
-        row.get("case") == ALL
-        and (row.get("system") == OURS if "which" in row else quantity == "over 2 GPUs")
-    ),
+    shown=shown,
     report=report,
     flags={
         "requests": Flag("requests of each run", 5000, 12),

@@ -1,5 +1,6 @@
-"""`simulate` with all that is in more/: every policy, blocks, a model by its config.json; and with
-requests that come from a generator, a million of them.
+"""`simulate` with all that is in more/: every policy, blocks, a model by its config.json.
+
+It is faster (fast_forward.py). And its requests may come from a generator, a million of them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,6 +12,7 @@ from configs import ModelConfig
 from configs.hosts import Host
 from costmodel import CostModel
 from loop import Loop
+from more.fast_forward import FastForward
 from more.loading.priced import priced_model
 from more.loading.requests import OneByOne, checked
 from more.paged.blocks import choose_blocks
@@ -64,10 +66,12 @@ def simulate(
     scheduler = make_scheduler(policy, max_batch_size, chunk_size, cache_tokens)
     if blocks := choose_blocks(cache, block_size, prefix_caching):
         scheduler.memory = blocks.memory(cache_tokens)
-    loop = Loop(scheduler, CostExecutor(cost_model))
+    executor = CostExecutor(cost_model)
     if done is None:
+        loop = FastForward(scheduler, executor)
         run_all(loop, ready)
     else:
+        loop = Loop(scheduler, executor)
         loop.trace = Fleeting(scheduler.name)
         loop.arriving = OneByOne(ready)
         while loop.step():

@@ -101,10 +101,15 @@ def tiny_model(
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`-m cuda` opens no other file: a machine with a GPU need not have what the server needs."""
-    if config.option.markexpr == "cuda" and collection_path.suffix == ".py":
-        return "mark.cuda" not in collection_path.read_text(encoding="utf-8") or None
-    return None
+    """A file with no test that `-m` asks for is not opened: opening all of them takes seconds, and
+    a machine with a GPU need not have what the server needs.
+    """
+    asked = config.option.markexpr
+    if collection_path.suffix != ".py" or not asked:
+        return None
+    if asked in ("cuda", "slow", "browser"):
+        return f"mark.{asked}" not in collection_path.read_text(encoding="utf-8") or None
+    return ("not browser" in asked and collection_path.name.startswith("test_browser_")) or None
 
 
 def pytest_collection_finish() -> None:

@@ -52,7 +52,7 @@ PROMISES = {
     ),
     "the price of a batch by hand": "constants costmodel law",
     "capacity is one: planner, traces, anchors": (
-        "anchor beside_benchmarks calibrate plan serving traces workload"
+        "anchor beside_benchmarks calibrate fast_forward plan serving traces workload"
     ),
     "server and pages": (
         "browser_explorer browser_live browser_site explorer live runner serve serve_pipelines"

@@ -24,7 +24,12 @@ Place = tuple[str, int]  # host and port
 
 def request(path: str, body: object = None, method: str = "POST", **headers: str) -> bytes:
     """The bytes of a request; body: bytes, or what becomes JSON. The connection ends after it."""
-    data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+    if body is None:
+        data = b""
+    elif isinstance(body, bytes):
+        data = body
+    else:
+        data = json.dumps(body).encode()
     known = {
         "host": "127.0.0.1",
         "content-type": "application/json",

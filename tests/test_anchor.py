@@ -75,7 +75,11 @@ def sglang(load: str) -> dict[str, object]:
 
 def guidellm(load: str) -> dict[str, object]:
     entry, (clients, rate, _) = vllm(load), LOADS[load]
-    kind = "concurrent" if clients else "poisson" if rate else "throughput"
+    kind = "throughput"
+    if clients:
+        kind = "concurrent"
+    elif rate:
+        kind = "poisson"
     tokens = {"prompt_tokens": PROMPT, "output_tokens": OUTPUT}
     metrics = {
         "requests_per_second": {"mean": entry["request_throughput"]},

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import just_fits, one_at_a_time, tiny_model
+from conftest import just_fits, tiny_model
 
 from attention import PLAIN
 from batch import Request
@@ -69,8 +69,12 @@ def test_what_just_fits_runs(policy: str, cache: str) -> None:
         return scheduler
 
     for output, steps in ((1, 0), (2, 16), (16, 16), (17, 16), (18, 32), (33, 32), (34, 48)):
-        held = {"segment": steps, "standard": output - 1 and prompt + output - 1}
-        need = width * held[cache] + (prompt if cache == "segment" or output == 1 else 0)
+        if output == 1:
+            need = prompt
+        elif cache == "segment":
+            need = width * steps + prompt
+        else:
+            need = width * (prompt + output - 1)
 
         def made(number: int, output: int = output) -> BeamRequest:
             return BeamRequest(number, range(prompt), output, beam_width=width, cache=cache)
@@ -80,24 +84,6 @@ def test_what_just_fits_runs(policy: str, cache: str) -> None:
             UserError, match=f"need {need} tokens of cache, and it holds {need - 1}"
         ):
             scheduler_of(need - 1).add(made(0))
-
-
-@pytest.mark.parametrize("cache", CACHES)
-def test_the_shortest_searches(cache: str) -> None:
-    """One output token; and an end token at the first step, which ends a search of one beam."""
-    model = tiny_model("llama-gqa")
-    best = one_at_a_time(model, PROMPT, 1)[0]
-    for params, reason in (
-        (BeamSearchParams(3, 1), "length"),
-        (BeamSearchParams(1, 5, stop_ids=(best,), length_penalty=0.0), "stop"),
-        (BeamSearchParams(3, 5, stop_ids=(best,), length_penalty=0.0), None),
-    ):
-        loop = beam_loop(model, "sarathi", 1, 64)
-        loop.add(request := Search("llama-gqa", PROMPT, params, cache).request(0))
-        loop.run()
-        assert request.search.finished[0].token_ids == [best]
-        assert reason is None or (len(request.output) == 1 and request.finish_reason == reason)
-        assert loop.executor.memories == {} and loop.executor.cache.used == [None]
 
 
 def test_a_finished_beam_makes_room_for_the_next_best() -> None:

@@ -40,9 +40,9 @@ from simulate import simulate
 asked = json.loads(sys.stdin.read())
 found = {"policies": list(POLICIES), "tokens": {}, "families": {}}
 llm = LLM("demo", **asked["sizes"])
-params = [SamplingParams(12), SamplingParams(9, 0.8, seed=3), SamplingParams(20)]
+params = [SamplingParams(6), SamplingParams(4, 0.8, seed=3), SamplingParams(9)]
 for policy in POLICIES:
-    for room in (None, 90):  # with 90 tokens, requests are preempted
+    for room in (None, 60):  # with 60 tokens, requests are preempted
         llm.policy = policy
         llm.cache_tokens = room
         outputs = llm.generate(asked["prompts"], params)
@@ -102,7 +102,7 @@ def test_the_book_runs_in_an_empty_folder(tmp_path: Path, families: dict[str, Pa
     assert set(found["policies"]) <= set(POLICIES) and len(found["policies"]) >= 5
 
     llm = LLM("demo", device="cpu", **SIZES)
-    params = [SamplingParams(12), SamplingParams(9, 0.8, seed=3), SamplingParams(20)]
+    params = [SamplingParams(6), SamplingParams(4, 0.8, seed=3), SamplingParams(9)]
     expected = [out.token_ids for out in llm.generate(PROMPTS, params)]
     assert len(found["tokens"]) == 2 * len(found["policies"]) + 1
     assert all(tokens == expected for tokens in found["tokens"].values()), found["tokens"]

@@ -151,7 +151,7 @@ LONG = {"fig13": ("--quick", "--out", "OUT"), "tests.oracle": (MINE,)} | SLOW
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in LONG]
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in LONG]
 )
 def test_long_commands_say_how_far_they_are(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

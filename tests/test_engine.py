@@ -71,7 +71,7 @@ def prefill_logits(
     return torch.cat(logits)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     data=st.data(), name=st.sampled_from(sorted(TINY)), backend=st.sampled_from(["math", "sdpa"])
 )
@@ -127,7 +127,7 @@ def test_a_draw_does_not_depend_on_the_other_rows(dtype: torch.dtype) -> None:
     how = [None if row % 5 == 2 else SamplingParams(9, *rng.choice(HOW)) for row in range(40)]
 
     def fresh(row: int) -> Sampler | None:
-        return how[row] and Sampler(how[row], row)
+        return Sampler(how[row], row) if how[row] else None
 
     alone = [sample(logits[[row]], [fresh(row)])[0] for row in range(40)]
     assert alone[5] % 2 == 1 and [row for row in range(40) if alone[row] == BROKEN] == [6, 7, 8]
@@ -182,8 +182,9 @@ def test_the_ends_of_the_line_and_what_is_as_likely(monkeypatch: pytest.MonkeyPa
         ([0, 1, 2, 3, 4, 5], [(5, 1.0), (0, all_in)]),
     ):
         for top_k, top_p in how:
-            sampler = Sampler(SamplingParams(9, 1.0, top_k, top_p), 0)
-            assert sorted({sample(tied, [sampler])[0] for _ in range(400)}) == kept
+            params = SamplingParams(9, 1.0, top_k, top_p)
+            samplers = [Sampler(params, seed) for seed in range(400)]
+            assert sorted({*sample(tied.expand(400, -1), samplers)}) == kept
 
 
 def gathered(tokens: list[StreamedToken], count: int) -> list[list[int]]:
@@ -192,7 +193,7 @@ def gathered(tokens: list[StreamedToken], count: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("policy", "temperature"), [*zip(compared(), cycle((0.0, 1.0)), strict=False)]
+    ("policy", "temperature"), [*zip(compared()[::4], cycle((0.0, 1.0)), strict=False)]
 )
 def test_broken_logits_end_their_request_alone(llm: LLM, policy: str, temperature: float) -> None:
     """One breaks at its prompt, one later; the others get their tokens, in slots that were used."""
@@ -214,17 +215,6 @@ def test_broken_logits_end_their_request_alone(llm: LLM, policy: str, temperatur
         streams[each.index] = [*streams[each.index][0], each.token_id], each.finish_reason
     ends = {"length": [], "error": [BROKEN]}
     assert streams == [(tokens + ends[reason], reason) for tokens, reason in expected]
-
-
-def test_a_joined_call_counts_from_its_own_start(llm: LLM) -> None:
-    """Arrivals, and so TTFT and latency, count from the call, not from that of the first stream."""
-    stream = llm.stream(PROMPTS[:2], SamplingParams(max_tokens=9))
-    next(stream)
-    time.sleep(0.2)
-    begin = time.perf_counter()
-    out = llm.generate(PROMPTS[3], SamplingParams(max_tokens=3))[0]
-    assert 0 < out.ttft <= out.latency <= time.perf_counter() - begin
-    stream.close()
 
 
 def test_a_stream_that_is_collected_in_the_middle_of_a_step(llm: LLM) -> None:
@@ -349,26 +339,6 @@ def test_threads_make_models_of_their_own() -> None:
     kinds = [torch.float64, torch.bfloat16, torch.float32]
     assert in_threads([partial(make, dtype) for dtype in kinds]) == [{dtype} for dtype in kinds]
     assert torch.get_default_dtype() == torch.float32
-
-
-def test_a_call_in_the_middle_of_a_step_is_refused(llm: LLM) -> None:
-    """Of the same thread, by a hook of the user's."""
-    params = SamplingParams(max_tokens=3)
-    expected = llm.generate(PROMPTS[:2], params)
-    found = []
-
-    def calls(batch: Batch) -> float:
-        found.append(llm.generate(PROMPTS[2:4], params))
-        return 0.0
-
-    llm.cost = calls
-    llm.policy = "qoserve"
-    with pytest.raises(UserError, match="step was called while a step runs, or after one failed"):
-        llm.generate(PROMPTS[:2], params)
-    llm.cost = None
-    llm.policy = "sarathi"
-    again = llm.generate(PROMPTS[:2], params)
-    assert [out.token_ids for out in again] == [out.token_ids for out in expected] and not found
 
 
 def test_the_wall_clock_waits_for_arrivals(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

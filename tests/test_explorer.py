@@ -19,7 +19,7 @@ from costmodel import make_batch
 from experiments.lib.engines import Priced
 from more.pictures.gantt import LOOKS
 from more.serving.steady import Workload, balance, split
-from more.simulate import make_cost_model, simulate
+from more.simulate import make_cost_model, run_all, simulate
 from more.web import bundle, explore_routes, explore_side, explore_state, explorer
 from more.web.explore_state import State, read_state
 from more.web.explorer import answer, gain_point, gain_points, schedule
@@ -205,7 +205,7 @@ def test_a_place_is_from_the_first_iteration_of_a_request_to_its_last(drawn: Sid
                 first, last = held[request]
                 assert lane == lane_of[request] and first <= each["t"] and each["end"] <= last
         named = [own["id"] for own in side["places"] if own.get("label") == "long prompt"]
-        assert named == [state.n] * bool(state.long)
+        assert named == ([state.n] if state.long else [])
         moments = [moment for moment, _ in side["queue"]]
         assert moments == sorted(set(moments)) and side["queue"][-1][1] == 0
         for moment, waiting in side["queue"]:
@@ -266,20 +266,21 @@ def test_another_ratio_keeps_the_length() -> None:
         schedule({}, "x")
 
 
-def test_what_cannot_run_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_run_is_one_sentence() -> None:
     found = schedule({"P": 9000})
     assert "9000 prompt tokens" in found["error"] and "sides" not in found
     assert found["link"] == "P=9000", "so that the page can mend it"
     assert "tp is 8" in schedule({"model": "llama-33b", "tp": 8})["error"]
     # the most work that a state may ask for
-    cost = explorer.cost_of(State())
-    ran = []
-    seconds = lambda batch: ran.append(1 + len(batch.decodes) + len(batch.chunks)) or 1.0
-    monkeypatch.setattr(cost, "seconds", seconds)
     huge = {"n": 500, "C": 64, "B": 256, "P": 2000, "long": 0, "D": 2000}
     side = schedule(huge | {"left": "sarathi", "right": "sarathi"})["sides"][0]
     assert "choose fewer or shorter requests" in side["error"]
-    assert sum(ran) <= 2 * (explorer.MOST_WORK + 2 * 256)
+    loop = explorer.Limited(read_state(huge)[0], "sarathi")
+    with pytest.raises(UserError, match="has run"):
+        run_all(loop, explorer.make_requests(read_state(huge)[0]))
+    ran = sum(1 + each.num_chunks + each.num_decodes for each in loop.trace.iterations)
+    most_at_once = huge["D"] * (huge["B"] + 1)
+    assert explorer.MOST_WORK < ran <= explorer.MOST_WORK + most_at_once
 
 
 def test_a_guess_and_a_full_memory_are_said() -> None:

@@ -4,6 +4,7 @@ import importlib
 import re
 import subprocess
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -38,6 +39,7 @@ LONG += ["serve_latency", "heirs", "beside_benchmarks", "apart_distserve", "apar
 SHORT = [name for name in STUDIES if name not in LONG]
 FEW = ["prefix_caching", "serve_budget", "serve_stalls", "chunks_in_flight", "fig11"]  # these, too
 MINUTES = ["serve_capacity", "serve_pipelines"]  # for a job in a process of its own
+ONE_END = ["fig12", "prefix_caching"]  # whose last job takes as long, and is as the first
 MOST_PANELS = {"fig10": 7, "serve_phases": 7, "segment_throughput": 8}  # as the papers' figures
 CHOSEN = {
     "PD",
@@ -87,6 +89,14 @@ def check_numbers(rows: Rows, kept: Rows, rel: float = 2e-5, whole: bool = True)
     assert found, "no case is there"
 
 
+def few_panels(name: str, figure: plt.Figure, path: Path | None = None, *_: object) -> None:
+    """As `sketch`. No picture has more panels than anybody looks at."""
+    assert len(figure.axes) <= MOST_PANELS.get(name, 6)
+    if path:
+        sketch(figure, path)
+    plt.close(figure)
+
+
 @pytest.mark.parametrize(
     "name", [*SHORT, *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)]
 )
@@ -95,7 +105,7 @@ def test_a_study_writes_what_it_says(
 ) -> None:
     """The published numbers beside its own, and those of the committed results."""
     if name != "fig3":
-        monkeypatch.setattr(look, "save_figure", sketch)
+        monkeypatch.setattr(look, "save_figure", partial(few_panels, name))
     few = ["--requests", FEWER[name]] if name in FEWER else []
     if name == "chunks_in_flight":  # whose first and last job are run whole
         monkeypatch.setattr(chunks_in_flight, "WINDOWS", 1)
@@ -127,7 +137,7 @@ def test_first_and_last_job_are_as_committed(name: str) -> None:
     sweeps = study.swept(**{flag: each.default for flag, each in study.flags.items()})
     for sweep in sweeps[:4]:
         if not (sweep.processes and name in MINUTES):
-            last = [] if name == "fig12" else sweep.cases[1:][-1:]  # with all requests, too
+            last = [] if name in ONE_END else sweep.cases[1:][-1:]
             ends = [*sweep.cases[:1], *last]
             one = replace(sweep, on=sweep.on[:1], cases=ends, processes=False)
             rows += one.predict(quick=False)
@@ -148,10 +158,8 @@ def test_committed_rows_follow_from_each_other(name: str) -> None:
         found = claim.found(predicted)
         assert found, f"nothing says whether {claim.says}"
         assert all(all(each.comparisons) for each in found), (claim.says, found)
-    if name != "td_phases":  # it has four panels, and its runs take long
-        figure = study.picture(kept)
-        plt.close(figure)
-        assert len(figure.axes) <= MOST_PANELS.get(name, 6), "more than anybody looks at"
+    if name in [*LONG, "fig3"] and name != "td_phases":  # the runs of others are drawn above
+        few_panels(name, study.picture(kept))
 
 
 def test_what_was_measured_has_a_picture_of_its_own(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from more.policies import compared
 from nano_sarathi import LLM, BeamSearchParams, SamplingParams
 from scheduler import make_scheduler
 
-COUNT = 9
+COUNT = 6
 BATCH_SIZE = 3
 CHUNK_SIZE = 8
 
@@ -51,6 +51,7 @@ def small_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 RECORDED = [name for name in TINY if not TINY[name].narrow]
+ON_A_CPU = [name for name in RECORDED if name not in ("llama", "llama-mqa")]  # as llama-gqa
 
 
 def test_a_window_that_matters_is_not_recorded() -> None:
@@ -68,7 +69,7 @@ def replays() -> Iterator[Callable[[], int]]:
 
 @pytest.mark.parametrize(
     ("name", "attend"),
-    [*((each, cuda.gathered) for each in RECORDED), ("llama-gqa", cuda.rows), ("gpt2", cuda.rows)],
+    [*((each, cuda.gathered) for each in ON_A_CPU), ("llama-gqa", cuda.rows), ("gpt2", cuda.rows)],
 )
 def test_same_tokens_under_every_policy(name: str, attend: Callable, replays: Callable) -> None:
     """A third of the policies for each model, twice each: the second run finds the recordings of

@@ -9,6 +9,7 @@ import tomllib
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from unittest import mock
 
 import lines
 import pytest
@@ -35,6 +36,7 @@ ORDER = [
     ["engine"],  # here the book ends: nothing of more/ is below
     ["loading"],
     ["fast"],
+    ["fast_forward"],  # a priced loop that knows the policies above
     ["simulate"],  # it makes the policies of more/policies/ known
     ["beam"],  # `LLM.beam_search` needs it; the loop and the policies do not
     ["nano_sarathi"],  # the door of all the rooms above
@@ -159,7 +161,8 @@ def test_every_test_has_a_promise() -> None:
     """`make lines` prints the tokens by folder, and the lines of tests by what they promise."""
     tracked()  # skips where git knows nothing
     assert lines.by_promise()
-    assert set(lines.by_folder()[0]) >= {"(root)", "more", "tests"}
+    with mock.patch.object(lines, "tokens", len):  # the next test counts tokens
+        assert set(lines.by_folder()[0]) >= {"(root)", "more", "tests"}
 
 
 def test_every_file_has_a_room() -> None:

@@ -438,7 +438,7 @@ LONG = {2, 3, 7, 10, 11}  # they run a model or a server, or search
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (number in LONG))
+        pytest.param(path, id=path.stem, marks=pytest.mark.slow if number in LONG else ())
         for number, path in enumerate(LESSONS, 1)
     ],
 )

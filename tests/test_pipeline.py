@@ -52,14 +52,13 @@ def filled_with(requests: list[Request], *arguments: object, **options: object) 
 
 def waits(trace: PipelineTrace) -> list[tuple[int, float, float, str]]:
     """(stage, from, to, cause) of every idle interval between two steps."""
-    return [
-        (stage, start - wait, start, cause)
-        for step in trace.steps
-        for stage, (start, wait, cause) in enumerate(
-            zip(step.starts, step.waits, step.causes, strict=True)
-        )
-        if wait > 0
-    ]
+    found = []
+    for step in trace.steps:
+        stages = zip(step.starts, step.waits, step.causes, strict=True)
+        for stage, (start, wait, cause) in enumerate(stages):
+            if wait > 0:
+                found.append((stage, start - wait, start, cause))
+    return found
 
 
 def test_chunks_of_one_prompt_by_hand() -> None:

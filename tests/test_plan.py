@@ -31,6 +31,7 @@ from experiments.lib import plan_report
 from experiments.lib.plan_names import counter_of, slo_of
 from experiments.lib.plan_report import ANCHORED, error_of, link_words, rounded, who_holds
 from experiments.lib.rows import read_rows
+from more import fast_forward
 from more.loading.priced import shape_of
 from more.pipeline import simulate_pipeline
 from more.policies import compared
@@ -41,6 +42,7 @@ from more.serving.planner import BUDGETS, EXACT, Found, Traffic
 from more.serving.search import largest_rate
 from more.serving.traffic import Fixed, at_rate, make_requests, poisson, read_trace
 from more.simulate import simulate
+from timeline import Trace
 
 ROOT = Path(__file__).parent.parent
 # The config.json of Llama-3-8B: what prices it.
@@ -208,6 +210,13 @@ def test_a_load_knows_what_any_slo_needs(llama: Path) -> None:
         assert not load.meets(Slo(tuple(less if each is other else other for other in bounds)))
 
 
+@cache
+def whole_run(of: Deployment, rate: float) -> Trace:
+    """Of 224 requests, without an end before the last."""
+    requests = at_rate(Traffic.of("trace", population()).sample(224), rate)
+    return of.serve(requests, OURS, 512)
+
+
 @pytest.mark.parametrize(
     ("bound", "stages"),
     [("e2e:p99:1e6", 1), *product(("tbt:p99:30", "ttft:p90:300"), (1, 2))],
@@ -219,9 +228,9 @@ def test_a_run_that_is_left_would_have_missed(llama: Path, stages: int, bound: s
     left = []
     slo = slo_of(plan.read_options(["--slo", "tbt:p99:1e6", "--slo", bound]), 1.0)
     for rate in (1.0, 8.0, 16.0, 1e6):
-        requests = [at_rate(traffic.sample(224), rate) for _ in range(2)]
-        whole = of.serve(requests[0], OURS, 512)
-        part = of.serve(requests[1], OURS, 512, over=capacity.overload_of(requests[1], slo, 256))
+        whole = whole_run(of, rate)
+        requests = at_rate(traffic.sample(224), rate)
+        part = of.serve(requests, OURS, 512, over=capacity.overload_of(requests, slo, 256))
         left.append(len(part.finished) < 224)
         if left[-1]:
             assert not Load.steady(whole).meets(slo)
@@ -234,15 +243,15 @@ def test_a_run_that_is_left_would_have_missed(llama: Path, stages: int, bound: s
 
 @pytest.mark.parametrize("policy", compared())
 @pytest.mark.parametrize("cache_tokens", [3000, 10**6])
-def test_a_jump_over_decodes_changes_no_bit(policy: str, cache_tokens: int) -> None:
+def test_fast_forward_changes_no_bit(policy: str, cache_tokens: int) -> None:
     """Of any policy, where the cache is full, and in a closed loop."""
     of = Deployment("mistral-7b", gpu="h100", software="vllm", orca_batch_size=8, max_batch_size=8)
     of = replace(of, cache=cache_tokens)
     for clients in (None, 6):
         seen = []
-        for jump in (capacity.decode_on, lambda loop: None):
+        for known in (fast_forward.COUNTED, set()):
             requests = at_rate(Traffic.of("trace", population()).sample(48), 3.0)
-            with mock.patch.object(capacity, "decode_on", jump):
+            with mock.patch.object(fast_forward, "COUNTED", known):
                 trace = of.serve(requests, policy, 256, clients)
             lives = [
                 (*map(attrgetter(name), trace.lives.values()),)
@@ -381,7 +390,10 @@ def test_names_as_people_type_them(capsys: pytest.CaptureFixture) -> None:
         for name in typed.split(", "):
             gpu = plan.read_options(["--gpu", name]).gpu
             model = shape_of(name)
-            assert (model.name if model else gpu if gpu in GPUS else "") == ours, name
+            if model:
+                assert model.name == ours, name
+            else:
+                assert (gpu if gpu in GPUS else "") == ours, name
     assert capsys.readouterr().out == "GPU A100: a100-80gb is taken; there is a100-40gb, too\n"
     assert {gpu_named(name) for name in GPUS} == {*GPUS}
     assert [shape_of(name).name for name in MODELS] == [*MODELS]

@@ -79,7 +79,8 @@ def test_named_files_exist() -> None:
         folders = ("", "experiments", "more/fast", "results", "course", Path(document).parent)
         for name in re.findall(rf"`([\w/.-]+(?:\.(?:{kinds})|/))`", text):
             there = any((ROOT / folder / name).exists() for folder in folders)
-            missing += [(document, name)] * (not there and not MADE.fullmatch(name))
+            if not there and not MADE.fullmatch(name):
+                missing.append((document, name))
     assert not missing
 
 

@@ -18,7 +18,6 @@ from command.checks import UserError
 from configs import GPUS, MODELS
 from costmodel import requests_that_fit
 from loop import Loop
-from more.loading.policyfile import is_ours
 from more.simulate import CostExecutor, make_cost_model, simulate
 from more.web.api import Api, router
 from more.web.priced import Clock, PricedEngine
@@ -156,34 +155,6 @@ def test_a_switch_refuses_whom_the_new_policy_cannot_serve_and_nobody_else(
         runner.loop.scheduler.check(Request(0, [1], 1, tags=tags))
 
 
-def test_after_a_switch_all_that_wait_are_served() -> None:
-    """Every policy takes over from another one, with decodes, a half prefill and a queue."""
-    policies = [name for name in POLICIES if is_ours(POLICIES[name])]
-    random.Random(5).shuffle(policies)
-    clients = Clients(PricedEngine(max_batch_size=3, clock=FastClock()), queue=200)
-    switches = []
-    requests = []
-
-    def change(policy: str) -> None:
-        number = len(switches)
-        tags = {"user": "ab"[number % 2], "ttft": "1", "predicted_tokens": str(number)}
-        new = [Request(0, range(1, size), 7, tags=tags) for size in (2, 90, 20)]
-        requests.extend(new)
-        clients.runner.submit(new, [(number, place) for place in range(3)])
-        switches.append(clients.runner.switch(policy, 64))
-
-    change("sarathi")
-    for place, policy in enumerate(policies):
-        clients.at[3 * place + 2].append(lambda policy=policy: change(policy))
-    clients.runner.start()
-    clients.wait(())
-    clients.finish()
-    assert [each.exception() for each in switches] == [None] * (len(policies) + 1)
-    assert len(clients.deltas) == len(requests) == 3 * (len(policies) + 1)
-    assert all(clients.reason(tag) == "length" for tag in clients.deltas)
-    assert any(event["preempted"] for event in clients.told("switched"))
-
-
 def test_the_budget_is_told_where_a_policy_has_one() -> None:
     clients = priced()
     wanted = {"sarathi": 64, "vllm_v0": None, "vllm_v0:512": 512, "orca": None, "dynamic:32,8": 32}
@@ -192,21 +163,6 @@ def test_the_budget_is_told_where_a_policy_has_one() -> None:
     clients.finish()
     assert clients.runner.state()["budget"] == 32
     assert [event["budget"] for event in clients.told("switched")] == list(wanted.values())
-
-
-def test_a_client_that_goes_away_frees_its_slot_at_the_next_step(llm: LLM) -> None:
-    clients = Clients(RealEngine(llm))
-    stays, goes, waits = [Request(0, [own], 20) for own in (1, 2, 3)]
-    llm.max_batch_size = clients.runner.engine.max_batch_size = 2
-    clients.runner._new_loop(clients.runner.engine.scheduler("sarathi", 8))  # with two slots
-    clients.runner.submit([stays, goes, waits], ["stays", "goes", "waits"])
-    clients.at[5].append(lambda: clients.runner.cancel(goes))
-    clients.finish()
-    sixth = clients.told("iteration")[5]
-    assert [own for own, *_ in sixth["chunks"]] == [waits.request_id], "it has the slot at once"
-    assert clients.reason("goes") == "abort" and goes.finish_reason == "abort"
-    assert len(clients.tokens("goes")) == 4
-    assert len(clients.tokens("stays")) == len(clients.tokens("waits")) == 20
 
 
 def test_cancelling_twice_or_too_late_or_too_soon_does_nothing() -> None:

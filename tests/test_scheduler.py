@@ -117,7 +117,8 @@ def test_a_broken_policy_is_told_which_rule_it_breaks(
         name = "broken"
 
         def schedule(self, now: float) -> Batch | None:
-            return (batch := super().schedule(now)) and spoil(self, batch)
+            batch = super().schedule(now)
+            return spoil(self, batch) if batch else None
 
     monkeypatch.setitem(POLICIES, "broken", Broken)
     said = said if run is simulate else ""

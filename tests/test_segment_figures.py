@@ -133,7 +133,8 @@ def test_the_largest_batch_is_found(jump: float, budget: float) -> None:
 
     class Known(Engines):
         def peak(self, name: str, batch_size: int, *shape: int) -> float:
-            return 3e6 + 1.5 * one * batch_size + jump * (batch_size > 5)
+            step = jump if batch_size > 5 else 0
+            return 3e6 + 1.5 * one * batch_size + step
 
     engines = Known(MODELS["demo"], "float32", {})
     found, tried = engines.largest_batch("segment", 512, 4, 64, budget)

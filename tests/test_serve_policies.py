@@ -152,6 +152,7 @@ def test_a_policy_that_fails_later_does_not_hide_behind_a_retry(
         assert answer.system_fingerprint == "later C=64"
         with pytest.raises(openai.InternalServerError) as failed:
             client.completions.create(**ask, user="unlucky")
+        assert failed.value.status_code == 500 and failed.value.type == "server_error"
         assert "failed under the policy later C=64" in failed.value.message
         assert "later.py, line 5: AssertionError" in failed.value.message
         assert "gives way to sarathi_serve" in failed.value.message

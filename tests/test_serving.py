@@ -17,6 +17,7 @@ from experiments import serve_capacity, serve_stalls
 from experiments.lib.flags import WRITES, ScriptParser, file_name
 from experiments.lib.papers import LOOKS, MISTRAL, YI, looks_of
 from experiments.lib.rows import read_rows
+from more.serving import planner
 from more.serving.capacity import Deployment, Load, token_budget, worst_iteration
 from more.serving.search import percentile
 from more.serving.traffic import Uniform, make_requests, poisson
@@ -91,6 +92,7 @@ def test_a_policy_of_ones_own_is_compared_with_a_budget_and_a_colour_of_its_own(
 ) -> None:
     monkeypatch.setitem(POLICIES, "picky", Picky)
     monkeypatch.setattr(serve_capacity, "DEPLOYMENTS", (MISTRAL,))
+    monkeypatch.setattr(planner, "FEWEST", 48)
     path = tmp_path / "short.csv"
     lines = [f"{0.5 * i},{3000 + 10 * i},{30 + i}" for i in range(20)]
     path.write_text("\n".join(["arrival,prompt_tokens,output_tokens", *lines]), encoding="utf-8")

@@ -278,12 +278,12 @@ def test_command_line(broken: Path, tmp_path: Path, start: Start) -> None:
     policies = re.findall("policy +(.*), B = 8\n", printed)
     assert policies == ["sarathi, C = 64", "td_pipe, whole prompts", "td_pipe, whole prompts"]
     assert re.search("stages +2, 2 micro-batches\nphases +1 of prefills, 1 of decodes\n", printed)
-    idle, busy = (
-        [float(share) for share in re.findall("([0-9.]+) %", line)]
-        for word in ("idle ", "busy ")
-        for line in [next(each for each in printed.splitlines() if each.startswith(word))]
-    )
-    assert sum(idle) + busy[0] == pytest.approx(100, abs=3)
+
+    def shares(word: str) -> list[float]:
+        line = next(each for each in printed.splitlines() if each.startswith(word))
+        return [float(share) for share in re.findall("([0-9.]+) %", line)]
+
+    assert sum(shares("idle ")) + shares("busy ")[0] == pytest.approx(100, abs=3)
     llm = LLM(model, dtype="float64", device="cpu")
     runs = json.loads(numbers.read_text(encoding="utf-8"))
     for run, text in zip(runs, lengths, strict=False):

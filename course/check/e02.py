@@ -62,7 +62,11 @@ def judge(case: dict, answer: dict) -> Failure | None:
         done.append([name, wanted, got])
         if not same(wanted, got):
             freed |= operation[0] == "free"
-            prop = "S2" if operation[0] == "extend" else "K7" if freed else "S1"
+            prop = "S1"
+            if operation[0] == "extend":
+                prop = "S2"
+            elif freed:
+                prop = "K7"
             teaches = {
                 "S1": "The lowest free slot, so that runs can be repeated.",
                 "S2": "A slot knows how many tokens it holds: the next place is that number.",

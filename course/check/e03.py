@@ -11,14 +11,18 @@ def cases(rng: random.Random) -> list[dict]:
     """Every chunk (start, length) of every prompt of up to 64 tokens: so all ways to cut it. And
     some of longer ones, so that no table of all masks passes."""
     longer = [[rng.randint(65, 400), rng.randint(1, 99)] for _ in range(5)]
-    return [
-        {"chunks": [[end - length, length] for length in range(1, end + 1)]} for end in range(1, 65)
-    ] + [{"chunks": longer}]
+    found = []
+    for end in range(1, 65):
+        found.append({"chunks": [[end - length, length] for length in range(1, end + 1)]})
+    return [*found, {"chunks": longer}]
 
 
 def judge(case: dict, answer: list) -> Failure | None:
-    pairs = zip(case["chunks"], answer, strict=True)
-    return next((wrong for chunk, mask in pairs if (wrong := one(*chunk, mask))), None)
+    for chunk, mask in zip(case["chunks"], answer, strict=True):
+        wrong = one(*chunk, mask)
+        if wrong:
+            return wrong
+    return None
 
 
 def one(start: int, length: int, answer: dict) -> Failure | None:

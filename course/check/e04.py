@@ -24,6 +24,7 @@ def draw(rng: random.Random, stage: int) -> dict:
     contexts = [rng.randint(rows, length) for _ in range(n)]
     own = rng.sample(range(slots), n)
     gauss = partial(rng.gauss, 0, 2)
+    large = partial(rng.gauss, 0, 600)
     keys = nested(gauss, kv_heads, slots, length, size)
     cache = nested(gauss, kv_heads, slots, length, size)
     seen = dict(zip(own, contexts, strict=True))
@@ -35,11 +36,8 @@ def draw(rng: random.Random, stage: int) -> dict:
             for slot in range(slots):
                 for place in range(seen.get(slot, 0), length):
                     head[slot][place] = [float("nan") if stage > 1 else 0.0] * size
-    q = nested(gauss, n, rows, heads, size)
-    if stage == 3:
-        q = [[[[300 * x for x in head] for head in row] for row in each] for each in q]
     return {
-        "q": q,
+        "q": nested(large if stage == 3 else gauss, n, rows, heads, size),
         "keys": keys,
         "values": cache,
         "slots": own,
@@ -109,6 +107,7 @@ def judge(case: dict, answer: dict) -> Failure | None:
         for r in range(rows):
             marks = ["wrong" if wrong[each, r, h] else "ok" for h in range(heads)]
             table.append([each, r, case["contexts"][each] - rows + r, *marks])
-    expected, found = ([round(x, 4) for x in y[i, row, head].tolist()] for y in (wanted, got))
+    expected = [round(x, 4) for x in wanted[i, row, head].tolist()]
+    found = [round(x, 4) for x in got[i, row, head].tolist()]
     where += f"; request {i}, token {token}, head {head}"
     return Failure("A1", where, str(expected), str(found), teaches, table)

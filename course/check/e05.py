@@ -73,10 +73,8 @@ def judge(case: dict, answer: list) -> Failure | None:
         where = f"batch {number + 1}: chunks (request, start, length) {shown}, decodes {decodes}"
         if gone := [i for *_, each in case["batches"][:number] for i in each]:
             where += f"; preempted before: requests {gone}"
-        right, taken = (
-            [slot for slot, used in enumerate(each["used"]) if used is not None]
-            for each in (wanted, got)
-        )
+        right = [slot for slot, used in enumerate(wanted["used"]) if used is not None]
+        taken = [slot for slot, used in enumerate(got["used"]) if used is not None]
         if right != taken:
             return Failure(
                 "K7",
@@ -94,9 +92,8 @@ def judge(case: dict, answer: list) -> Failure | None:
                 alike = sorted(right) == sorted(mine)
                 teaches = ORDER if chunks and decodes and alike else TEACHES[name]
                 return Failure(prop, where, f"{name} {right}", f"{name} {mine}", teaches)
-        right, told = (
-            {i: slot for i, slot in each["slot_of"] if i in live} for each in (wanted, got)
-        )
+        right = {i: slot for i, slot in wanted["slot_of"] if i in live}
+        told = {i: slot for i, slot in got["slot_of"] if i in live}
         if not same(wanted["used"], got["used"]) or not same(right, told):
             return Failure(
                 "R1",

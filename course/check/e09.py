@@ -36,10 +36,9 @@ def judge(case: dict, answer: dict) -> Failure | None:
         tokens = life["tokens"]
         first = answer["ttft"][number]
         gaps = answer["tbts"][number]
-        where = (
-            f"arrival {arrival}, scheduled {life['scheduled']}, tokens at {tokens[:8]}"
-            + " ..." * (len(tokens) > 8)
-        )
+        where = f"arrival {arrival}, scheduled {life['scheduled']}, tokens at {tokens[:8]}"
+        if len(tokens) > 8:
+            where += " ..."
         if len(gaps) != len(tokens) - 1:
             return Failure(
                 "T1",

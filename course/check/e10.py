@@ -37,7 +37,8 @@ def judge(case: dict, answer: dict) -> Failure | None:
             continue
         back = number - count
         known = earliest[back][-1] + seconds[back][-1] if back >= 0 else 0.0
-        wanted, got = ([round(each, 6) for each in row] for row in (wanted, got))  # s
+        wanted = [round(each, 6) for each in wanted]  # s
+        got = [round(each, 6) for each in got]
         teaches = "A stage runs one iteration at a time, and after the stage before it."
         if sum(got) > sum(wanted):
             teaches = "It could start earlier: it waits for its stage and its tokens, and no more."

@@ -57,11 +57,22 @@ def draw(rng: random.Random) -> dict:
 def hole(rng: random.Random) -> dict:
     """Two requests run the same first block. That of the first is evicted: a child stays known."""
     size = rng.randint(1, 4)
-    first, other = ([start, *(rng.randrange(2) for _ in range(size - 1))] for start in (0, 1))
-    chain = first + [rng.randrange(2) for _ in range(size + 1)]
-    order = ["allocate 0", "allocate 1", "run 0", "run 1", "release 0", "allocate 2", "run 2",
-             "release 1", "allocate 3", "run 3"]  # fmt: skip
-    order = [[name, int(i)] for name, i in map(str.split, order)]
+    bits = lambda count: [rng.randrange(2) for _ in range(count)]
+    first = [0, *bits(size - 1)]
+    other = [1, *bits(size - 1)]
+    chain = first + bits(size + 1)
+    order = [
+        ["allocate", 0],
+        ["allocate", 1],
+        ["run", 0],
+        ["run", 1],
+        ["release", 0],
+        ["allocate", 2],
+        ["run", 2],
+        ["release", 1],
+        ["allocate", 3],
+        ["run", 3],
+    ]
     requests = [[prompt, 1, [], 0.0] for prompt in (first, chain, other, chain)]
     return {"blocks": 4, "size": size, "B": 4, "C": 1, "order": order, "requests": requests}
 
@@ -125,7 +136,9 @@ def judge(case: dict, answer: list) -> Failure | None:
         )
     name, i, *_ = got
     where += f"; {name} for request {i} = {texts[i]}"
-    wrong = name == "allocate" and allocated(fail, wanted, got, size, texts[i], contents)
+    wrong = None
+    if name == "allocate":
+        wrong = allocated(fail, wanted, got, size, texts[i], contents)
     return wrong or listed(fail, wanted, got, references)
 
 

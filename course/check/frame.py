@@ -126,7 +126,7 @@ def nested(draw: Callable[[], float], *shape: int) -> list | float:
 
 def many(count: int, what: str) -> str:
     """1 row, 2 rows."""
-    return f"{count} {what}{'s' * (count != 1)}"
+    return f"1 {what}" if count == 1 else f"{count} {what}s"
 
 
 LONGEST = 210  # letters of a case that are shown

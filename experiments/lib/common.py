@@ -97,14 +97,26 @@ def column_widths(rows: Sequence[Sequence[str]], numeric: Sequence[bool]) -> lis
     """
     columns = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
-    least = [max(longest_word(head), *map(len, cells), 0) for head, *cells in columns]
-    words = [max(map(longest_word, column)) for column in columns]
-    for floors in (least, [max(each, SHORT) for each in words]):
-        floors = [least[c] if numeric[c] else min(least[c], floors[c]) for c in range(len(columns))]
-        while sum(widths) + 2 * (len(widths) - 1) > table_width() and widths != floors:
-            loose = [c for c in range(len(columns)) if widths[c] > floors[c]]
-            widths[max(loose, key=lambda c: widths[c])] -= 1
+    broken_heads = []  # least widths: a word of the header on a line, cells as they are
+    broken_cells = []  # ... and long cells, too, over several lines
+    for column, is_number in zip(columns, numeric, strict=True):
+        head, *cells = column
+        least = max(longest_word(head), *map(len, cells), 0)
+        broken_heads.append(least)
+        if not is_number:
+            longest = max(map(longest_word, column))
+            least = min(least, max(longest, SHORT))
+        broken_cells.append(least)
+    shrink(widths, broken_heads)
+    shrink(widths, broken_cells)
     return widths
+
+
+def shrink(widths: list[int], least: Sequence[int]) -> None:
+    """Take from the widest columns, in place, until the table fits or all have their least."""
+    while sum(widths) + 2 * (len(widths) - 1) > table_width() and widths != least:
+        loose = [c for c, width in enumerate(widths) if width > least[c]]
+        widths[max(loose, key=lambda c: widths[c])] -= 1
 
 
 def longest_word(text: str) -> int:

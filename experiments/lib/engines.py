@@ -26,8 +26,15 @@ from experiments.lib import measuring
 from experiments.lib.common import progress, run_jobs
 from experiments.lib.rows import SPREAD, Row
 from loop import Loop, Result
+from more.fast_forward import FastForward
 from more.loading.priced import priced_model
-from more.serving.steady import Workload, balance, steady_window, tokens_per_second
+from more.serving.steady import (
+    Workload,
+    balance,
+    run_steady,
+    steady_window,
+    tokens_per_second,
+)
 from more.simulate import CostExecutor, run_all
 from scheduler import make_scheduler
 from timeline import Trace
@@ -99,16 +106,20 @@ class Priced:
         batch_size: int,
         operators: bool = False,
     ) -> Trace:
-        executor = (WithOperators if operators else CostExecutor)(self.cost_model)
-        return run_all(Loop(make_scheduler(policy, batch_size, chunk_size), executor), requests)
+        return run_all(self.loop(policy, chunk_size, batch_size, operators), requests)
+
+    def loop(self, policy: str, chunk_size: int, batch_size: int, operators: bool) -> Loop:
+        scheduler = make_scheduler(policy, batch_size, chunk_size)
+        if operators:
+            return Loop(scheduler, WithOperators(self.cost_model))
+        return FastForward(scheduler, CostExecutor(self.cost_model))
 
     def run_steady(
         self, work: Workload, policy: str, chunk_size: int, operators: bool = False
     ) -> Steady:
-        requests = work.requests(5 * work.batch_size)
-        size = work.batch_size
-        trace = self.trace(requests, policy, chunk_size, size, operators)
-        return Steady(trace, work.length, 2 * size, 4 * size)
+        loop = self.loop(policy, chunk_size, work.batch_size, operators)
+        window = run_steady(loop, work)
+        return Steady(loop.trace, work.length, *window)
 
 
 class Real:

@@ -320,7 +320,7 @@ class Peer:
         row = TASKS[task][engine]
         self.name = name
         self.budget = words[-1] if row.has_budget else "-"
-        environment = row.environment and row.environment(Path(python))
+        environment = row.environment(Path(python)) if row.environment else None
         # -P: of this folder's files, a peer must not import one that is named like a package
         command = [str(python), "-P", __file__, task, engine, *words]
         text = {"encoding": "utf-8", "errors": "replace"}

@@ -101,7 +101,9 @@ def counter_of(model: str) -> Count | None:
     from more.loading.tokenizer import load_tokenizer  # here: a plan needs none of its packages
 
     tokenizer = load_tokenizer(folder)
-    return tokenizer and (lambda text: len(tokenizer.encode(text)))
+    if tokenizer is None:
+        return None
+    return lambda text: len(tokenizer.encode(text))
 
 
 def that_fit(requests: Sequence[Request], replica: Deployment, budget: int) -> list[Request]:

@@ -162,22 +162,24 @@ def print_anchor(anchor: Anchor | None, replica: Deployment) -> None:
         f" {replica.cost_model.model.name} on\n           {replica.hardware}: of another model,"
         " format or GPU it says nothing"
     )
-    rows = [
-        [
-            name + " (ms)" * ("T" in name),
-            *map(three_digits, each),
-            f"{round(100 * (each[2] / each[0] - 1)):+d} %",
-            "matched" * (name == anchor.matched),
-        ]
-        for name, each in anchor.compared.items()
-    ]
+    rows = []
+    off = []
+    for name, each in anchor.compared.items():
+        measured, _, scaled = each
+        ratio = scaled / measured
+        if not 1 / OFF < ratio < OFF:
+            off.append(name)
+        what = f"{name} (ms)" if "T" in name else name
+        remains = f"{round(100 * (ratio - 1)):+d} %"
+        matched = "matched" if name == anchor.matched else ""
+        rows.append([what, *map(three_digits, each), remains, matched])
     header = ["per s, or ms", "measured", "predicted", "scaled", "remains", ""]
     print_table(header, rows, anchor.load)
-    ratios = {name: each[2] / each[0] for name, each in anchor.compared.items()}
-    off = [name for name, ratio in ratios.items() if not 1 / OFF < ratio < OFF]
-    far = f"far off: {', '.join(off)}; the plan is, too, where the SLO bounds one of these"
-    for note in [*anchor.notes, *[far] * bool(off)]:
+    for note in anchor.notes:
         print(f"  {note}")
+    if off:
+        words = "the plan is, too, where the SLO bounds one of these"
+        print(f"  far off: {', '.join(off)}; {words}")
 
 
 def describe_lengths(sizes: Sequence[int]) -> str:
@@ -273,8 +275,7 @@ def who_holds(plan: Plan, demand: Demand) -> str:
         kind += f" ({gpus} GPUs)"
     said = f"{rounded(demand.rate)} requests/s"
     said += f" (busiest minute {rounded(busiest)}/s)" if busiest else ""
-    said += f": {kind} hold{'s' * (count == 1)} this"
-    said += f" at {load(demand.rate)} load"
+    said += f": {kind} {'holds' if count == 1 else 'hold'} this at {load(demand.rate)} load"
     if busiest and busiest <= count * capacity:
         said += f", the busiest minute at {load(busiest)}"
     elif busiest:
@@ -285,7 +286,7 @@ def who_holds(plan: Plan, demand: Demand) -> str:
 
 
 def counted(replicas: int) -> str:
-    return f"{replicas} replica{'s' * (replicas > 1)}"
+    return "1 replica" if replicas == 1 else f"{replicas} replicas"
 
 
 def reads_none(policy: str) -> bool:
@@ -361,7 +362,7 @@ def print_engines(options: Namespace, plan: Plan) -> None:
         min(longest, replica.cost_model.model.max_length),
         replica.utilization,
         replica.static_share(budget),
-        "fp8" * (options.weights == "fp8"),
+        "fp8" if options.weights == "fp8" else "",
     )
     print("\nThe same in other engines:")
     for engine, line in lines.items():

@@ -35,8 +35,11 @@ UNFUSED = 38 - 9
 # What might make transformers slower: how many old caches its allocator holds and cannot use again.
 # That this happens is the paper's (Sec 3.2); how many is our guess.
 UNFUSED_ALONE = "unfused operators"
-CAUSES = {UNFUSED_ALONE: 0}
-CAUSES |= {f"{UNFUSED_ALONE} + {n} stale cache{'s' * (n > 1)}": n for n in (1, 2)}
+CAUSES = {
+    UNFUSED_ALONE: 0,
+    f"{UNFUSED_ALONE} + 1 stale cache": 1,
+    f"{UNFUSED_ALONE} + 2 stale caches": 2,
+}
 
 
 @dataclass(frozen=True)

@@ -41,10 +41,15 @@ def by_prefix() -> Router:
     """
 
     def choose(engines: Sequence[Engine], request: Request) -> Engine:
+        def worth(engine: Engine) -> tuple[int, ...]:
+            """The longer the hit, the better; of equal ones, the less load."""
+            requests, tokens, number = load(engine)
+            return engine.hit(request), -requests, -tokens, -number
+
         idle = min(engines, key=load)
         if max(engine.open for engine in engines) - idle.open > FAR:
             return idle
-        best = max(engines, key=lambda engine: (engine.hit(request), *(-n for n in load(engine))))
+        best = max(engines, key=worth)
         return best if best.hit(request) >= SHARE * len(request.prompt) else idle
 
     return choose

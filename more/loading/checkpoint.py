@@ -197,8 +197,13 @@ def save(
             " one of them out"
         )
     directory.mkdir(parents=True, exist_ok=True)
-    family = "mistral" if config.narrow else config.flavour
-    family = "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias else family
+    family = config.flavour
+    if config.qk_norm:
+        family = "qwen3"
+    elif config.qkv_bias:
+        family = "qwen2"
+    elif config.narrow:
+        family = "mistral"
     raw: dict[str, object] = {key: getattr(config, f) for f, (key, _) in FIELDS[family].items()}
     raw |= ONLY[family] | {"model_type": family, "architectures": [ARCHITECTURE[family]]}
     if family == "gpt2":

@@ -414,10 +414,12 @@ def has_own_head(folder: Path) -> bool:
         head = found["lm_head"]
         embedding = found.get("embed_tokens") or found["wte"]
         with open(head[0], "rb") as one, open(embedding[0], "rb") as other:
-            one.seek(head[1]), other.seek(embedding[1])
-            return head[2:] != embedding[2:] or any(
-                one.read(size) != other.read(size)
-                for at in range(0, head[2], PIECE)
-                for size in [min(PIECE, head[2] - at)]
-            )
+            one.seek(head[1])
+            other.seek(embedding[1])
+            if head[2:] != embedding[2:]:
+                return True
+            for at in range(0, head[2], PIECE):
+                size = min(PIECE, head[2] - at)
+                if one.read(size) != other.read(size):
+                    return True
     return False

@@ -197,7 +197,7 @@ def why_unseen(root: Path = Path("/")) -> str:
         return ""
     version = driver_version(root)
     driver = version or "of an unknown version"
-    branch = version and int(version.split(".")[0])
+    branch = int(version.split(".")[0]) if version else 0
     oldest = OLDEST_DRIVER.get(cuda.split(".")[0])
     if branch and oldest and branch >= oldest:
         return (

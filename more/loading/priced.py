@@ -54,12 +54,16 @@ def plain(name: str) -> str:
 @cache
 def shapes() -> dict[str, ModelConfig]:
     """By plain name, or hub id: the models of `configs.MODELS`, and those that price like them."""
-    own = re.compile(r"([\w.-]+/[\w.-]+), Hugging Face config(:.*)?")  # left as it is
-    sources = {config: own.fullmatch(config.source) for config in MODELS.values()}
-    ids = [(found[1], config) for config, found in sources.items() if found]
-    ids += [(each, MODELS[name]) for name, others in SAME.items() for each in others.split()]
-    ids += [(each.partition("/")[2], config) for each, config in ids]
-    return {plain(each): config for each, config in [*ids, *MODELS.items()]}
+    unchanged = re.compile(r"([\w.-]+/[\w.-]+), Hugging Face config(:.*)?")
+    ids = []
+    for config in MODELS.values():
+        if found := unchanged.fullmatch(config.source):
+            ids.append((found[1], config))
+    for name, others in SAME.items():
+        for each in others.split():
+            ids.append((each, MODELS[name]))
+    without_owner = [(each.partition("/")[2], config) for each, config in ids]
+    return {plain(each): config for each, config in [*ids, *without_owner, *MODELS.items()]}
 
 
 def shape_of(name: str) -> ModelConfig | None:

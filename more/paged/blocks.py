@@ -318,9 +318,11 @@ def real_memory(
 
     cache_tokens: None is as much as `slots` requests of `length` tokens need. Raises UserError.
     """
-    if blocks and cache_tokens is None:
+    if blocks is None:
+        return None
+    if cache_tokens is None:
         cache_tokens = slots * -(-length // blocks.size) * blocks.size
-    return blocks and blocks.memory(cache_tokens)
+    return blocks.memory(cache_tokens)
 
 
 def choose_blocks(

@@ -112,12 +112,8 @@ def draw_lanes(
                 if bar.label and points * (right - left) > 0.62 * size * len(bar.label) + 5:
                     place = ((left + right) / 2, lane + 1 - MIDDLE)
                     axes.text(*place, bar.label, fontsize=size, **LABEL)
-    return {
-        name: [
-            bar for bar in bars if looks[bar.kind].marker or SEEN < points * (bar.end - bar.start)
-        ]
-        for name, bars in lanes.items()
-    }
+    is_seen = lambda bar: looks[bar.kind].marker or SEEN < points * (bar.end - bar.start)
+    return {name: list(filter(is_seen, bars)) for name, bars in lanes.items()}
 
 
 def legend_handles(

@@ -98,21 +98,25 @@ def engine_lanes(
     The trace must have kept them. layout: as in `simulate_fleet`. names: see `request_lanes`.
     """
     _, prefills, decodes = read_layout(layout)
+    names = names or {}
     lanes = {}
     for number, engine in enumerate(trace.engines):
-        kind = "engine" if not decodes else "prefill" if number < prefills else "decode"
+        kind = "engine"
+        if decodes:
+            kind = "prefill" if number < prefills else "decode"
         if decodes and number == prefills:
             lanes["link"] = [
-                Bar(each.start, each.end, "fetch", (names or {}).get(each.request_id, ""))
+                Bar(each.start, each.end, "fetch", names.get(each.request_id, ""))
                 for each in trace.fetches
             ]
-        lanes[f"{kind} {number}"] = [
-            Bar(each.start, each.end, each.kind, step_label(each, names or {}))
+        lane = []
+        for each in engine.iterations:
+            bar = Bar(each.start, each.end, each.kind, step_label(each, names))
             # what begins on a decode engine is one row: a decode, to all but its scheduler
-            if kind != "decode" or each.num_prefill_tokens > each.num_chunks
-            else Bar(each.start, each.end, "decode")
-            for each in engine.iterations
-        ]
+            if kind == "decode" and each.num_prefill_tokens <= each.num_chunks:
+                bar = Bar(each.start, each.end, "decode")
+            lane.append(bar)
+        lanes[f"{kind} {number}"] = lane
     return lanes
 
 
@@ -120,6 +124,7 @@ def step_label(iteration: Iteration, names: Mapping[int, str]) -> str:
     """The names of its requests; if there are many, only how many there are."""
     if iteration.num_chunks + iteration.num_decodes > MOST_NAMED:
         counts = {"prefill": iteration.num_chunks, "decode": iteration.num_decodes}
-        return " + ".join(f"{n} {what}{'s' * (n > 1)}" for what, n in counts.items() if n)
+        said = [f"1 {what}" if n == 1 else f"{n} {what}s" for what, n in counts.items() if n]
+        return " + ".join(said)
     chunks = [f"{names.get(request, request)}p" for request, *_ in iteration.chunks]
     return " ".join(chunks + [f"{names.get(request, request)}d" for request in iteration.decodes])

@@ -59,7 +59,9 @@ def make_micro_batches(
         raise UserError(f"rules are given, but policy {name!r} takes none: only td_pipe does")
     lookup(dict.fromkeys(DEALS), deal, "deal")
     if not is_for_pipelines(name) and deal in ("any", "ahead"):
-        tokens = cache_tokens and cache_tokens * (count if memory == "split" else 1)
+        tokens = cache_tokens
+        if tokens and memory == "split":
+            tokens *= count
         scheduler = make_scheduler(policy, max_batch_size * count, chunk_size, tokens)
         scheduler.cost = cost or scheduler.cost
         return OnePool(scheduler, stages, count, ahead=deal == "ahead")

@@ -143,7 +143,8 @@ def simulate_pipeline(
     way = Hop.over(lookup(LINKS, hop, "link"), cost_model) if hop is not None else None
     trace = PipelineTrace(stages, filled.count, keep)
     pools = 1 if memory == "pool" else filled.count
-    trace.guess = cost_model.doubts(cache_tokens and pools * cache_tokens, stages)
+    tokens = pools * cache_tokens if cache_tokens else None
+    trace.guess = cost_model.doubts(tokens, stages)
     if trace.requests is not None:
         trace.requests.policy = policy
     return run_pipeline(filled, costs, trace, way)

@@ -334,8 +334,10 @@ def run_of(where: str, entry: object) -> Run:
         said.append(f"one of {replicas} replicas, with its even share of the load")
         measured |= {name: measured[name] / replicas for name in QUANTITIES[:2]}
         lengths = lengths[::replicas]
-        clients = clients and clients // replicas
-        rate = rate and rate / replicas
+        if clients:
+            clients //= replicas
+        if rate:
+            rate /= replicas
     model = entry.get("model_id") or flags.get("model_path")
     packed = entry.get("quantization") or flags.get("quantization")
     return Run(
@@ -462,10 +464,9 @@ def anchor_of(path: Path, replica: Deployment) -> Anchor:
             f" {1 / FAR:g} to {FAR:g} is allowed; {SAME}"
         )
     traces = [replay(run, server, budget, each) for each in (1.0, factor)]
-    compared = {
-        name: [run.measured[name], *(measure_of(name, trace) for trace in traces)]
-        for name in QUANTITIES
-        if name in run.measured
-    }
+    compared = {}
+    for name in QUANTITIES:
+        if name in run.measured:
+            compared[name] = [run.measured[name], *(measure_of(name, trace) for trace in traces)]
     title = f"{run.load}: {len(run.lengths)} requests, C = {budget}, B = {server.size(budget)}"
     return Anchor(path.name, factor, title, matched, compared, run.notes(replica))

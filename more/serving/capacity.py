@@ -26,7 +26,7 @@ from configs import GPU, GPUS, LINKS, Link, ModelConfig
 from configs.constants import Efficiency
 from configs.hosts import HOSTS, Host
 from costmodel import TILE, CostModel, make_batch, tokens_that_fit
-from loop import Loop
+from more.fast_forward import FastForward
 from more.loading.priced import priced_model
 from more.pipeline import (
     Hop,
@@ -36,12 +36,11 @@ from more.pipeline import (
     make_micro_batches,
     run_pipeline,
 )
-from more.policies import compared
 from more.serving.search import percentile
 from more.serving.traffic import copy_of
 from more.simulate import CostExecutor
-from scheduler import POLICIES, make_scheduler
-from timeline import Iteration, Life, Trace
+from scheduler import make_scheduler
+from timeline import Life, Trace
 
 MAX_DELAY = 2.0  # s: up to this median scheduling delay, we call the queue bounded
 # of a decode iteration, in the definition of the SLOs
@@ -59,7 +58,6 @@ ORCA_BATCH_SIZE = 16
 START_SHARE = 0.25  # of the requests: `Load.steady` leaves out as many at the start
 LOOKS = 16  # of `overload_of` at a run
 WHOLE = ("request_level", "baseline", "orca", "vllm_v0")  # policies that read no token budget
-KNOWN = {POLICIES[name] for name in compared() if name != "chunked_only"}  # that has a state
 
 
 @dataclass(frozen=True)
@@ -204,13 +202,14 @@ class Deployment:
         cache_tokens = self.holds(budget)
         if stages == 1:
             scheduler = make_scheduler(policy, size, budget, cache_tokens)
-            loop = Loop(scheduler, CostExecutor(cost))
+            loop = FastForward(scheduler, CostExecutor(cost))
             if clients is not None:
                 return run_closed(loop, requests, clients)
             for request in requests:
                 loop.add(request)
             while loop.step() and not (over and over(loop.trace)):
-                decode_on(loop)
+                pass
+            loop.settle()
             return loop.trace
         filled = make_micro_batches(
             policy,
@@ -283,7 +282,7 @@ def cache_of_engine(
     return max(0, int(free * stages // cost.kv_bytes))
 
 
-def run_closed(loop: Loop, requests: Iterable[Request], clients: int) -> Trace:
+def run_closed(loop: FastForward, requests: Iterable[Request], clients: int) -> Trace:
     """A closed loop: each of `clients` sends its next request when it has its last token.
 
     It is what `vllm bench serve --max-concurrency` does. The requests' own arrivals do not count.
@@ -297,47 +296,7 @@ def run_closed(loop: Loop, requests: Iterable[Request], clients: int) -> Trace:
         for request in islice(left, len(loop.trace.finished) - ended):
             loop.add(copy_of(request, request.request_id, loop.executor.now()))
         ended = len(loop.trace.finished)
-        decode_on(loop)
     return loop.trace
-
-
-def decode_on(loop: Loop) -> None:
-    """Decode on until a request may arrive, start or end: to the last bit as `Loop.step` would.
-
-    Most iterations of a light load are such. Of a user's own policies it knows nothing.
-    """
-    scheduler = loop.scheduler
-    executor = loop.executor
-    decodes = loop.scheduler.running
-    if type(scheduler) not in KNOWN or not decodes:
-        return
-    if scheduler.can_admit() or scheduler.started():
-        return
-    memory = scheduler.memory
-    cost = executor.cost_model
-    trace = loop.trace
-    count = len(decodes)
-    left = min([request.max_tokens - len(request.output) for request in decodes]) - 1
-    if memory.capacity is not None:
-        left = min(left, (memory.capacity - memory.taken) // count)
-    arrival = loop.arriving[0].arrival if loop.arriving else math.inf
-    others = cost.without_attention(count, count)
-    ids = tuple([r.request_id for r in decodes])
-    tokens = count + sum([r.context for r in decodes])
-    ends = []
-    now = executor.clock
-    while len(ends) < left and now < arrival:
-        seconds = cost.host.around(others + cost.decode_attention(count, tokens), count)
-        trace.iterations.append(Iteration(now, seconds, 0, count, 0, decodes=ids))
-        now = now + seconds
-        tokens = tokens + count
-        ends.append(now)
-    executor.clock = now
-    memory.taken += count * len(ends)
-    for request in decodes:
-        request.context += len(ends)
-        request.output += len(ends) * [0]
-        trace.lives[request.request_id].tokens += ends
 
 
 # ------------------------------------------------------------------------------------------ metrics

@@ -272,18 +272,21 @@ def load_at(plan: Plan, rate: float) -> tuple[Load, float]:
 def measure_of(quantity: str, trace: Trace) -> float:
     """A number of a benchmark: requests or tokens ("output", "all tokens") per s, times in ms."""
     lives = trace.lives.values()
-    what = quantity.partition(" ")[2]
-    outputs = sum(len(life.tokens) for life in lives)
-    if quantity in ("requests", "output", "all tokens"):
-        prompts = sum(life.prompt_tokens for life in lives)
-        counts = {"requests": len(trace.finished), "output": outputs}
-        return counts.get(quantity, prompts + outputs) / trace.seconds
-    times = {
+    if quantity == "requests":
+        return len(trace.finished) / trace.seconds
+    if quantity in ("output", "all tokens"):
+        tokens = sum(len(life.tokens) for life in lives)
+        if quantity == "all tokens":
+            tokens += sum(life.prompt_tokens for life in lives)
+        return tokens / trace.seconds
+    statistic, _, what = quantity.partition(" ")
+    times_of = {
         "TTFT": lambda: trace.ttfts,
         "ITL": lambda: trace.tbts,
-        "TPOT": lambda: [each for life in lives if not math.isnan(each := tpot(life))],
+        "TPOT": lambda: [each for each in map(tpot, lives) if not math.isnan(each)],
         "latency": lambda: [life.latency for life in lives],
-    }[what]()
-    if quantity.startswith("mean"):
+    }
+    times = times_of[what]()
+    if statistic == "mean":
         return 1e3 * statistics.fmean(times) if times else 0.0
-    return 1e3 * percentile(times, 50 if quantity.startswith("median") else 99)
+    return 1e3 * percentile(times, 50 if statistic == "median" else 99)

@@ -236,7 +236,8 @@ def affordable(rate: float, precision: float, replica: Deployment, traffic: Traf
     usual = max(2, int(np.median(traffic.prompts)))  # of a decode: it has a prompt before it
     decode = replica.cost_model.seconds(make_batch(decodes=1, context=usual))
     shared = max(1 / float(traffic.outputs.mean()), rate * decode)
-    return math.ceil(max(FEW, needed(rate, precision), ITERATIONS * shared))
+    most = ITERATIONS if precision < COARSE else ITERATIONS / 4
+    return math.ceil(max(FEW, needed(rate, precision), most * shared))
 
 
 def budgets_of(replica: Deployment, traffic: Traffic, slo: Slo, sizes: Sequence[int]) -> list[int]:

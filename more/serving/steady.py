@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from batch import Request
+from loop import Loop
+from more.fast_forward import JUMPED, FastForward
 from timeline import Trace
 
 
@@ -50,6 +52,47 @@ class Workload:
             Request(i, range(prompt), (early[i] if i < len(early) else decodes) + 1)
             for i in range(count)
         ]
+
+
+def run_steady(loop: Loop, work: Workload) -> tuple[int, int]:
+    """Run the workload until its window is known: `first` and `last` of `steady_window`.
+
+    The window is that of 2 B requests, after as many others. But once a state comes back, the run
+    repeats itself. If the window holds whole periods, the one that has been run says the same.
+    """
+    for request in work.requests(5 * work.batch_size):  # the last B keep all slots busy
+        loop.add(request)
+    begin, end = 2 * work.batch_size, 4 * work.batch_size
+    ended = loop.trace.finished
+    seen: dict[tuple, int] = {}  # by state: requests that had ended
+    while (count := len(ended)) < end:
+        if (state := state_of(loop)) is not None:
+            first = seen.setdefault(state, count)
+            if first < count and first <= begin and (end - begin) % (count - first) == 0:
+                return first, count
+        while len(ended) == count:
+            loop.step()
+    return begin, end
+
+
+def state_of(loop: Loop) -> tuple | None:
+    """All that the next iterations depend on, if requests that wait are alike. None: there is more.
+
+    Without a memory to fill, that is how far each running request is. () where all end together.
+    """
+    waiting = loop.scheduler.waiting or loop.arriving
+    # the first ones of a staggered workload have fewer decodes
+    alike = waiting[0].max_tokens == waiting[-1].max_tokens
+    known = isinstance(loop, FastForward) and type(loop.scheduler) in JUMPED
+    if not known or not alike:
+        return None
+    loop.settle()
+    return tuple(
+        [
+            (each.prefilled, each.context, each.chunks_run, each.max_tokens - len(each.output))
+            for each in loop.scheduler.running
+        ]
+    )
 
 
 def steady_window(trace: Trace, first: int, last: int) -> tuple[float, float]:

@@ -228,10 +228,11 @@ FORMATS = {
     ),
     "Mooncake's format": ("", "input_length", "output_length"),
 }
-HEADERS = {
-    column: tuple(dict.fromkeys(filter(None, (names[place] for names in FORMATS.values()))))
-    for place, column in enumerate(("arrival", "prompt", "output"))
-}
+HEADERS = {"arrival": (), "prompt": (), "output": ()}
+for names in FORMATS.values():
+    for column, name in zip(HEADERS, names, strict=True):
+        if name and name not in HEADERS[column]:
+            HEADERS[column] += (name,)
 IN_MS = ("arrival_ms", "timestamp_ms")
 HEADERS["arrival"] += ("timestamp_s", *IN_MS)
 SIZES = HEADERS["prompt"] + HEADERS["output"]
@@ -312,11 +313,12 @@ def read_trace(path: Path | str, counter: Counter = lambda: None) -> list[Reques
         )
     order = sorted(range(len(rows)), key=lambda line: rows[line][0])
     first = rows[order[0]][0]
-    return [
-        Request(i, prompts[line], output, arrival=second * (arrival - first), tags=tags[line])
-        for i, line in enumerate(order)
-        for arrival, _, output in [rows[line]]
-    ]
+    requests = []
+    for i, line in enumerate(order):
+        arrival, _, output = rows[line]
+        moment = second * (arrival - first)
+        requests.append(Request(i, prompts[line], output, arrival=moment, tags=tags[line]))
+    return requests
 
 
 class Conversations:
@@ -473,11 +475,9 @@ def read_prompts(
     place = header.index(HASHES)
     every = [parsed_ids(cells[place].strip()) for _, cells in lines]
     sizes = [BAILIAN] if CHAT_ID in header else [HASHED, BAILIAN]
-    fits = (
-        all(not ids or len(ids) == -(-n // size) for ids, n in zip(every, lengths, strict=True))
-        for size in sizes
-    )
-    block = next((size for size, fit in zip(sizes, fits, strict=True) if fit), sizes[0])
+    known = [(len(ids), length) for ids, length in zip(every, lengths, strict=True) if ids]
+    fits = lambda size: all(count == -(-length // size) for count, length in known)
+    block = next(filter(fits, sizes), sizes[0])
     numbers = {}
     prompts = []
     for (line, cells), ids, length in zip(lines, every, lengths, strict=True):

@@ -489,10 +489,11 @@ def router(api: Api) -> APIRouter:
     @routes.get("/health")
     async def health() -> Response:
         state = api.runner.state()
-        well = state["alive"] and not state["draining"]
-        word = "ok" if well else "shutting down" if state["alive"] else "the engine has ended"
+        word = "the engine has ended"
+        if state["alive"]:
+            word = "shutting down" if state["draining"] else "ok"
         told = {"status": word, "failures": state["failures"], "last_error": state["error"]}
         told |= {name: state[name] for name in ("running", "waiting")}  # requests
-        return JSONResponse(told, 200 if well else 503)
+        return JSONResponse(told, 200 if word == "ok" else 503)
 
     return routes

@@ -21,15 +21,15 @@ from batch import Request
 from command.checks import UserError, check_number, lookup, shown
 from command.cli import write_file
 from costmodel import CostModel, make_batch
-from loop import Loop
+from more.fast_forward import FastForward
 from more.loading.policyfile import LOADED, load_policies
 from more.loading.requests import check_requests
-from more.serving.steady import Workload, balance, split, tokens_per_second
-from more.simulate import CostExecutor, make_cost_model
+from more.serving.steady import Workload, balance, run_steady, split, tokens_per_second
+from more.simulate import CostExecutor, make_cost_model, run_all
 from more.web.explore_side import side
 from more.web.explore_state import RATIOS, State, link_of, page, read_state
 from scheduler import POLICIES, make_scheduler
-from timeline import Trace
+from timeline import Iteration, Trace
 
 STALL = 5  # decode-only iterations: a longer gap is a stall (Sarathi-Serve, Table 3, strict)
 MOST_WORK = 300_000  # iterations, chunks and decodes of one schedule
@@ -93,20 +93,29 @@ def cost_of(state: State) -> CostModel:
     return cost_model(state.model, state.gpu, state.tp, state.software)
 
 
-def run(state: State, policy: str, requests: Sequence[Request], most: int = MOST_WORK) -> Trace:
-    """`simulate`, one step at a time. More work than `most` raises a UserError."""
-    loop = Loop(make_scheduler(policy, state.B, state.C), CostExecutor(cost_of(state)))
-    for request in requests:
-        loop.add(request)
-    work = 0
-    while iteration := loop.step():
-        work += 1 + iteration.num_chunks + iteration.num_decodes
-        if work > most and loop.busy:
+class Limited(FastForward):
+    """It raises a UserError where the work exceeds `most`."""
+
+    def __init__(self, state: State, policy: str, most: int = MOST_WORK):
+        super().__init__(make_scheduler(policy, state.B, state.C), CostExecutor(cost_of(state)))
+        self.most = most
+
+    def step(self) -> Iteration | None:
+        ran = len(self.trace.iterations)
+        iteration = super().step()
+        for each in self.trace.iterations[ran:]:
+            self.most -= 1 + each.num_chunks + each.num_decodes
+        if self.most < 0 and self.busy:
             raise UserError(
-                f"policy {policy!r} has run {len(loop.trace.iterations)} iterations, and is not"
-                " done: choose fewer or shorter requests, or a larger C"
+                f"policy {self.scheduler.name!r} has run {len(self.trace.iterations)} iterations,"
+                " and is not done: choose fewer or shorter requests, or a larger C"
             )
-    return loop.trace
+        return iteration
+
+
+def run(state: State, policy: str, requests: Sequence[Request]) -> Trace:
+    """As `simulate`."""
+    return run_all(Limited(state, policy), requests)
 
 
 # ------------------------------------------------------------------------------------- the schedule
@@ -193,8 +202,9 @@ def gain_point(given: object, ratio: object) -> dict:
     check_requests(work.requests(1), cost_of(state).model.max_length, state.model)
     speeds = []
     for own, policy in both(state):
-        trace = run(own, policy, work.requests(5 * state.B), MOST_GAIN_WORK)
-        speeds.append(tokens_per_second(trace, work.length, 2 * state.B, 4 * state.B))
+        loop = Limited(own, policy, MOST_GAIN_WORK)
+        window = run_steady(loop, work)
+        speeds.append(tokens_per_second(loop.trace, work.length, *window))
     prompt, decodes = split(work.length, work.ratio)
     return {
         "x": prompt / decodes,

@@ -129,6 +129,28 @@ def is_bool(value: object) -> bool:
     return isinstance(value, bool)
 
 
+def is_stop(value: object) -> bool:
+    text = partial(is_text, least=1, most=LONGEST_STOP)
+    return text(value) or is_list(value, text, 0, MOST_STOPS)
+
+
+def are_labels(value: object) -> bool:
+    if not isinstance(value, dict) or len(value) > MOST_LABELS:
+        return False
+    for name, text in value.items():
+        if not is_text(name, 1, LONGEST_LABEL) or name in TAKEN:
+            return False
+        if not is_text(text, most=LONGEST_VALUE):
+            return False
+    return True
+
+
+def are_options(value: object) -> bool:
+    if not isinstance(value, dict) or len(value) > 20:
+        return False
+    return all(type(each) in (bool, int, float, str) for each in value.values())
+
+
 Flag = allowed(bool, "true or false", is_bool)
 Name = allowed(str, "a text of 1000 letters at most", is_text)
 Prompts = allowed(
@@ -139,10 +161,7 @@ Prompts = allowed(
 Stop = allowed(
     str | list,
     f"a text, or a list of {MOST_STOPS} at most, each of 1 to {LONGEST_STOP} letters",
-    lambda v: (
-        is_text(v, 1, LONGEST_STOP)
-        or is_list(v, partial(is_text, least=1, most=LONGEST_STOP), 0, MOST_STOPS)
-    ),
+    is_stop,
 )
 Content = allowed(
     str | list, 'a text, or a list of parts such as {"type": "text", "text": "Hello"}', is_content
@@ -155,21 +174,12 @@ Labels = allowed(
     dict,
     f"an object of {MOST_LABELS} texts at most, each of {LONGEST_VALUE} letters at most, with"
     f" names of 1 to {LONGEST_LABEL} letters, but not {', '.join(TAKEN)}",
-    lambda v: (
-        isinstance(v, dict)
-        and len(v) <= MOST_LABELS
-        and all(is_text(name, 1, LONGEST_LABEL) and name not in TAKEN for name in v)
-        and all(is_text(each, most=LONGEST_VALUE) for each in v.values())
-    ),
+    are_labels,
 )
 Options = allowed(
     dict,
     "an object of 20 texts, numbers, true or false at most",
-    lambda v: (
-        isinstance(v, dict)
-        and len(v) <= 20
-        and all(type(each) in (bool, int, float, str) for each in v.values())
-    ),
+    are_options,
 )
 
 
