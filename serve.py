@@ -16,8 +16,8 @@ import os
 import socket
 import sys
 import threading
-import webbrowser
 
+from command.browser import find_browser
 from command.checks import UserError
 from command.cli import run_main
 from command.flags import Flag, Parser
@@ -34,7 +34,6 @@ from more.web.server import Server, hash_of, listen
 from more.web.trial import try_policy
 
 KEY = "NANO_SARATHI_API_KEY"  # of the environment; a flag is seen by all who may list processes
-OF_TERMINALS = "www-browser", "links", "elinks", "lynx", "w3m"
 REAL = {"dtype": "auto", "device": "auto", "attention": "auto", "cuda_graphs": "auto",
         "check": False, "cache": "slots", "block_size": None, "prefix_caching": False,
         "calibration": None}  # fmt: skip
@@ -110,17 +109,6 @@ def read_keys(args: argparse.Namespace) -> tuple[bytes, ...]:
         if not key.isascii() or not key.isprintable() or not key.strip():
             raise UserError("an API key must be made of ASCII letters that can be printed")
     return tuple(hash_of(key.strip()) for key in keys)
-
-
-def find_browser() -> webbrowser.BaseBrowser | None:
-    """One with a window, on this screen."""
-    if sys.platform == "darwin" and "SSH_CONNECTION" in os.environ:
-        return None  # it would open on the Mac's own screen
-    try:
-        found = webbrowser.get()
-    except webbrowser.Error:
-        return None
-    return None if os.path.basename(getattr(found, "name", "")) in OF_TERMINALS else found
 
 
 def address_in_network(host: str) -> str:

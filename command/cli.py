@@ -76,7 +76,7 @@ def is_ours(path: Path) -> bool:
         return False
     png = head.startswith(b"\x89PNG") and b"Software\0" + MARK.encode() in head
     html = head.startswith(b"<!doctype html>") and f'generator" content="{MARK}'.encode() in head
-    gif = head.startswith(b"GIF") and MARK.encode() in head
+    gif = head.startswith(b"GIF89a") and MARK.encode() in head
     return not head or png or gif or html or pdf or head.startswith(BEGINNINGS)
 
 

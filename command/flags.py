@@ -150,7 +150,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         "micro-batches": Kind("M", "micro-batches in the pipeline at once", MICRO_BATCHES),
         "deal": Kind("HOW", "how micro-batches get requests: queue, turns, any or ahead"),
         "port": Kind("PORT", "port on which it listens; 0 takes a free one", Range(0, 65535)),
-        "open": Kind("", "open the page in a browser"),
+        "open": Kind("", "open the page, or the picture, in a browser"),
     },
     "Who is served": {
         "host": Kind("ADDRESS", "address on which it listens; 0.0.0.0 is open to the network"),

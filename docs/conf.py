@@ -86,13 +86,20 @@ demo/README
 """
 
 
-# Before the README's first commands.
-DOORS = """Here, in your browser and without an install:
-[lesson 1](notebooks/01_prefill_and_decode.ipynb),
-<a href="exercises/index.html">the exercises</a>,
-<a href="explorer/explore.html">the explorer</a> and
-<a href="gallery/index.html">all figures</a>. On your own machine:
+# What a reader can do who is in a browser already. It stands before what asks for an install.
+DOORS = """## Here, in your browser
+<nav class="front" aria-label="Doors">
+<a href="notebooks/01_prefill_and_decode.html"><strong>Lesson 1</strong> Why a server reads a prompt
+fast, and writes each token slowly. Eleven more follow.</a>
+<a href="exercises/index.html"><strong>Exercises</strong> Write the heart of a scheduler in a few
+lines. The page runs your Python, and checks it.</a>
+<a href="explorer/explore.html"><strong>Explorer</strong> Move a slider: two policies serve the same
+requests, side by side.</a>
+<a href="gallery/index.html"><strong>Figures</strong> What the papers claim, what we see, and where
+we differ.</a>
+</nav>
 
+## On your own machine
 """
 
 
@@ -100,7 +107,7 @@ def add_contents(app: Sphinx, name: str, text: list[str]) -> None:
     """Give README.md doors and a list of pages. A class reads them: no answers."""
     text[0] = re.sub(r"\[(`\w+/`)\]\(\w+\)", r"\1", text[0])  # a folder is no page here
     if name == root_doc:
-        text[0] = text[0].replace("```sh\n", f"{DOORS}```sh\n", 1) + CONTENTS
+        text[0] = text[0].replace("## Begin\n", DOORS, 1) + CONTENTS
     if name.startswith("course/instructor/"):
         text[0] = text[0].partition("\n## Answers\n")[0]
 

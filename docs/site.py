@@ -67,6 +67,23 @@ def write_gallery() -> None:
         write_file(OUT / "gallery" / name, (results / name).read_bytes())
 
 
+def add_menu(page: Path) -> None:
+    """Give a page in a folder, which the theme has not made, what the theme's menu leads to."""
+    whole = (OUT / "README.html").read_text("utf-8")
+    sidebar = whole[whole.index("<aside") : whole.index("</aside>")]
+    doors, *lists = re.findall(r'<p class="caption".*?</p>|<ul>.*?</ul>', sidebar, re.DOTALL)
+    links = f"""<nav class="site-menu" aria-label="Site"><a href="index.html">nano-sarathi</a>
+<details><summary>Lessons and documents</summary><div>{"".join(lists)}</div></details>
+{doors}
+<a href="search.html">Search</a></nav>""".replace('href="', 'href="../')
+    own = f'href="../{page.relative_to(OUT).as_posix()}"'
+    links = links.replace(own, f'{own} aria-current="page"')
+    looks = '<link rel="stylesheet" href="../_static/menu.css">'
+    looks += '<script src="../_static/site.js" defer></script>'  # light or dark
+    text = page.read_text("utf-8").replace("<link", f"{looks}\n<link", 1)
+    write_file(page, re.sub("<header>|<h1>", f"{links}\n\\g<0>", text, count=1))
+
+
 def main() -> None:
     Parser(__doc__).parse_args()
     try:
@@ -87,10 +104,7 @@ def main() -> None:
     bundle.write(bundle.EXPLORER, bundle.of_explorer(), OUT / "explorer", there)
     exercises.write(OUT / "exercises", ELSEWHERE if there else None, home="../")
     for page in ("explorer/explore.html", "exercises/index.html", "gallery/index.html"):
-        text = (OUT / page).read_text("utf-8")  # of their own, without the site's menu: a way back
-        back = '<a href="../index.html#twelve-lessons">To the lessons</a>'
-        back += '<script src="../_static/site.js"></script>'  # light or dark
-        write_file(OUT / page, re.sub(r"<h1>.*?</h1>", rf"\g<0>\n{back}", text, count=1).encode())
+        add_menu(OUT / page)
     if there:
         write_sliders()
     else:

@@ -253,6 +253,7 @@ def write_page(out: Path) -> None:
         print(f"\nnot in the gallery, as they were not run (you need not): {', '.join(left)}")
     write_file(out / "index.html", gallery(out))
     print(f"\nwrote {out / 'index.html'}")
+    common.print_link(out / "index.html")
 
 
 def run_script(name: str, flags: list[str]) -> tuple[float, subprocess.CompletedProcess]:

@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 from command.cli import run_main
 from experiments.lib import look
 from experiments.lib.colours import COLOURS
+from experiments.lib.common import print_link
 from experiments.lib.flags import start
 
 QUESTIONS = {
@@ -74,6 +75,7 @@ def main() -> None:
     look.use_style()
     look.save_figure(draw(), options.out / "family.png")
     print(f"wrote {options.out / 'family.png'}")
+    print_link(options.out / "family.png")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from experiments.lib import papers
 from experiments.lib.claims import bounded
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
-from experiments.lib.flags import SERVED, WRITES, ScriptParser
+from experiments.lib.flags import DRAWS, SERVED, ScriptParser
 from experiments.lib.papers import ARXIV, CHAT, MISTRAL, OURS, POLICIES, YI
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
@@ -155,7 +155,7 @@ STUDY = Study(
 
 
 def main() -> None:
-    options = ScriptParser(__doc__, STUDY.flags | WRITES).parse_args()
+    options = ScriptParser(__doc__, STUDY.flags | DRAWS).parse_args()
     study = replace(STUDY, paper={}) if options.policy else STUDY  # then budgets are searched
     study.run()
 

@@ -33,7 +33,7 @@ from command.flags import Flag
 from experiments.lib import flags
 from experiments.lib.claims import bounded
 from experiments.lib.engines import Real, Sweep, cases
-from experiments.lib.flags import WRITES, ScriptParser
+from experiments.lib.flags import DRAWS, ScriptParser
 from experiments.lib.papers import ARXIV, CHAT, MISTRAL, OURS, POLICIES, YI, looks_of
 from experiments.lib.rows import Row
 from experiments.lib.study import Panel, Study
@@ -155,7 +155,7 @@ STUDY = Study(
 
 
 def main() -> None:
-    options = ScriptParser(__doc__, STUDY.all_flags() | WRITES).parse_args()
+    options = ScriptParser(__doc__, STUDY.all_flags() | DRAWS).parse_args()
     STUDY.run()
     if options.perfetto:
         traces = {name: trace for name, (trace, _) in RUNS.items()}

@@ -19,6 +19,7 @@ from batch import Request
 from command.cli import MARK, run_main, write_file
 from experiments.lib import look
 from experiments.lib.colours import COLOURS
+from experiments.lib.common import print_link
 from experiments.lib.flags import start
 from simulate import simulate
 from timeline import Life
@@ -152,6 +153,7 @@ def main() -> None:
     path = options.out / "stall.gif"
     write_file(path, data.getvalue())
     print(f"wrote {path}")
+    print_link(path)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from command.flags import Flag
 from costmodel import CostModel, make_batch
 from experiments.lib.common import error_summary, print_table
 from experiments.lib.engines import Priced, Real, Sweep
-from experiments.lib.flags import WRITES, ScriptParser
+from experiments.lib.flags import DRAWS, ScriptParser
 from experiments.lib.look import panels
 from experiments.lib.papers import looks_of
 from experiments.lib.rows import SOURCES, WHERE, Row, Rows, make_directory, print_rows, with_kept
@@ -180,7 +180,7 @@ def draw(rows: Rows) -> plt.Figure:
 
 
 def main() -> None:
-    options = ScriptParser(__doc__, FLAGS | WRITES).parse_args()
+    options = ScriptParser(__doc__, FLAGS | DRAWS).parse_args()
     calibration = Calibration.read(options.calibration)
     calibration.check()
     make_directory(options.out, NAME, force=options.force)

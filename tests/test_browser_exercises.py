@@ -93,7 +93,7 @@ def test_planted_mistakes_are_told_as_on_the_command_line(site: str, opened: Ope
 
 
 def test_an_exercise_from_the_stub_to_the_pass(site: str, opened: Opened) -> None:
-    shown = opened(f"{site}/course/#6")
+    shown = opened(f"{site}/course/#6", (1366, 768))
     assert check(shown) == "E6 SARATHI's chunk: not written yet (NotImplementedError)"
     for number in (1, 2, 3):
         assert shown.inner_text("#hint") == f"Hint {number} of 3"
@@ -103,12 +103,19 @@ def test_an_exercise_from_the_stub_to_the_pass(site: str, opened: Opened) -> Non
     wrong = named("1")
     told = check(shown, wrong.source)
     assert wrong.message in told and "4 + 1 = 5 rows" in told
+    for part in ("h3", ".teaches"):  # it is in sight, whatever stands above it
+        box = shown.locator(f"#result {part}").bounding_box()
+        assert 0 <= box["y"] and box["y"] + box["height"] <= 768
     assert shown.locator("#picture svg").count() == 2
     assert shown.inner_text("figcaption") == "The picture always shows this one case."
     assert shown.locator("#list .begun").inner_text() == "E6 SARATHI's chunk (begun)"
     told = check(shown, RIGHT)
     assert told.startswith("E6 SARATHI's chunk: passed.") and "not yet" not in told
     assert shown.locator("#list .passed").inner_text() == "E6 SARATHI's chunk (passed)"
+    shown.click("#result a:has-text('Next: E7 the cost of a batch')")
+    shown.wait_for_function("() => title.textContent.startsWith('E7')")
+    shown.go_back()
+    shown.wait_for_function("() => title.textContent.startsWith('E6')")
     shown.reload()  # what was written is kept
     shown.wait_for_selector("#editor [contenteditable]:has-text('from course.reference')")
     assert shown.locator("#list .passed").count() == 1
@@ -237,6 +244,9 @@ def test_everybody_can_use_it(
     shown.click("#hint")
     for summary in shown.locator("summary").all():
         summary.click()
+    for link in shown.locator("#list a").all():
+        box = link.bounding_box()  # on a phone, too, nothing is left for scrolling
+        assert 0 <= box["x"] and box["x"] + box["width"] <= size[0]
     assert shown.locator(".cm-scroller").evaluate("each => each.scrollWidth <= each.clientWidth")
     assert serious(shown) == []
     shown.locator("#editor [contenteditable]").focus()

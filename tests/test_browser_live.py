@@ -53,6 +53,26 @@ GROW = """async (count) => {
     .map((list) => list.length).concat([schedule.requests.size, schedule.entries]);
 }"""
 
+# The row of names, `since` seconds after a switch: left of the line, and right of it, as pixels.
+NAMES = """async ([name, width, since]) => {
+  const { Pictures } = await import("/static/draw.js");
+  const { Schedule } = await import("/static/schedule.js");
+  const lanes = document.createElement("canvas");
+  lanes.style = `width: ${width}px; height: 300px`;
+  document.body.append(lanes);
+  const schedule = new Schedule();
+  schedule.take({ type: "snapshot", t: 0, policy: "vllm_v0", budget: null }, 0);
+  schedule.take({ type: "switched", t: 9, policy: name, chunk_size: 256, budget: 256 }, 9);
+  const pictures = new Pictures({ lanes });
+  const to = pictures.edge(schedule, 9 + since, 20);
+  pictures.draw(schedule, to - 20, to, 9 + since);
+  const pen = lanes.getContext("2d"), line = pictures.lanes.x(9);
+  const parts = [[0, line - 2], [line + 2, width]].map(([left, right]) =>
+    pen.getImageData(left, 0, right - left, 18).data.join());
+  lanes.remove();
+  return parts;
+}"""
+
 
 class Served:
     """A server of its own process. port: 0 takes a free one."""
@@ -247,7 +267,7 @@ def test_the_picture_stands_still_and_moves(reader: Reader) -> None:
     assert page.inner_text("#seconds") == "5 s"
 
 
-@pytest.mark.parametrize(("size", "colours"), [(SIZES[0], "light"), (SIZES[1], "dark")])
+@pytest.mark.parametrize(("size", "colours"), [((1366, 768), "light"), (SIZES[1], "dark")])
 def test_the_page_fits_and_can_be_read(
     opened: Opened, address: str, size: tuple[int, int], colours: str
 ) -> None:
@@ -264,6 +284,20 @@ def test_the_page_fits_and_can_be_read(
         box = page.locator(f"#{name}").bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= size[0]
         assert box["y"] + min(box["height"], 150) <= size[1], f"{name} is on the first screen"
+    if colours == "light":  # on a phone, it comes last
+        box = page.locator("#ask").bounding_box()
+        assert box["y"] + box["height"] <= size[1]
+
+
+@pytest.mark.parametrize("since", [0.1, 1, 8])
+@pytest.mark.parametrize("width", [960, 370])
+def test_a_policy_is_named_in_its_own_part(reader: Reader, width: int, since: float) -> None:
+    """From the first moment on, its last letter is seen. Left of its line it changes nothing."""
+    names = ("sarathi_serve", "sarathi_serva")
+    (left, right), (same, other) = (
+        reader.page.evaluate(NAMES, [name, width, since]) for name in names
+    )
+    assert left == same and right != other
 
 
 def test_a_key_is_asked_for_and_kept(opened: Opened) -> None:

@@ -83,6 +83,26 @@ def test_each_link_leads_to_a_page_and_to_a_place_in_it() -> None:
     assert taught and not any("answers" in places for places in taught)
 
 
+def test_each_page_has_the_menu() -> None:
+    doors = {f"notebooks/{lesson}.html" for lesson in LESSONS}
+    doors |= {"index.html", "search.html", "course/README.html", "docs/install.html"}
+    doors |= {"exercises/index.html", "explorer/explore.html", "gallery/index.html"}
+    for page in PAGES:
+        path = SITE / page
+        paths = [urldefrag(link)[0] for link in links(path).found]
+        found = {path, *((path.parent / each).resolve() for each in paths)}
+        if SITE / "README.html" in found:  # the same page
+            found.add(SITE / "index.html")
+        assert [door for door in doors if SITE / door not in found] == [], page
+
+
+def test_the_front_page_opens_doors_before_it_asks_for_an_install() -> None:
+    text = (SITE / "index.html").read_text("utf-8")
+    words = ("stall.gif", 'href="exercises/index.html"', "<h2>On your own", "<h2>What it is")
+    places = [text.index(each, text.index("<article")) for each in words]
+    assert places == sorted(places)
+
+
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_each_page_fits_and_says_no_error(
     size: tuple[int, int], opened: Opened, address: str

@@ -10,11 +10,12 @@ from importlib import import_module
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
+from urllib.parse import unquote, urlsplit
 
 import pytest
-from conftest import call
+from conftest import call, ran
 
-from command import cli
+from command import browser, cli
 from command.checks import UserError
 from command.cli import claim, is_ours, one_line, write_file
 from tests import oracle, spawn
@@ -59,6 +60,7 @@ def test_one_line_and_a_status(body: str, said: str) -> None:
         (b"arrival,prompt_tokens,output_tokens\n", False),
         (b"GIF89a, made by nano-sarathi", True),
         (b"\x89PNG\r\n another picture, made by nano-sarathi", False),
+        (b"GIF89a a picture of somebody", False),
     ],
 )
 def test_only_what_is_ours_is_overwritten(content: bytes, ours: bool, tmp_path: Path) -> None:
@@ -199,3 +201,23 @@ def test_an_error_is_one_short_line() -> None:
     said = one_line(UserError("first\nsecond \x1b[31m " + "x" * 100_000 + " the end"))
     assert len(said) < 900 and said.startswith("first\\nsecond \\x1b[31m ")
     assert said.endswith("x the end")
+
+
+@pytest.mark.parametrize("window", [True, False])
+def test_a_picture_is_a_link_that_can_be_opened(
+    window: bool, tmp_path: Path, sketches: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link leads to the picture, whatever letters its folder has."""
+    opened = []
+    found = SimpleNamespace(name="firefox" if window else "lynx", open=opened.append)
+    monkeypatch.setattr(browser.webbrowser, "get", lambda: found)
+    folder = tmp_path / "my results"
+    folder.mkdir()
+    said = ran("family", "--out", folder, "--open")
+    link = re.search(r"^to look: (file:\S+)$", said, re.MULTILINE)[1]
+    assert Path(unquote(urlsplit(link).path)) == folder / "family.png"
+    assert opened == ([link] if window else [])
+    assert ("open the link yourself" in said) != window
+    opened.clear()
+    assert link in ran("family", "--out", folder) and not opened, "only if it is asked for"
+    assert call("fidelity", "--out", folder, "--open").returncode == 2, "it draws nothing"

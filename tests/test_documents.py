@@ -1,4 +1,4 @@
-"""The figure of CONTRIBUTING.md works, CITATION.cff is right, the workflow runs what make runs."""
+"""The figure of CONTRIBUTING.md works, CITATION.cff is right, workflows run what make runs."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml  # comes with jupytext
 
-from docs import fill
+from docs import fill, site
 from experiments import fidelity
 from experiments.lib import holes
 from experiments.lib.common import paper_numbers
@@ -32,7 +32,8 @@ FIGURES = (  # of the papers: how many
     ("Sarathi-Serve", "Algorithm", 3),
 )
 ROWS = 121  # of experiments/paper_homes.toml
-WORKFLOW = ROOT / ".github" / "workflows" / "test.yml"
+WORKFLOWS = ROOT / ".github" / "workflows"
+PAGES = {"contents": "read", "pages": "write", "id-token": "write"}  # what publishing needs
 
 
 def read(path: Path) -> str:
@@ -116,17 +117,38 @@ def test_make_says_which_python_to_give(tmp_path: Path) -> None:
     assert "type: make fig9 PYTHON=python3.13." in said.stderr
 
 
-# --------------------------------------------------------------------------------- the workflow
+# -------------------------------------------------------------------------------- the workflows
+
+
+def workflow(name: str) -> dict:
+    """A workflow's one job. It may only read, unless the job says more; its actions are pinned."""
+    whole = yaml.safe_load(read(WORKFLOWS / name))
+    assert whole["permissions"] == {"contents": "read"}
+    (job,) = whole["jobs"].values()
+    assert all({*step} & {"uses", "run"} for step in job["steps"])
+    used = [step["uses"] for step in job["steps"] if "uses" in step]
+    assert used and all(re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", each) for each in used)
+    return job
+
+
+def commands(job: dict) -> list[str]:
+    return [step["run"] for step in job["steps"] if "run" in step]
+
+
+def test_the_workflow_of_the_site_publishes_what_make_site_writes() -> None:
+    job = workflow("site.yml")
+    assert commands(job) == ["make site"]
+    assert re.search(r"^site:.*\n\t.* -m docs\.site$", read(ROOT / "Makefile"), re.MULTILINE)
+    *_, upload, publish = job["steps"]  # what was made is sent, and then published
+    assert "upload-pages-artifact@" in upload["uses"] and "deploy-pages@" in publish["uses"]
+    assert ROOT / upload["with"]["path"] == site.OUT
+    assert job["permissions"] == PAGES and job["environment"]["name"] == "github-pages"
+    assert f"steps.{publish['id']}.outputs.page_url" in job["environment"]["url"]
 
 
 def test_the_workflow_runs_what_ci_runs() -> None:
     """There, what needs no torch comes before the rest."""
-    workflow = yaml.safe_load(read(WORKFLOW))
-    (job,) = workflow["jobs"].values()
-    used = [step["uses"] for step in job["steps"] if "uses" in step]
-    assert used and all(re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", each) for each in used)
-    assert workflow["permissions"] == {"contents": "read"}
-    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
+    assert commands(workflow("test.yml")) == [".ci/run"]
     ran = re.findall(r"^(?:make|\.venv/bin/).*$", read(ROOT / ".ci" / "run"), re.MULTILINE)
     light = ran[: ran.index("make test")]
     promised = tomllib.loads(read(ROOT / "docs" / "without_torch.toml"))

@@ -85,8 +85,6 @@ function show() {
   showHints();
   showResult();
   progress();
-  const list = get("list"); // on a phone, it scrolls
-  list.scrollLeft = list.querySelector("[aria-current]").offsetLeft - list.clientWidth / 4;
 }
 
 function needsTorch() {
@@ -164,6 +162,7 @@ async function check() {
   running = null;
   busy(false);
   showResult();
+  get("result").scrollIntoView({ block: "nearest" });
   document.body.dataset.checked = Number(document.body.dataset.checked || 0) + 1;
 }
 
@@ -184,6 +183,8 @@ function showResult() {
   if (!result) return;
   place.className = result.passed ? "good" : "bad";
   place.replaceChildren(...(result.error ? [make("p", { textContent: result.error })] : verdict(result)));
+  const next = exercises[exercises.indexOf(current) + 1];
+  if (result.passed && next) place.append(make("a", { href: `#${next.key}` }, `Next: ${next.name} ${next.title}`));
   if (figure.hidden) return;
   const { svg, error } = result.picture;
   figure.firstChild.hidden = Boolean(error);
@@ -289,7 +290,7 @@ async function start() {
   const { makeEditor } = manifest.editor ? await import("./editor.js") : { makeEditor: plainField };
   editor = await makeEditor(get("editor"), "Your Python", (text) => catchUp() || write(current, text), check);
   get("list").append(...exercises.map(({ key, name, title }) => make("li", {},
-    make("a", { href: `#${key}` }, `${name} ${title}`, make("span")))));
+    make("a", { href: `#${key}` }, name, make("i", {}, ` ${title}`), make("span")))));
   get("check").onclick = check;
   get("stop").onclick = () => python.stop("Stopped.");
   get("hint").onclick = () => {
@@ -307,7 +308,7 @@ async function start() {
   get("files").onchange = () => filing(open).then(() => { get("files").value = ""; });
   window.onhashchange = show;
   window.onstorage = window.onpageshow = catchUp; // pageshow: a page that was left hears of nothing
-  for (const each of [document.querySelector("nav"), document.querySelector("main")]) each.hidden = false;
+  for (const each of document.querySelectorAll("nav, main")) each.hidden = false;
   show();
   say("");
 }

@@ -27,6 +27,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from command.browser import find_browser
 from command.cli import cores, interrupts_held, is_ours, progress, write_file
 from experiments.lib.published import paper_numbers  # noqa: F401  (as all scripts know it)
 from more.loading.policyfile import LOADED, load_policies
@@ -59,12 +60,31 @@ def read_table(path: Path) -> list[dict[str, str]]:
 NARROW = 80  # columns that a table may take on a terminal, without --wide
 SHORT = 16  # letters of a cell that stays on one line
 _wide = False
+_open = False
 
 
 def set_wide(wide: bool) -> None:
     """--wide: from now on, print tables as wide as they are."""
     global _wide
     _wide = wide
+
+
+def set_open(open: bool) -> None:
+    """--open: from now on, open what `print_link` names."""
+    global _open
+    _open = open
+
+
+def print_link(picture: Path) -> None:
+    """Print the link of a picture or a page. Many terminals open a link at a click."""
+    link = picture.resolve().as_uri()
+    print(f"to look: {link}", flush=True)
+    if not _open:
+        return
+    if browser := find_browser():
+        browser.open(link)
+    else:
+        print("no browser with a window was found: open the link yourself")
 
 
 def table_width() -> float:

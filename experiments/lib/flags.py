@@ -43,6 +43,9 @@ WRITES = {
     "quick": Flag(),
     "force": Flag(),
 }
+# ... and a picture or a page.
+DRAWS = WRITES | {"open": Flag("open it in a browser when it is written")}
+SHOWN = (".png", ".gif", ".html")
 
 
 def model_flag(default: str | None = None, shown: str = "") -> Flag:
@@ -89,6 +92,7 @@ class ScriptParser(Parser):
         for policy in given:
             scheduler.make_scheduler(policy, MOST, MOST)  # refuses an unknown name before any work
         common.set_wide(options.wide)
+        common.set_open(getattr(options, "open", False))
         return options
 
 
@@ -125,7 +129,8 @@ def start(
 
     All that is wrong with them is said before any work is done. Prints the script's title.
     """
-    options = ScriptParser(description, flags | WRITES).parse_args()
+    draws = others is None or any(name.endswith(SHOWN) for name in others)
+    options = ScriptParser(description, flags | (DRAWS if draws else WRITES)).parse_args()
     make_directory(options.out, file_name(name, options), others, options.force)
     print(description.splitlines()[0])
     return options

@@ -26,9 +26,9 @@ from command.cli import run_main
 from command.flags import Flag
 from experiments.lib import look, measuring
 from experiments.lib.claims import Claims
-from experiments.lib.common import origin, paper_numbers
+from experiments.lib.common import origin, paper_numbers, print_link
 from experiments.lib.engines import ANY, Priced, Real, Sweep
-from experiments.lib.flags import MEASURE, WRITES, ScriptParser, file_name
+from experiments.lib.flags import DRAWS, MEASURE, ScriptParser, file_name
 from experiments.lib.panels import Panel
 from experiments.lib.rows import (
     Row,
@@ -168,7 +168,7 @@ class Study:
 
         args: the flags; None: those of the command line.
         """
-        options = ScriptParser(self.description, self.all_flags() | WRITES).parse_args(args)
+        options = ScriptParser(self.description, self.all_flags() | DRAWS).parse_args(args)
         path = options.out / f"{file_name(self.name, options)}.csv"
         pictures = [".png", ".pdf"] if self.printed else [".png"]
         others = [path.stem + end for end in (*pictures, *self.more)]
@@ -356,6 +356,7 @@ def finish(
     for end in pictures:
         look.save_figure(draw(read_rows(path)), path.with_suffix(end))
     print(f"\nwrote {path.with_suffix('.csv')} and {', '.join(pictures)}")
+    print_link(path.with_suffix(pictures[0]))
 
 
 def title_of(rows: Rows, predicted: str = "predicted") -> str:

@@ -32,6 +32,7 @@ const LEAST_LANES = 8;
 const TILE = 7; // px: of the hatch
 const APART = 4; // px: from this width on, bars side by side stay apart
 const LEAST_CHUNK = 3; // px: a narrower chunk would not be seen ...
+const NAME = 110; // px at the right edge, for the name of a policy that has just begun
 const CROWDED = 20; // px for a second: ... but with less, chunks would hide the decodes
 
 // The smallest of 1, 2, 5, 10, ... that is at least `value`: a step between ticks.
@@ -139,11 +140,22 @@ class Picture {
     if (spare >= 2) this.box(text, left + spare / 2, middle, "#FFFFFF", "#000000");
   }
 
-  // A dashed line down from the row at `y`, with its name beside it, if that ends before `limit`.
-  mark(x, text, y = 0, limit = Infinity) {
+  // A dashed line down from the row at `y`, with its name beside it.
+  mark(x, text = "", y = 0) {
     this.line(x, y, x, this.bottom, this.ink, 2, [6, 4]);
     const wide = this.pen.measureText(text).width + 8;
-    if (x + wide <= limit) this.box(text, x + wide > this.right ? x - wide : x + 6, y + ROW / 2);
+    if (text) this.box(text, x + wide > this.right ? x - wide : x + 6, y + ROW / 2);
+  }
+
+  // A text from `left` on, of which nothing is seen from `right` on.
+  cut(text, left, right, middle) {
+    const { pen } = this;
+    pen.save();
+    pen.beginPath();
+    pen.rect(left, 0, right - left, this.bottom);
+    pen.clip();
+    this.write(text, left, middle);
+    pen.restore();
   }
 
   // A dashed bound at `y`, with its name above it.
@@ -246,12 +258,22 @@ export class Pictures {
     }
     this.lanes.beginTime(from, to);
     drawLanes(this.lanes, schedule, seen, now);
+    drawPolicies(this.lanes, schedule);
     if (chosen) this.lanes.frame(this.lanes.x(chosen.t), this.lanes.x(chosen.end), TOP, this.lanes.bottom, 2);
     if (!this.rows) return;
     this.rows.beginTime(from, to, 4);
     drawRows(this.rows, schedule, seen);
+    drawSwitches(this.rows, schedule);
     this.tbt.beginTime(from, to);
     drawTBT(this.tbt, schedule, seen, now);
+    drawSwitches(this.tbt, schedule);
+  }
+
+  // The right edge of a view of `shown` seconds that ends now; later, where a policy that has just
+  // begun has no room for its name else.
+  edge(schedule, now, shown) {
+    const began = schedule.policies.at(-1)?.t ?? -Infinity;
+    return Math.max(now, began + (NAME * shown) / (this.lanes.canvas.clientWidth - LEFT - RIGHT));
   }
 
   // Where a place in the pictures lies: 0 at their left edge of time, 1 at their right edge.
@@ -275,7 +297,7 @@ function drawLanes(picture, schedule, seen, now) {
     picture.bar(kind, picture.x(from), picture.x(to), upper, top(lane, LOOKS[kind].low) - upper);
   };
   picture.write("queue", LEFT - 6, TOP - 4 - ROW / 2, "right");
-  picture.queue(schedule.queue, picture.to, TOP - 4, ROW);
+  picture.queue(schedule.queue, now, TOP - 4, ROW);
   for (let lane = 0; lane < lanes; lane += Math.ceil(16 / high)) {
     picture.write(`slot ${lane}`, LEFT - 6, middle(lane), "right");
   }
@@ -296,13 +318,32 @@ function drawLanes(picture, schedule, seen, now) {
     if (roomy) drawStall(picture, from, to, top(lane, 0.9), middle(lane));
   }
   if (head) for (const place of places) drawName(picture, place, TOP + place.lane * high + head / 2 + 2);
-  const marks = schedule.marks.filter(({ t }) => t >= picture.from && t <= picture.to);
-  const across = marks.filter(({ lane }) => lane === null);
-  across.forEach(({ t, text }, i) => {
-    const next = across[i + 1];
-    picture.mark(picture.x(t), text, 0, next && picture.x(next.t));
+  for (const { t, lane, text } of schedule.marks) {
+    if (t < picture.from || t > picture.to) continue;
+    if (lane === null) picture.mark(picture.x(t), text);
+    else picture.cross(picture.x(t), middle(lane));
+  }
+}
+
+// A dashed line where a policy begins to decide.
+function drawSwitches(picture, { policies }) {
+  for (const { t } of policies.slice(1)) if (t > picture.from && t <= picture.to) picture.mark(picture.x(t));
+}
+
+// A band for each policy, as long as it decides, with its name: whole, short or cut off, and never
+// over the part of another one.
+function drawPolicies(picture, schedule) {
+  const { policies } = schedule;
+  policies.forEach(({ t, policy, budget }, i) => {
+    const left = picture.x(t);
+    const right = picture.x(policies[i + 1]?.t ?? picture.to) - 2;
+    if (right <= left) return; // before the view, or after it
+    picture.fill(picture.grid, left, 0, right - left, ROW - 1);
+    const whole = budget ? `${policy}, C = ${budget}` : policy;
+    const fits = left + 6 + picture.pen.measureText(whole).width < right;
+    picture.cut(fits ? whole : policy, left + 6, right, ROW / 2);
   });
-  for (const { t, lane } of marks) if (lane !== null) picture.cross(picture.x(t), middle(lane));
+  drawSwitches(picture, schedule);
 }
 
 // Decodes by lane. Those shorter than `thin` seconds could not be told apart: they are one bar.
@@ -375,8 +416,8 @@ function drawRows(picture, schedule, seen) {
 function drawTBT(picture, schedule, seen, now) {
   const { slo } = schedule;
   const gaps = seen.flatMap(({ end, gaps: own }) => own.map(([, , last]) => [end, end - last]));
-  if (now < picture.to + 1 / picture.perSecond) { // those who wait still, at the right edge
-    gaps.push(...schedule.waits(now).map(({ from }) => [picture.to, picture.to - from]));
+  if (now < picture.to + 1 / picture.perSecond) { // those who wait still
+    gaps.push(...schedule.waits(now).map(({ from }) => [now, now - from]));
   }
   if (!gaps.length) return; // no numbers without a point
   const longest = gaps.reduce((most, [, gap]) => Math.max(most, gap), 0);

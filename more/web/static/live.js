@@ -20,7 +20,7 @@ const pictures = new Pictures({ lanes: get("lanes"), rows: get("rows"), tbt: get
 const calm = window.matchMedia("(prefers-reduced-motion: reduce)");
 const narrow = window.matchMedia("(max-width: 600px)");
 let shown = narrow.matches ? 5 : 10; // s; on a phone, chunks of 10 s would be too narrow
-let paused = null; // a view that stands still: its schedule, when it was made, and its right edge
+let paused = null; // a view that stands still: its schedule, when it was made, its latest and its right edge
 const number = (id) => get(id).valueAsNumber;
 
 // ------------------------------------------------------------------------------ the server
@@ -172,8 +172,8 @@ function frame() {
   if (now - drawn >= (calm.matches ? CALM : FRAME)) {
     drawn = now;
     const t = schedule.time(now);
-    const { still, end, to } = paused ?? { still: schedule, end: t, to: t };
-    pictures.draw(still, to - shown, to, end);
+    const { still, at, to } = paused ?? { still: schedule, at: t, to: pictures.edge(schedule, t, shown) };
+    pictures.draw(still, to - shown, to, at);
     say(now, t);
     showNumbers();
   }
@@ -183,8 +183,9 @@ function frame() {
 // ------------------------------------------------------------------------------ the view
 
 function pause(yes) {
-  const t = schedule.time(clock());
-  paused = yes ? { still: schedule.still(), end: t, to: t } : null;
+  const at = schedule.time(clock());
+  const end = pictures.edge(schedule, at, shown);
+  paused = yes ? { still: schedule.still(), at, end, to: end } : null;
   get("pause").dataset.on = yes;
   tell("pause", yes ? "Go on" : "Pause");
 }

@@ -43,7 +43,8 @@ export class Schedule {
     this.entries = 0; // chunks and decodes in them
     this.places = []; // a request in its slot: id, lane, from, to (null: still there)
     this.stalls = []; // id, lane, from, to
-    this.marks = []; // t, lane or null, text
+    this.policies = []; // t, from which on it decides; policy, budget
+    this.marks = []; // t, and a lane that a request lost too early; or null, and a text
     this.queue = []; // t, and how many requests wait from then on
     this.requests = new Map(); // by id, until they end: tokens, label, last, place, chunks, from
     this.current = null; // the batch that runs now, if it holds chunks
@@ -89,6 +90,7 @@ export class Schedule {
     this.clear();
     if (event.description === state.description) this.median = median; // the same engine: its SLO
     this.state = event;
+    this.obey(event);
     this.queue.push([event.t, event.waiting]);
   }
 
@@ -146,10 +148,17 @@ export class Schedule {
     this.wait(t, 1);
   }
 
-  switched({ t, policy, chunk_size: size, budget }) {
+  switched(event) {
+    const { policy, chunk_size: size } = event;
     Object.assign(this.state, { policy, chunk_size: size });
     this.story = null; // it was the other policy's
-    this.marks.push({ t, lane: null, text: budget === null ? policy : `${policy}, C = ${budget}` });
+    this.obey(event);
+  }
+
+  // From t on, this policy decides.
+  obey({ t, policy, budget }) {
+    const last = this.policies.at(-1);
+    if (last?.policy !== policy || last?.budget !== budget) this.policies.push({ t, policy, budget });
   }
 
   // From t on, `by` more requests wait. Of those that come during a batch we hear after it.
@@ -289,6 +298,7 @@ export class Schedule {
     this.places = this.places.filter(({ to }) => to === null || to >= oldest);
     this.stalls = this.stalls.filter(({ to }) => to >= oldest);
     this.marks = this.marks.filter(({ t }) => t >= from);
+    while (this.policies[1]?.t <= from) this.policies.shift();
     while (this.queue[1]?.[0] <= oldest) this.queue.shift();
   }
 }
