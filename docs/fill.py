@@ -230,10 +230,9 @@ def shapes(names: str) -> str:
     lines = ["| the paper's shape | figure | comparisons that hold |", "|---|---|---|"]
     for name in names.split():
         rows = results(name).newest().where(source="measured")
-        for claim in lookup(studies(), name, "study").claims:
-            held = [each for found in claim.found(rows) for each in found.comparisons]
-            if held:
-                lines.append(f"| {claim.says} | {name[3:]} | {sum(held)} of {len(held)} |")
+        for claim, found in lookup(studies(), name, "study").claims(rows).items():
+            if found:
+                lines.append(f"| {claim} | {name[3:]} | {sum(found.values())} of {len(found)} |")
     return "\n".join(lines)
 
 

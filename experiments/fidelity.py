@@ -24,7 +24,7 @@ from configs import GPUS, MODELS
 from configs.constants import EFFICIENCY
 from costmodel import CostModel, requests_that_fit
 from experiments import fig4
-from experiments.fig8 import speedup
+from experiments.fig8 import seconds, speedup
 from experiments.lib import common, holes
 from experiments.lib.flags import start
 from experiments.lib.rows import Numbers, read_rows
@@ -185,8 +185,8 @@ def derived(predicted: Mapping[str, float]) -> dict[str, float]:
         # one of 64 costs as much as one of 128, and there are twice as many
         "c64_in_whole_tiles": 2 * predicted["f13_prefill_c128"],
         "hybrid_us": 1e6 * own.hybrid,
-        "hybrid_by_decodes": speedup(shared, 1024, 2, 256)["speedup"],
-        "a100_kernels": speedup(a100, 3072, 3, 256)["speedup"],
+        "hybrid_by_decodes": speedup(seconds(shared, 1024, 2, 256), B=2)["speedup"],
+        "a100_kernels": speedup(seconds(a100, 3072, 3, 256), B=3)["speedup"],
         "without_tensor_cores": predicted["s511_ratio_a6000"] / 4,
     }
 

@@ -10,8 +10,9 @@ gives. Times are of a steady state, per request: see `balance` in more/serving/s
 
 import enter  # noqa: F401
 
-from experiments.lib.claims import Claim, bounded
+from experiments.lib.claims import bounded
 from experiments.lib.engines import BATCH_SIZES, Engine, Priced, Sweep, balanced, cases
+from experiments.lib.published import paper_table
 from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Panel, Study
 
@@ -37,11 +38,10 @@ def times(engine: Engine, L: int, B: int, C: int) -> list[Row]:
 
 def extremes(rows: Rows) -> None:
     """The paper gives ranges over its cases."""
-    if rows.sources() == ["predicted"]:
-        for part, names in PARTS.items():
-            found = rows.where(operator=names).column("reduction")
-            rows.add(part=part, which="smallest", reduction=min(found))
-            rows.add(part=part, which="largest", reduction=max(found))
+    for part, names in PARTS.items():
+        found = rows.where(operator=names).column("reduction")
+        rows.add(part=part, which="smallest", reduction=min(found))
+        rows.add(part=part, which="largest", reduction=max(found))
 
 
 PREDICTED = []
@@ -67,22 +67,21 @@ STUDY = Study(
         Panel("part", "reduction", "which", "bars", title="sarathi takes less time"),
     ],
     columns=3,
-    paper={
-        f"f10_{short}": ("reduction", {"part": part, "which": which})
-        for short, part, which in (
-            ("linear", "linear operators", "largest"),
-            ("ffn_low", "ffn", "smallest"),
-            ("ffn_high", "ffn", "largest"),
-            ("proj_low", "preproj and postproj", "smallest"),
-            ("proj_high", "preproj and postproj", "largest"),
-        )
-    },
+    paper=paper_table(
+        ("part", "which", "reduction"),
+        [
+            ("linear operators", "largest", "f10_linear"),
+            ("ffn", "smallest", "f10_ffn_low"),
+            ("ffn", "largest", "f10_ffn_high"),
+            ("preproj and postproj", "smallest", "f10_proj_low"),
+            ("preproj and postproj", "largest", "f10_proj_high"),
+        ],
+    ),
     derive=extremes,
-    claims=[
-        Claim("decodes share the weights of every linear operator", bounded("reduction", 1.05, 5))
-    ],
+    claims=lambda rows: {
+        "decodes share the weights of every linear operator": bounded(rows, "reduction", 1.05, 5)
+    },
     shown=lambda row, quantity: quantity == "reduction",
-    measure=True,
     repeats=3,
 )
 

@@ -20,11 +20,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 from experiments.fig9 import ratios
-from experiments.lib.claims import Claim, Finding, bounded
+from experiments.lib.claims import Comparisons, bounded, curve_of
 from experiments.lib.engines import LLAMA_13B, LLAMA_33B, Cases, Engine, Sweep, cases, gain, setups
 from experiments.lib.flags import POLICIES, PRICED
 from experiments.lib.panels import words
-from experiments.lib.rows import Rows
+from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Panel, Study
 from more.serving.steady import Workload, balance, split
 
@@ -42,7 +42,7 @@ def gain_of(
     start: str = "",
     C: int = 1,
     panel: str = "",
-) -> dict[str, float]:
+) -> Row:
     """Throughput over the baseline's. start: "staggered" requests, or all together.
 
     PD: None: where it is balanced for the chunks of panel (a). So says the paper, without a number.
@@ -108,7 +108,7 @@ def sweeps(
             )
             for engine, sizes in setups(model, gpu).items()
         ),
-        Sweep(gain_of, [], [], measured=small),
+        Sweep(gain_of, measured=small),
     ]
 
 
@@ -137,31 +137,30 @@ def peaks(rows: Rows) -> None:
                 )
 
 
-def orca_between(rows: Rows) -> list[Finding]:
+def orca_between(rows: Rows) -> Comparisons:
     """At each P:D: baseline < best-case Orca < the better of SARATHI's chunk sizes."""
-    findings = []
+    found = {}
     for row in rows.where(policy="orca", start="staggered", panel=("a", None)):
         place = {key: row.get(key) for key in ("model", "panel", "L", "PD")}
         best = max(rows.where(policy="sarathi", **place).column("gain"))
-        values = f"baseline 1, orca at its best {row['gain']:.3g}, sarathi {best:.3g}"
-        holds = [row["gain"] > 1, best > row["gain"]]
-        findings.append(Finding(", ".join(words(row, ("L", "B", "PD"))), values, holds))
-    return findings
+        orca = f"{curve_of(rows, row)}: orca at its best {row['gain']:.3g}"
+        found[f"{orca}, baseline 1"] = row["gain"] > 1
+        found[f"{orca}, sarathi {best:.3g}"] = best > row["gain"]
+    return found
 
 
-def peaks_move_right(rows: Rows) -> list[Finding]:
+def peaks_move_right(rows: Rows) -> Comparisons:
     """SARATHI with short chunks, with long ones, Orca: each peaks lower, and at a larger P:D."""
-    findings = []
+    found = {}
     wanted = [("sarathi", "C = 256"), ("sarathi", "C = 512"), ("orca",)]
     for model, peaks in rows.where(which="peak", policy=("sarathi", "orca")).by("model").items():
         order = sorted(peaks, key=lambda row: row["gain"], reverse=True)
-        values = "; ".join(
-            f"{' '.join(words(row, LINE))}: {row['gain']:.3g} at {row['PD']:.3g}" for row in order
-        )
         names = [words(row, ("policy", "C")) for row in order]
-        right = [a["PD"] < b["PD"] for a, b in pairwise(order)]
-        findings.append(Finding(f"P:D of the peaks, {model}", values, [names == wanted, *right]))
-    return findings
+        found[f"{model}: from high to low, {names}"] = names == wanted
+        for higher, lower in pairwise(order):
+            said = f"{curve_of(rows, higher, 'PD')}: P:D {higher['PD']:.3g}, then {lower['PD']:.3g}"
+            found[said] = higher["PD"] < lower["PD"]
+    return found
 
 
 STUDY = Study(
@@ -204,17 +203,16 @@ STUDY = Study(
         ),
     },
     derive=peaks,
-    claims=[
-        Claim("Orca's best case lies between baseline and SARATHI", orca_between),
-        Claim("the longer the chunks, the lower the peak, and the further right", peaks_move_right),
-        Claim(
-            "Orca's worst case is the baseline",
-            bounded("gain", 1 - 1e-6, 1 + 1e-6, panel="a", start="together"),
+    derive_measured=peaks,
+    claims=lambda rows: {
+        "Orca's best case lies between baseline and SARATHI": orca_between(rows),
+        "the longer the chunks, the lower the peak, and the further right": peaks_move_right(rows),
+        "Orca's worst case is the baseline": bounded(
+            rows, "gain", 1 - 1e-6, 1 + 1e-6, panel="a", start="together"
         ),
-    ],
+    },
     flags=POLICIES | PRICED,
     shown=lambda row, _: row.get("panel") != "b" or "which" in row,
-    measure=True,
     repeats=5,
 )
 

@@ -21,7 +21,7 @@ import enter  # noqa: F401
 import matplotlib.pyplot as plt
 
 from batch import Request
-from experiments.lib.claims import Claim, compared, falls
+from experiments.lib.claims import Claims, falls, rises
 from experiments.lib.engines import (
     LLAMA_13B,
     LLAMA_33B,
@@ -33,15 +33,40 @@ from experiments.lib.engines import (
     setups,
 )
 from experiments.lib.flags import PRICED
-from experiments.lib.rows import Rows
+from experiments.lib.published import paper_table
+from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Panel, Study
 
-CHUNK_SIZES = (64, 128, 256, 320, 512)
+NO_TILE = 320  # C that is no multiple of the tile
+CHUNK_SIZES = (64, 128, 256, NO_TILE, 512)
 PARTS = {
     "attention": "(a) attention time, chunked / whole",
     "prefill": "(b) prefill time, chunked / whole",
     "end to end": "(c) throughput / baseline's",
 }
+
+
+# Numbers by their ids in paper_numbers.csv; None: the paper states none.
+PAPER = paper_table(
+    ("C", "attention", "prefill", "prefill overhead", "end to end"),
+    [
+        (64, "f13_attn_c64", "f13_prefill_c64", None, "f13_total_c64"),
+        (128, None, "f13_prefill_c128", None, "f13_total_c128"),
+        (256, None, None, "f13_prefill_c256", None),
+        (512, None, None, "f13_prefill_c512", None),
+    ],
+    which="largest",
+    **LLAMA_13B,
+)
+PAPER |= paper_table(  # Table 4
+    ("L", "C", "end to end"),
+    [
+        (1024, 256, "t4_33b_1k_total"),
+        (2048, 256, "t4_33b_2k_total"),
+        (3072, 256, "t4_33b_3k_total"),
+    ],
+    **LLAMA_33B,
+)
 
 
 def disagree(axes: plt.Axes, rows: Rows) -> None:
@@ -64,7 +89,7 @@ def prefill(engine: Engine, policy: str, L: int, C: int) -> dict[str, float]:
     }
 
 
-def chunked(engine: Engine, L: int, B: int, C: int) -> dict[str, float]:
+def chunked(engine: Engine, L: int, B: int, C: int) -> Row:
     """Chunked over whole; and the throughput of B requests over the baseline's."""
     whole = prefill(engine, "orca", L, 1)
     chunks = prefill(engine, "sarathi", L, C)
@@ -79,25 +104,24 @@ def sweeps(quick: bool, model: str | None = None, gpu: str | None = None) -> lis
         for L, B in batch_sizes.items()
     ]
     shape = {"L": 64, "B": 3, "C": (16, 32)} if quick else {"L": 512, "B": 8, "C": (64, 128, 256)}
-    return [*predicted, Sweep(chunked, [], [], measured=cases(**shape))]
+    return [*predicted, Sweep(chunked, measured=cases(**shape))]
 
 
 def largest(rows: Rows) -> None:
     """The paper's text names no length: the largest of all, as its bounds and "up to" mean."""
-    if rows.sources() == ["predicted"]:
-        for (*_, size), own in rows.by("model", "hardware", "C").items():
-            most = {part: max(own.column(part)) for part in PARTS}
-            overhead = {"prefill overhead": 100 * (most["prefill"] - 1)}
-            rows.add(own[0], C=size, which="largest", **most, **overhead)
+    for (_, _, C), own in rows.by("model", "hardware", "C").items():
+        most = {part: max(own.column(part)) for part in PARTS}
+        most["prefill overhead"] = 100 * (most["prefill"] - 1)
+        rows.add(own[0], C=C, which="largest", **most)
 
 
-def middle_is_least(ys: list[float]) -> list[bool]:
-    """Nothing is compared where one of the three is not there."""
-    return [ys.index(min(ys)) == 1] if len(ys) == 3 else []
-
-
-AROUND = {"C": (256, 320, 512), "which": None}
-tiles_matter = compared("end to end", "C", middle_is_least, AROUND)
+def claims(rows: Rows) -> Claims:
+    less = falls(rows, "end to end", "C", C=(256, NO_TILE), which=None)
+    more = rises(rows, "end to end", "C", C=(NO_TILE, 512), which=None)
+    return {
+        "small chunks make a prefill dearer": falls(rows, "prefill", "C", C=(64, 128, 256, 512)),
+        "a chunk that is no multiple of the tile gains less": less | more,
+    }
 
 
 STUDY = Study(
@@ -116,29 +140,10 @@ STUDY = Study(
         ),
     ],
     columns=3,
-    paper={
-        f"f13_{short}_c{size}": (quantity, LLAMA_13B | {"C": size, "which": "largest"})
-        for short, quantity, size in (
-            ("attn", "attention", 64),
-            ("prefill", "prefill", 64),
-            ("prefill", "prefill", 128),
-            ("prefill", "prefill overhead", 256),
-            ("prefill", "prefill overhead", 512),
-            ("total", "end to end", 64),
-            ("total", "end to end", 128),
-        )
-    }
-    | {
-        f"t4_33b_{k}k_total": ("end to end", LLAMA_33B | {"C": 256, "L": 1024 * k})
-        for k in (1, 2, 3)
-    },
+    paper=PAPER,
     flags=PRICED,
     derive=largest,
-    claims=[
-        Claim("small chunks make a prefill dearer", falls("prefill", "C", C=(64, 128, 256, 512))),
-        Claim("a chunk that is no multiple of the tile gains less", tiles_matter),
-    ],
-    measure=True,
+    claims=claims,
     repeats=3,
 )
 

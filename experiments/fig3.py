@@ -15,7 +15,7 @@ from dataclasses import replace
 from configs import OPERATORS
 from configs.constants import constants
 from costmodel import make_batch
-from experiments.lib.claims import Claim, falls, flat
+from experiments.lib.claims import falls, flat
 from experiments.lib.engines import Engine, Priced, Sweep, cases
 from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Panel, Study
@@ -67,8 +67,8 @@ ELEMENTWISE_TOO = replace(OWN, elementwise=OWN.memory)
 
 def largest_share(rows: Rows) -> None:
     """The paper states one number for all."""
-    if shares := rows.column("share of others, all priced"):
-        rows.add(which="largest", **{"share of others, all priced": max(shares)})
+    shares = rows.column("share of others, all priced")
+    rows.add(which="largest", **{"share of others, all priced": max(shares)})
 
 
 def shown(row: Row, quantity: str) -> bool:
@@ -107,12 +107,11 @@ STUDY = Study(
         "f3_others": ("share of others, all priced", {"which": "largest"}),
     },
     derive=largest_share,
-    claims=[
-        Claim("a prefill token costs the same in any batch", flat("total", "B", phase="prefill")),
-        Claim("a decode costs less, the larger the batch", falls("total", "B", phase="decode")),
-    ],
+    claims=lambda rows: {
+        "a prefill token costs the same in any batch": flat(rows, "total", "B", phase="prefill"),
+        "a decode costs less, the larger the batch": falls(rows, "total", "B", phase="decode"),
+    },
     shown=shown,
-    measure=True,
     repeats=9,
 )
 

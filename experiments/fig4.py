@@ -22,7 +22,7 @@ import matplotlib.pyplot as plt
 
 from configs import GPUS, MODELS
 from costmodel import make_batch
-from experiments.lib.claims import Claim, bounded
+from experiments.lib.claims import bounded
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Engine, Priced, Sweep, cases
 from experiments.lib.rows import Row, Rows
@@ -39,7 +39,7 @@ OWN = {"model": MODEL}
 SIZES = [2**i for i in range(11)]
 
 
-def throughput(engine: Engine, phase: str, L: int, B: int) -> dict[str, float]:
+def throughput(engine: Engine, phase: str, L: int, B: int) -> Row:
     """Tokens per ms of one layer: of B prompts of L tokens, or of B decodes that attend to L.
 
     'others' does not count: the logits belong to no layer.
@@ -97,8 +97,6 @@ def sweeps(quick: bool) -> list[Sweep]:
 
 def stated(rows: Rows) -> None:
     """What the paper's text says of the curves."""
-    if rows.sources() != ["predicted"]:
-        return
     prefills, decodes = (rows.where(phase=p, model=MODEL) for p in ("prefill", "decode"))
     rates = decodes.where("throughput")
     alone = prefills.where("throughput", B=1)  # one prompt at a time, as chunks come
@@ -154,19 +152,16 @@ STUDY = Study(
         "s42_chunk256_drop": ("throughput lost", {}),
     },
     derive=stated,
-    claims=[
-        Claim(
-            "prefill is bound by compute",
-            bounded("intensity", GPUS[GPU].peak / GPUS[GPU].bandwidth, 1e5, phase="prefill"),
+    claims=lambda rows: {
+        "prefill is bound by compute": bounded(
+            rows, "intensity", GPUS[GPU].peak / GPUS[GPU].bandwidth, 1e5, phase="prefill"
         ),
-        Claim(
-            "a decode's attention is not, at any B",
-            bounded("intensity", 0, 2, phase="decode", operator="attn"),
+        "a decode's attention is not, at any B": bounded(
+            rows, "intensity", 0, 2, phase="decode", operator="attn"
         ),
-        Claim("one decode's operators are not", bounded("intensity", 0, 2, phase="decode", B=1)),
-    ],
+        "one decode's operators are not": bounded(rows, "intensity", 0, 2, phase="decode", B=1),
+    },
     shown=shown,
-    measure=True,
     repeats=7,
 )
 

@@ -11,7 +11,7 @@ import enter  # noqa: F401
 import matplotlib.pyplot as plt
 from matplotlib.colors import ListedColormap
 
-from experiments.lib.claims import Claim, Finding
+from experiments.lib.claims import Claims
 from experiments.lib.engines import ANY, Sweep, cases
 from experiments.lib.look import COLOURS, panels
 from experiments.lib.rows import Row, Rows
@@ -62,12 +62,12 @@ def draw(rows: Rows) -> plt.Figure:
     return figure
 
 
-def lower_triangle(rows: Rows) -> list[Finding]:
+def claims(rows: Rows) -> Claims:
     """Query i sees i + 1 keys (Sec 4.2)."""
-    return [
-        Finding(f"query {row['query']}", f"{row['keys seen']} keys", [row["keys seen"] == i])
-        for i, row in enumerate(rows, 1)
-    ]
+    found = {}
+    for i, row in enumerate(rows):
+        found[f"query {row['query']} sees {row['keys seen']} keys"] = row["keys seen"] == i + 1
+    return {"stacked, the masks are the lower triangle": found}
 
 
 STUDY = Study(
@@ -80,7 +80,7 @@ STUDY = Study(
         " line: the cache"
     ),
     draw=draw,
-    claims=[Claim("stacked, the masks are the lower triangle", lower_triangle)],
+    claims=claims,
     torch=True,
 )
 

@@ -13,10 +13,11 @@ import enter  # noqa: F401
 
 from costmodel import TILE, make_batch
 from experiments.lib.engines import Engine, Priced, Sweep, cases
+from experiments.lib.rows import Row
 from experiments.lib.study import Panel, Study
 
 
-def iteration(engine: Engine, L: int) -> dict[str, float]:
+def iteration(engine: Engine, L: int) -> Row:
     """ms of the prefill of one prompt of L tokens."""
     return {"iteration": 1e3 * engine.seconds(make_batch([(0, L, L)]))}
 
@@ -47,7 +48,6 @@ STUDY = Study(
     paper={f"f7_{tokens}": ("iteration", {"L": tokens}) for tokens in (128, 256, 257)},
     shown=lambda row, _: row["L"] % TILE in (0, 1),
     predicted="fitted",
-    measure=True,
     repeats=15,
 )
 

@@ -18,6 +18,8 @@ prompt makes P / (C - (B-1)) chunks, and each carries B - 1 decodes: all D of th
 C/(B-1) - 1, the dotted lines. The paper counts P/C chunks, and has C/(B-1). Left of a peak, decodes
 run out of chunks; right of it, chunks run out of decodes. LLaMA-33B's stars are Table 4's: the
 paper's Fig 9 has LLaMA-13B alone.
+
+What it prints: the peak of each line, with the paper's gain, and by how much ours is off.
 """
 
 import enter  # noqa: F401
@@ -28,44 +30,76 @@ from collections.abc import Sequence
 import matplotlib.pyplot as plt
 
 from experiments.lib import look
-from experiments.lib.claims import Claim, curves, peaks_at
-from experiments.lib.engines import LLAMA_13B, LLAMA_33B, Cases, Engine, Sweep, gain, setups
+from experiments.lib.claims import Claims, curves, peaks_at
+from experiments.lib.engines import LLAMA_13B, Cases, Engine, Sweep, gain, setups
 from experiments.lib.flags import POLICIES, PRICED
+from experiments.lib.published import paper_table
 from experiments.lib.rows import Row, Rows, print_rows, with_paper
 from experiments.lib.study import Panel, Study
 from more.serving.steady import Workload, balance, split
 
-CHUNK_SIZES = (128, 256, 512)
-PAPER = {  # id of a published gain (paper_numbers.csv) -> model and GPU, L, C, P:D
-    "f9_c256": (LLAMA_13B, 1024, 256, 14),  # Fig 9a and Sec 5.1.3
-    "f9_c512": (LLAMA_13B, 1024, 512, 28),
-    "f11a_sarathi_2k": (LLAMA_13B, 2048, 256, 256 / 8),  # Fig 11a, at P:D = C/(B-1)
-    "f11a_sarathi_3k": (LLAMA_13B, 3072, 256, 256 / 5),
-    "t4_33b_1k_total": (LLAMA_33B, 1024, 256, 28),  # Table 4
-    "t4_33b_2k_total": (LLAMA_33B, 2048, 256, 63),
-    "t4_33b_3k_total": (LLAMA_33B, 3072, 256, 127),
-}
+# ---- What is varied: change it here
+CHUNK_SIZES = (128, 256, 512)  # C: a line for each
+LARGEST_RATIO = 200  # P:D goes from 1 to this
+POINTS = 41  # of each line, even on a log axis
+QUICK_POINTS = 8  # with --quick
+# --measure runs a few points near the peak. On a CPU: these L, B and C
+MEASURED = (512, 6, (64, 128))
+QUICK_MEASURED = (64, 3, (8, 16))  # with --quick
+GPU_SIZES = (256, 512)  # C on a GPU that holds the paper's model; L and B are the paper's
+
+# ---- How the picture looks
+TITLE = "SARATHI Fig 9: throughput over the baseline's"
+LABELS = {"xlabel": "P:D (prompt tokens per decode)", "ylabel": "gain (x)"}
+
+# ---- What the paper says: the peak of a line, and at which P:D it is.
+# The gains are ids of paper_numbers.csv. Ours stand in the row that is called "peak".
+PAPER = paper_table(
+    ("model", "hardware", "L", "C", "at P:D", "gain"),
+    [
+        ("llama-13b", "a6000", 1024, 256, 14, "f9_c256"),  # Fig 9a and Sec 5.1.3
+        ("llama-13b", "a6000", 1024, 512, 28, "f9_c512"),
+        ("llama-13b", "a6000", 2048, 256, 256 / 8, "f11a_sarathi_2k"),  # Fig 11a: C/(B-1)
+        ("llama-13b", "a6000", 3072, 256, 256 / 5, "f11a_sarathi_3k"),
+        ("llama-33b", "a100-80gb", 1024, 256, 28, "t4_33b_1k_total"),  # Table 4
+        ("llama-33b", "a100-80gb", 2048, 256, 63, "t4_33b_2k_total"),
+        ("llama-33b", "a100-80gb", 3072, 256, 127, "t4_33b_3k_total"),
+    ],
+    beside="at P:D",
+    which="peak",
+    policy=None,
+)
+PAPER["f9_broad"] = ("median gain", LLAMA_13B)  # Sec 5.1.3: see `add_peaks`
 
 
-# ---- What it compares: one case, on the cost model's engine or, with --measure, on the real one
+# ---- What it compares: one point. The engine is the cost model; with --measure, also the real one
 def gain_of(engine: Engine, L: int, B: int, PD: float, C: int, policy: str = "sarathi") -> Row:
-    """Throughput over the baseline's."""
+    """Throughput over the baseline's, on the same requests."""
     return {"gain": gain(engine, Workload(L, B, PD), policy, C)}
 
 
-# ---- What it asks: which cases
+# ---- What it asks: which points
 def ratios(B: int, count: int, sizes: Sequence[int] = CHUNK_SIZES) -> list[float]:
-    """`count` P:D from 1 to 200, even on a log axis, and where each C peaks."""
-    even = [200 ** (i / (count - 1)) for i in range(count)]
-    return [*even, *(balance(C, B) for C in sizes)]
+    """`count` P:D, even on a log axis, and where each C peaks."""
+    even = [LARGEST_RATIO ** (i / (count - 1)) for i in range(count)]
+    peaks = [balance(C, B) for C in sizes]
+    return even + peaks
 
 
-def grid(L: int, B: int, places: Sequence[float], sizes: Sequence, more: Sequence[str]) -> Cases:
-    """SARATHI (a case that names no policy), and `more`, at each P:D and C. Each D occurs once."""
-    names = [{}, *({"policy": name} for name in dict.fromkeys(more) if name != "sarathi")]
-    pairs = {split(L, place) for place in places}
-    shapes = [{"L": L, "B": B, "PD": PD} for PD in sorted(P / D for P, D in pairs)]
-    return [shape | {"C": C} | name for shape in shapes for name in names for C in sizes]
+def grid(
+    L: int, B: int, places: Sequence[float], sizes: Sequence[int], policies: Sequence[str]
+) -> Cases:
+    """Each P:D with each C: of SARATHI, whose cases name no policy, and of `policies`."""
+    splits = {split(L, PD) for PD in places}  # into whole tokens: near P:D fall together
+    found = []
+    for PD in sorted(P / D for P, D in splits):
+        for policy in (None, *policies):
+            for C in sizes:
+                case = {"L": L, "B": B, "PD": PD, "C": C}
+                if policy:
+                    case["policy"] = policy
+                found.append(case)
+    return found
 
 
 def sweeps(
@@ -75,50 +109,62 @@ def sweeps(
     gpu: str | None = None,
     **_: object,
 ) -> list[Sweep]:
-    """Some 41 P:D for each L of each engine. Measured: some around where the first C gains most."""
-    more = policy or ()
-    parts = [1] if quick else [0.5, 1, 2]
+    """The points of each engine and each L. All but `quick` are flags of the command line."""
+    others = [name for name in dict.fromkeys(policy or ()) if name != "sarathi"]
 
-    def near_peak(L: int, B: int, *sizes: int) -> Cases:
-        return grid(L, B, [part * balance(sizes[0], B) for part in parts], sizes, more)
+    def near_peak(L: int, B: int, sizes: Sequence[int]) -> Cases:
+        """For a real engine, which takes seconds for each: around the peak of the first C."""
+        peak = balance(sizes[0], B)
+        places = [peak] if quick else [peak / 2, peak, 2 * peak]
+        return grid(L, B, places, sizes, others)
 
-    here = near_peak(64, 3, 8, 16) if quick else near_peak(512, 6, 64, 128)
-    found = [Sweep(gain_of, [], [], measured=here)]
-    for engine, batch_sizes in setups(model, gpu).items():
+    here = near_peak(*(QUICK_MEASURED if quick else MEASURED))
+    found = [Sweep(gain_of, measured=here)]
+    for engine, batch_sizes in setups(model, gpu).items():  # the paper's two, or the flags'
         for L, B in batch_sizes.items():
-            every = grid(L, B, ratios(B, 8 if quick else 41), CHUNK_SIZES, more)
-            found.append(Sweep(gain_of, [engine], every, gpu=near_peak(L, B, 256, 512)))
+            places = ratios(B, QUICK_POINTS if quick else POINTS)
+            points = grid(L, B, places, CHUNK_SIZES, others)
+            found.append(Sweep(gain_of, [engine], points, gpu=near_peak(L, B, GPU_SIZES)))
     return found
 
 
-# ---- What comes out
-def peaks(rows: Rows) -> None:
-    """Adds the peak of each predicted curve, and the gain of each engine's best chunk size: "about
-    10 % over a large range of P:D, if SARATHI changes the chunk size" (Sec 5.1.3). For us, that is
-    the median over all P:D and L that are drawn.
+# ---- What comes out: rows beside those of the points
+def add_peaks(rows: Rows) -> None:
+    """The peak of each predicted line, and the gain of each engine's best chunk size: "about 10 %
+    over a large range of P:D, if SARATHI changes the chunk size" (Sec 5.1.3). For us, that is the
+    median over all P:D and L that are drawn.
     """
-    if rows.sources() == ["predicted"]:  # of measured rows, three places are too few
-        engines = list(rows.by("model", "hardware").values())
-        for _, curve in curves(rows, "gain", "PD"):
-            peak = dict(max(curve, key=lambda row: row["gain"]))
-            rows.append(peak | {"which": "peak", "at P:D": peak.pop("PD")})
-        for own in engines:
-            places = own.where(policy=None).by("L", "PD").values()
-            best = statistics.median(max(place.column("gain")) for place in places)
-            rows.add(own[0], which="best C", **{"median gain": 100 * (best - 1)})
+    engines = rows.by("model", "hardware")
+    for line in curves(rows, "gain", over="PD").values():
+        peak = dict(max(line, key=lambda row: row["gain"]))
+        peak["which"] = "peak"
+        peak["at P:D"] = peak.pop("PD")
+        rows.append(peak)
+    for own in engines.values():
+        places = own.where(policy=None).by("L", "PD")
+        best = statistics.median(max(place.column("gain")) for place in places.values())
+        rows.add(own[0], which="best C", **{"median gain": 100 * (best - 1)})
 
 
+def claims(rows: Rows) -> Claims:
+    """What a test holds the predictions to."""
+    rule = lambda row: balance(row["C"], row["B"])
+    return {"the gain peaks near P:D = C/(B-1)": peaks_at(rows, "gain", "PD", rule)}
+
+
+# ---- What it prints
 def report(rows: Rows) -> None:
     """The peaks, with our error beside each published one; and what was measured."""
-    names = ["policy"] if rows.where("policy") else []
-    lines = Rows(
-        {"policy": "sarathi", "C/(B-1)": row["C"] / (row["B"] - 1)} | row
-        for row in with_paper(rows.newest(), "gain", "at P:D").where("C")
-    )
-    columns = ["gain", "paper gain", "error", "at P:D", "paper at P:D", "C/(B-1)"]
+    lines = Rows(with_paper(rows.newest(), "gain", "at P:D").where("C"))  # no units: short heads
+    for row in lines:
+        row.setdefault("policy", "sarathi")
+        row["C/(B-1)"] = row["C"] / (row["B"] - 1)
+    names = ["policy"] if rows.column("policy") else []
+    columns = ["L", "B", "C", "gain", "paper gain", "error", "at P:D", "paper at P:D", "C/(B-1)"]
     title = "Largest gain of each chunk size, predicted by the cost model"
-    print_rows(lines.where(which="peak"), ["model", *names, "L", "B", "C", *columns], title)
-    if measured := lines.where(source="measured"):
+    print_rows(lines.where(which="peak"), ["model", *names, *columns], title)
+    measured = lines.where(source="measured")
+    if measured:
         title = "Measured earlier: {model} on {hardware}, L = {L}, B = {B}".format(**measured[0])
         measured.sort(key=lambda row: (row["policy"], row["C"], row["PD"]))
         columns = ["C", "PD", "C/(B-1)", "gain", "gain lowest", "gain highest"]
@@ -127,50 +173,41 @@ def report(rows: Rows) -> None:
 
 # ---- What it draws
 def draw_rule(axes: plt.Axes, rows: Rows) -> None:
-    """Where each chunk size peaks: its chunks carry all decodes."""
-    lines = {line.get_label(): line.get_color() for line in axes.get_lines()}
+    """Where each chunk size should peak: its chunks carry all decodes."""
+    colours = {line.get_label(): line.get_color() for line in axes.get_lines()}
     for C in rows.where(policy=None).by("C"):
-        style = {"color": lines[f"C = {C}"], "linestyle": ":", "linewidth": 1.8}
-        axes.axvline(balance(C, rows[0]["B"]), **style)
+        place = balance(C, rows[0]["B"])
+        axes.axvline(place, color=colours[f"C = {C}"], linestyle=":", linewidth=1.8)
     axes.plot([], [], ":", color="black", label="P:D = C/(B-1) - 1")
 
 
 PANEL = Panel(
-    "PD",
-    "gain",
-    ("policy", "C"),
-    facet=("model", "L", "B"),
-    rule=1,
+    x="PD",
+    y="gain",
+    line=("policy", "C"),
+    facet=("model", "L", "B"),  # a panel for each
+    rule=1,  # the baseline, a level line
     log="x",
-    star="at P:D",
+    star="at P:D",  # where the paper's stars stand
     colours=look.CHUNKS,
+    show=LABELS,
     also=draw_rule,
 )
 STUDY = Study(
     "fig9",
     __doc__,
     sweeps,
-    title="SARATHI Fig 9: throughput over the baseline's",
     units={"gain": "x", "at P:D": "prompt tokens per decode", "median gain": "%"},
+    title=TITLE,
     panels=[PANEL],
-    columns=3,
-    derive=peaks,
-    shown=None,
+    columns=3,  # of panels
+    paper=PAPER,
+    derive=add_peaks,
+    claims=claims,
+    shown=None,  # no table of all rows
     report=report,
-    measure=True,
     repeats=3,
-    paper={
-        name: ("gain", on | {"L": L, "C": C, "which": "peak", "policy": None}, {"at P:D": PD})
-        for name, (on, L, C, PD) in PAPER.items()
-    }
-    | {"f9_broad": ("median gain", LLAMA_13B)},
-    claims=[
-        Claim(
-            "the gain peaks near P:D = C/(B-1)",
-            peaks_at("gain", "PD", lambda row: balance(row["C"], row["B"])),
-        )
-    ],
-    flags=POLICIES | PRICED,
+    flags=POLICIES | PRICED,  # --policy, --policy-file, --model, --gpu
 )
 
 if __name__ == "__main__":

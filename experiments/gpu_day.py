@@ -42,8 +42,9 @@ from configs import GPUS, gpu_named
 from costmodel import CostModel, make_batch
 from experiments.lib.colours import COLOURS
 from experiments.lib.common import ROOT, set_wide
+from experiments.lib.engines import Real
 from experiments.lib.flags import ScriptParser
-from experiments.lib.measuring import batch_runner, hardware_of, time_batches
+from experiments.lib.measuring import batch_runner, hardware_of
 from experiments.lib.rows import Rows, print_rows
 from experiments.lib.study import Panel, draw_panels, finish
 from more.fast import cuda
@@ -111,7 +112,9 @@ class Day:
         graphs = "graphs" if llm.graphs else "no graphs"
         way = {"back": llm.attention, "small": small, "graphs": graphs}
         batches = [batch for _, batch in cases]
-        ways = [("measured", way, time_batches(llm, batches, self.repeats))]
+        run = lambda engine, batch: {"seconds": engine.seconds(batch)}
+        rows = Real(llm, self.repeats).answers(run, [{"batch": batch} for batch in batches])
+        ways = [("measured", way, [row["seconds"] for row in rows])]
         if self.gpu:
             cost = CostModel(llm.config, GPUS[self.gpu], software="vllm")
             ways.append(("predicted", {"back": "predicted"}, list(map(cost.seconds, batches))))

@@ -23,7 +23,7 @@ import matplotlib.pyplot as plt
 from batch import Request
 from command.flags import Flag
 from experiments.lib import look
-from experiments.lib.claims import Claim, Finding
+from experiments.lib.claims import Comparisons
 from experiments.lib.engines import Sweep, median_row
 from experiments.lib.papers import OURS, Recorded, looks_of
 from experiments.lib.rows import Row, Rows, print_rows, spread
@@ -281,15 +281,13 @@ def draw(rows: Rows) -> plt.Figure:
     return figure
 
 
-def better(workload: str, policy: str) -> Callable[[Rows], list[Finding]]:
+def better(rows: Rows, workload: str, policy: str) -> Comparisons:
     """In every window."""
-
-    def find(rows: Rows) -> list[Finding]:
-        own = rows.where("times better", workload=workload, policy=policy)
-        low = [spread(row, "times better")[0] for row in own]
-        return [Finding(f"{workload}, {policy}", f"{each:.3g} x", [each > 1]) for each in low]
-
-    return find
+    found = {}
+    for row in rows.where("times better", workload=workload, policy=policy):
+        low, _ = spread(row, "times better")
+        found[f"{workload}, {policy}, C = {row['C']}: at least {low:.3g} x"] = low > 1
+    return found
 
 
 STUDY = Study(
@@ -299,12 +297,12 @@ STUDY = Study(
     units=UNITS | {"times better": "x"},
     title="SARATHI's heirs",
     draw=draw,
-    claims=[
-        Claim("fair shares spare the light client", better("heavy", "vtc")),
-        Claim("deadlines keep more promises in an overload", better("promises", "qoserve")),
-        Claim("turns let short prompts pass", better("long", "equal_progress")),
-        Claim("the shortest predicted rest first shortens the mean", better("lengths", "srpt:0")),
-    ],
+    claims=lambda rows: {
+        "fair shares spare the light client": better(rows, "heavy", "vtc"),
+        "deadlines keep more promises in an overload": better(rows, "promises", "qoserve"),
+        "turns let short prompts pass": better(rows, "long", "equal_progress"),
+        "the shortest predicted rest first shortens the mean": better(rows, "lengths", "srpt:0"),
+    },
     flags={"seed": Flag("seed of the requests", 0)},
     shown=None,
     report=beside_claims,

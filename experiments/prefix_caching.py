@@ -22,10 +22,11 @@ import numpy as np
 from batch import Request
 from command.flags import Flag
 from configs import MODELS
-from experiments.lib.claims import Claim, falls, rises
+from experiments.lib.claims import falls, rises
 from experiments.lib.common import ROOT
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.papers import MISTRAL
+from experiments.lib.rows import Row
 from experiments.lib.study import Panel, Study
 from loop import Loop
 from more.paged.blocks import BlockMemory
@@ -77,9 +78,7 @@ def served(
     )
 
 
-def quantities(
-    engine: Deployment, prompts: list[Parts], cache: str, memory: int, seed: int
-) -> dict[str, float]:
+def quantities(engine: Deployment, prompts: list[Parts], cache: str, memory: int, seed: int) -> Row:
     offline = served(engine, prompts, cache, memory, [0.0] * len(prompts))
     online = served(engine, prompts, cache, memory, poisson(len(prompts), RATE, seed))
     hits = sum(life.cached for life in offline.lives.values())
@@ -90,12 +89,12 @@ def quantities(
     }
 
 
-def over_share(engine: Deployment, share: float, cache: str, n: int, seed: int) -> dict[str, float]:
+def over_share(engine: Deployment, share: float, cache: str, n: int, seed: int) -> Row:
     prompts = [shared(PROMPT, round(share * PROMPT), i) for i in range(n)]
     return quantities(engine, prompts, cache, engine.cache_tokens, seed)
 
 
-def over_memory(engine: Deployment, memory: int, cache: str, n: int, seed: int) -> dict[str, float]:
+def over_memory(engine: Deployment, memory: int, cache: str, n: int, seed: int) -> Row:
     chosen = np.random.default_rng(seed).integers(DOCUMENTS, size=n)
     prompts = [shared(PROMPT, DOCUMENT, i, each) for i, each in enumerate(chosen.tolist())]
     return quantities(engine, prompts, cache, memory, seed)
@@ -118,7 +117,7 @@ def peaks(engine: Deployment, block: int) -> tuple[int, int, int]:
     return taken, running, max(request.most_cached for request in requests)
 
 
-def held(engine: Deployment, layout: str) -> dict[str, float]:
+def held(engine: Deployment, layout: str) -> Row:
     """GB of keys and values. Slots: as many as requests ran at once, each for the longest."""
     taken, running, longest = peaks(engine, BLOCK if layout == "slots" else int(layout))
     tokens = running * longest if layout == "slots" else taken
@@ -183,17 +182,15 @@ STUDY = Study(
     columns=2,
     flags={"seed": Flag("seed of arrivals, and of the documents that are asked about", 0)},
     shown=lambda row, quantity: row.get("cache") != "slots",
-    claims=[
-        Claim(
-            "the more is shared, the more requests are served",
-            rises("throughput", "share", cache="shared"),
+    claims=lambda rows: {
+        "the more is shared, the more requests are served": rises(
+            rows, "throughput", "share", cache="shared"
         ),
-        Claim(
-            "the more is shared, the sooner comes the first token",
-            falls("median TTFT", "share", cache="shared"),
+        "the more is shared, the sooner comes the first token": falls(
+            rows, "median TTFT", "share", cache="shared"
         ),
-        Claim("more memory keeps more documents", rises("hit rate", "memory", cache="shared")),
-    ],
+        "more memory keeps more documents": rises(rows, "hit rate", "memory", cache="shared"),
+    },
 )
 
 if __name__ == "__main__":

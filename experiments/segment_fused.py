@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from configs import MODELS
-from experiments.lib.claims import Claim, bounded
+from experiments.lib.claims import bounded
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Real, Sweep, cases
 from experiments.lib.rows import Row, Rows
@@ -68,12 +68,9 @@ class Here(Real):
         self.memories = [response_of(MODEL, llm.dtype) for _ in range(MOST)]
 
     def warm_up(self) -> None:
-        self.call(BATCH, 1)
+        self.bandwidth(BATCH, 1)
 
     def bandwidth(self, layout: str, BS: int) -> float:
-        return self.in_turn(lambda: self.call(layout, BS))
-
-    def call(self, layout: str, BS: int) -> float:
         """Bytes per second of one call."""
         import torch
 
@@ -125,7 +122,7 @@ def bandwidth(engine: Tile | Here, layout: str, BS: int) -> Row:
 
 
 def operators(engine: Here, way: str) -> Row:
-    return {"operators": engine.in_turn(theirs if way == THEIRS else ours)}
+    return {"operators": theirs() if way == THEIRS else ours()}
 
 
 def ours() -> int:
@@ -183,6 +180,8 @@ def report(rows: Rows) -> None:
 
 
 NINE = paper_numbers()["sk_ops_per_layer"]
+
+
 STUDY = Study(
     "segment_fused",
     __doc__,
@@ -214,9 +213,10 @@ STUDY = Study(
         "sk_kernel_bs16": ("bandwidth", {"layout": BATCH, "BS": 16}),
         "sk_kernel_layouts_bs1": ("bandwidth", {"layout": SEQUENCE, "BS": 1}),
     },
-    claims=[Claim("one prompt leaves cores idle", bounded("bandwidth", 600, 750, BS=1))],
+    claims=lambda rows: {
+        "one prompt leaves cores idle": bounded(rows, "bandwidth", 600, 750, BS=1)
+    },
     report=report,
-    measure=True,
     repeats=15,
     real=here,
 )

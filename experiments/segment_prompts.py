@@ -15,7 +15,7 @@ from functools import partial
 
 from experiments.lib import segment
 from experiments.lib.beam_engines import MEASURED
-from experiments.lib.claims import Claim, bounded, rises
+from experiments.lib.claims import bounded, rises
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Rows
 from experiments.lib.segment import COLOURS, OURS, THEIRS, WAYS, WIDTH
@@ -37,7 +37,7 @@ def knee(engine: segment.PricedBeams, way: str) -> dict[str, int]:
 
 def measured_knees(rows: Rows) -> None:
     """As `knee`, among the lengths that ran. None: it does not grow so much."""
-    for way, curve in rows.where(source="measured", token="first token").by("way").items():
+    for way, curve in rows.where(token="first token").by("way").items():
         reached = [row for row in curve if row["latency"] >= GROWTH * curve[0]["latency"]]
         if reached:
             rows.add(way=way, knee=reached[0]["P"])
@@ -85,11 +85,11 @@ STUDY = Study(
         "sk_knee_standard": ("knee", {"way": THEIRS}),
         "sk_knee_segment": ("knee", {"way": OURS}),
     },
-    derive=measured_knees,
-    claims=[
-        Claim("a longer prompt takes longer", rises("latency", "P")),
-        Claim("the knee moves with the rows", bounded("knee", 3.5 * 128, 4.5 * 128, way=OURS)),
-    ],
+    derive_measured=measured_knees,
+    claims=lambda rows: {
+        "a longer prompt takes longer": rises(rows, "latency", "P"),
+        "the knee moves with the rows": bounded(rows, "knee", 3.5 * 128, 4.5 * 128, way=OURS),
+    },
     shown=lambda row, quantity: quantity == "knee",
     report=partial(segment.print_latencies, keys=("P",)),
     **MEASURED,

@@ -22,7 +22,7 @@ from itertools import product
 
 from experiments.lib import segment
 from experiments.lib.beam_engines import MEASURED
-from experiments.lib.claims import Claim, bounded, flat
+from experiments.lib.claims import bounded, flat
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Row, Rows
@@ -41,15 +41,12 @@ STATED = {
     "sk_first_bw4_low": (4, "first token", "smallest"),
     "sk_first_bw4_high": (4, "first token", "largest"),
 }
-
-
-STATED_IN_WORDS = "{:g} to {:g}, {:g} to {:g}".format(*map(paper_numbers().get, STATED))
+NUMBERS = [paper_numbers()[name] for name in STATED]
+STATED_IN_WORDS = "{:g} to {:g}, {:g} to {:g}".format(*NUMBERS)
 
 
 def summary(rows: Rows) -> None:
     """What the paper states, of its models together."""
-    if rows.sources() != ["predicted"]:
-        return
     for (width, token, which), cause in product(STATED.values(), (None, CAUSE)):
         tokens = TOKENS if token == "both tokens" else (token,)
         own = rows.where("gain", model=tuple(TILES), BW=width, token=tokens, cause=cause)
@@ -115,31 +112,26 @@ STUDY = Study(
         for name, (width, token, which) in STATED.items()
     },
     derive=summary,
-    claims=[
-        Claim(
-            "four beams gain as many times as rows run",
-            bounded("gain", 3.5, 4.0, token="first token", BW=4, cause=None),
+    claims=lambda rows: {
+        "four beams gain as many times as rows run": bounded(
+            rows, "gain", 3.5, 4.0, token="first token", BW=4, cause=None
         ),
-        Claim(
-            f"with {CAUSE}, one beam gains what the paper says",
-            bounded("gain", *map(paper_numbers().get, tuple(STATED)[:2]), BW=1, cause=CAUSE),
+        f"with {CAUSE}, one beam gains what the paper says": bounded(
+            rows, "gain", *NUMBERS[:2], BW=1, cause=CAUSE
         ),
-        Claim(
-            "... and so do four, for the first token",
-            bounded(
-                "gain",
-                *map(paper_numbers().get, tuple(STATED)[2:]),
-                BW=4,
-                token="first token",
-                cause=CAUSE,
-            ),
+        "... and so do four, for the first token": bounded(
+            rows,
+            "gain",
+            *NUMBERS[2:],
+            BW=4,
+            token="first token",
+            cause=CAUSE,
         ),
-        Claim("one beam gains little", bounded("gain", 0.999, 1.2, BW=1, cause=None)),
-        Claim(
-            "four beams take about as long as one",
-            flat("latency", "BW", way=OURS, token="next token"),
+        "one beam gains little": bounded(rows, "gain", 0.999, 1.2, BW=1, cause=None),
+        "four beams take about as long as one": flat(
+            rows, "latency", "BW", way=OURS, token="next token"
         ),
-    ],
+    },
     shown=lambda row, quantity: "which" in row,
     report=partial(segment.print_latencies, keys=("model", "BW")),
     **MEASURED,

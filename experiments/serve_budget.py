@@ -14,10 +14,11 @@ import enter  # noqa: F401
 from functools import partial
 
 from command.flags import Flag
-from experiments.lib.claims import Claim, Finding, bounded, rises
+from experiments.lib.claims import Claims, bounded, rises
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.papers import CHAT, MISTRAL, OURS, YI
-from experiments.lib.rows import Rows
+from experiments.lib.published import paper_table
+from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Panel, Study
 from more.serving import capacity
 from more.serving.capacity import Deployment, token_budget, worst_iteration
@@ -28,7 +29,7 @@ BUDGETS = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 SLOS = {"strict": capacity.STRICT, "relaxed": capacity.RELAXED}
 
 
-def latencies(engine: Deployment, C: int, rate: float, count: int, seed: int) -> dict[str, float]:
+def latencies(engine: Deployment, C: int, rate: float, count: int, seed: int) -> Row:
     """Seconds, of `count` requests under a token budget of C."""
     trace = engine.serve(CHAT.requests(count, rate, seed), OURS, C)
     return {
@@ -40,7 +41,7 @@ def latencies(engine: Deployment, C: int, rate: float, count: int, seed: int) ->
     }
 
 
-def budget_of(engine: Deployment, slo: str) -> dict[str, float]:
+def budget_of(engine: Deployment, slo: str) -> Row:
     """An SLO in seconds, and the tokens that it allows."""
     seconds = SLOS[slo] * engine.decode_iteration
     return {"SLO": seconds, "token budget": token_budget(engine.cost_model, seconds)}
@@ -54,13 +55,19 @@ def sweeps(quick: bool, seed: int = 0) -> list[Sweep]:
     ]
 
 
-def hardly_shortens(rows: Rows) -> list[Finding]:
-    last = rows.one("median TTFT", C=BUDGETS[-1])
-    return bounded("median TTFT", last, 1.5 * last, C=BUDGETS[4:])(rows)
-
-
 GAPS = ("P99 TBT", "longest TBT", "worst iteration")
 PANEL = {"where": {"model": MISTRAL.model}, "log": "xy", "show": {"xlabel": "token budget C"}}
+
+
+def claims(rows: Rows) -> Claims:
+    last = rows.one("median TTFT", C=BUDGETS[-1])
+    shortened = bounded(rows, "median TTFT", last, 1.5 * last, C=BUDGETS[4:])
+    return {
+        "a larger token budget lengthens the gaps": rises(rows, "P99 TBT", "C"),
+        "a large one hardly shortens the time to first token": shortened,
+    }
+
+
 STUDY = Study(
     "serve_budget",
     __doc__,
@@ -74,18 +81,15 @@ STUDY = Study(
         Panel("C", GAPS[::-1], title="time between tokens", rule="SLO", **PANEL),
         Panel("C", ("P90 TTFT", "median TTFT"), title="time to first token", **PANEL),
     ],
-    paper={
-        "ss_slo_relaxed_yi": ("SLO", {"slo": "relaxed", "model": YI.model}),
-        **{f"ss_slo_{slo}_mistral": ("SLO", {"slo": slo, "model": MISTRAL.model}) for slo in SLOS},
-        **{
-            f"ss_budget_{slo}": ("token budget", {"slo": slo, "model": MISTRAL.model})
-            for slo in SLOS
-        },
-    },
-    claims=[
-        Claim("a larger token budget lengthens the gaps", rises("P99 TBT", "C")),
-        Claim("a large one hardly shortens the time to first token", hardly_shortens),
-    ],
+    paper=paper_table(
+        ("model", "slo", "SLO", "token budget"),
+        [
+            (YI.model, "relaxed", "ss_slo_relaxed_yi", None),
+            (MISTRAL.model, "strict", "ss_slo_strict_mistral", "ss_budget_strict"),
+            (MISTRAL.model, "relaxed", "ss_slo_relaxed_mistral", "ss_budget_relaxed"),
+        ],
+    ),
+    claims=claims,
     shown=lambda row, quantity: not quantity.startswith(("longest", "P90")),
     flags={"seed": Flag("seed of arrivals and lengths", 0)},
 )

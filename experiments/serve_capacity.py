@@ -26,7 +26,7 @@ from pathlib import Path
 from command.cli import run_main
 from command.flags import Flag
 from experiments.lib import papers
-from experiments.lib.claims import Claim, bounded
+from experiments.lib.claims import bounded
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.flags import SERVED, WRITES, ScriptParser
@@ -102,7 +102,8 @@ def gains(rows: Rows) -> None:
 
 def report(rows: Rows) -> None:
     papers.report(rows, *GROUP)
-    if searched := rows.where("budget"):
+    if rows.column("budget"):
+        searched = rows.where("budget")
         tried = ", ".join(map(str, BUDGETS_TRIED))
         title = f"the token budget of each capacity: the best of {tried}"
         print_rows(searched.across("policy", "budget"), (*GROUP, *searched.by("policy")), title)
@@ -128,6 +129,7 @@ PAPER |= {
 }
 bars = partial(Panel, ("model", "data"), line="policy", kind="bars", facet="slo")
 
+
 STUDY = Study(
     "serve_capacity",
     __doc__,
@@ -143,7 +145,7 @@ STUDY = Study(
     derive=gains,
     shown=lambda row, quantity: quantity in ("SLO", "gain"),
     report=report,
-    claims=[Claim("sarathi_serve serves most", bounded("gain", 1, 10))],
+    claims=lambda rows: {"sarathi_serve serves most": bounded(rows, "gain", 1, 10)},
     flags={
         "seed": Flag("seed of arrivals and lengths", 0),
         "requests": Flag("requests of each search", REQUESTS, 64),

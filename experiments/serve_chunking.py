@@ -14,10 +14,10 @@ import enter  # noqa: F401
 from itertools import pairwise
 
 from costmodel import CostModel, make_batch
-from experiments.lib.claims import Claim, falls, rises
+from experiments.lib.claims import falls, rises
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.papers import MISTRAL
-from experiments.lib.rows import Rows
+from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Panel, Study
 from experiments.serve_phases import NODE
 from more.serving.capacity import Deployment
@@ -37,7 +37,7 @@ def prefill_seconds(cost: CostModel, prompt: int, chunk: int) -> float:
     return sum(cost.seconds(make_batch([(a, b - a, prompt)])) for a, b in pairwise(ends))
 
 
-def overhead(engine: Deployment, L: int, C: int) -> dict[str, float]:
+def overhead(engine: Deployment, L: int, C: int) -> Row:
     """Time of a prompt of L tokens in chunks of C over that of a whole one."""
     # in the artefact, the last one is the first decode's
     cost = engine.cost_model
@@ -45,7 +45,7 @@ def overhead(engine: Deployment, L: int, C: int) -> dict[str, float]:
     return {"time": prefill_seconds(cost, tokens, C) / prefill_seconds(cost, tokens, tokens)}
 
 
-def growth(engine: Deployment, C: int, B: int) -> dict[str, float]:
+def growth(engine: Deployment, C: int, B: int) -> Row:
     """Of an iteration of B decodes that the last C tokens of a prompt join."""
     seconds = engine.cost_model.seconds
     last = (PROMPT - C, C, PROMPT)
@@ -61,6 +61,8 @@ def largest(rows: Rows) -> None:
 
 FIG_9 = f"(Fig 9) an iteration that the last C tokens of {PROMPT} join"
 SHOW = {"xlabel": f"decodes in the batch, {CONTEXT} tokens each"}
+
+
 STUDY = Study(
     "serve_chunking",
     __doc__,
@@ -82,11 +84,11 @@ STUDY = Study(
         **{f"ss_fig14_{L}_{C}": ("time", {"L": L, "C": C}) for L in PROMPTS for C in CHUNKS},
     },
     derive=largest,
-    claims=[
-        Claim("the longer the chunk, the longer the decodes wait", rises("growth", "C")),
-        Claim("more decodes take longer by themselves", falls("growth", "B")),
-        Claim("longer chunks shorten a prefill", falls("time", "C")),
-    ],
+    claims=lambda rows: {
+        "the longer the chunk, the longer the decodes wait": rises(rows, "growth", "C"),
+        "more decodes take longer by themselves": falls(rows, "growth", "B"),
+        "longer chunks shorten a prefill": falls(rows, "time", "C"),
+    },
 )
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from batch import Request
 from command.checks import UserError
 from command.flags import Flag
 from experiments.lib import look, measuring
-from experiments.lib.claims import Claim, Finding, bounded
+from experiments.lib.claims import Claims, bounded
 from experiments.lib.engines import Real, Sweep, cases, median_row
 from experiments.lib.flags import SERVED
 from experiments.lib.papers import CHAT, OURS, RIVALS, YI, Recorded, burst_rate, deployments
@@ -195,7 +195,7 @@ def sweeps(
         Sweep(strict_slo, [engine], [{}]),
         Sweep(run, [engine], priced, processes=True),
         Sweep(partial(error_of, data=data, count=count, seed=seed), [engine], stated),
-        Sweep(real, [], [], measured=here),
+        Sweep(real, measured=here),
     ]
 
 
@@ -213,11 +213,12 @@ def what_runs(chosen: Windows, policies: Sequence[str]) -> list[str]:
     return said
 
 
-def who_keeps_the_slo(rows: Rows) -> list[Finding]:
+def claims(rows: Rows) -> Claims:
     """vLLM misses it under a high load; a small token budget never does."""
     slo = rows.one("strict SLO")
-    stalls = bounded("P99 TBT", slo, math.inf, policy="vllm_v0", rate=(1.0, 1.45))
-    return stalls(rows) + bounded("P99 TBT", 0, slo, policy=OURS, C=SMALL)(rows)
+    stalls = bounded(rows, "P99 TBT", slo, math.inf, policy="vllm_v0", rate=(1.0, 1.45))
+    never = bounded(rows, "P99 TBT", 0, slo, policy=OURS, C=SMALL)
+    return {"a token budget keeps the SLO, and vLLM does not": stalls | never}
 
 
 def by_policy(rows: Rows) -> None:
@@ -227,7 +228,8 @@ def by_policy(rows: Rows) -> None:
         for rate, at in Rows([row for row in own if "tag" not in row], UNITS).by("rate").items():
             columns = ["policy", "C", "B", *(name for name in SHOWN if any(at.column(name)))]
             print_rows(at, columns, f"{source}, at {rate:g} requests/s")
-        if tags := dict.fromkeys(own.where("tag").column("tag")):
+        tags = dict.fromkeys(own.column("tag"))
+        if tags:
             every = Rows([{"tag": "all"} | row for row in own], own.units)
             for quantity in ("median TTFT", "promises kept"):
                 title = f"{quantity} ({UNITS[quantity]}), {source}"
@@ -237,7 +239,8 @@ def by_policy(rows: Rows) -> None:
 
 def draw(rows: Rows) -> plt.Figure:
     """Six panels, and one legend. With --by, two quantities for each value of the tag."""
-    rows, tagged = rows.newest(), bool(rows.where("tag"))
+    rows = rows.newest()
+    tagged = bool(rows.column("tag"))
     names = ("P99 TTFT", "P99 TBT", "P99 E2E", "mean E2E", "promises kept", "output tokens")
     names = ("P99 TTFT", "P99 TBT", "P99 E2E") if rows.where(source="measured") else names
     names = ("P99 TTFT", "promises kept") if tagged else names
@@ -248,7 +251,7 @@ def draw(rows: Rows) -> plt.Figure:
             "rate",
             name,
             ("policy", "C"),
-            facet="tag",
+            facet="tag" if tagged else (),
             rule=rule,
             log="y" if UNITS[name] == "s" else "",
         )
@@ -276,9 +279,8 @@ STUDY = Study(
     units=UNITS,
     title="Sarathi-Serve Fig 1b: latency against load",
     draw=draw,
-    claims=[Claim("a token budget keeps the SLO, and vLLM does not", who_keeps_the_slo)],
+    claims=claims,
     flags=FLAGS,
-    measure=True,
     repeats=1,
     shown=None,
     report=by_policy,

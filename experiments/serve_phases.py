@@ -22,11 +22,11 @@ import matplotlib.pyplot as plt
 from batch import Batch
 from configs.hosts import HOSTS, Host
 from costmodel import CostModel, make_batch
-from experiments.lib.claims import Claim, flat, rises
+from experiments.lib.claims import flat, rises
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.papers import MISTRAL
-from experiments.lib.rows import Rows, print_rows
+from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
 from more.serving.capacity import Deployment
 
@@ -74,7 +74,7 @@ def saturating_tokens(cost: CostModel) -> float:
     return low / ((many - high) / 4096)
 
 
-def linears(engine: Deployment, tokens: int) -> dict[str, float]:
+def linears(engine: Deployment, tokens: int) -> Row:
     """Of a hybrid batch: ms of all linear operators, and the FLOPs per byte of a layer's."""
     cost = engine.cost_model
     shapes = cost.shapes.values()  # (inputs, outputs) of each product, on one GPU
@@ -84,7 +84,7 @@ def linears(engine: Deployment, tokens: int) -> dict[str, float]:
     return {"linear operators": ms, "intensity": flops / moved}
 
 
-def knee(engine: Deployment) -> dict[str, float]:
+def knee(engine: Deployment) -> Row:
     gpu = engine.cost_model.gpu
     return {
         "knee": saturating_tokens(engine.cost_model),
@@ -99,7 +99,7 @@ def mark_knees(axes: plt.Axes, rows: Rows) -> None:
     axes.axvline(stated, linestyle=":", label=f"knee: the paper's, from {stated:g}", **style)
 
 
-def iteration(engine: Deployment, phase: str, L: int, B: int) -> dict[str, float]:
+def iteration(engine: Deployment, phase: str, L: int, B: int) -> Row:
     """ms of B whole prompts of L tokens, or of B decodes that attend to L tokens.
 
     The parts are in ms per token.
@@ -117,7 +117,7 @@ def iteration(engine: Deployment, phase: str, L: int, B: int) -> dict[str, float
     }
 
 
-def of_artefact(engine: Deployment, phase: str, L: int, B: int) -> dict[str, float]:
+def of_artefact(engine: Deployment, phase: str, L: int, B: int) -> Row:
     """ms of `iteration`, and with the artefact's host."""
     ms = iteration(engine, phase, L, B)["iteration"]
     return {"iteration": ms, "with the host": 1e3 * HOSTS["sarathi-artefact"].around(1e-3 * ms, B)}
@@ -137,12 +137,12 @@ def host_of_artefact() -> Host:
     return Host(beyond(few) - few * request, request)
 
 
-def linear_operators(engine: Deployment, batch: str) -> dict[str, float]:
+def linear_operators(engine: Deployment, batch: str) -> Row:
     """ms of those of a batch of the artefact's table."""
     return {"linear operators": 1e3 * parts(engine.cost_model, TABLE_2[batch])["linear"]}
 
 
-def one_decode(engine: Deployment) -> dict[str, float]:
+def one_decode(engine: Deployment) -> Row:
     return {"prefill tokens as dear as one decode": saturating_tokens(engine.cost_model)}
 
 
@@ -172,6 +172,8 @@ def report(rows: Rows) -> None:
 # what a bar or a point stands for: a prompt, or a batch of decodes
 PRINTED = ("throughput", "iteration", "linear operators")
 ONE_BY_ONE = {"L": {"phase": "prefill", "B": 1}, "B": {"phase": "decode"}}
+
+
 STUDY = Study(
     "serve_phases",
     __doc__,
@@ -234,11 +236,11 @@ STUDY = Study(
     },
     derive=compare,
     report=report,
-    claims=[
-        Claim("one prompt fills the GPU", flat("throughput", "B", phase="prefill", L=LENGTH)),
-        Claim("decodes need a large batch", rises("throughput", "B", phase="decode")),
-        Claim("more tokens do more FLOPs per byte", rises("intensity", "tokens")),
-    ],
+    claims=lambda rows: {
+        "one prompt fills the GPU": flat(rows, "throughput", "B", phase="prefill", L=LENGTH),
+        "decodes need a large batch": rises(rows, "throughput", "B", phase="decode"),
+        "more tokens do more FLOPs per byte": rises(rows, "intensity", "tokens"),
+    },
     shown=lambda row, name: name in PRINTED or not {"L", "tokens"} & row.keys(),
 )
 

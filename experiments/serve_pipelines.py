@@ -26,7 +26,7 @@ from command.flags import Flag
 from configs.hosts import HOSTS
 from costmodel import make_batch
 from experiments.lib import papers
-from experiments.lib.claims import Claim, bounded
+from experiments.lib.claims import bounded
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.papers import ARXIV, CHAT, OURS, POLICIES, RIVALS
@@ -229,6 +229,8 @@ UNITS = {
 LARGEST = {"which": "largest", "layout": FALCON.layout}
 bars = partial(Panel, line="policy", kind="bars")
 gains_of = partial(bars, y="gain", rule=1)
+
+
 STUDY = Study(
     "serve_pipelines",
     __doc__,
@@ -257,7 +259,7 @@ STUDY = Study(
     derive=gains,
     shown=lambda row, quantity: quantity not in ("capacity", "repeated to") and OVER_PP not in row,
     report=report,
-    claims=[Claim("sarathi_serve serves most", bounded("gain", 1, 10))],
+    claims=lambda rows: {"sarathi_serve serves most": bounded(rows, "gain", 1, 10)},
     flags={
         "requests": Flag("requests of each search", REQUESTS, 32),
         "seed": Flag("seed of arrivals and lengths", 0),

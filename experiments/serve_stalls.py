@@ -31,7 +31,7 @@ from batch import Request
 from command.cli import run_main
 from command.flags import Flag
 from experiments.lib import flags
-from experiments.lib.claims import Claim, bounded
+from experiments.lib.claims import bounded
 from experiments.lib.engines import Real, Sweep, cases
 from experiments.lib.flags import WRITES, ScriptParser
 from experiments.lib.papers import ARXIV, CHAT, MISTRAL, OURS, POLICIES, YI, looks_of
@@ -113,7 +113,7 @@ def sweeps(
         Sweep(
             partial(on_map, count=64 if quick else 512, seed=seed), [MISTRAL], cases(mapped=MAPPED)
         ),
-        Sweep(partial(on_this_machine, count=count), [], [], measured=here),
+        Sweep(partial(on_this_machine, count=count), measured=here),
     ]
 
 
@@ -138,18 +138,17 @@ STUDY = Study(
             show={"xlabel": "output tokens per second", "xticks": range(600, 1401, 200)},
         ),
     ],
-    claims=[
-        Claim("vLLM stalls for seconds", bounded("longest gap", 2, math.inf, policy="vllm_v0")),
-        Claim("... and Sarathi-Serve never does", bounded("longest gap", 0, 0.5, policy=OURS)),
-        Claim("Decodes first never stall", bounded("P99 TBT", 0, 0.06, mapped="request_level")),
-        Claim("Chunks alone stall", bounded("longest gap", 2, math.inf, policy="prefill_first")),
-    ],
+    claims=lambda rows: {
+        "vLLM stalls for seconds": bounded(rows, "longest gap", 2, math.inf, policy="vllm_v0"),
+        "... and Sarathi-Serve never does": bounded(rows, "longest gap", 0, 0.5, policy=OURS),
+        "Decodes first never stall": bounded(rows, "P99 TBT", 0, 0.06, mapped="request_level"),
+        "Chunks alone stall": bounded(rows, "longest gap", 2, math.inf, policy="prefill_first"),
+    },
     flags={
         "seed": Flag("seed of the predicted requests", 0),
         "perfetto": Flag("write the runs for https://ui.perfetto.dev (JSON)"),
     }
     | flags.POLICIES,
-    measure=True,
     repeats=3,
     shown=lambda row, _: "step" not in row,
 )

@@ -15,18 +15,34 @@ import enter  # noqa: F401
 
 from costmodel import make_batch
 from experiments.lib.engines import Engine, Priced, Sweep, cases
+from experiments.lib.published import paper_table
 from experiments.lib.rows import Row
 from experiments.lib.study import Panel, Study
 
 LINEAR = ("preproj", "postproj", "ffn_ln1", "ffn_ln2")
-NAMES = {"prefill-only": "t2_prefill", "decode-only": "t2_decode", "decode-maximal": "t2_hybrid"}
+# The paper's table: its numbers by their ids in paper_numbers.csv
+COLUMNS = ("batch", "linear", "attention", "total", "per token")
+TABLE = [
+    (
+        "prefill-only",
+        "t2_prefill_linear",
+        "t2_prefill_attn",
+        "t2_prefill_total",
+        "t2_prefill_per_token",
+    ),
+    ("decode-only", "t2_decode_linear", "t2_decode_attn", "t2_decode_total", "t2_decode_per_token"),
+    (
+        "decode-maximal",
+        "t2_hybrid_linear",
+        "t2_hybrid_attn",
+        "t2_hybrid_total",
+        "t2_hybrid_decode_per_token",
+    ),
+]
 
 
-def table(engine: Engine, L: int, B: int) -> list[Row]:
-    """ms of a prompt of L; of B decodes; of a chunk of L - (B-1) with B - 1 decodes.
-
-    Like the paper's, totals are linear + attention: 'others' (norms, logits) are left out.
-    """
+def parts(engine: Engine, L: int, B: int) -> list[Row]:
+    """ms of a prompt of L; of B decodes; of a chunk of L - (B-1) with B - 1 decodes."""
     chunk = L - (B - 1)
     batches = {
         "prefill-only": make_batch([(0, L, L)]),
@@ -34,17 +50,22 @@ def table(engine: Engine, L: int, B: int) -> list[Row]:
         "decode-maximal": make_batch([(0, chunk, chunk)], decodes=B - 1, context=L),
     }
     rows = []
-    totals = {}
     for name, batch in batches.items():
         seconds = engine.operators(batch)
         linear = 1e3 * sum(seconds[each] for each in LINEAR)
-        attention = 1e3 * seconds["attn"]
-        totals[name] = total = linear + attention
-        if name == "decode-maximal":
-            total -= totals["prefill-only"]  # what its decodes add
-        token = total / (len(batch.decodes) or batch.num_prefill_tokens)
-        cells = {"linear": linear, "attention": attention, "total": totals[name]}
-        rows.append({"batch": name, **cells, "per token": token})
+        rows.append({"batch": name, "linear": linear, "attention": 1e3 * seconds["attn"]})
+    return rows
+
+
+def with_totals(rows: list[Row], L: int, B: int) -> list[Row]:
+    """Like the paper's, totals are linear + attention: 'others' (norms, logits) are left out."""
+    for row in rows:
+        row["total"] = row["linear"] + row["attention"]
+    prefill, decode, hybrid = rows
+    prefill["per token"] = prefill["total"] / L
+    decode["per token"] = decode["total"] / B
+    added = hybrid["total"] - prefill["total"]  # what its decodes add
+    hybrid["per token"] = added / (B - 1)
     return rows
 
 
@@ -53,14 +74,15 @@ STUDY = Study(
     __doc__,
     [
         Sweep(
-            table,
+            parts,
             [Priced("llama-13b", "a6000")],
             cases(L=1024, B=4),
             measured=cases(L=512, B=4),
             quick_measured=cases(L=64, B=3),
+            formula=with_totals,
         )
     ],
-    units=dict.fromkeys(("linear", "attention", "total", "per token"), "ms"),
+    units=dict.fromkeys(COLUMNS[1:], "ms"),
     title=(
         "SARATHI Table 2: a decode alone, and one that rides on a prefill: in the paper, it costs a"
         " tenth"
@@ -69,18 +91,8 @@ STUDY = Study(
         Panel("batch", ("linear", "attention"), kind="stacks", title="ms of a batch"),
         Panel("batch", "per token", kind="bars", title="ms of a prompt token, or of a decode"),
     ],
-    paper={
-        f"{name}_{short}": (quantity, {"batch": batch})
-        for batch, name in NAMES.items()
-        for short, quantity in (("linear", "linear"), ("attn", "attention"), ("total", "total"))
-    }
-    | {
-        "t2_prefill_per_token": ("per token", {"batch": "prefill-only"}),
-        "t2_decode_per_token": ("per token", {"batch": "decode-only"}),
-        "t2_hybrid_decode_per_token": ("per token", {"batch": "decode-maximal"}),
-    },
+    paper=paper_table(COLUMNS, TABLE),
     predicted="fitted",
-    measure=True,
     repeats=25,
 )
 

@@ -16,53 +16,64 @@ fitted to this table.
 import enter  # noqa: F401
 
 from configs import GPUS
-from experiments.fig8 import speedup
+from experiments.fig8 import seconds, speedup
 from experiments.lib.engines import Engine, Priced, Sweep, cases, gain
+from experiments.lib.published import paper_table
+from experiments.lib.rows import Row
 from experiments.lib.study import Panel, Study
 from more.serving.steady import Workload, balance
 
-SMALL = Priced("llama-13b", "a6000")
-LARGE = Priced("llama-33b", "a100-80gb")
-PLACES = {  # id of the paper's numbers: engine, L, B, P:D
-    "t4_13b_1k": (SMALL, 1024, 6, 50),
-    "t4_13b_2k": (SMALL, 2048, 6, 50),
-    "t4_13b_3k": (SMALL, 3072, 6, 50),
-    "t4_33b_1k": (LARGE, 1024, 10, 28),
-    "t4_33b_2k": (LARGE, 2048, 5, 63),
-    "t4_33b_3k": (LARGE, 3072, 3, 127),
-}
+ENGINES = {"llama-13b": Priced("llama-13b", "a6000"), "llama-33b": Priced("llama-33b", "a100-80gb")}
+# The paper's table: our cases, and its numbers by their ids in paper_numbers.csv.
+COLUMNS = ("model", "L", "B", "PD", "decode speedup", "throughput gain")
+TABLE = [
+    ("llama-13b", 1024, 6, 50, "t4_13b_1k_decode", "t4_13b_1k_total"),
+    ("llama-13b", 2048, 6, 50, "t4_13b_2k_decode", "t4_13b_2k_total"),
+    ("llama-13b", 3072, 6, 50, "t4_13b_3k_decode", "t4_13b_3k_total"),
+    ("llama-33b", 1024, 10, 28, "t4_33b_1k_decode", "t4_33b_1k_total"),
+    ("llama-33b", 2048, 5, 63, "t4_33b_2k_decode", "t4_33b_2k_total"),
+    ("llama-33b", 3072, 3, 127, "t4_33b_3k_decode", "t4_33b_3k_total"),
+]
+# Sec 5.1.2
+RATIO = "FLOP to bandwidth ratio"
+GPU_TABLE = [("a6000", "s511_ratio_a6000"), ("a100-80gb", "s511_ratio_a100")]
 
 
-def gains(engine: Engine, L: int, B: int, PD: float, C: int) -> dict[str, float]:
-    """Of fig8.py and of fig9.py."""
+def run(engine: Engine, L: int, B: int, PD: float, C: int) -> Row:
+    """The seconds of fig8.py's batches, and the gain of fig9.py."""
     found = gain(engine, Workload(L, B, PD), "sarathi", C)
-    return {"decode speedup": speedup(engine, L, B, C)["speedup"], "throughput gain": found}
+    return seconds(engine, L, B, C) | {"throughput gain": found}
 
 
-def data_sheet(engine: Priced) -> dict[str, float]:
+def gains(row: Row, B: int, **_: float) -> Row:
+    """A speedup of medians; the range of a gain is that of its turns."""
+    found = {"decode speedup": speedup(row, B)["speedup"]}
+    return found | {name: y for name, y in row.items() if name.startswith("throughput gain")}
+
+
+def data_sheet(engine: Priced) -> Row:
     """Why chunks of 256 suffer more on an A100 (Sec 5.1.2)."""
     gpu = GPUS[engine.hardware]
-    return {"FLOP to bandwidth ratio": gpu.peak / gpu.bandwidth}
+    return {RATIO: gpu.peak / gpu.bandwidth}
+
+
+def sweeps(quick: bool) -> list[Sweep]:
+    found = []
+    for model, L, B, PD, *_ in TABLE:
+        case = {"L": L, "B": B, "PD": PD, "C": 256}
+        found.append(Sweep(run, [ENGINES[model]], [case], formula=gains))
+    L, B, C = (64, 3, 16) if quick else (512, 8, 256)
+    here = cases(L=L, B=B, PD=balance(C, B), C=C)
+    found.append(Sweep(run, measured=here, formula=gains))
+    found.append(Sweep(data_sheet, list(ENGINES.values()), [{}]))
+    return found
 
 
 STUDY = Study(
     "table4",
     __doc__,
-    [
-        *[
-            Sweep(gains, [engine], [{"L": L, "B": B, "PD": ratio, "C": 256}])
-            for engine, L, B, ratio in PLACES.values()
-        ],
-        Sweep(
-            gains,
-            [],
-            [],
-            measured=cases(L=512, B=8, PD=balance(256, 8), C=256),
-            quick_measured=cases(L=64, B=3, PD=balance(16, 3), C=16),
-        ),
-        Sweep(data_sheet, [SMALL, LARGE], [{}]),
-    ],
-    units={"decode speedup": "x", "throughput gain": "x", "FLOP to bandwidth ratio": "FLOP/B"},
+    sweeps,
+    units={"decode speedup": "x", "throughput gain": "x", RATIO: "FLOP/B"},
     title=(
         "SARATHI Table 4: decode speedup and throughput gain; paper and predicted: C = 256, at L, B"
         " and P:D of the paper"
@@ -71,16 +82,7 @@ STUDY = Study(
         Panel(("model", "L"), "decode speedup", kind="bars"),
         Panel(("model", "L"), "throughput gain", kind="bars", rule=1),
     ],
-    paper={
-        f"{place}_{short}": (quantity, {"model": engine.model, "L": L, "PD": ratio})
-        for place, (engine, L, _, ratio) in PLACES.items()
-        for short, quantity in (("decode", "decode speedup"), ("total", "throughput gain"))
-    }
-    | {
-        "s511_ratio_a6000": ("FLOP to bandwidth ratio", {"hardware": SMALL.hardware}),
-        "s511_ratio_a100": ("FLOP to bandwidth ratio", {"hardware": LARGE.hardware}),
-    },
-    measure=True,
+    paper=paper_table(COLUMNS, TABLE) | paper_table(("hardware", RATIO), GPU_TABLE),
     repeats=5,
 )
 

@@ -15,7 +15,7 @@ import enter  # noqa: F401
 from configs import GPUS, LINKS, MODELS
 from costmodel import CostModel, make_batch
 from experiments.lib import td
-from experiments.lib.claims import Claim, bounded, falls
+from experiments.lib.claims import bounded, falls
 from experiments.lib.engines import ANY, Priced, Sweep, cases
 from experiments.lib.rows import Row, Rows
 from experiments.lib.study import Panel, Study
@@ -91,13 +91,12 @@ STUDY = Study(
         "td_kv_400": ("of 400 requests of 300 tokens", {}),
     },
     derive=speedups,
-    claims=[
-        Claim(
-            "about half of the time is communication",
-            bounded("share", 40, 60, GPUs=4, reading="taken"),
+    claims=lambda rows: {
+        "about half of the time is communication": bounded(
+            rows, "share", 40, 60, GPUs=4, reading="taken"
         ),
-        Claim("more GPUs are faster", falls("computing", "GPUs")),
-    ],
+        "more GPUs are faster": falls(rows, "computing", "GPUs"),
+    },
     predicted="fitted",
     shown=lambda row, quantity: row.get("GPUs", 4) == 4,
 )

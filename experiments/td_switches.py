@@ -19,7 +19,7 @@ Fig 15: what the same run gains from work stealing between decode micro-batches.
 import enter  # noqa: F401
 
 from experiments.lib import td
-from experiments.lib.claims import Claim, bounded, falls
+from experiments.lib.claims import bounded, falls
 from experiments.lib.engines import Sweep, cases
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study
@@ -112,6 +112,8 @@ UNITS = {
 }
 DRAWN = {"requests": (1000, 1500)}
 SHOW = {"xlabel": "threshold (%)", "ylabel": "output tokens/s (rules = 100 %)", "ylim": (40, 105)}
+
+
 STUDY = Study(
     "td_switches",
     __doc__,
@@ -151,18 +153,16 @@ STUDY = Study(
     derive=relative,
     shown=lambda row, quantity: quantity == "gain of stealing",
     report=report,
-    claims=[
-        Claim(
-            "no threshold is more than 2 % better than the rules",
-            bounded("relative", 0, 102, switch=tuple(THRESHOLDS)),
+    claims=lambda rows: {
+        "no threshold is more than 2 % better than the rules": bounded(
+            rows, "relative", 0, 102, switch=tuple(THRESHOLDS)
         ),
-        Claim(
-            "with a peak that no batch reaches, phases change more often",
-            falls("phases", "switch", switch=(ARTEFACT, RULE), node="L20 + 13B"),
+        "with a peak that no batch reaches, phases change more often": falls(
+            rows, "phases", "switch", switch=(ARTEFACT, RULE), node="L20 + 13B"
         ),
-        Claim("all steps preempt nobody", bounded("preemptions", 0, 0, look_ahead="all steps")),
-        Claim("the paper's points do", bounded("preemptions", 1, 700, look_ahead="paper's points")),
-    ],
+        "all steps preempt nobody": bounded(rows, "preemptions", 0, 0, look_ahead="all steps"),
+        "the paper's points do": bounded(rows, "preemptions", 1, 700, look_ahead="paper's points"),
+    },
 )
 
 if __name__ == "__main__":

@@ -82,8 +82,8 @@ def test_the_figure_in_contributing_is_whole(
     beside = rows.one("iteration", source="predicted", B=published["B"])
     assert published["iteration"] == paper_numbers()["t2_decode_total"]
     assert beside == pytest.approx(published["iteration"], rel=0.05), "it was fitted to this number"
-    (claimed,) = study.claims[0].found(rows.where(source="predicted"))
-    assert all(claimed.comparisons)
+    [compared] = study.claims(rows.where(source="predicted")).values()
+    assert compared and all(compared.values())
     assert (tmp_path / "NAME.png").read_bytes().startswith(b"\x89PNG")
     assert "measured on this machine" in capsys.readouterr().out
     head = "\n".join(re.findall("^#     (.*)", read(ROOT / holes.TEXTS), re.MULTILINE))

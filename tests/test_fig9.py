@@ -20,8 +20,8 @@ def test_a_users_model_has_the_papers_numbers_where_it_is_the_papers(monkeypatch
         assert len(rows.where(source="paper")) == count
         assert fig9.STUDY.own(flags, rows) == (not count)
         told = with_paper(rows, "gain", "at P:D")
-        assert len(told.where("error")) == len(told.where("paper at P:D")) == count
-        for row in told.where("error"):
+        assert len(told.column("error")) == len(told.column("paper at P:D")) == count
+        for row in told.where("error") if count else ():
             assert row["error"] == f"{100 * (row['gain'] / row['paper gain'] - 1):+.1f} %"
     assert setups("mistral-7b", "h100").popitem()[1] == dict.fromkeys((1024, 2048, 3072), 18)
     assert list(setups("gpt2-124m", None).popitem()[1]) == [1024]  # its positions

@@ -14,10 +14,11 @@ import torch
 from conftest import call, ran, sketch
 
 import configs
+from costmodel import make_batch
 from experiments import apart_distserve as distserve
 from experiments import chunks_in_flight, fidelity, serve_capacity, serve_pipelines, studies
 from experiments.lib import look, measuring
-from experiments.lib.claims import Claim, bounded, falls, peaks_at
+from experiments.lib.claims import bounded, falls, flat, peaks_at, rises
 from experiments.lib.common import paper_numbers
 from experiments.lib.engines import Real, gain
 from experiments.lib.panels import Panel
@@ -154,10 +155,10 @@ def test_committed_rows_follow_from_each_other(name: str) -> None:
     again = Rows([row.copy() for row in predicted if "which" not in row], study.units)
     study.derive(again)
     check_numbers(again, kept, rel=1e-3)  # of rounded numbers
-    for claim in study.claims:
-        found = claim.found(predicted)
-        assert found, f"nothing says whether {claim.says}"
-        assert all(all(each.comparisons) for each in found), (claim.says, found)
+    for claim, comparisons in study.claims(predicted).items():
+        assert comparisons, f"nothing says whether {claim}"
+        broken = [said for said, holds in comparisons.items() if not holds]
+        assert not broken, claim
     if name in [*LONG, "fig3"] and name != "td_phases":  # the runs of others are drawn above
         few_panels(name, study.picture(kept))
 
@@ -195,13 +196,16 @@ def test_claims_by_hand() -> None:
     """A bound has two sides; a peak stands where it should; one point compares nothing."""
     where = {"source": "predicted", "model": "m", "hardware": "h"}
     rows = Rows([where | {"B": y, "gain": y} for y in (1, 2, 3)], {"gain": "x"})
-    found = bounded("gain", 2, 2)(rows)
-    assert [each.comparisons for each in found] == [[False], [True], [False]]
-    assert falls("gain", "B")(rows)[0].comparisons == [False, False]
+    assert [*bounded(rows, "gain", 2, 2).values()] == [False, True, False]
+    assert falls(rows, "gain", "B") == {
+        "m on h: gain 1, 2 at B = 1, 2": False,
+        "m on h: gain 2, 3 at B = 2, 3": False,
+    }
+    assert all(rises(rows, "gain", "B").values()) and not all(flat(rows, "gain", "B").values())
     for place, holds in ((3, True), (2.9, True), (1, False)):
-        [finding] = peaks_at("gain", "B", lambda row, place=place: place)(rows)
-        assert finding.comparisons == [holds]
-    assert not Claim("it falls", falls("gain", "B", B=1)).found(rows)
+        found = peaks_at(rows, "gain", "B", lambda row, place=place: place)
+        assert [*found.values()] == [holds]
+    assert falls(rows, "gain", "B", B=1) == flat(rows, "gain", "B", B=1) == {}
 
 
 def test_fidelity_is_that_of_the_committed_results(
@@ -282,7 +286,12 @@ def test_first_turns_are_not_timed(graphs: bool, monkeypatch: pytest.MonkeyPatch
     """With CUDA graphs, a second one records."""
     clock = iter([Result([], seconds) for seconds in ([90.0] * (1 + graphs) + [1.0, 2.0, 9.0])])
     monkeypatch.setattr(measuring, "batch_runner", lambda llm, operators: lambda _: next(clock))
-    assert measuring.time_batches(SimpleNamespace(graphs=graphs), [None], 3) == [2.0]
+    monkeypatch.setattr(measuring, "hardware_of", lambda llm: "an abacus")
+    monkeypatch.setattr(measuring, "warm_up", lambda llm: None)
+    llm = SimpleNamespace(graphs=graphs, config=configs.MODELS["demo"])
+    run = lambda engine: {"seconds": engine.seconds(make_batch(decodes=1))}
+    [row] = Real(llm, 3).answers(run, [{}])
+    assert row == {"seconds": 2.0, "seconds lowest": 1.0, "seconds highest": 9.0}
 
 
 def test_gains_alternate_with_the_baseline(tiny: str) -> None:
@@ -291,7 +300,7 @@ def test_gains_alternate_with_the_baseline(tiny: str) -> None:
     def orca(engine: Real, B: int) -> dict[str, float]:
         return {"gain": gain(engine, Workload(64, B, 7, staggered=True), "orca", 1)}
 
-    ((row,),) = Real(llm, 2).rows(orca, [{"B": 3}])
+    [row] = Real(llm, 2).answers(orca, [{"B": 3}])
     assert 0 < row["gain lowest"] < row["gain"] < row["gain highest"]
 
 

@@ -1,5 +1,6 @@
 """What studies share: rows with columns, names of numbers, the real engine's turns, claims."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -10,8 +11,9 @@ import pytest
 from batch import Batch
 from command.checks import UserError
 from costmodel import make_batch
-from experiments.lib.engines import Real, cases, median_row
+from experiments.lib.engines import Real, Sweep, cases, median_answer, median_row
 from experiments.lib.panels import Panel
+from experiments.lib.published import paper_table
 from experiments.lib.rows import Rows, read_rows, with_kept
 from loop import Result
 
@@ -94,31 +96,90 @@ class Machine(Real):
         self.layers = 1
         self.clock = iter(seconds)
         self.ran = []
-        self.answers = {}
+        self.warm = set()
         self.runs = {}
-        self.case = 0
-        self.asked = 0
-        self.turn = None
-        self.run = {False: self.run_batch}
+        self.runners = {False: self.run_batch}
 
     def run_batch(self, batch: Batch) -> Result:
         self.ran.append(len(batch.decodes))
         return Result([], next(self.clock))
 
 
-def test_cases_alternate_and_batches_have_medians(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cases_alternate_and_a_formula_has_medians(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("experiments.lib.measuring.warm_up", lambda llm: None)
 
-    def ratio(engine: Real, B: int) -> dict[str, float]:
+    def both(engine: Real, B: int) -> dict[str, float]:
         one = engine.seconds(make_batch(decodes=B))
-        return {"ratio": engine.seconds(make_batch(decodes=2 * B)) / one}
+        return {"one": one, "two": engine.seconds(make_batch(decodes=2 * B))}
+
+    def ratio(seconds: dict[str, float], B: int) -> dict[str, float]:
+        return {"ratio": seconds["two"] / seconds["one"], "B again": B}
 
     # turns of B = 1 (batches of 1, 2) and of B = 3 (batches of 3, 6)
     # the first run of each shape does not count
     real = Machine([99, 1, 99, 2, 99, 3, 99, 6, 10, 20, 30, 90, 2, 6, 4, 8], repeats=3)
-    found = real.rows(ratio, cases(B=(1, 3)))
+    sweep = Sweep(both, measured=cases(B=(1, 3)), formula=ratio)
+    found = sweep.measure(real, quick=False)
     assert real.ran == [1, 1, 2, 2, 3, 3, 6, 6] + [1, 2, 3, 6] * 2
-    assert found == [[{"ratio": 6 / 2}], [{"ratio": 8 / 4}]], "of medians: 1, 10, 2 and 2, 20, 6"
+    where = {"source": "measured", "model": "tiny", "hardware": "an abacus"}
+    expected = [where | {"B": B, "ratio": ratio, "B again": B} for B, ratio in ((1, 3), (3, 2))]
+    assert found == expected, "of medians: 1, 10, 2 and 2, 20, 6"
+    real.clock = iter([1, 2, 30, 90, 3, 4, 50, 60, 2, 3, 10, 20])
+    one, _ = replace(sweep, formula=None).measure(real, quick=False)
+    assert (one["two"], one["two lowest"], one["two highest"]) == (3, 2, 4)
+
+
+def test_several_rows_of_a_case_have_medians_each() -> None:
+    turns = [[{"phase": "prefill", "s": s}, {"phase": "decode", "s": 2 * s}] for s in (1.0, 3.0)]
+    prefill, decode = median_answer(turns)
+    assert prefill == {"phase": "prefill", "s": 2.0, "s lowest": 1.0, "s highest": 3.0}
+    assert decode == {"phase": "decode", "s": 4.0, "s lowest": 2.0, "s highest": 6.0}
+
+
+ASKED = {
+    "where": lambda rows: rows.where("spedup"),
+    "a value": lambda rows: rows.where(polcy="orca"),
+    "by": lambda rows: rows.by("model", "polcy"),
+    "one": lambda rows: rows.one("spedup"),
+    "across": lambda rows: rows.across("polcy", "speedup"),
+    "y": lambda rows: Panel("L", "spedup").facets(rows),
+    "x": lambda rows: Panel("l", "speedup").facets(rows),
+    "facet": lambda rows: Panel("L", "speedup", facet="polcy").facets(rows),
+    "line": lambda rows: Panel("L", "speedup", "polcy").facets(rows),
+    "of": lambda rows: Panel("L", "speedup", where={"polcy": "orca"}).facets(rows),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_misspelt_column_is_refused(asked: str) -> None:
+    rows = Rows(
+        [PREDICTED | {"L": 8, "policy": "orca", "speedup": 1.0}, MEASURED | {"L": 8}], UNITS
+    )
+    with pytest.raises(UserError, match="unknown column '(spedup|polcy|l)': .*did you mean '"):
+        ASKED[asked](rows)
+
+
+def test_what_another_row_has_or_a_unit_is_no_unknown_column() -> None:
+    rows = Rows([PREDICTED | {"L": 8, "speedup": 1.0}, MEASURED | {"B": 2, "speedup": 2.0}], UNITS)
+    measured = rows.where(source="measured")
+    assert measured.where("L") == measured.by("L").get(8, []) == [], "the predicted row has it"
+    assert rows.where("rate") == [] == Panel("nowhere", "rate").facets(rows), "it has a unit"
+    assert rows.where(policy=None) == rows == rows.where(policy=("orca", None)), "those without"
+    assert rows.column("policy") == [], "a column that may be there"
+    assert Rows().where("speedup", L=8) == [], "there is nothing that it could be"
+    assert len(Panel("L", "speedup", ("policy", "L")).facets(rows)) == 1, "one of them is there"
+
+
+def test_published_numbers_stand_in_a_table() -> None:
+    """An id is a number of its column. All else is its case, or what the paper states beside."""
+    lines = [(1024, 14, "f9_c256", "f8_high"), (2048, 28, None, "f8_low")]
+    found = paper_table(("L", "at", "gain", "speedup"), lines, beside="at", policy=None)
+    first = {"L": 1024, "policy": None}
+    assert found == {
+        "f9_c256": ("gain", first, {"at": 14}),
+        "f8_high": ("speedup", first, {"at": 14}),
+        "f8_low": ("speedup", {"L": 2048, "policy": None}, {"at": 28}),
+    }
 
 
 def test_runs_have_a_range() -> None:

@@ -1,126 +1,98 @@
-"""What must hold of the predicted rows of a study.
+"""What must hold of the predicted rows of a study, as comparisons between two values.
 
-    Claim("the speedup falls with B", falls("speedup", over="B"))
+    def claims(rows: Rows) -> Claims:
+        return {"the speedup falls with B": falls(rows, "speedup", over="B")}
 
-A claim is a number of comparisons between two values. A test holds every study to its claims.
+A claim is a sentence. Each of its comparisons says in words which curve and values it compares, and
+whether it holds. A test holds every study to its claims, and shows what is broken.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from operator import gt, lt
 
 from experiments.lib.rows import Row, Rows, cell, name_of
 
 FLAT = 1.1  # the largest value over the smallest
+Comparisons = dict[str, bool]  # in words -> whether it holds
+Claims = dict[str, Comparisons]  # a sentence -> its comparisons
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One curve (or one place on several) and the comparisons that a claim makes of it."""
-
-    where: str
-    values: str
-    comparisons: list[bool]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """says: in words. find: rows of one source -> findings."""
-
-    says: str
-    find: Callable[[Rows], list[Finding]]
-
-    def found(self, rows: Rows) -> list[Finding]:
-        """The findings that compare anything: a curve of one point does not."""
-        return [finding for finding in self.find(rows) if finding.comparisons]
-
-
-def curves(rows: Rows, quantity: str, over: str, **where: object) -> list[tuple[str, list[Row]]]:
-    """Rows that differ in the key `over` alone, in its order, and what they have in common."""
-    found: dict[tuple, list[Row]] = {}
+def curves(rows: Rows, quantity: str, over: str, **where: object) -> dict[str, Rows]:
+    """Rows that differ in the key `over` alone, in its order, by what they have in common."""
+    found: dict[str, Rows] = {}
     for row in rows.where(quantity, over, **where):
-        place = row["model"], row["hardware"], name_of("", rows.case(row) | {over: ""})
-        found.setdefault(place, []).append(row)
-    return [
-        (
-            name_of("", {k: v for k, v in rows.case(curve[0]).items() if k != over}).strip(", "),
-            sorted(curve, key=lambda row: row[over]),
-        )
-        for curve in found.values()
-    ]
+        found.setdefault(curve_of(rows, row, over), rows.part(())).append(row)
+    for curve in found.values():
+        curve.sort(key=lambda row: row[over])
+    return found
 
 
-def listed(curve: list[Row], quantity: str, unit: str, over: str) -> str:
-    """ "0.53, 0.51 ms per token at B = 1, 2" """
+def curve_of(rows: Rows, row: Row, over: str = "") -> str:
+    """Where a row belongs: "llama-13b on a6000, L=1024". over: the key that it leaves out."""
+    common = {key: value for key, value in rows.case(row).items() if key != over}
+    return name_of(f"{row['model']} on {row['hardware']}", common)
+
+
+def in_words(curve: Sequence[Row], quantity: str, over: str) -> str:
+    """ "speedup 9.6, 8.8 at B = 2, 4" """
     values = ", ".join(f"{row[quantity]:.3g}" for row in curve)
     places = ", ".join(cell(row[over]) for row in curve)
-    return f"{values} {unit} at {over} = {places}"
+    return f"{quantity} {values} at {over} = {places}"
 
 
-def compared(
-    quantity: str, over: str, compare: Callable[[list[float]], list[bool]], where: dict[str, object]
-) -> Callable[[Rows], list[Finding]]:
-    """The findings of a comparison of each curve's values."""
-
-    def find(rows: Rows) -> list[Finding]:
-        return [
-            Finding(
-                place,
-                listed(curve, quantity, rows.units[quantity], over),
-                compare([row[quantity] for row in curve]),
-            )
-            for place, curve in curves(rows, quantity, over, **where)
-        ]
-
-    return find
+def steps(
+    rows: Rows, quantity: str, over: str, holds: Callable[[float, float], bool], where: dict
+) -> Comparisons:
+    """Each value of each curve, and the next. where: of which rows."""
+    found = {}
+    for name, curve in curves(rows, quantity, over, **where).items():
+        for both in pairwise(curve):
+            before, after = both
+            said = f"{name}: {in_words(both, quantity, over)}"
+            found[said] = holds(before[quantity], after[quantity])
+    return found
 
 
-def falls(quantity: str, over: str, **where: object) -> Callable[[Rows], list[Finding]]:
+def falls(rows: Rows, quantity: str, over: str, **where: object) -> Comparisons:
     """Each value is less than the one before it. where: of which rows."""
-    return compared(quantity, over, lambda ys: [a > b for a, b in pairwise(ys)], where)
+    return steps(rows, quantity, over, gt, where)
 
 
-def rises(quantity: str, over: str, **where: object) -> Callable[[Rows], list[Finding]]:
-    return compared(quantity, over, lambda ys: [a < b for a, b in pairwise(ys)], where)
+def rises(rows: Rows, quantity: str, over: str, **where: object) -> Comparisons:
+    """Each value is more than the one before it."""
+    return steps(rows, quantity, over, lt, where)
 
 
-def flat(quantity: str, over: str, **where: object) -> Callable[[Rows], list[Finding]]:
-    """All values lie within 10 %."""
-    return compared(quantity, over, lambda ys: [max(ys) <= FLAT * min(ys)] * (len(ys) > 1), where)
+def flat(rows: Rows, quantity: str, over: str, **where: object) -> Comparisons:
+    """All values of a curve lie within 10 %. One value alone compares nothing."""
+    found = {}
+    for name, curve in curves(rows, quantity, over, **where).items():
+        values = curve.column(quantity)
+        if len(values) > 1:
+            said = f"{name}: {in_words(curve, quantity, over)}"
+            found[said] = max(values) <= FLAT * min(values)
+    return found
 
 
-def peaks_at(
-    quantity: str, over: str, place: Callable[[Row], float]
-) -> Callable[[Rows], list[Finding]]:
+def peaks_at(rows: Rows, quantity: str, over: str, place: Callable[[Row], float]) -> Comparisons:
     """Of the places of each curve, the largest value is at the one nearest to `place`."""
-
-    def find(rows: Rows) -> list[Finding]:
-        findings = []
-        for name, curve in curves(rows, quantity, over):
-            nearest = min(curve, key=lambda row: abs(row[over] - place(row)))
-            best = max(curve, key=lambda row: row[quantity])
-            where = f"{name}: expected at {over} = {place(curve[0]):.3g}"
-            holds = [nearest is best] if len(curve) > 1 else []
-            values = listed(curve, quantity, rows.units[quantity], over)
-            findings.append(Finding(where, values, holds))
-        return findings
-
-    return find
+    found = {}
+    for name, curve in curves(rows, quantity, over).items():
+        expected = place(curve[0])
+        nearest = min(curve, key=lambda row: abs(row[over] - expected))
+        best = max(curve, key=lambda row: row[quantity])
+        if len(curve) > 1:
+            said = f"{name}, expected at {over} = {expected:.3g}"
+            found[f"{said}: {in_words(curve, quantity, over)}"] = nearest is best
+    return found
 
 
-def bounded(
-    quantity: str, least: float, most: float, **where: object
-) -> Callable[[Rows], list[Finding]]:
+def bounded(rows: Rows, quantity: str, least: float, most: float, **where: object) -> Comparisons:
     """Every value lies between two bounds, or on one."""
-
-    def find(rows: Rows) -> list[Finding]:
-        return [
-            Finding(
-                name_of(quantity, rows.case(row)),
-                f"{cell(row[quantity])} {rows.units[quantity]}",
-                [least <= row[quantity] <= most],
-            )
-            for row in rows.where(quantity, **where)
-        ]
-
-    return find
+    found = {}
+    for row in rows.where(quantity, **where):
+        value = row[quantity]
+        said = f"{curve_of(rows, row)}: {quantity} {cell(value)}, from {least:g} to {most:g}"
+        found[said] = least <= value <= most
+    return found

@@ -43,6 +43,10 @@ if TYPE_CHECKING:  # predicting needs no torch
     from nano_sarathi import LLM
 
 
+Cases = Sequence[Mapping[str, object]]
+Answer = Row | Sequence[Row]  # of a study's function to one case
+
+
 @dataclass(frozen=True)
 class Steady:
     """A run of a workload, and its window: from the end of request `first` to that of `last`."""
@@ -63,7 +67,10 @@ class Steady:
         begin, end = steady_window(self.trace, self.first, self.last)
         inside = [each.operators for each in self.trace.iterations if begin <= each.start < end]
         count = self.last - self.first
-        return {name: sum(each[name] for each in inside) / count for name in inside[0]}
+        found = {}
+        for name in inside[0]:
+            found[name] = sum(each[name] for each in inside) / count
+        return found
 
 
 class WithOperators(CostExecutor):
@@ -93,7 +100,9 @@ class Priced:
     def take(self, cost: CostModel) -> None:
         self.cost_model = cost
         self.config = cost.model
-        self.model, self.hardware, self.layers = cost.model.name, cost.gpu.name, cost.model.n_layer
+        self.model = cost.model.name
+        self.hardware = cost.gpu.name
+        self.layers = cost.model.n_layer
         self.seconds = cost.seconds
         self.operators = cost.operators
         self.steady = lru_cache(4)(self.run_steady)  # one baseline serves all chunk sizes
@@ -125,10 +134,9 @@ class Priced:
 class Real:
     """An LLM on this machine. What is compared runs in alternation: a machine drifts.
 
-    `rows` runs a study's function `repeats` times for each case, all cases in turn, and keeps the
-    answers. Then it calls the function again, and replays them: `seconds` and `operators` are
-    medians over all turns; a run is that of one turn after the other. So a ratio of two runs is one
-    of the same turn, in which one baseline serves all chunk sizes and policies.
+    So all cases run in turn, several times over, and `answers` gives the medians of all turns. A
+    ratio of two runs is one of the same turn, in which one baseline serves all chunk sizes and
+    policies. A difference of two times is mostly noise: `Sweep.formula` takes that of the medians.
     """
 
     source = "measured"
@@ -136,77 +144,45 @@ class Real:
     def __init__(self, llm: "LLM", repeats: int) -> None:
         self.llm = llm
         self.repeats = repeats
-        self.model, self.hardware = llm.config.name, measuring.hardware_of(llm)
+        self.model = llm.config.name
+        self.hardware = measuring.hardware_of(llm)
         self.layers = llm.config.n_layer
-        self.run: dict[bool, Callable] = {}  # of one batch, with and without operators
-        self.answers: dict[tuple, list] = {}  # by case and number of the question; one for a turn
+        self.runners: dict[bool, Callable] = {}  # of one batch, with and without operators
+        self.warm: set[tuple] = set()  # shapes of batches that have run
         self.runs: dict[tuple, Steady] = {}  # of this turn
-        self.case = 0
-        self.asked = 0
-        self.turn: int | None = None  # the one that is replayed; None: it measures
 
-    def rows(
-        self, function: Callable[..., object], cases: Sequence[Mapping[str, object]]
-    ) -> list[list[Row]]:
-        """What the function says of each case: medians over the turns, and the range of runs."""
+    def answers(self, function: Callable[..., Answer], cases: Cases) -> list[Answer]:
+        """What the function says of each case: medians of all turns, with their ranges."""
         self.warm_up()
-        found = []
-        numbered = list(enumerate(cases))
-        for number, case in progress(numbered * self.repeats, "measuring"):
+        turns = [[] for _ in cases]  # the answers of each case
+        for number, case in progress(list(enumerate(cases)) * self.repeats, "measuring"):
             if number == 0:
-                self.runs.clear()
-            self.begin(number)
-            function(self, **case)
-        for number, case in numbered:
-            turns = []
-            for turn in range(self.repeats):
-                self.turn = turn
-                self.begin(number)
-                turns.append(as_rows(function(self, **case)))
-            found.append([median_row(rows) for rows in zip(*turns, strict=True)])
-        self.turn = None
-        self.answers = {}
-        return found
+                self.runs.clear()  # a new turn
+            turns[number].append(function(self, **case))
+        return [median_answer(answers) for answers in turns]
 
     def warm_up(self) -> None:
         measuring.warm_up(self.llm)
 
-    def begin(self, case: int) -> None:
-        self.case = case
-        self.asked = 0
-
-    def ask(self, measure: Callable[[], object]) -> list:
-        """The answers of all turns to this question; the newest comes now, unless all are known."""
-        self.asked += 1
-        answers = self.answers.setdefault((self.case, self.asked), [])
-        if self.turn is None:
-            answers.append(measure())
-        if not answers:
-            raise LookupError("a study's function must ask the same questions in each turn")
-        return answers
-
-    def in_turn(self, measure: Callable[[], object]) -> object:
-        """The answer of this turn."""
-        return self.ask(measure)[-1 if self.turn is None else self.turn]
-
-    def batch(self, batch: Batch, operators: bool) -> object:
-        """Run one batch; before its first turn, also for nothing, as its shape is new."""
-        if operators not in self.run:
-            self.run[operators] = measuring.batch_runner(self.llm, operators)
-        run = self.run[operators]
-        new = not self.answers[self.case, self.asked]
-        for _ in range((2 if self.llm.graphs else 1) * new):  # the second records the graphs
+    def batch(self, batch: Batch, operators: bool = False) -> Result:
+        """Run one batch; the first of its shape also for nothing."""
+        if operators not in self.runners:
+            self.runners[operators] = measuring.batch_runner(self.llm, operators)
+        run = self.runners[operators]
+        chunks = tuple((chunk.start, chunk.length) for chunk in batch.chunks)
+        decodes = tuple(request.context for request in batch.decodes)
+        if (chunks, decodes, operators) not in self.warm:
+            self.warm.add((chunks, decodes, operators))
             run(batch)
+            if self.llm.graphs:
+                run(batch)  # the second records the graphs
         return run(batch)
 
     def seconds(self, batch: Batch) -> float:
-        answers = self.ask(lambda: self.batch(batch, operators=False))
-        return statistics.median(answer.seconds for answer in answers)
+        return self.batch(batch).seconds
 
     def operators(self, batch: Batch) -> dict[str, float]:
-        answers = self.ask(lambda: self.batch(batch, operators=True))
-        names = answers[0].operators
-        return {name: statistics.median(each.operators[name] for each in answers) for name in names}
+        return self.batch(batch, operators=True).operators
 
     def trace(
         self,
@@ -216,12 +192,9 @@ class Real:
         batch_size: int,
         operators: bool = False,
     ) -> Trace:
-        def measure() -> Trace:
-            self.llm.max_batch_size = batch_size
-            measuring.generate(self.llm, requests, policy, chunk_size, operators)
-            return self.llm.trace
-
-        return self.in_turn(measure)
+        self.llm.max_batch_size = batch_size
+        measuring.generate(self.llm, requests, policy, chunk_size, operators)
+        return self.llm.trace
 
     def serve(self, requests: Sequence[Request], policy: str, budget: int) -> Trace:
         """As `Deployment.serve`: with the batch size that the engine has."""
@@ -231,15 +204,12 @@ class Real:
         self, work: Workload, policy: str, chunk_size: int, operators: bool = False
     ) -> Steady:
         key = work, policy, chunk_size, operators
-
-        def measure() -> Steady:
-            if key not in self.runs:  # one baseline serves all chunk sizes of a turn
-                self.llm.max_batch_size = work.batch_size
-                trace = measuring.measured_trace(self.llm, work, policy, chunk_size, operators)
-                self.runs[key] = Steady(trace, work.length, *measuring.first_period(work, policy))
-            return self.runs[key]
-
-        return self.in_turn(measure)
+        if key not in self.runs:  # one baseline serves all chunk sizes of a turn
+            self.llm.max_batch_size = work.batch_size
+            trace = measuring.measured_trace(self.llm, work, policy, chunk_size, operators)
+            first, last = measuring.first_period(work, policy)
+            self.runs[key] = Steady(trace, work.length, first, last)
+        return self.runs[key]
 
 
 Engine = Priced | Real
@@ -260,21 +230,22 @@ def setups(model: str | None, gpu: str | None) -> dict[Priced, dict[int, int]]:
     A6000. Raises UserError where two requests do not fit.
     """
     stated = {
-        tuple(LLAMA_13B.values()): BATCH_SIZES,
-        tuple(LLAMA_33B.values()): {1024: 10, 2048: 5, 3072: 3},
+        ("llama-13b", "a6000"): BATCH_SIZES,
+        ("llama-33b", "a100-80gb"): {1024: 10, 2048: 5, 3072: 3},
     }
     if model is None and gpu is None:
         return {Priced(*names): sizes for names, sizes in stated.items()}
     engine = Priced(model or LLAMA_13B["model"], gpu or LLAMA_13B["hardware"])
-    if (names := (engine.model, engine.hardware)) in stated:
+    names = engine.model, engine.hardware
+    if names in stated:
         return {engine: stated[names]}
     most = max(BATCH_SIZES.values())
     positions = engine.config.max_length
-    sizes = {
-        length: min(most, requests_that_fit(engine.config, GPUS[engine.hardware], length))
-        for length in BATCH_SIZES
-        if length <= positions
-    }
+    sizes = {}
+    for length in BATCH_SIZES:
+        if length <= positions:
+            fitting = requests_that_fit(engine.config, GPUS[engine.hardware], length)
+            sizes[length] = min(most, fitting)
     if sizes.get(min(BATCH_SIZES), 0) < 2:
         why = "no room beside its weights" if sizes else f"it has {positions} positions"
         raise UserError(
@@ -299,89 +270,107 @@ def gain(engine: Engine, work: Workload, policy: str, chunk_size: int) -> float:
     return engine.steady(work, policy, chunk_size).throughput / baseline
 
 
-def as_rows(answer: Row | Sequence[Row]) -> list[Row]:
-    """A function of a study says one row, or several."""
-    return [answer] if isinstance(answer, Mapping) else list(answer)
+def median_answer(turns: Sequence[Answer]) -> Answer:
+    """Of what a study's function said in several turns: one row, or several."""
+    if isinstance(turns[0], Mapping):
+        return median_row(turns)
+    return [median_row(rows) for rows in zip(*turns, strict=True)]
 
 
 def median_row(turns: Sequence[Row]) -> Row:
     """One row of several turns: medians, and the range of what differs."""
+    lowest, highest = SPREAD
     found: Row = {}
     for name, value in turns[0].items():
+        found[name] = value
         values = [row[name] for row in turns]
-        numbers = isinstance(value, int | float)
-        same = not numbers or min(values) == max(values)  # the median of two 3 is 3.0
-        found[name] = value if same else statistics.median(values)
-        if numbers and min(values) < max(values):
-            found |= {name + SPREAD[0]: min(values), name + SPREAD[1]: max(values)}
+        # what is alike stays as it is: the median of two 3 is 3.0
+        if isinstance(value, int | float) and min(values) < max(values):
+            found[name] = statistics.median(values)
+            found[name + lowest] = min(values)
+            found[name + highest] = max(values)
     return found
-
-
-Cases = Sequence[Mapping[str, object]]
 
 
 def cases(**keys: object) -> list[dict[str, object]]:
     """Every combination of the values of these keys. A text or a number is one value."""
-    several = [
-        each if isinstance(each, Sequence) and not isinstance(each, str) else [each]
-        for each in keys.values()
-    ]
-    return [dict(zip(keys, values, strict=True)) for values in product(*several)]
+    several = []
+    for values in keys.values():
+        one = isinstance(values, str) or not isinstance(values, Sequence)
+        several.append([values] if one else values)
+    return [dict(zip(keys, combination, strict=True)) for combination in product(*several)]
 
 
 @dataclass(frozen=True)
 class Sweep:
     """A function, and the cases that it is asked for.
 
+        Sweep(speedup, [Priced("llama-13b", "a6000")], cases(L=1024, B=(2, 4)))
+
+    asks speedup(engine, L=1024, B=2) and speedup(engine, L=1024, B=4).
+
     run(engine, **case) -> the quantities of a case as a row, or several rows that may have more
     keys. on: engines; each has the names `model` and `hardware` (`Priced`, a deployment, a node).
+    formula(answer, **case) -> what the rows hold in place of what `run` said. A real engine's are
+    medians of all turns: for a difference of two times, which is mostly noise in one turn. None:
+    what `run` said.
     measured: cases for the real engine; none: it is not measured. quick, quick_measured: with
     --quick; None: the same. gpu: those that a GPU measures (`Study.here`); None: all. processes: it
     runs on all cores.
     """
 
-    run: Callable[..., Row | Sequence[Row]]
-    on: Sequence[object]
-    cases: Cases
+    run: Callable[..., Answer]
+    on: Sequence[object] = ()
+    cases: Cases = ()
     quick: Cases | None = None
     measured: Cases = ()
     quick_measured: Cases | None = None
     gpu: Cases | None = None
     processes: bool = False
+    formula: Callable[..., Answer] | None = None
 
     def predict(self, quick: bool) -> list[Row]:
         """The rows of all engines and cases."""
-        cases = self.cases if not quick or self.quick is None else self.quick
+        cases = self.quick if quick and self.quick is not None else self.cases
         jobs = [(engine, case) for engine in self.on for case in cases]
         if self.processes and not quick:
-            answers = [*run_jobs(self.perform, range(len(jobs)), "predicting").values()]
+            answers = list(run_jobs(self.perform, range(len(jobs)), "predicting").values())
         else:
             answers = [self.run(engine, **case) for engine, case in progress(jobs, "predicting")]
-        return rows_of("predicted", jobs, answers)
+        return self.rows("predicted", jobs, answers)
 
     def measure(self, real: Real, quick: bool) -> list[Row]:
+        """The rows of the real engine."""
         cases = self.measured_cases(quick)
-        return rows_of("measured", [(real, case) for case in cases], real.rows(self.run, cases))
+        jobs = [(real, case) for case in cases]
+        return self.rows("measured", jobs, real.answers(self.run, cases))
+
+    def rows(
+        self,
+        source: str,
+        jobs: Sequence[tuple],
+        answers: Sequence[Answer],
+    ) -> list[Row]:
+        """A row for each answer to an engine's case, or several."""
+        found = []
+        for (engine, case), said in zip(jobs, answers, strict=True):
+            place = {"source": source, "model": engine.model, "hardware": engine.hardware} | case
+            answer = self.formula(said, **case) if self.formula else said
+            several = [answer] if isinstance(answer, Mapping) else answer
+            for row in several:
+                found.append(place | row)
+        return found
 
     def measured_cases(self, quick: bool) -> Cases:
-        return self.measured if not quick or self.quick_measured is None else self.quick_measured
+        return self.quick_measured if quick and self.quick_measured is not None else self.measured
 
     def up_to(self, length: int, size: float = math.inf) -> "Sweep":
         """What a GPU measures of it: its cases of at most so many tokens and requests."""
         cases = self.cases if self.gpu is None else self.gpu
-        small = [c for c in cases if c["L"] <= length and c.get("B", 1) <= size]
-        return replace(self, measured=small)
+        short = [case for case in cases if case["L"] <= length and case.get("B", 1) <= size]
+        return replace(self, measured=short)
 
-    def perform(self, number: int) -> Row | Sequence[Row]:
+    def perform(self, number: int) -> Answer:
         """In another process: the answer to job `number`."""
-        engine, case = [(engine, case) for engine in self.on for case in self.cases][number]
+        engine, case = list(product(self.on, self.cases))[number]
         return self.run(engine, **case)
-
-
-def rows_of(source: str, jobs: Iterable[tuple], answers: Iterable) -> list[Row]:
-    """A row of a study for each row of the answers."""
-    return [
-        {"source": source, "model": engine.model, "hardware": engine.hardware, **case, **row}
-        for (engine, case), answer in zip(jobs, answers, strict=True)
-        for row in as_rows(answer)
-    ]

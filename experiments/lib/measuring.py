@@ -8,7 +8,6 @@ and what they predict must run where torch is not installed.
 """
 
 import argparse
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from batch import Batch, Request
 from command.checks import UserError
-from experiments.lib.common import progress
 from loop import Result
 from more.serving.calibration import cost_here, this_machine
 from more.serving.steady import Workload
@@ -124,20 +122,6 @@ def batch_runner(llm: "LLM", operators: bool) -> Callable[[Batch], Result]:
         return executor.execute(batch)
 
     return run
-
-
-def time_batches(llm: "LLM", batches: Sequence[Batch], repeats: int) -> list[float]:
-    """The median seconds of each batch on the real engine.
-
-    The batches run in alternation, so that a machine's drift hits all alike.
-    """
-    run = batch_runner(llm, operators=False)
-    warm_ups = 2 if llm.graphs else 1  # the second records the graphs
-    turns = [
-        [run(batch).seconds for batch in batches]
-        for _ in progress(range(warm_ups + repeats), "measuring")
-    ]
-    return [statistics.median(seconds) for seconds in zip(*turns[warm_ups:], strict=True)]
 
 
 # ---------------------------------------------------------------------------------- whole workloads

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from command.checks import UserError
+from command.checks import UserError, lookup
 from command.cli import claim
 from experiments.lib import common
 from experiments.lib.common import foreign, print_table, three_digits
@@ -36,27 +36,74 @@ class Number:
 
 
 class Rows(list[Row]):
-    """Rows of one study. units: of its quantities, by their names."""
+    """Rows of one study. units: of its quantities, by their names.
 
-    def __init__(self, rows: Iterable[Row] = (), units: Mapping[str, str] | None = None) -> None:
+        engine = {"source": "predicted", "model": "llama-13b", "hardware": "a6000"}
+        rows = Rows([engine | {"L": 1024, "B": B, "speedup": 18 / B} for B in (2, 4)])
+        rows.units["speedup"] = "x"
+        rows.where("speedup", L=1024)       the rows that have a speedup, and this L
+        rows.by("B")                        {2: Rows, 4: Rows}
+        rows.column("speedup")              [9.0, 4.5]
+        rows.one("speedup", B=2)            9.0
+        rows.across("B", "speedup")         one line, with the columns L, 2 and 4
+
+    L and B have no unit: they are the case of a row. `where` and `by` refuse a column that no row
+    has, since it is misspelt. Where a column is optional, `column` tells whether it is there.
+    whole: all rows, where these are a part of them. What one of these has is no unknown column.
+    """
+
+    def __init__(
+        self,
+        rows: Iterable[Row] = (),
+        units: Mapping[str, str] | None = None,
+        whole: "Rows | None" = None,
+    ) -> None:
         super().__init__(rows)
         self.units = dict(units or {})
+        self.whole = whole or self
+
+    def part(self, rows: Iterable[Row]) -> "Rows":
+        """Some of these rows."""
+        return Rows(rows, self.units, self.whole)
+
+    def columns(self) -> list[str]:
+        """The columns of all rows, in order of appearance."""
+        found: Row = {}
+        for row in self:
+            found |= row
+        return list(found)
+
+    def check(self, *columns: str) -> None:
+        """Raises UserError for a column that no row has, and no unit. No rows refuse nothing."""
+        for column in columns:
+            if self.whole and column not in self.units and not self.known(column):
+                names = [*self.whole.columns(), *self.units]
+                lookup(dict.fromkeys(names), column, "column")
+
+    def known(self, column: str) -> bool:
+        """Whether a row has it, of all rows that these are a part of."""
+        return any(column in row for row in self.whole)
 
     def where(self, *columns: str, **wanted: object) -> "Rows":
-        """Those that have these columns and these values. A tuple as a value: one of it."""
-        allowed = {key: own if isinstance(own, tuple) else (own,) for key, own in wanted.items()}
-        having = (row for row in self if all(column in row for column in columns))
-        found = (row for row in having if all(row.get(key) in allowed[key] for key in allowed))
-        return Rows(found, self.units)
+        """Those that have these columns and these values. A tuple as a value: one of it.
+
+        None as a value: those that lack the column. Raises UserError for an unknown column.
+        """
+        allowed = {key: several(value) for key, value in wanted.items()}
+        self.check(*columns)
+        for key, values in allowed.items():
+            if None not in values:
+                self.check(key)
+        return self.part(row for row in self if fits(row, columns, allowed))
 
     def by(self, *columns: str) -> "dict[object, Rows]":
         """Groups by the value of a column (of several: by tuples), in order of appearance."""
         found: dict[object, Rows] = {}
-        for row in self:
-            if all(column in row for column in columns):
-                key = tuple(row[column] for column in columns)
-                group = found.setdefault(key if len(columns) > 1 else key[0], Rows((), self.units))
-                group.append(row)
+        for row in self.where(*columns):
+            key = tuple(row[column] for column in columns)
+            if len(columns) == 1:
+                key = key[0]
+            found.setdefault(key, self.part(())).append(row)
         return found
 
     def column(self, name: str) -> list:
@@ -72,23 +119,26 @@ class Rows(list[Row]):
 
     def newest(self) -> "Rows":
         """Without what was measured earlier, of another model or on another machine."""
-        measured = self.where(source="measured")
-        last = {key: measured[-1][key] for key in WHERE} if measured else {}
         others = [row for row in self if row["source"] != "measured"]
-        return Rows([*others, *measured.where(**last)], self.units)
+        measured = self.where(source="measured")
+        last = [row for row in measured if where(row) == where(measured[-1])]
+        return self.part(others + last)
 
     def add(self, like: Row | None = None, **columns: object) -> None:
         """A row more: what many cases say together. like: of the same engine; None: the first's."""
-        self.append({name: (like or self[0])[name] for name in WHERE} | columns)
+        like = like or self[0]
+        self.append({name: like[name] for name in WHERE} | columns)
 
     def across(self, key: str, quantity: str) -> "Rows":
         """Side by side what differs in `key` alone: a column of the quantity for each value."""
         found: dict[tuple, Row] = {}
         for row in self.where(key, quantity):
-            case = {name: value for name, value in self.case(row).items() if name != key}
-            place = where(row), *case.items()
-            found.setdefault(place, dict(zip(WHERE, where(row), strict=True)) | case)
-            found[place][row[key]] = row[quantity]
+            line = {name: row[name] for name in WHERE}
+            for name, value in self.case(row).items():
+                if name != key:
+                    line[name] = value
+            line = found.setdefault(tuple(line.items()), line)
+            line[row[key]] = row[quantity]
         return Rows(found.values())
 
     def sources(self) -> list[str]:
@@ -96,33 +146,31 @@ class Rows(list[Row]):
         return [source for source in SOURCES[1:] if self.where(source=source)]
 
     def case(self, row: Row) -> Row:
-        return {
-            column: value
-            for column, value in row.items()
-            if column not in (*WHERE, "commit") and base(column) not in self.units
-        }
+        """The keys of a row, which have no unit: {"L": 1024, "B": 2}."""
+        found = {}
+        for column, value in row.items():
+            if column not in (*WHERE, "commit") and base(column) not in self.units:
+                found[column] = value
+        return found
 
     def numbers(self) -> "list[Number]":
         """Every number with its `name_of`.
 
         Where predicted rows differ in model or hardware, names end with these, without commas.
         """
-        places = [row for row in self if row["source"] == "predicted"]
-        ends = [name for name in WHERE[1:] if len({row[name] for row in places}) > 1]
-        columns = [
-            (quantity, column, unit)
-            for quantity, unit in self.units.items()
-            for column in (quantity, *(quantity + end for end in SPREAD))
-            if any(column in row for row in self)
-        ]
+        predicted = self.where(source="predicted")
+        ends = [name for name in WHERE[1:] if len(predicted.by(name)) > 1]
         found = []
         for row in self:
-            rest = name_of("", self.case(row) | {end: row[end].replace(",", "") for end in ends})
-            found += [
-                Number(column + rest, quantity, row[column], unit, row["source"])
-                for quantity, column, unit in columns
-                if column in row
-            ]
+            case = self.case(row)
+            for end in ends:
+                case[end] = row[end].replace(",", "")
+            rest = name_of("", case)
+            for quantity, unit in self.units.items():
+                for column in columns_of(quantity):
+                    if column in row:
+                        name = column + rest
+                        found.append(Number(name, quantity, row[column], unit, row["source"]))
         return found
 
     def named(self, source: str = "predicted") -> "Numbers":
@@ -131,13 +179,35 @@ class Rows(list[Row]):
 
     def write(self, path: Path) -> None:
         """A CSV file: where it was run, keys, quantities with their ranges."""
-        every = dict.fromkeys(column for row in self for column in row)
-        keys = [name for name in every if name not in WHERE and base(name) not in self.units]
-        ends = {name + end: unit for name, unit in self.units.items() for end in ("", *SPREAD)}
-        heads = {name: name for name in (*WHERE, *keys)}
-        heads |= {name: f"{name} ({unit})" for name, unit in ends.items() if name in every}
-        cells = [[cell(row[name]) if name in row else "" for name in heads] for row in self]
+        used = self.columns()
+        heads = {name: name for name in WHERE}
+        for name in used:
+            if base(name) not in self.units:
+                heads[name] = name
+        for quantity, unit in self.units.items():
+            for name in columns_of(quantity):
+                if name in used:
+                    heads[name] = f"{name} ({unit})"
+        cells = []
+        for row in self:
+            cells.append([cell(row.get(name, "")) for name in heads])
         common.write_table(path, list(heads.values()), cells)
+
+
+def several(names: object) -> tuple:
+    """A tuple as it is; all else as a tuple of one."""
+    return names if isinstance(names, tuple) else (names,)
+
+
+def fits(row: Row, columns: Iterable[str], allowed: Mapping[str, tuple]) -> bool:
+    """Whether a row has all these columns, and of each key one of the allowed values."""
+    for column in columns:
+        if column not in row:
+            return False
+    for key, values in allowed.items():
+        if row.get(key) not in values:
+            return False
+    return True
 
 
 def by_names(numbers: Iterable[Number], source: str) -> "Numbers":
@@ -145,13 +215,19 @@ def by_names(numbers: Iterable[Number], source: str) -> "Numbers":
 
 
 def where(row: Row) -> tuple[str, str, str]:
-    return tuple(row[name] for name in WHERE)
+    """Source, model and hardware."""
+    return row["source"], row["model"], row["hardware"]
 
 
 def spread(row: Row, quantity: str) -> tuple[float, float]:
     """The lowest and the highest value of a quantity; where it has no range, itself."""
-    low, high = (row.get(quantity + end, row[quantity]) for end in SPREAD)
-    return low, high
+    _, lowest, highest = columns_of(quantity)
+    return row.get(lowest, row[quantity]), row.get(highest, row[quantity])
+
+
+def columns_of(quantity: str) -> list[str]:
+    """A quantity has up to three columns: itself, and its range where it was measured."""
+    return [quantity, quantity + SPREAD[0], quantity + SPREAD[1]]
 
 
 def base(column: str) -> str:
@@ -166,9 +242,10 @@ def name_of(column: str, case: Mapping[str, object]) -> str:
 
     A text stands without its key.
     """
-    texts = {key: value if isinstance(value, str) else cell(value) for key, value in case.items()}
-    words = [text if text is case[key] else f"{key}={text}" for key, text in texts.items()]
-    return ", ".join([column, " ".join(words)] if words else [column])
+    words = []
+    for key, value in case.items():
+        words.append(value if isinstance(value, str) else f"{key}={cell(value)}")
+    return f"{column}, {' '.join(words)}" if words else column
 
 
 def cell(value: object) -> str:
@@ -195,24 +272,40 @@ def read_rows(path: Path) -> Rows:
     try:
         with open(path, newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
-            heads = {head: split_head(head) for head in reader.fieldnames or []}
             lines = list(reader)
-            assert tuple(heads)[:3] == WHERE
-            assert not any(None in row or None in row.values() for row in lines)
-            units = {base(name): unit for name, unit in heads.values() if unit}
-            rows = [
-                {
-                    name: text if name in WHERE else float(text) if unit else value_of(text)
-                    for head, (name, unit) in heads.items()
-                    if (text := row[head])
-                }
-                for row in lines
-            ]
-            assert all(set(WHERE) <= row.keys() and row["source"] in SOURCES for row in rows)
-    except (AssertionError, KeyError, ValueError, csv.Error) as error:
+        heads = {head: split_head(head) for head in reader.fieldnames or []}
+        if tuple(heads)[:3] != WHERE:
+            raise ValueError("other columns")
+        rows = Rows()
+        for name, unit in heads.values():
+            if unit:
+                rows.units[base(name)] = unit
+        for line in lines:
+            rows.append(row_of(line, heads))
+    except (ValueError, csv.Error) as error:
         why = f"its columns should begin with {', '.join(WHERE)}, and no line lack a cell"
         raise UserError(f"{path} is there and holds no results: {why}; move it away") from error
-    return Rows(rows, units)
+    return rows
+
+
+def row_of(line: Mapping[str, str], heads: Mapping[str, tuple[str, str]]) -> Row:
+    """A line of a file. heads: its columns as names and units. Raises ValueError."""
+    if None in line or None in line.values():
+        raise ValueError("more cells than columns, or fewer")
+    row: Row = {}
+    for head, (name, unit) in heads.items():
+        text = line[head]
+        if not text:
+            continue
+        if name in WHERE:
+            row[name] = text
+        elif unit:
+            row[name] = float(text)
+        else:
+            row[name] = value_of(text)
+    if not set(WHERE) <= row.keys() or row["source"] not in SOURCES:
+        raise ValueError("no source, model or hardware")
+    return row
 
 
 def make_directory(
@@ -232,11 +325,16 @@ def make_directory(
         raise UserError(f"--out {path}: {error.strerror}") from None
     if not os.access(path, os.W_OK):
         raise UserError(f"--out {path}: no permission to write there")
-    own = [f"{name}.csv"] if name else []
-    for file in [*own, *([f"{name}.png"] if name and others is None else others or [])]:
+    files = list(others or ())
+    if name:
+        table = path / f"{name}.csv"
+        files.insert(0, table.name)
+        if others is None:
+            files.append(f"{name}.png")
+    for file in files:
         claim(path / file, force)
-    if name and not (force and foreign(path / f"{name}.csv")):
-        read_rows(path / f"{name}.csv")
+    if name and not (force and foreign(table)):
+        read_rows(table)
 
 
 def split_head(head: str) -> tuple[str, str]:
@@ -254,7 +352,8 @@ def with_kept(path: Path, rows: Rows, *keys: str, sources: Sequence[str] = ("mea
     overwritten (--force), and holds nothing. sources: predicted, too, where each machine has its
     own prediction. A row that was measured now gets the commit.
     """
-    if measured := rows.where(source="measured"):
+    measured = rows.where(source="measured")
+    if measured:
         now = common.commit()
         for row in measured:
             row.setdefault("commit", now)
@@ -262,13 +361,14 @@ def with_kept(path: Path, rows: Rows, *keys: str, sources: Sequence[str] = ("mea
         return rows
 
     def place(row: Row) -> tuple:
-        return *where(row), *map(row.get, keys)
+        return where(row) + tuple(row.get(key) for key in keys)
 
     own = rows.where(source=tuple(sources))
     again = {place(row) for row in own}
-    kept = [r for r in read_rows(path) if r["source"] in sources and place(r) not in again]
+    earlier = read_rows(path).where(source=tuple(sources))
+    kept = [row for row in earlier if place(row) not in again]
     others = [row for row in rows if row["source"] not in sources]
-    return Rows([*others, *kept, *own], rows.units)
+    return Rows(others + kept + own, rows.units)
 
 
 class Numbers(dict[str, float]):
@@ -280,17 +380,21 @@ class Numbers(dict[str, float]):
     """
 
     def __missing__(self, name: str) -> float:
-        quantity, comma, words = name.rpartition(", ")
-        quantity, words = (quantity, set(words.split())) if comma else (name, set())
-        found = [
-            full
-            for full in self
-            if full.rpartition(", ")[0] == quantity
-            and words <= set(full.rpartition(", ")[2].split())
-        ]
+        wanted, words = parts_of(name)
+        found = []
+        for full in self:
+            quantity, case = parts_of(full)
+            if quantity == wanted and words <= case:
+                found.append(full)
         if len(found) != 1:
             raise KeyError(f"{name}: {len(found)} numbers have such a name")
         return self[found[0]]
+
+
+def parts_of(name: str) -> tuple[str, set[str]]:
+    """Quantity and case: "speedup" and {"L=1024", "B=18"} of "speedup, L=1024 B=18"."""
+    quantity, comma, words = name.rpartition(", ")
+    return (quantity, set(words.split())) if comma else (name, set())
 
 
 COUNTED = ("numbers", "tokens", "requests", "iterations")  # units of whole numbers, mostly
@@ -298,16 +402,25 @@ COUNTED = ("numbers", "tokens", "requests", "iterations")  # units of whole numb
 
 def print_rows(rows: Rows, columns: Sequence[object], title: str = "") -> None:
     """A line for each row. Of quantities the head has the unit."""
-
-    def text(value: object, unit: str | None) -> str:
-        if not isinstance(value, float):
-            return "-" if value is None else str(value)
-        return f"{value:.0f}" if unit in COUNTED and value.is_integer() else three_digits(value)
-
-    units = {name: f"{name} ({unit})" for name, unit in rows.units.items()}
-    header = [units.get(column, column) for column in columns]
-    cells = [[text(row.get(each), rows.units.get(each)) for each in columns] for row in rows]
+    header = []
+    for column in columns:
+        unit = rows.units.get(column)
+        header.append(f"{column} ({unit})" if unit else column)
+    cells = []
+    for row in rows:
+        cells.append([as_shown(row.get(each), rows.units.get(each)) for each in columns])
     print_table(header, cells, title)
+
+
+def as_shown(value: object, unit: str | None) -> str:
+    """A cell of a terminal's table. None: what a row lacks."""
+    if value is None:
+        return "-"
+    if not isinstance(value, float):
+        return str(value)
+    if unit in COUNTED and value.is_integer():
+        return f"{value:.0f}"
+    return three_digits(value)
 
 
 def with_paper(rows: Rows, *quantities: str) -> Rows:
@@ -322,10 +435,13 @@ def with_paper(rows: Rows, *quantities: str) -> Rows:
 
     stated = {place(row): row for row in rows.where(source="paper")}
     found = Rows((row.copy() for row in rows if row["source"] != "paper"), rows.units)
+    first = quantities[0]
     for row in found.where(source="predicted"):
         paper = stated.get(place(row), {})
-        row |= {f"paper {name}": paper[name] for name in quantities if name in paper}
-        if (first := quantities[0]) in paper:
+        for name in quantities:
+            if name in paper:
+                row[f"paper {name}"] = paper[name]
+        if first in paper:
             row["error"] = error_text(row[first], paper[first])
     return found
 
@@ -336,30 +452,39 @@ def error_text(ours: float, paper: float) -> str:
 
 def print_comparison(rows: Rows, shown: Callable[[Row, str], bool]) -> None:
     """A line for each quantity of each case; the error is that of predicted against paper."""
-    places: dict[str, dict[tuple[str, str], dict[str, float]]] = {}
     rows = rows.newest()
-    keys = dict.fromkeys(key for row in rows for key in rows.case(row))
-    same = {  # what most have, and all alike: no line need repeat it
-        key
-        for key in keys
-        if len(set(found := rows.column(key))) == 1 and len(found) > len(rows) / 2
-    }
+    dull = alike(rows)
+    # title of a table -> (what, unit) -> source -> value
+    tables: dict[str, dict[tuple[str, str], dict[str, float]]] = {}
     for row in rows:
-        where = f"{row['model']} on {row['hardware']}"
-        case = rows.case(row)
-        case = {key: value for key, value in case.items() if key not in same}
+        case = {key: value for key, value in rows.case(row).items() if key not in dull}
         for quantity, unit in rows.units.items():
             if quantity in row and shown(row, quantity):
-                lines = places.setdefault(where, {})
-                line = lines.setdefault((name_of(quantity, case), unit), {})
-                line[row["source"]] = row[quantity]
-    for where, lines in places.items():
-        table = []
-        for (what, unit), values in lines.items():
-            every = [values.get(source) for source in ("paper", "predicted", "measured")]
-            cells = ["-" if value is None else three_digits(value) for value in every]
-            both = "paper" in values and "predicted" in values
-            error = error_text(values["predicted"], values["paper"]) if both else "-"
-            table.append([what, *cells, error, unit])
-        header = ["what", "paper", "predicted", "measured", "error", "unit"]
-        print_table(header, table, where)
+                table = tables.setdefault(f"{row['model']} on {row['hardware']}", {})
+                values = table.setdefault((name_of(quantity, case), unit), {})
+                values[row["source"]] = row[quantity]
+    header = ["what", *SOURCES, "error", "unit"]
+    for title, table in tables.items():
+        lines = [compared(what, unit, values) for (what, unit), values in table.items()]
+        print_table(header, lines, title)
+
+
+def alike(rows: Rows) -> list[str]:
+    """Keys that most rows have, and all with one value: no line need repeat it."""
+    found = []
+    for key in rows.case(dict.fromkeys(rows.columns())):
+        values = rows.column(key)
+        if len(set(values)) == 1 and len(values) > len(rows) / 2:
+            found.append(key)
+    return found
+
+
+def compared(what: str, unit: str, values: Mapping[str, float]) -> list[str]:
+    """A line of that table. values: by source."""
+    cells = [what]
+    for source in SOURCES:
+        cells.append(three_digits(values[source]) if source in values else "-")
+    error = "-"
+    if "paper" in values and "predicted" in values:
+        error = error_text(values["predicted"], values["paper"])
+    return [*cells, error, unit]

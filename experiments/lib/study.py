@@ -7,12 +7,14 @@ The engine is priced, or real with --measure (lib/engines.py): the function cann
 results/NAME.csv has a column for each key of its case and for each quantity (lib/rows.py).
 """
 
+import math
 import textwrap
 import time
 from argparse import Namespace
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,13 +24,12 @@ from command.checks import UserError
 from command.cli import run_main
 from command.flags import Flag
 from experiments.lib import look, measuring
-from experiments.lib.claims import Claim
+from experiments.lib.claims import Claims
 from experiments.lib.common import commit, paper_numbers
 from experiments.lib.engines import ANY, Priced, Real, Sweep
 from experiments.lib.flags import MEASURE, WRITES, ScriptParser, file_name
 from experiments.lib.panels import Panel
 from experiments.lib.rows import (
-    WHERE,
     Row,
     Rows,
     make_directory,
@@ -52,19 +53,28 @@ def one_engine(llm: "LLM", repeats: int) -> Generator[Real]:
 class Study:
     """An experiment: `main` does the flags, the table, results/NAME.csv and results/NAME.png.
 
+        STUDY = Study(
+            "NAME",
+            __doc__,
+            [Sweep(speedup, [Priced("llama-13b", "a6000")], cases(L=1024, B=(2, 4)))],
+            units={"speedup": "x"},
+            title="What a decode gains",
+            panels=[Panel("B", "speedup")],
+        )
+
     sweeps: a list, or a function of `quick` and the study's own flags that gives one.
     units: of all quantities; the columns' order.
     paper: id of a published number -> quantity and keys of the predicted row that it stands beside.
-    A third part gives what else the paper states there, and None for a key of ours that it does not
-    state. Where all keys name model and hardware, they stand beside a user's, too, if these are the
-    paper's.
-    derive: adds columns and rows to those of one source.
+    `paper_table` (lib/published.py) makes it of a table. A third part gives what else the paper
+    states there, and None for a key of ours that it does not state. Where all keys name model and
+    hardware, they stand beside a user's, too, if these are the paper's.
+    derive: adds columns and rows to those that are predicted; derive_measured: to the measured.
     shown(row, quantity): what the terminal's table lists; None: no table. report: prints more.
     panels, columns of them (0: all of one source), or draw(rows): the picture. Without `draw`, what
     was measured has a picture of its own, NAME_measured.png.
-    claims: what a test holds it to.
+    claims(rows): what a test holds the predicted rows to (lib/claims.py).
     more: files beside results/NAME.csv and .png: how they end -> what writes one.
-    repeats: turns of a measurement; with --quick, one. measure: whether it has any. real: the real
+    repeats: turns of a measurement; with --quick, one. 0: nothing is measured. real: the real
     engines, one after the other, from the model that --model loads and the turns.
     slow: it takes minutes; torch: even its predictions need torch. printed: for a paper: a PDF,
     too, and a column of the CSV that names the commit.
@@ -80,15 +90,15 @@ class Study:
     draw: Callable[[Rows], plt.Figure] | None = None
     paper: Mapping[str, tuple] = field(default_factory=dict)
     derive: Callable[[Rows], None] = lambda rows: None
+    derive_measured: Callable[[Rows], None] = lambda rows: None
     predicted: str = "predicted"  # or "fitted": what the picture calls it
     shown: Callable[[Row, str], bool] | None = lambda row, quantity: True
     report: Callable[[Rows], None] = lambda rows: None
-    claims: Sequence[Claim] = ()
+    claims: Callable[[Rows], Claims] = lambda rows: {}
     flags: Mapping[str, Flag] = field(default_factory=dict)
     more: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)
-    measure: bool = False
     real: Callable[["LLM", int], Generator[Real]] = one_engine
-    repeats: int = 5
+    repeats: int = 0
     slow: bool = False
     printed: bool = False
     torch: bool = False
@@ -98,10 +108,13 @@ class Study:
 
     def predict(self, quick: bool = False, **flags: object) -> Rows:
         """Predicted rows, and published ones beside them. flags: the study's own."""
-        sweeps = self.swept(quick, **flags)
-        rows = Rows([row for sweep in sweeps for row in sweep.predict(quick)], self.units)
+        rows = Rows((), self.units)
+        for sweep in self.swept(quick, **flags):
+            rows += sweep.predict(quick)
         self.derive(rows)
-        return rows if self.own(flags, rows) else Rows([*rows, *self.published(rows)], self.units)
+        if not self.own(flags, rows):
+            rows += self.published(rows)
+        return rows
 
     def own(self, flags: Mapping[str, object], rows: Rows) -> bool:
         """Whether a user's own model, GPU or requests are priced: nothing is published of these."""
@@ -119,7 +132,7 @@ class Study:
             if len(beside) > 1:
                 raise UserError(
                     f"{self.name}: the published number {number!r} fits {len(beside)} rows, of"
-                    f" {', '.join(dict.fromkeys(beside.column('model')))}: say more of its case"
+                    f" {', '.join(beside.by('model'))}: say more of its case"
                 )
             if beside:
                 found[number] = beside[0]
@@ -127,18 +140,23 @@ class Study:
 
     def numbers(self, rows: Rows) -> dict[str, float]:
         """Our number for each published one, by its id."""
-        return {each: row[self.paper[each][0]] for each, row in self.places(rows).items()}
+        found = {}
+        for number, row in self.places(rows).items():
+            quantity = self.paper[number][0]
+            found[number] = row[quantity]
+        return found
 
     def published(self, rows: Rows) -> list[Row]:
         """Rows with the published numbers: those of one case together."""
-        found: dict[int, Row] = {}
+        found: dict[int, Row] = {}  # by the row of ours that they stand beside
         for number, row in self.places(rows).items():
-            case = {"source": "paper", "model": row["model"], "hardware": row["hardware"]}
-            stated = found.setdefault(id(row), case | rows.case(row))
-            quantity, _, *other = self.paper[number]
-            stated |= {quantity: paper_numbers()[number]} | dict(*other)
-        stated = found.values()
-        return [{key: y for key, y in row.items() if y is not None} for row in stated]
+            quantity, _, *others = self.paper[number]
+            place = {"source": "paper", "model": row["model"], "hardware": row["hardware"]}
+            stated = found.setdefault(id(row), place | rows.case(row))
+            stated[quantity] = paper_numbers()[number]
+            for more in others:
+                stated |= more
+        return [{key: y for key, y in row.items() if y is not None} for row in found.values()]
 
     def main(self) -> None:
         """The script's main program."""
@@ -151,12 +169,12 @@ class Study:
         """
         options = ScriptParser(self.description, self.all_flags() | WRITES).parse_args(args)
         path = options.out / f"{file_name(self.name, options)}.csv"
-        pictures = (".png", ".pdf") if self.printed else (".png",)
+        pictures = [".png", ".pdf"] if self.printed else [".png"]
         others = [path.stem + end for end in (*pictures, *self.more)]
         make_directory(options.out, path.stem, others, options.force)
         given = {name: getattr(options, name) for name in self.flags}
         quick = options.quick
-        measure = self.measure and options.measure
+        measure = self.repeats and options.measure
         if measure and "model" in given:  # it is what runs
             given["model"] = None
         sweeps = self.swept(quick, **given)  # refuses flags before any work
@@ -167,16 +185,18 @@ class Study:
         rows = self.predict(quick, **given)
         if measure:
             begin = time.perf_counter()
-            repeats = options.repeats
-            rows = Rows([*rows, *self.measured(llm, repeats, quick, sweeps)], self.units)
+            rows += self.measured(llm, options.repeats, quick, sweeps)
             seconds = time.perf_counter() - begin
-            print(f"\nmeasured on this machine in {seconds:.0f} s, {repeats} times each")
+            print(f"\nmeasured on this machine in {seconds:.0f} s, {options.repeats} times each")
         if self.printed:
-            rows = Rows([row | {"commit": commit()} for row in rows], self.units)
+            for row in rows:
+                row["commit"] = commit()
         rows = with_kept(path, rows)
         rows.write(path)  # at once: what follows may fail, and a measurement takes minutes
         self.show(rows)
-        title = self.title.rpartition(": ")[-1] if self.own(given, rows) else self.title
+        title = self.title
+        if self.own(given, rows):
+            title = title.rpartition(": ")[-1]  # without the paper's figure
         drawn = replace(self, title=title).picture
         finish(path, rows, drawn, guesses(self.swept(quick, **given)), pictures)
         self.draw_measured(path)
@@ -198,10 +218,16 @@ class Study:
         Sets options.model to what runs.
         """
         small = [each for each in sweeps if each.measured_cases(options.quick)]
-        runs = [each.run for each in small]
-        paper = [each for each in sweeps if each.run in runs and {*map(type, each.on)} == {Priced}]
-        shape = {name: flag.default for name, flag in self.flags.items() if flag.measure}
-        asked = options.quick or any(getattr(options, name) != shape[name] for name in shape)
+        measured = [each.run for each in small]
+        paper = []
+        for each in sweeps:
+            kinds = {type(engine) for engine in each.on}
+            if each.run in measured and kinds == {Priced}:
+                paper.append(each)
+        asked = options.quick
+        for name, flag in self.flags.items():
+            if flag.measure and getattr(options, name) != flag.default:
+                asked = True
         if paper and not asked:
             models = [each.on[0].model for each in paper]
             model = options.model or models[0]
@@ -222,26 +248,26 @@ class Study:
         self, options: Namespace, sweeps: Sequence[Sweep], given: Mapping[str, object]
     ) -> "LLM":
         """The model, with room for the largest case, or for what flags say."""
-        found = [each.measured_cases(options.quick) for each in sweeps]
-        cases = [case for several in found for case in several]
-        room = [
-            max(int(case.get(key, 1)) for case in cases) if cases else given[flag]
-            for flag, key in (("max_batch_size", "B"), ("max_length", "L"))
-        ]
+        found = [case for each in sweeps for case in each.measured_cases(options.quick)]
+        room = []
+        for flag, key in (("max_batch_size", "B"), ("max_length", "L")):
+            sizes = [int(case.get(key, 1)) for case in found]
+            room.append(max(sizes, default=given.get(flag)))
         return measuring.load_llm(options, *room)
 
     def measured(self, llm: "LLM", repeats: int, quick: bool, sweeps: Sequence[Sweep]) -> Rows:
-        sweeps = [each for each in sweeps if each.measured_cases(quick)]
         rows = Rows((), self.units)
         with closing(self.real(llm, repeats)) as engines:  # they end, whatever happens
             for real in engines:
-                rows += [row for sweep in sweeps for row in sweep.measure(real, quick)]
-        self.derive(rows)
+                for sweep in sweeps:
+                    if sweep.measured_cases(quick):
+                        rows += sweep.measure(real, quick)
+        self.derive_measured(rows)
         return rows
 
     def all_flags(self) -> dict[str, Flag]:
         """Its own, and where it can be measured, those of measuring."""
-        if not self.measure:
+        if not self.repeats:
             return dict(self.flags)
         name = "llama-0.2b; on a GPU that holds it, the paper's"
         model = replace(MEASURE["model"], default=None, shown=name)
@@ -252,6 +278,7 @@ class Study:
 
     def picture(self, rows: Rows) -> plt.Figure:
         """Of what is predicted, beside the papers; where nothing is, of what was measured."""
+        rows = Rows(rows, self.units | rows.units, rows.whole)  # a file may lack some of them
         if self.draw:
             return self.draw(rows)
         rows = rows.newest()
@@ -261,9 +288,8 @@ class Study:
     def draw_measured(self, path: Path) -> None:
         """NAME_measured.png of NAME.csv, where that has predictions, too."""
         rows = read_rows(path)
-        measured = rows.where(source="measured")
-        if measured and rows.where(source="predicted") and not self.draw:
-            picture = self.picture(measured)
+        if rows.sources() == ["predicted", "measured"] and not self.draw:
+            picture = self.picture(rows.where(source="measured"))
             look.save_figure(picture, path.with_name(f"{path.stem}_measured.png"))
 
 
@@ -274,23 +300,16 @@ def draw_panels(
 
     columns, predicted: as in `Study`.
     """
-    found = {}
-    for source in rows.sources():
-        own = rows.where(source=source)
-        facets = [each for panel in panels for each in panel.facets(own)]
-        # measured on the paper's own model, a panel for predictions and one for measurements agree
-        drawn = {(each.x, each.y, *map(id, each.rows(own))): each for each in reversed(facets)}
-        facets = [*reversed(drawn.values())]
-        models = list(own.by("model"))  # those of one stand together
-        found[source] = [
-            each for one in models for each in facets if each.where.get("model", models[0]) == one
-        ]
-    count = max(map(len, found.values()))
-    columns = columns or (len(found) if count == 1 else count if count < 7 else -(-count // 2))
+    found = {source: facets_of(rows.where(source=source), panels) for source in rows.sources()}
+    count = max(len(several) for several in found.values())
+    if not columns and count == 1:
+        columns = len(found)
+    elif not columns:
+        columns = count if count < 7 else math.ceil(count / 2)
     drawn = [(source, panel) for source, several in found.items() for panel in several]
     size = (8, 6) if columns < 3 else (6.5, 5.5)
-    figure, grid = look.panels(-(-len(drawn) // columns), columns, *size)
-    places = [axes for line in grid for axes in line]
+    figure, grid = look.panels(math.ceil(len(drawn) / columns), columns, *size)
+    places = list(chain(*grid))
     for axes, (source, panel) in zip(places, drawn, strict=False):
         own = rows.where(source=source)
         stars = rows.where(source="paper") if source == "predicted" else Rows()
@@ -301,6 +320,19 @@ def draw_panels(
         axes.remove()
     figure.suptitle(title)
     return figure
+
+
+def facets_of(rows: Rows, panels: Sequence[Panel]) -> list[Panel]:
+    """What is drawn of the rows of one source: those of one model stand together."""
+    found: dict[tuple, Panel] = {}
+    for panel in panels:
+        for facet in panel.facets(rows):
+            # measured on the paper's own model, a panel for predictions and one for measurements
+            # draw the same rows: once
+            drawn = tuple(id(row) for row in facet.rows(rows))
+            found.setdefault((facet.x, facet.y, drawn), facet)
+    models = list(rows.by("model"))
+    return sorted(found.values(), key=lambda each: models.index(each.where.get("model", models[0])))
 
 
 def finish(
@@ -329,15 +361,16 @@ def title_of(rows: Rows, predicted: str = "predicted") -> str:
     first = rows[0]
     if first["source"] == "measured":
         return f"measured: {first['model']}\n{first['hardware']}"
-    alike = {key: list(rows.by(key)) for key in WHERE[1:]}
-    model, hardware = (
-        each[0] if len(each) == 1 and each[0] not in vars(ANY).values() else ""
-        for each in alike.values()
-    )
-    return predicted + f": {model}" * bool(model) + f" on {hardware}" * bool(hardware)
+    title = predicted
+    for key, before in (("model", ": "), ("hardware", " on ")):
+        names = list(rows.by(key))
+        if len(names) == 1 and names[0] not in vars(ANY).values():
+            title += before + names[0]
+    return title
 
 
 def guesses(sweeps: Iterable[Sweep]) -> list[str]:
     """The lines that say which engines borrow another GPU's constants."""
-    models = [getattr(engine, "cost_model", None) for sweep in sweeps for engine in sweep.on]
-    return [line for line in dict.fromkeys(getattr(each, "guess", "") for each in models) if line]
+    costs = [getattr(engine, "cost_model", None) for sweep in sweeps for engine in sweep.on]
+    found = dict.fromkeys(getattr(cost, "guess", "") for cost in costs)
+    return [guess for guess in found if guess]
