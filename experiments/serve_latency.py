@@ -296,7 +296,8 @@ def draw(rows: Rows) -> plt.Figure:
     names = ("P99 TTFT", "P99 TBT", "P99 E2E") if rows.where(source="measured") else names
     names = ("P99 TTFT", "promises kept") if tagged else names
     drawn = []
-    for load, source, name in product(LOADS, rows.sources(), names):
+    loads = [load for load in LOADS if rows.column(load)]
+    for load, source, name in product(loads, rows.sources(), names):
         rule = "strict SLO" if name == "P99 TBT" and source == "predicted" else None
         panel = Panel(
             load,
