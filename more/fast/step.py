@@ -127,7 +127,8 @@ def step_for(model: Transformer, cache: KVCache, name: str) -> Step | None:
     """
     config = model.config
     plain = config.flavour == "llama" and not config.variant
-    if name != "native" or not plain or config.intermediate % PANEL:
+    stage = len(model.layers) < config.n_layer  # of a pipeline: it has some of the layers
+    if name != "native" or not plain or stage or config.intermediate % PANEL:
         return None
     linears = [getattr(layer, each) for layer in model.layers for each in LINEARS]
     panels = [getattr(linear, "panels", None) for linear in [*linears, model.head]]
