@@ -16,17 +16,18 @@ more/serving/planner.py says how it searches; docs/planner.md what the answer is
 import command.enter  # noqa: F401
 
 import gc
+import re
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from command.checks import UserError
 from command.cli import run_main
 from command.flags import Flag
 from configs import ModelConfig
-from costmodel import SOFTWARE, constants
+from costmodel import SOFTWARE, constants, make_batch
 from experiments.lib.common import run_jobs
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
 from experiments.lib.flags import ScriptParser, gpu_flag, make_directory, model_flag
@@ -51,16 +52,18 @@ from experiments.lib.plan_report import (
     save,
 )
 from more.loading.priced import priced_model
-from more.serving.anchor import anchor_of, scaled
+from more.serving.anchor import anchor_of, anchored, scaled
 from more.serving.capacity import Deployment
 from more.serving.comparison import SLOWER, TABLES, Question, fits, policies_of, search
 from more.serving.planner import Traffic
+from more.serving.search import percentile
 
 REQUESTS = 2048  # that are drawn, where no file has them
 TP = (1, 2, 4, 8)
 PP = (2, 4)
 # of a GPU's memory: vLLM's default for years; today's is 0.92 (more/serving/engines.py)
 UTILIZATION = 0.9
+LAYOUT = re.compile("tp([1-9][0-9]{0,2})(?:-pp([1-9][0-9]{0,2}))?")
 ASYNC = "vllm-async"  # the host of today's vLLM
 FLAGS = {
     "model": model_flag("mistral-7b"),
@@ -107,6 +110,11 @@ FLAGS = {
         shown="none; policies with --policy or --policy-file",
         choices=(*TABLES, "all"),
         several=True,
+    ),
+    "beside": Flag(
+        "another replica side by side, at the same SLO: a GPU (h100), a layout (tp2, tp2-pp2), or"
+        " both (h100:tp2)",
+        repeated=True,
     ),
     "out": Flag("also the tables as a picture and a CSV: plan.png and plan.csv", shown="none"),
     "force": Flag(),
@@ -173,6 +181,34 @@ def replicas_of(
     return dict(sorted(found.items(), key=lambda item: item[0][::-1])), refused
 
 
+def beside_of(
+    options: Namespace,
+    model: ModelConfig,
+    word: str,
+    replicas: Mapping[tuple[int, int], Deployment],
+) -> Deployment:
+    """The replica of a --beside, with the layout or the GPU that it leaves out."""
+    gpu, _, layout = word.rpartition(":") if ":" in word else ("", "", word)
+    found = LAYOUT.fullmatch(layout.lower())
+    if not found and ":" not in word:
+        gpu, found = word, LAYOUT.fullmatch(f"tp{options.tp}-pp{options.pp}")
+    if not found:
+        raise UserError(
+            f"--beside {word!r}: {layout!r} is no layout; give a GPU (h100), a layout (tp2,"
+            " tp2-pp2) or both (h100:tp2)"
+        )
+    place = int(found[1]), int(found[2] or 1)
+    if not gpu and place in replicas:
+        return replicas[place]
+    if gpu and options.anchor:
+        raise UserError(
+            f"--beside {word}: an anchor says nothing of another GPU; give a layout, such as tp2"
+        )
+    own = vars(options) | {"cache_tokens": None, "tp": place[0], "pp": place[1]}
+    own |= {"gpu": gpu, "gpu_spec": None, "link": None} if gpu else {}
+    return replica_of(Namespace(**own), model, *place)
+
+
 def read_options(arguments: Sequence[str] | None = None) -> Namespace:
     return ScriptParser(__doc__, FLAGS).parse_args(arguments)
 
@@ -193,12 +229,17 @@ def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
     anchor = None
     if options.anchor:
         anchor = anchor_of(options.anchor, replica)
-        replicas = {at: scaled(each, anchor.factor) for at, each in replicas.items()}
+        replicas = {at: anchored(anchor, replica, each) for at, each in replicas.items()}
         replica = replicas[place]
-    slo = slo_of(options, replica.cost_model.seconds(replica.decodes))
+    cost = replica.cost_model
+    long = round(percentile(traffic.prompts, 90))
+    prompt = make_batch([(0, long, long)])
+    slo = slo_of(options, cost.seconds(replica.decodes), cost.seconds(prompt))
+    beside = [beside_of(options, model, word, replicas) for word in options.beside or ()]
     slower = scaled(replica, SLOWER * replica.cost_model.host.factor)
     named = bool(options.chunk_size)
-    return Question(replicas, slower, traffic, slo, sizes, demands, anchor, named), refused
+    asked = Question(replicas, slower, traffic, slo, sizes, demands, anchor, named, beside)
+    return asked, refused
 
 
 def main() -> None:
@@ -212,8 +253,6 @@ def main() -> None:
     replica = question.replicas[place]
     if question.anchor:
         print_anchor(question.anchor, replica)
-    else:
-        print_first(options, replica, question.traffic)
     describe(options, replica, question.traffic, question.slo)
     tables = [*(TABLES if "all" in options.tables else options.tables)]
     if options.policy and "policies" not in tables:
@@ -223,6 +262,8 @@ def main() -> None:
         PARTS[part](plan)
         if part == "answer":
             print_engines(options, plan)
+            if not question.anchor:
+                print_first(options, replica, question.traffic)
             more = "" if tables else f" More: --tables {' '.join(TABLES)}, or all."
             print(f"\nin {time.monotonic() - begin:.0f} s.{more}")
             print("Prefill and decode on GPUs of their own: docs/apart.md compares.")

@@ -171,6 +171,7 @@ TABLE: dict[str, dict[str, Kind]] = {
             three_numbers,
         ),
         "link": Kind("NAME", "what joins the GPUs: a name of configs/gpus.py, or its GB/s"),
+        "beside": Kind("NAME", "another replica beside it: GPU, layout, or both", repeated=True),
         "tp": Kind("N", "GPUs that share each layer (tensor parallelism)", FEW),
         "pp": Kind("N", "pipeline stages", FEW),
         "tbt-slo": Kind("MS", "longest time between two tokens that is allowed, in ms", ABOVE_ZERO),

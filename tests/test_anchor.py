@@ -16,9 +16,19 @@ from configs.hosts import HOSTS
 from costmodel import CostModel, make_batch
 from experiments.lib.plan_report import print_anchor
 from more.pipeline import StageCosts
-from more.serving.anchor import QUANTITIES, Run, anchor_of, measure_of, read_load, replay, scaled
+from more.serving.anchor import (
+    QUANTITIES,
+    Run,
+    anchor_of,
+    anchored,
+    measure_of,
+    read_load,
+    replay,
+    scaled,
+    shortest,
+)
 from more.serving.capacity import Deployment
-from more.serving.comparison import OURS
+from more.serving.comparison import OURS, Anchor
 from more.serving.engines import vllm_defaults
 from timeline import Life, Trace
 
@@ -43,7 +53,7 @@ LOADS = {"closed": (8, None, 1.0), "rate": (None, 16.0, 1.0), "burst": (None, No
 def vllm(load: str, policy: str = OURS) -> dict[str, object]:
     """What a benchmark sees of our own server, with slower iterations."""
     run = Run("", [(PROMPT, OUTPUT)] * COUNT, {"mean TPOT": 9.0}, *LOADS[load], policy=policy)
-    trace, (clients, rate, _) = replay(run, SERVER, 8192, 1.3), LOADS[load]
+    trace, (clients, rate, _) = replay(replace(run, budget=8192), SERVER, 1.3), LOADS[load]
     found = {name: measure_of(name, trace) for name in QUANTITIES}
     times = {
         f"{s.lower()}_{of.lower()}_ms": found[f"{s} {of}"]
@@ -131,7 +141,7 @@ def test_a_long_run_of_mixed_lengths(own: bool, written: Write) -> None:
     if own:
         entry |= {"input_lens": [PROMPT] * 600, "output_lens": outputs}
     anchor = anchor_of(written(entry), SERVER)
-    assert anchor.matched == ("output" if own else "mean TPOT")
+    assert anchor.loads[0].matched == ("output" if own else "mean TPOT")
     assert anchor.factor == pytest.approx(1.3, rel=1e-3 if own else 0.2)
 
 
@@ -143,22 +153,23 @@ def test_a_known_factor_comes_back(
     found = anchor_of(written(form(load)), SERVER)
     assert found.factor == pytest.approx(1.3, rel=4e-3)
     size = 4096 if form is sglang else 1024
-    assert found.load.endswith(f": {COUNT} requests, C = 8192, B = {size}")
-    assert {"requests", "output", "mean TTFT", "mean ITL", found.matched} <= found.compared.keys()
-    for name, (measured, ours, then) in found.compared.items():
+    [one] = found.loads
+    assert found.gap == 0 and one.load.endswith(f": {COUNT} requests, C = 8192, B = {size}")
+    assert {"requests", "output", "mean TTFT", "mean ITL", one.matched} <= one.numbers.keys()
+    for name, (measured, ours, then) in one.numbers.items():
         assert name[:3] in ("P99", "med") or then == pytest.approx(measured, rel=0.1)
         assert ours != then
     print_anchor(found, SERVER)
     assert "take 1.30 x" in (said := capsys.readouterr().out) and "far off" not in said
-    compared = found.compared | {"mean TTFT": (50.0, 9.0, 10.0)}
-    print_anchor(replace(found, compared=compared), SERVER)
+    far = replace(one, numbers=one.numbers | {"mean TTFT": (90.0, 9.0, 10.0)})
+    print_anchor(replace(found, loads=[far]), SERVER)
     assert "far off: mean TTFT;" in capsys.readouterr().out
 
 
 def test_the_server_has_its_own_budget(written: Write) -> None:
     """The file's (--metadata), or vLLM's default."""
     entry = vllm("closed") | {"max_num_batched_tokens": "512", "max_num_seqs": "4"}
-    assert anchor_of(written(entry), SERVER).load.endswith("C = 512, B = 4")
+    assert anchor_of(written(entry), SERVER).loads[0].load.endswith("C = 512, B = 4")
     assert vllm_defaults(GPUS["a100-80gb"]) == (2048, 256) != vllm_defaults(GPUS["h100"])
 
 
@@ -169,7 +180,7 @@ def test_sglangs_settings_are_its_own(written: Write) -> None:
     for server, policy, C in ((None, "prefill_first", 4096), (flags, OURS, 512)):
         small = replace(SERVER, gpu="l40s")
         found = anchor_of(written(entry | {"server_info": server}), small)
-        assert f"C = {C}, " in found.load and policy in found.notes[0]
+        assert f"C = {C}, " in found.loads[0].load and policy in found.notes[0]
     flags |= {"tp_size": 4, "quantization": "fp8", "dp_size": 2, "enable_dp_attention": True}
     told = read_load(written(entry | {"server_info": flags})).notes(SERVER)
     assert all(any(word in note for note in told) for word in ("of fp8", "TP 4", "2 replicas"))
@@ -184,7 +195,7 @@ def test_sglang_without_chunks_runs_whole_prompts(size: int, written: Write) -> 
         run = read_load(written(entry | {"server_info": server}))
         assert (run.policy, run.budget) == (f"vllm_v0:{most}", most)
         assert "no chunked prefill" in run.said[1]
-    trace = replay(run, SERVER, run.budget)
+    trace = replay(run, SERVER)
     assert {each.num_prefill_tokens for each in trace.iterations} == {0, 2 * PROMPT}
     assert not any(each.num_chunks and each.num_decodes for each in trace.iterations)
 
@@ -226,14 +237,91 @@ def test_replicas_share_a_load(written: Write) -> None:
     for each in (double, served):
         found = anchor_of(written(each), SERVER)
         assert found.factor == pytest.approx(1.3, rel=4e-3)
-        assert found.load.startswith(f"8 clients: {COUNT} requests")
+        assert found.loads[0].load.startswith(f"8 clients: {COUNT} requests")
+
+
+def sweep(factor: float, gap: float, *clients: int) -> list[dict[str, object]]:
+    """What a benchmark sees of a server whose iterations take factor x (ours + gap)."""
+    found = []
+    for count in clients:
+        run = Run("", [(PROMPT, OUTPUT)] * 4 * count, {"mean TPOT": 9.0}, count, None, budget=8192)
+        trace = replay(run, SERVER, factor, gap)
+        entry = vllm("closed") | {
+            "completed": 4 * count,
+            "num_prompts": 4 * count,
+            "max_concurrency": count,
+            "total_input_tokens": 4 * count * PROMPT,
+            "total_output_tokens": 4 * count * OUTPUT,
+            "request_throughput": measure_of("requests", trace),
+            "output_throughput": measure_of("output", trace),
+        }
+        for name in ("TTFT", "TPOT"):
+            entry[f"mean_{name.lower()}_ms"] = measure_of(f"mean {name}", trace)
+        found.append(entry)
+    return found
+
+
+@pytest.mark.parametrize("gap", [2e-3, -2e-3])
+def test_two_loads_give_a_factor_and_a_gap(
+    gap: float, written: Write, capsys: pytest.CaptureFixture
+) -> None:
+    """The lightest and the heaviest; the middle one is a check, and is met, too."""
+    light, middle, heavy = sweep(1.3, gap, 1, 16, 128)
+    found = anchor_of(written(middle, heavy, light), SERVER)
+    assert found.factor == pytest.approx(1.3, rel=1e-3)
+    assert found.gap == pytest.approx(gap, rel=1e-2)
+    assert [each.load.split(":")[0] for each in found.loads] == [
+        "1 client",
+        "128 clients",
+        "16 clients",
+    ]
+    assert [each.used for each in found.loads] == [True, True, False]
+    without, by = found.loads[2].errors
+    assert by < 1.01 < without
+    print_anchor(found, SERVER)
+    said = capsys.readouterr().out
+    assert f"1.30 x (ours {'+-'[gap < 0]} 2 ms)" in said and "not used, so a check: " in said
+    assert "Warning" not in said
+    assert "so clients that begin together" in said, "a closed loop of equal lengths"
+
+
+def test_a_gap_in_other_layouts() -> None:
+    """The host's time is the same for all. What light kernels are too long is of kernels."""
+    two = replace(SERVER, tp=2)
+    for gap in (2e-3, -2e-3):
+        here, there = (anchored(Anchor("", 1.5, gap, [], []), SERVER, x) for x in (SERVER, two))
+        assert here.cost_model.host.gap - SERVER.cost_model.host.gap == pytest.approx(gap)
+        assert shortest(here) == pytest.approx(1.5 * (shortest(SERVER) + gap))
+        share = 1 if gap > 0 else shortest(two) / shortest(SERVER)
+        assert shortest(there) == pytest.approx(1.5 * (shortest(two) + share * gap))
+
+
+def test_where_two_loads_give_no_gap(written: Write) -> None:
+    """Iterations that are alike, or impossible numbers: then one factor, of the middle load."""
+    alike = anchor_of(written(*sweep(1.3, 0.0, 8, 9)), SERVER)
+    assert alike.gap == 0 and "alike" in alike.notes[-1]
+    assert alike.factor == pytest.approx(1.3, rel=1e-3)
+    light, heavy = sweep(1.3, 0.0, 1, 128)
+    quick = heavy | {"output_throughput": 20 * heavy["output_throughput"]}
+    assert "the factor would be -" in anchor_of(written(light, quick), SERVER).notes[-1]
+    fast = light | {"output_throughput": 6 * light["output_throughput"]}
+    assert "the gap would be -" in anchor_of(written(fast, heavy), SERVER).notes[-1]
+
+
+def test_an_anchor_that_makes_it_worse_says_so(
+    written: Write, capsys: pytest.CaptureFixture
+) -> None:
+    light, middle, heavy = sweep(1.0, 0.0, 1, 16, 128)
+    slow = {"output_throughput": heavy["output_throughput"] / 3}
+    print_anchor(anchor_of(written(light, middle, heavy | slow), SERVER), SERVER)
+    assert "Warning: the anchor makes this load worse" in capsys.readouterr().out
 
 
 def test_of_several_loads_the_middle_one(written: Write) -> None:
     loads = [vllm("closed") | {"request_throughput": speed} for speed in (9.0, 1.0, 5.0)]
     run = read_load(written(*loads, vllm("closed") | {"completed": 0}))
     assert run.measured["requests"] == 5
-    assert run.said[0] == "of 4 loads, the middle one of 3 that can be read"
+    assert run.said[0].startswith("3 of 4 loads can be read: ")
 
 
 def test_prompts_of_a_prefix_cache(written: Write) -> None:
@@ -324,7 +412,7 @@ def test_a_plan_is_scaled() -> None:
     ours, _ = plan.prepare(plan.read_options(flags))
     question, _ = plan.prepare(plan.read_options([*flags, "--anchor", str(EXAMPLE)]))
     factor = question.anchor.factor
-    (bound,), (before,) = question.slo.bounds, ours.slo.bounds
+    (bound, _), (before, _) = question.slo.bounds, ours.slo.bounds
     assert factor != 1 and bound.seconds == pytest.approx(factor * before.seconds)
     for place, replica in question.replicas.items():
         before, after = (

@@ -187,13 +187,17 @@ def test_one_kind_of_bound_for_all_flags() -> None:
     """A short flag is one of --slo's; the default holds where neither TBT nor TPOT is bounded."""
 
     def of(*flags: str) -> Slo:
-        return slo_of(plan.read_options(flags), 0.01)
+        return slo_of(plan.read_options(flags), 0.01, 0.1)
 
-    assert of("--slo", "tbt:p99:50") == of("--tbt-slo", "50") == SLO
+    late = Bound("ttft", 90, 2.0)
+    assert of("--slo", "tbt:p99:50") == of("--tbt-slo", "50") == Slo((*SLO.bounds, late))
+    longer = slo_of(plan.read_options(["--tbt-slo", "50"]), 0.01, 0.7)
+    assert longer.bounds[-1].seconds == pytest.approx(3.5), "of a prompt that takes long alone"
+    assert of("--slo", "e2e:p50:9").bounds[-1].quantity == "e2e", "which has a TTFT in it"
     assert of("--slo", "ttft:p90:500") == (both := Slo.of(0.05, 0.5))
     assert str(both) == "P99 TBT at most 50 ms, P90 TTFT at most 500 ms" and both.gap == 0.05
     assert of("--slo", "tbt:p95:50").gap == float("inf"), "single long gaps are allowed"
-    assert of("--slo", "tpot:p95:30") == Slo((Bound("tpot", 95, 0.03),))
+    assert of("--slo", "tpot:p95:30") == Slo((Bound("tpot", 95, 0.03), late))
 
 
 def test_a_load_knows_what_any_slo_needs(llama: Path) -> None:
@@ -228,7 +232,7 @@ def test_a_run_that_is_left_would_have_missed(llama: Path, stages: int, bound: s
     of = replica(llama, stages=stages)
     traffic = Traffic.of("trace", population())
     left = []
-    slo = slo_of(plan.read_options(["--slo", "tbt:p99:1e6", "--slo", bound]), 1.0)
+    slo = slo_of(plan.read_options(["--slo", "tbt:p99:1e6", "--slo", bound]), 1.0, 0.1)
     for rate in (1.0, 8.0, 16.0, 1e6):
         whole = whole_run(of, rate)
         requests = at_rate(traffic.sample(224), rate)

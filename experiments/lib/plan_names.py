@@ -140,6 +140,7 @@ def demands_of(options: Namespace, requests: Sequence[Request], from_file: bool)
     return found
 
 
+FIRST = 2.0  # s: later first tokens are no service, where nobody says more (as MAX_DELAY)
 # what is expected of latencies
 BOUND = re.compile(r"(tbt|ttft|tpot|e2e):p(50|90|95|99):([^:]+)")
 
@@ -156,12 +157,19 @@ def bound_of(text: str) -> tuple[str, int, float]:
     return found[1], int(found[2]), milliseconds
 
 
-def slo_of(options: Namespace, decode_iteration: float) -> Slo:
-    """What --slo and --tbt-slo say. Where nothing bounds the TBT or the TPOT: STRICT."""
+def slo_of(options: Namespace, decode_iteration: float, prompt: float) -> Slo:
+    """What --slo and --tbt-slo say, and a bound on what they leave open.
+
+    Without one on the TBT or the TPOT: STRICT. Without one on the TTFT or the E2E: FIRST, or STRICT
+    times the seconds of a long prompt alone, where that is more.
+    """
     given = list(options.slo or ())
     given += [("tbt", 99, options.tbt_slo)] if options.tbt_slo else []
-    if not {"tbt", "tpot"} & {name for name, *_ in given}:
+    named = {name for name, *_ in given}
+    if not {"tbt", "tpot"} & named:
         given.insert(0, ("tbt", 99, 1e3 * STRICT * decode_iteration))
+    if not {"ttft", "e2e"} & named:
+        given.append(("ttft", 90, 1e3 * max(FIRST, STRICT * prompt)))
     return Slo(tuple(Bound(name, percent, limit / 1e3) for name, percent, limit in given))
 
 

@@ -17,7 +17,16 @@ from experiments.lib.plan_names import budgets_tried, gpu_of
 from experiments.lib.rows import Rows, read_rows
 from more.loading.priced import shape_of
 from more.serving.capacity import MAX_DELAY, WHOLE, Deployment, Load, Slo, worst_iteration
-from more.serving.comparison import OURS, SLOWER, Anchor, Demand, Plan
+from more.serving.comparison import (
+    GROWTH,
+    OURS,
+    OVER,
+    SLOWER,
+    Anchor,
+    Compared,
+    Demand,
+    Plan,
+)
 from more.serving.engines import engine_flags
 from more.serving.planner import Traffic
 from more.serving.search import percentile
@@ -152,31 +161,58 @@ def latencies_of(slo: Slo, usual: Sequence[tuple[str, float]]) -> dict[str, tupl
     return {f"P{percent:g} {name.upper()}": (name, percent) for name, percent in every}
 
 
-def print_anchor(anchor: Anchor | None, replica: Deployment) -> None:
-    """What one factor mends, and what remains: scaled over measured."""
-    if anchor is None:
-        return
+def print_anchor(anchor: Anchor, replica: Deployment) -> None:
+    """What the anchor mends, and what remains: scaled over measured."""
+    takes = f"{three_digits(anchor.factor)} x ours"
+    if anchor.gap:
+        sign = "-" if anchor.gap < 0 else "+"
+        takes = f"{three_digits(anchor.factor)} x (ours {sign} {1e3 * abs(anchor.gap):.3g} ms)"
     print(
-        f"anchor     {anchor.name}: your server's iterations take {three_digits(anchor.factor)} x"
-        " ours: every\n           time below is scaled by it. It is read as a server of"
+        f"anchor     {anchor.name}: your server's iterations take {takes}: every\n"
+        f"           time below is scaled by it. It is read as a server of"
         f" {replica.cost_model.model.name} on\n           {replica.hardware}: of another model,"
         " format or GPU it says nothing"
     )
+    for load in anchor.loads:
+        print_load(load)
+    for note in anchor.notes:
+        print(f"  {note}")
+
+
+def print_load(load: Compared) -> None:
+    """A load beside ours. One that was not used says what the anchor is worth."""
     rows = []
     off = []
-    for name, each in anchor.compared.items():
+    for name, each in load.numbers.items():
         measured, _, scaled = each
         ratio = scaled / measured
-        if not 1 / OFF < ratio < OFF:
+        low, high = sorted([scaled, load.spread.get(name, scaled)])
+        if measured < low / OFF or measured > high * OFF:
             off.append(name)
         what = f"{name} (ms)" if "T" in name else name
         remains = f"{round(100 * (ratio - 1)):+d} %"
-        matched = "matched" if name == anchor.matched else ""
+        matched = "matched" if load.used and name == load.matched else ""
         rows.append([what, *map(three_digits, each), remains, matched])
     header = ["per s, or ms", "measured", "predicted", "scaled", "remains", ""]
-    print_table(header, rows, anchor.load)
-    for note in anchor.notes:
-        print(f"  {note}")
+    print_table(header, rows, load.load)
+    for name, apart in load.spread.items():
+        scaled = load.numbers[name][2]
+        print(
+            f"  {name}: {three_digits(apart)} to {three_digits(scaled)} ms. All requests are"
+            " alike, so clients that begin together\n  stay in step, and wait for each other's"
+            " prompts. Spread over an answer, they do not"
+        )
+    if not load.used:
+        without, by = (f"{100 * (error - 1):.0f} %" for error in load.errors)
+        print(
+            f"  not used, so a check: {load.matched} is {by} off with the anchor, {without} without"
+        )
+        if load.errors[1] > load.errors[0]:
+            print(
+                "  Warning: the anchor makes this load worse. Something grows with the load that is"
+                " not priced,\n  such as another format of the weights or the cache: do not believe"
+                " the plan"
+            )
     if off:
         words = "the plan is, too, where the SLO bounds one of these"
         print(f"  far off: {', '.join(off)}; {words}")
@@ -201,9 +237,8 @@ def print_answer(plan: Plan) -> None:
     print(f"               {tokens:.0f} output tokens/s")
     shown = latencies_of(slo, USUAL)
     said = [f"there          {seen_of(best.load, shown)}"] if best.load else []
-    if all(each.quantity not in ("ttft", "e2e") for each in slo.bounds):
-        say = "no TTFT is bounded: first tokens may be late (--slo ttft:p90:1000)"
-        said.append(f"{'':<14} {say}")
+    if plan.over:
+        said.append(f"binds          {what_binds(plan)}")
     usual = int(np.median(plan.question.traffic.prompts))
     longest = worst_iteration(replica.cost_model, best.budget, 0, longest=usual)
     if longest > (gap := slo.gap):
@@ -230,10 +265,14 @@ def print_answer(plan: Plan) -> None:
     elif any(each.gpus < replica.gpus for each in plan.question.replicas.values()):
         words = "fewer GPUs in a replica may serve more requests a GPU, see --tables layouts"
         said.append(f"{'':<14} {words}")
-    for demand, load in zip(demands, plan.expected, strict=True):
+    for demand, loads in zip(demands, plan.expected, strict=True):
         said.append(f"{demand.who:<14} {who_holds(plan, demand)}")
         replicas = counted(plan.replicas_for(demand.rate))
-        said.append(f"{'':<14} with {replicas} at this rate: {seen_of(load, shown)}")
+        said.append(f"{'':<14} with {replicas} at this rate: {seen_of(loads[0], shown)}")
+        for share, load in zip(GROWTH, loads[1:], strict=True):
+            missed = " and ".join(misses(load, slo))
+            judged = f"misses {missed}" if missed else "within the SLO"
+            said.append(f"{'':<14} at {100 * share:.0f} % of it, {judged}: {seen_of(load, shown)}")
     if demands:
         said.append(f"assumed        {demands[0].gaps}; replicas share requests evenly")
     for line in said:
@@ -248,6 +287,54 @@ def print_answer(plan: Plan) -> None:
         rows.append([budget, rounded(found.rate) if load or not found.rate else less, *cells])
     header = ["C", "requests/s", *[f"{name}, ms" for name in shown], ""]
     print_table(header, rows, f"capacity over the token budget, {OURS}, {ABOUT}")
+
+
+def misses(load: Load, slo: Slo) -> list[str]:
+    """The names of the bounds that a load exceeds."""
+    found = [
+        each.quantity.upper()
+        for each in slo.bounds
+        if load.value(each.quantity, each.percent) > each.seconds
+    ]
+    late = ["scheduling delay"] if load.median_delay > MAX_DELAY else []
+    return list(dict.fromkeys(found + late))
+
+
+def what_binds(plan: Plan) -> str:
+    """What a load a little above the capacity misses; and what is full, where requests wait."""
+    slo = plan.question.slo
+    budget = plan.best.budget
+    missed = misses(plan.over, slo)
+    said = f"at {100 * OVER:.0f} % of this: "
+    if not missed:
+        return said + "nothing, in one run: a busier stretch of the traffic binds"
+    paced = "TBT" if any(each.quantity == "tbt" for each in slo.bounds) else "TPOT"
+    said = f"{' and '.join(missed)}, {said}{seen_of(plan.over, latencies_of(slo, USUAL))}"
+    if missed == ["TBT"] or missed == ["TPOT"]:
+        return said
+    fullest = max(plan.full, key=plan.full.get)
+    levels = ", ".join(f"{name} {100 * share:.0f} %" for name, share in plan.full.items())
+    said += f". Requests wait for {fullest} (full: {levels})"
+    if fullest == "C" and any(size > budget for size in plan.curve):
+        said += f". A larger C serves less: its iterations are longer, and the {paced} is bounded"
+    return said
+
+
+def print_beside(plan: Plan) -> None:
+    """Other replicas with their capacities at the same SLO, the one that is asked for first."""
+    rows = []
+    for replica, found in zip(
+        [plan.replica, *plan.question.beside], [plan.best, *plan.beside], strict=True
+    ):
+        cells = [rounded(found.rate), rounded(found.rate / replica.gpus)]
+        cells += [str(replica.holds(found.budget))]
+        for each in plan.question.demands[-1:]:
+            gpus = math.ceil(each.rate / found.rate) * replica.gpus if found.rate else "-"
+            cells.append(gpus)
+        rows.append([replica.cost_model.gpu.name, replica.layout, found.budget, *cells])
+    more = [f"GPUs for {rounded(each.rate)}/s" for each in plan.question.demands[-1:]]
+    header = ["GPU", "layout", "C", "requests/s", "a GPU", "tokens of cache", *more]
+    print_table(header, rows, f"side by side: {plan.question.slo}")
 
 
 def seen_of(load: Load, shown: Mapping[str, tuple[str, float]]) -> str:
@@ -338,6 +425,7 @@ def print_latencies(plan: Plan) -> None:
 # what is printed as soon as a phase of `search` is over
 PARTS = {
     "answer": print_answer,
+    "beside": print_beside,
     "samples": print_samples,
     "latencies": print_latencies,
     "layouts": print_layouts,

@@ -1,10 +1,14 @@
 """An anchor: a benchmark of the user's own server, which tells how its iterations differ from ours.
 
 It reads the JSON file of `vllm bench serve --save-result`, the JSONL file of SGLang's
-bench_serving, or guidellm's benchmarks.json. Of several loads, the middle one by requests/s counts.
-It is replayed in the simulation: as many requests, as long, sent as they were. One factor on the
-seconds of every iteration then makes the prediction meet the measurement. One factor cannot mend
-all: what remains is in `compared`. No torch.
+bench_serving, or guidellm's benchmarks.json. Loads are replayed in the simulation: as many
+requests, as long, sent as they were. No torch.
+
+One load gives a factor on the seconds of every iteration: with it, the prediction meets the
+measurement. Of two loads, the lightest and the heaviest of a file give a factor and a gap, so that
+an iteration takes factor x (ours + gap). The gap is what each iteration takes beside its kernels,
+however large it is. It may be negative: then light iterations are priced too long. A middle load is
+left out, and says what the anchor is worth. What remains is in `compared`.
 
 Lengths are each request's own where the file has them. Else they are the mean, for all requests.
 """
@@ -24,9 +28,10 @@ from batch import Request
 from command.checks import MOST, UserError, range_of, shown
 from command.cli import read_text
 from configs import GPU
+from costmodel import make_batch
 from more.loading.priced import shape_of
 from more.serving.capacity import Deployment
-from more.serving.comparison import OURS, Anchor, measure_of
+from more.serving.comparison import OURS, Anchor, Compared, measure_of
 from more.serving.engines import SGLANG_PREFILL, sglang_defaults, vllm_defaults
 from more.serving.planner import MOST as MOST_REPLAYED
 from more.serving.traffic import FASTEST, MOST_JSON, MOST_REQUESTS, MOST_TOKENS, at_rate, gamma
@@ -48,6 +53,11 @@ STEPS = 60_000
 MOST_OUTPUT = 2 * 10**7
 SAME = "are --model, --gpu and --tp those of the server?"
 FORMAT = re.compile("fp[48]|..fp4|awq|gptq|int[48]|w[48]a[0-9]+|[48]bit|gguf")  # of weights
+# Of two loads: their iterations differ by so much at least, or a gap would be of noise. ROUNDS: of
+# a search for both numbers; SHARE: of our shortest iteration, which must remain
+APART = 1.2
+ROUNDS = 3
+SHARE = 0.2
 BUSY = 0.75  # of the clients, on average: then they limit the load, and not the rate
 LATENCY = 10.0**9  # ms
 # vllm-project/guidellm, src/guidellm/benchmark/schemas: vLLM's name of a number, and its place in
@@ -98,6 +108,14 @@ class Run:
         if self.clients:
             return f"{self.clients} clients" if self.clients > 1 else "1 client"
         return f"{self.rate:.4g} requests/s" if self.rate else "all at once"
+
+    @property
+    def at_once(self) -> float:
+        """Requests in flight, by Little's law; 0: the file has no latencies."""
+        later = self.measured.get("mean TPOT") or self.measured.get("mean ITL", 0)
+        output = statistics.fmean(output for _, output in self.lengths)
+        latency = self.measured.get("mean TTFT", 0) + later * output
+        return self.measured["requests"] * latency / 1e3
 
     @property
     def matched(self) -> str:
@@ -376,7 +394,16 @@ def detailed(where: str, entry: Mapping[str, object]) -> list[tuple[int, int]]:
 
 
 def read_load(path: Path) -> Run:
-    """The load of a benchmark file; of several, the middle one by requests/s. Raises UserError."""
+    """The load of a benchmark file; of several, the middle one. Raises UserError."""
+    runs = read_loads(path)
+    return runs[len(runs) // 2]
+
+
+def read_loads(path: Path) -> list[Run]:
+    """The loads of a benchmark file, the lightest first: the fewest requests in flight.
+
+    Raises UserError if none can be read.
+    """
     text = read_text(path, MOST_JSON).strip()
     decoder = json.JSONDecoder()
     entries = []
@@ -398,17 +425,36 @@ def read_load(path: Path) -> Run:
             refused.append(error)
     if not runs:
         raise refused[0] from None
-    run = sorted(runs, key=lambda run: run.measured["requests"])[len(runs) // 2]
-    which = f"of {len(entries)} loads, the middle one of {len(runs)} that can be read"
-    return replace(run, said=[which, *run.said]) if len(entries) > 1 else run
+    if refused:
+        which = f"{len(runs)} of {len(entries)} loads can be read: {refused[0]}"
+        runs = [replace(run, said=[which, *run.said]) for run in runs]
+    return sorted(runs, key=lambda run: (run.at_once, run.measured["requests"]))
 
 
 # -------------------------------------------------------------------------------------- the factor
 
 
-def scaled(replica: Deployment, factor: float) -> Deployment:
-    """One whose iterations take `factor` times as long."""
-    return replace(replica, host=replace(replica.cost_model.host, factor=factor))
+def scaled(replica: Deployment, factor: float, gap: float = 0.0) -> Deployment:
+    """One whose iterations take `factor` x (ours + `gap` seconds)."""
+    host = replica.cost_model.host
+    return replace(replica, host=replace(host, factor=factor, gap=host.gap + gap))
+
+
+def anchored(anchor: Anchor, replica: Deployment, other: Deployment) -> Deployment:
+    """Another layout, as the anchor of `replica` has it.
+
+    A gap above 0 is the host's time: it is the same for all. One below 0 is of kernels: as the
+    kernels, it is shorter on more GPUs, and is shared by the stages.
+    """
+    gap = anchor.gap
+    if gap < 0:
+        gap *= shortest(other) / shortest(replica) / other.stages
+    return scaled(other, anchor.factor, gap)
+
+
+def shortest(replica: Deployment) -> float:
+    """Seconds of an iteration of one decode."""
+    return replica.cost_model.seconds(make_batch(decodes=1, context=2))
 
 
 def find_factor(seen: Callable[[float], float], wanted: float, is_time: bool) -> float:
@@ -428,45 +474,128 @@ def find_factor(seen: Callable[[float], float], wanted: float, is_time: bool) ->
     return math.sqrt(least * most)
 
 
-def replay(run: Run, server: Deployment, budget: int, factor: float = 1.0) -> Trace:
-    """The load on a replica that has the server's C and B, if iterations take `factor` as long."""
-    return scaled(server, factor).serve(run.requests(), run.policy, budget, run.clients)
+def replay(
+    run: Run, replica: Deployment, factor: float = 1.0, gap: float = 0.0, step: float = 0.0
+) -> Trace:
+    """The load on a replica, if its iterations take `factor` x (ours + `gap` seconds).
+
+    The server has the C and B of the run, or its engine's defaults. step: see `run_closed`.
+    """
+    server, budget = server_of(run, replica)
+    server = scaled(server, factor, gap)
+    return server.serve(run.requests(), run.policy, budget, run.clients, step=step)
+
+
+def server_of(run: Run, replica: Deployment) -> tuple[Deployment, int]:
+    """The replica with the server's B, and its C."""
+    usual, size = run.defaults(replica.cost_model.gpu)
+    return replace(replica, max_batch_size=run.size or size), run.budget or usual
+
+
+def check(run: Run, replica: Deployment) -> None:
+    """Raises UserError where the replica cannot have run the load."""
+    server, budget = server_of(run, replica)
+    cache_tokens = server.holds(budget)
+    if run.clients and replica.stages > 1:
+        raise UserError(f"{run.where}: {run.load}: a closed loop needs --pp 1")
+    longest = max(each.most_cached for each in run.requests())
+    if longest > cache_tokens:
+        room = f"a cache of {cache_tokens} here"
+        raise UserError(f"{run.where}: a request of {longest} tokens, and {room}; {SAME}")
+
+
+def factor_of(run: Run, replica: Deployment, gap: float = 0.0) -> float:
+    """With it, the run's `matched` is as measured."""
+    matched = run.matched
+    return find_factor(
+        lambda factor: measure_of(matched, replay(run, replica, factor, gap)),
+        run.measured[matched],
+        matched != "output",
+    )
+
+
+def iteration_of(run: Run, replica: Deployment, factor: float, gap: float) -> float:
+    """Mean seconds of an iteration. Of those that a time between tokens is the mean of."""
+    iterations = replay(run, replica, factor, gap).iterations
+    weights = [1 if run.matched == "output" else each.num_decodes for each in iterations]
+    total = sum(each.seconds * weight for each, weight in zip(iterations, weights, strict=True))
+    return total / sum(weights)
+
+
+def find_line(light: Run, heavy: Run, replica: Deployment) -> tuple[float, float] | str:
+    """The factor and the gap (s) with which both loads are as measured; or why there are none.
+
+    If iterations of ours take x1 and x2 seconds, and those of the server t1 and t2: the line
+    through both points. In a closed loop or a burst, batches are the same with any factor and gap,
+    and the first line is it. At a rate they are not: a few rounds.
+    """
+    gap = 0.0
+    for _ in range(ROUNDS):
+        ours = []
+        theirs = []
+        for run in (light, heavy):
+            factor = factor_of(run, replica, gap)
+            theirs.append(iteration_of(run, replica, factor, gap))
+            ours.append(theirs[-1] / factor - gap)
+        if max(ours) < APART * min(ours):
+            return f"iterations of both loads are alike (less than a factor of {APART:g})"
+        factor = (theirs[1] - theirs[0]) / (ours[1] - ours[0])
+        if not 1 / FAR <= factor <= FAR:
+            return f"the factor would be {factor:.3g}; {1 / FAR:g} to {FAR:g} is allowed"
+        gap = theirs[0] / factor - ours[0]
+        if gap < (SHARE - 1) * shortest(replica):
+            return f"the gap would be {1e3 * gap:.3g} ms, nearly all of our shortest iteration"
+    return factor, gap
 
 
 def anchor_of(path: Path, replica: Deployment) -> Anchor:
-    """Replays the file's load on a replica.
+    """Replays the file's loads on a replica. A file of one load gives a factor alone.
 
     The server had its engine's defaults for that GPU, unless the file says otherwise. Raises
     UserError where it cannot have run the load, or its factor is none of a server.
     """
-    run = read_load(path)
-    usual, size = run.defaults(replica.cost_model.gpu)
-    server = replace(replica, max_batch_size=run.size or size)
-    budget = run.budget or usual
-    cache_tokens = server.holds(budget)
-    if run.clients and replica.stages > 1:
-        raise UserError(f"{path}: {run.load}: a closed loop needs --pp 1")
-    longest = max(each.most_cached for each in run.requests())
-    if longest > cache_tokens:
-        raise UserError(
-            f"{path}: a request of {longest} tokens, and a cache of {cache_tokens} here; {SAME}"
-        )
-    matched = run.matched
-    wanted = run.measured[run.matched]
-    factor = find_factor(
-        lambda factor: measure_of(matched, replay(run, server, budget, factor)),
-        wanted,
-        matched != "output",
-    )
-    if not 1 / FAR <= factor <= FAR:
-        raise UserError(
-            f"{path}: {matched} of {wanted:.4g} takes iterations of {factor:.3g} x ours;"
-            f" {1 / FAR:g} to {FAR:g} is allowed; {SAME}"
-        )
-    traces = [replay(run, server, budget, each) for each in (1.0, factor)]
-    compared = {}
+    runs = read_loads(path)
+    middle = runs[len(runs) // 2]
+    notes = middle.notes(replica)
+    used = [middle]
+    gap = 0.0
+    for run in (runs[0], middle, runs[-1]):
+        check(run, replica)
+    line = "" if len(runs) < 2 else "a pipeline has no gap of its own"
+    if len(runs) > 1 and replica.stages == 1:
+        line = find_line(runs[0], runs[-1], replica)
+    if isinstance(line, str):
+        factor = factor_of(middle, replica)
+        if not 1 / FAR <= factor <= FAR:
+            wanted = middle.measured[middle.matched]
+            raise UserError(
+                f"{path}: {middle.matched} of {wanted:.4g} takes iterations of {factor:.3g} x ours;"
+                f" {1 / FAR:g} to {FAR:g} is allowed; {SAME}"
+            )
+    else:
+        factor, gap = line
+        used = [runs[0], runs[-1]]
+    if line and isinstance(line, str):
+        notes.append(f"one factor, of the middle load of {len(runs)}: {line}")
+    loads = [compare(run, replica, factor, gap, matched=True) for run in used]
+    left = runs[len(runs) // 2] if len(used) == 2 else runs[-1]
+    if left not in used:
+        loads.append(compare(left, replica, factor, gap, matched=False))
+    return Anchor(path.name, factor, gap, loads, notes)
+
+
+def compare(run: Run, replica: Deployment, factor: float, gap: float, matched: bool) -> Compared:
+    """One load: measured, ours, and ours with factor and gap."""
+    server, budget = server_of(run, replica)
+    traces = [replay(run, replica), replay(run, replica, factor, gap)]
+    numbers = {}
     for name in QUANTITIES:
         if name in run.measured:
-            compared[name] = [run.measured[name], *(measure_of(name, trace) for trace in traces)]
+            numbers[name] = [run.measured[name], *(measure_of(name, trace) for trace in traces)]
     title = f"{run.load}: {len(run.lengths)} requests, C = {budget}, B = {server.size(budget)}"
-    return Anchor(path.name, factor, title, matched, compared, run.notes(replica))
+    spread = {}
+    if run.clients and run.clients > 1 and len(set(run.lengths)) == 1:
+        latency = statistics.fmean(life.latency for life in traces[1].lives.values())
+        apart = replay(run, replica, factor, gap, step=latency / run.clients)
+        spread = {name: measure_of(name, apart) for name in numbers if name.endswith("TTFT")}
+    return Compared(title, run.matched, numbers, matched, spread)

@@ -191,8 +191,9 @@ class Deployment:
         budget: int,
         clients: int | None = None,
         over: Callable[[Trace], bool] | None = None,
+        step: float = 0.0,
     ) -> Trace:
-        """The run of these requests. budget: C, in tokens. clients: see `run_closed`.
+        """The run of these requests. budget: C, in tokens. clients, step: see `run_closed`.
 
         over: asked with the trace so far, after iterations; True ends the run there.
         """
@@ -204,7 +205,7 @@ class Deployment:
             scheduler = make_scheduler(policy, size, budget, cache_tokens)
             loop = FastForward(scheduler, CostExecutor(cost))
             if clients is not None:
-                return run_closed(loop, requests, clients)
+                return run_closed(loop, requests, clients, step)
             for request in requests:
                 loop.add(request)
             while loop.step() and not (over and over(loop.trace)):
@@ -282,17 +283,21 @@ def cache_of_engine(
     return max(0, int(free * stages // cost.kv_bytes))
 
 
-def run_closed(loop: FastForward, requests: Iterable[Request], clients: int) -> Trace:
+def run_closed(
+    loop: FastForward, requests: Iterable[Request], clients: int, step: float = 0.0
+) -> Trace:
     """A closed loop: each of `clients` sends its next request when it has its last token.
 
     Or when the policy has rejected its last request. It is what `vllm bench serve
-    --max-concurrency` does. The requests' own arrivals do not count.
+    --max-concurrency` does. The requests' own arrivals do not count. Requests of equal lengths
+    begin and end together, for ever: all prompts come at once. step: seconds from one client's
+    first request to the next one's, so that they do not.
     """
     check_whole("clients", clients)
     left = iter(requests)
     ended = 0
-    for request in islice(left, clients):
-        loop.add(copy_of(request, request.request_id, loop.executor.now()))
+    for place, request in enumerate(islice(left, clients)):
+        loop.add(copy_of(request, request.request_id, loop.executor.now() + place * step))
     going = True
     while going:
         iteration = loop.step()

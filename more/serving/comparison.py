@@ -13,7 +13,15 @@ from functools import partial
 from batch import LATEST
 from command.checks import UserError
 from more.policies import compared
-from more.serving.capacity import WHOLE, Deployment, Load, Slo, token_budget, tpot
+from more.serving.capacity import (
+    WHOLE,
+    Deployment,
+    Load,
+    Slo,
+    steady_span,
+    token_budget,
+    tpot,
+)
 from more.serving.planner import (
     EXACT,
     Found,
@@ -33,7 +41,9 @@ ROUGH = 1.05  # precision of what the answer is compared with
 SLOWER = 1.05  # how much a capacity falls if iterations take so many times as long
 DRAWS = 8  # samples of the traffic, for the interval
 TABLES = ("samples", "latencies", "layouts", "policies")
-LOADS = (0.5, 0.7, 0.9, 1.0)  # of the capacity, in the table of latencies
+LOADS = (0.5, 0.7, 0.9, 1.0, 1.5, 2.0)  # of the capacity, in the table of latencies
+OVER = 1.1  # of the capacity: a load that misses the SLO, and shows why
+GROWTH = (1.5, 2.0)  # of an expected rate
 ALONE = 32  # requests that are served one at a time, to see whether any rate meets the SLO
 
 
@@ -63,18 +73,40 @@ class Demand:
 
 
 @dataclass(frozen=True)
+class Compared:
+    """One load of the user's own server beside ours.
+
+    numbers: by quantity: measured; predicted; predicted as the anchor has it. matched: the quantity
+    that the anchor makes equal; used: it does. Else this load is a check of the anchor.
+    spread: TTFTs, in ms, if the clients of a closed loop are spread over an answer; else they are
+    in step. {} where requests differ, or it is no closed loop.
+    """
+
+    load: str
+    matched: str
+    numbers: Mapping[str, Sequence[float]]
+    used: bool = True
+    spread: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def errors(self) -> tuple[float, float]:
+        """Of the matched quantity, without the anchor and with it, as factors from 1."""
+        measured, *ours = self.numbers[self.matched]
+        without, by = (max(each / measured, measured / each) for each in ours)
+        return without, by
+
+
+@dataclass(frozen=True)
 class Anchor:
     """The user's own server, as more/serving/anchor.py compares it with ours.
 
-    factor: seconds of its iterations over ours. matched: the quantity that the factor makes equal.
-    compared: by quantity: measured; predicted; predicted with the factor.
+    Its iterations take factor x (ours + gap), in seconds.
     """
 
     name: str
     factor: float
-    load: str
-    matched: str
-    compared: Mapping[str, Sequence[float]]
+    gap: float
+    loads: Sequence[Compared]
     notes: Sequence[str]
 
 
@@ -90,6 +122,7 @@ class Question:
     demands: Sequence[Demand] = ()
     anchor: Anchor | None = None
     named: bool = False  # the budgets are the user's: all are tried
+    beside: Sequence[Deployment] = ()  # other replicas, each with its capacity at the same SLO
 
     def budgets(self, tp: int, pp: int) -> list[int]:
         """Those that are tried with so many GPUs, and leave room for the longest request.
@@ -131,11 +164,16 @@ class Plan:
     best: Found
     slower: float  # the capacity if iterations take SLOWER as long
     refused: dict[tuple[int, int], str]  # why a layout is none
-    expected: list[Load] = field(default_factory=list)  # of a replica, at each of the demands
+    over: Load | None = None  # at OVER of the capacity
+    # there: how full are C, B and the cache, on average; by their names
+    full: dict[str, float] = field(default_factory=dict)
+    # of a replica: at each of the demands, and at GROWTH of it
+    expected: list[list[Load]] = field(default_factory=list)
     draws: list[float] = field(default_factory=list)  # capacities of other samples
     # at LOADS: the share, the rate, the load, and the mean batch size
     loads: list[tuple[float, float, Load, float]] = field(default_factory=list)
     layouts: dict[tuple[int, int], Found] = field(default_factory=dict)
+    beside: list[Found] = field(default_factory=list)  # of each in Question.beside
     policies: dict[str, Found] = field(default_factory=dict)
 
     def replicas_for(self, rate: float) -> int:
@@ -213,9 +251,24 @@ def search(
         raise UserError(too_strict(question, here))
     curve = dict(sorted(curve.items()))
     plan = Plan(question, question.replicas[here], curve, best, slow.rate, refused)
-    rates = [each.rate / plan.replicas_for(each.rate) for each in question.demands]
-    plan.expected = [load_at(plan, rate)[0] for rate in rates]
+    check_several(plan)
+    trace = run_at(plan, OVER * best.rate)
+    plan.over = Load.steady(trace)
+    plan.full = fullness(trace, plan.replica, best.budget)
+    for each in question.demands:
+        rate = each.rate / plan.replicas_for(each.rate)
+        plan.expected.append([load_at(plan, share * rate)[0] for share in (1.0, *GROWTH)])
     yield "answer", plan
+    for replica in question.beside:
+        own = replace(question, replicas={here: replica})
+        budget = first_budget(own, here)
+        for what in ("best", "exact"):  # first the budget, then the capacity as precise as ours
+            job = Job(what, OURS, budget, *here)
+            [found] = perform(partial(own.answer, starts={}), [job], replica.hardware).values()
+            budget = found.budget
+        plan.beside.append(found)
+    if question.beside:
+        yield "beside", plan
     if "samples" in tables:
         jobs = [Job("draw", OURS, best.budget, *here, seed) for seed in range(DRAWS)]
         found = run(jobs, "other samples of the traffic", {best.budget: best.rate})
@@ -239,17 +292,22 @@ def search(
         yield "policies", plan
 
 
-def too_strict(question: Question, here: tuple[int, int]) -> str:
-    """Why there is no capacity: the bounds that requests miss even if they never meet another."""
-    replica = question.replicas[here]
+def alone(question: Question, here: tuple[int, int], budget: int) -> Load:
+    """The load of requests that never meet another."""
+    few = min(ALONE, len(question.traffic.prompts))
+    requests = question.traffic.sample(few)
+    apart = [copy_of(each, i, 1e5 * i) for i, each in enumerate(requests)]
+    return Load.of(question.replicas[here].serve(apart, OURS, budget))
+
+
+def too_strict(question: Question, here: tuple[int, int], rate: float = 0.0) -> str:
+    """Why there is no capacity: the bounds that requests miss even if they never meet another.
+
+    rate: a load that meets the SLO, and is no capacity.
+    """
     slo = question.slo
     budgets = question.budgets(*here)
-    few = min(ALONE, len(question.traffic.prompts))
-    loads = []
-    for size in {budgets[0], budgets[-1]}:
-        requests = question.traffic.sample(few)
-        alone = [copy_of(each, i, 1e5 * i) for i, each in enumerate(requests)]
-        loads.append(Load.of(replica.serve(alone, OURS, size)))
+    loads = [alone(question, here, size) for size in {budgets[0], budgets[-1]}]
     least = {
         each: min(load.value(each.quantity, each.percent) for load in loads) for each in slo.bounds
     }
@@ -259,14 +317,65 @@ def too_strict(question: Question, here: tuple[int, int]) -> str:
         if seconds > each.seconds
     ]
     why = "; ".join(missed) or "single requests meet it, and hardly more than one at a time"
-    return f"no rate meets the SLO ({slo}): {why}; allow more, or give more GPUs with --tp"
+    if rate:
+        why = f"{rate:.3g} requests/s do, which is less than one request at a time"
+    most = "no rate meets" if not rate else "no useful rate meets"
+    return f"{most} the SLO ({slo}): {why}; allow more, or give more GPUs with --tp"
+
+
+def check_several(plan: Plan) -> None:
+    """Raises UserError if the capacity is less than one request at a time.
+
+    It is judged by the requests that a token shares its iteration with: of Poisson arrivals, it is
+    one more than run on average. So bursts count as what they are.
+    """
+    here = plan.replica.tp, plan.replica.stages
+    question = plan.question
+    rate = plan.best.rate
+    latency = float(alone(question, here, plan.best.budget).requests[:, -1].mean())
+    if rate * latency >= 1:
+        return
+    iterations = run_at(plan, rate).iterations
+    tokens = sum(each.num_decodes for each in iterations)
+    shared = sum(each.num_decodes * (each.num_decodes + each.num_chunks) for each in iterations)
+    if shared < 2 * tokens:
+        raise UserError(too_strict(question, here, rate))
+
+
+def run_at(plan: Plan, rate: float) -> Trace:
+    """A long run of the chosen replica and budget."""
+    requests = at_rate(plan.question.traffic.sample(plan.best.requests), rate)
+    return plan.replica.serve(requests, OURS, plan.best.budget)
 
 
 def load_at(plan: Plan, rate: float) -> tuple[Load, float]:
     """The load of the requests of a long run, without its start and end; the mean batch size."""
-    requests = at_rate(plan.question.traffic.sample(plan.best.requests), rate)
-    trace = plan.replica.serve(requests, OURS, plan.best.budget)
+    trace = run_at(plan, rate)
     return Load.steady(trace), trace.mean_batch_size
+
+
+def fullness(trace: Trace, replica: Deployment, budget: int) -> dict[str, float]:
+    """How full C, B and the cache are, on average over the steady part of a run; 1 is full."""
+    begin, end = steady_span(trace)
+    seconds = tokens = running = 0.0
+    for each in trace.iterations:
+        if begin <= each.start <= end:
+            seconds += each.seconds
+            tokens += each.seconds * (each.num_prefill_tokens + each.num_decodes)
+            running += each.seconds * (each.num_decodes + each.num_chunks)
+    held = 0.0
+    for life in trace.lives.values():
+        last = life.tokens[-1]
+        inside = max(0.0, min(last, end) - max(life.scheduled, begin))
+        held += inside * (
+            life.prompt_tokens + len(life.tokens) / 2
+        )  # half of its output, on average
+    span = end - begin
+    return {
+        "C": tokens / seconds / budget,
+        "B": running / seconds / replica.size(budget),
+        "the cache": held / span / replica.holds(budget),
+    }
 
 
 def measure_of(quantity: str, trace: Trace) -> float:
