@@ -8,8 +8,7 @@
         scaled to your own server: `vllm bench serve --save-result`, SGLang's or guidellm's file
 
 The answer: a token budget, its capacity, what that is worth, the command lines of engines. --tables
-adds what it is compared with. Each part is printed once known. Prefix caching:
-experiments/prefix_caching.py, of Mistral-7B on an A100 alone.
+adds what it is compared with. Each part is printed once known.
 more/serving/planner.py says how it searches; docs/planner.md what the answer is worth.
 """
 
@@ -23,10 +22,11 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from batch import Request
 from command.checks import UserError
 from command.cli import run_main
 from command.flags import Flag
-from configs import ModelConfig
+from configs import ModelConfig, gpu_named
 from costmodel import SOFTWARE, constants, make_batch
 from experiments.lib.common import run_jobs
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
@@ -54,8 +54,16 @@ from experiments.lib.plan_report import (
 from more.loading.priced import priced_model
 from more.serving.anchor import anchor_of, anchored, scaled
 from more.serving.capacity import Deployment
-from more.serving.comparison import SLOWER, TABLES, Question, fits, policies_of, search
-from more.serving.planner import Traffic
+from more.serving.comparison import (
+    SLOWER,
+    TABLES,
+    Demand,
+    Question,
+    fits,
+    policies_of,
+    search,
+)
+from more.serving.planner import MOST, Traffic
 from more.serving.search import percentile
 
 REQUESTS = 2048  # that are drawn, where no file has them
@@ -115,6 +123,10 @@ FLAGS = {
         "another replica side by side, at the same SLO: a GPU (h100), a layout (tp2, tp2-pp2), or"
         " both (h100:tp2)",
         repeated=True,
+    ),
+    "prefix_caching": Flag(
+        "also: your requests with prefix caching and without, where the file says what prompts"
+        " share (hash_ids, or a session_id of each chat)"
     ),
     "out": Flag("also the tables as a picture and a CSV: plan.png and plan.csv", shown="none"),
     "force": Flag(),
@@ -205,8 +217,26 @@ def beside_of(
             f"--beside {word}: an anchor says nothing of another GPU; give a layout, such as tp2"
         )
     own = vars(options) | {"cache_tokens": None, "tp": place[0], "pp": place[1]}
-    own |= {"gpu": gpu, "gpu_spec": None, "link": None} if gpu else {}
+    own |= {"gpu": gpu_named(gpu), "gpu_spec": None, "link": None} if gpu else {}
     return replica_of(Namespace(**own), model, *place)
+
+
+def shared_of(
+    options: Namespace, requests: Sequence[Request], demands: Sequence[Demand]
+) -> Sequence[Request]:
+    """With --prefix-caching, the requests. Raises UserError where they share nothing."""
+    if not options.prefix_caching:
+        return ()
+    if options.pp > 1:
+        raise UserError("--prefix-caching: it is simulated on one stage; leave --pp out")
+    if all(isinstance(each.prompt, range) for each in requests):
+        raise UserError(
+            "--prefix-caching: these requests do not say what their prompts share; give a"
+            " --requests-file with hash_ids, or with a session_id of each chat"
+        )
+    if not demands:
+        raise UserError("--prefix-caching: the file has no times; give --rate")
+    return requests[:MOST]
 
 
 def read_options(arguments: Sequence[str] | None = None) -> Namespace:
@@ -238,7 +268,8 @@ def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
     beside = [beside_of(options, model, word, replicas) for word in options.beside or ()]
     slower = scaled(replica, SLOWER * replica.cost_model.host.factor)
     named = bool(options.chunk_size)
-    asked = Question(replicas, slower, traffic, slo, sizes, demands, anchor, named, beside)
+    shared = shared_of(options, fitting, demands)
+    asked = Question(replicas, slower, traffic, slo, sizes, demands, anchor, named, shared, beside)
     return asked, refused
 
 

@@ -123,7 +123,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         "max-tokens": Kind("N", "output tokens of a request", TOKENS),
         "cache": Kind("NAME", f"cache: {either(LAYOUTS)}; of a beam search: {either(CACHES)}"),
         "block-size": Kind("N", "with --cache paged: tokens of a block", TOKENS),
-        "prefix-caching": Kind("", "with --cache paged: requests that begin alike share blocks"),
+        "prefix-caching": Kind("", "requests that begin alike share blocks (with --cache paged)"),
         "cuda-graphs": Kind(
             "WHEN", f"replay an iteration whose shape comes again: {either(GRAPHS)}", OneOf(GRAPHS)
         ),

@@ -16,6 +16,7 @@ from more.fast_forward import FastForward
 from more.loading.priced import priced_model
 from more.loading.requests import OneByOne, checked
 from more.paged.blocks import choose_blocks
+from more.paged.prompts import continuations
 from scheduler import make_scheduler
 from simulate import CostExecutor, run_all
 from timeline import Iteration, Life, Recorder, Trace
@@ -54,7 +55,8 @@ def simulate(
     """As `simulate.simulate`, with a few options more. model: also a folder with a config.json.
 
     cache, block_size, prefix_caching: see `nano_sarathi.LLM`. Only prompts that say which tokens
-    they share can share them, and `range(n)` says nothing: see more/paged/prompts.py.
+    they share can share them, and `range(n)` says nothing: see more/paged/prompts.py. An answer is
+    in the cache, too: a prompt that begins with an earlier one has its answer behind it.
 
     done: is given each request's life when it has ended, and nothing is kept. So a million requests
     may come from a generator, in order of arrival. (With prefix_caching, give cache_tokens, too.)
@@ -68,6 +70,9 @@ def simulate(
         scheduler.memory = blocks.memory(cache_tokens)
     executor = CostExecutor(cost_model)
     if done is None:
+        if prefix_caching:
+            ready = list(ready)
+            scheduler.memory.continued = continuations(ready)
         loop = FastForward(scheduler, executor)
         run_all(loop, ready)
     else:

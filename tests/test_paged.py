@@ -19,11 +19,12 @@ from command.checks import UserError
 from configs import MODELS
 from executor import ModelExecutor
 from kvcache import KVCache
+from more.apart.simulate import simulate_fleet
 from more.fast import native
 from more.paged import blocks
 from more.paged.blocks import BlockMemory
 from more.paged.cache import PagedCache
-from more.paged.prompts import Parts, shared
+from more.paged.prompts import Parts, continuations, fresh, shared, turns
 from more.policies import compared
 from more.simulate import simulate
 from nano_sarathi import LLM
@@ -322,3 +323,42 @@ def test_a_batch_that_fails_has_filled_nothing(
     assert memory.hits - hits == (24 if good else 16), "of a failed batch, nothing is a hit"
     check_blocks(None, memory, [])
     assert len(memory.references) <= memory.most == 16 and not memory.unsure
+
+
+CHAT = {"model": "llama3.1-8b", "gpu": "a100-80gb", "software": "vllm", "policy": "sarathi_serve"}
+CHAT |= {"chunk_size": 2048, "max_batch_size": 8, "cache": "paged", "prefix_caching": True}
+
+
+@pytest.mark.parametrize("length", [320, 327, 7])
+def test_the_next_turn_of_a_chat_hits_the_answer(length: int) -> None:
+    """But for its last token, which nothing was computed of, and what does not fill a block."""
+    first = list(range(length))
+    second = first + [9] * 160 + list(range(5000, 5160))
+    other = first + [8] * 160 + list(range(6000, 6160))
+    asked = [(0.0, first, 160), (1e3, second, 16), (2e3, other, 16), (3e3, [1, 2], 4)]
+
+    def made() -> list[Request]:
+        return [Request(i, prompt, n, arrival=at) for i, (at, prompt, n) in enumerate(asked)]
+
+    assert continuations(made()) == {0: second}, "of two next turns, the first to arrive"
+    run = simulate(made(), cache_tokens=10**5, **CHAT)
+    cached = [run.lives[i].cached for i in range(4)]
+    assert cached == [0, (length + 159) // 16 * 16, length // 16 * 16, 0]
+    fleet = simulate_fleet(made(), layout="2", router="by_prefix", cache_tokens=10**5, **CHAT)
+    assert [fleet.requests.lives[i].cached for i in range(4)] == cached
+
+
+def test_what_is_no_next_turn() -> None:
+    """A prompt with no room for the answer, another beginning, and one that came before."""
+    whole = list(range(100))
+    for prompt, at in ((whole + [1] * 9, 1.0), ([7, *whole] + [1] * 50, 1.0), (whole * 2, -1.0)):
+        later = Request(1, prompt, 5, arrival=1.0 + at)
+        assert continuations([Request(0, whole, 10, arrival=1.0), later]) == {}
+
+
+def test_turns_of_chats() -> None:
+    """A turn that is longer than all before it begins with it. One that was cut is new."""
+    one, other, two, cut = turns([("a", 10, 5), ("b", 10, 5), ("a", 20, 5), ("a", 25, 5)])
+    assert [*map(len, (one, other, two, cut))] == [10, 10, 20, 25]
+    assert two[:10] == one[:] and not {*two} & {*other} and not {*cut} & {*two}
+    assert not {*fresh(3)} & {*fresh(3)}

@@ -7,7 +7,7 @@ import gc
 import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
@@ -631,7 +631,8 @@ SMALL = ("--requests-file", "2000:60", "--requests", 64, "--tbt-slo", 40)
 
 
 def test_an_interrupt_keeps_what_is_there(llama: Path) -> None:
-    load_at = mock.Mock(side_effect=[(LIGHT, 1.0), KeyboardInterrupt])  # --rate; a table
+    seen = [(LIGHT, 1.0)] * 3  # at the rate, and at 150 and 200 % of it; then comes a table
+    load_at = mock.Mock(side_effect=[*seen, KeyboardInterrupt])
     few = {"EXACT": 1.2, "ROUGH": 1.5, "DRAWS": 1, "load_at": load_at}
     asked = "--rate", 9, "--chunk-size", 512, "--tables", "all"
     with mock.patch(*ONE_CORE), mock.patch.multiple(comparison, **few):
@@ -639,7 +640,7 @@ def test_an_interrupt_keeps_what_is_there(llama: Path) -> None:
     (of, rate), _ = load_at.call_args_list[0]
     assert rate <= of.best.rate and (9 / rate).is_integer(), "replicas share it"
     assert "at this rate: P99 TBT 10.0 ms, P90 TTFT 10.0 ms" in done.stdout
-    assert "no TTFT is bounded" in done.stdout
+    assert "at 200 % of it, within the SLO: P99 TBT 10.0 ms" in done.stdout
     assert done.returncode == 130 and "1 other samples" in done.stdout
     assert "you expect     9.00 requests/s" in done.stdout and "of one GPU" in done.stdout
     assert "policies, each" not in done.stdout
@@ -664,11 +665,120 @@ def test_a_small_plan(llama: Path, tmp_path: Path) -> None:
     assert float(two[3]) > float(one[3]) > 0, "requests/s"
     assert {"priority", "sarathi_serve"} <= {line[0] for line in lines if line}
     assert "you expect     9.00 requests/s" in said and "100 %" in said
-    assert "no TTFT is bounded" not in said
+    assert said.index("token budget   C") < said.index("anchor     none"), "the answer comes first"
     rows = read_rows(tmp_path / "plan.csv")
     assert len(rows.where("best")) == 2 and {*rows.by("layout")} == {"TP1", "TP2", "TP1-PP2"}
     assert 2 * rows.one("capacity per GPU", layout="TP2") == pytest.approx(float(two[3]), rel=0.01)
     assert {*rows.by("rate")} and (tmp_path / "plan.png").exists()
+
+
+def found_plan(of: Deployment, traffic: Traffic, slo: Slo, rate: float, C: int = 512) -> Plan:
+    """With a capacity of `rate`, whatever it is."""
+    asked = Question({(1, 1): of}, of, traffic, slo, (C,))
+    curve = {C: Found(rate, C, 300), 2 * C: Found(rate / 2, 2 * C, 300)}
+    return Plan(asked, of, curve, curve[C], 0.0, {})
+
+
+@pytest.mark.parametrize(
+    ("fullest", "size", "cache", "tokens"),
+    [("B", 4, 10**6, "200:200"), ("the cache", 256, 4000, "200:200"), ("C", 256, 10**6, "3000:9")],
+)
+def test_what_requests_wait_for(fullest: str, size: int, cache: int, tokens: str) -> None:
+    """For a place in the batch, for room in the cache, or for tokens of an iteration."""
+    of = Deployment("mistral-7b", max_batch_size=size, cache=cache, software="vllm")
+    _, requests, _ = plan.requests_of(plan.read_options(["--requests-file", tokens]))
+    found = found_plan(of, Traffic.of("x", requests), Slo.of(0.2, 0.5), 1.0)
+    trace = comparison.run_at(found, 20.0)
+    found.over = Load.steady(trace)
+    found.full = comparison.fullness(trace, of, 512)
+    assert max(found.full, key=found.full.get) == fullest
+    assert 0.75 < found.full[fullest] <= 1.01
+    said = plan_report.what_binds(found)
+    assert said.startswith("TTFT and scheduling delay, at 110 % of this: P99 TBT ")
+    assert f"Requests wait for {fullest} (full: C " in said
+    assert ("A larger C serves less" in said) == (fullest == "C")
+
+
+def test_what_else_binds() -> None:
+    """A TBT that is missed needs no queue. In a lighter run, nothing may be missed."""
+    of = Deployment("mistral-7b")
+    found = found_plan(of, Traffic.of("x", [Request(0, range(9), 9)]), Slo.of(0.009), 1.0)
+    found.over = LIGHT
+    assert plan_report.what_binds(found) == (
+        "TBT, at 110 % of this: P99 TBT 10.0 ms, P90 TTFT 10.0 ms, median scheduling delay 0 s"
+    )
+    found.question = replace(found.question, slo=SLO)
+    assert "nothing, in one run" in plan_report.what_binds(found)
+
+
+def test_less_than_one_request_at_a_time_is_no_capacity() -> None:
+    """By what a token shares its iteration with: requests that come in bursts do share."""
+    of = Deployment("mistral-7b", software="vllm")
+    requests = make_requests(poisson(300, 1.0), Fixed(100), Fixed(100))
+    bursts = [replace(each, arrival=float(i // 10)) for i, each in enumerate(requests)]
+    comparison.check_several(found_plan(of, Traffic.of("x", requests), SLO, 9.0))
+    comparison.check_several(found_plan(of, Traffic.of("x", bursts), SLO, 0.05))
+    with pytest.raises(UserError, match=r"no useful rate.*: 0.05 requests/s do, which"):
+        comparison.check_several(found_plan(of, Traffic.of("x", requests), SLO, 0.05))
+
+
+@pytest.mark.parametrize(
+    ("word", "gpu", "layout"),
+    [
+        ("h100", "h100", "TP2"),
+        ("tp1", "a100-80gb", "TP1"),
+        ("L40S:tp4", "l40s", "TP4"),
+        ("h100:tp2-pp2", "h100", "TP2-PP2"),
+    ],
+)
+def test_a_replica_beside_it(word: str, gpu: str, layout: str) -> None:
+    """What it leaves out is as in the question, and so are the SLO and the traffic."""
+    flags = ["--model", "mistral-7b", "--tp", "2", "--requests-file", "100:10", "--beside", word]
+    question, _ = plan.prepare(plan.read_options(flags))
+    [of] = question.beside
+    assert (of.cost_model.gpu.name, of.layout) == (gpu, layout)
+    assert of.host == question.replicas[2, 1].host and of.utilization == 0.9
+
+
+def test_replicas_side_by_side(capsys: pytest.CaptureFixture) -> None:
+    """Each has its best budget, found to the same precision."""
+    flags = ["--model", "mistral-7b", "--requests-file", "100:10", "--beside", "h100"]
+    question, refused = plan.prepare(plan.read_options(flags))
+    asked = []
+
+    def find(*of: object, **_: float) -> Found:
+        asked.append((of[0].cost_model.gpu.name, of[5]))
+        return Found(50.0 if of[0].cost_model.gpu.name == "h100" else 20.0, of[4], 64, {})
+
+    def perform(answer: Callable, jobs: Sequence, _: str) -> dict:
+        return {job: answer(job) for job in jobs}
+
+    best = mock.Mock(side_effect=lambda *of: find(*of[:4], 384, of[5]))
+    with mock.patch.multiple(comparison, find_capacity=find, best_budget=best):
+        for part, found in comparison.search(question, (1, 1), (), (), refused, perform):
+            plan.PARTS[part](found)
+    assert ("h100", EXACT) in asked
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["h100", "TP1", "384", "50.0", "50.0"] in [line[:5] for line in lines]
+
+
+def test_what_prefix_caching_saves(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    lines = [f"{i},{100 + 150 * turn},50,chat{i % 40}" for turn in range(3) for i in range(40)]
+    lines = [f"{40 * n // 40},{line.partition(',')[2]}" for n, line in enumerate(lines)]
+    (path := tmp_path / "chats.csv").write_text(
+        "\n".join(["arrival,prompt_tokens,output_tokens,session_id", *lines])
+    )
+    flags = ["--model", "mistral-7b", "--requests-file", str(path), "--prefix-caching"]
+    question, _ = plan.prepare(plan.read_options(flags))
+    found = found_plan(question.replicas[1, 1], question.traffic, SLO, 9.0)
+    found.question = question
+    found.prefixes = comparison.run_prefixes(found)
+    plan_report.print_prefixes(found)
+    said = capsys.readouterr().out
+    whole = 40 * (100 + 250 + 400)
+    hits = 40 * (144 + 288)  # whole blocks of 16 tokens: of 150 tokens but the last, and of 300
+    rows = [line.split() for line in said.splitlines() if line.startswith("with")]
+    assert [row[1] for row in rows] == [str(whole), str(whole - hits)]
 
 
 def test_requests_that_are_too_long_are_counted(capsys: pytest.CaptureFixture, llama: Path) -> None:

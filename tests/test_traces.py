@@ -206,6 +206,18 @@ def test_bailians_blocks_have_16_tokens(tmp_path: Path) -> None:
     assert hits(read_trace(path), "", block_size=16) == [0, 16]
 
 
+def test_chats_by_session(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Turns are in order of arrival, whatever the order of the lines. The name is a tag, too."""
+    lines = "2,30,5,a", "1,10,5,a", "1.5,30,5,b"
+    (path := tmp_path / "chats.csv").write_text(
+        "\n".join(["arrival,prompt_tokens,output_tokens,session_id", *lines])
+    )
+    first, other, second = read_trace(path)
+    assert "; turns of a chat by session_id; " in capsys.readouterr().out
+    assert second.prompt[:10] == first.prompt[:] and len(second.prompt) == 30
+    assert not {*other.prompt} & {*second.prompt} and other.tags == {"session_id": "b"}
+
+
 def test_a_batch_of_openais_comes_at_once(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Its `created` is when an answer was made. Requests that failed are left out."""
     for names in (("prompt_tokens", "completion_tokens"), ("input_tokens", "output_tokens")):

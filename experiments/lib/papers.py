@@ -18,7 +18,6 @@ from more.serving.lengths import tag_lengths
 from more.serving.planner import EXACT, Traffic, find_capacity
 from more.serving.traffic import (
     FASTEST,
-    HASHES,
     Counter,
     Lengths,
     LogNormal,
@@ -95,7 +94,7 @@ def read_whole(path: Path, *counter: Counter) -> list[Request]:
     """The requests of a file, for an engine that computes each prompt whole. It says so."""
     requests = read_trace(path, *counter)
     if not all(isinstance(each.prompt, range) for each in requests):
-        print(f"{path}: the blocks that its {HASHES} share are computed again: no prefix caching")
+        print(f"{path}: what its prompts share is computed again: no prefix caching")
     return requests
 
 

@@ -337,6 +337,24 @@ def print_beside(plan: Plan) -> None:
     print_table(header, rows, f"side by side: {plan.question.slo}")
 
 
+def print_prefixes(plan: Plan) -> None:
+    """The user's own requests without prefix caching and with it."""
+    rate, traces = plan.prefixes
+    rows = []
+    for name, trace in zip(("without", "with"), traces, strict=True):
+        lives = trace.lives.values()
+        whole = sum(life.prompt_tokens for life in lives)
+        computed = whole - sum(life.cached for life in lives)
+        times = [percentile(trace.ttfts, 50), percentile(trace.ttfts, 90)]
+        times += [percentile(trace.tbts, 99)]
+        share = f"{100 * computed / whole:.0f} %"
+        rows.append([name, computed, share, *(three_digits(1e3 * each) for each in times)])
+    header = ["prefix caching", "prompt tokens computed", "of all"]
+    header += ["P50 TTFT, ms", "P90 TTFT, ms", "P99 TBT, ms"]
+    title = f"your {len(plan.question.shared)} requests at {rounded(rate)}/s on one replica"
+    print_table(header, rows, f"{title}, C = {plan.best.budget}")
+
+
 def seen_of(load: Load, shown: Mapping[str, tuple[str, float]]) -> str:
     seen = [f"{name} {three_digits(1e3 * load.value(*each))} ms" for name, each in shown.items()]
     return f"{', '.join(seen)}, median scheduling delay {load.median_delay:.2g} s"
@@ -426,6 +444,7 @@ def print_latencies(plan: Plan) -> None:
 PARTS = {
     "answer": print_answer,
     "beside": print_beside,
+    "prefixes": print_prefixes,
     "samples": print_samples,
     "latencies": print_latencies,
     "layouts": print_layouts,

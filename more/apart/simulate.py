@@ -1,7 +1,7 @@
 """`simulate_fleet`: requests on several priced engines. No torch."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from batch import Request
@@ -12,6 +12,7 @@ from more.apart.halves import HalfBlocks, HalfSlots
 from more.apart.routers import make_router
 from more.loading.requests import checked
 from more.paged.blocks import choose_blocks
+from more.paged.prompts import continuations
 from more.simulate import CostExecutor, Fleeting, make_cost_model
 from scheduler import make_scheduler
 from timeline import Life, Trace
@@ -90,9 +91,11 @@ def simulate_fleet(
         own = (blocks.size, blocks.prefix_caching) if blocks else ()
         scheduler.memory = (HalfBlocks if blocks else HalfSlots)(cache_tokens, *own)
         scheduler.memory.known = keys
+        scheduler.memory.continued = continued
         return Engine(number, PatientLoop(scheduler, CostExecutor(cost_model)), keep)
 
     keys: dict[int, list[bytes]] = {}  # of blocks
+    continued: dict[int, Sequence[int]] = {}
     trace = FleetTrace(Fleeting() if done else Trace(), guess=cost_model.doubts(cache_tokens))
     lives = trace.requests.lives
 
@@ -113,7 +116,11 @@ def simulate_fleet(
         Way.over(own, cost_model),
         keep,
     )
-    fleet.run(checked(requests, cost_model.model, prefix_caching, done is not None))
+    ready = checked(requests, cost_model.model, prefix_caching, done is not None)
+    if prefix_caching and done is None:
+        ready = list(ready)
+        continued.update(continuations(ready))
+    fleet.run(ready)
     trace.engines = [e.loop.trace for e in (*engines, *decoders)]
     trace.fetches = fleet.fetches
     total = trace.requests

@@ -17,7 +17,7 @@ nothing, so its blocks are forgotten.
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from heapq import heappop, heappush
@@ -53,7 +53,8 @@ class BlockMemory(Memory):
     blocks whose tokens nobody can want. block_of: key -> block, of full blocks that are computed,
     or will be by the batch that is being made (`unsure`). idle: blocks with a key that nobody
     holds, the least recently used first. asked, hits: tokens of all prefills that were admitted,
-    and how many of them were in the cache.
+    and how many of them were in the cache. continued: of a priced run, whose output tokens are not
+    known: see `continuations` of more/paged/prompts.py.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class BlockMemory(Memory):
         self.unsure: set[int] = set()
         self.idle: dict[int, None] = {}
         self.asked = self.hits = 0
+        self.continued: Mapping[int, Sequence[int]] = {}
         self._newcomer: tuple[Request | None, Table] = None, Table()
 
     def __str__(self) -> str:
@@ -285,7 +287,10 @@ class BlockMemory(Memory):
         keys = table.keys
         size = self.block_size
         if len(keys) < count:
-            tokens = request.tokens(len(keys) * size, count * size)
+            known = self.continued.get(request.request_id)
+            begin = len(keys) * size
+            end = count * size
+            tokens = known[begin:end] if known else request.tokens(begin, end)
             text = array(ITEM, list(tokens)).tobytes()
             width = array(ITEM).itemsize * size
             key = keys[-1] if keys else b""

@@ -10,9 +10,11 @@ gives it tokens that no other prompt has. `Parts` lays ranges one behind the oth
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, count
 
+from batch import Request
 from command.checks import MOST
 
 HASHED = 512  # tokens of a block of Mooncake's
+STEP = 16  # tokens that are compared at once
 FIRST = 2**62  # of the tokens that nobody states
 taken = count()
 
@@ -55,8 +57,61 @@ def stated(prompt: Sequence[int]) -> Sequence[int]:
     """The prompt; in place of `range(n)`, as many tokens that no other prompt has."""
     if prompt != range(len(prompt)):
         return prompt
-    own = FIRST + next(taken) * MOST
-    return range(own, own + len(prompt))
+    return fresh(len(prompt))
+
+
+def continuations(requests: Iterable[Request]) -> dict[int, Sequence[int]]:
+    """By request id: the prompt of the chat's next turn. It begins with this prompt and its answer.
+
+    A priced run knows no answers. But a prompt that begins with all of an earlier one, and is
+    longer by its output tokens at least, is taken for the next turn: what stands behind the earlier
+    prompt is then its answer. Of two next turns, the first to arrive counts.
+    """
+    ended: dict[int, list[Request]] = {}  # by the hash of all full blocks of a prompt
+    found: dict[int, Sequence[int]] = {}
+    for request in sorted(requests, key=lambda request: request.arrival):
+        tokens = request.prompt[:]
+        count = len(tokens)
+        key = 0
+        before = None
+        for place in range(0, count, STEP):
+            for earlier in reversed(ended.get(key, ())):
+                length = len(earlier.prompt)
+                alike = list(earlier.prompt[place:]) == list(tokens[place:length])
+                room = count - length >= earlier.ends_after
+                if alike and room and earlier.request_id not in found:
+                    before = earlier  # the longest so far
+                    break
+            if place + STEP <= count:
+                key = hash((key, *tokens[place : place + STEP]))
+        if before is not None:
+            found[before.request_id] = request.prompt
+        ended.setdefault(key, []).append(request)
+    return found
+
+
+def turns(sizes: Iterable[tuple[str, int, int]]) -> list[Parts]:
+    """Prompts of chats, in order: each is of (its chat, prompt tokens, output tokens).
+
+    A prompt that is longer than the last one of its chat and its answer begins with both. Another
+    one shares nothing: it was cut, or it is a new chat.
+    """
+    last: dict[str, list[range]] = {}  # by chat: the last prompt and its answer
+    found = []
+    for chat, prompt, output in sizes:
+        parts = last.get(chat, [])
+        known = sum(map(len, parts))
+        if known >= prompt:
+            parts, known = [], 0
+        found.append(Parts([*parts, fresh(prompt - known)]))
+        last[chat] = [*found[-1].parts, fresh(output)]
+    return found
+
+
+def fresh(count: int) -> range:
+    """As many tokens that no other prompt has."""
+    begin = FIRST + next(taken) * MOST
+    return range(begin, begin + count)
 
 
 def hashed(ids: Sequence[int], tokens: int, block: int = HASHED) -> Parts:

@@ -10,8 +10,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from batch import LATEST
+from batch import LATEST, Request
 from command.checks import UserError
+from more.fast_forward import FastForward
+from more.paged.blocks import BlockMemory
+from more.paged.prompts import continuations
 from more.policies import compared
 from more.serving.capacity import (
     WHOLE,
@@ -33,6 +36,8 @@ from more.serving.planner import (
 )
 from more.serving.search import percentile
 from more.serving.traffic import at_rate, copy_of
+from more.simulate import CostExecutor
+from scheduler import make_scheduler
 from timeline import Trace
 
 OURS = "sarathi_serve"  # as vLLM; SGLang only with --enable-mixed-chunk
@@ -122,6 +127,7 @@ class Question:
     demands: Sequence[Demand] = ()
     anchor: Anchor | None = None
     named: bool = False  # the budgets are the user's: all are tried
+    shared: Sequence[Request] = ()  # the user's own, whose prompts say what they share
     beside: Sequence[Deployment] = ()  # other replicas, each with its capacity at the same SLO
 
     def budgets(self, tp: int, pp: int) -> list[int]:
@@ -174,6 +180,8 @@ class Plan:
     loads: list[tuple[float, float, Load, float]] = field(default_factory=list)
     layouts: dict[tuple[int, int], Found] = field(default_factory=dict)
     beside: list[Found] = field(default_factory=list)  # of each in Question.beside
+    # the rate, and the runs of Question.shared at it, without prefix caching and with it
+    prefixes: tuple[float, list[Trace]] | None = None
     policies: dict[str, Found] = field(default_factory=dict)
 
     def replicas_for(self, rate: float) -> int:
@@ -269,6 +277,9 @@ def search(
         plan.beside.append(found)
     if question.beside:
         yield "beside", plan
+    if question.shared:
+        plan.prefixes = run_prefixes(plan)
+        yield "prefixes", plan
     if "samples" in tables:
         jobs = [Job("draw", OURS, best.budget, *here, seed) for seed in range(DRAWS)]
         found = run(jobs, "other samples of the traffic", {best.budget: best.rate})
@@ -354,6 +365,25 @@ def load_at(plan: Plan, rate: float) -> tuple[Load, float]:
     return Load.steady(trace), trace.mean_batch_size
 
 
+def run_prefixes(plan: Plan) -> tuple[float, list[Trace]]:
+    """The rate of a replica under the first demand; the runs without prefix caching and with it."""
+    demand = plan.question.demands[0]
+    rate = demand.rate / plan.replicas_for(demand.rate)
+    budget = plan.best.budget
+    replica = plan.replica
+    traces = []
+    for caching in (False, True):
+        requests = at_rate(plan.question.shared, rate)
+        scheduler = make_scheduler(OURS, replica.size(budget), budget)
+        scheduler.memory = BlockMemory(replica.holds(budget), prefix_caching=caching)
+        scheduler.memory.continued = continuations(requests) if caching else {}
+        loop = FastForward(scheduler, CostExecutor(replica.cost_model))
+        for request in requests:
+            loop.add(request)
+        traces.append(loop.run())
+    return rate, traces
+
+
 def fullness(trace: Trace, replica: Deployment, budget: int) -> dict[str, float]:
     """How full C, B and the cache are, on average over the steady part of a run; 1 is full."""
     begin, end = steady_span(trace)
@@ -367,14 +397,14 @@ def fullness(trace: Trace, replica: Deployment, budget: int) -> dict[str, float]
     for life in trace.lives.values():
         last = life.tokens[-1]
         inside = max(0.0, min(last, end) - max(life.scheduled, begin))
-        held += inside * (
-            life.prompt_tokens + len(life.tokens) / 2
-        )  # half of its output, on average
-    span = end - begin
+        context = life.prompt_tokens + len(life.tokens) / 2  # its mean
+        held += inside * context
+    # a preempted request holds nothing until it runs again, and no life says when: so at most 1
+    held = min(1.0, held / (end - begin) / replica.holds(budget))
     return {
         "C": tokens / seconds / budget,
         "B": running / seconds / replica.size(budget),
-        "the cache": held / span / replica.holds(budget),
+        "the cache": held,
     }
 
 

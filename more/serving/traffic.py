@@ -26,7 +26,7 @@ from command.checks import MOST_SEED, UserError, check_number, check_whole
 from command.cli import ROOT
 from more.loading.requests import listed
 from more.loading.tables import is_json, read_table
-from more.paged.prompts import HASHED, hashed
+from more.paged.prompts import HASHED, hashed, turns
 from more.serving.search import FASTEST
 
 OURS = ROOT / "experiments"  # the traces that ship with the project
@@ -249,6 +249,7 @@ LEAST_GAP = 20  # between two stamps, on average. As ms, these are 50 requests/s
 # Bailian alone has the first
 CHAT_ID = "chat_id"
 HASHES = "hash_ids"
+CHATS = ("session_id", "conversation_id")  # requests of one are the turns of a chat
 BAILIAN = 16  # tokens of its blocks
 TEXTS = ("conversations", "conversation", "items")  # of ShareGPT, and of files made of it
 # places and cells; tokens
@@ -268,12 +269,13 @@ def read_trace(path: Path | str, counter: Counter = lambda: None) -> list[Reques
     requests come at once; but a name such as `sent_at` may be an arrival: it is refused. Arrivals
     are seconds, or all of them are dates and times (ISO 8601), or milliseconds where the name says
     so; of a `timestamp`, see `stamped`. Lines in another order are sorted, and a line says so.
-    Prompts whose `hash_ids` begin alike share these blocks of 512 tokens, or of 16 (Bailian). No
-    other prompts share anything. Lengths are whole numbers of tokens, at least 1. Requests without
-    tokens of BurstGPT (they have failed), of OpenAI and of ShareGPT are left out, and a line says
-    how many. A column `max_tokens` has the limit of each output, which a policy may know; its true
-    length no policy knows. For a wrong cell, the UserError names file, line (in JSON: row) and
-    column. counter: of the tokens of ShareGPT's texts.
+    Prompts whose `hash_ids` begin alike share these blocks of 512 tokens, or of 16 (Bailian). Of
+    one `session_id`, a prompt begins with the prompt and the answer before it, if it is longer than
+    both. No other prompts share anything. Lengths are whole numbers of tokens, at least 1. Requests
+    without tokens of BurstGPT (they have failed), of OpenAI and of ShareGPT are left out, and a
+    line says how many. A column `max_tokens` has the limit of each output, which a policy may know;
+    its true length no policy knows. For a wrong cell, the UserError names file, line (in JSON: row)
+    and column. counter: of the tokens of ShareGPT's texts.
     """
     texts = Conversations(path, counter)
     header, lines = read_table(path, MOST_BYTES, MOST_JSON, texts.counted)
@@ -306,8 +308,10 @@ def read_trace(path: Path | str, counter: Counter = lambda: None) -> list[Reques
     elif arrival in IN_MS:
         unit = "ms"
         second = 1e-3
+    chats = next((place for place, name in enumerate(header) if name in CHATS and not block), None)
     times = "no arrivals, so all requests come at once" if timeless else f"{arrival} in {unit}"
     said = texts.found or f"{whose}; tokens: {', '.join(sizes)}"
+    said += "" if chats is None else f"; turns of a chat by {header[chats]}"
     if Path(path).resolve().parent != OURS:  # else nothing is guessed
         print(f"{path}: read as {said}; {times}")
     limits = read_limits(path, header, lines, [output for _, _, output in rows])
@@ -323,6 +327,9 @@ def read_trace(path: Path | str, counter: Counter = lambda: None) -> list[Reques
         )
     order = sorted(range(len(rows)), key=lambda line: rows[line][0])
     first = rows[order[0]][0]
+    if chats is not None:
+        told = turns((lines[line][1][chats].strip(), *rows[line][1:]) for line in order)
+        prompts = dict(zip(order, told, strict=True))
     requests = []
     for i, line in enumerate(order):
         arrival, _, output = rows[line]
