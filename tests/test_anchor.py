@@ -308,6 +308,15 @@ def test_where_two_loads_give_no_gap(written: Write) -> None:
     assert "the gap would be -" in anchor_of(written(fast, heavy), SERVER).notes[-1]
 
 
+def test_what_fp8_weights_leave_open(written: Write) -> None:
+    """Whether the cache has the same format. Three loads answer it by themselves."""
+    server = replace(SERVER, model=replace(COST.model, weights="fp8"))
+    light, middle, heavy = sweep(1.0, 0.0, 1, 16, 128)
+    for loads, asked in (([light], True), ([light, heavy], True), ([light, middle, heavy], False)):
+        notes = anchor_of(written(*loads), server).notes
+        assert any("is its cache of fp8, too" in note for note in notes) == asked
+
+
 def test_an_anchor_that_makes_it_worse_says_so(
     written: Write, capsys: pytest.CaptureFixture
 ) -> None:

@@ -37,6 +37,7 @@ FEWEST = 10  # numbers that say how far off we are
 AT_ONCE = 16  # requests; a replica with room for fewer hardly batches
 OFF = 1.25  # what one factor should leave, at most
 FEW = 100  # requests of a trace; fewer give an interval that says little
+FULL = 0.9  # of the fullest: as full
 ABOUT = "searched to 5 % on short runs"
 POLICIES = "policies, each at its best budget"
 USUAL = (("tbt", 99), ("ttft", 90))  # latencies that every answer states
@@ -83,20 +84,21 @@ def error_of(tp: int, way: str = WAY) -> tuple[float, float, str] | None:
 def print_first(options: Namespace, replica: Deployment, traffic: Traffic) -> None:
     """What an anchor is worth, and the command that makes one."""
     mean = [round(float(sizes.mean())) for sizes in (traffic.prompts, traffic.outputs)]
-    print("\nanchor     none: give one run of your own server, and the answer is more exact")
+    print("\nanchor     none: give runs of your own server, and the answer is more exact")
     for word, way in zip(("without", "with"), ANCHORED, strict=True):
         if error := error_of(replica.tp, way):
             half, most, what = error
             print(f"  {word:<7}  a factor of {half:.2f} is usual; one of ten is beyond {most:.1f}")
             print(f"           ({what})")
     lines = (
-        f"vllm bench serve --model {name_of(options)} --dataset-name random",
-        f"  --random-input-len {mean[0]} --random-output-len {mean[1]} --seed $RANDOM",
-        "  --num-prompts 256 --max-concurrency 32 --save-result --save-detailed",
-        "  --result-filename anchor.json",
+        f"for n in 1 16 128; do vllm bench serve --model {name_of(options)}",
+        f"  --dataset-name random --random-input-len {mean[0]} --random-output-len {mean[1]}",
+        "  --seed $RANDOM --num-prompts $((32 + 4 * n)) --max-concurrency $n --save-result",
+        "  --save-detailed --append-result --result-filename anchor.json; done",
     )
     print("  make it  " + (" \\\n" + 11 * " ").join(lines))
-    print("  use it   the same command, and --anchor anchor.json")
+    print("  use it   the same command, and --anchor anchor.json. The lightest and the heaviest")
+    print("           load give a factor and a gap, and the middle one says what they are worth")
 
 
 def name_of(options: Namespace) -> str:
@@ -312,7 +314,8 @@ def what_binds(plan: Plan) -> str:
     said = f"{' and '.join(missed)}, {said}{seen_of(plan.over, latencies_of(slo, USUAL))}"
     if missed == ["TBT"] or missed == ["TPOT"]:
         return said
-    fullest = max(plan.full, key=plan.full.get)
+    most = FULL * max(plan.full.values())
+    fullest = " and ".join(name for name, share in plan.full.items() if share >= most)
     levels = ", ".join(f"{name} {100 * share:.0f} %" for name, share in plan.full.items())
     said += f". Requests wait for {fullest} (full: {levels})"
     if fullest == "C" and any(size > budget for size in plan.curve):

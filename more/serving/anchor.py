@@ -57,6 +57,7 @@ FORMAT = re.compile("fp[48]|..fp4|awq|gptq|int[48]|w[48]a[0-9]+|[48]bit|gguf")  
 # a search for both numbers; SHARE: of our shortest iteration, which must remain
 APART = 1.2
 ROUNDS = 3
+CHECKED = 3  # loads of a file, of which one is left out
 SHARE = 0.2
 BUSY = 0.75  # of the clients, on average: then they limit the load, and not the rate
 LATENCY = 10.0**9  # ms
@@ -116,6 +117,11 @@ class Run:
         output = statistics.fmean(output for _, output in self.lengths)
         latency = self.measured.get("mean TTFT", 0) + later * output
         return self.measured["requests"] * latency / 1e3
+
+    @property
+    def alike(self) -> bool:
+        """All requests are as long, but for a token (of `even`)."""
+        return all(max(sizes) - min(sizes) <= 1 for sizes in zip(*self.lengths, strict=True))
 
     @property
     def matched(self) -> str:
@@ -577,6 +583,11 @@ def anchor_of(path: Path, replica: Deployment) -> Anchor:
         used = [runs[0], runs[-1]]
     if line and isinstance(line, str):
         notes.append(f"one factor, of the middle load of {len(runs)}: {line}")
+    if replica.cost_model.model.weights == "fp8" and len(runs) < CHECKED:
+        notes.append(
+            "weights of fp8: is its cache of fp8, too? If the plan's is not, an anchor makes other"
+            f" loads\n  worse. {CHECKED} loads in one file tell: the middle one is a check"
+        )
     loads = [compare(run, replica, factor, gap, matched=True) for run in used]
     left = runs[len(runs) // 2] if len(used) == 2 else runs[-1]
     if left not in used:
@@ -594,7 +605,7 @@ def compare(run: Run, replica: Deployment, factor: float, gap: float, matched: b
             numbers[name] = [run.measured[name], *(measure_of(name, trace) for trace in traces)]
     title = f"{run.load}: {len(run.lengths)} requests, C = {budget}, B = {server.size(budget)}"
     spread = {}
-    if run.clients and run.clients > 1 and len(set(run.lengths)) == 1:
+    if run.clients and run.clients > 1 and run.alike:
         latency = statistics.fmean(life.latency for life in traces[1].lives.values())
         apart = replay(run, replica, factor, gap, step=latency / run.clients)
         spread = {name: measure_of(name, apart) for name in numbers if name.endswith("TTFT")}
