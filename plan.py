@@ -71,11 +71,12 @@ TP = (1, 2, 4, 8)
 PP = (2, 4)
 # of a GPU's memory: vLLM's default for years; today's is 0.92 (more/serving/engines.py)
 UTILIZATION = 0.9
+WEIGHTS = ("bf16", "fp8")
 LAYOUT = re.compile("tp([1-9][0-9]{0,2})(?:-pp([1-9][0-9]{0,2}))?")
 ASYNC = "vllm-async"  # the host of today's vLLM
 FLAGS = {
     "model": model_flag("mistral-7b"),
-    "weights": Flag("", shown="as in config.json, or bf16", choices=("bf16", "fp8")),
+    "weights": Flag("", shown="as in config.json, or bf16", choices=WEIGHTS),
     "gpu": gpu_flag("a100-80gb"),
     "gpu_spec": Flag(),
     "tp": Flag("", 1),
@@ -120,8 +121,8 @@ FLAGS = {
         several=True,
     ),
     "beside": Flag(
-        "another replica side by side, at the same SLO: a GPU (h100), a layout (tp2, tp2-pp2), or"
-        " both (h100:tp2)",
+        "another replica side by side, at the same SLO: a GPU, a layout, a format of the weights,"
+        " or several of them: h100, tp2, tp2-pp2, h100:tp2:bf16",
         repeated=True,
     ),
     "prefix_caching": Flag(
@@ -194,31 +195,29 @@ def replicas_of(
 
 
 def beside_of(
-    options: Namespace,
-    model: ModelConfig,
-    word: str,
-    replicas: Mapping[tuple[int, int], Deployment],
+    options: Namespace, word: str, replicas: Mapping[tuple[int, int], Deployment], traffic: Traffic
 ) -> Deployment:
-    """The replica of a --beside, with the layout or the GPU that it leaves out."""
-    gpu, _, layout = word.rpartition(":") if ":" in word else ("", "", word)
-    found = LAYOUT.fullmatch(layout.lower())
-    if not found and ":" not in word:
-        gpu, found = word, LAYOUT.fullmatch(f"tp{options.tp}-pp{options.pp}")
-    if not found:
-        raise UserError(
-            f"--beside {word!r}: {layout!r} is no layout; give a GPU (h100), a layout (tp2,"
-            " tp2-pp2) or both (h100:tp2)"
-        )
-    place = int(found[1]), int(found[2] or 1)
-    if not gpu and place in replicas:
+    """The replica of a --beside. What the word leaves out is as in the question."""
+    place = options.tp, options.pp
+    gpu = weights = ""
+    for part in word.lower().split(":"):
+        if layout := LAYOUT.fullmatch(part):
+            place = int(layout[1]), int(layout[2] or 1)
+        elif part in WEIGHTS:
+            weights = part
+        else:
+            gpu = gpu_named(part)
+    if options.anchor and (gpu or weights):
+        raise UserError(f"--beside {word}: an anchor says nothing of it; give a layout, as tp2")
+    if not gpu and not weights and place in replicas:
         return replicas[place]
-    if gpu and options.anchor:
-        raise UserError(
-            f"--beside {word}: an anchor says nothing of another GPU; give a layout, such as tp2"
-        )
     own = vars(options) | {"cache_tokens": None, "tp": place[0], "pp": place[1]}
-    own |= {"gpu": gpu_named(gpu), "gpu_spec": None, "link": None} if gpu else {}
-    return replica_of(Namespace(**own), model, *place)
+    own |= {"gpu": gpu, "gpu_spec": None, "link": None} if gpu else {}
+    own |= {"weights": weights or options.weights}
+    replica = replica_of(Namespace(**own), priced_model(options.model, own["weights"]), *place)
+    if not fits(least := replica.holds(budgets_tried(options)[0]), traffic):
+        raise UserError(f"--beside {word}: the longest request does not fit its {least} tokens")
+    return replica
 
 
 def shared_of(
@@ -265,7 +264,7 @@ def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
     long = round(percentile(traffic.prompts, 90))
     prompt = make_batch([(0, long, long)])
     slo = slo_of(options, cost.seconds(replica.decodes), cost.seconds(prompt))
-    beside = [beside_of(options, model, word, replicas) for word in options.beside or ()]
+    beside = [beside_of(options, word, replicas, traffic) for word in options.beside or ()]
     slower = scaled(replica, SLOWER * replica.cost_model.host.factor)
     named = bool(options.chunk_size)
     shared = shared_of(options, fitting, demands)

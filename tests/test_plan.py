@@ -716,10 +716,10 @@ def test_less_than_one_request_at_a_time_is_no_capacity() -> None:
     of = Deployment("mistral-7b", software="vllm")
     requests = make_requests(poisson(300, 1.0), Fixed(100), Fixed(100))
     bursts = [replace(each, arrival=float(i // 10)) for i, each in enumerate(requests)]
-    comparison.check_several(found_plan(of, Traffic.of("x", requests), SLO, 9.0))
-    comparison.check_several(found_plan(of, Traffic.of("x", bursts), SLO, 0.05))
+    comparison.check_several(found_plan(of, Traffic.of("x", requests), SLO, 9.0), (1, 1))
+    comparison.check_several(found_plan(of, Traffic.of("x", bursts), SLO, 0.05), (1, 1))
     with pytest.raises(UserError, match=r"no useful rate.*: 0.05 requests/s do, which"):
-        comparison.check_several(found_plan(of, Traffic.of("x", requests), SLO, 0.05))
+        comparison.check_several(found_plan(of, Traffic.of("x", requests), SLO, 0.05), (1, 1))
 
 
 @pytest.mark.parametrize(
@@ -729,6 +729,7 @@ def test_less_than_one_request_at_a_time_is_no_capacity() -> None:
         ("tp1", "a100-80gb", "TP1"),
         ("L40S:tp4", "l40s", "TP4"),
         ("h100:tp2-pp2", "h100", "TP2-PP2"),
+        ("h100:fp8", "h100", "TP2"),
     ],
 )
 def test_a_replica_beside_it(word: str, gpu: str, layout: str) -> None:
@@ -737,6 +738,7 @@ def test_a_replica_beside_it(word: str, gpu: str, layout: str) -> None:
     question, _ = plan.prepare(plan.read_options(flags))
     [of] = question.beside
     assert (of.cost_model.gpu.name, of.layout) == (gpu, layout)
+    assert of.cost_model.model.weights == ("fp8" if "fp8" in word else "bf16")
     assert of.host == question.replicas[2, 1].host and of.utilization == 0.9
 
 

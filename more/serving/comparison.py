@@ -259,7 +259,7 @@ def search(
         raise UserError(too_strict(question, here))
     curve = dict(sorted(curve.items()))
     plan = Plan(question, question.replicas[here], curve, best, slow.rate, refused)
-    check_several(plan)
+    check_several(plan, here)
     trace = run_at(plan, OVER * best.rate)
     plan.over = Load.steady(trace)
     plan.full = fullness(trace, plan.replica, best.budget)
@@ -274,6 +274,10 @@ def search(
             job = Job(what, OURS, budget, *here)
             [found] = perform(partial(own.answer, starts={}), [job], replica.hardware).values()
             budget = found.budget
+        try:
+            check_several(Plan(own, replica, {}, found, 0.0, {}), here)
+        except UserError:
+            found = Found(0.0, budget)
         plan.beside.append(found)
     if question.beside:
         yield "beside", plan
@@ -334,17 +338,16 @@ def too_strict(question: Question, here: tuple[int, int], rate: float = 0.0) -> 
     return f"{most} the SLO ({slo}): {why}; allow more, or give more GPUs with --tp"
 
 
-def check_several(plan: Plan) -> None:
+def check_several(plan: Plan, here: tuple[int, int]) -> None:
     """Raises UserError if the capacity is less than one request at a time.
 
     It is judged by the requests that a token shares its iteration with: of Poisson arrivals, it is
     one more than run on average. So bursts count as what they are.
     """
-    here = plan.replica.tp, plan.replica.stages
     question = plan.question
     rate = plan.best.rate
     latency = float(alone(question, here, plan.best.budget).requests[:, -1].mean())
-    if rate * latency >= 1:
+    if not rate or rate * latency >= 1:
         return
     iterations = run_at(plan, rate).iterations
     tokens = sum(each.num_decodes for each in iterations)
