@@ -289,7 +289,7 @@ def beside_claims(rows: Rows) -> None:
 
 def draw(rows: Rows) -> plt.Figure:
     """A panel for each workload: dots with the range of all windows."""
-    figure, grid = look.panels(2, 3, 6.5, 3.6)
+    figure, grid = look.panels(2, 3, 7.2, 3.6)
     looks = looks_of([policy.partition(":")[0] for policy in rows.column("policy")])
     for axes, (name, own) in zip(chain(*grid), rows.by("workload").items(), strict=True):
         work = WORKLOADS[name]
@@ -305,9 +305,12 @@ def draw(rows: Rows) -> plt.Figure:
         axes.set(xlabel=f"{work.measure} ({rows.units[work.quantity]})", title=work.name)
         if work.quantity == "P99 TTFT":  # tenfold
             look.log_axis(axes, "x")
+    places = sorted({f"{row['model']} on {row['hardware']}" for row in rows})
+    windows = sorted({str(row["windows"]) for row in rows})
     figure.suptitle(
-        "SARATHI's heirs, each where it should shine: predicted\n"
-        "(white: not stationary, so that longer windows have longer delays)"
+        f"SARATHI's heirs, each where it should shine. Predicted: {', '.join(places)}\n"
+        f"points: medians of {', '.join(windows)} windows; lines: lowest to highest;"
+        " white: not stationary, longer windows have longer delays"
     )
     return figure
 
