@@ -18,7 +18,7 @@ from experiments.lib.rows import ABOUT, Rows, base, print_rows, read_rows
 def ask(path: Path, columns: Sequence[str]) -> None:
     """Print them. Raises UserError for a file without results, and for an unknown column."""
     rows = read_rows(path)
-    every = dict.fromkeys([*(name for row in rows for name in row), *ABOUT])
+    every = dict.fromkeys([*rows.columns(), *ABOUT])
     known = ", ".join(dict.fromkeys(map(base, every)))
     if not rows or not columns:
         raise UserError(f"{path}: it needs results, and names of columns: {known}")
