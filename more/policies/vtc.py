@@ -22,9 +22,8 @@ WQ = 2
 
 
 class VTC(SarathiServe):
-    # asks: for this tag
     name = "vtc"
-    asks = "user"
+    asks = "user"  # the tag that it reads
 
     def __init__(self, *sizes: int | None):
         super().__init__(*sizes)
