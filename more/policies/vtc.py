@@ -23,7 +23,7 @@ WQ = 2
 
 class VTC(SarathiServe):
     name = "vtc"
-    asks = "user"  # the tag that it reads
+    asks = "user"  # the tag without which it is sarathi_serve
 
     def __init__(self, *sizes: int | None):
         super().__init__(*sizes)
