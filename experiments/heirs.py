@@ -263,7 +263,9 @@ def sweeps(
 def verdict(row: Row) -> str:
     """Whether the policy is better, in every window."""
     low, high = spread(row, "times better")
-    return "seen" if low > 1 else "worse" if high < 1 else "not seen"
+    if low > 1:
+        return "seen"
+    return "worse" if high < 1 else "not seen"
 
 
 def beside_claims(rows: Rows) -> None:
