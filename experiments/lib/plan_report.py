@@ -97,9 +97,12 @@ def errors_said(tp: int, way: str) -> str:
 def print_first(options: Namespace, replica: Deployment, traffic: Traffic) -> None:
     """What an anchor is worth, and the command that makes one."""
     mean = [round(float(sizes.mean())) for sizes in (traffic.prompts, traffic.outputs)]
-    print("\nanchor     none: give one run of your own server, and the answer is more exact")
+    errors = {way: error_of(replica.tp, way) for way in ANCHORED}
+    helps = all(errors.values()) and errors[ANCHORED[1]][:2] < errors[ANCHORED[0]][:2]
+    told = ", and the answer is more exact" if helps else "; what one factor mends, it says"
+    print(f"\nanchor     none: give a run of your own server{told}")
     for word, way in zip(("without", "with"), ANCHORED, strict=True):
-        if error := error_of(replica.tp, way):
+        if error := errors[way]:
             half, most, count, what = error
             print(f"  {word:<7}  a factor of {half:.2f} is usual; one of ten is beyond {most:.1f}")
             print(f"           ({count} {what}; of servers with several loads)")
