@@ -14,7 +14,7 @@ from configs.constants import ALL_REDUCES
 from configs.experts import FP8_CACHE
 from configs.hosts import HOSTS
 from costmodel import CostModel, constants
-from experiments.lib.common import ROOT, print_table, three_digits
+from experiments.lib.common import ROOT, print_table, quantile, three_digits
 from experiments.lib.plan_names import budgets_tried, gpu_of
 from experiments.lib.rows import Rows, read_rows
 from more.loading.priced import shape_of
@@ -78,18 +78,24 @@ def error_of(tp: int, way: str = WAY, what: str = "") -> tuple[float, float, int
         if len(some) >= (FEWEST if part else 1):
             sizes = [max(ratio, 1 / ratio) for ratio in some.column(way)]
             said = f"public numbers of {'several GPUs' if tp > 1 else 'one GPU'}{words}"
-            return percentile(sizes, 50), percentile(sizes, 90), len(sizes), said
+            return percentile(sizes, 50), quantile(sizes, 0.9), len(sizes), said
     return None
 
 
 def errors_said(tp: int, way: str) -> str:
-    """The errors of each kind of quantity, in words; "" where none is known."""
-    found = {what: error_of(tp, way, what) for what in WHAT}
-    told = {what: error for what, error in found.items() if error}
-    if not told:
+    """The errors of each kind of quantity, in words; "" where none is known.
+
+    All are of numbers of one part. A kind of which that has fewer than FEWEST is left out.
+    """
+    every = error_of(tp, way)
+    if not every:
         return ""
-    each = [f"{what} {half:.2f} and {most:.1f} ({n})" for what, (half, most, n, _) in told.items()]
-    *_, words = next(iter(told.values()))
+    *_, words = every
+    each = []
+    for what in WHAT:
+        half, most, count, of = error_of(tp, way, what) or (0, 0, 0, "")
+        if of == words and count >= FEWEST:
+            each.append(f"{what} {half:.2f} and {most:.1f} ({count})")
     words += ", with an anchor" if way == ANCHORED[1] else ""
     return f"beside {words}, this factor is usual, and one of ten is beyond that: {'; '.join(each)}"
 
@@ -105,7 +111,8 @@ def print_first(options: Namespace, replica: Deployment, traffic: Traffic) -> No
         if error := errors[way]:
             half, most, count, what = error
             print(f"  {word:<7}  a factor of {half:.2f} is usual; one of ten is beyond {most:.1f}")
-            print(f"           ({count} {what}; of servers with several loads)")
+            of = f"({count} {what}; of servers with several loads)"
+            print(textwrap.indent(textwrap.fill(of, 77), 11 * " "))
     lines = (
         f"vllm bench serve --model {name_of(options)} --dataset-name random",
         f"  --random-input-len {mean[0]} --random-output-len {mean[1]} --seed $RANDOM",
