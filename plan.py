@@ -65,6 +65,7 @@ ASYNC = "vllm-async"  # the host of today's vLLM
 FLAGS = {
     "model": model_flag("mistral-7b"),
     "weights": Flag("", shown="as in config.json, or bf16", choices=("bf16", "fp8")),
+    "cache_dtype": Flag("", shown="as in config.json, or bf16", choices=("bf16", "fp8")),
     "gpu": gpu_flag("a100-80gb"),
     "gpu_spec": Flag(),
     "tp": Flag("", 1),
@@ -179,7 +180,7 @@ def read_options(arguments: Sequence[str] | None = None) -> Namespace:
 
 def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
     """The question, and why some layouts are left out. All mistakes of the user's are said here."""
-    model = priced_model(options.model, options.weights)
+    model = priced_model(options.model, options.weights, options.cache_dtype)
     name, requests, from_file = requests_of(options)
     place = options.tp, options.pp
     check_together(options)
