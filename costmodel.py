@@ -35,7 +35,7 @@ from configs.constants import (  # noqa: F401
     overlapped,
     reduce_seconds,
 )
-from configs.experts import experts_and_fp8
+from configs.experts import FP8_CACHE, experts_and_fp8
 from configs.hosts import HOSTS, Host
 
 # rows and columns of a tile of a product (SARATHI, Sec 4.4: "the tile size in our experiments"),
@@ -128,7 +128,8 @@ class CostModel:
         self.experts, self.fp8, self.borrowed = experts_and_fp8(
             model, gpu, software, tp, efficiency is not None
         )
-        self.guess = "; ".join(filter(None, [guess, reduces, self.borrowed]))
+        cached = FP8_CACHE if model.cache == "fp8" else ""
+        self.guess = "; ".join(filter(None, [guess, reduces, self.borrowed, cached]))
         self.bytes_per_value = bytes_per_value
         try:
             self.link.all_reduce(0, tp, 1)
@@ -276,7 +277,7 @@ class CostModel:
         gpu = self.gpu
         dim = self.model.head_dim
         work = blocks = longest = 0  # work: pairs of a query and a key, of one head
-        new = old = 0  # values
+        new = old = 0  # values; old ones lie in the cache
         for start, length in chunks:
             tiles = -(-length // TILE)
             keys = start + length
@@ -298,8 +299,9 @@ class CostModel:
             pairs = work * self.heads * (math.ceil(waves) / waves if waves else 1)
         compute = 4 * dim * pairs / (gpu.peak * own.attention)
         share = own.prefill_memory or own.memory
-        value = dim * self.bytes_per_value
-        memory = (self.from_memory(new * value) + old * value) / (gpu.bandwidth * share)
+        cached = old * dim * (1 if self.model.cache == "fp8" else self.bytes_per_value)
+        fresh = new * dim * self.bytes_per_value
+        memory = (self.from_memory(fresh) + cached) / (gpu.bandwidth * share)
         memory = max(memory, waves * own.prefill_block)
         seconds = own.prefill_start + overlapped(compute, memory, ATTENTION_P)
         return self.model.n_layer * seconds

@@ -77,6 +77,7 @@ ASYNC = "vllm-async"  # the host of today's vLLM
 FLAGS = {
     "model": model_flag("mistral-7b"),
     "weights": Flag("", shown="as in config.json, or bf16", choices=WEIGHTS),
+    "cache_dtype": Flag("", shown="as in config.json, or bf16", choices=WEIGHTS),
     "gpu": gpu_flag("a100-80gb"),
     "gpu_spec": Flag(),
     "tp": Flag("", 1),
@@ -213,8 +214,9 @@ def beside_of(
         return replicas[place]
     own = vars(options) | {"cache_tokens": None, "tp": place[0], "pp": place[1]}
     own |= {"gpu": gpu, "gpu_spec": None, "link": None} if gpu else {}
-    own |= {"weights": weights or options.weights}
-    replica = replica_of(Namespace(**own), priced_model(options.model, own["weights"]), *place)
+    own["weights"] = weights or options.weights
+    model = priced_model(options.model, own["weights"], options.cache_dtype)
+    replica = replica_of(Namespace(**own), model, *place)
     if not fits(least := replica.holds(budgets_tried(options)[0]), traffic):
         raise UserError(f"--beside {word}: the longest request does not fit its {least} tokens")
     return replica
@@ -244,7 +246,7 @@ def read_options(arguments: Sequence[str] | None = None) -> Namespace:
 
 def prepare(options: Namespace) -> tuple[Question, dict[tuple[int, int], str]]:
     """The question, and why some layouts are left out. All mistakes of the user's are said here."""
-    model = priced_model(options.model, options.weights)
+    model = priced_model(options.model, options.weights, options.cache_dtype)
     name, requests, from_file = requests_of(options)
     place = options.tp, options.pp
     check_together(options)

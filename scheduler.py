@@ -85,7 +85,7 @@ class Scheduler:
     name = "?"
     example = ""  # a name with an option
     reads: Mapping[str, Range] = {}  # the tags that it reads as numbers, and which these may be
-    now = 0.0  # s on the engine's clock, when `schedule` or `update` was called last
+    now = 0.0  # s on the engine's clock, at the last `schedule` or `update`. The driver sets it
 
     def __init__(self, max_batch_size: int, chunk_size: int = 256, cache_tokens: int | None = None):
         check_whole("max_batch_size", max_batch_size)
@@ -367,7 +367,6 @@ class IterationLevel(Scheduler):
     """
 
     def schedule(self, now: float) -> Batch | None:
-        self.now = now
         decodes = self.decodes()
         chunks = self.prefills(self.rows(decodes))
         return Batch(chunks, decodes) if chunks or decodes else None

@@ -34,9 +34,17 @@ from more.web.server import Server, hash_of, listen
 from more.web.trial import try_policy
 
 KEY = "NANO_SARATHI_API_KEY"  # of the environment; a flag is seen by all who may list processes
-REAL = {"dtype": "auto", "device": "auto", "attention": "auto", "cuda_graphs": "auto",
-        "check": False, "cache": "slots", "block_size": None, "prefix_caching": False,
-        "calibration": None}  # fmt: skip
+REAL = {
+    "dtype": "auto",
+    "device": "auto",
+    "attention": "auto",
+    "cuda_graphs": "auto",
+    "check": False,
+    "cache": "slots",
+    "block_size": None,
+    "prefix_caching": False,
+    "calibration": None,
+}
 
 
 FLAGS = {
@@ -95,7 +103,8 @@ def make_engine(args: argparse.Namespace) -> Engine:
     from nano_sarathi import LLM  # here: it needs torch, and a priced engine does not
 
     options = {name: getattr(args, name) for name in REAL}
-    options["check_weights"], calibration = options.pop("check"), options.pop("calibration")
+    options["check_weights"] = options.pop("check")
+    calibration = options.pop("calibration")
     if sys.stderr.isatty():  # it may take a minute
         print(f"loading    {args.model or 'demo'}", file=sys.stderr)
     llm = LLM(args.model or "demo", max_batch_size=args.max_batch_size or 8, **shared, **options)
@@ -104,7 +113,7 @@ def make_engine(args: argparse.Namespace) -> Engine:
 
 
 def read_keys(args: argparse.Namespace) -> tuple[bytes, ...]:
-    keys = args.api_key or [os.environ[KEY]] if args.api_key or os.environ.get(KEY) else []
+    keys = args.api_key or list(filter(None, [os.environ.get(KEY)]))
     for key in keys:
         if not key.isascii() or not key.isprintable() or not key.strip():
             raise UserError("an API key must be made of ASCII letters that can be printed")
@@ -121,6 +130,10 @@ def address_in_network(host: str) -> str:
         except OSError:  # no network
             return ""
         return probe.getsockname()[0]
+
+
+def address_of(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def print_qr(link: str) -> None:
@@ -151,7 +164,7 @@ def serve(args: argparse.Namespace) -> bool:
     server = Server(api, routers, keys, args.drain)
     runner.start()
     host, port = listener.getsockname()[:2]
-    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    address = address_of(host, port)
     print(f"serving    {engine.description}")
     if engine.priced and (doubts := engine.cost_model.doubts(engine.cache_tokens)):
         print(f"note       {doubts}")
@@ -162,7 +175,7 @@ def serve(args: argparse.Namespace) -> bool:
     print(f"API        {address}/v1, model {name!r}, {'with' if keys else 'without'} a key")
     print(f"page       {address}/")
     if there := address_in_network(host):
-        for_class = f"http://{there}:{port}/"  # to watch: one show is enough
+        for_class = f"{address_of(there, port)}/"  # to watch: one show is enough
         print(f"class      {for_class}  for phones and laptops of the same network")
         print_qr(for_class)
         if not keys:

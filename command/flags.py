@@ -182,6 +182,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         ),
         "pd": Kind("RATIO", "P:D, prompt tokens per output token", ABOVE_ZERO),
         "weights": Kind("FORMAT", "format of the weights: bf16, or fp8 (priced only)"),
+        "cache-dtype": Kind("FORMAT", "format of keys and values: bf16, or fp8 (priced only)"),
         "memory-utilization": Kind("X", "share of each GPU's memory that an engine takes", SHARE),
         "cache-tokens": Kind("N", "tokens of cache of all requests together", TOKENS),
         "anchor": Kind("FILE", "JSON file of a benchmark of your own server", Path),

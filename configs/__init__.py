@@ -50,6 +50,7 @@ class ModelConfig:
     experts: int = 0
     chosen: int = 0
     weights: str = "bf16"  # or "fp8", which is priced only: of the linear operators of the layers
+    cache: str = "bf16"  # of keys and values; or "fp8", which is priced only
     weight_block: int = 0  # channels of fp8 weights that share a scale; 0: no such blocks
     source: str = ""
 
@@ -62,6 +63,7 @@ class ModelConfig:
         for name in ("n_layer", "n_head", "hidden", "intermediate", "vocab_size", "max_length"):
             check_whole(f"{self.name}: {name}", getattr(self, name))
         lookup(dict.fromkeys(("bf16", "fp8")), self.weights, "weights")
+        lookup(dict.fromkeys(("bf16", "fp8")), self.cache, "cache")
         # 0 stands for a default
         for name in ("n_kv_head", "head_dim", "window", "experts", "weight_block"):
             check_whole(f"{self.name}: {name}", getattr(self, name), 0)
@@ -141,8 +143,12 @@ class ModelConfig:
         return self.parameters * bytes_per_value - less
 
     def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
-        """m_kv: bytes of K and V that one token keeps, over all layers (SARATHI, Sec 4.3.1)."""
-        return 2 * self.n_layer * self.n_kv_head * self.head_dim * bytes_per_value
+        """m_kv: bytes of K and V that one token keeps, over all layers (SARATHI, Sec 4.3.1).
+
+        In an fp8 cache each value has one byte, whatever the others have.
+        """
+        size = 1 if self.cache == "fp8" else bytes_per_value
+        return 2 * self.n_layer * self.n_kv_head * self.head_dim * size
 
 
 MODELS: dict[str, ModelConfig] = by_name(ModelConfig(**row) for row in ROWS)

@@ -4,8 +4,10 @@ experts     Each token goes through few of a layer's FFNs. The kernel that runs 
             experts that the batch's tokens chose. We assume that tokens choose independently and
             evenly. Real routers are skewed: then fewer experts are read, and one is busier.
 fp8         The weights of a layer's products have one byte. Before a product, a kernel turns its
-            inputs into fp8, too. The tensor cores then compute twice as fast. Embeddings, head,
-            router and cache stay in 16 bits.
+            inputs into fp8, too. The tensor cores then compute twice as fast. Embeddings, head and
+            router stay in 16 bits.
+fp8 cache   Keys and values have one byte: twice as many fit, and attention reads half of the bytes.
+            It computes as before. No public kernel was fitted: see FP8_CACHE.
 
 Fitted by experiments/fit.py to half of the public kernels (experiments/vllm_kernels.csv).
 """
@@ -21,8 +23,9 @@ from configs.constants import EFFICIENCY, ENDS, STRANGERS, Efficiency, nearest, 
 # of rows that an expert's kernel computes together; it pads the last ones of each expert
 FEWEST_ROWS = 16
 MOST_ROWS = 64
-NO_FP8 = ("", "turing", "ampere", *STRANGERS)  # generations whose tensor cores compute none, or
-# of which we know too little
+OLDER = ("turing", "ampere")  # generations whose tensor cores compute no fp8
+UNKNOWN = ("", *STRANGERS)  # of these we know too little
+FP8_CACHE = "no attention over an fp8 cache was measured: half of its bytes count, and nothing else"
 
 
 @dataclass(frozen=True)
@@ -89,15 +92,21 @@ def experts_and_fp8(
     the reason, for what no public kernel prices.
     """
     fp8 = model.weights == "fp8"
-    if (model.experts or fp8) and software != "vllm":
-        what = "experts" if model.experts else "fp8 weights"
+    parts = {"experts": model.experts, "fp8 weights": fp8, "an fp8 cache": model.cache == "fp8"}
+    what = next((part for part, has in parts.items() if has), "")
+    if what and software != "vllm":
         raise UserError(
             f"{model.name} has {what}: their kernels are known for vllm, not {software}"
         )
-    if fp8 and gpu.generation in NO_FP8:
+    if fp8 and gpu.generation in OLDER:
         raise UserError(
             f"{model.name} has fp8 weights, and the {gpu.name} computes no fp8: its kernels turn"
             " them into 16 bits, and no public measurement of that is known"
+        )
+    if fp8 and gpu.generation in UNKNOWN:
+        raise UserError(
+            f"{model.name} has fp8 weights: no public measurement of fp8 products on the"
+            f" {gpu.name} is known here"
         )
     if model.weight_block and model.intermediate // tp % model.weight_block:
         raise UserError(

@@ -146,7 +146,7 @@ GPUS: dict[str, GPU] = by_name(
         row("a10", 24, 125, 600, 72, 6, "ampere", "pcie4", nvidia("A10", GA102)),
         row("a30", 24, 165, 933, 56, 24, "ampere", "pcie4", nvidia("A30", GA100)),
         row("a40", 48, 149.7, 696, 84, 6, "ampere", "pcie4", nvidia("A40", GA102)),
-        row("rtx3090", 24, 71, 936, 82, 6, "ampere", "pcie4", "NVIDIA GA102 white paper"),
+        row("rtx3090", 24, 71, 936, 82, 6, "ampere", "pcie4-no-p2p", "NVIDIA GA102 white paper"),
         row("a100-80gb", 80, 312, 2039, 108, 40, "ampere", "nvlink-a100", nvidia("A100", GA100)),
         row("a100-80gb-pcie", 80, 312, 1935, 108, 40, "ampere", "pcie4", nvidia("A100", GA100)),
         row("a100-40gb", 40, 312, 1555, 108, 40, "ampere", "nvlink-a100", nvidia("A100", GA100)),
@@ -156,7 +156,7 @@ GPUS: dict[str, GPU] = by_name(
         row("l4", 24, 121, 300, 58, 48, "ada", "pcie4", nvidia("L4", ADA)),
         row("l20", 48, 119.5, 864, 92, 96, "ada", "pcie4", nvidia("L20", DRIVER)),
         row("l40s", 48, 362.05, 864, 142, 96, "ada", "pcie-l40s-node", nvidia("L40S", ADA)),
-        row("rtx4090", 24, 165.2, 1008, 128, 72, "ada", "pcie4", "NVIDIA Ada white paper"),
+        row("rtx4090", 24, 165.2, 1008, 128, 72, "ada", "pcie4-no-p2p", "NVIDIA Ada white paper"),
         row("h100", 80, 989.4, 3350, 132, 50, "hopper", "nvlink-h100", nvidia("H100 SXM", GH100)),
         row("h100-pcie", 80, 756, 2000, 114, 50, "hopper", "pcie5", nvidia("H100 PCIe", GH100)),
         row("h200", 141, 989.4, 4800, 132, 50, "hopper", "nvlink-h100", nvidia("H200 SXM", GH100)),
@@ -200,6 +200,18 @@ def gpu_named(text: str) -> str:
 # Latencies: NCCL's own tuning model (src/graph/tuning.cc): 3.6 to 8.4 us for a ring all-reduce, and
 # 0.5 to 3.4 us for each of its steps, or 14 us between nodes.
 PCIE4 = Link("pcie4", 32e9, 15e-6, source="PCIe 4.0 x16: 64 GB/s both ways")
+# NVIDIA's driver joins no GeForce cards of these generations directly (of the RTX 4090, NVIDIA says
+# so: forums.developer.nvidia.com, topic 233202). Messages go through the host's memory. nccl-tests
+# on one server: 2.2 GB/s on two RTX 4090, 3.8 on two others of it, 2.6 on four, where small
+# messages take 20 us (a README of Kalavai, "Benchmark interconnectivity across GPUs"). On another,
+# each of whose eight GPUs has a way to the CPU of its own: 14.5 GB/s, 40 us (a page of the name
+# rtx4090-gpudirect-p2p-unlocked, blog.chlc.cc). So servers differ by a factor of five. We take the
+# one whose number of GPUs was varied. It is the slower one, and we knew then that eight RTX 4090
+# were published as slower than two.
+NO_P2P = (
+    "nccl-tests on four RTX 4090 of one server; on eight of another one, 14.5. GeForce cards have"
+    " no P2P, and servers differ: measure yours, and give --link"
+)
 ETHERNET = Link("ethernet-100g", 12.5e9, 36e-6, "100 Gb/s each way; latency: 8.4 + 2 x 14 us")
 # NCCL over TCP reaches far less than the wire; /issues/209 says less than 60 %. The numbers are bus
 # bandwidths of 32 GPUs on four nodes. We read them as the rate of a port: a guess, 20 to 30 % off.
@@ -228,6 +240,7 @@ LINKS: dict[str, Link | Nodes] = by_name(
         Link("fabric-mi300x", 448e9, 10e-6, source="MI300X data sheet: 7 links of 128 GB/s both"),
         Link("pcie3", 16e9, 15e-6, source="PCIe 3.0 x16: 32 GB/s both ways"),
         PCIE4,
+        Link("pcie4-no-p2p", 2.58e9, 20e-6, NO_P2P, measured=True),
         Link("pcie5", 64e9, 15e-6, source="PCIe 5.0 x16: 128 GB/s both ways"),
         Link(
             "infiniband-hdr", 25e9, 15e-6, "InfiniBand HDR: 200 Gb/s each way, a port for each GPU"

@@ -99,6 +99,11 @@ ROWS: list[dict] = [
         norm_eps=1e-6, source="Qwen/Qwen3-14B, Hugging Face config",
     ),
     row(
+        name="phi-4", n_layer=40, n_head=40, n_kv_head=10, hidden=5120, intermediate=17920,
+        vocab_size=100352, max_length=16384, rope_theta=2.5e5,
+        source="microsoft/phi-4, Hugging Face config: 14.7 B parameters on its model card",
+    ),
+    row(
         name="mixtral-8x7b", n_layer=32, n_head=32, n_kv_head=8, hidden=4096, intermediate=14336,
         vocab_size=32000, max_length=32768, rope_theta=1e6, experts=8, chosen=2,
         source="mistralai/Mixtral-8x7B-v0.1, Hugging Face config: 46.7 B parameters by its card",
@@ -157,14 +162,47 @@ ROWS: list[dict] = [
     ),
 ]  # fmt: skip
 
-# Checkpoints whose config.json prices like a row's: by the row, their hub ids.
+# Checkpoints whose config.json prices like a row's: by the row, their hub ids; or names that people
+# give them.
 SAME = {
     "llama2-13b": "meta-llama/Llama-2-13b-chat-hf",
     "llama3.1-8b": "meta-llama/Llama-3.1-8B-Instruct meta-llama/Meta-Llama-3.1-8B"
-    " meta-llama/Meta-Llama-3.1-8B-Instruct",
+    " meta-llama/Meta-Llama-3.1-8B-Instruct deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
     "llama3.1-70b": "meta-llama/Llama-3.1-70B-Instruct meta-llama/Meta-Llama-3.1-70B"
-    " meta-llama/Meta-Llama-3.1-70B-Instruct meta-llama/Llama-3.3-70B-Instruct",
+    " meta-llama/Meta-Llama-3.1-70B-Instruct meta-llama/Llama-3.3-70B-Instruct"
+    " meta-llama/Llama-3.3-70B deepseek-ai/DeepSeek-R1-Distill-Llama-70B",
     "llama3.2-3b": "meta-llama/Llama-3.2-3B-Instruct",
     "mistral-7b": "mistralai/Mistral-7B-Instruct-v0.2",
     "mixtral-8x7b": "mistralai/Mixtral-8x7B-Instruct-v0.1",
+    "qwen2.5-7b": "Qwen/Qwen2.5-Coder-7B-Instruct",
+    "qwen2.5-14b": "Qwen/Qwen2.5-Coder-14B-Instruct",
+    "qwen2.5-32b": "Qwen/Qwen2.5-Coder-32B-Instruct",
 }
+# Those that differ from a row in this alone: row, what differs, hub ids.
+OLD_LLAMA = {"max_length": 8192, "rope_scaling": None}
+IN_BLOCKS = {"weights": "fp8", "weight_block": 128}
+LONG = {"max_length": 131072}
+LONGER = {"max_length": 262144}
+ALIKE: list[tuple[str, dict, str]] = [
+    ("llama2-70b", {"max_length": 4096}, "meta-llama/Llama-2-70b-hf"),
+    ("llama2-70b", {"max_length": 4096}, "meta-llama/Llama-2-70b-chat-hf"),
+    ("llama3.1-8b", OLD_LLAMA, "meta-llama/Meta-Llama-3-8B meta-llama/Llama-3-8B"),
+    ("llama3.1-8b", OLD_LLAMA, "meta-llama/Meta-Llama-3-8B-Instruct"),
+    ("llama3.1-70b", OLD_LLAMA, "meta-llama/Meta-Llama-3-70B meta-llama/Llama-3-70B"),
+    ("llama3.1-70b", OLD_LLAMA, "meta-llama/Meta-Llama-3-70B-Instruct"),
+    ("mistral-7b", {"vocab_size": 32768}, "mistralai/Mistral-7B-v0.3"),
+    ("mistral-7b", {"vocab_size": 32768}, "mistralai/Mistral-7B-Instruct-v0.3"),
+    ("qwen2.5-7b", LONG, "Qwen/Qwen2.5-7B deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"),
+    ("qwen2.5-14b", LONG, "Qwen/Qwen2.5-14B deepseek-ai/DeepSeek-R1-Distill-Qwen-14B"),
+    ("qwen2.5-32b", LONG, "Qwen/Qwen2.5-32B deepseek-ai/DeepSeek-R1-Distill-Qwen-32B"),
+    ("qwen2.5-32b", {"max_length": 40960}, "Qwen/QwQ-32B"),
+    ("qwen2.5-72b", LONG, "Qwen/Qwen2.5-72B"),
+    ("qwen3-8b", IN_BLOCKS, "Qwen/Qwen3-8B-FP8"),
+    ("qwen3-14b", IN_BLOCKS, "Qwen/Qwen3-14B-FP8"),
+    ("qwen3-32b", IN_BLOCKS, "Qwen/Qwen3-32B-FP8"),
+    ("qwen3-30b-a3b", IN_BLOCKS, "Qwen/Qwen3-30B-A3B-FP8"),
+    ("qwen3-30b-a3b", LONGER, "Qwen/Qwen3-30B-A3B-Instruct-2507"),
+    ("qwen3-30b-a3b", LONGER, "Qwen/Qwen3-30B-A3B-Thinking-2507"),
+    ("qwen3-235b-a22b", LONGER, "Qwen/Qwen3-235B-A22B-Instruct-2507"),
+    ("qwen3-235b-a22b", LONGER, "Qwen/Qwen3-235B-A22B-Thinking-2507"),
+]

@@ -54,7 +54,8 @@ class Worker:
     """
 
     def __init__(self, files: dict[str, str], place: Path):
-        self.spent, self.home = 0.0, Path(tempfile.mkdtemp(dir=place))
+        self.spent = 0.0
+        self.home = Path(tempfile.mkdtemp(dir=place))
         environment = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
         environment |= dict.fromkeys(("HOME", "TMPDIR"), str(self.home))
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

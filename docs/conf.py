@@ -22,10 +22,16 @@ project = html_title = "nano-sarathi"
 extensions = ["myst_nb"]
 root_doc = "README"
 include_patterns = [
-    "README.md", "docs/*.md", "notebooks/[0-9]*.ipynb", "course/*.md",
-    "course/instructor/*.md", "examples/README.md", "more/README.md", "demo/README.md",
+    "README.md",
+    "docs/*.md",
+    "notebooks/[0-9]*.ipynb",
+    "course/*.md",
+    "course/instructor/*.md",
+    "examples/README.md",
+    "more/README.md",
+    "demo/README.md",
     "results/fidelity.md",
-]  # fmt: skip
+]
 exclude_patterns = [".*", "build"]
 nb_execution_mode = "off"  # lessons as they were run
 nb_ipywidgets_js = {}  # no scripts from elsewhere
@@ -132,7 +138,8 @@ def index_gallery(app: Sphinx) -> list:
         head, *words = html.unescape(re.sub("<[^>]+>", " ", caption)).strip().split("\n")
         parts = nodes.title("", head), nodes.paragraph("", "\n".join(words))
         whole += nodes.section("", *parts, ids=[key])
-    app.env.all_docs[name], app.env.titles[name] = 0, nodes.title("", title)
+    app.env.all_docs[name] = 0
+    app.env.titles[name] = nodes.title("", title)
     app.builder.indexer.feed(name, f"{name}.html", title, whole)
     return []
 

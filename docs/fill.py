@@ -135,7 +135,7 @@ def derived() -> dict[str, float]:
         "held-out loss": demo["held_out_nats_per_token"],
         "unigram loss": demo["unigram_nats_per_token"],
         "vLLM, TP8 over PP": paper["ss_falcon_strict_vllm_pp"] / paper["ss_falcon_strict_vllm_tp8"],
-        "numbers of benchmarks.csv": len(beside_benchmarks.benchmarks()),
+        "numbers of benchmarks.csv": len(beside_benchmarks.benchmarks("benchmarks.csv")),
     } | fidelity.largest_batches()
 
 

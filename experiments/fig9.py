@@ -40,7 +40,7 @@ from more.serving.steady import Workload, balance, split
 
 # ---- What is varied: change it here
 CHUNK_SIZES = (128, 256, 512)  # C: a line for each
-LARGEST_RATIO = 200  # P:D goes from 1 to this
+LARGEST_RATIO = 200  # P:D goes from 1 to this, and to each line's peak
 POINTS = 41  # of each line, even on a log axis
 QUICK_POINTS = 8  # with --quick
 # --measure runs a few points near the peak. On a CPU: these L, B and C

@@ -263,7 +263,9 @@ def sweeps(
 def verdict(row: Row) -> str:
     """Whether the policy is better, in every window."""
     low, high = spread(row, "times better")
-    return "seen" if low > 1 else "worse" if high < 1 else "not seen"
+    if low > 1:
+        return "seen"
+    return "worse" if high < 1 else "not seen"
 
 
 def beside_claims(rows: Rows) -> None:
@@ -289,7 +291,7 @@ def beside_claims(rows: Rows) -> None:
 
 def draw(rows: Rows) -> plt.Figure:
     """A panel for each workload: dots with the range of all windows."""
-    figure, grid = look.panels(2, 3, 6.5, 3.6)
+    figure, grid = look.panels(2, 3, 7.2, 3.6)
     looks = looks_of([policy.partition(":")[0] for policy in rows.column("policy")])
     for axes, (name, own) in zip(chain(*grid), rows.by("workload").items(), strict=True):
         work = WORKLOADS[name]
@@ -305,9 +307,12 @@ def draw(rows: Rows) -> plt.Figure:
         axes.set(xlabel=f"{work.measure} ({rows.units[work.quantity]})", title=work.name)
         if work.quantity == "P99 TTFT":  # tenfold
             look.log_axis(axes, "x")
+    places = sorted({f"{row['model']} on {row['hardware']}" for row in rows})
+    windows = sorted({str(row["windows"]) for row in rows})
     figure.suptitle(
-        "SARATHI's heirs, each where it should shine: predicted\n"
-        "(white: not stationary, so that longer windows have longer delays)"
+        f"SARATHI's heirs, each where it should shine. Predicted: {', '.join(places)}\n"
+        f"points: medians of {', '.join(windows)} windows; lines: lowest to highest;"
+        " white: not stationary, longer windows have longer delays"
     )
     return figure
 

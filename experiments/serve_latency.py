@@ -224,7 +224,7 @@ def sweeps(
 def what_runs(chosen: Windows, policies: Sequence[str]) -> list[str]:
     """Also which policies are sarathi_serve here: those that read a tag that no request has."""
     C = ", ".join(map(str, chosen.budgets))
-    one = " (one: no interval)" * (chosen.windows == 1)
+    one = " (one: no interval)" if chosen.windows == 1 else ""
     said = [f"{chosen.windows} windows of {chosen.count} requests{one}"]
     said.append(f"C: the best of {C} in one more window, at {chosen.tuned_at:.3g} requests/s")
     tags = {tag for each in chosen.window(0, 1.0) for tag in each.tags}

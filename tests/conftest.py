@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from attention import PLAIN, Attention, FlatBatch, Span, reference
-from batch import Request
+from batch import Batch, Request
 from command.cli import MARK, run_main
 from configs import MODELS, ModelConfig
 from experiments.lib import look
@@ -45,7 +45,7 @@ from more.loading.tokenizer import load_tokenizer
 from more.simulate import CostExecutor, run_all
 from nano_sarathi import LLM
 from sampling import Sampler, sample
-from scheduler import POLICIES, Scheduler
+from scheduler import POLICIES, SarathiServe, Scheduler
 
 sys.modules.setdefault("tests.conftest", sys.modules[__name__])  # one module under both names
 pytest.register_assert_rewrite("tests.oracle")  # its failures show values
@@ -122,9 +122,21 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def no_policy_stays() -> Iterator[None]:
-    """Policies of a file are for the test that read it."""
+    """A test's policies, its own or those of a file that it reads, end with it."""
     with mock.patch.dict(POLICIES), mock.patch.dict(policyfile.LOADED):
         yield
+
+
+class Odd(SarathiServe):
+    """Rejects each second request."""
+
+    name = "odd"
+
+    def schedule(self, now: float) -> Batch | None:
+        for request in list(self.waiting):
+            if request.request_id % 2 == 0:
+                self.reject(request)
+        return super().schedule(now)
 
 
 @pytest.fixture

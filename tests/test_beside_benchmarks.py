@@ -1,5 +1,6 @@
 """Public benchmarks of servers: the committed file, a closed loop, memory, and what is compared."""
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,7 +10,7 @@ from configs import GPUS, MODELS
 from configs.hosts import HOSTS
 from costmodel import CostModel
 from experiments import beside_benchmarks as beside
-from experiments.lib.plan_report import KINDS, MEASURED, WAY
+from experiments.lib.plan_report import FRESH, KINDS, MEASURED, WAY
 from experiments.lib.rows import read_rows
 from more.serving.capacity import cache_of_engine
 
@@ -17,7 +18,7 @@ UNITS = {
     "output": "tokens/s",
     "all tokens": "tokens/s",
     "requests": "requests/s",
-    **dict.fromkeys(("mean TPOT", "median TPOT", "mean ITL", "P99 ITL"), "ms"),
+    **dict.fromkeys(("mean TPOT", "median TPOT", "mean ITL", "median ITL", "P99 ITL"), "ms"),
     **dict.fromkeys(("mean TTFT", "median TTFT", "mean latency"), "ms"),
 }
 # What vLLM says of its own memory: model, GPU and its GiB (0: of configs), tp, utilization, tokens
@@ -35,12 +36,11 @@ def test_the_file_is_well_formed() -> None:
     lines = beside.benchmarks()
     assert len(lines) == len({each.id for each in lines}) > 300
     for each in lines:
-        assert each.model in MODELS and each.gpu in GPUS, each
+        assert each.model.removesuffix("-fp8") in MODELS and each.gpu in GPUS, each
         assert each.unit == UNITS[each.quantity] and each.value > 0, each
         assert each.engine in ("vllm", "sglang", "tensorrt-llm"), each
-        assert each.dataset in ("fixed", "sharegpt", "eos:600") and each.source.startswith(
-            "https://"
-        ), each
+        assert re.fullmatch(r"fixed|sharegpt|eos:\d+", each.dataset), each
+        assert re.match("https://|.*address not kept$", each.source), each
         assert each.load_kind in ("single", "burst") or each.load > 0, each
         assert min(each.prompt_tokens, each.output_tokens) >= 1 and 0 <= each.memory <= 1, each
 
@@ -52,6 +52,21 @@ def test_a_third_of_the_sources_is_kept_apart() -> None:
     one = beside.benchmarks()[0]
     assert replace(one, source="https://k.example").kept
     assert not replace(one, source="https://b.example").kept
+
+
+def test_fresh_numbers_stand_alone() -> None:
+    """No number is in both files. fp8 in the name is the weights' format; TensorRT-LLM's cache,
+    too. What no kernel prices is in the file, and not compared.
+    """
+    seen = {}
+    for each in beside.benchmarks():
+        seen.setdefault(each.part, []).append(each)
+    assert len(seen[FRESH]) == 146
+    values = {(each.model, each.gpu, each.value) for each in seen["looked at"] + seen["kept apart"]}
+    assert not {(each.model, each.gpu, each.value) for each in seen[FRESH]} & values
+    formats = {(e.engine, e.shape.weights, e.shape.cache) for e in seen[FRESH] if "fp8" in e.model}
+    assert formats == {("vllm", "fp8", "bf16"), ("tensorrt-llm", "fp8", "fp8")}
+    assert {each.gpu for each in seen[FRESH] if not beside.is_priced(each)} == {"mi300x"}
 
 
 @pytest.mark.parametrize(
@@ -102,7 +117,7 @@ def test_a_throughput_in_two_units_is_compared_once() -> None:
     for tokens in map(sorted, found.values()):
         assert all(more > 1.005 * less for less, more in pairwise(tokens)), tokens
     compared = read_rows(MEASURED).where("number").column("number")
-    assert len(compared) == len(set(compared)) == 350
+    assert len(compared) == len(set(compared)) == 490
 
 
 def test_a_throughput_that_is_the_load_is_not_compared() -> None:

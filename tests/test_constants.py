@@ -10,7 +10,7 @@ import pytest
 from batch import Request
 from command.checks import UserError
 from configs import GPUS, LINKS, MODELS
-from configs.constants import BORROWED
+from configs.constants import BORROWED, STRANGERS
 from configs.experts import EXPERTS, FP8
 from configs.hosts import HOSTS
 from costmodel import EFFICIENCY, SOFTWARE, CostModel, constants, make_batch
@@ -83,8 +83,10 @@ def test_every_gpu_prices_a_format_or_says_why_not(model: str, weights: str, sof
     for gpu in GPUS.values():
         if (model.experts or weights == "fp8") and software != "vllm":
             why = "their kernels are known for vllm, not"
-        elif weights == "fp8" and gpu.generation not in ("ada", "hopper", "blackwell"):
+        elif weights == "fp8" and gpu.generation in ("turing", "ampere"):
             why = f"the {gpu.name} computes no fp8"
+        elif weights == "fp8" and gpu.generation in STRANGERS:
+            why = f"no public measurement of fp8 products on the {gpu.name} is known"
         else:
             assert 0 < CostModel(model, gpu, software=software).seconds(batch) < 1
             continue

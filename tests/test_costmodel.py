@@ -17,6 +17,7 @@ from costmodel import EFFICIENCY, CostModel, make_batch, padded
 from experiments import fit, serve_phases
 from experiments.lib.common import paper_numbers
 from more.pipeline import StageCosts
+from more.serving.capacity import cache_of_engine
 from more.simulate import simulate
 
 NUMBERS = paper_numbers()
@@ -120,6 +121,38 @@ def test_a_batch_reads_only_the_experts_that_it_chose() -> None:
     router = cost.linear(64, model.hidden, model.experts)
     assert routed == pytest.approx(model.n_layer * (cost.experts(64) + router))
     assert cost.linears(0)["ffn_ln2"] == 0
+
+
+def test_an_fp8_cache_halves_its_room_and_its_reads() -> None:
+    """Of half of the GPUs' memory: weights stay. A decode's own time, not its reads, stays, too."""
+    model = MODELS["llama3.1-70b"]
+    wide, small = (
+        CostModel(replace(model, cache=cache), GPUS["h100"], tp=4, software="vllm")
+        for cache in ("bf16", "fp8")
+    )
+    assert small.kv_bytes == wide.kv_bytes / 2 == model.kv_bytes_per_token() / 8
+    tokens = [cache_of_engine(cost, 1, 512, 64) for cost in (wide, small)]
+    assert tokens[1] == pytest.approx(2 * tokens[0], abs=1)
+    reads = [
+        cost.decode_attention(8, 80_000) - cost.decode_attention(8, 0) for cost in (wide, small)
+    ]
+    assert reads[1] == pytest.approx(reads[0] / 2)
+    assert small.prefill_attention([(30_000, 1)]) < wide.prefill_attention([(30_000, 1)])
+    assert small.prefill_attention([(0, 512)]) == wide.prefill_attention([(0, 512)]), "none read"
+    assert small.linears(64) == wide.linears(64) and "fp8 cache" in small.guess
+    with pytest.raises(UserError, match="an fp8 cache: their kernels are known for vllm"):
+        CostModel(replace(model, cache="fp8"), GPUS["h100"], tp=4)
+
+
+def test_cards_without_p2p_gain_little_from_more() -> None:
+    """Four RTX 4090 take no less time than two for a batch of decodes; A100s far less."""
+    batch = make_batch(decodes=120, context=500)
+    for gpu, gains in (("rtx4090", False), ("rtx3090", False), ("a100-80gb", True)):
+        two, four = (
+            CostModel(MODELS["llama3.1-8b"], GPUS[gpu], tp=tp, software="vllm").seconds(batch)
+            for tp in (2, 4)
+        )
+        assert (four < 0.8 * two) == gains, gpu
 
 
 def test_fp8_halves_the_weights_and_what_they_take() -> None:

@@ -281,6 +281,19 @@ FP8_GROUP = {key: {"num_bits": 8, "type": "float"} for key in ("weights", "input
             {"weights": "fp8", "rope_scaling": None},
         ),
         (
+            "qwen3-8b",
+            {
+                "model_type": "qwen3",
+                "quantization_config": {
+                    "quant_method": "modelopt",
+                    "quant_algo": "FP8",
+                    "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+                },
+            },
+            {"weights": "fp8", "cache": "fp8"},
+        ),
+        ("phi-4", {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"]}, {}),
+        (
             "qwen3-14b",
             {
                 "model_type": "qwen3",
@@ -315,8 +328,21 @@ def test_what_is_priced_and_not_run(
     for partly in ({"ignore": ["re:.*down_proj"]}, {"kv_cache_scheme": {"num_bits": 8}}):
         partly = {"quantization_config": {"quant_method": "fp8"} | partly}
         (tmp_path / "config.json").write_text(json.dumps(raw | changes | partly))
-        with pytest.raises(UserError, match="stay in 16 bits|a cache of 8 bits"):
+        with pytest.raises(UserError, match="stay in 16 bits|only a cache in fp8 is priced"):
             config_json.load_config(tmp_path, priced=True)
+
+
+def test_formats_that_stand_beside_the_config(tmp_path: Path) -> None:
+    """ModelOpt's older checkpoints have theirs in a file of its own."""
+    with_config(tmp_path, "llama")
+    assert config_json.load_config(tmp_path, priced=True).weights == "bf16"
+    said = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": said}))
+    found = config_json.load_config(tmp_path, priced=True)
+    assert (found.weights, found.cache) == ("fp8", "fp8")
+    said["kv_cache_quant_algo"] = None
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": said}))
+    assert config_json.load_config(tmp_path, priced=True).cache == "bf16"
 
 
 def test_blocks_of_scales_bound_tp() -> None:

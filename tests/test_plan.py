@@ -29,7 +29,16 @@ from configs.hosts import HOSTS
 from costmodel import make_batch, tokens_that_fit
 from experiments.lib import plan_report
 from experiments.lib.plan_names import counter_of, slo_of
-from experiments.lib.plan_report import ANCHORED, error_of, link_words, rounded, who_holds
+from experiments.lib.plan_report import (
+    ANCHORED,
+    WAY,
+    cache_words,
+    error_of,
+    errors_said,
+    link_words,
+    rounded,
+    who_holds,
+)
 from experiments.lib.rows import read_rows
 from more import fast_forward
 from more.loading.priced import shape_of
@@ -385,8 +394,18 @@ NAMES = {
     "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
     "qwen2.5-7b": "Qwen2.5-7B-Instruct, QWEN2.5-7B",
     "mixtral-8x7b": "mistralai/Mixtral-8x7B-Instruct-v0.1",
-    # of other weights, another length, another vocabulary; another card, no card
-    "": "Qwen/Qwen3-8B-FP8, Qwen/Qwen2.5-7B, Llama-2-70b-hf, Mistral-7B-v0.3, H100 NVL, 100a",
+    "llama3.1-70b": "Llama-3.3-70B, DeepSeek-R1-Distill-Llama-70B, Llama 3.3 70B Instruct",
+    "phi-4": "microsoft/phi-4, Phi 4",
+    # of other weights; another card, no card
+    "": "Qwen/Qwen3-8B-AWQ, DeepSeek-R1, H100 NVL, 100a",
+}
+DIFFER = {  # by what from a row, and nothing else
+    "Meta-Llama-3-8B-Instruct": ("llama3.1-8b", {"max_length": 8192, "rope_scaling": None}),
+    "Llama-2-70b-hf": ("llama2-70b", {"max_length": 4096}),
+    "Mistral-7B-Instruct-v0.3": ("mistral-7b", {"vocab_size": 32768}),
+    "Qwen/Qwen2.5-7B": ("qwen2.5-7b", {"max_length": 131072}),
+    "Qwen3-30B-A3B-Instruct-2507": ("qwen3-30b-a3b", {"max_length": 262144}),
+    "Qwen/Qwen3-8B-FP8": ("qwen3-8b", {"weights": "fp8", "weight_block": 128}),
 }
 
 
@@ -402,6 +421,9 @@ def test_names_as_people_type_them(capsys: pytest.CaptureFixture) -> None:
                 assert (gpu if gpu in GPUS else "") == ours, name
     assert capsys.readouterr().out == "GPU A100: a100-80gb is taken; there is a100-40gb, too\n"
     assert {gpu_named(name) for name in GPUS} == {*GPUS}
+    for typed, (ours, changes) in DIFFER.items():
+        name = typed.rpartition("/")[2].lower()
+        assert shape_of(typed) == replace(MODELS[ours], name=name, **changes)
     assert [shape_of(name).name for name in MODELS] == [*MODELS]
 
 
@@ -455,6 +477,7 @@ def random_flags(draw: random.Random) -> list[str]:
         "--max-batch-size": [None, 8, 1000],
         "--rate": [None, 5],
         "--weights": [None, None, None, "fp8"],
+        "--cache-dtype": [None, None, "fp8", "bf16"],
         "--slo": [None, None, "tpot:p95:50", "e2e:p99:20000"],
         "--cache-tokens": [None] * 5 + [20_000],
     }
@@ -569,6 +592,27 @@ def test_an_answer_says_whose_kernels_it_borrows(
     assert (guess in said) == borrows
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--weights fp8", "keys and values in 16 bits: nothing says their format"),
+        ("--weights fp8 --cache-dtype bf16", ""),
+        ("--weights fp8 --cache-dtype fp8", "keys and values in fp8. A guess: no attention over"),
+        ("--cache-dtype fp8", "keys and values in fp8"),
+        ("", ""),
+    ],
+)
+def test_an_answer_says_the_format_of_the_cache(flags: str, said: str) -> None:
+    words = f"--model llama3.1-8b --gpu h100 --requests-file 100:10 --requests 32 {flags}"
+    question, _ = plan.prepare(options := plan.read_options(words.split()))
+    replica = question.replicas[1, 1]
+    found = cache_words(options, replica.cost_model.model)
+    assert found.startswith(said) and bool(found) == bool(said)
+    wide = Deployment(replace(replica.model, cache="bf16"), gpu="h100", software="vllm")
+    halved = "--cache-dtype fp8" in flags
+    assert replica.cost_model.kv_bytes == wide.cost_model.kv_bytes / (2 if halved else 1)
+
+
 def test_budgets_end_with_the_first_that_is_too_long() -> None:
     of = Deployment("mistral-7b", software="vllm", max_batch_size=8)
     traffic = Traffic.of("x", [Request(0, range(100), 10)])
@@ -598,16 +642,27 @@ def test_the_longest_request_is_one() -> None:
 
 
 def test_whose_errors_are_shown(tmp_path: Path) -> None:
-    """Of as many GPUs, and with or without an anchor; kept apart, where there are such."""
-    head = "source,model,hardware,number,sources,card and host (x),anchored (x)\n"
-    lines = "h100,a,kept apart,0.5,1.1", "h100,b,looked at,9,9", "2 x h100,c,looked at,4,"
+    """Of as many GPUs, and with or without an anchor; fresh ones, kept ones, all, as there are."""
+    head = "source,model,hardware,number,sources,quantity,card and host (x),anchored (x)\n"
+    lines = (
+        "h100,a,kept apart,throughput,0.5,1.1",
+        "h100,b,looked at,time per token,9,9",
+        "2 x h100,c,looked at,throughput,4,",
+        "2 x h100,d,looked at,throughput,4,",
+    )
     (file := tmp_path / "x.csv").write_text(head + "".join(f"predicted,m,{x}\n" for x in lines))
     with mock.patch.multiple(plan_report, MEASURED=file, FEWEST=1):
-        (half, most, words), (other, *_) = (error_of(tp) for tp in (1, 2))
-        assert (half, most, other) == (2, 2, 4) and words.endswith("of one GPU, kept apart")
+        (half, most, count, words), (other, *_) = (error_of(tp) for tp in (1, 2))
+        assert (half, most, count, other) == (2, 2, 1, 4) and words.endswith("one GPU, kept apart")
         assert error_of(1, ANCHORED[1])[0] == 1.1 and error_of(2, ANCHORED[1]) is None
+        assert error_of(1, what="time per token")[0] == 9
         with mock.patch.object(plan_report, "FEWEST", 2):
-            assert error_of(1)[:2] == (5.5, pytest.approx(8.3))
+            assert error_of(1)[:2] == (5.5, 9)
+        said = errors_said(1, WAY)
+        assert said.endswith("beyond that: throughput 2.00 and 2.0 (1)"), "of kept ones alone"
+        file.write_text(file.read_text() + "predicted,m,h100,e,fresh,throughput,3,\n")
+        *_, words = error_of(1)
+        assert error_of(1)[0] == 3 and words.endswith("that no constant had seen")
 
 
 def test_layouts_have_the_gpus_of_the_expected_rate(capsys: pytest.CaptureFixture) -> None:

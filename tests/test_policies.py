@@ -586,6 +586,27 @@ def test_token_throttling_prefills_nothing_in_the_last_part_of_the_cache() -> No
     assert [batch.num_tokens for batch in batches][:2] == [125, 32]
 
 
+class Turned(SarathiServe):
+    """First come, first served, or the other way round."""
+
+    name = "turned"
+    sign = 1
+
+    def rank(self, request: Request) -> float:
+        return self.sign * request.request_id
+
+
+def test_ranks_may_change_while_requests_wait() -> None:
+    scheduler = Turned(1, 16)
+    *requests, new = requests_of(*[(4, 2)] * 4)
+    for request in requests:
+        scheduler.add(request)
+    scheduler.sign = -1
+    scheduler.sort_queue()
+    scheduler.add(new)
+    assert [request.request_id for request in scheduler.waiting] == [3, 2, 1, 0]
+
+
 # ------------------------------------------------------------------ the true length, and rejections
 
 

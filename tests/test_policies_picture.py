@@ -53,10 +53,8 @@ def test_the_picture_says_why_decodes_beside_chunks_stall(predicted: policies.Co
     assert f"up to {1e3 * longest:.0f} ms" in told and f"bound is {900 * longest:.0f} ms" in told
 
 
-def test_ones_own_policy_is_in_the_picture(
-    predicted: policies.Comparison, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(POLICIES, "mine", POLICIES["sarathi"])
+def test_ones_own_policy_is_in_the_picture(predicted: policies.Comparison) -> None:
+    POLICIES["mine"] = POLICIES["sarathi"]
     traces = predicted.traces | {"mine": predicted.traces["sarathi"]}
     figure = policies.pictured(replace(predicted, traces=traces))
     assert {"mine", *policies.PICTURED} == {axes.get_title("left") for axes in figure.axes} - {""}

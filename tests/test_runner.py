@@ -112,12 +112,12 @@ class Strict(SarathiServe):
     ],
 )
 def test_a_switch_refuses_whom_the_new_policy_cannot_serve_and_nobody_else(
-    policy: str, tags: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+    policy: str, tags: dict[str, str], said: str
 ) -> None:
     """Of two slots: one decodes and one is half prefilled, two wait, one comes just before the
     switch, and one has been let in by the old policy when the new one is in force.
     """
-    monkeypatch.setitem(POLICIES, "strict", Strict)
+    POLICIES["strict"] = Strict
     clients = Clients(PricedEngine(max_batch_size=2, chunk_size=64, clock=FastClock()))
     runner = clients.runner
     sizes = {"decodes": 9, "half": 300, "waits": 9, "waits, too": 200}

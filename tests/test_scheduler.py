@@ -107,9 +107,7 @@ BROKEN = {  # what a policy of one's own may get wrong, and what the engine says
 
 @pytest.mark.parametrize("run", [simulate, simulate_pipeline])
 @pytest.mark.parametrize("what", BROKEN)
-def test_a_broken_policy_is_told_which_rule_it_breaks(
-    what: str, run: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_policy_is_told_which_rule_it_breaks(what: str, run: Callable) -> None:
     """Before the batch runs, in one line that names the policy."""
     spoil, said = BROKEN[what]
 
@@ -120,13 +118,13 @@ def test_a_broken_policy_is_told_which_rule_it_breaks(
             batch = super().schedule(now)
             return spoil(self, batch) if batch else None
 
-    monkeypatch.setitem(POLICIES, "broken", Broken)
+    POLICIES["broken"] = Broken
     said = said if run is simulate else ""
     with pytest.raises(UserError, match=rf"policy 'broken' \(Broken\): .*{said}"):
         run(requests_of(*[(9, 4)] * 4), policy="broken", chunk_size=64, max_batch_size=3)
 
 
-def test_a_policy_that_ignores_B_or_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_that_ignores_B_or_the_cache() -> None:
     class Greedy(SarathiServe):
         def admit(self) -> Request | None:
             if not self.waiting:
@@ -138,7 +136,7 @@ def test_a_policy_that_ignores_B_or_the_cache(monkeypatch: pytest.MonkeyPatch) -
         def decodes(self) -> list[Request]:
             return [request for request in self.running if not request.in_prefill]
 
-    monkeypatch.setitem(POLICIES, "greedy", Greedy)
+    POLICIES["greedy"] = Greedy
     options = {"policy": "greedy", "chunk_size": 64, "max_batch_size": 3}
     with pytest.raises(UserError, match="the batch exceeds B: 4 requests, and 3 may run"):
         simulate(requests_of(*[(9, 4)] * 4), **options)

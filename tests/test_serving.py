@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ran
+from conftest import Odd, ran
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batch import Batch, Request
+from batch import Request
 from costmodel import TILE, make_batch
 from experiments import serve_capacity, serve_stalls
 from experiments.lib.flags import WRITES, ScriptParser, file_name
@@ -42,19 +42,8 @@ def test_a_percentile_among_infinite_values_is_infinite() -> None:
     assert found == [1, 2, 3, *[math.inf] * 4]
 
 
-def test_a_closed_loop_goes_on_after_a_rejected_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Odd(SarathiServe):
-        """Serves each second request."""
-
-        name = "odd"
-
-        def schedule(self, now: float) -> Batch | None:
-            for request in list(self.waiting):
-                if request.request_id % 2 == 0:
-                    self.reject(request)
-            return super().schedule(now)
-
-    monkeypatch.setitem(POLICIES, "odd", Odd)
+def test_a_closed_loop_goes_on_after_a_rejected_request() -> None:
+    POLICIES["odd"] = Odd
     requests = make_requests([0.0] * 9, *[Uniform(9, 9)] * 2)
     trace = MISTRAL.serve(requests, "odd", 64, clients=1)
     assert [own for own, _ in trace.finished] == [1, 3, 5, 7]
@@ -117,7 +106,7 @@ class Picky(SarathiServe):
 def test_a_policy_of_ones_own_is_compared_with_a_budget_and_a_colour_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(POLICIES, "picky", Picky)
+    POLICIES["picky"] = Picky
     monkeypatch.setattr(serve_capacity, "DEPLOYMENTS", (MISTRAL,))
     monkeypatch.setattr(planner, "FEWEST", 48)
     path = tmp_path / "short.csv"

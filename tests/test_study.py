@@ -103,7 +103,7 @@ def test_a_commit_is_dirty_where_any_file_differs(dirty: str) -> None:
     """Also a file that git does not know: a policy is often such."""
     said = {"describe": "1a2b3c4", "status": dirty}
     with mock.patch("experiments.lib.common.git", lambda *words: said[words[0]]):
-        assert commit() == "1a2b3c4" + "-dirty" * bool(dirty)
+        assert commit() == ("1a2b3c4-dirty" if dirty else "1a2b3c4")
 
 
 def test_a_number_has_as_many_words_as_it_takes() -> None:

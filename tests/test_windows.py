@@ -3,13 +3,13 @@
 import math
 
 import pytest
-from conftest import run_loop, second_by_second
+from conftest import Odd, run_loop, second_by_second
 
-from batch import Batch, Request
+from batch import Request
 from experiments import heirs
 from experiments.lib.papers import CHAT
 from experiments.lib.windows import Windows, fairness, medians, state, times
-from scheduler import POLICIES, SarathiServe, make_scheduler
+from scheduler import POLICIES, make_scheduler
 from timeline import Trace
 
 
@@ -45,18 +45,6 @@ class Engine:
         return run_loop(make_scheduler(policy, 4, C), second_by_second(), requests).trace
 
 
-class Odd(SarathiServe):
-    """Rejects each second request."""
-
-    name = "odd"
-
-    def schedule(self, now: float) -> Batch | None:
-        for request in list(self.waiting):
-            if request.request_id % 2 == 0:
-                self.reject(request)
-        return super().schedule(now)
-
-
 def test_windows_by_hand() -> None:
     """Of eight requests, one each 10 s, the last six count. Window 0 alone tunes: there, with
     C = 50, the second chunk would break the promise.
@@ -88,9 +76,9 @@ def test_what_is_judged_tunes() -> None:
     assert row["tuning"] == "mean E2E: 3.00 with C = 50; 2.00 with C = 100"
 
 
-def test_who_is_rejected_has_waited_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_rejected_has_waited_for_ever() -> None:
     """Each second request: the promises of half are broken, and no percentile leaves them out."""
-    monkeypatch.setitem(POLICIES, "odd", Odd)
+    POLICIES["odd"] = Odd
     chosen = Windows(Steps(), 40, 1, 0, (100,), 0.1, (1.5, 9.0), "user")
     [[row, ann]] = chosen.serve(Engine(), 0.1, "odd")
     assert (row["ended"], row["promises kept"], row["counted"]) == (50, 50, 30)
@@ -121,11 +109,9 @@ def test_a_queue_that_grows_is_not_stationary() -> None:
 
 
 @pytest.mark.parametrize("policy", ["sarathi_serve", "odd"])
-def test_a_closed_loop_counts_the_same_requests(
-    policy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_closed_loop_counts_the_same_requests(policy: str) -> None:
     """With their arrivals of that run: they come as fast as others leave."""
-    monkeypatch.setitem(POLICIES, "odd", Odd)
+    POLICIES["odd"] = Odd
     chosen = Windows(CHAT, 40, 1, 0, (512,), 1.0, (2.0, 0.2))
     [[row]] = chosen.serve(heirs.LLAMA, None, policy, clients=4)
     assert row["counted"] == 30 and row["ended"] == (50 if policy == "odd" else 100)

@@ -18,10 +18,12 @@ from experiments.lib.rows import ABOUT, Rows, base, print_rows, read_rows
 def ask(path: Path, columns: Sequence[str]) -> None:
     """Print them. Raises UserError for a file without results, and for an unknown column."""
     rows = read_rows(path)
-    every = dict.fromkeys([*(name for row in rows for name in row), *ABOUT])
+    if not rows:
+        raise UserError(f"{path}: no results are there")
+    every = dict.fromkeys([*rows.columns(), *ABOUT])
     known = ", ".join(dict.fromkeys(map(base, every)))
-    if not rows or not columns:
-        raise UserError(f"{path}: it needs results, and names of columns: {known}")
+    if not columns:
+        raise UserError(f"{path}: it needs names of columns: {known}")
     if unknown := [name for name in columns if name not in every]:
         raise UserError(f"{path} has no column {unknown[0]!r}; it has {known}")
     found = {tuple(row.get(name) for name in columns): row for row in rows}

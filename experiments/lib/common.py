@@ -290,7 +290,7 @@ def commit() -> str:
     found = git("describe", "--always")
     if not found:
         return "unknown"
-    return found + "-dirty" * bool(git("status", "--porcelain"))
+    return f"{found}-dirty" if git("status", "--porcelain") else found
 
 
 def origin(script: str, words: Sequence[str], files: Sequence[Path]) -> dict[str, str]:

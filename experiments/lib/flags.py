@@ -84,7 +84,9 @@ class ScriptParser(Parser):
         options = super().parse_args(args, namespace)
         if getattr(options, "policy_file", None):
             names = [name for path in options.policy_file for name in load_policies(path)]
-            options.policy = getattr(options, "policy", None) or [*dict.fromkeys(names)]
+            given = getattr(options, "policy", None) or []
+            asked = {name.partition(":")[0] for name in given}  # my_policy:50 is my_policy
+            options.policy = [*given, *(name for name in names if name not in asked)]
         given = getattr(options, "policy", None) or ()
         if "all" in given and hasattr(options, "requests_file"):  # the others draw only a few
             others = [name for name in given if name != "all"]

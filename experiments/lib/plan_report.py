@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from configs import ModelConfig
 from configs.constants import ALL_REDUCES
+from configs.experts import FP8_CACHE
 from configs.hosts import HOSTS
 from costmodel import CostModel, constants
-from experiments.lib.common import ROOT, print_table, three_digits
+from experiments.lib.common import ROOT, print_table, quantile, three_digits
 from experiments.lib.plan_names import budgets_tried, gpu_of
 from experiments.lib.rows import Rows, read_rows
 from more.loading.priced import shape_of
@@ -33,7 +35,7 @@ from more.serving.search import percentile
 
 NAME = "plan"
 UNITS = dict.fromkeys(("capacity", "capacity per GPU"), "requests/s") | {"latency": "ms"}
-FEWEST = 10  # numbers that say how far off we are
+FEWEST = 5  # numbers that say how far off we are
 AT_ONCE = 16  # requests; a replica with room for fewer hardly batches
 OFF = 1.25  # what one factor should leave, at most
 FEW = 100  # requests of a trace; fewer give an interval that says little
@@ -47,6 +49,14 @@ KINDS = ("single stream", "long prompts", "tensor parallel", "short prompts")
 WAY = "card and host"
 ANCHORED = ("without an anchor", "anchored")  # numbers of a server of which one load is known
 BOTH = "both"  # sources that were looked at, and those that were kept apart
+FRESH = "fresh"  # numbers that nobody had seen when the constants were made
+WHAT = {  # published quantities
+    "throughput": ("output", "all tokens", "requests"),
+    "time per token": ("mean TPOT", "median TPOT", "mean ITL", "median ITL", "P99 ITL"),
+    "time to first token": ("mean TTFT", "median TTFT"),
+    "time of a request": ("mean latency",),
+}
+PARTS_SHOWN = {FRESH: " that no constant had seen", "kept apart": ", kept apart", "": ""}
 LONG = 1500  # prompt tokens
 MEASURED = ROOT / "results" / "beside_benchmarks.csv"
 
@@ -62,34 +72,59 @@ def kind_of(tp: int, prompt_tokens: float, single: bool = False) -> str:
     return KINDS[1] if prompt_tokens >= LONG else KINDS[3]
 
 
-def error_of(tp: int, way: str = WAY) -> tuple[float, float, str] | None:
+def error_of(tp: int, way: str = WAY, what: str = "") -> tuple[float, float, int, str] | None:
     """How far predictions of this kind are from servers that others measured; None: unknown.
 
-    way: one of ANCHORED, of the same servers; WAY: of all. Factors that half and nine of ten are
-    within, and of what. Of sources that were kept apart, unless they have less than FEWEST numbers.
+    way: one of ANCHORED, of the same servers; WAY: of all. what: of WHAT; "": all of them. Factors
+    that half and nine of ten are within, of how many numbers, and of which: of fresh ones; of
+    sources that were kept apart, where there are fewer than FEWEST of these; else of all.
     """
     if not MEASURED.exists():
         return None
-    kind = "several GPUs" if tp > 1 else "one GPU"
-    every = read_rows(MEASURED).where("number", way)
+    every = read_rows(MEASURED).where("number", way, **({"quantity": what} if what else {}))
     own = Rows(row for row in every if (" x " in row["hardware"]) == (tp > 1))
-    kept = own.where(sources="kept apart")
-    kept = kept if len(kept) >= FEWEST else Rows()
-    sizes = [max(ratio, 1 / ratio) for ratio in (kept or own).column(way)]
-    what = f"{len(sizes)} public numbers of {kind}{', kept apart' if kept else ''}"
-    what += ", of servers with several loads" if way in ANCHORED else ""
-    return (percentile(sizes, 50), percentile(sizes, 90), what) if sizes else None
+    for part, words in PARTS_SHOWN.items():
+        some = own.where(sources=part) if part else own
+        if len(some) >= (FEWEST if part else 1):
+            sizes = [max(ratio, 1 / ratio) for ratio in some.column(way)]
+            said = f"public numbers of {'several GPUs' if tp > 1 else 'one GPU'}{words}"
+            return percentile(sizes, 50), quantile(sizes, 0.9), len(sizes), said
+    return None
+
+
+def errors_said(tp: int, way: str) -> str:
+    """The errors of each kind of quantity, in words; "" where none is known.
+
+    All are of numbers of one part. A kind of which that has fewer than FEWEST is left out.
+    """
+    every = error_of(tp, way)
+    if not every:
+        return ""
+    *_, words = every
+    each = []
+    for what in WHAT:
+        half, most, count, of = error_of(tp, way, what) or (0, 0, 0, "")
+        if of == words and count >= FEWEST:
+            each.append(f"{what} {half:.2f} and {most:.1f} ({count})")
+    words += ", with an anchor" if way == ANCHORED[1] else ""
+    return f"beside {words}, this factor is usual, and one of ten is beyond that: {'; '.join(each)}"
 
 
 def print_first(options: Namespace, replica: Deployment, traffic: Traffic) -> None:
     """What an anchor is worth, and the command that makes one."""
     mean = [round(float(sizes.mean())) for sizes in (traffic.prompts, traffic.outputs)]
-    print("\nanchor     none: give runs of your own server, and the answer is more exact")
+    errors = {way: error_of(replica.tp, way) for way in ANCHORED}
+    helps = all(errors.values()) and errors[ANCHORED[1]][:2] < errors[ANCHORED[0]][:2]
+    told = (
+        ", and the answer is more exact" if helps else "; the middle one says what they are worth"
+    )
+    print(f"\nanchor     none: give runs of your own server{told}")
     for word, way in zip(("without", "with"), ANCHORED, strict=True):
-        if error := error_of(replica.tp, way):
-            half, most, what = error
+        if error := errors[way]:
+            half, most, count, what = error
             print(f"  {word:<7}  a factor of {half:.2f} is usual; one of ten is beyond {most:.1f}")
-            print(f"           ({what})")
+            of = f"({count} {what}; of servers with several loads)"
+            print(textwrap.indent(textwrap.fill(of, 77), 11 * " "))
     lines = (
         f"for n in 1 16 128; do vllm bench serve --model {name_of(options)}",
         f"  --dataset-name random --random-input-len {mean[0]} --random-output-len {mean[1]}",
@@ -130,6 +165,8 @@ def describe(options: Namespace, replica: Deployment, traffic: Traffic, slo: Slo
         f" of the mean {mean:.0f} tokens;\n"
         f"           at most {replica.max_batch_size}, or C, run at once"
     )
+    if words := cache_words(options, model):
+        print(textwrap.indent(textwrap.fill(words, 77), 11 * " "))
     _, owner = gpu_of(options)
     software = options.software or "vllm"
     guesses = filter(None, [constants(owner, software)[1], cost.borrowed])
@@ -141,6 +178,16 @@ def describe(options: Namespace, replica: Deployment, traffic: Traffic, slo: Slo
     print(textwrap.fill(f"link       {link_words(cost, software)}", 88, subsequent_indent=11 * " "))
     host = f"host       {next(name for name in HOSTS if HOSTS[name].source == cost.host.source)}:"
     print(textwrap.fill(f"{host} {cost.host.source}", 88, subsequent_indent=11 * " "))
+
+
+def cache_words(options: Namespace, model: ModelConfig) -> str:
+    """What is known of the format of keys and values; "" for the usual one."""
+    if model.cache == "fp8":
+        return f"keys and values in fp8. A guess: {FP8_CACHE}"
+    if model.weights == "fp8" and not options.cache_dtype:
+        words = "keys and values in 16 bits: nothing says their format. Many servers of fp8 weights"
+        return f"{words} keep them in fp8, too: twice as many tokens (--cache-dtype fp8)"
+    return ""
 
 
 def link_words(cost: CostModel, software: str) -> str:
@@ -252,9 +299,7 @@ def print_answer(plan: Plan) -> None:
         f"worth          with iterations {100 * (SLOWER - 1):.0f} % slower: {rounded(plan.slower)}"
         f" requests/s instead of {rounded(best.rate)}"
     )
-    if error := error_of(replica.tp, ANCHORED[1] if plan.question.anchor else WAY):
-        half, most, what = error
-        words = f"a factor of {half:.2f} is usual, and one of ten is beyond {most:.1f} ({what})"
+    if words := errors_said(replica.tp, ANCHORED[1] if plan.question.anchor else WAY):
         said.append(f"{'':<14} {words}")
     demands = plan.question.demands
     mean = float(plan.question.traffic.prompts.mean())
@@ -473,6 +518,7 @@ def print_engines(options: Namespace, plan: Plan) -> None:
         replica.utilization,
         replica.static_share(budget),
         "fp8" if options.weights == "fp8" else "",
+        {"fp8": "fp8", "bf16": "bfloat16"}.get(options.cache_dtype, ""),
     )
     print("\nThe same in other engines:")
     for engine, line in lines.items():

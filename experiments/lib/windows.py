@@ -181,8 +181,8 @@ class Windows:
                 offered = self.window(number, self.tuned_at)
                 every = self.metrics(engine.serve(offered, policy, C, None), offered)
                 rows += [row for row in every if row.get("tag") == self.judged_tag]
-            judged, last = ([row[name] for row in rows] for name in (self.quantity, "P99 E2E"))
-            found[C] = statistics.median(judged), statistics.median(last)
+            judged = statistics.median(row[self.quantity] for row in rows)
+            found[C] = judged, statistics.median(row["P99 E2E"] for row in rows)
         return found
 
     def budget(self, engine: Deployment, policy: str) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from command.checks import MOST, UserError
 from configs import ModelConfig
 from more.loading.files import CONFIG, existing, read_json, weight_files
-from more.loading.kinds import EXPERTS, KEYS, block_of, refused_family, weights_of
+from more.loading.kinds import EXPERTS, KEYS, block_of, cache_of, refused_family, weights_of
 
 ARCHITECTURE = {
     "llama": "LlamaForCausalLM",
@@ -25,7 +25,12 @@ ARCHITECTURE = {
     "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
 }
-ARCHITECTURE_PRICED = {"mixtral": "MixtralForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+MODELOPT = "hf_quant_config.json"  # where NVIDIA's ModelOpt says the formats
+ARCHITECTURE_PRICED = {
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "phi3": "Phi3ForCausalLM",  # LLaMA's shape; q, k and v are one matrix, as are gate and up
+}
 
 # our field: (Hugging Face key, value where the key is absent; ... where it may not be absent)
 _ROTARY = {
@@ -102,9 +107,11 @@ KINDS = {"full_attention": ("rope_theta", 1e6), "sliding_attention": ("rope_loca
 GELU = {"gelu_new": "tanh", "gelu": "none"}  # activation_function -> our `gelu`
 # families that are priced, not run; and what their keys must be
 PRICED = {family: _ROTARY | own for family, own in EXPERTS.items()}
-FIELDS_PRICED = {each: own for each, own in (FIELDS | PRICED).items() if each != "gemma3_text"}
+FIELDS_PRICED = FIELDS | PRICED | {"phi3": _ROTARY}
+del FIELDS_PRICED["gemma3_text"]
 ONLY_PRICED = {
     "mixtral": {"hidden_act": "silu"},
+    "phi3": _PLAIN,
     "qwen3_moe": _PLAIN | {"decoder_sparse_step": 1, "mlp_only_layers": []},
 }
 # keys of other families or formats: we accept them only as null, false or 0
@@ -160,7 +167,13 @@ def load_config(
                 " out"
             )
         raw[key] = other if one is None else one
+    if priced and (path.parent / MODELOPT).is_file() and not raw.get("quantization_config"):
+        said = read_json(path.parent / MODELOPT).get("quantization")
+        own = {"quant_method": "modelopt"} | said if isinstance(said, dict) else said
+        raw["quantization_config"] = own
     weights = weights_of(path, raw) if priced else "bf16"
+    cache = cache_of(path, raw) if priced else "bf16"
+    block = block_of(path, raw) if weights == "fp8" else 0
     _refuse_unsupported(path, raw, family, priced)
     values = {}
     for field, (key, default) in fields[family].items():
@@ -194,7 +207,8 @@ def load_config(
             flavour=flavour,
             source=str(directory),
             weights=weights,
-            weight_block=block_of(path, raw) if weights == "fp8" else 0,
+            cache=cache,
+            weight_block=block,
             **values,
         )
     except UserError as error:

@@ -27,6 +27,7 @@ REASONS: dict[str, str] = {
         "gemma2 gemma3_text gpt_oss cohere2",
     "its experts are not as Mixtral's or Qwen3's: shared ones, other layers, or no such config":
         "qwen2_moe deepseek glm4_moe llama4 llama4_text dbrx olmoe phimoe",
+    "some of its matrices are one, which plan.py prices and the engine does not read": "phi3",
     "it has an encoder": "t5 bart mbart whisper",
     "it also reads pictures": "gemma3 llava qwen2_vl qwen2_5_vl qwen3_vl mllama",
 }  # fmt: skip
@@ -66,7 +67,7 @@ def weights_of(path: Path, raw: dict) -> str:
     if not (given := raw.get(key)):
         return "bf16"
     method = given.get("quant_method") if isinstance(given, dict) else given
-    for name in ("modules_to_not_convert", "ignore"):
+    for name in ("modules_to_not_convert", "ignore", "exclude_modules"):
         kept = given.get(name) if isinstance(given, dict) else None
         for layer in kept if isinstance(kept, list) else []:
             if PRODUCTS.search(str(layer)):
@@ -74,9 +75,9 @@ def weights_of(path: Path, raw: dict) -> str:
                     f"{path}: {key} has {name} {shown(layer)}: some products stay in 16 bits, and"
                     " the price of such a mixture is not known"
                 )
-    if isinstance(given, dict) and given.get("kv_cache_scheme"):
-        raise UserError(f"{path}: {key} has a kv_cache_scheme; a cache of 8 bits is not priced")
     if method in ("fp8", "fbgemm_fp8"):
+        return "fp8"
+    if method == "modelopt" and given.get("quant_algo") == "FP8":
         return "fp8"
     groups = given.get("config_groups") if method == "compressed-tensors" else None
     try:
@@ -88,6 +89,26 @@ def weights_of(path: Path, raw: dict) -> str:
         f"{path}: {key} has quant_method {shown(method)}, whose kernels are not priced; only fp8 of"
         " both weights and activations is"
     )
+
+
+def cache_of(path: Path, raw: dict) -> str:
+    """The format of the keys and values: "fp8" if the checkpoint has scales for it, else "bf16".
+
+    compressed-tensors and ModelOpt say it; vLLM follows (github.com/vllm-project/vllm/pull/30785).
+    Raises UserError for other formats.
+    """
+    given = raw.get("quantization_config") or raw.get("compression_config")
+    if not isinstance(given, dict):
+        return "bf16"
+    for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
+        said = given.get(key)
+        if not said:
+            continue
+        in_fp8 = _is_fp8(said) if isinstance(said, dict) else str(said).upper() == "FP8"
+        if not in_fp8:
+            raise UserError(f"{path}: {key} is {shown(said)}; only a cache in fp8 is priced")
+        return "fp8"
+    return "bf16"
 
 
 def block_of(path: Path, raw: dict) -> int:
@@ -104,4 +125,8 @@ def block_of(path: Path, raw: dict) -> int:
 def _in_fp8(group: dict) -> bool:
     """Whether a group of compressed-tensors has 8-bit floats on both sides of its products."""
     sides = [group.get(side) for side in ("weights", "input_activations")]
-    return all(side and (side.get("num_bits"), side.get("type")) == (8, "float") for side in sides)
+    return all(side and _is_fp8(side) for side in sides)
+
+
+def _is_fp8(values: dict) -> bool:
+    return (values.get("num_bits"), values.get("type")) == (8, "float")

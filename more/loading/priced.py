@@ -9,18 +9,23 @@ from pathlib import Path
 
 from command.checks import UserError, did_you_mean, shown
 from configs import MODELS, ModelConfig
-from configs.models import SAME
+from configs.models import ALIKE, SAME
 from more.loading.config_json import load_config
 from more.loading.files import CONFIG, HUB_IDS, NANOGPT, is_nanogpt, snapshot_of
 
 
-def priced_model(model: str | ModelConfig, weights: str | None = None) -> ModelConfig:
+def priced_model(
+    model: str | ModelConfig, weights: str | None = None, cache: str | None = None
+) -> ModelConfig:
     """A name of `configs.MODELS`, a folder with a config.json, a hub id on this disk, or what
     `shape_of` knows.
 
-    A shape is itself. weights: their format, if it is not the model's own. Raises UserError if
-    there is no such model, or if its config.json is of a kind that we would price wrongly.
+    A shape is itself. weights, cache: their formats, if they are not the model's own. Raises
+    UserError if there is no such model, or if its config.json is of a kind that we would price
+    wrongly.
     """
+    if cache is not None:
+        return replace(priced_model(model, weights), cache=cache)
     if weights is not None:
         own = priced_model(model)
         name = own.name if weights == own.weights else f"{own.name}-{weights}"
@@ -41,8 +46,9 @@ def priced_model(model: str | ModelConfig, weights: str | None = None) -> ModelC
         return found
     near = did_you_mean(model, MODELS) or f". Names: {', '.join(MODELS)}"
     raise UserError(
-        f"unknown model {shown(model)}: give a folder with a config.json, a hub id that is on this"
-        f" disk, or a name of configs/models.py{near}"
+        f"unknown model {shown(model)}: give a folder with its config.json (hf download ID"
+        " config.json --local-dir FOLDER), a hub id that is on this disk, or a name of"
+        f" configs/models.py{near}"
     )
 
 
@@ -62,6 +68,10 @@ def shapes() -> dict[str, ModelConfig]:
     for name, others in SAME.items():
         for each in others.split():
             ids.append((each, MODELS[name]))
+    for name, changes, others in ALIKE:
+        for each in others.split():
+            own = each.partition("/")[2].lower()
+            ids.append((each, replace(MODELS[name], name=own, **changes)))
     without_owner = [(each.partition("/")[2], config) for each, config in ids]
     return {plain(each): config for each, config in [*ids, *without_owner, *MODELS.items()]}
 

@@ -31,15 +31,14 @@ from more.policies.overtaking import Overtaking
 from timeline import Life
 
 ALPHA = 0.008  # s for each prompt token that is left (artefact)
-# s, of requests without tags; SLOW: a token of a `ttlt` request
+# s, of requests without tags
 TTFT = 6.0
 TBT = 0.05
-SLOW = 0.4
+SLOW = 0.4  # s: a token of a `ttlt` request
 SECONDS = Range(0, LATEST, whole=False, noun="number of seconds")
 MARGIN = 1.2  # on predicted times
-# prompt tokens/s at first, and how much of the mean a batch leaves (artefact)
-SPEED = 8500.0
-KEPT = 0.995
+SPEED = 8500.0  # prompt tokens/s at first (artefact)
+KEPT = 0.995  # of the mean, after a batch (artefact)
 
 
 class QoServe(Overtaking):

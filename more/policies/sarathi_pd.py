@@ -14,21 +14,16 @@ from math import inf
 
 from batch import Batch
 from more.policies.srpt import PREDICTED
-from more.policies.variants import Dynamic
+from more.policies.variants import SeveralSizes
 from scheduler import Sarathi
 
 
-class SarathiPD(Sarathi):
+class SarathiPD(SeveralSizes, Sarathi):
     """ "sarathi_pd:512,256,128" chooses between these sizes; by default C, C/2 and C/4."""
 
     name = "sarathi_pd"
     example = "sarathi_pd:512,256,128"
     reads = PREDICTED
-    configure = Dynamic.configure
-
-    def __init__(self, max_batch_size: int, chunk_size: int = 256, cache_tokens: int | None = None):
-        super().__init__(max_batch_size, chunk_size, cache_tokens)
-        self.sizes = [max(1, chunk_size // divisor) for divisor in (1, 2, 4)]
 
     def schedule(self, now: float) -> Batch | None:
         self.chunk_size = self.balanced()

@@ -26,7 +26,7 @@ class SRPT(SarathiServe):
 
     name = "srpt"
     example = "srpt:80"
-    asks = "predicted_tokens"
+    asks = "predicted_tokens"  # the tag without which it is sarathi_serve
     reads = PREDICTED
     share_run = 0.8  # c
 

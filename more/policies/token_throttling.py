@@ -18,9 +18,8 @@ ask one scheduler. Anywhere else it sees one micro-batch, and only prompts are t
 from batch import Batch
 from scheduler import SarathiServe
 
-# tokens; share of the cache
-LEAST = 32
-KEPT_FREE = 0.05
+LEAST = 32  # tokens
+KEPT_FREE = 0.05  # of the cache
 
 
 class TokenThrottling(SarathiServe):
@@ -28,12 +27,11 @@ class TokenThrottling(SarathiServe):
 
     name = "token_throttling"
     example = "token_throttling:4"
-    # T; C as it was given
-    most_tokens = 8
-    most = None
-    # of more/pipeline/one_pool.py: micro-batches, requests in flight
-    shares = 1
-    away = ()
+    most_tokens = 8  # T
+    most = None  # C as it was given
+    # of more/pipeline/one_pool.py
+    shares = 1  # micro-batches
+    away = ()  # requests in flight
 
     def schedule(self, now: float) -> Batch | None:
         self.most = self.most or self.chunk_size

@@ -2,21 +2,11 @@
 
 from batch import Batch, Chunk, Request
 from command.checks import UserError
-from scheduler import SIZE, IterationLevel, SarathiServe
+from scheduler import SIZE, IterationLevel, SarathiServe, Scheduler
 
 
-class Dynamic(SarathiServe):
-    """Sarathi-Serve with a dynamic chunk schedule: the budget falls with each chunk of a request.
-
-    A late chunk attends to all the tokens before it. So equal chunks take longer and longer, and
-    shrinking ones keep the iterations even. After k chunks of a request, its next one may fill the
-    batch up to `sizes[k]` tokens (later: up to the last size). The sizes are C, C/2, C/4, or those
-    of "dynamic:1024,512,256". A request always gets a quarter of the last size, if the batch has
-    that much room. Without this rule, a long prompt beside many decodes might never be done.
-    """
-
-    name = "dynamic"
-    example = "dynamic:1024,512,256"
+class SeveralSizes(Scheduler):
+    """A base for policies that choose between chunk sizes: C, C/2, C/4, or those of an option."""
 
     def __init__(self, max_batch_size: int, chunk_size: int = 256, cache_tokens: int | None = None):
         super().__init__(max_batch_size, chunk_size, cache_tokens)
@@ -31,6 +21,20 @@ class Dynamic(SarathiServe):
             )
         self.sizes = sizes
         self.chunk_size = sizes[0]
+
+
+class Dynamic(SeveralSizes, SarathiServe):
+    """Sarathi-Serve with a dynamic chunk schedule: the budget falls with each chunk of a request.
+
+    A late chunk attends to all the tokens before it. So equal chunks take longer and longer, and
+    shrinking ones keep the iterations even. After k chunks of a request, its next one may fill the
+    batch up to `sizes[k]` tokens (later: up to the last size). The sizes are C, C/2, C/4, or those
+    of "dynamic:1024,512,256". A request always gets a quarter of the last size, if the batch has
+    that much room. Without this rule, a long prompt beside many decodes might never be done.
+    """
+
+    name = "dynamic"
+    example = "dynamic:1024,512,256"
 
     def share(self, request: Request, room: int) -> int:
         size = self.sizes[min(request.chunks_run, len(self.sizes) - 1)]

@@ -22,9 +22,8 @@ WQ = 2
 
 
 class VTC(SarathiServe):
-    # asks: for this tag
     name = "vtc"
-    asks = "user"
+    asks = "user"  # the tag without which it is sarathi_serve
 
     def __init__(self, *sizes: int | None):
         super().__init__(*sizes)

@@ -38,11 +38,13 @@ def engine_flags(
     utilization: float | None = None,
     static_share: float | None = None,
     quantization: str = "",
+    cache: str = "",
 ) -> dict[str, str]:
     """Name of an engine -> its command line. Both count decodes in C, too.
 
     No more requests run at once than a batch has tokens. vLLM chunks prefills by default.
-    quantization: of weights that the checkpoint has in 16 bits.
+    quantization: of weights that the checkpoint has in 16 bits; cache: the format of keys and
+    values, unless the checkpoint's own says it.
     """
     size = min(batch_size, budget)
     mixed = pp == 1
@@ -58,6 +60,7 @@ def engine_flags(
                 "--max-model-len": length,
                 "--gpu-memory-utilization": utilization,
                 "--quantization": quantization,
+                "--kv-cache-dtype": cache,
             },
         ),
         "SGLang": (
@@ -71,6 +74,7 @@ def engine_flags(
                 "--mem-fraction-static": static_share,
                 "--enable-mixed-chunk": mixed,
                 "--quantization": quantization,
+                "--kv-cache-dtype": "fp8_e4m3" if cache == "fp8" else cache,
             },
         ),
     }
