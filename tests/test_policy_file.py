@@ -232,4 +232,4 @@ def test_both_are_compared_without_an_edit(tmp_path: Path) -> None:
     files = ("--policy-file", TARGET, *("--policy-file", PRIORITY) * 2)
     done = call(policies, *files, "--policy", "target_tbt:80", *out)
     assert done.returncode == 0 and "target_tbt:80" in done.stdout, done.stderr
-    assert (tmp_path / "policies-target_tbt-80.png").exists()
+    assert (tmp_path / "policies-target_tbt-80-priority.png").exists(), "no file is left out"

@@ -29,7 +29,7 @@ MEASURE = {
 POLICIES = {
     "policy": Flag(
         "a policy to compare, too",
-        shown="all of --policy-file, where that is given",
+        shown="all of --policy-file, also beside others",
         repeated=True,
     ),
     "policy_file": Flag(repeated=True),
