@@ -86,7 +86,8 @@ class ScriptParser(Parser):
             names = [name for path in options.policy_file for name in load_policies(path)]
             given = getattr(options, "policy", None) or []
             asked = {name.partition(":")[0] for name in given}  # my_policy:50 is my_policy
-            options.policy = [*given, *(name for name in names if name not in asked)]
+            new = [name for name in names if name not in asked]
+            options.policy = [*dict.fromkeys([*given, *new])]
         given = getattr(options, "policy", None) or ()
         if "all" in given and hasattr(options, "requests_file"):  # the others draw only a few
             others = [name for name in given if name != "all"]
