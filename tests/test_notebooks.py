@@ -22,7 +22,7 @@ import pytest
 
 from configs import MODELS
 from course.exercises import LESSONS
-from docs import whatif
+from docs import site, whatif
 from experiments.lib.common import paper_numbers
 from scheduler import POLICIES
 
@@ -619,3 +619,8 @@ def test_an_excerpt_has_the_last_definition_before_the_sliders() -> None:
         "from os import sep\na, unused = (2, 3)\nb = lambda x: x + a\n"
         "def what_if(n=1):\n    print(b(n), sep)\nsliders(what_if, n=[1, 2])"
     )
+
+
+def test_the_browser_computes_all_lessons_but_one() -> None:
+    """It has none of site.PACKAGES: nothing that their sliders import may need one."""
+    assert {path.stem for path in LESSONS} - set(site.sliders()) == {"07_latency"}

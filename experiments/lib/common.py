@@ -21,11 +21,10 @@ from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from hashlib import sha256
+from importlib.metadata import version  # numpy itself would keep two lessons off the browser
 from io import StringIO
 from pathlib import Path
 from typing import TypeVar
-
-import numpy as np
 
 from command.browser import find_browser
 from command.cli import cores, interrupts_held, is_ours, progress, write_file
@@ -299,7 +298,7 @@ def origin(script: str, words: Sequence[str], files: Sequence[Path]) -> dict[str
     if files:
         hashes = [f"{path.name}:{sha256(path.read_bytes()).hexdigest()[:8]}" for path in files]
         found["files"] = " ".join(hashes)
-    found["versions"] = f"python {platform.python_version()}, numpy {np.__version__}"
+    found["versions"] = f"python {platform.python_version()}, numpy {version('numpy')}"
     return found | {"command": shlex.join(["python", f"experiments/{script}.py", *words])}
 
 
