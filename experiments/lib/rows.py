@@ -299,7 +299,7 @@ def row_of(line: Mapping[str, str], heads: Mapping[str, tuple[str, str]]) -> Row
         text = line[head]
         if not text:
             continue
-        if name in WHERE:
+        if name in (*WHERE, *ABOUT):  # texts, also a commit that has digits alone
             row[name] = text
         elif unit:
             row[name] = float(text)
