@@ -344,7 +344,8 @@ def draw(rows: Rows) -> plt.Figure:
             axes.axhline(place - 0.5, color=look.GREY, linewidth=1)
         names.append("{group}: {compared:.0f}".format(**row).replace("/", ", "))
     places = range(len(groups))
-    middle, end = groups.column("median error"), groups.column("90th percentile")
+    middle = groups.column("median error")
+    end = groups.column("90th percentile")
     blue = look.COLOURS["blue"]
     axes.plot(middle, places, "o", color=blue, markersize=10, label="median error")
     told = "to the 90th percentile: nine of ten numbers are within it"

@@ -102,7 +102,8 @@ def turns(sizes: Iterable[tuple[str, int, int]]) -> list[Parts]:
         parts = last.get(chat, [])
         known = sum(map(len, parts))
         if known >= prompt:
-            parts, known = [], 0
+            parts = []
+            known = 0
         found.append(Parts([*parts, fresh(prompt - known)]))
         last[chat] = [*found[-1].parts, fresh(output)]
     return found

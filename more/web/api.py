@@ -93,7 +93,10 @@ class Answer:
     """All choices of one HTTP request, a completion or a chat."""
 
     def __init__(self, api: "Api", body: Body, request_id: str, log: dict):
-        self.api, self.body, self.log, self.is_chat = api, body, log, isinstance(body, Chat)
+        self.api = api
+        self.body = body
+        self.log = log
+        self.is_chat = isinstance(body, Chat)
         self.id = f"{'chatcmpl' if self.is_chat else 'cmpl'}-{request_id}"
         self.created = int(time.time())
         self.choices: list[Choice] = []

@@ -505,7 +505,8 @@ def take_over(loop: Loop, new: Scheduler, refused: Collection[Request] = ()) -> 
         if request not in refused:
             Scheduler.preempt(new, request)
     new.waiting.extend(request for request in old.waiting if request in refused)
-    loop.scheduler, preempted = new, Scheduler.take_preempted(new)
+    loop.scheduler = new
+    preempted = Scheduler.take_preempted(new)
     for request in preempted:
         loop.trace.preempt(request, moment)
         loop.executor.release(request)
