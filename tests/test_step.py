@@ -1,6 +1,7 @@
 """A few decodes in one call, beside an operator at a time: the logits are as near to exact ones."""
 
 from dataclasses import replace
+from itertools import cycle, islice
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from more.fast import native, step
 from more.fast import packed as packing
 from more.fast.backends import BACKENDS, speed_up
 from more.fast.packed import PackedEmbedding, PackedLinear, can_pack, panels_of
-from more.fast.step import StepExecutor, executor_for, fits, step_for
+from more.fast.step import StepExecutor, executor_for, fits, most_rows, step_for
 from more.loading.load import new_model
 from more.paged.blocks import Blocks
 from more.paged.cache import make_cache, manage
@@ -75,7 +76,7 @@ def decoded(
         return [given(prompts[request.request_id], request.output) for request in batch.sampled]
 
     executor.choose = choose
-    scheduler = manage(make_scheduler(policy, len(prompts), 16), executor.cache)
+    scheduler = manage(make_scheduler(policy, len(prompts), max(16, len(prompts))), executor.cache)
     run_loop(scheduler, executor, [Request(i, p, OUTPUT) for i, p in enumerate(prompts)])
     return [torch.stack(each) for each in found]
 
@@ -86,7 +87,7 @@ def given(prompt: list[int], output: list[int]) -> int:
 
 def prompts_of(count: int, longest: int = LENGTH - OUTPUT) -> list[list[int]]:
     """Of 1 to `longest` tokens: contexts that end anywhere in a block, a window and a vector."""
-    lengths = [1, longest, 16, 15, 40, 7, 33, 3][:count]
+    lengths = islice(cycle([1, longest, 16, 15, 40, 7, 33, 3]), count)
     return [[(11 * i + 5 * place) % 61 for place in range(n)] for i, n in enumerate(lengths)]
 
 
@@ -135,18 +136,18 @@ def test_logits_are_as_near_to_exact_ones(
         assert_within(other, wanted, noise_bound(one, wanted))
 
 
-@pytest.mark.parametrize("rows", range(1, step.MOST_ROWS + 2))
+@pytest.mark.parametrize("rows", range(1, 18))
 def test_each_number_of_rows(rows: int, two_threads: None) -> None:
-    """A row has the same logits beside others as alone. Nine rows run an operator at a time."""
+    """A row has the same logits beside others as alone. Too many run an operator at a time."""
     ready(torch.float32)
     model, _ = rounded(PLAIN, torch.float32)
     _, fast = stepping(model, rows)
     requests = [Request(i, [1], 2, output=[2]) for i in range(rows)]
     for request in requests:
         fast.slot_of[request.request_id] = fast.cache.allocate(request)
-    assert fits(fast.flatten(Batch([], requests))) == (rows <= step.MOST_ROWS)
+    assert fits(fast.flatten(Batch([], requests))) == (rows <= most_rows())
     fast.cache.reset()
-    prompts = [*prompts_of(8)[:rows], *prompts_of(max(0, rows - 8))]
+    prompts = prompts_of(rows)
     beside = decoded(fast, prompts)
     for prompt, found in zip(prompts, beside, strict=True):
         fast.cache.reset()

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <cstring>
 #include <numeric>
+#include <omp.h>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -604,11 +605,11 @@ void gate(const T* x, T* y, int64_t rows, int64_t size) {
 // operators, but for work that nobody has done: see `Phase`.
 
 constexpr int PANEL = 64;         // outputs that oneDNN packs together: (outputs / PANEL, words of inputs, PANEL) words
-constexpr int MOST_ROWS = 8;      // of an iteration
-constexpr int64_t BLOCK = 128;    // words of inputs
-constexpr int FAR = 512;          // words: weights are fetched from memory while the FAR words before them are used
+constexpr int64_t BLOCK = 64;     // words of inputs
+constexpr int FAR = BLOCK * PANEL;  // words: weights are fetched from memory while the block before them is used
 constexpr int SPINS = 2000;       // looks of a thread that waits, before it lets another program have its core
 constexpr int SUMS = REGISTERS / 2;  // vectors of sums that registers hold, beside what is added
+constexpr int MOST_ROWS = SUMS;   // of an iteration: with more, sums leave the registers
 typedef float Sums[MOST_ROWS][PANEL];
 
 // Vectors of outputs that `rows` rows sum at once.
@@ -618,26 +619,32 @@ constexpr int vectors_for(int rows) {
     return vectors;
 }
 
-// ROWS rows of x times one panel of weights. x: `words` words a row. A sum of BLOCK words is added to the others as a whole: so fewer
-// roundings lie on the way of each.
+// ROWS rows of x times one panel of weights. x: `words` words a row. A block of words is used for all its outputs while it is in a cache, and
+// meanwhile the block FAR ahead comes there: its lines are fetched at an even pace, because many at once would wait for each other. A block's
+// sum is added to the others as a whole: so fewer roundings lie on the way of each.
 template <class T, int ROWS> void multiply_panel(const word* panel, const word* x, int64_t words, Sums sums) {
     constexpr int V = vectors_for(ROWS);
-    for (int first = 0; first < PANEL; first += V * LANES) {
-        vec total[ROWS][V] = {};
-        const word* at = panel + first;
-        for (int64_t c = 0; c < words;) {
+    for (int64_t begin = 0; begin < words; begin += BLOCK) {
+        const int64_t end = std::min(begin + BLOCK, words);
+        const word* ahead = panel + begin * PANEL + FAR;
+        for (int first = 0; first < PANEL; first += V * LANES) {
             vec own[ROWS][V] = {};
-            for (const int64_t end = std::min(c + BLOCK, words); c < end; c++, at += PANEL) {
+            for (int64_t c = begin; c < end; c++) {
                 bits weights[V];
-                for (int v = 0; v < V; v++) __builtin_prefetch(at + FAR + v * LANES), weights[v] = load<bits>(at + v * LANES);
+                for (int v = 0; v < V; v++) {
+                    __builtin_prefetch(ahead, 0, 2);  // into the second cache
+                    ahead += LANES;
+                    weights[v] = load<bits>(panel + c * PANEL + first + v * LANES);
+                }
                 for (int m = 0; m < ROWS; m++)
                     for (int v = 0; v < V; v++) own[m][v] = dot<T>(own[m][v], weights[v], bits{} + x[m * words + c]);
             }
             for (int m = 0; m < ROWS; m++)
-                for (int v = 0; v < V; v++) total[m][v] += own[m][v];
+                for (int v = 0; v < V; v++) {
+                    float* to = &sums[m][first + v * LANES];
+                    store(to, begin ? load<vec>(to) + own[m][v] : own[m][v]);
+                }
         }
-        for (int m = 0; m < ROWS; m++)
-            for (int v = 0; v < V; v++) store(&sums[m][first + v * LANES], total[m][v]);
     }
 }
 
@@ -653,24 +660,29 @@ template <class F> inline void each_vector(int64_t rows, F use) {
         for (int c = 0; c < PANEL; c += LANES) use(m, c);
 }
 
-// The work of one operator, in units that threads claim. A thread waits until all units are done, not until all threads are here: if another
-// program has a thread's core, the others do its share.
+// The work of one operator, in units that threads claim: each its own part, in order, so that it reads memory in order. Then it claims what others
+// have left. A thread waits until all units are done, not until all threads are here: if another program has a thread's core, the others do its
+// share. A Phase is of one part; `done` counts the units of all parts, in the first.
 struct alignas(64) Phase {
     std::atomic<int64_t> next{0}, done{0};
+};
 
-    template <class F> void run(int64_t units, F unit) {
-        for (int64_t u; (u = next.fetch_add(1, std::memory_order_relaxed)) < units;) {
+template <class F> void run(Phase* phases, int parts, int own, int64_t units, F unit) {
+    for (int i = 0; i < parts; i++) {
+        const int part = (own + i) % parts;
+        const int64_t first = part * units / parts, end = (part + 1) * units / parts;
+        for (int64_t u; (u = first + phases[part].next.fetch_add(1, std::memory_order_relaxed)) < end;) {
             unit(u);
-            done.fetch_add(1, std::memory_order_release);
-        }
-        for (int spins = 1; done.load(std::memory_order_acquire) < units; spins++) {
-            if (spins % SPINS == 0) std::this_thread::yield();
-#ifdef __x86_64__
-            __builtin_ia32_pause();
-#endif
+            phases->done.fetch_add(1, std::memory_order_release);
         }
     }
-};
+    for (int spins = 1; phases->done.load(std::memory_order_acquire) < units; spins++) {
+        if (spins % SPINS == 0) std::this_thread::yield();
+#ifdef __x86_64__
+        __builtin_ia32_pause();
+#endif
+    }
+}
 
 // Weights of a layer, linear ones in panels, and its part of the cache. Null: it has no such weight; without cosine, it does not rotate.
 template <class T> struct LayerWeights {
@@ -692,14 +704,19 @@ void step(const T* x, const LayerWeights<T>* layers, const T* norm, const T* hea
     const Multiply<T> multiply = multiply_for<T>(rows, std::make_integer_sequence<int, MOST_ROWS>{});
     std::vector<float> residual(rows * hidden);
     std::vector<T> qkv(rows * s.stride), y(rows * s.n_head * d), gated(rows * inner);
-    std::vector<Phase> phases(5 * s.n_layer + 1);
+    std::vector<Phase> phases((5 * s.n_layer + 1) * omp_get_max_threads());
     int64_t room = 0;
     for (int64_t i = 0; i < rows; i++) room = std::max(room, requests[i].context + LANES);
     for (int64_t i = 0; i < rows * hidden; i += LANES) store(&residual[i], widen(x + i));
 
 #pragma omp parallel
     {
+        const int parts = omp_get_num_threads();
         Phase* phase = phases.data();
+        const auto share = [&](int64_t units, auto unit) {  // of the next operator
+            run(phase, parts, omp_get_thread_num(), units, unit);
+            phase += parts;
+        };
         std::vector<float> scores(groups * room);
         std::vector<T> normal(rows * hidden);
         const T* normal_of = nullptr;  // the norm whose result `normal` is
@@ -723,7 +740,7 @@ void step(const T* x, const LayerWeights<T>* layers, const T* norm, const T* hea
             };
         };
         for (const LayerWeights<T>* w = layers; w < layers + s.n_layer; w++) {
-            (phase++)->run(s.stride / PANEL, [&](int64_t panel) {
+            share(s.stride / PANEL, [&](int64_t panel) {
                 Sums sums;
                 product(w->preproj, panel, normalized(w->norm_1), hidden, sums);
                 each_vector(rows, [&](int64_t m, int c) {
@@ -732,7 +749,7 @@ void step(const T* x, const LayerWeights<T>* layers, const T* norm, const T* hea
                     narrow(&qkv[m * s.stride + output], load<vec>(&sums[m][c]) + bias);
                 });
             });
-            (phase++)->run(rows * s.n_kv_head, [&](int64_t unit) {  // a key head of a row, and the query heads that read it
+            share(rows * s.n_kv_head, [&](int64_t unit) {  // a key head of a row, and the query heads that read it
                 const int64_t i = unit / s.n_kv_head, head = unit % s.n_kv_head;
                 Request r = requests[i];
                 r.begin = w->window ? std::max<int64_t>(0, r.context - w->window) : 0;
@@ -753,8 +770,8 @@ void step(const T* x, const LayerWeights<T>* layers, const T* norm, const T* hea
                 std::memcpy(values + at[0], v, d * sizeof(T));
                 decode(q, keys, values, &y[(i * s.n_head + head * groups) * d], r, s, scale, scores.data(), room);
             });
-            (phase++)->run(hidden / PANEL, add(w->postproj, y.data(), s.n_head * d));
-            (phase++)->run(inner / PANEL, [&](int64_t panel) {  // gate and up of the same channels
+            share(hidden / PANEL, add(w->postproj, y.data(), s.n_head * d));
+            share(inner / PANEL, [&](int64_t panel) {  // gate and up of the same channels
                 Sums gates, ups;
                 const T* from = normalized(w->norm_2);
                 product(w->ffn_ln1, panel, from, hidden, gates);
@@ -763,9 +780,9 @@ void step(const T* x, const LayerWeights<T>* layers, const T* norm, const T* hea
                     narrow(&gated[m * inner + panel * PANEL + c], silu(load<vec>(&gates[m][c])) * load<vec>(&ups[m][c]));
                 });
             });
-            (phase++)->run(hidden / PANEL, add(w->ffn_ln2, gated.data(), inner));
+            share(hidden / PANEL, add(w->ffn_ln2, gated.data(), inner));
         }
-        phase->run(s.vocab / PANEL, [&](int64_t panel) {
+        share(s.vocab / PANEL, [&](int64_t panel) {
             Sums sums;
             product(head, panel, normalized(norm), hidden, sums);
             each_vector(rows, [&](int64_t m, int c) { narrow(logits + m * s.vocab + panel * PANEL + c, load<vec>(&sums[m][c])); });
@@ -797,5 +814,6 @@ void step(const T* x, const LayerWeights<T>* layers, const T* norm, const T* hea
         step(x, layers, norm, head, logits, requests, *sizes);                                                                     \
     }
 
+extern "C" const int64_t most_rows = MOST_ROWS;
 FOR_TYPE(bf16, bfloat16)
 FOR_TYPE(float, float32)
