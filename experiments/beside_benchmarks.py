@@ -9,8 +9,9 @@ stood; those of SEEN never were.
 
 card and host    the memory that engines find on the card, and the CPU's time (configs/hosts.py),
                  where the version of vLLM tells it
-anchored         scaled to that server: one factor on its iterations, found on one of the loads that
-                 its page has. All others are compared, with it and without
+anchored         scaled to that server: with the lightest of its loads, with the heaviest (one
+                 factor on all iterations), or with both (a factor and a gap). Of servers with
+                 three loads or more. Those in the middle are compared
 
 Lengths that a source gives as a mean of real texts (ShareGPT) are drawn with the spread that
 Sarathi-Serve publishes of them, and stretched to that mean. Not compared is a throughput that is
@@ -25,7 +26,7 @@ import statistics
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 
 import matplotlib.pyplot as plt
 
@@ -40,7 +41,15 @@ from experiments.lib.plan_report import ANCHORED, BOTH, FRESH, WAY, WHAT, kind_o
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Study
 from more.loading.priced import priced_model
-from more.serving.anchor import find_factor, measure_of, scaled
+from more.serving.anchor import (
+    CHECKED,
+    find_factor,
+    find_line,
+    mean_iteration,
+    measure_of,
+    scaled,
+    shortest,
+)
 from more.serving.capacity import Deployment, cache_of_engine
 from more.serving.engines import sglang_defaults, vllm_defaults
 from more.serving.traffic import Fixed, at_rate, make_requests, poisson
@@ -236,17 +245,17 @@ def replica_of(each: Benchmark) -> Deployment:
 
 
 @lru_cache(4)
-def run(server: Benchmark, factor: float = 1.0) -> Trace:
+def run(server: Benchmark, factor: float = 1.0, gap: float = 0.0) -> Trace:
     """The run of a server and its load: a line without its number. Lines share it."""
-    replica = scaled(replica_of(server), factor)
+    replica = scaled(replica_of(server), factor, gap)
     policy, budget, _ = engine_defaults(server)
     clients = {"single": 1, "closed": int(server.load)}.get(server.load_kind)
     return replica.serve(traffic(server), policy, budget, clients)
 
 
-def predicted(each: Benchmark, factor: float = 1.0) -> float:
+def predicted(each: Benchmark, factor: float = 1.0, gap: float = 0.0) -> float:
     """The number that was published, of a simulated run."""
-    return measure_of(each.quantity, run(each.run, factor))
+    return measure_of(each.quantity, run(each.run, factor, gap))
 
 
 def hopeful(each: Benchmark, ours: float) -> float:
@@ -254,29 +263,51 @@ def hopeful(each: Benchmark, ours: float) -> float:
     return ours / each.value if each.what == "throughput" else each.value / ours
 
 
-def anchor_of(place: tuple) -> Benchmark | None:
-    """The number that a server's factor is found with; None: all its numbers are of one load.
-
-    Of the loads with a number that tells (the throughput; at a rate, a time per token), the one
-    whose number's id has the smallest hash. Nothing else is looked at.
-    """
-    own = [each for each in benchmarks() if each.place == place and not each.is_the_load]
-    if len({each.run for each in own}) < 2:
-        return None
-    told = [each for each in own if tells(each)]
-    return min(told, key=lambda each: hashlib.sha256(each.id.encode()).digest(), default=None)
-
-
 def tells(each: Benchmark) -> bool:
     """Whether the number says how fast the server's iterations are."""
+    if each.is_the_load:
+        return False
     if each.load_kind == "rate":
         return each.what == "time per token" and each.quantity != "P99 ITL"
     return each.what == "throughput"
 
 
 @cache
-def factor_of(anchor: Benchmark) -> float:
-    return find_factor(partial(predicted, anchor), anchor.value, anchor.load_kind == "rate")
+def ends_of(place: tuple) -> tuple[Benchmark, ...]:
+    """A number of a server's lightest load and one of its heaviest, by our own iterations.
+
+    (): it has fewer than three loads with a number that tells. Of a load with several, the first
+    stands for it. No error is looked at.
+    """
+    loads: dict[Benchmark, Benchmark] = {}
+    for each in benchmarks():
+        if each.place == place and tells(each):
+            loads.setdefault(each.run, each)
+    if len(loads) < CHECKED:
+        return ()
+    found = sorted(loads.values(), key=lambda each: iteration_of(each, 1.0, 0.0))
+    return found[0], found[-1]
+
+
+def factor_of(each: Benchmark, gap: float = 0.0) -> float:
+    is_time = each.load_kind == "rate"
+    return find_factor(lambda factor: predicted(each, factor, gap), each.value, is_time)
+
+
+def iteration_of(each: Benchmark, factor: float, gap: float) -> float:
+    return mean_iteration(run(each.run, factor, gap), each.load_kind == "rate")
+
+
+@cache
+def anchors_of(light: Benchmark, heavy: Benchmark) -> dict[str, tuple[float, float]]:
+    """Way, of ANCHORED -> factor and gap. Where two loads give no line: the factor of the heavy
+    one.
+    """
+    alone = (factor_of(light), 0.0), (factor_of(heavy), 0.0)
+    least = shortest(replica_of(light))
+    line = find_line(light, heavy, least, factor_of, iteration_of)
+    both = alone[1] if isinstance(line, str) else line
+    return dict(zip(ANCHORED, ((1.0, 0.0), *alone, both), strict=True))
 
 
 def beside(each: Benchmark, number: str) -> Row:
@@ -284,10 +315,10 @@ def beside(each: Benchmark, number: str) -> Row:
     part = each.part
     asked = {"engine": each.engine, "quantity": each.what, "published": each.quantity}
     asked |= {"gpus": "several GPUs" if each.tp > 1 else "one GPU"}
-    anchor = anchor_of(each.place)
-    if anchor and anchor.run != each.run:
-        scaled_to = predicted(each, factor_of(anchor))
-        ratios |= dict(zip(ANCHORED, (ratios[WAY], hopeful(each, scaled_to)), strict=True))
+    ends = ends_of(each.place)
+    if ends and each.run not in (ends[0].run, ends[1].run):
+        for way, (factor, gap) in anchors_of(*ends).items():
+            ratios[way] = hopeful(each, predicted(each, factor, gap))
     return {"number": number, "sources": part, "kind": each.kind, **asked, **ratios}
 
 
@@ -328,8 +359,9 @@ def report(rows: Rows) -> None:
     summary = rows.where("median error")
     for part, own in summary.where(way=WAY).by("sources").items():
         print_rows(own, columns, f"Errors, {part}; signed: above 0 is too hopeful")
-    own = summary.where(way=ANCHORED, sources=BOTH)
-    print_rows(own, ("way", *columns), "Anchored: one load of a server is known, these are others")
+    for part in BOTH, FRESH:
+        own = summary.where(way=ANCHORED, sources=part)
+        print_rows(own, ("way", *columns), f"Anchored, loads in the middle: {part}")
 
 
 def draw(rows: Rows) -> plt.Figure:

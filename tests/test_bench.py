@@ -32,7 +32,7 @@ def test_floor_by_hand() -> None:
     machine = Machine(flops=1e12, bandwidth=1e9)
     weights = 2 * (48 * 80 + 48 * 48 + 48 * 80 + 40 * 48)
     kv = 4 * (2 * 2 * 2 * 8 * 2)
-    read = 2 * weights / 8 + kv
+    read = 2 * weights + kv
     floor = machine.floor([([1, 2, 3], 2)], config, 2)
     assert floor == pytest.approx(3 * 2 * weights / 1e12 + read / 1e9)
 

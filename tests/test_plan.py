@@ -31,7 +31,6 @@ from experiments.lib import plan_report
 from experiments.lib.plan_names import counter_of, slo_of
 from experiments.lib.plan_report import (
     ANCHORED,
-    WAY,
     cache_words,
     error_of,
     errors_said,
@@ -643,7 +642,7 @@ def test_the_longest_request_is_one() -> None:
 
 def test_whose_errors_are_shown(tmp_path: Path) -> None:
     """Of as many GPUs, and with or without an anchor; fresh ones, kept ones, all, as there are."""
-    head = "source,model,hardware,number,sources,quantity,card and host (x),anchored (x)\n"
+    head = "source,model,hardware,number,sources,quantity,card and host (x),two loads (x)\n"
     lines = (
         "h100,a,kept apart,throughput,0.5,1.1",
         "h100,b,looked at,time per token,9,9",
@@ -654,12 +653,14 @@ def test_whose_errors_are_shown(tmp_path: Path) -> None:
     with mock.patch.multiple(plan_report, MEASURED=file, FEWEST=1):
         (half, most, count, words), (other, *_) = (error_of(tp) for tp in (1, 2))
         assert (half, most, count, other) == (2, 2, 1, 4) and words.endswith("one GPU, kept apart")
-        assert error_of(1, ANCHORED[1])[0] == 1.1 and error_of(2, ANCHORED[1]) is None
+        assert error_of(1, ANCHORED[3])[0] == 1.1 and error_of(2, ANCHORED[3]) is None
         assert error_of(1, what="time per token")[0] == 9
         with mock.patch.object(plan_report, "FEWEST", 2):
             assert error_of(1)[:2] == (5.5, 9)
-        said = errors_said(1, WAY)
-        assert said.endswith("beyond that: throughput 2.00 and 2.0 (1)"), "of kept ones alone"
+        said = errors_said(1, None)
+        assert said.endswith(
+            "apart. throughput, 1 numbers: half are within a factor of 2.00, nine of ten within 2.0"
+        ), "of kept ones alone"
         file.write_text(file.read_text() + "predicted,m,h100,e,fresh,throughput,3,\n")
         *_, words = error_of(1)
         assert error_of(1)[0] == 3 and words.endswith("that no constant had seen")

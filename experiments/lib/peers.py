@@ -131,6 +131,13 @@ def vllm_generate(checkpoint: str, dtype: str, budget: str, prefix_caching: bool
     return answer
 
 
+def llamacpp_generate(checkpoint: str, dtype: str, budget: str) -> Answer:
+    sys.path.append(str(Path(__file__).parent))
+    import llamacpp
+
+    return llamacpp.Server(checkpoint, int(budget), BATCH_SIZE).answer
+
+
 Search = Callable[[Prompts, int, int], tuple[list[float], Prompts]]
 """(prompts, beam width, response) -> the clock when each token was there, and the best tokens."""
 Resize = Callable[[int, int], None]
@@ -260,6 +267,7 @@ TASKS: dict[str, dict[str, Row]] = {
         "transformers": Row("transformers", transformers_generate),
         "vllm": VLLM(partial(vllm_generate, prefix_caching=False)),
         "vllm-prefix-caching": VLLM(partial(vllm_generate, prefix_caching=True)),
+        "llama.cpp": Row("llama-cpp-python", llamacpp_generate, has_budget=True),
     },
     "beams": {
         "segment": OURS(partial(beams, our_search, cache="segment")),

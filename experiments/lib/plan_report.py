@@ -47,7 +47,8 @@ LATER = (("ttft", 50), ("ttft", 90), ("tbt", 50), ("tbt", 99))  # at each load
 # Of servers that others measured, and how they are predicted (beside_benchmarks.py)
 KINDS = ("single stream", "long prompts", "tensor parallel", "short prompts")
 WAY = "card and host"
-ANCHORED = ("without an anchor", "anchored")  # numbers of a server of which one load is known
+# Numbers of a server whose lightest and heaviest load are known: by none of them, one, both
+ANCHORED = ("without an anchor", "lightest load", "heaviest load", "two loads")
 BOTH = "both"  # sources that were looked at, and those that were kept apart
 FRESH = "fresh"  # numbers that nobody had seen when the constants were made
 WHAT = {  # published quantities
@@ -92,39 +93,44 @@ def error_of(tp: int, way: str = WAY, what: str = "") -> tuple[float, float, int
     return None
 
 
-def errors_said(tp: int, way: str) -> str:
+def within(error: tuple[float, float, int, str]) -> str:
+    half, most, _, _ = error
+    return f"half are within a factor of {half:.2f}, nine of ten within {most:.1f}"
+
+
+def errors_said(tp: int, anchor: Anchor | None) -> str:
     """The errors of each kind of quantity, in words; "" where none is known.
 
     All are of numbers of one part. A kind of which that has fewer than FEWEST is left out.
     """
+    used = sum(load.used for load in anchor.loads) if anchor else 0
+    way = (WAY, ANCHORED[2], ANCHORED[3])[used]
     every = error_of(tp, way)
     if not every:
         return ""
     *_, words = every
     each = []
     for what in WHAT:
-        half, most, count, of = error_of(tp, way, what) or (0, 0, 0, "")
-        if of == words and count >= FEWEST:
-            each.append(f"{what} {half:.2f} and {most:.1f} ({count})")
-    words += ", with an anchor" if way == ANCHORED[1] else ""
-    return f"beside {words}, this factor is usual, and one of ten is beyond that: {'; '.join(each)}"
+        error = error_of(tp, way, what)
+        if error and error[2] >= FEWEST and error[3] == words:
+            each.append(f"{what}, {error[2]} numbers: {within(error)}")
+    words += f", with an anchor of {way}" if anchor else ""
+    return f"how far off such answers were, beside {words}. {'. '.join(each)}"
 
 
 def print_first(options: Namespace, replica: Deployment, traffic: Traffic) -> None:
     """What an anchor is worth, and the command that makes one."""
     mean = [round(float(sizes.mean())) for sizes in (traffic.prompts, traffic.outputs)]
-    errors = {way: error_of(replica.tp, way) for way in ANCHORED}
-    helps = all(errors.values()) and errors[ANCHORED[1]][:2] < errors[ANCHORED[0]][:2]
-    told = (
-        ", and the answer is more exact" if helps else "; the middle one says what they are worth"
-    )
-    print(f"\nanchor     none: give runs of your own server{told}")
-    for word, way in zip(("without", "with"), ANCHORED, strict=True):
-        if error := errors[way]:
-            half, most, count, what = error
-            print(f"  {word:<7}  a factor of {half:.2f} is usual; one of ten is beyond {most:.1f}")
-            of = f"({count} {what}; of servers with several loads)"
-            print(textwrap.indent(textwrap.fill(of, 77), 11 * " "))
+    ways = ANCHORED[0], ANCHORED[3]
+    errors = {way: error_of(replica.tp, way) for way in ways}
+    helps = all(errors.values()) and errors[ways[1]][:2] < errors[ways[0]][:2]
+    told = " make the answer more exact" if helps else ": the middle one says what they are worth"
+    print(f"\nanchor     none. Measured loads of your own server{told}")
+    for word, error in zip(("without", "with"), errors.values(), strict=True):
+        if error:
+            _, _, count, what = error
+            print(f"  {word:<7}  {within(error)}")
+            print(textwrap.indent(textwrap.fill(f"({count} {what})", 77), 11 * " "))
     lines = (
         f"for n in 1 16 128; do vllm bench serve --model {name_of(options)}",
         f"  --dataset-name random --random-input-len {mean[0]} --random-output-len {mean[1]}",
@@ -299,7 +305,7 @@ def print_answer(plan: Plan) -> None:
         f"worth          with iterations {100 * (SLOWER - 1):.0f} % slower: {rounded(plan.slower)}"
         f" requests/s instead of {rounded(best.rate)}"
     )
-    if words := errors_said(replica.tp, ANCHORED[1] if plan.question.anchor else WAY):
+    if words := errors_said(replica.tp, plan.question.anchor):
         said.append(f"{'':<14} {words}")
     demands = plan.question.demands
     mean = float(plan.question.traffic.prompts.mean())

@@ -23,6 +23,7 @@ from functools import partial
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
+from typing import TypeVar
 
 from batch import Request
 from command.checks import MOST, UserError, range_of, shown
@@ -75,6 +76,7 @@ GUIDELLM = {
 }
 UNSET = ("", "auto", "default", "none", "null")  # texts of a setting that leave it to the engine
 OFF = ("0", "false")
+Load = TypeVar("Load")
 STRATEGIES = ("synchronous", "concurrent", "throughput", "constant", "poisson")  # steady ones
 
 
@@ -510,7 +512,7 @@ def check(run: Run, replica: Deployment) -> None:
         raise UserError(f"{run.where}: a request of {longest} tokens, and {room}; {SAME}")
 
 
-def factor_of(run: Run, replica: Deployment, gap: float = 0.0) -> float:
+def factor_of(replica: Deployment, run: Run, gap: float = 0.0) -> float:
     """With it, the run's `matched` is as measured."""
     matched = run.matched
     return find_factor(
@@ -520,28 +522,41 @@ def factor_of(run: Run, replica: Deployment, gap: float = 0.0) -> float:
     )
 
 
-def iteration_of(run: Run, replica: Deployment, factor: float, gap: float) -> float:
-    """Mean seconds of an iteration. Of those that a time between tokens is the mean of."""
-    iterations = replay(run, replica, factor, gap).iterations
-    weights = [1 if run.matched == "output" else each.num_decodes for each in iterations]
+def iteration_of(replica: Deployment, run: Run, factor: float, gap: float) -> float:
+    return mean_iteration(replay(run, replica, factor, gap), run.matched != "output")
+
+
+def mean_iteration(trace: Trace, is_time: bool) -> float:
+    """Mean seconds of an iteration. is_time: of those that a time between tokens is the mean of."""
+    iterations = trace.iterations
+    weights = [each.num_decodes if is_time else 1 for each in iterations]
     total = sum(each.seconds * weight for each, weight in zip(iterations, weights, strict=True))
     return total / sum(weights)
 
 
-def find_line(light: Run, heavy: Run, replica: Deployment) -> tuple[float, float] | str:
+def find_line(
+    light: Load,
+    heavy: Load,
+    least: float,
+    factor_of: Callable[[Load, float], float],
+    iteration_of: Callable[[Load, float, float], float],
+) -> tuple[float, float] | str:
     """The factor and the gap (s) with which both loads are as measured; or why there are none.
 
     If iterations of ours take x1 and x2 seconds, and those of the server t1 and t2: the line
     through both points. In a closed loop or a burst, batches are the same with any factor and gap,
     and the first line is it. At a rate they are not: a few rounds.
+
+    least: seconds of our shortest iteration. factor_of: (load, gap) -> the factor with which that
+    load is as measured. iteration_of: (load, factor, gap) -> mean seconds of an iteration.
     """
     gap = 0.0
     for _ in range(ROUNDS):
         ours = []
         theirs = []
-        for run in (light, heavy):
-            factor = factor_of(run, replica, gap)
-            theirs.append(iteration_of(run, replica, factor, gap))
+        for load in (light, heavy):
+            factor = factor_of(load, gap)
+            theirs.append(iteration_of(load, factor, gap))
             ours.append(theirs[-1] / factor - gap)
         if max(ours) < APART * min(ours):
             return f"iterations of both loads are alike (less than a factor of {APART:g})"
@@ -549,7 +564,7 @@ def find_line(light: Run, heavy: Run, replica: Deployment) -> tuple[float, float
         if not 1 / FAR <= factor <= FAR:
             return f"the factor would be {factor:.3g}; {1 / FAR:g} to {FAR:g} is allowed"
         gap = theirs[0] / factor - ours[0]
-        if gap < (SHARE - 1) * shortest(replica):
+        if gap < (SHARE - 1) * least:
             return f"the gap would be {1e3 * gap:.3g} ms, nearly all of our shortest iteration"
     return factor, gap
 
@@ -569,9 +584,10 @@ def anchor_of(path: Path, replica: Deployment) -> Anchor:
         check(run, replica)
     line = "" if len(runs) < 2 else "a pipeline has no gap of its own"
     if len(runs) > 1 and replica.stages == 1:
-        line = find_line(runs[0], runs[-1], replica)
+        own = partial(factor_of, replica), partial(iteration_of, replica)
+        line = find_line(runs[0], runs[-1], shortest(replica), *own)
     if isinstance(line, str):
-        factor = factor_of(middle, replica)
+        factor = factor_of(replica, middle)
         if not 1 / FAR <= factor <= FAR:
             wanted = middle.measured[middle.matched]
             raise UserError(
