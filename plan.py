@@ -72,6 +72,7 @@ PP = (2, 4)
 # of a GPU's memory: vLLM's default for years; today's is 0.92 (more/serving/engines.py)
 UTILIZATION = 0.9
 WEIGHTS = ("bf16", "fp8")
+CACHE = "cache-"  # before a format of WEIGHTS, in a word of --beside: of keys and values
 LAYOUT = re.compile("tp([1-9][0-9]{0,2})(?:-pp([1-9][0-9]{0,2}))?")
 ASYNC = "vllm-async"  # the host of today's vLLM
 FLAGS = {
@@ -122,8 +123,8 @@ FLAGS = {
         several=True,
     ),
     "beside": Flag(
-        "another replica side by side, at the same SLO: a GPU, a layout, a format of the weights,"
-        " or several of them: h100, tp2, tp2-pp2, h100:tp2:bf16",
+        "another replica side by side, at the same SLO: a GPU, a layout, a format of the weights or"
+        " of the cache, or several of them: h100, tp2, tp2-pp2, fp8, cache-fp8, h100:tp2:fp8",
         repeated=True,
     ),
     "prefix_caching": Flag(
@@ -200,22 +201,25 @@ def beside_of(
 ) -> Deployment:
     """The replica of a --beside. What the word leaves out is as in the question."""
     place = options.tp, options.pp
-    gpu = weights = ""
+    gpu = weights = cache = ""
     for part in word.lower().split(":"):
         if layout := LAYOUT.fullmatch(part):
             place = int(layout[1]), int(layout[2] or 1)
         elif part in WEIGHTS:
             weights = part
+        elif (form := part.removeprefix(CACHE)) in WEIGHTS:
+            cache = form
         else:
             gpu = gpu_named(part)
-    if options.anchor and (gpu or weights):
+    if options.anchor and (gpu or weights or cache):
         raise UserError(f"--beside {word}: an anchor says nothing of it; give a layout, as tp2")
-    if not gpu and not weights and place in replicas:
+    if not (gpu or weights or cache) and place in replicas:
         return replicas[place]
     own = vars(options) | {"cache_tokens": None, "tp": place[0], "pp": place[1]}
     own |= {"gpu": gpu, "gpu_spec": None, "link": None} if gpu else {}
     own["weights"] = weights or options.weights
-    model = priced_model(options.model, own["weights"], options.cache_dtype)
+    own["cache_dtype"] = cache or options.cache_dtype
+    model = priced_model(options.model, own["weights"], own["cache_dtype"])
     replica = replica_of(Namespace(**own), model, *place)
     if not fits(least := replica.holds(budgets_tried(options)[0]), traffic):
         raise UserError(f"--beside {word}: the longest request does not fit its {least} tokens")

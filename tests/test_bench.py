@@ -1,8 +1,13 @@
 """The benchmark's arithmetic by hand, its workloads, and one tiny run against another engine."""
 
+import importlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from unittest import mock
 
+import numpy as np
 import pytest
 from conftest import TINY, call
 
@@ -112,3 +117,49 @@ def test_a_peer_runs_in_an_environment_without_our_packages(tmp_path: Path) -> N
         with pytest.raises(UserError, match="caching cannot run here: MemoryError: no room"):
             peer.ask([])
     peer.close()
+
+
+@pytest.fixture
+def llamacpp(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The module, without llama.cpp: a batch's next tokens follow from its rows."""
+    for name in ("gguf", "llama_cpp"):
+        monkeypatch.setitem(sys.modules, name, mock.MagicMock())
+    yield importlib.import_module("experiments.lib.llamacpp")
+    del sys.modules["experiments.lib.llamacpp"]
+
+
+def test_batches_of_llamacpp(llamacpp: ModuleType) -> None:
+    """Each row stands in the cache where it belongs, decodes go first, and no batch is too large."""
+    seen: dict[int, list[int]] = {}  # tokens in each slot
+
+    def decode(_: object, batch: SimpleNamespace) -> int:
+        assert 0 < batch.n_tokens <= 4
+        for row in range(batch.n_tokens):
+            kept = seen.setdefault(batch.seq_id[row][0], [])
+            if batch.pos[row] == 0:
+                kept.clear()
+            assert batch.pos[row] == len(kept)
+            kept.append(batch.token[row])
+        sizes.append(batch.n_tokens)
+        return 0
+
+    sizes: list[int] = []
+    llamacpp.llama_cpp.llama_decode = decode
+    server = object.__new__(llamacpp.Server)
+    rows = {name: [0] * 4 for name in ("token", "pos", "n_seq_id", "logits")}
+    server.batch = SimpleNamespace(n_tokens=0, seq_id=[[0] for _ in range(4)], **rows)
+    server.context = server.memory = None
+    server.budget = 4
+    server.batch_size = 2
+    server.next_token = lambda row: 1 + sum(seen[server.batch.seq_id[row][0]])
+    work = [([1, 2, 3, 4, 5], 3), ([6], 2), ([7, 8], 1)]
+    found = server.answer(work)
+    assert found["tokens"] == [[16, 32, 64], [7, 14], [16]]
+    assert sizes == [4, 2, 2, 3] and len(found["firsts"]) == 3
+
+
+def test_rows_that_llamacpp_rotates_as_pairs(llamacpp: ModuleType) -> None:
+    """Of two heads of 4: the first half and the second half of a head, in turn."""
+    rows = np.arange(8)[:, None]
+    paired = llamacpp.pairs_together(rows, 2)[:, 0].tolist()
+    assert paired == [0, 2, 1, 3, 4, 6, 5, 7]

@@ -779,22 +779,24 @@ def test_less_than_one_request_at_a_time_is_no_capacity() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "gpu", "layout"),
+    ("word", "gpu", "layout", "formats"),
     [
-        ("h100", "h100", "TP2"),
-        ("tp1", "a100-80gb", "TP1"),
-        ("L40S:tp4", "l40s", "TP4"),
-        ("h100:tp2-pp2", "h100", "TP2-PP2"),
-        ("h100:fp8", "h100", "TP2"),
+        ("h100", "h100", "TP2", ("bf16", "bf16")),
+        ("tp1", "a100-80gb", "TP1", ("bf16", "bf16")),
+        ("L40S:tp4", "l40s", "TP4", ("bf16", "bf16")),
+        ("h100:tp2-pp2", "h100", "TP2-PP2", ("bf16", "bf16")),
+        ("h100:fp8", "h100", "TP2", ("fp8", "bf16")),
+        ("cache-fp8", "a100-80gb", "TP2", ("bf16", "fp8")),
     ],
 )
-def test_a_replica_beside_it(word: str, gpu: str, layout: str) -> None:
+def test_a_replica_beside_it(word: str, gpu: str, layout: str, formats: tuple) -> None:
     """What it leaves out is as in the question, and so are the SLO and the traffic."""
     flags = ["--model", "mistral-7b", "--tp", "2", "--requests-file", "100:10", "--beside", word]
     question, _ = plan.prepare(plan.read_options(flags))
     [of] = question.beside
     assert (of.cost_model.gpu.name, of.layout) == (gpu, layout)
-    assert of.cost_model.model.weights == ("fp8" if "fp8" in word else "bf16")
+    model = of.cost_model.model
+    assert (model.weights, model.cache) == formats
     assert of.host == question.replicas[2, 1].host and of.utilization == 0.9
 
 
@@ -817,7 +819,8 @@ def test_replicas_side_by_side(capsys: pytest.CaptureFixture) -> None:
             plan.PARTS[part](found)
     assert ("h100", EXACT) in asked
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["h100", "TP1", "384", "50.0", "50.0"] in [line[:5] for line in lines]
+    wanted = ["h100", "TP1", "bf16", "bf16", "384", "50.0", "50.0"]
+    assert wanted in [line[:7] for line in lines]
 
 
 def test_what_prefix_caching_saves(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

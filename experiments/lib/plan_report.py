@@ -1,6 +1,7 @@
 """How plan.py prints and draws its answer. Who wants to know how it is found may skip this file."""
 
 import math
+import re
 import shlex
 import textwrap
 from argparse import Namespace
@@ -34,6 +35,7 @@ from more.serving.planner import Traffic
 from more.serving.search import percentile
 
 NAME = "plan"
+BOUND = "\N{NO-BREAK SPACE}"
 UNITS = dict.fromkeys(("capacity", "capacity per GPU"), "requests/s") | {"latency": "ms"}
 FEWEST = 5  # numbers that say how far off we are
 AT_ONCE = 16  # requests; a replica with room for fewer hardly batches
@@ -385,9 +387,12 @@ def print_beside(plan: Plan) -> None:
         for each in plan.question.demands[-1:]:
             gpus = math.ceil(each.rate / found.rate) * replica.gpus if found.rate else "-"
             cells.append(gpus)
-        rows.append([replica.cost_model.gpu.name, replica.layout, found.budget, *cells])
+        model = replica.cost_model.model
+        place = replica.cost_model.gpu.name, replica.layout, model.weights, model.cache
+        rows.append([*place, found.budget, *cells])
     more = [f"GPUs for {rounded(each.rate)}/s" for each in plan.question.demands[-1:]]
-    header = ["GPU", "layout", "C", "requests/s", "a GPU", "tokens of cache", *more]
+    header = ["GPU", "layout", "weights", "cache", "C", "requests/s", "a GPU"]
+    header += ["tokens of cache", *more]
     print_table(header, rows, f"side by side: {plan.question.slo}")
 
 
@@ -528,8 +533,9 @@ def print_engines(options: Namespace, plan: Plan) -> None:
     )
     print("\nThe same in other engines:")
     for engine, line in lines.items():
-        parts = textwrap.wrap(line, 88, break_on_hyphens=False, break_long_words=False)
-        named = [part.replace(place, quoted) for part in parts]
+        pairs = re.sub("(--[^ ]+) (?!--)", rf"\1{BOUND}", line)  # a flag stays beside its value
+        parts = textwrap.wrap(pairs, 88, break_on_hyphens=False, break_long_words=False)
+        named = [part.replace(BOUND, " ").replace(place, quoted) for part in parts]
         print(f"\n{engine}:\n  " + " \\\n    ".join(named))
     print("\nThe length is that of the longest request here: give more if yours are longer.")
     if replica.stages > 1:
