@@ -1,4 +1,4 @@
-"""The host: the CPU's time for an iteration, for which the GPU may wait. Pure data, with sources.
+"""The host: the CPU's part of an iteration. A GPU may have to wait. Pure data, with sources.
 
 Kernels do not explain all of an iteration. Before each one, a serving engine schedules and prepares
 its inputs. After it, the engine reads the tokens and prepares the answers. Early engines did this

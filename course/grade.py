@@ -4,8 +4,9 @@ Each submission has a worker process of its own (worker.py). It gets cases and g
 lines of JSON. The checks, their truth, the seed and the results are in this process alone. So a
 submission that exits, hangs, floods, or patches a checker in its own process earns nothing.
 
-Limits are seconds of the processor: a grade does not depend on what else the machine does. The
-clock ends what sleeps. Whatever ends this process, no worker outlives it (worker.py).
+Limits are seconds of the processor: a grade does not depend on what else the machine does. Code
+that sleeps uses no processor, so the clock ends it. Whatever ends this process, no worker outlives
+it (worker.py).
 """
 
 import csv

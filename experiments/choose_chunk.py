@@ -120,8 +120,8 @@ def print_choice(rows: Rows, best: Row, free: Row, baseline: Row, work: Workload
         lost = 100 * (1 - best["throughput"] / free["throughput"])
         print(f"The bound costs {lost:.1f} % throughput: without it, C = {free['C']}.")
     balance = (work.ratio + 1) * (work.batch_size - 1)
-    print(f"Rule of thumb: C = (B-1)(P:D + 1), here {balance:.0f}. Sec 5.1.3 leaves out the + 1.")
-    print("Other engines have flags for the same, and count a batch's decodes in C, too:\n")
+    print(f"Rule of thumb: C = (B-1)(P:D + 1), here {balance:.0f}. Sec 5.1.3 has no + 1.")
+    print("Other engines have flags for C. They count a batch's decodes in it, too:\n")
     for engine, line in engine_flags("MODEL", best["C"], work.batch_size).items():
         print(f"  {engine:<6}  {line}")
     print("\nThis C is for requests that always wait. For requests that arrive over time: plan.py.")

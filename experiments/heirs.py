@@ -1,4 +1,4 @@
-"""SARATHI's heirs, on Azure's trace and each on a workload where it should shine.
+"""SARATHI's heirs, on Azure's trace, and each on the workload that it is made for.
 
     python experiments/heirs.py              predicted for Llama 3.1 8B on an A100: minutes, no GPU
     python experiments/heirs.py --quick      the same with few requests, in seconds

@@ -99,10 +99,10 @@ executor.release(request)
 print_table(["iteration", "tokens", "ms (measured)", "ms per token (measured)"], rows)
 
 # %% [markdown]
-# **Explain.** A decode takes about a tenth of the prefill's time, or less. The prefill has 256
-# times as many tokens, but a decode is far from 256 times shorter: see the column "ms". (On the
-# paper's GPU, it takes more than half of such a prefill's time.) So one token of decode costs many
-# times as much as one token of prefill. (The first decode may be slower than the others: libraries
+# **Explain.** A decode takes about a tenth of the prefill's time, or less: see the column "ms". The
+# prefill has 256 times as many tokens, but it does not take 256 times as long. (On the paper's GPU,
+# a decode takes more than half of such a prefill's time.) So one token of decode costs many times
+# as much as one token of prefill. (The first decode may be slower than the others: libraries
 # warm up for its shape, too.)
 #
 # The three calls `schedule`, `execute` and `update` are the whole engine. `Loop.step` in `loop.py`

@@ -33,10 +33,11 @@ from more.simulate import simulate
 #
 # Let us derive it. Chunk and decodes share the C tokens of a batch, so the chunk holds C - (B-1)
 # prompt tokens. A prompt makes P / (C - (B-1)) chunks. The decodes of a request need D / (B-1)
-# batches. The two numbers are equal if **P:D = C/(B-1) - 1**. The paper's rule leaves out the
-# "- 1", but four of its six numbers have it. With C = 256, it finds the gain largest at P:D = 14
-# for B = 18 (Fig 9), and takes P:D = 50, 63 and 127 for B = 6, 5 and 3 (Table 4). Two have not: 28
-# for C = 512 and B = 18 (29 with the "- 1", 30 without) and for B = 10 (27 with it, 28 without).
+# batches. The two numbers are equal if **P:D = C/(B-1) - 1**. The paper writes P:D = C/(B-1),
+# without the "- 1", but four of its six numbers have it. With C = 256, the paper's gain is largest
+# at P:D = 14 for B = 18 (Fig 9), and it takes P:D = 50, 63 and 127 for B = 6, 5 and 3 (Table 4).
+# Two numbers do not have the "- 1". They are both 28: for C = 512 and B = 18 (29 with the "- 1", 30
+# without it), and for C = 256 and B = 10 (27 with it, 28 without it).
 #
 # **Predict first.** Which P:D balances B = 18 and C = 256?
 

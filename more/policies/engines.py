@@ -2,7 +2,7 @@
 
     vllm_v1         vLLM V1: no phases; every request only catches up with its tokens
     prefill_first   SGLang: a batch of chunks or a batch of decodes, and chunks come first
-    no_evict        TensorRT-LLM: a request runs only if its longest output fits, too
+    no_evict        TensorRT-LLM: a request starts when its longest possible output has room
 
 What is read from their documents and sources (2025 and 2026) stands in each docstring. All three
 take requests in the order of arrival, and count the cache in tokens, as the book does.
