@@ -123,16 +123,19 @@ def errors_said(tp: int, anchor: Anchor | None) -> str:
 def print_first(options: Namespace, replica: Deployment, traffic: Traffic) -> None:
     """What an anchor is worth, and the command that makes one."""
     mean = [round(float(sizes.mean())) for sizes in (traffic.prompts, traffic.outputs)]
-    ways = ANCHORED[0], ANCHORED[3]
-    errors = {way: error_of(replica.tp, way) for way in ways}
-    helps = all(errors.values()) and errors[ways[1]][:2] < errors[ways[0]][:2]
-    told = " make the answer more exact" if helps else ": the middle one says what they are worth"
-    print(f"\nanchor     none. Measured loads of your own server{told}")
-    for word, error in zip(("without", "with"), errors.values(), strict=True):
-        if error:
-            _, _, count, what = error
-            print(f"  {word:<7}  {within(error)}")
-            print(textwrap.indent(textwrap.fill(f"({count} {what})", 77), 11 * " "))
+    print("\nanchor     none. You may give measured loads of your own server")
+    of = ""
+    for what in WHAT:
+        errors = [error_of(replica.tp, way, what) for way in (ANCHORED[0], ANCHORED[3])]
+        if not all(errors):
+            continue
+        [(without, _, count, words), (loads, *_)] = errors
+        if words != of:
+            print(f"  worth    half of the {words} are within:")
+            of = words
+        print(
+            f"           {what:<20} x {without:.2f} without, {loads:.2f} with two loads ({count})"
+        )
     lines = (
         f"for n in 1 16 128; do vllm bench serve --model {name_of(options)}",
         f"  --dataset-name random --random-input-len {mean[0]} --random-output-len {mean[1]}",
@@ -141,7 +144,7 @@ def print_first(options: Namespace, replica: Deployment, traffic: Traffic) -> No
     )
     print("  make it  " + (" \\\n" + 11 * " ").join(lines))
     print("  use it   the same command, and --anchor anchor.json. The lightest and the heaviest")
-    print("           load give a factor and a gap, and the middle one says what they are worth")
+    print("           load give a factor and a gap. The middle one says whether to believe them")
 
 
 def name_of(options: Namespace) -> str:
