@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PLACES = "", "command", "docs", "experiments", "demo", "notebooks", "tests"
 SCRIPTS = tuple(ROOT / place for place in PLACES)
 BLOCK = 2**20  # bytes of a text file that are read at a time
+MOST_BYTES = 10**9  # of a text file
 # letters of an error: its beginning, and all that is shown
 HEAD = 600
 LONGEST_LINE = 800
@@ -115,12 +116,12 @@ def refuse_pointer(path: Path | str, head: bytes) -> None:
         raise UserError(f"{path} is a Git LFS pointer: run `git lfs pull`")
 
 
-def read_text(path: Path | str, most: int) -> str:
+def read_text(path: Path | str, most: int = MOST_BYTES) -> str:
     """A text file in UTF-8, whole: see `read_blocks`."""
     return "".join(read_blocks(path, most))
 
 
-def read_blocks(path: Path | str, most: int) -> Iterator[str]:
+def read_blocks(path: Path | str, most: int = MOST_BYTES) -> Iterator[str]:
     """A text file in UTF-8, block by block, without the mark that some editors put first.
 
     most: bytes that it may have; some devices never end. Raises UserError.

@@ -49,7 +49,7 @@ from more.apart.fleet import Engine, Fleet, PatientLoop, Way
 from more.apart.halves import HalfSlots
 from more.apart.routers import make_router
 from more.serving.capacity import tpot
-from more.serving.traffic import MOST_BYTES, copy_of
+from more.serving.traffic import copy_of
 from more.simulate import CostExecutor, make_cost_model
 from scheduler import make_scheduler
 from timeline import Life
@@ -128,7 +128,7 @@ def serve(
 @cache
 def read_runs(path: Path = FILE) -> dict[tuple[str, float, int], Run]:
     """By system, requests/s and their number. A run begins where arrivals begin again."""
-    lines = [line for line in read_text(path, MOST_BYTES).splitlines() if line[:1] != "#"]
+    lines = [line for line in read_text(path).splitlines() if line[:1] != "#"]
     runs: list[tuple[str, float, Run]] = []
     for number, row in enumerate(csv.DictReader(lines), 1):
         try:

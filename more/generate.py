@@ -27,7 +27,6 @@ from nano_sarathi import LLM, BeamSearchParams, SamplingParams
 from scheduler import make_scheduler
 from timeline import Trace
 
-MOST_BYTES = 10**8  # of a file of prompts
 OF_ONE = ("beams", "cache", "block_size", "prefix_caching", "cuda_graphs")  # no stage takes them
 OF_STAGES = ("micro_batches", "deal", "lengths", "json")
 
@@ -85,7 +84,7 @@ def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
     prompts = list(prompts)
     if file:
         try:
-            text = read_text(file, MOST_BYTES)
+            text = read_text(file)
         except UserError as error:
             raise UserError(f"cannot read prompts from {str(file)!r}: {error}") from None
         text = text.replace("\r\n", "\n").replace("\r", "\n")

@@ -43,7 +43,7 @@ from more.beam.outputs import beam_requests
 from more.beam.request import CACHES, BeamRequest, BeamSearchParams, count_beams
 from more.beam.search import BeamSearch, best_candidates
 from more.fast.backends import choose_backend, speed_up
-from more.loading.policyfile import MOST_BYTES, is_ours, load_policies
+from more.loading.policyfile import is_ours, load_policies
 from more.paged.blocks import BlockMemory, Blocks
 from more.paged.cache import make_cache, manage
 from more.pipeline import Rules, make_micro_batches
@@ -979,7 +979,7 @@ def perform(driver: str, seed: object, policy: str | None = None, paged: bool = 
 
 def check_source(path: Path) -> None:
     """Refuse a policy that knows when a request will end."""
-    for token in tokenize.generate_tokens(StringIO(read_text(path, MOST_BYTES)).readline):
+    for token in tokenize.generate_tokens(StringIO(read_text(path)).readline):
         if token.type == tokenize.NAME and token.string == "ends_after":
             raise UserError(
                 f"{path}, line {token.start[0]}: a policy may not know `ends_after`, when a request"

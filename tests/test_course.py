@@ -1,7 +1,6 @@
 """The course: its commands, its checks, the page. Right answers pass, planted mistakes fail."""
 
 import ast
-import base64
 import doctest
 import json
 import random
@@ -12,7 +11,6 @@ import zipfile
 from collections import Counter
 from dataclasses import replace
 from inspect import signature
-from io import BytesIO
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
@@ -253,12 +251,6 @@ def test_a_check_says_what_kind_of_failure_it_is(body: str, words: tuple[str, ..
         ),
         ("8", "        return chunks\n", "        return chunks[::-1]\n", "K5 fails"),
         ("8", "        return request\n", "", "Does `preempt` return the request?"),
-        (
-            "2",
-            "        for cache, new",
-            "        self.v = self.v.clone()\n        for cache, new",
-            "`write` stores in place",
-        ),
         ("2", "(self.v, v)", "(self.v, k)", "in v of layer"),
         ("3", "return column <= row", "return (column <= row).int()", "torch.int32"),
         (
@@ -267,7 +259,6 @@ def test_a_check_says_what_kind_of_failure_it_is(body: str, words: tuple[str, ..
             "Rows(tokens[::-1], slots[::-1], positions[::-1],",
             "R1 fails",
         ),
-        ("11", "return keep + withheld[:more]", "return withheld[:more] + keep", "W4 fails"),
     ],
 )
 def test_a_check_names_the_cause(key: str, old: str, new: str, words: str) -> None:
@@ -471,31 +462,6 @@ def test_the_page_draws_what_the_command_draws() -> None:
     assert len(shown) == 2 and "C = 16" in shown[1]
     with pytest.raises(UserError, match="no picture"):
         picture(find("3"), load("def chunk_mask(start, length):\n    return 5\n", "e03.py"))
-
-
-def zipped(name: str | zipfile.ZipInfo, data: bytes, how: int = zipfile.ZIP_DEFLATED) -> str:
-    out = BytesIO()
-    with zipfile.ZipFile(out, "w", how) as packed:
-        packed.writestr(name, data)
-    return base64.b64encode(out.getvalue()).decode()
-
-
-@pytest.mark.parametrize(
-    ("question", "words"),
-    [
-        ({"call": "check", "exercise": "6", "code": "def"}, "e06.py cannot be loaded: SyntaxError"),
-        ({"call": "own"}, "unknown call 'own'"),
-        ({"call": "unpack", "zip": "UEsDBA=="}, "this zip cannot be read"),
-        ({"call": "unpack", "zip": zipped("e01.py", b"\xff")}, "a file of this zip is no text"),
-        ({"call": "unpack", "zip": zipped("__MACOSX/e01.py", b"")}, "this zip has none of e01.py"),
-        ({"call": "unpack", "zip": zipped("e01.py", b"0" * 9_000_000)}, "e01.py cannot be read: a"),
-        ({"call": "unpack", "zip": zipped("e01.py", b"", zipfile.ZIP_LZMA)}, "e01.py cannot be re"),
-        ({"call": "pack", "files": {"e01.py": "0" * 65537}}, "e01.py is above 64 kB"),
-    ],
-)
-def test_the_page_gets_one_sentence_for_a_mistake(question: dict, words: str) -> None:
-    said = asked(**question)
-    assert said["error"].startswith(words) and "\n" not in said["error"]
 
 
 def test_the_page_has_all_that_its_python_reads(tmp_path: Path) -> None:

@@ -82,8 +82,6 @@ def test_a_machine_without_a_gpu_is_not_bothered(
 ) -> None:
     root = unseen(None)
     assert choose_device("auto") == torch.device("cpu")
-    with pytest.raises(UserError, match="'cuda' is not here: PyTorch sees no CUDA GPU; choose cpu"):
-        choose_device("cuda")
     (root / "dev").mkdir()
     (root / "dev/nvidia-caps").mkdir()
     assert why_unseen(root) == ""

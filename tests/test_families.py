@@ -16,8 +16,7 @@ from conftest import assert_within, last_logits, noise_bound, run_loop
 
 from batch import Batch, Request
 from command.checks import UserError
-from configs import GPUS, MODELS
-from costmodel import CostModel
+from configs import MODELS
 from model import Transformer
 from more.fast import native
 from more.loading import config_json
@@ -325,11 +324,6 @@ def test_what_is_priced_and_not_run(
     assert found == replace(model, source=found.source, **expected)
     with pytest.raises(UserError, match=r"plan\.py prices"):
         load_config(tmp_path, name)
-    for partly in ({"ignore": ["re:.*down_proj"]}, {"kv_cache_scheme": {"num_bits": 8}}):
-        partly = {"quantization_config": {"quant_method": "fp8"} | partly}
-        (tmp_path / "config.json").write_text(json.dumps(raw | changes | partly))
-        with pytest.raises(UserError, match="stay in 16 bits|only a cache in fp8 is priced"):
-            config_json.load_config(tmp_path, priced=True)
 
 
 def test_formats_that_stand_beside_the_config(tmp_path: Path) -> None:
@@ -343,14 +337,6 @@ def test_formats_that_stand_beside_the_config(tmp_path: Path) -> None:
     said["kv_cache_quant_algo"] = None
     (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": said}))
     assert config_json.load_config(tmp_path, priced=True).cache == "bf16"
-
-
-def test_blocks_of_scales_bound_tp() -> None:
-    """Engines refuse a part of a block: 768 channels over 4 GPUs."""
-    model = replace(MODELS["qwen3-30b-a3b"], weights="fp8", weight_block=128)
-    CostModel(model, GPUS["h100"], tp=2, software="vllm")
-    with pytest.raises(UserError, match="blocks of 128 channels, and with tp 4"):
-        CostModel(model, GPUS["h100"], tp=4, software="vllm")
 
 
 def with_config(directory: Path, case: str, sizes: dict | None = None, **changes) -> Path:

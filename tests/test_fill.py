@@ -53,31 +53,6 @@ def test_a_wrong_number_is_mended(document: str, number: str) -> None:
     assert fill.filled(document, spoiled(document, number)) == text_of(document)
 
 
-@pytest.mark.parametrize(
-    "text, templates, said",
-    [
-        ("It gains 1.3x.", [f"gains {PEAK} times"], "stands 0 times:"),
-        ("1.3x. 1.2x", [f"{PEAK}x"], "stands 2 times: '{paper["),
-        ("It gains 1.3x.", ["gains {paper[no such]:g}x"], "a hole cannot be filled: 'no such: 0"),
-        ("<!-- filled: flags -->\n", [], "x.md: a line <!-- filled: ... --> has no line <!-- end"),
-        ("<!-- filled: flag -->\n<!-- end -->\n", [], "x.md, filled: flag: unknown block 'flag'"),
-        (
-            "<!-- filled: report fig9, No -->\n<!-- end -->\n",
-            [],
-            "filled: report fig9, No: nothing",
-        ),
-    ],
-)
-def test_what_cannot_be_filled_is_one_line(
-    text: str, templates: list[str], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fill.holes, "read_texts", lambda: {"x.md": {"fig9": templates}})
-    with pytest.raises(UserError) as raised:
-        fill.filled("x.md", text)
-    assert said in str(raised.value) and "\n" not in str(raised.value)
-    assert not templates or str(raised.value).startswith("experiments/texts.toml, x.md, fig9: ")
-
-
 def test_all_documents_are_written_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

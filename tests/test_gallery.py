@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from command.checks import UserError
 from command.cli import run_main
 from experiments import fidelity
 from experiments.lib import holes
@@ -142,30 +141,6 @@ def test_a_number_of_several_places_counts_once() -> None:
     counted = {row.id: row.predicted for row in fidelity.distinct(rows) if row.id not in apart}
     assert len(counted) == len({*counted.values()})
     assert "f11a_sarathi_3k" in counted, "Table 4's 1.22 is Fig 11's 1.23"
-
-
-def test_a_wrong_caption_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = holes.read_texts()[gallery.PAGE]["fig9"]
-    for texts, said in (
-        (whole | {"sea": whole["see"]}, "index.html, fig9: missing, or no text of a caption: sea"),
-        ({"group": "first"}, ": alt, claim, finding, see, where"),
-        (whole | {"group": "firts"}, "index.html, fig9: 'firts': choose from first"),
-    ):
-        monkeypatch.setattr(
-            holes, "read_texts", lambda texts=texts: {gallery.PAGE: {"fig9": texts}}
-        )
-        with pytest.raises(UserError) as raised:
-            gallery.captions.__wrapped__()
-        assert said in str(raised.value)
-    gallery.check_caption("fig9", whole | {"differ": "Nowhere."})
-
-
-def test_a_wrong_file_of_texts_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holes.common, "ROOT", tmp_path)
-    (tmp_path / "experiments").mkdir()
-    (tmp_path / holes.TEXTS).write_text("[fig9\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"^experiments/texts\.toml: Expected .* \(at line 1, "):
-        holes.read_texts.__wrapped__()
 
 
 def test_what_is_not_measured_yet_says_how_to_measure_it() -> None:

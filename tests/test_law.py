@@ -178,9 +178,8 @@ def test_a_gpu_newer_than_the_table_computes_fp8() -> None:
     cost = CostModel(model, newest, software="vllm")
     assert cost.fp8 and cost.efficiency == EFFICIENCY["h100", "vllm"]
     assert "generation 'rubin' is taken as newer than turing" in cost.guess
-    for unknown in (replace(newest, generation=""), GPUS["mi300x"]):
-        with pytest.raises(UserError, match=f"products on the {unknown.name} is known here"):
-            CostModel(model, unknown, software="vllm")
+    with pytest.raises(UserError, match="products on the mine is known here"):
+        CostModel(model, replace(newest, generation=""), software="vllm")
 
 
 def test_every_gpu_has_its_sheet_and_all_constants_a_source() -> None:

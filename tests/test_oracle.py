@@ -81,11 +81,6 @@ def test_a_policy_of_ones_own_is_checked(ask_oracle: Callable[[str], str]) -> No
         )
 
 
-def test_an_example_passes(ask_oracle: Callable[[str], str]) -> None:
-    good = (Path(oracle.__file__).parents[1] / "examples/priority.py").read_text("utf-8")
-    assert ask_oracle(good).startswith("priority: the same tokens as alone, in 3 plays of")
-
-
 def test_a_policy_that_knows_the_future_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -218,13 +218,6 @@ def test_want_of_requests_is_no_bubble() -> None:
     assert trace.bubble == 0 and trace.idle["starved"] > 0 and trace.seconds == 22.0
 
 
-def test_who_has_run_is_refused_before_anybody_runs() -> None:
-    (request,) = requests_of((3, 1, 9.0))
-    request.output.append(7)
-    with pytest.raises(UserError, match="request 0 has run before"):
-        filled_with([request], "orca", 2, 2, 1, 8)
-
-
 def most_at_once(filled: MicroBatches) -> int:
     """Run all to the end. How many requests run at once, at most. Micro-batches come back one by
     one, the oldest first, after all others have asked for more.

@@ -65,30 +65,6 @@ def test_where_a_folder_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             load_policies(file_of(tmp_path, line))
 
 
-def test_two_classes_share_no_name(tmp_path: Path) -> None:
-    twice = file_of(tmp_path, GOOD + GOOD.replace("Mine", "Again"))
-    with pytest.raises(UserError, match="'mine', which is taken"):
-        load_policies(twice)
-
-
-@pytest.mark.parametrize(
-    ("method", "said"),
-    [
-        ("def prefills(self, rows): return [{}['chunk']]", "KeyError: 'chunk'"),
-        ("def schedule(self, now): raise SystemExit(3)", "SystemExit: 3"),
-        ("has_work = property(lambda self: sys.exit(3))", "SystemExit: 3"),
-    ],
-)
-def test_a_method_or_a_property_cannot_end_the_program(
-    tmp_path: Path, method: str, said: str
-) -> None:
-    """One line says where in the user's file, however deep below it the error arose."""
-    head = "from scheduler import SarathiServe\nimport sys\nclass Mine(SarathiServe):\n"
-    load_policies(file_of(tmp_path, f"{head}    name = 'mine'\n    {method}\n"))
-    with pytest.raises(UserError, match=f"mine.py, line 5: {said}"):
-        simulate([Request(0, range(9), 3)], policy="mine")
-
-
 def test_tags_reach_a_scheduler_for_real() -> None:
     load_policies(PRIORITY)
     llm = LLM("demo", policy="priority", chunk_size=16, max_batch_size=1, dtype="float64")

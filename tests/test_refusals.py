@@ -1,5 +1,6 @@
 """Each row of refusals.toml gives its one line, and nothing of the user's is changed or lost."""
 
+import base64
 import copy
 import gc
 import importlib
@@ -10,6 +11,7 @@ import re
 import shlex
 import sys
 import tomllib
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -28,7 +30,7 @@ from served import Served, parse, raw, request, served
 from test_families import LLAMA3  # noqa: F401  (for rows)
 from test_tokenizer import hub_tokenizer
 
-from batch import Request
+from batch import Batch, Request
 from command.checks import UserError
 from configs import MODELS
 from more.loading.checkpoint import save
@@ -37,6 +39,7 @@ from more.loading.hub import Chat
 from more.simulate import simulate
 from more.web.real import RealEngine
 from nano_sarathi import LLM, SamplingParams
+from scheduler import POLICIES, SarathiServe
 
 TABLE = tomllib.loads(Path(__file__).with_name("refusals.toml").read_text(encoding="utf-8"))
 NAMES = {
@@ -129,6 +132,27 @@ def used(**changes: object) -> Request:
     """A request that has run."""
     simulate([request := one(**changes)])
     return request
+
+
+def zipped(name: str, data: bytes, how: int = zipfile.ZIP_DEFLATED) -> str:
+    with zipfile.ZipFile(out := io.BytesIO(), "w", how) as packed:
+        packed.writestr(name, data)
+    return base64.b64encode(out.getvalue()).decode()
+
+
+def spoiling(spoil: Callable, run: Callable = simulate) -> object:
+    """A run under a policy of one's own, which spoils its batches."""
+
+    class Broken(SarathiServe):
+        name = "broken"
+
+        def schedule(self, now: float) -> Batch | None:
+            batch = super().schedule(now)
+            return spoil(self, batch) if batch else None
+
+    POLICIES["broken"] = Broken
+    requests = [one(request_id=i, prompt=range(9), max_tokens=4) for i in range(4)]
+    return run(requests, policy="broken", chunk_size=64, max_batch_size=3)
 
 
 def but(of: object, **changes: object) -> object:

@@ -2,18 +2,15 @@
 rule is told.
 """
 
-from collections.abc import Callable
-
 import pytest
 from conftest import second_by_second
 
 from batch import Batch, Chunk, Request
 from command.checks import UserError
 from loop import Loop, check_batch
-from more.pipeline import simulate_pipeline
 from more.pipeline.micro_batches import Pool
 from more.simulate import simulate
-from scheduler import POLICIES, SarathiServe, Scheduler, make_scheduler, next_chunk
+from scheduler import POLICIES, SarathiServe, Scheduler, make_scheduler
 
 
 def drive(
@@ -69,59 +66,6 @@ def test_stop_token_ends_a_request() -> None:
     request = Request(0, range(3), max_tokens=10, stop_ids=frozenset({0}))
     drive(make_scheduler("sarathi", 1, 8), [request])
     assert request.output == [0] and request.finish_reason == "stop"
-
-
-def shifted(start: int, length: int) -> Callable:
-    def spoil(scheduler: Scheduler, batch: Batch) -> Batch:
-        chunks = [Chunk(e.request, e.start + start, e.length + length) for e in batch.chunks]
-        return Batch(chunks, batch.decodes)
-
-    return spoil
-
-
-def with_decodes(scheduler: Scheduler, batch: Batch) -> Batch:
-    return Batch(batch.chunks, [each.request for each in batch.chunks] or batch.decodes)
-
-
-def with_waiting(scheduler: Scheduler, batch: Batch) -> Batch:
-    return Batch([next_chunk(scheduler.waiting[0])], []) if scheduler.waiting else batch
-
-
-CHUNK = "request 0 has prefilled 0 of 9 tokens, and its chunk is"
-BROKEN = {  # what a policy of one's own may get wrong, and what the engine says of it
-    "empty": (lambda own, batch: Batch([], []), "the batch is empty; return None"),
-    "nothing": (lambda own, batch: None, "it schedules nothing, while requests wait or run and no"),
-    "decodes twice": (lambda own, each: Batch(each.chunks, 2 * each.decodes), "the batch twice"),
-    "chunk and decode": (with_decodes, "a request is in the batch twice"),
-    "still waiting": (with_waiting, "request 3 is in the batch but not running"),
-    "skips a token": (shifted(1, 0), f"{CHUNK} 1 to 9: prompt tokens run"),
-    "leaves one out": (shifted(1, -1), f"{CHUNK} 1 to 8: prompt tokens run"),
-    "one too long": (shifted(0, 1), f"{CHUNK} 0 to 9: prompt tokens run"),
-    "no tokens": (shifted(0, -9), "its chunk is 0 to -1: prompt tokens run exactly once and in"),
-    "too early": (
-        lambda own, batch: Batch([], [*own.running]),
-        "request 0 decodes, but has prefilled 0 of 9 tokens",
-    ),
-}
-
-
-@pytest.mark.parametrize("run", [simulate, simulate_pipeline])
-@pytest.mark.parametrize("what", BROKEN)
-def test_a_broken_policy_is_told_which_rule_it_breaks(what: str, run: Callable) -> None:
-    """Before the batch runs, in one line that names the policy."""
-    spoil, said = BROKEN[what]
-
-    class Broken(SarathiServe):
-        name = "broken"
-
-        def schedule(self, now: float) -> Batch | None:
-            batch = super().schedule(now)
-            return spoil(self, batch) if batch else None
-
-    POLICIES["broken"] = Broken
-    said = said if run is simulate else ""
-    with pytest.raises(UserError, match=rf"policy 'broken' \(Broken\): .*{said}"):
-        run(requests_of(*[(9, 4)] * 4), policy="broken", chunk_size=64, max_batch_size=3)
 
 
 def test_a_policy_that_ignores_B_or_the_cache() -> None:

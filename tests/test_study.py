@@ -180,29 +180,6 @@ def test_several_rows_of_a_case_have_medians_each() -> None:
     assert decode == {"phase": "decode", "s": 4.0, "s lowest": 2.0, "s highest": 6.0}
 
 
-ASKED = {
-    "where": lambda rows: rows.where("spedup"),
-    "a value": lambda rows: rows.where(polcy="orca"),
-    "by": lambda rows: rows.by("model", "polcy"),
-    "one": lambda rows: rows.one("spedup"),
-    "across": lambda rows: rows.across("polcy", "speedup"),
-    "y": lambda rows: Panel("L", "spedup").facets(rows),
-    "x": lambda rows: Panel("l", "speedup").facets(rows),
-    "facet": lambda rows: Panel("L", "speedup", facet="polcy").facets(rows),
-    "line": lambda rows: Panel("L", "speedup", "polcy").facets(rows),
-    "of": lambda rows: Panel("L", "speedup", where={"polcy": "orca"}).facets(rows),
-}
-
-
-@pytest.mark.parametrize("asked", ASKED)
-def test_a_misspelt_column_is_refused(asked: str) -> None:
-    rows = Rows(
-        [PREDICTED | {"L": 8, "policy": "orca", "speedup": 1.0}, MEASURED | {"L": 8}], UNITS
-    )
-    with pytest.raises(UserError, match="unknown column '(spedup|polcy|l)': .*did you mean '"):
-        ASKED[asked](rows)
-
-
 def test_what_another_row_has_or_a_unit_is_no_unknown_column() -> None:
     rows = Rows([PREDICTED | {"L": 8, "speedup": 1.0}, MEASURED | {"B": 2, "speedup": 2.0}], UNITS)
     measured = rows.where(source="measured")

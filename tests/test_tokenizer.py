@@ -88,25 +88,6 @@ def test_end_of_text_is_a_token_of_the_model_but_not_of_prompts():
     assert DEMO_TOKENIZER.decode([DEMO_TOKENIZER.eos_id]) == "<|endoftext|>"
 
 
-def test_tokenizer_json_with_special_tokens(tmp_path):
-    library = library_bpe()
-    library.add_special_tokens(["<s>", "</s>"])
-    start = library.token_to_id("<s>")
-    library.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", start)]
-    )
-    library.enable_truncation(9)  # of a training set: not for us
-    library.enable_padding(length=900)
-    library.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
-    found = load_tokenizer(tmp_path)
-    assert found.eos_id == library.token_to_id("</s>")
-    ids = found.encode(HELD_OUT[:500])
-    # as the directory asks: LLaMA wants its first token
-    assert ids == [start, *DEMO_TOKENIZER.encode(HELD_OUT[:500])]
-    assert found.decode([*ids, found.eos_id]) == HELD_OUT[:500]
-
-
 # Five checkpoints, and what they must give, by hand: transformers itself is no judge of them.
 # "a" is 0, "b" 1, " " 2; what other files name gets the next ids.
 LETTERS = {

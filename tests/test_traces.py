@@ -251,7 +251,7 @@ def test_objects_are_read_in_blocks_of_any_size(
     (path := tmp_path / f"mine.{suffix}").write_text(text, encoding="utf-8")
     monkeypatch.setattr("command.cli.BLOCK", block)
     monkeypatch.setattr("more.loading.tables.BLOCK", block)
-    header, lines = read_table(path, 10**6, 10**6)
+    header, lines = read_table(path, 10**6)
     assert header == ["a", "b.c"] and [place for place, _ in lines][::39] == (
         ["row 1", "row 40"] if suffix == "json" else ["line 1", "line 40"]
     )

@@ -67,17 +67,14 @@ def shade_rows(axes: plt.Axes, rows: Sequence[Mapping], x: str, y: str, colour: 
     axes.fill_between([row[x] for row in rows], low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def one_legend(
-    figure: plt.Figure, words: Mapping[str, str] | None = None, columns: int = 2
-) -> None:
+def one_legend(figure: plt.Figure, words: Mapping[str, str]) -> None:
     """One legend below the panels in place of theirs. words: what it says for their labels."""
-    said = words or {}
     handles = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            handles.setdefault(said.get(label, label), handle)
+            handles.setdefault(words.get(label, label), handle)
         axes.get_legend().remove()
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns)
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=2)
 
 
 # A number that the paper states, as a style of `plot`.

@@ -18,7 +18,6 @@ from command.cli import one_line, read_text
 from more.policies import FOR_PIPELINES
 from scheduler import ALIASES, POLICIES, Scheduler, make_scheduler
 
-MOST_BYTES = 10**7  # of a file of policies
 LOADED: dict[Path, list[str]] = {}  # the files that were run, and the names of their policies
 # Policies whose batches take decodes first, as do those that derive from them. But a batch of the
 # second ones has either chunks or decodes.
@@ -39,7 +38,7 @@ def load_policies(path: Path) -> list[str]:
         raise UserError(f"{path}: cannot be read ({error})") from None
     if path in LOADED:
         return LOADED[path]
-    source = read_text(path, MOST_BYTES)
+    source = read_text(path)
     module = ModuleType(f"policies_of_{path.stem}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses look for it there

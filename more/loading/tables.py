@@ -27,19 +27,19 @@ def is_jsonl(path: Path | str) -> bool:
 
 
 def read_table(
-    path: Path | str, most: int, most_kept: int, change: Callable[[Row], Row] = lambda row: row
+    path: Path | str, most_kept: int, change: Callable[[Row], Row] = lambda row: row
 ) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """The header of a CSV file, and of each line below it where it stands, and its cells.
 
     A JSON file is a list of objects: their keys are the header, and the values are cells, empty
     where an object lacks one. What an object in an object has is a column of both names, with a dot
-    between them. Objects are read one by one, so that only cells stay in memory. most: bytes of the
-    file. most_kept: letters of the cells of objects. change: makes of such
-    a flat object what is kept of it. Raises UserError.
+    between them. Objects are read one by one, so that only cells stay in memory. most_kept: letters
+    of the cells of objects. change: makes of such a flat object what is kept of it. Raises
+    UserError.
     """
     if is_json(path):
-        return objects(path, most, most_kept, change)
-    text = read_text(path, most)
+        return objects(path, most_kept, change)
+    text = read_text(path)
     try:
         reader = csv.reader(io.StringIO(text, newline=""))
         header = [name.strip() for name in next(reader, [])]
@@ -49,12 +49,12 @@ def read_table(
 
 
 def objects(
-    path: Path | str, most: int, most_kept: int, change: Callable[[Row], Row]
+    path: Path | str, most_kept: int, change: Callable[[Row], Row]
 ) -> tuple[list[str], list[tuple[str, list[str]]]]:
     rows = []
     kept = 0
     count = os.path.getsize(path) // BLOCK + 1 if os.path.exists(path) else None
-    blocks = progress(read_blocks(path, most), f"reading {path}, MB", count)
+    blocks = progress(read_blocks(path), f"reading {path}, MB", count)
     for place, row in (lines_of if is_jsonl(path) else items_of)(path, blocks):
         if not isinstance(row, dict):
             raise UserError(f"{path}, {place}: {shown(row)} is no object with names and values")

@@ -21,7 +21,6 @@ OPERATORS = *LINEARS, "others"
 # the cache: decodes in a batch, and tokens in a slot, at most
 BATCH_SIZE = 8
 LENGTH = 2048
-MOST_BYTES = 10**8  # of a calibration
 RESULTS = ROOT / "results"
 
 
@@ -120,7 +119,7 @@ class Calibration:
     def read(path: Path) -> "Calibration":
         """The calibration in a file, or a UserError that says in one line what is wrong with it."""
         try:
-            data = json.loads(read_text(path, MOST_BYTES))
+            data = json.loads(read_text(path))
             data.pop("mark", None)
             data |= {name: Curve(**data[name]) for name in ("head", "decode", "prompt")}
             data["operators"] = {name: Curve(**data["operators"][name]) for name in OPERATORS}

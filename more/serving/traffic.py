@@ -35,9 +35,7 @@ ARRIVALS, PROMPTS, OUTPUTS = range(3)  # the streams of one seed
 MOST_REQUESTS = 10**7
 MOST_TOKENS = 10**7  # of one prompt, or of one output
 MOST_CV = 1e6
-# of a trace file
-MOST_BYTES = 10**9
-MOST_JSON = 10**8
+MOST_JSON = 10**8  # letters of the cells of a trace
 MINUTE = 60.0  # s
 
 
@@ -278,7 +276,7 @@ def read_trace(path: Path | str, counter: Counter = lambda: None) -> list[Reques
     and column. counter: of the tokens of ShareGPT's texts.
     """
     texts = Conversations(path, counter)
-    header, lines = read_table(path, MOST_BYTES, MOST_JSON, texts.counted)
+    header, lines = read_table(path, MOST_JSON, texts.counted)
     columns = find_columns(path, header)
     for place, cells in lines:
         if len(cells) != len(header):

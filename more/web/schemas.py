@@ -5,16 +5,21 @@ lenient server leaves out what it does not have.
 """
 
 import json
+import tomllib
 from collections.abc import Callable
-from functools import partial
-from typing import Annotated, Any
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
+    create_model,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -34,6 +39,7 @@ LONGEST_VALUE = 512
 TAKEN = ("label", "priority", "user")  # tags that metadata may not set
 UNKNOWN = "extra_forbidden"  # pydantic's own type of error
 NOT_HERE = "not_here"
+IDLE = tomllib.loads(Path(__file__).with_name("idle.toml").read_text(encoding="utf-8"))
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -74,13 +80,21 @@ class Refused(Exception):
 # ------------------------------------------------------------------------------- kinds of values
 
 
-def allowed(kind: type, words: str, test: Callable[[Any], bool]) -> Any:
-    """The type of a parameter: values that pass `test`. words: what is allowed, for the error."""
+def allowed(
+    shape: Any, words: str, test: Callable[[Any], bool] = lambda _: True, kind: Any = Any
+) -> Any:
+    """The type of a parameter: values of a shape, with nothing converted, that pass `test`.
+
+    words: what is allowed, for the error. kind: what is then read from it.
+    """
+    strict = TypeAdapter(shape, config=ConfigDict(strict=True))
 
     def check(value: object) -> object:
-        if not test(value):
-            raise PydanticCustomError("allowed", "{words}", {"words": words})
-        return value
+        with suppress(ValidationError):
+            found = strict.validate_python(value)
+            if test(found):
+                return found
+        raise PydanticCustomError("allowed", "{words}", {"words": words})
 
     return Annotated[kind, BeforeValidator(check)]
 
@@ -89,97 +103,45 @@ def within(bounds: Range) -> Any:
     return allowed(int if bounds.whole else float, str(bounds), bounds.__contains__)
 
 
-def is_text(value: object, least: int = 0, most: int = 1000) -> bool:
-    return isinstance(value, str) and least <= len(value) <= most
+def sized(kind: Any, least: int, most: int) -> Any:
+    return Annotated[kind, Field(min_length=least, max_length=most)]
 
 
-def is_list(value: object, of: Callable[[Any], bool], least: int, most: int) -> bool:
-    return isinstance(value, list) and least <= len(value) <= most and all(map(of, value))
-
-
-def is_token(value: object) -> bool:
-    return type(value) is int  # the engine checks whether it knows this id
-
-
-def is_tokens(value: object) -> bool:
-    return is_list(value, is_token, 1, MOST)
-
-
-def is_prompts(value: object) -> bool:
-    if isinstance(value, str) or is_tokens(value):
-        return True
-    texts = is_list(value, partial(is_text, most=MOST), 1, MOST_PROMPTS)
-    return texts or is_list(value, is_tokens, 1, MOST_PROMPTS)
-
-
-def is_object(value: object) -> bool:
-    return isinstance(value, dict)
-
-
-def is_part(value: object) -> bool:
+def is_part(part: dict) -> bool:
     """Of a message's content: {"type": "text", "text": "..."}; more in it changes nothing."""
-    return is_object(value) and value.get("type") == "text" and isinstance(value.get("text"), str)
+    return part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-def is_content(value: object) -> bool:
-    return isinstance(value, str) or is_list(value, is_part, 1, MOST_MESSAGES)
-
-
-def is_bool(value: object) -> bool:
-    return isinstance(value, bool)
-
-
-def is_stop(value: object) -> bool:
-    text = partial(is_text, least=1, most=LONGEST_STOP)
-    return text(value) or is_list(value, text, 0, MOST_STOPS)
-
-
-def are_labels(value: object) -> bool:
-    if not isinstance(value, dict) or len(value) > MOST_LABELS:
-        return False
-    for name, text in value.items():
-        if not is_text(name, 1, LONGEST_LABEL) or name in TAKEN:
-            return False
-        if not is_text(text, most=LONGEST_VALUE):
-            return False
-    return True
-
-
-def are_options(value: object) -> bool:
-    if not isinstance(value, dict) or len(value) > 20:
-        return False
-    return all(type(each) in (bool, int, float, str) for each in value.values())
-
-
-Flag = allowed(bool, "true or false", is_bool)
-Name = allowed(str, "a text of 1000 letters at most", is_text)
+Tokens = sized(list[int], 1, MOST)  # the engine checks whether it knows these ids
+AStop = sized(str, 1, LONGEST_STOP)
+Flag = allowed(bool, "true or false")
+Name = allowed(sized(str, 0, 1000), "a text of 1000 letters at most")
 Prompts = allowed(
-    str | list,
+    str | Tokens | sized(list[str] | list[Tokens], 1, MOST_PROMPTS),
     f"a text, a list of token ids, or a list of 1 to {MOST_PROMPTS} of either",
-    is_prompts,
 )
 Stop = allowed(
-    str | list,
+    AStop | sized(list[AStop], 0, MOST_STOPS),
     f"a text, or a list of {MOST_STOPS} at most, each of 1 to {LONGEST_STOP} letters",
-    is_stop,
 )
 Content = allowed(
-    str | list, 'a text, or a list of parts such as {"type": "text", "text": "Hello"}', is_content
+    str | sized(list[dict], 1, MOST_MESSAGES),
+    'a text, or a list of parts such as {"type": "text", "text": "Hello"}',
+    lambda content: isinstance(content, str) or all(map(is_part, content)),
 )
-Role = allowed(str, f"one of {', '.join(ROLES)}", lambda v: isinstance(v, str) and v in ROLES)
+Role = allowed(Literal[ROLES], f"one of {', '.join(ROLES)}")
 TokenIds = allowed(
-    list, "a list of token ids, from 0", lambda v: is_list(v, Range(0, MOST).__contains__, 0, 1000)
+    sized(list[Annotated[int, Field(ge=0, le=MOST)]], 0, 1000), "a list of token ids, from 0"
 )
 Labels = allowed(
-    dict,
+    sized(dict[sized(str, 1, LONGEST_LABEL), sized(str, 0, LONGEST_VALUE)], 0, MOST_LABELS),
     f"an object of {MOST_LABELS} texts at most, each of {LONGEST_VALUE} letters at most, with"
     f" names of 1 to {LONGEST_LABEL} letters, but not {', '.join(TAKEN)}",
-    are_labels,
+    lambda labels: labels.keys().isdisjoint(TAKEN),
 )
 Options = allowed(
-    dict,
+    sized(dict[str, bool | int | float | str], 0, 20),
     "an object of 20 texts, numbers, true or false at most",
-    are_options,
 )
 
 
@@ -193,7 +155,10 @@ class Idle:
 
     def __contains__(self, value: object) -> bool:
         """False is not 0."""
-        return any(value == each and is_bool(value) == is_bool(each) for each in self.values)
+        return any(
+            value == each and isinstance(value, bool) == isinstance(each, bool)
+            for each in self.values
+        )
 
     def check(self, value: object) -> None:
         """A value that changes nothing is as if it were not given."""
@@ -239,26 +204,30 @@ class Strict(BaseModel):
         return known
 
 
+def with_idle(kind: type[Strict]) -> type[Strict]:
+    """The same, and the parameters that idle.toml has for it."""
+    fields = {name: (only(*values), None) for name, values in IDLE[kind.__name__].items()}
+    return create_model(kind.__name__, __base__=kind, **fields)
+
+
+@with_idle
 class StreamOptions(Strict):
     include_usage: Flag = False
     continuous_usage_stats: Flag = False  # vLLM's
 
-    include_obfuscation: only(False) = None
 
-
+@with_idle
 class Message(Strict):
     role: Role
     content: Content = ""  # as vLLM has it
     name: Name = None
-
-    tool_calls: only([]) = None
-    annotations: only([]) = None
 
     def as_template_wants(self) -> dict[str, str | list]:
         own = {"role": self.role, "content": self.content}
         return own if self.name is None else own | {"name": self.name}
 
 
+@with_idle
 class Body(Strict):
     """What both kinds of completion share. The defaults are OpenAI's and vLLM's."""
 
@@ -273,53 +242,11 @@ class Body(Strict):
     stop_token_ids: TokenIds = []  # vLLM's
     ignore_eos: Flag = False  # vLLM's
     stream: Flag = False
-    stream_options: allowed(StreamOptions, "an object", is_object) = None
+    stream_options: allowed(dict, "an object", kind=StreamOptions) = None
     user: Name = None
     metadata: Labels = {}
     priority: within(Range(-SEED.most - 1, SEED.most)) = None  # vLLM's
     _ignored: list[str] = []  # parameters that a lenient server has left out
-
-    frequency_penalty: only(0) = None
-    presence_penalty: only(0) = None
-    logit_bias: only({}) = None
-    logprobs: only(False) = None
-    best_of: only(1) = None
-    echo: only(False) = None
-    service_tier: only("auto", "default") = None
-    response_format: only({"type": "text"}) = None
-
-    # vLLM's: https://github.com/vllm-project/vllm, vllm/entrypoints/openai/*/protocol.py
-    min_p: only(0) = None
-    repetition_penalty: only(1) = None
-    min_tokens: only(0) = None
-    bad_words: only([]) = None
-    allowed_token_ids: only() = None
-    use_beam_search: only(False) = None
-    length_penalty: only(1) = None
-    early_stopping: only(False) = None
-    include_stop_str_in_output: only(False) = None
-    skip_special_tokens: only(True) = None
-    spaces_between_special_tokens: only(True) = None
-    truncate_prompt_tokens: only() = None
-    truncation_side: only() = None
-    watermarking: only(False) = None
-    prompt_logprobs: only() = None
-    logprob_token_ids: only() = None
-    structured_outputs: only() = None
-    repetition_detection: only() = None
-    thinking_token_budget: only(-1) = None
-    stream_interval: only(1) = None
-    request_id: only() = None
-    session_id: only() = None
-    cache_salt: only() = None
-    vllm_xargs: only({}) = None
-    kv_transfer_params: only() = None
-    ec_transfer_params: only() = None
-    return_tokens_as_token_ids: only(False) = None
-    return_token_ids: only(False) = None
-    return_token_offsets: only(False) = None
-    return_mm_kwargs: only(True) = None
-    routed_experts_prompt_start: only(0) = None
 
     @property
     def tags(self) -> dict[str, str]:
@@ -340,57 +267,25 @@ class Body(Strict):
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
+@with_idle
 class Completion(Body):
     prompt: Prompts
 
-    suffix: only("") = None
-    add_special_tokens: only(True) = None
-    prompt_embeds: only() = None
-
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        one = isinstance(self.prompt, str) or is_tokens(self.prompt)
+        one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         return [self.prompt] if one else self.prompt
 
 
+@with_idle
 class Chat(Body):
     messages: allowed(
-        list[Message],
+        sized(list[dict], 1, MOST_MESSAGES),
         f"a list of 1 to {MOST_MESSAGES} objects",
-        lambda value: is_list(value, is_object, 1, MOST_MESSAGES),
+        kind=list[Message],
     )
     chat_template_kwargs: Options = {}  # vLLM's
     max_completion_tokens: within(Range(1, MOST)) = None
-
-    top_logprobs: only(0) = None
-    tools: only([]) = None
-    tool_choice: only("none", "auto") = None
-    parallel_tool_calls: only(True, False) = None
-    functions: only([]) = None
-    function_call: only("none", "auto") = None
-    store: only(False) = None
-    modalities: only(["text"]) = None
-    verbosity: only("medium") = None
-    audio: only() = None
-    moderation: only() = None
-    prediction: only() = None
-    prompt_cache_key: only() = None
-    prompt_cache_options: only() = None
-    prompt_cache_retention: only() = None
-    reasoning_effort: only() = None
-    safety_identifier: only() = None
-    web_search_options: only() = None
-
-    # vLLM's
-    add_special_tokens: only(False) = None
-    add_generation_prompt: only(True) = None
-    continue_final_message: only(False) = None
-    chat_template: only() = None
-    documents: only([]) = None
-    include_reasoning: only(True) = None
-    return_prompt_text: only(False) = None
-    media_io_kwargs: only({}) = None
-    mm_processor_kwargs: only({}) = None
 
 
 # ------------------------------------------------------------------------------- reading a body
