@@ -43,8 +43,9 @@ highlight_language = "text"  # of blocks that name none: what commands print
 
 html_theme = "furo"
 html_theme_options = {"source_repository": about.get("urls", {}).get("Repository", "")}
+smartquotes_action = "qe"  # quotes and dots: the dashes of a flag stay
 html_copy_source = html_use_index = False
-html_show_sphinx = False
+html_show_sphinx = html_show_copyright = False
 html_favicon = "../more/web/static/icon.svg"
 html_static_path = ["theme/static"]
 html_css_files = ["site.css"]

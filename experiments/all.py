@@ -28,7 +28,7 @@ from string import Template
 from command.checks import UserError, lookup
 from command.cli import MARK, cores, run_main, write_file
 from command.flags import Flag
-from experiments import fidelity, studies
+from experiments import choose_chunk, fidelity, studies
 from experiments.lib import common, holes, look
 from experiments.lib.common import ROOT, three_digits
 from experiments.lib.flags import start
@@ -136,14 +136,16 @@ def draw_kept(out: Path) -> None:
     """Draw the results that are there without a picture: those of a script that did not run."""
     look.use_style()
     torch = find_spec("torch") is not None
-    for name, study in common.progress(STUDIES.items(), "drawing"):
+    pictures = {name: study.picture for name, study in STUDIES.items()}
+    pictures["choose_chunk"] = choose_chunk.picture
+    for name, draw in common.progress(pictures.items(), "drawing"):
         path = out / f"{name}.csv"
         if name not in captions() or not path.exists() or (name in TORCH and not torch):
             continue
         if not path.with_suffix(".png").exists():
-            look.save_figure(study.picture(read_rows(path)), path.with_suffix(".png"))
-        if not (out / f"{name}_measured.png").exists():
-            study.draw_measured(path)
+            look.save_figure(draw(read_rows(path)), path.with_suffix(".png"))
+        if name in STUDIES and not (out / f"{name}_measured.png").exists():
+            STUDIES[name].draw_measured(path)
 
 
 def title_of(name: str) -> str:

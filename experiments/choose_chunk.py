@@ -18,6 +18,8 @@ from argparse import Namespace
 from dataclasses import dataclass
 from functools import partial
 
+import matplotlib.pyplot as plt
+
 from command.checks import UserError, lookup
 from command.cli import run_main
 from command.flags import Flag
@@ -127,6 +129,20 @@ def print_choice(rows: Rows, best: Row, free: Row, baseline: Row, work: Workload
     print("\nThis C is for requests that always wait. For requests that arrive over time: plan.py.")
 
 
+def title_of(row: Row) -> str:
+    return "{model} on {hardware}, L = {L}, P:D = {P}:{D}, B = {B}".format(**row)
+
+
+def picture(rows: Rows, bound: float | None = None) -> plt.Figure:
+    """Gain and longest TBT over C. bound: the longest TBT that is allowed, in ms."""
+    word = f"sarathi; best: C = {rows.one('chunk size', which='best'):g}"
+    drawn = [
+        Panel("C", "gain", rule=1, title=word, show=SHOW),
+        Panel("C", "longest TBT", rule=bound, show=SHOW | {"ylim": (0, None)}),
+    ]
+    return draw_panels(rows, drawn, title_of(rows[0]))
+
+
 def cost_model(options: Namespace) -> tuple[CostModel, str]:
     """Of the named model and GPU, or of the machine that was calibrated; and whose constants.
 
@@ -191,16 +207,11 @@ def main() -> None:
     baseline = steady(cost, work, 0)
     rows = rows_of(cost, work, choices, baseline)
     chosen, free = (rows[choices.index(each)] for each in (best, choose(choices)))
-    shape = "L = {L}, P:D = {P}:{D}, B = {B}".format(**chosen)
-    title = f"{cost.model.name} on {cost.gpu.name}, {shape}"
-    print(f"\n{title}: predicted by the cost model with {constants}")
+    print(f"\n{title_of(chosen)}: predicted by the cost model with {constants}")
     print_choice(rows, chosen, free, rows_of(cost, work, [baseline], baseline)[0], work)
     answer = {"which": "best", **chosen, "chunk size": best.chunk_size}
     rows.append({key: value for key, value in answer.items() if key != "C"})
-    tbt = Panel("C", "longest TBT", rule=options.tbt_slo, show=SHOW | {"ylim": (0, None)})
-    word = f"sarathi; best: C = {best.chunk_size}"
-    drawn = [Panel("C", "gain", rule=1, title=word, show=SHOW), tbt]
-    draw = partial(draw_panels, panels=drawn, title=f"{title}: predicted")
+    draw = partial(picture, bound=options.tbt_slo)
     finish(options.out / "choose_chunk.csv", rows, draw, [cost.guess] if cost.guess else [])
 
 

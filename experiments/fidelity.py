@@ -260,7 +260,7 @@ def markdown(rows: list[Row]) -> str:
     lines = [HEADER, ["---"] * len(HEADER), *[cells(row) for row in rows]]
     table = ["| " + " | ".join(line) + " |" for line in lines]
     notes = [
-        f"- **{row.where}, {row.quantity}** ({row.conditions}): {told(row)}"
+        f"- **{row.where}, {row.quantity}**{row.conditions and f' ({row.conditions})'}: {told(row)}"
         for row in rows
         if row.explanation
     ]

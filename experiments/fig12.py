@@ -321,7 +321,14 @@ STUDY = Study(
         ),
         Panel("completion", "done", "system", title="(b) requests done", colours=COLOURS),
         Panel("option", RATIOS[0], kind="bars", where=PICTURED, title="(c) bubbles"),
-        Panel("option", RATIOS[1:], kind="bars", where=PICTURED, title="(d) times"),
+        Panel(
+            "option",
+            RATIOS[1:],
+            kind="bars",
+            where=PICTURED,
+            title="(d) times",
+            show={"ylabel": "times as fast (x)"},
+        ),
     ],
     columns=2,
     paper={

@@ -60,6 +60,7 @@ KINDS = ("decodes", "a copy", "B"), ("chunk", "a large product", "tokens")
 LOOKS = {"predicted": COLOURS["black"], "graphs": COLOURS["blue"], "no graphs": COLOURS["orange"]}
 SHOW = {"ylabel": "% of the ceiling", "ylim": (0, 150), "yticks": range(0, 101, 20)}  # legend above
 OURS = {"back": ("rows", "predicted"), "small": ("triton", None), "start": (0, None)}
+TITLE = "Speed of an iteration, as a share of what a simpler job reaches on the same GPU"
 PANELS = [
     Panel(
         x,
@@ -346,7 +347,7 @@ def summarize(out: Path, left: list[str]) -> str:
             print_rows(found.where(kind=kind), ["model", *WAY, x, *UNITS], title)
     if panels := [panel for panel in PANELS if panel.rows(found)]:
         one = Rows((row | {"source": "measured"} for row in found), UNITS)  # one panel for both
-        finish(out / "gpu.csv", found, lambda rows: draw_panels(one, panels, "Shares of ceilings"))
+        finish(out / "gpu.csv", found, lambda rows: draw_panels(one, panels, TITLE))
     return (out / "summary.txt").read_text(encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""SARATHI's heirs, on Azure's trace, and each on the workload that it is made for.
+"""SARATHI's heirs, on Azure's trace, and each on a workload that is made for it.
 
     python experiments/heirs.py              predicted for Llama 3.1 8B on an A100: minutes, no GPU
     python experiments/heirs.py --quick      the same with few requests, in seconds
@@ -292,6 +292,7 @@ def beside_claims(rows: Rows) -> None:
 def draw(rows: Rows) -> plt.Figure:
     """A panel for each workload: dots with the range of all windows."""
     figure, grid = look.panels(2, 3, 7.2, 3.6)
+    figure.get_layout_engine().set(wspace=0.06)  # names stand apart from the panel before
     looks = looks_of([policy.partition(":")[0] for policy in rows.column("policy")])
     for axes, (name, own) in zip(chain(*grid), rows.by("workload").items(), strict=True):
         work = WORKLOADS[name]
@@ -304,13 +305,14 @@ def draw(rows: Rows) -> plt.Figure:
             axes.plot(row[work.quantity], place, marker, **style)
         axes.set_yticks(range(len(own)), map(said_of, own, repeat(work.quantity)))
         axes.set_ylim(len(own) - 0.5, -0.5)
-        axes.set(xlabel=f"{work.measure} ({rows.units[work.quantity]})", title=work.name)
+        place = f"{own[0]['model']} on {own[0]['hardware']}"
+        axes.set(xlabel=f"{work.measure} ({rows.units[work.quantity]})")
+        axes.set_title(f"{work.name}\npredicted: {place}")
         if work.quantity == "P99 TTFT":  # tenfold
             look.log_axis(axes, "x")
-    places = sorted({f"{row['model']} on {row['hardware']}" for row in rows})
     windows = sorted({str(row["windows"]) for row in rows})
     figure.suptitle(
-        f"SARATHI's heirs, each where it should shine. Predicted: {', '.join(places)}\n"
+        "SARATHI's heirs on Azure's chat, and on workloads that are made for them\n"
         f"points: medians of {', '.join(windows)} windows; lines: lowest to highest;"
         " white: not stationary, longer windows have longer delays"
     )

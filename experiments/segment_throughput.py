@@ -135,7 +135,7 @@ STUDY = Study(
     units={"memory": "GB", ROOM: "GB", "largest batch": "prompts", "peak": "MB"}
     | {"throughput": "tokens/s", "gain": "x"},
     title=(
-        f"Segment KV Fig 4, 9: BW = {WIDTH}; predicted for {TILE.name}, prompt {PROMPT}, response"
+        f"Segment KV Fig 4, 9: BW = {WIDTH}; predictions: {TILE.name}, prompt {PROMPT}, response"
         f" {RESPONSE}"
     ),
     panels=[

@@ -56,7 +56,8 @@ def sweeps(quick: bool, seed: int = 0) -> list[Sweep]:
 
 
 GAPS = ("P99 TBT", "longest TBT", "worst iteration")
-PANEL = {"where": {"model": MISTRAL.model}, "log": "xy", "show": {"xlabel": "token budget C"}}
+SHOW = {"xlabel": "token budget C", "ylabel": "time (s)"}
+PANEL = {"where": {"model": MISTRAL.model}, "log": "xy", "show": SHOW}
 
 
 def claims(rows: Rows) -> Claims:

@@ -324,10 +324,14 @@ def draw(rows: Rows) -> plt.Figure:
         handles, labels = axes.get_legend_handles_labels()
         legend |= dict(zip(labels, handles, strict=True))
     figure.legend(legend.values(), legend, loc="outside lower center", ncols=4)
-    first = rows.where("B")[0]
-    title = title_of(rows.where(source=first["source"]))
-    sizes = f"windows of {first['requests']} requests: {first['windows']}"
-    figure.suptitle(f"{title}, {sizes}")
+    lines = []
+    for source in rows.sources():
+        own = rows.where("B", source=source)
+        line = title_of(own).replace("\n", " on ")
+        for first in own.where("windows")[:1]:
+            line += f", windows of {first['requests']} requests: {first['windows']}"
+        lines.append(line)
+    figure.suptitle("\n".join(lines))
     return figure
 
 

@@ -206,7 +206,14 @@ STUDY = Study(
             for key, case in ONE_BY_ONE.items()
         ],
         *[
-            Panel(key, ("iteration", "with the host"), where=case | {"model": NODE.model}, log="xy")
+            Panel(
+                key,
+                ("iteration", "with the host"),
+                where=case | {"model": NODE.model},
+                title="one iteration",
+                log="xy",
+                show={"ylabel": "time (ms)"},
+            )
             for key, case in ONE_BY_ONE.items()
         ],
         Panel(

@@ -97,6 +97,17 @@ def test_the_page_has_all_figures_and_no_dead_link(built_gallery: Path) -> None:
             assert place in ids if not file else (built_gallery / file).is_file(), each
 
 
+def test_what_is_no_study_is_drawn_from_its_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A clone has no picture of it, and its page has all figures."""
+    for name in ("choose_chunk.csv", "fidelity.csv"):
+        shutil.copy(RESULTS / name, tmp_path)
+    gallery.write_page(tmp_path)
+    assert "not in the gallery" not in capsys.readouterr().out
+    assert (tmp_path / "choose_chunk.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_errors_are_of_the_paper() -> None:
     row = {"model": "m", "hardware": "h"}
     rows = Rows([row | {"source": "paper", "y": 2.0}, row | {"source": "predicted", "y": 3.0}])

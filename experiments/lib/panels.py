@@ -271,10 +271,11 @@ def name_places(axes: plt.Axes, places: list[str]) -> None:
     room = int(12 * axes.bbox.width / axes.figure.dpi / len(places)) - 1  # letters
     style: dict[str, object] = {"fontsize": 12}
     texts = []
-    if max(map(longest_word, places)) <= room:
-        for place in places:
+    spaced = [place.replace("_", "_ ") for place in places]  # a long name breaks there, too
+    if max(map(longest_word, spaced)) <= room:
+        for place in spaced:
             lines = [wrap(line, room) for line in place.split("\n")]
-            texts.append("\n".join(chain(*lines)))
+            texts.append("\n".join(chain(*lines)).replace("_ ", "_"))
     else:
         texts = [place.replace("\n", ", ") for place in places]
         style |= {"ha": "right", "rotation": 60, "rotation_mode": "anchor"}
