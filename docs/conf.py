@@ -43,7 +43,7 @@ highlight_language = "text"  # of blocks that name none: what commands print
 
 html_theme = "furo"
 html_theme_options = {"source_repository": about.get("urls", {}).get("Repository", "")}
-html_copy_source = html_use_index = False
+html_copy_source = html_use_index = html_show_copyright = False
 html_show_sphinx = False
 html_favicon = "../more/web/static/icon.svg"
 html_static_path = ["theme/static"]
@@ -114,6 +114,9 @@ def add_contents(app: Sphinx, name: str, text: list[str]) -> None:
     text[0] = re.sub(r"\[(`\w+/`)\]\(\w+\)", r"\1", text[0])  # a folder is no page here
     if name == root_doc:
         text[0] = text[0].replace("## Begin\n", DOORS, 1) + CONTENTS
+    if told := re.search(r"course check (\w+)", text[0] if name.startswith("notebooks/") else ""):
+        link = f"<a href='../exercises/index.html#{told[1]}'>**Exercises**</a>"
+        text[0] = text[0].replace("**Exercises**", link)
     if name.startswith("course/instructor/"):
         text[0] = text[0].partition("\n## Answers\n")[0]
 

@@ -245,6 +245,7 @@ def test_a_check_says_what_kind_of_failure_it_is(body: str, words: tuple[str, ..
             "Return one, also of a single thing",
         ),
         ("1", "return max(", "return 1e3 * max(", "in milliseconds? It must be in seconds."),
+        ("1", "return max(", "return 1, max(", "got       [1, 0.0330"),
         (
             "6",
             "request =",
