@@ -133,6 +133,8 @@ def address_in_network(host: str) -> str:
 
 
 def address_of(host: str, port: int) -> str:
+    """A link. "All addresses" is none that a browser opens: it gets this machine's own."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

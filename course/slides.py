@@ -62,7 +62,7 @@ def mistake(number: str) -> plt.Figure:
 def four_requests() -> plt.Figure:
     requests = [[list(range(prompt)), most, [], 0.0] for prompt, most in PAPER]
     case = {"B": 4, "C": 64, "cache": None, "requests": requests}
-    shown = batches(case, serve(solution("e06").Sarathi, case))
+    shown = batches(case, serve(solution("e06").Sarathi, case), True)
     return figure_of("Prompts of 40, 90, 20 and 30 tokens; C = 64, B = 4", [shown])
 
 

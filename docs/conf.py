@@ -115,6 +115,9 @@ def add_contents(app: Sphinx, name: str, text: list[str]) -> None:
     text[0] = re.sub(r"\[(`\w+/`)\]\(\w+\)", r"\1", text[0])  # a folder is no page here
     if name == root_doc:
         text[0] = text[0].replace("## Begin\n", DOORS, 1) + CONTENTS
+    if told := re.search(r"course check (\w+)", text[0] if name.startswith("notebooks/") else ""):
+        link = f"<a href='../exercises/index.html#{told[1]}'>**Exercises**</a>"
+        text[0] = text[0].replace("**Exercises**", link)
     if name.startswith("course/instructor/"):
         text[0] = text[0].partition("\n## Answers\n")[0]
 

@@ -252,10 +252,9 @@ def write_page(out: Path) -> None:
     there = [name for name in captions() if (out / f"{name}.csv").exists()]
     left = [name for name in there if name not in shown(out)]
     if left:
-        print(f"\nnot in the gallery, as they were not run (you need not): {', '.join(left)}")
+        print(f"\nnot in the gallery: {', '.join(left)} (to add it, run its script)")
     write_file(out / "index.html", gallery(out))
     print(f"\nwrote {out / 'index.html'}")
-    common.print_link(out / "index.html")
 
 
 def run_script(name: str, flags: list[str]) -> tuple[float, subprocess.CompletedProcess]:
@@ -289,7 +288,8 @@ def main() -> None:
     page = Flag("write only index.html, from the results that are there")
     options = start("", __doc__, others=["index.html"], slow=slow, page=page)
     if options.page:
-        return write_page(options.out)
+        write_page(options.out)
+        return common.print_link(options.out / "index.html")
     flags = ["--out", str(options.out)]
     flags += [f"--{name}" for name in ("quick", "force") if getattr(options, name)]
     left_out = {}
@@ -320,6 +320,7 @@ def main() -> None:
         print("no page: its texts quote results that --quick does not compute")
     else:
         write_page(options.out)
+        common.print_link(options.out / "index.html")
 
 
 if __name__ == "__main__":

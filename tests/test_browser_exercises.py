@@ -123,7 +123,7 @@ def test_an_exercise_from_the_stub_to_the_pass(site: str, opened: Opened) -> Non
 
 
 def test_an_endless_loop_is_ended_and_the_page_goes_on(site: str, opened: Opened) -> None:
-    shown = opened(f"{site}/course/#12")
+    shown = opened(f"{site}/course/#e12")
     shown.wait_for_selector("body[data-python]")
     fill(shown, "def extend(table):\n    while True: pass\n")
     shown.click("#check")
@@ -143,6 +143,8 @@ def test_what_needs_torch_says_where_to_go(site: str, opened: Opened) -> None:
     shown.goto(f"{site}/course/#5")
     shown.wait_for_function("() => title.textContent.startsWith('E5')")
     assert shown.is_visible("#check") and shown.is_hidden("#torch")
+    shown.goto(f"{site}/course/#1")
+    assert "Next: E5" in check(shown, RIGHT)  # the next one that a browser can check
 
 
 def test_the_zip_is_that_of_the_command_line(site: str, opened: Opened, tmp_path: Path) -> None:

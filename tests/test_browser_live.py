@@ -34,7 +34,8 @@ COUNT = """async ([events, slo]) => {
   schedule.take({ type: "snapshot", chunk_size: 256 }, 0);
   schedule.setSLO(slo);
   for (const event of events) schedule.take(event, event.t);
-  return schedule.stalls.map(({ id, from, to }) => [id, from, to - from]);
+  const stalls = schedule.stalls.map(({ id, from, to }) => [id, from, to - from]);
+  return [stalls, schedule.story?.text ?? ""];
 }"""
 GROW = """async (count) => {
   const { Schedule } = await import("/static/schedule.js");
@@ -304,8 +305,9 @@ def test_a_key_is_asked_for_and_kept(opened: Opened) -> None:
     served = Served("--api-key", "open sesame")
     reader = Reader(opened(served.address))
     page = reader.page
-    for key in ("wrong", "open sesame"):
+    for key, said in (("wrong", "asks for its key"), ("open sesame", "is not the server's")):
         page.wait_for_selector("#key-box:not([hidden])")
+        reader.shows("connection", said)
         reader.type("key", key)
         page.keyboard.press("Enter")
     reader.connected()
@@ -339,7 +341,7 @@ def test_a_server_that_goes_away_and_comes_back(opened: Opened) -> None:
     assert served.stop() == 0
 
 
-@pytest.mark.parametrize("policy", ["vllm_v0", "hybrid_only", "sarathi_serve"])
+@pytest.mark.parametrize("policy", ["vllm_v0", "hybrid_only", "prefill_first", "sarathi_serve"])
 def test_the_page_counts_the_stalls_of_the_book(reader: Reader, policy: str) -> None:
     """Its script finds the same stalls in events as `timeline.Trace.stalls` in the trace."""
     bound = 0.2  # s
@@ -357,10 +359,11 @@ def test_the_page_counts_the_stalls_of_the_book(reader: Reader, policy: str) -> 
         }
         for each in trace.iterations
     ]
-    found = reader.page.evaluate(COUNT, [events, bound])
+    found, said = reader.page.evaluate(COUNT, [events, bound])
     expected = sorted(trace.stalls(bound))
     assert sorted(map(tuple, found)) == [pytest.approx(stall) for stall in expected]
     assert bool(found) == (policy != "sarathi_serve")
+    assert ("batches ran without them" in said) == (policy == "prefill_first"), said
 
 
 def test_the_page_does_not_grow(reader: Reader) -> None:

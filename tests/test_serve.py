@@ -598,6 +598,8 @@ def test_a_class_gets_an_address_and_a_picture_of_it(
 ) -> None:
     assert serve.address_in_network("127.0.0.1") == serve.address_in_network("::1") == ""
     assert serve.address_in_network("192.168.1.20") == "192.168.1.20"
+    assert serve.address_of("0.0.0.0", 80) == "http://127.0.0.1:80"
+    assert serve.address_of("::", 80) == "http://[::1]:80"
     assert serve.address_of(serve.address_in_network("fd00::5"), 80) == "http://[fd00::5]:80"
     monkeypatch.setattr(serve.socket.socket, "connect", lambda *_: None)
     assert serve.address_in_network("0.0.0.0") == "0.0.0.0"  # what it is bound to before it is sent

@@ -81,7 +81,7 @@ def judge(case: dict, answer: dict) -> Failure | None:
             where,
             "the same tensors as before",
             "new ones",
-            "The cache is allocated once (4.5): `write` stores in place, self.k[...] = k.",
+            "The cache is allocated once (Sec 4.5): `write` stores in place, self.k[...] = k.",
         )
     if not same(truth["used"], answer["used"]):
         return Failure(

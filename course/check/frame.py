@@ -1,6 +1,7 @@
 """What all checks share: a failure as a student sees it, and the loop over the cases."""
 
 import random
+import reprlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -90,10 +91,10 @@ MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError
 def judged(judge, case: dict, answer: object) -> Failure | None:
     try:
         return judge(case, answer)
-    except MALFORMED as error:
-        got = f"an answer of another form ({type(error).__name__}: {str(error)[:80]})"
+    except MALFORMED:
+        got = reprlib.repr(answer)  # cut: it may be long, or deep
         says = NOTHING if answer is None else "Your answer has another form."
-        teaches = "Read the docstring of the stub again."
+        teaches = "The stub's annotations and its docstring say which form."
         return Failure(ANSWER, describe(case), "what the docstring says", got, teaches, says=says)
 
 
@@ -145,7 +146,7 @@ def describe(case: dict) -> str:
     for name, each in case.items():
         if name == "requests":
             parts.append(f"requests (prompt + output tokens): {sizes(each)}")
-        elif not name.startswith("_"):
+        elif each is not None and not name.startswith("_"):  # None: no limit
             parts.append(f"{name} = {named(each)}")
     text = ", ".join(parts)
     return text if len(text) < LONGEST else text[:LONGEST] + " ..."

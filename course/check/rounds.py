@@ -141,7 +141,7 @@ class Replay:
                 "K4",
                 "one chunk",
                 f"{len(found)} chunks",
-                "SARATHI: one chunk and decodes (4.3). Several chunks are Sarathi-Serve's.",
+                "SARATHI: one chunk and decodes (Sec 4.3). Several chunks are Sarathi-Serve's.",
             )
         for i, start, _, claimed in self.row["chunks"]:
             request = self.requests[i]
@@ -303,8 +303,8 @@ class Replay:
                 "K1",
                 f"at most C = {many(size, 'row')}",
                 sum_of,
-                "C counts the decodes, too (4.4). Where C is whole tiles, one more row opens a new"
-                " tile.",
+                "C counts the decodes, too (Sec 4.4). Where C is whole tiles, one more row opens a"
+                " new tile.",
             )
         if "K3" not in rules or rows >= size:
             return

@@ -67,7 +67,7 @@ function catchUp() {
 // ------------------------------------------------------------------------------------ the exercise
 
 function show() {
-  const key = decodeURIComponent(location.hash.slice(1)).toLowerCase();
+  const key = decodeURIComponent(location.hash.slice(1)).toLowerCase().replace(/^e/, ""); // #6 or #e6
   current = exercises.find((each) => each.key === key) ?? exercises[0];
   const { name, title, lesson, page, lines, torch, properties } = current;
   const told = `Lesson ${lesson}`, link = () => make("a", { href: manifest.home + page, textContent: told });
@@ -183,7 +183,7 @@ function showResult() {
   if (!result) return;
   place.className = result.passed ? "good" : "bad";
   place.replaceChildren(...(result.error ? [make("p", { textContent: result.error })] : verdict(result)));
-  const next = exercises[exercises.indexOf(current) + 1];
+  const next = exercises.slice(exercises.indexOf(current) + 1).find((each) => !each.torch);
   if (result.passed && next) place.append(make("a", { href: `#${next.key}` }, `Next: ${next.name} ${next.title}`));
   if (figure.hidden) return;
   const { svg, error } = result.picture;

@@ -18,6 +18,7 @@ export async function call(path, body, signal) {
   });
   get("key-box").hidden = answer.status !== 401;
   if (answer.ok) return answer;
+  if (answer.status === 401) throw new Problem(key ? "This key is not the server's." : "The server asks for its key.");
   const said = await answer.json().catch(() => ({}));
   throw new Problem(said.error?.message ?? `The server says ${answer.status}.`);
 }

@@ -220,7 +220,9 @@ export class Schedule {
     this.tallies.set(`${policy} ${c}`, tally);
     if (!late.length) return;
     const who = `${many(late.length, "decode")} froze for ${seconds(longest)}`;
-    const text = `${who}: the longest batch held ${contents(cause)}.`;
+    const between = this.iterations.filter(({ end }) => since < end && end < event.end).length;
+    const skipped = between > 1 ? `${between} batches ran without them; ` : "";
+    const text = `${who}: ${skipped}the longest batch held ${contents(cause)}.`;
     this.story = { kind: "froze", until: event.end + SAID, text };
   }
 
