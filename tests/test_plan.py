@@ -654,10 +654,10 @@ def test_whose_errors_are_shown(tmp_path: Path) -> None:
         assert error_of(1, what="time per token")[0] == 9
         with mock.patch.object(plan_report, "FEWEST", 2):
             assert error_of(1)[:2] == (5.5, 9)
-        said = errors_said(1, None)
-        assert said.endswith(
-            "apart. throughput, 1 numbers: half are within a factor of 2.00, nine of ten within 2.0"
-        ), "of kept ones alone"
+        _, *said = errors_said(1, None)
+        assert said == ["throughput: half within 2.00, nine of ten within 2.0 (1)"], (
+            "of kept ones alone"
+        )
         file.write_text(file.read_text() + "predicted,m,h100,e,fresh,throughput,3,\n")
         *_, words = error_of(1)
         assert error_of(1)[0] == 3 and words.endswith("that no constant had seen")

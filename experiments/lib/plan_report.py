@@ -95,13 +95,8 @@ def error_of(tp: int, way: str = WAY, what: str = "") -> tuple[float, float, int
     return None
 
 
-def within(error: tuple[float, float, int, str]) -> str:
-    half, most, _, _ = error
-    return f"half are within a factor of {half:.2f}, nine of ten within {most:.1f}"
-
-
-def errors_said(tp: int, anchor: Anchor | None) -> str:
-    """The errors of each kind of quantity, in words; "" where none is known.
+def errors_said(tp: int, anchor: Anchor | None) -> list[str]:
+    """The errors of each kind of quantity, in words; none, where none is known.
 
     All are of numbers of one part. A kind of which that has fewer than FEWEST is left out.
     """
@@ -109,15 +104,16 @@ def errors_said(tp: int, anchor: Anchor | None) -> str:
     way = (WAY, ANCHORED[2], ANCHORED[3])[used]
     every = error_of(tp, way)
     if not every:
-        return ""
+        return []
     *_, words = every
-    each = []
+    known = f", with an anchor of {('the heaviest load', 'two loads')[used - 1]}" if used else ""
+    found = [f"how far {words} are from what we predict{known}, as a factor:"]
     for what in WHAT:
         error = error_of(tp, way, what)
         if error and error[2] >= FEWEST and error[3] == words:
-            each.append(f"{what}, {error[2]} numbers: {within(error)}")
-    words += f", with an anchor of {way}" if anchor else ""
-    return f"how far off such answers were, beside {words}. {'. '.join(each)}"
+            half, most, count, _ = error
+            found.append(f"{what}: half within {half:.2f}, nine of ten within {most:.1f} ({count})")
+    return found
 
 
 def print_first(options: Namespace, replica: Deployment, traffic: Traffic) -> None:
@@ -310,8 +306,7 @@ def print_answer(plan: Plan) -> None:
         f"worth          with iterations {100 * (SLOWER - 1):.0f} % slower: {rounded(plan.slower)}"
         f" requests/s instead of {rounded(best.rate)}"
     )
-    if words := errors_said(replica.tp, plan.question.anchor):
-        said.append(f"{'':<14} {words}")
+    said += [f"{'':<14} {line}" for line in errors_said(replica.tp, plan.question.anchor)]
     demands = plan.question.demands
     mean = float(plan.question.traffic.prompts.mean())
     mean += float(plan.question.traffic.outputs.mean())
