@@ -89,6 +89,60 @@ def test_a_method_or_a_property_cannot_end_the_program(
         simulate([Request(0, range(9), 3)], policy="mine")
 
 
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("def rank(self, request): pass", "rank returned None; it must return a number, or a"),
+        ("def rank(self, request): return '1'", "rank returned '1'; it must return a number"),
+        ("def rank(self, request): return 1, None", r"rank returned \(1, None\); it must ret"),
+        ("def rank(self, request): return float('nan')", "rank returned nan; it must return"),
+        ("def update(self, *ran): super().update(*ran)", "update returned None; .*have ended"),
+        (
+            "def update(self, *ran): return super().update(*ran) or ran[0].sampled",
+            "update returned .*have ended",
+        ),
+        ("def budget(self): pass", "budget returned None; it must return a whole number of to"),
+        ("def budget(self): return self.chunk_size / 4", "budget returned 2.0; .* whole number"),
+        ("def share(self, request, room): return room / 3", "share returned 2.6.*whole number"),
+        ("def prefills(self, rows): self.admit_all()", "prefills returned None; .*of chunks"),
+        ("def prefills(self, rows): yield self.admit()", "prefills returned <gen.*of chunks"),
+        ("def prefills(self, n): return [self.plan(self.admit(), 2.5)]", "prefills .*numbers"),
+        ("def schedule(self, now): return []", r"schedule returned \[\]; .*a Batch of two l"),
+        ("def schedule(self, now): return Batch(None, [])", "schedule returned Batch.*lists"),
+        ("def first(self): pass", "first returned None; it must return a request that waits"),
+        ("def victim(self): pass", "victim returned None; it must return a request that runs"),
+    ],
+)
+@pytest.mark.parametrize("lent", [False, True])
+def test_what_a_method_must_return_is_said(
+    tmp_path: Path, method: str, said: str, lent: bool
+) -> None:
+    """Also where a class without a name, which is no policy itself, lends the method."""
+    head = (
+        "from batch import Batch\nfrom scheduler import SarathiServe\nclass Mine(SarathiServe):\n"
+    )
+    name = "\nclass Named(Mine):\n    name = 'mine'\n" if lent else "\n    name = 'mine'\n"
+    load_policies(file_of(tmp_path, f"{head}    {method}{name}"))
+    requests = [Request(i, range(4), 9) for i in range(3)]
+    kind = "Named" if lent else "Mine"
+    with pytest.raises(UserError, match=rf"^policy 'mine' \({kind}\): {said}"):
+        simulate(requests, policy="mine", chunk_size=8, max_batch_size=2, cache_tokens=16)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "def rank(self, request): return (1, 2) if request.request_id else 0",
+        "def decodes(self): pass",
+        "reads = ('priority',)",
+    ],
+)
+def test_what_a_mistake_does_to_our_own_methods_is_one_line(tmp_path: Path, line: str) -> None:
+    load_policies(file_of(tmp_path, f"{GOOD}\n    {line}\n"))
+    with pytest.raises(UserError, match="mine.py(, line [0-9]+)?: TypeError: "):
+        simulate([Request(i, range(9), 3) for i in range(2)], policy="mine")
+
+
 def test_tags_reach_a_scheduler_for_real() -> None:
     load_policies(PRIORITY)
     llm = LLM("demo", policy="priority", chunk_size=16, max_batch_size=1, dtype="float64")
