@@ -23,6 +23,7 @@ WHERE = ("source", "model", "hardware")  # the first columns of every file
 # columns that say something about a row: no keys of its case
 ABOUT = ("commit", "files", "versions", "command", "state", "tuning")
 SPREAD = (" lowest", " highest")  # what the columns of a measured range end with
+NO_CASE = "the constants at the top of its script leave no case"
 Row = dict[str, object]
 
 
@@ -180,7 +181,12 @@ class Rows(list[Row]):
         return by_names(self.newest().numbers(), source)
 
     def write(self, path: Path) -> None:
-        """A CSV file: where it was run, keys, quantities with their ranges."""
+        """A CSV file: where it was run, keys, quantities with their ranges.
+
+        Raises UserError, and writes nothing, if there are no rows.
+        """
+        if not self:
+            raise UserError(f"{path.stem} has no rows, so nothing is written: {NO_CASE}")
         used = self.columns()
         heads = {name: name for name in WHERE}
         for name in used:

@@ -31,6 +31,7 @@ from experiments.lib.engines import ANY, Priced, Real, Sweep
 from experiments.lib.flags import DRAWS, MEASURE, ScriptParser, file_name
 from experiments.lib.panels import Panel
 from experiments.lib.rows import (
+    NO_CASE,
     Row,
     Rows,
     make_directory,
@@ -108,10 +109,16 @@ class Study:
         return self.sweeps(quick, **flags) if callable(self.sweeps) else self.sweeps
 
     def predict(self, quick: bool = False, **flags: object) -> Rows:
-        """Predicted rows, and published ones beside them. flags: the study's own."""
+        """Predicted rows, and published ones beside them. flags: the study's own.
+
+        Raises UserError if it has no case, unless it only measures.
+        """
         rows = Rows((), self.units)
-        for sweep in self.swept(quick, **flags):
+        sweeps = self.swept(quick, **flags)
+        for sweep in sweeps:
             rows += sweep.predict(quick)
+        if not rows and any(sweep.on for sweep in sweeps):
+            raise UserError(f"{self.name} has no rows, so nothing is written: {NO_CASE}")
         self.derive(rows)
         if not self.own(flags, rows):
             rows += self.published(rows)
