@@ -138,17 +138,18 @@ def print_table(
     """
     if title:
         print(f"\n{title}\n")
-    cells = [[str(cell) for cell in row] for row in (header, *rows)]
-    numeric = [all(row[c][:1] in "0123456789+-." for row in cells[1:]) for c in range(len(header))]
+    cells = [list(map(str, row)) for row in (header, *rows)]
+    numeric = []
+    for c in range(len(header)):
+        numeric.append(all(row[c][:1] in "0123456789+-." for row in cells[1:]))
     widths = column_widths(cells, numeric)
     for number, columns in enumerate(column_groups(widths, numeric)):
         if number:
             print()
-        print_columns(
-            [[row[c] for c in columns] for row in cells],
-            [widths[c] for c in columns],
-            [numeric[c] for c in columns],
-        )
+        part = []
+        for row in cells:
+            part.append([row[c] for c in columns])
+        print_columns(part, [widths[c] for c in columns], [numeric[c] for c in columns])
 
 
 def column_groups(widths: Sequence[int], numeric: Sequence[bool]) -> list[list[int]]:
