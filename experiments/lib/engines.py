@@ -324,6 +324,7 @@ class Sweep:
     formula(answer, **case) -> what the rows hold in place of what `run` said. A real engine's are
     medians of all turns: for a difference of two times, which is mostly noise in one turn. None:
     what `run` said.
+    notes: lines that stand above the study's table.
     measured: cases for the real engine; none: it is not measured. quick, quick_measured: with
     --quick; None: the same. gpu: those that a GPU measures (`Study.here`); None: all. processes: it
     runs on all cores.
@@ -338,6 +339,7 @@ class Sweep:
     gpu: Cases | None = None
     processes: bool = False
     formula: Callable[..., Answer] | None = None
+    notes: Sequence[str] = ()
 
     def predict(self, quick: bool) -> list[Row]:
         """The rows of all engines and cases."""

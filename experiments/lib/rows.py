@@ -408,8 +408,11 @@ def parts_of(name: str) -> tuple[str, set[str]]:
 COUNTED = ("numbers", "tokens", "requests", "iterations")  # units of whole numbers, mostly
 
 
-def print_rows(rows: Rows, columns: Sequence[object], title: str = "") -> None:
-    """A line for each row. Of quantities the head has the unit."""
+def print_rows(rows: Rows, columns: Sequence[object], title: str = "", keys: int = 0) -> None:
+    """A line for each row. Of quantities the head has the unit.
+
+    keys: as in `print_table`; 0: the columns before the first quantity.
+    """
     header = []
     for column in columns:
         unit = rows.units.get(column)
@@ -417,7 +420,8 @@ def print_rows(rows: Rows, columns: Sequence[object], title: str = "") -> None:
     cells = []
     for row in rows:
         cells.append([as_shown(row.get(each), rows.units.get(each)) for each in columns])
-    print_table(header, cells, title)
+    places = [place for place, column in enumerate(columns) if column in rows.units]
+    print_table(header, cells, title, keys or min(places, default=1))
 
 
 def as_shown(value: object, unit: str | None) -> str:

@@ -39,6 +39,7 @@ from experiments.lib.rows import (
     read_rows,
     with_kept,
 )
+from more.loading.policyfile import LOADED, knows_end
 
 if TYPE_CHECKING:  # predicting needs no torch
     from nano_sarathi import LLM
@@ -186,6 +187,7 @@ class Study:
         if measure and "model" in given:  # it is what runs
             given["model"] = None
         sweeps = self.swept(quick, **given)  # refuses flags before any work
+        notes = [note for sweep in sweeps for note in sweep.notes]
         if measure:
             sweeps = self.here(options, sweeps)
             llm = self.load(options, sweeps, given)
@@ -204,6 +206,8 @@ class Study:
                 row.update(made)
         rows = with_kept(path, rows)
         rows.write(path)  # at once: what follows may fail, and a measurement takes minutes
+        for note in notes:
+            print(note)
         self.show(rows)
         title = self.title
         if self.own(given, rows):
@@ -357,6 +361,8 @@ def finish(
     """Write NAME.csv and the pictures, and say what was guessed: the end of every script."""
     for guess in guesses:
         print("\n" + textwrap.fill(f"A guess: {guess}", 100))
+    for said in filter(None, map(knows_end, LOADED)):
+        print(f"\n{said}")
     rows.write(path)
     look.use_style()
     # of the file: its numbers are rounded, and whoever draws them again gets the same picture

@@ -7,9 +7,11 @@ policies from then on, for real and priced. examples/ has three.
 
 import re
 import sys
+import tokenize
 from collections.abc import Callable, Iterable
 from functools import wraps
 from inspect import getattr_static, isfunction
+from io import StringIO
 from math import isnan
 from numbers import Integral, Real
 from pathlib import Path
@@ -119,6 +121,17 @@ def load_policies(path: Path) -> list[str]:
         )
     LOADED[path] = [policy.name for policy in found]
     return LOADED[path]
+
+
+def knows_end(path: Path) -> str:
+    """What to say of a file of policies that reads when a request will end in fact; else ""."""
+    for token in tokenize.generate_tokens(StringIO(read_text(path, MOST_BYTES)).readline):
+        if token.type == tokenize.NAME and token.string == "ends_after":
+            return (
+                f"{path}, line {token.start[0]}: a policy may not know `ends_after`, when a request"
+                " will end in fact; it may read max_tokens"
+            )
+    return ""
 
 
 def load_files(paths: Iterable[Path] | None, policy: str) -> None:
