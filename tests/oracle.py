@@ -41,7 +41,7 @@ from more.beam.outputs import beam_requests
 from more.beam.request import CACHES, BeamRequest, BeamSearchParams, count_beams
 from more.beam.search import BeamSearch, best_candidates
 from more.fast.backends import choose_backend, speed_up
-from more.loading.policyfile import knows_end, load_policies
+from more.loading.policyfile import is_ours, knows_end, load_policies
 from more.paged.blocks import BlockMemory, Blocks
 from more.paged.cache import make_cache, manage
 from more.pipeline import Rules, make_micro_batches

@@ -1,5 +1,6 @@
 """Policies of a user's own: --policy-file, a request's tags, and what a batch costs."""
 
+import re
 from pathlib import Path
 from statistics import median
 from unittest import mock
@@ -264,7 +265,7 @@ def test_it_is_compared_on_each_workload_of_the_heirs(tmp_path: Path) -> None:
     """In files of their own; rows name the file by its hash, and the command."""
     done = call(heirs, "--policy-file", PRIORITY, "--quick", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
-    own = read_rows(tmp_path / "heirs-priority.csv").where(policy="priority")
+    own = read_rows(tmp_path / "quick" / "heirs-priority.csv").where(policy="priority")
     assert own.column("workload") == list(heirs.WORKLOADS) and len(own.column("tuning")) == len(own)
     for row in own:
         assert (
@@ -278,12 +279,37 @@ def test_both_are_compared_without_an_edit(tmp_path: Path) -> None:
     out = ("--out", tmp_path, "--quick")
     done = call(serve_latency, "--policy-file", PRIORITY, *out)
     assert done.returncode == 0 and "\npriority " in done.stdout, done.stderr
+    assert done.stdout.count("\npolicy ") == len(re.findall(r"\npolicy +C +B ", done.stdout)) > 3
+    assert done.stdout.count("a P99 of 48 requests: below 100, it is about the longest") == 1
+    assert [*tmp_path.iterdir()] == [tmp_path / "quick"], "a full run's files have these names"
+    tmp_path /= "quick"  # which stays itself
     rows = read_rows(tmp_path / "serve_latency-priority.csv").where("C", "commit", "seed", "B")
     assert rows.where(policy="priority").column("P99 E2E lowest")
     for end in (".png", ".pdf"):
         assert is_ours(tmp_path / f"serve_latency-priority{end}")
     assert not (tmp_path / "serve_latency.png").exists()
     files = ("--policy-file", TARGET, *("--policy-file", PRIORITY) * 2)
-    done = call(policies, *files, "--policy", "target_tbt:80", *out)
+    done = call(policies, *files, "--policy", "target_tbt:80", "--quick", "--out", tmp_path)
     assert done.returncode == 0 and "target_tbt:80" in done.stdout, done.stderr
     assert (tmp_path / "policies-target_tbt-80-priority.png").exists(), "no file is left out"
+    assert "ends_after" not in done.stdout
+
+
+@pytest.mark.usefixtures("sketches")
+def test_a_policy_that_knows_when_a_request_ends_is_said(tmp_path: Path) -> None:
+    """Below the table, as `python -m tests.oracle` says it."""
+    rank = "    def rank(self, request):\n        return request.ends_after\n"
+    path = file_of(tmp_path, f"{GOOD}\n{rank}")
+    done = call(policies, "--policy-file", path, "--quick", "--out", tmp_path)
+    said = f"{path}, line 11: a policy may not know `ends_after`, when a request will end in fact;"
+    assert done.returncode == 0 and f"\n{said}" in done.stdout.partition("mine ")[2]
+
+
+def test_what_runs_is_said_of_these_requests_alone() -> None:
+    for policy, said in ((["vtc"], True), (None, False)):
+        notes = [
+            note for sweep in serve_latency.sweeps(True, policy=policy) for note in sweep.notes
+        ]
+        assert bool(notes) == said
+        assert not said or notes[0] == "2 windows of 64 requests"
+        assert not said or notes[-1].startswith("vtc: no request has the tag user")

@@ -250,9 +250,7 @@ def say_if_few(rows: Rows) -> None:
     """Print how many requests are behind a P99, where one in a hundred of them is none."""
     counted = min(rows.newest().column("counted"), default=FEW)
     if counted < FEW:
-        print(
-            f"\na P99 of {counted:g} requests: of fewer than {FEW}, it is about the longest of them"
-        )
+        print(f"\na P99 of {counted:g} requests: below {FEW}, it is about the longest of them")
 
 
 def words_of(quantity: str, tuned: Mapping[int, tuple[float, float]]) -> str:
