@@ -68,7 +68,7 @@ from scheduler import (
     held,
     make_scheduler,
 )
-from tests.conftest import TINY, PlainLLM, last_logits, one_at_a_time, small_llm, tiny_model
+from tests.shared import TINY, PlainLLM, last_logits, one_at_a_time, small_llm, tiny_model
 
 LONGEST = 40  # tokens of prompt and output: fewer than the tiny models have positions
 OUTPUT = 14  # tokens, at most

@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from conftest import TINY, call
+from shared import TINY, call
 
 from command.checks import UserError
 from experiments import bench
@@ -129,7 +129,7 @@ def llamacpp(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 def test_batches_of_llamacpp(llamacpp: ModuleType) -> None:
-    """Each row stands in the cache where it belongs, decodes go first, and no batch is too large."""
+    """Each row stands in the cache where it belongs, decodes go first, no batch is too large."""
     seen: dict[int, list[int]] = {}  # tokens in each slot
 
     def decode(_: object, batch: SimpleNamespace) -> int:

@@ -18,7 +18,7 @@ import nbformat
 import pytest
 from test_browser_explorer import ASK, SIZES, hosted, serious
 
-from tests.conftest import Opened
+from tests.shared import Opened
 
 ROOT = Path(__file__).parent.parent
 SITE = ROOT / "build" / "site"

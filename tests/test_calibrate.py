@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ran
+from shared import ran
 
 from batch import Batch
 from configs import MODELS, ModelConfig

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import call
+from shared import call
 
 from command.checks import UserError
 from experiments import fig9, fig10

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import matplotlib.pyplot as plt
 import pytest
 import torch
-from conftest import call, ran, sketch
+from shared import call, ran, sketch
 
 import configs
 from costmodel import make_batch

@@ -18,7 +18,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from conftest import call
+from shared import call
 
 import plan
 from batch import Request

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import ran
+from shared import ran
 from test_perfetto import events_of, groups_of
 
 from experiments import family, policies

@@ -6,7 +6,7 @@ from statistics import median
 from unittest import mock
 
 import pytest
-from conftest import call
+from shared import call
 
 from batch import Request
 from command.checks import UserError

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from conftest import ran
+from shared import ran
 
 from configs import MODELS, ModelConfig
 from configs.constants import VIDUR

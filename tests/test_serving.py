@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Odd, ran
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared import Odd, ran
 
 from batch import Request
 from costmodel import TILE, make_batch

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
-from conftest import ran
+from shared import ran
 
 import plan
 from batch import Request
