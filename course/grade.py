@@ -254,8 +254,7 @@ def grade(
     Beside the table, a folder gets a page for each student. one: the folder is one submission.
     only: the keys of what was set. Raises UserError rather than write over a file.
     """
-    feedback = out.with_name(f"{out.stem}_feedback")
-    check_places(place, out, feedback, force)
+    feedback = check_places(place, out, force)
     points = {key: worth for key, worth in rubric().items() if key in only}
     handed, left = read_all(place, one)
     feedback.mkdir(exist_ok=True)  # now, and not after an hour, it may be impossible
@@ -276,12 +275,13 @@ def grade(
     return grades
 
 
-def check_places(place: Path, out: Path, feedback: Path, force: bool) -> None:
-    """A UserError if nothing can be read there, or something would be written over."""
+def check_places(place: Path, out: Path, force: bool) -> Path:
+    """Where the pages go. A UserError if nothing can be read, or something is written over."""
     if not (place.is_dir() or (place.is_file() and place.suffix.lower() == ".zip")):
         raise UserError(f"{str(place)!r} is no folder and no zip: give all submissions in one")
     if not out.name:
         raise UserError(f"--out {str(out)!r} is a folder: give the name of a file in it")
+    feedback = out.with_name(f"{out.stem}_feedback")
     for path in (out, feedback):
         if not force and (path.is_file() or (path.is_dir() and any(path.iterdir()))):
             raise UserError(
@@ -289,6 +289,7 @@ def check_places(place: Path, out: Path, feedback: Path, force: bool) -> None:
                 " replace it with --force (make grade ARGS=--force)"
             )
     claim(out, force)
+    return feedback
 
 
 def read_all(place: Path, one: bool) -> tuple[list[Submission], list[str]]:
