@@ -307,13 +307,19 @@ def say_what_is_missing(
     if script == "docs/site.py":
         target = "site"
     started = f"-m {main.__spec__.name}" if main.__spec__ else script  # as it was started
-    print(
-        f"error: this Python has no {package}: run 'make {target}' once, then .venv/bin/python"
-        f" {started}; without make: python3 -m venv .venv, activate it, and 'pip install -r"
-        " requirements.txt'",
-        file=sys.stderr,
-    )
+    how = to_run(target)
+    without = "; without make: python3 -m venv .venv, activate it, and 'pip install -r"
+    without = f"{without} requirements.txt'" if "make" in how else ""
+    said = f"this Python has no {package}: {how} .venv/bin/python {started}{without}"
+    print(f"error: {said}", file=sys.stderr)
     raise SystemExit(2)
+
+
+def to_run(target: str) -> str:
+    """What stands before the command that has our packages: .venv may be there, and not in use."""
+    ours = ROOT / ".venv"
+    other = ours.is_dir() and Path(sys.prefix).resolve() != ours.resolve()
+    return "run" if other else f"run 'make {target}' once, then"
 
 
 @contextmanager

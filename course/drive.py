@@ -313,7 +313,9 @@ class StudentMemory(Memory):
 
     def __init__(self, case: dict, blocks: type):
         super().__init__(None)
-        self.blocks, self.model, self.said = blocks(case["blocks"], case["size"]), FakeModel(), []
+        self.blocks = blocks(case["blocks"], case["size"])
+        self.model = FakeModel()
+        self.said = []
         # by request id: blocks; tokens
         self.tables = {}
         self.cached = {}
@@ -338,7 +340,8 @@ class StudentMemory(Memory):
         i = newcomer.request_id
         hits, table = (list(self.ask(name, tokens)) for name in ("hits", "allocate"))
         self.note("allocate", i, hits, list(table))
-        self.tables[i], self.cached[i] = table, tokens[: len(hits) * self.blocks.size]
+        self.tables[i] = table
+        self.cached[i] = tokens[: len(hits) * self.blocks.size]
         self.check(table, len(tokens), self.cached[i] != tokens)
         self.model.feed(i, self.cached[i])
         newcomer.prefilled = newcomer.context = len(self.cached[i])

@@ -255,6 +255,29 @@ def grade(
     Beside the table, a folder gets a page for each student. one: the folder is one submission.
     only: the keys of what was set. Raises UserError rather than write over a file.
     """
+    feedback = check_places(place, out, force)
+    points = {key: worth for key, worth in rubric().items() if key in only}
+    handed, left = read_all(place, one)
+    feedback.mkdir(exist_ok=True)  # now, and not after an hour, it may be impossible
+    start = time.perf_counter()
+    grades = grade_all(handed, points, seed)
+    first = protection(grades)
+    write_file(out, table(grades, points, seed, first))
+    write_feedback(feedback, grades, points, seed)
+    if one:
+        told = json.dumps(results_json(grades[0], points, seed, first), indent=1)
+        write_file(feedback / "results.json", told + "\n")
+    print(first)
+    print(f"seed {seed}, {len(grades)} submissions, {time.perf_counter() - start:.0f} s")
+    report(grades, points)
+    for name in left:
+        print(f"left alone, because it is no submission: {harmless(name)}")
+    print(f"wrote {out}\nwrote {feedback}{os.sep}")
+    return grades
+
+
+def check_places(place: Path, out: Path, force: bool) -> Path:
+    """Where the pages go. A UserError if nothing can be read, or something is written over."""
     if not (place.is_dir() or (place.is_file() and place.suffix.lower() == ".zip")):
         raise UserError(f"{str(place)!r} is no folder and no zip: give all submissions in one")
     if not out.name:
@@ -267,11 +290,15 @@ def grade(
                 " replace it with --force (make grade ARGS=--force)"
             )
     claim(out, force)
-    points = {key: worth for key, worth in rubric().items() if key in only}
+    return feedback
+
+
+def read_all(place: Path, one: bool) -> tuple[list[Submission], list[str]]:
+    """The submissions, at least one, and the names of what is none."""
     try:
-        handed, left = (
-            ([submission(place.name, files_of(place))], []) if one else submissions(place)
-        )
+        if one:
+            return [submission(place.name, files_of(place))], []
+        handed, left = submissions(place)
     except DAMAGED as error:
         raise UserError(f"{str(place)!r} cannot be read: {error}") from None
     if not handed:
@@ -279,8 +306,11 @@ def grade(
             f"{str(place)!r} has no submissions: a folder or a .zip for each student; --one"
             " if it is a submission itself"
         )
-    feedback.mkdir(exist_ok=True)  # now, and not after an hour, it may be impossible
-    start = time.perf_counter()
+    return handed, left
+
+
+def grade_all(handed: list[Submission], points: dict[str, float], seed: int) -> list[Grade]:
+    """WORKERS submissions at a time. It says how far it is."""
     homes = Path(tempfile.mkdtemp(prefix="nano-sarathi-grade-"))
     pool = ThreadPoolExecutor(WORKERS)
     total = len(handed)
@@ -297,14 +327,11 @@ def grade(
     finally:
         pool.shutdown(cancel_futures=True)
         shutil.rmtree(homes, ignore_errors=True)
-    first = protection(grades)
-    write_file(out, table(grades, points, seed, first))
-    write_feedback(feedback, grades, points, seed)
-    if one:
-        told = json.dumps(results_json(grades[0], points, seed, first), indent=1)
-        write_file(feedback / "results.json", told + "\n")
-    print(first)
-    print(f"seed {seed}, {len(grades)} submissions, {time.perf_counter() - start:.0f} s")
+    return grades
+
+
+def report(grades: list[Grade], points: dict[str, float]) -> None:
+    """Print a line for each student; below, what the class may talk about, and notes."""
     wide = max(len(harmless(each.name)) for each in grades)
     most = sum(points.values())
     print(" " * wide, *[f"{key:>7}" for key in points], f" points of {most:g}")
@@ -318,10 +345,6 @@ def grade(
     for each in grades:
         for note in each.handed.notes:
             print(harmless(f"{each.name}: {note}"))
-    for name in left:
-        print(f"left alone, because it is no submission: {harmless(name)}")
-    print(f"wrote {out}\nwrote {feedback}{os.sep}")
-    return grades
 
 
 def table(grades: list[Grade], points: dict[str, float], seed: int, first: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from command.checks import UserError, moved
+from command.cli import to_run
 from course.drive import answer_of
 from course.exercises import (
     ENDLESS,
@@ -120,7 +121,9 @@ def mine_of(exercise: Exercise) -> ModuleType:
     """A student's file as a module. A UserError if it, or torch for it, is not there; if it does
     not load."""
     if exercise.torch and find_spec("torch") is None:
-        raise UserError(f"{exercise.name} needs torch: run 'make install' once")
+        raise UserError(
+            f"{exercise.name} needs torch: {to_run('install')} .venv/bin/python -m course"
+        )
     path = MINE / f"{exercise.file}.py"
     if not path.is_file():
         raise UserError(f"{path} is not there: run 'python -m course start' once")

@@ -26,7 +26,7 @@ from pathlib import Path
 from string import Template
 
 from command.checks import UserError, lookup
-from command.cli import MARK, cores, run_main, write_file
+from command.cli import MARK, cores, run_main, to_run, write_file
 from command.flags import Flag
 from experiments import choose_chunk, fidelity, studies
 from experiments.lib import common, holes, look
@@ -294,7 +294,7 @@ def main() -> None:
     flags += [f"--{name}" for name in ("quick", "force") if getattr(options, name)]
     left_out = {}
     if find_spec("torch") is None:
-        why = "it needs torch: make install, or pip install -r requirements.txt"
+        why = f"it needs torch: {to_run('install')} .venv/bin/python experiments/all.py"
         left_out |= dict.fromkeys(sorted(TORCH), why)
     measured = [name for name, texts in captions().items() if texts["group"] == MEASURED]
     left_out |= dict.fromkeys(measured, "it measures this machine: run it by itself")

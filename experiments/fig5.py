@@ -67,7 +67,8 @@ def draw(rows: Rows) -> plt.Figure:
     """Both schedules on one time axis, and Orca's decodes again, larger."""
     figure, grid = panels(3, 1, 18, 11 / 3)
     (first,), (middle,), (last,) = grid
-    (orca, sarathi), seen = map(run, POLICIES), []
+    orca, sarathi = map(run, POLICIES)
+    seen = []
     end = max(rows.column("makespan"))
     for axes, trace, name in (
         (first, orca, "(a) Orca: whole prompts"),

@@ -31,7 +31,7 @@ import matplotlib.pyplot as plt
 
 from experiments.lib import look
 from experiments.lib.claims import Claims, curves, peaks_at
-from experiments.lib.engines import LLAMA_13B, Cases, Engine, Sweep, gain, setups
+from experiments.lib.engines import LLAMA_13B, Cases, Engine, Sweep, check_sizes, gain, setups
 from experiments.lib.flags import POLICIES, PRICED
 from experiments.lib.published import paper_table
 from experiments.lib.rows import Row, Rows, print_rows, with_paper
@@ -118,6 +118,7 @@ def sweeps(
         places = [peak] if quick else [peak / 2, peak, 2 * peak]
         return grid(L, B, places, sizes, others)
 
+    check_sizes(CHUNK_SIZES=CHUNK_SIZES, GPU_SIZES=GPU_SIZES)
     here = near_peak(*(QUICK_MEASURED if quick else MEASURED))
     found = [Sweep(gain_of, measured=here)]
     for engine, batch_sizes in setups(model, gpu).items():  # the paper's two, or the flags'

@@ -86,10 +86,14 @@ class Day:
     """What the steps share: where results go, and what runs."""
 
     def __init__(self, out: Path, device: str) -> None:
-        self.out, self.device, self.now = out, torch.device(device), ""
+        self.out = out
+        self.device = torch.device(device)
+        self.now = ""
         self.cuda = self.device.type == "cuda"
         self.model = self.second = "demo"
-        self.length, self.slots, self.repeats = (1024, 18, 10) if self.cuda else (256, 4, 2)
+        self.length = 1024 if self.cuda else 256
+        self.slots = 18 if self.cuda else 4
+        self.repeats = 10 if self.cuda else 2
         self.gpu: str | None = None  # None: nothing is predicted
         if self.cuda:
             memory = torch.cuda.get_device_properties(self.device).total_memory

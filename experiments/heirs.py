@@ -35,7 +35,16 @@ from experiments.lib.papers import OURS, Recorded, looks_of
 from experiments.lib.rows import Row, Rows, print_rows, spread
 from experiments.lib.study import Study
 from experiments.lib.td import SAMPLE
-from experiments.lib.windows import LESS, REQUESTS, UNITS, Windows, medians, times, unsteady
+from experiments.lib.windows import (
+    LESS,
+    REQUESTS,
+    UNITS,
+    Windows,
+    medians,
+    say_if_few,
+    times,
+    unsteady,
+)
 from more.policies import HEIRS
 from more.serving.capacity import Deployment
 from more.serving.lengths import tag_lengths
@@ -287,6 +296,7 @@ def beside_claims(rows: Rows) -> None:
         for row in own.where("tuning"):
             print(f"{row['policy']} has C = {row['C']}; {row['tuning']}")
         print(textwrap.fill(work.claim, 100))
+    say_if_few(rows)
 
 
 def draw(rows: Rows) -> plt.Figure:

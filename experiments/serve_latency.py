@@ -53,7 +53,16 @@ from experiments.lib.papers import (
 )
 from experiments.lib.rows import Row, Rows, print_rows
 from experiments.lib.study import Panel, Study, title_of
-from experiments.lib.windows import REQUESTS, UNITS, Windows, by_tag, medians, times, unsteady
+from experiments.lib.windows import (
+    REQUESTS,
+    UNITS,
+    Windows,
+    by_tag,
+    medians,
+    say_if_few,
+    times,
+    unsteady,
+)
 from more.serving.capacity import MAX_DELAY, STRICT, Deployment
 from more.serving.lengths import length_error
 from more.serving.traffic import FASTEST, LogNormal, make_requests, poisson
@@ -92,9 +101,6 @@ SHOWN = ("state", "offered", "achieved", "ended", "rejected", "goodput", "counte
 SHOWN += ("median TTFT", "P99 TTFT", "P99 TBT", "mean E2E", "promises kept", "fairness")
 SHOWN += ("policy's time", f"mean E2E over {OURS}")
 LOADS = {"rate": "{:g} requests/s", "concurrency": "{:g} clients"}  # open and closed loops
-
-
-NOTES: list[str] = []  # what the report begins with
 
 
 def at_load(
@@ -200,7 +206,7 @@ def sweeps(
     ours = cases(policy=OURS) if theirs else cases(policy=OURS, C=chunk_size)
     near = statistics.median(rate) if rate else TUNED * most
     chosen = Windows(data, count, windows, seed, tuple(chunk_size), near, promise, by)
-    NOTES[:] = what_runs(chosen, others) if theirs or others else []
+    notes = what_runs(chosen, others) if theirs or others else []
     run = partial(at_load, windows=chosen)
     every = cases(policy=RIVALS) + ours + cases(policy=others)
     loads = cases(rate=rates) + cases(concurrency=concurrency or ())
@@ -214,7 +220,7 @@ def sweeps(
     real = partial(at_share, budget=C, count=requests or few, data=own, windows=chosen)
     stated = cases(lengths=[predicted_lengths] if predicted_lengths else [])
     return [
-        Sweep(strict_slo, [engine], [{}]),
+        Sweep(strict_slo, [engine], [{}], notes=notes),
         Sweep(run, [engine], priced, processes=True),
         Sweep(partial(error_of, data=data, count=count, seed=seed), [engine], stated),
         Sweep(real, measured=here),
@@ -245,7 +251,6 @@ def claims(rows: Rows) -> Claims:
 
 def by_policy(rows: Rows) -> None:
     """A line for each load and policy; with --by, what each value of the tag waits."""
-    print(*NOTES, sep="\n")
     for source, own in rows.newest().where("P99 TTFT").by("source").items():
         untagged = Rows([row for row in own if "tag" not in row], UNITS)
         for key, words in LOADS.items():
@@ -260,7 +265,8 @@ def by_policy(rows: Rows) -> None:
                 title = f"{quantity} ({UNITS[quantity]}), {source}"
                 wide = every.across("tag", quantity)
                 loads = [key for key in LOADS if wide.column(key)]
-                print_rows(wide, (*loads, "policy", "C", "all", *tags), title)
+                print_rows(wide, (*loads, "policy", "C", "all", *tags), title, len(loads) + 2)
+    say_if_few(rows)
 
 
 def mark(quantity: str, load: str) -> Callable[[plt.Axes, Rows], None]:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 from command.checks import WHY_BROKEN, UserError
@@ -105,7 +106,7 @@ def made_up(text: str, policy: str, config: ModelConfig) -> Work:
     """
     own, _, sizes = text.rpartition("@")
     pairs = [tuple(map(TOKENS.read, pair.split(":"))) for pair in sizes.split(",")]
-    if any(len(pair) != 2 or not all(isinstance(size, int) for size in pair) for pair in pairs):
+    if any(len(pair) != 2 or None in pair for pair in pairs):
         raise UserError(
             f"--lengths {text!r} is not a list of prompt:output tokens, at least 1 each, such as"
             " 512:16,300:8"
@@ -115,11 +116,11 @@ def made_up(text: str, policy: str, config: ModelConfig) -> Work:
             f"--lengths {text!r}: prompt and output take up to {most} tokens, and {config.name}"
             f" allows {config.longest}"
         )
-    prompts = [
-        [(31 * index + 7 * place) % config.vocab_size for place in range(prompt)]
-        for index, (prompt, _) in enumerate(pairs)
-    ]
-    params = [SamplingParams(max_tokens=output, ignore_eos=True) for _, output in pairs]
+    prompts = []
+    params = []
+    for index, (prompt, output) in enumerate(pairs):
+        prompts.append([(31 * index + 7 * place) % config.vocab_size for place in range(prompt)])
+        params.append(SamplingParams(max_tokens=output, ignore_eos=True))
     return Work(own or policy, prompts, params, most)
 
 
@@ -220,7 +221,7 @@ def of_stages(llm: PipelineLLM) -> Iterator[tuple[str, str]]:
     stage_seconds = llm.stages * llm.pipeline.seconds
     yield "stages", f"{llm.stages}, {llm.micro_batches} micro-batches"
     if trace.history:
-        phases = [phase for phase, _ in groupby(phase for *_, phase in trace.history)]
+        phases = [phase for phase, _ in groupby(trace.history, itemgetter(-1))]
         prefills = phases.count("prefill")
         decodes = phases.count("decode")
         yield "phases", f"{prefills} of prefills, {decodes} of decodes"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import command.enter
+from command.enter import cli
 
 
 class WrongKernel(ModuleNotFoundError):
@@ -23,8 +23,9 @@ class WrongKernel(ModuleNotFoundError):
 for name in ("torch", "matplotlib"):
     if find_spec(name) is None:
         raise WrongKernel(
-            f"this kernel's Python has no {name}: in the project's folder, run 'make install' once,"
-            " then '.venv/bin/jupyter lab notebooks'; in VS Code, select the kernel .venv",
+            f"this kernel's Python has no {name}: in the project's folder,"
+            f" {cli.to_run('install')} '.venv/bin/jupyter lab notebooks'; in VS Code, select the"
+            " kernel .venv",
             name=name,
         )
 

@@ -67,7 +67,7 @@ PROMISES = {
         " study td_figures train_demo"
     ),
     "the house: one line for an error, true documents, imports one way": (
-        "cli conftest device documents files fill flags generate house lines readme"
+        "cli conftest device documents files fill flags generate house lines readme shared"
         " refusals spawn watch"
     ),
 }

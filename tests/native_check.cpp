@@ -1,5 +1,5 @@
 // native.cpp beside plain loops in double, on random cases, without torch. `make cpus` compiles this for ARM and runs it in qemu, where
-// there is no PyTorch; it compiles for any CPU. What nobody may read is NaN. The bounds are those of tests/conftest.py.
+// there is no PyTorch; it compiles for any CPU. What nobody may read is NaN. The bounds are those of tests/shared.py.
 
 #include "../more/fast/native.cpp"
 

@@ -14,14 +14,12 @@ import command.enter  # noqa: F401
 
 import random
 import time
-import tokenize
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
-from io import StringIO
 from itertools import accumulate, product
 from pathlib import Path
 
@@ -31,7 +29,7 @@ import torch
 from attention import PLAIN
 from batch import Batch, Request
 from command.checks import UserError, shown
-from command.cli import progress, read_text, run_main
+from command.cli import progress, run_main
 from command.flags import Parser
 from configs import MODELS
 from executor import ModelExecutor
@@ -43,7 +41,7 @@ from more.beam.outputs import beam_requests
 from more.beam.request import CACHES, BeamRequest, BeamSearchParams, count_beams
 from more.beam.search import BeamSearch, best_candidates
 from more.fast.backends import choose_backend, speed_up
-from more.loading.policyfile import is_ours, load_policies
+from more.loading.policyfile import is_ours, knows_end, load_policies
 from more.paged.blocks import BlockMemory, Blocks
 from more.paged.cache import make_cache, manage
 from more.pipeline import Rules, make_micro_batches
@@ -70,7 +68,7 @@ from scheduler import (
     held,
     make_scheduler,
 )
-from tests.conftest import TINY, PlainLLM, last_logits, one_at_a_time, small_llm, tiny_model
+from tests.shared import TINY, PlainLLM, last_logits, one_at_a_time, small_llm, tiny_model
 
 LONGEST = 40  # tokens of prompt and output: fewer than the tiny models have positions
 OUTPUT = 14  # tokens, at most
@@ -979,12 +977,8 @@ def perform(driver: str, seed: object, policy: str | None = None, paged: bool = 
 
 def check_source(path: Path) -> None:
     """Refuse a policy that knows when a request will end."""
-    for token in tokenize.generate_tokens(StringIO(read_text(path)).readline):
-        if token.type == tokenize.NAME and token.string == "ends_after":
-            raise UserError(
-                f"{path}, line {token.start[0]}: a policy may not know `ends_after`, when a request"
-                " will end in fact; it may read max_tokens"
-            )
+    if said := knows_end(path):
+        raise UserError(said)
 
 
 def main() -> None:

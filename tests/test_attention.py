@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from conftest import assert_within, attend_spans, attention_case, spans_bound
+from shared import assert_within, attend_spans, attention_case, spans_bound
 
 import attention
 import engine

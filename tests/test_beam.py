@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import just_fits, tiny_model
+from shared import just_fits, tiny_model
 
 from attention import PLAIN
 from batch import Request

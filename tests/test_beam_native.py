@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import assert_within, attention_bound
+from shared import assert_within, attention_bound
 from torch import Tensor
 
 from attention import reference, split_heads

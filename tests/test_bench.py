@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from conftest import TINY, call
+from shared import TINY, call
 
 from command.checks import UserError
 from experiments import bench
@@ -54,7 +54,7 @@ def test_a_tiny_run(workload: str, peers: list[str], hits: list, tmp_path: Path)
     flags += [word for peer in peers for word in ("--peer", peer)]
     done = call(bench, *flags, "--dtype", "float32", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
-    rows = read_rows(tmp_path / "bench.csv").where(workload=workload)
+    rows = read_rows(tmp_path / "quick" / "bench.csv").where(workload=workload)
     assert [row["engine"] for row in rows] == ["slots", *peers]
     assert [row.get("hits") for row in rows] == hits
     same = len(make_workload(workload, 8192, quick=True))

@@ -20,7 +20,7 @@ from course.exercises import BASE, EXERCISES, STUBS, find, load
 from course.local import asker
 from course.plants import named, plants, right
 from course.reference import solution
-from tests.conftest import Opened
+from tests.shared import Opened
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = [

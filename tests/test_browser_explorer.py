@@ -20,7 +20,7 @@ from test_explorer import close
 
 from more.web import bundle, explorer
 from more.web.priced import PricedEngine
-from tests.conftest import Opened
+from tests.shared import Opened
 
 playwright = pytest.importorskip("playwright.sync_api")
 ROOT = Path(__file__).parent.parent

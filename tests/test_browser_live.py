@@ -17,7 +17,7 @@ from test_browser_explorer import SMALLEST_LETTER, serious
 from batch import Request
 from more.simulate import simulate
 from more.web.lanes import Lanes
-from tests.conftest import Opened
+from tests.shared import Opened
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.browser

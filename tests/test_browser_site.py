@@ -19,7 +19,7 @@ import pytest
 from test_browser_explorer import ASK, SIZES, hosted, serious
 
 from course.exercises import EXERCISES
-from tests.conftest import Opened
+from tests.shared import Opened
 
 ROOT = Path(__file__).parent.parent
 SITE = ROOT / "build" / "site"

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ran
+from shared import ran
 
 from batch import Batch
 from configs import MODELS, ModelConfig
@@ -115,8 +115,8 @@ def test_calibrate_then_validate_for_real(tmp_path, monkeypatch):
     assert "a hybrid batch takes" in ran(calibrate, *little)
     flags = ["--quick", "--calibration", where, "--out", tmp_path]
     assert "signed median" in ran(validate, *flags)
-    assert (tmp_path / "validate.png").read_bytes().startswith(b"\x89PNG")
-    rows = read_rows(tmp_path / "validate.csv")
+    assert (tmp_path / "quick" / "validate.png").read_bytes().startswith(b"\x89PNG")
+    rows = read_rows(tmp_path / "quick" / "validate.csv")
     assert [row["source"] for row in rows] == len(compared()) * ["predicted", "measured"]
     assert all(row[quantity] > 0 for row in rows for quantity in validate.QUANTITIES)
 

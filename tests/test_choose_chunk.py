@@ -3,7 +3,7 @@ mistakes are one line.
 """
 
 import pytest
-from conftest import ran, run_loop
+from shared import ran, run_loop
 from test_calibrate import MODEL, calibrated
 
 from configs import GPUS, MODELS

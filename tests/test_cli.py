@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from conftest import call, ran
+from shared import call, ran
 
 from command import browser, cli
 from command.checks import UserError

@@ -22,6 +22,7 @@ import torch
 
 from batch import Batch
 from command.checks import UserError
+from command.cli import to_run
 from course import __main__ as commands
 from course import doctor, drive, exercises, page
 from course import picture as painted
@@ -301,7 +302,8 @@ def test_all_exercises_are_checked_in_a_line_each(
     commands.main()
     told = capsys.readouterr().out.splitlines()
     assert len(told) == len(EXERCISES) + 2 and told[-2] == "1 of 15 passed, 9 not written yet"
-    assert told[1] == "E2     not tried: E2 needs torch: run 'make install' once"
+    how = f"{to_run('install')} .venv/bin/python -m course"
+    assert told[1] == f"E2     not tried: E2 needs torch: {how}"
     assert told[4] == "E5     passed" and told[5] == "E6     not written yet"
     assert "SyntaxError" in told[8] and "is not there" in told[9]
 

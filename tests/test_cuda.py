@@ -13,8 +13,8 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import TINY
 from fake_cuda import LINUX, Watch, fake_cuda
+from shared import TINY
 from torch import Tensor
 
 import executor

@@ -77,7 +77,7 @@ def test_the_figure_in_contributing_is_whole(
     monkeypatch.setattr(sys, "argv", ["NAME.py", *flags.split(), str(tmp_path)])
     study = names["STUDY"]
     study.run()
-    rows = read_rows(tmp_path / "NAME.csv")
+    rows = read_rows(tmp_path / "quick" / "NAME.csv")
     assert {row["source"] for row in rows} == {"paper", "predicted", "measured"}
     (published,) = rows.where(source="paper")
     beside = rows.one("iteration", source="predicted", B=published["B"])
@@ -85,7 +85,7 @@ def test_the_figure_in_contributing_is_whole(
     assert beside == pytest.approx(published["iteration"], rel=0.05), "it was fitted to this number"
     [compared] = study.claims(rows.where(source="predicted")).values()
     assert compared and all(compared.values())
-    assert (tmp_path / "NAME.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "quick" / "NAME.png").read_bytes().startswith(b"\x89PNG")
     assert "measured on this machine" in capsys.readouterr().out
     head = "\n".join(re.findall("^#     (.*)", read(ROOT / holes.TEXTS), re.MULTILINE))
     caption, explanations, sentences = tomllib.loads(head).values()

@@ -18,9 +18,9 @@ from itertools import cycle
 import numpy as np
 import pytest
 import torch
-from conftest import THREADS, TINY, one_at_a_time, small_llm, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared import THREADS, TINY, one_at_a_time, small_llm, tiny_model
 
 from attention import FlatBatch, Span
 from batch import BROKEN, Batch, Request

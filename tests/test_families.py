@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import assert_within, last_logits, noise_bound, run_loop
+from shared import assert_within, last_logits, noise_bound, run_loop
 
 from batch import Batch, Request
 from command.checks import UserError

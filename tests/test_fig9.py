@@ -1,11 +1,18 @@
 """Figure 9: a user's model, and steady states."""
 
-import pytest
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
-from experiments import fig9
-from experiments.lib.engines import LLAMA_33B, setups
+import pytest
+from shared import call
+
+from command.checks import UserError
+from experiments import fig9, fig10
+from experiments.lib.engines import LLAMA_33B, cases, setups
 from experiments.lib.measuring import first_period
-from experiments.lib.rows import with_paper
+from experiments.lib.rows import Rows, with_paper
 from more.serving.steady import Workload, balance, steady_window, tokens_per_second
 from more.simulate import simulate
 from timeline import Iteration, Trace
@@ -25,6 +32,53 @@ def test_a_users_model_has_the_papers_numbers_where_it_is_the_papers(monkeypatch
             assert row["error"] == f"{100 * (row['gain'] / row['paper gain'] - 1):+.1f} %"
     assert setups("mistral-7b", "h100").popitem()[1] == dict.fromkeys((1024, 2048, 3072), 18)
     assert list(setups("gpt2-124m", None).popitem()[1]) == [1024]  # its positions
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[None]:
+    """What was measured earlier stays as it is, and no other file is written."""
+    rows = Rows([{"source": "measured", "model": "m", "hardware": "h", "gain": 2.0}], {"gain": "x"})
+    rows.write(path := tmp_path / "fig9.csv")
+    before = path.read_bytes()
+    yield
+    assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("sizes", [256, (), (0, 256), "256", None])
+@pytest.mark.parametrize("name", ["CHUNK_SIZES", "GPU_SIZES"])
+def test_a_constant_that_is_wrong_is_named(
+    name: str, sizes: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fig9, name, sizes)
+    done = call(fig9, "--out", tmp_path)
+    said = f"error: {name} is {sizes!r}; it must be a tuple of whole numbers from 1, such as (256,)"
+    assert done.returncode == 2 and done.stderr.startswith(said)
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ({"C": (256, 0)}, "C is 0; it must be a whole number from 1"),
+        ({"C": "256"}, "C is '256'; it must be a whole number from 1"),
+        ({"B": 2.5}, "B is 2.5; it must be a whole number from 1"),
+        ({"L": ()}, "fig9 has no rows, so nothing is written: the constants at the top"),
+    ],
+)
+def test_a_case_that_is_wrong_or_missing_is_said(case: dict, said: str, tmp_path: Path) -> None:
+    """Whatever the study: here fig9's table, and fig10's cases."""
+    [sweep] = fig10.STUDY.sweeps
+    cases_of = cases(**{"L": 1024, "B": 18, "C": 256} | case)
+    study = replace(fig10.STUDY, name="fig9", sweeps=[replace(sweep, cases=cases_of)])
+    with pytest.raises(UserError, match=re.escape(said)):
+        study.run(["--out", str(tmp_path)])
+
+
+def test_no_table_without_rows_is_written(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a has no rows, so nothing is written"):
+        Rows().write(tmp_path / "a.csv")
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("factor", [0.5, 1, 2.5])

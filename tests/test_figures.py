@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import matplotlib.pyplot as plt
 import pytest
 import torch
-from conftest import call, ran, sketch
+from shared import call, ran, sketch
 
 import configs
 from costmodel import make_batch
@@ -114,8 +114,8 @@ def test_a_study_writes_what_it_says(
         monkeypatch.setattr(planner, "FEWEST", 48)
     ran(name, *few, "--quick", "--out", tmp_path)
     study = STUDIES[name]
-    rows = read_rows(tmp_path / f"{name}.csv")
-    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    rows = read_rows(tmp_path / "quick" / f"{name}.csv")
+    assert (tmp_path / "quick" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     published = {
         number: rows.one(study.paper[number][0], source="paper", **study.paper[number][1])
         for number in study.places(rows)
@@ -273,7 +273,7 @@ def test_measured_rows_are_added_and_survive(name: str, tiny: str, tmp_path: Pat
     where = ["--quick", "--out", tmp_path]
     own = ["--measure", "--device", "cpu", "--dtype", "float32", "--model", tiny]
     ran(name, *own, *where)
-    path = tmp_path / f"{name}.csv"
+    path = tmp_path / "quick" / f"{name}.csv"
     measured = read_rows(path).where(source="measured")
     assert measured and set(measured.column("model")) == {"tiny"}
     assert set(measured.column("hardware")).isdisjoint(configs.GPUS)

@@ -16,7 +16,7 @@ import pytest
 from test_readme import DOCUMENTS
 from watch import PATIENCE
 
-from command import flags
+from command import cli, flags
 from command.checks import UserError
 from command.flags import KINDS, Parser
 from experiments.bench import SHAPES
@@ -148,7 +148,20 @@ def test_outside_the_environment_one_line_says_how_to_enter(script: str, tmp_pat
     """-S: without installed packages, and without what leads Python to the project's root."""
     done = spawn.run("-S", "-E", ROOT / script, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
-    assert "run 'make install' once" in done.stderr
+    first = "run" if (ROOT / ".venv").is_dir() else "run 'make install' once, then"
+    assert f": {first} .venv/bin/python {script}" in done.stderr
+
+
+def test_the_environment_is_made_only_where_it_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "ROOT", tmp_path)
+    monkeypatch.setattr("sys.prefix", "/usr")
+    assert cli.to_run("live") == "run 'make live' once, then"
+    (tmp_path / ".venv").mkdir()
+    assert cli.to_run("live") == "run", "it is there, and this Python is another"
+    monkeypatch.setattr("sys.prefix", str(tmp_path / ".venv"))
+    assert cli.to_run("live") == "run 'make live' once, then", "it is in use, and lacks something"
 
 
 SHAREGPT = '[{"conversations": [{"value": "a question"}, {"value": "an answer"}]}]'

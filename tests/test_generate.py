@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import call
+from shared import call
 
 import generate
 from batch import Request

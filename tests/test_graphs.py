@@ -9,8 +9,8 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import TINY, run_loop, small_llm, tiny_model
 from fake_cuda import graphs_on_a_cpu
+from shared import TINY, run_loop, small_llm, tiny_model
 from test_cuda import flash
 from test_engine import PROMPTS, tiny_expected
 

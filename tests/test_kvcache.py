@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import TINY
+from shared import TINY
 
 from configs import GPUS, MODELS
 from costmodel import requests_that_fit, tokens_that_fit

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from conftest import assert_within, sum_bound, tiny_model
+from shared import assert_within, sum_bound, tiny_model
 from torch import nn
 
 from more.fast import packed

@@ -1,7 +1,7 @@
 """What the loop takes in, and what a trace tells of it. Its tokens: test_oracle.py."""
 
 import pytest
-from conftest import run_loop, second_by_second
+from shared import run_loop, second_by_second
 
 from batch import Batch, Request
 from command.checks import UserError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import call
+from shared import call
 from test_families import GPT2, LENGTH, assert_same_logits, oracle
 
 import generate

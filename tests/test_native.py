@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import assert_within, attend_spans, attention_case, spans_bound, sum_bound, unit
+from shared import assert_within, attend_spans, attention_case, spans_bound, sum_bound, unit
 from torch import Tensor
 
 import model

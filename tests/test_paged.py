@@ -10,7 +10,7 @@ from itertools import accumulate, product
 
 import pytest
 import torch
-from conftest import PlainLLM
+from shared import PlainLLM
 from torch import Tensor
 
 from attention import PLAIN, FlatBatch, Span

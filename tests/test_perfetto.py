@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from conftest import ran
+from shared import ran
 
 import generate
 from batch import Request

@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 import torch
-from conftest import assert_within, last_logits, noise_bound
+from shared import assert_within, last_logits, noise_bound
 from torch import nn
 
 import engine

@@ -18,7 +18,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from conftest import call
+from shared import call
 
 import plan
 from batch import Request
@@ -719,10 +719,10 @@ def test_a_small_plan(llama: Path, tmp_path: Path) -> None:
     assert {"priority", "sarathi_serve"} <= {line[0] for line in lines if line}
     assert "you expect     9.00 requests/s" in said and "100 %" in said
     assert said.index("token budget   C") < said.index("anchor     none"), "the answer comes first"
-    rows = read_rows(tmp_path / "plan.csv")
+    rows = read_rows(tmp_path / "quick" / "plan.csv")
     assert len(rows.where("best")) == 2 and {*rows.by("layout")} == {"TP1", "TP2", "TP1-PP2"}
     assert 2 * rows.one("capacity per GPU", layout="TP2") == pytest.approx(float(two[3]), rel=0.01)
-    assert {*rows.by("rate")} and (tmp_path / "plan.png").exists()
+    assert {*rows.by("rate")} and (tmp_path / "quick" / "plan.png").exists()
 
 
 def found_plan(of: Deployment, traffic: Traffic, slo: Slo, rate: float, C: int = 512) -> Plan:

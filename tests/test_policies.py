@@ -8,9 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import just_fits, run_loop, second_by_second
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared import just_fits, run_loop, second_by_second
 from test_scheduler import drive, requests_of, shapes
 
 from batch import Batch, Request

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import ran
+from shared import ran
 from test_perfetto import events_of, groups_of
 
 from experiments import family, policies
@@ -67,17 +67,17 @@ def test_files_and_measured_rows(small: str, tmp_path: Path) -> None:
     measure += ["--chunk-size", "16", "--perfetto", str(trace)]
     ran(policies, "--quick", "--out", tmp_path, *measure)
     for name in ("policies.png", "policies_measured.png"):
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+        assert (tmp_path / "quick" / name).read_bytes().startswith(b"\x89PNG")
     groups = groups_of(events_of(trace))
     assert len(groups) == 4 * len(compared()) and "measured orca: engine" in groups
-    rows = read_rows(tmp_path / "policies.csv")
+    rows = read_rows(tmp_path / "quick" / "policies.csv")
     for source in ("predicted", "measured"):
         own = rows.where(source=source)
         assert own.where("stalls", "total").column("policy") == compared()
         assert len(own) == len(compared()) + 1
         assert own[-1].keys() >= {"Y and Z arrive", "stall bound"}
     ran(policies, "--quick", "--out", tmp_path)
-    assert read_rows(tmp_path / "policies.csv") == rows, "measured rows stay"
+    assert read_rows(tmp_path / "quick" / "policies.csv") == rows, "measured rows stay"
 
 
 def test_the_family_tree_has_each_policy_and_its_one_parent() -> None:

@@ -1,11 +1,12 @@
 """Policies of a user's own: --policy-file, a request's tags, and what a batch costs."""
 
+import re
 from pathlib import Path
 from statistics import median
 from unittest import mock
 
 import pytest
-from conftest import call
+from shared import call
 
 from batch import Request
 from command.checks import UserError
@@ -63,6 +64,60 @@ def test_where_a_folder_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for line in ("from serving.capacity import Slo", "from serving import capacity"):
         with pytest.raises(UserError, match="; serving is more.serving now"):
             load_policies(file_of(tmp_path, line))
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("def rank(self, request): pass", "rank returned None; it must return a number, or a"),
+        ("def rank(self, request): return '1'", "rank returned '1'; it must return a number"),
+        ("def rank(self, request): return 1, None", r"rank returned \(1, None\); it must ret"),
+        ("def rank(self, request): return float('nan')", "rank returned nan; it must return"),
+        ("def update(self, *ran): super().update(*ran)", "update returned None; .*have ended"),
+        (
+            "def update(self, *ran): return super().update(*ran) or ran[0].sampled",
+            "update returned .*have ended",
+        ),
+        ("def budget(self): pass", "budget returned None; it must return a whole number of to"),
+        ("def budget(self): return self.chunk_size / 4", "budget returned 2.0; .* whole number"),
+        ("def share(self, request, room): return room / 3", "share returned 2.6.*whole number"),
+        ("def prefills(self, rows): self.admit_all()", "prefills returned None; .*of chunks"),
+        ("def prefills(self, rows): yield self.admit()", "prefills returned <gen.*of chunks"),
+        ("def prefills(self, n): return [self.plan(self.admit(), 2.5)]", "prefills .*numbers"),
+        ("def schedule(self, now): return []", r"schedule returned \[\]; .*a Batch of two l"),
+        ("def schedule(self, now): return Batch(None, [])", "schedule returned Batch.*lists"),
+        ("def first(self): pass", "first returned None; it must return a request that waits"),
+        ("def victim(self): pass", "victim returned None; it must return a request that runs"),
+    ],
+)
+@pytest.mark.parametrize("lent", [False, True])
+def test_what_a_method_must_return_is_said(
+    tmp_path: Path, method: str, said: str, lent: bool
+) -> None:
+    """Also where a class without a name, which is no policy itself, lends the method."""
+    head = (
+        "from batch import Batch\nfrom scheduler import SarathiServe\nclass Mine(SarathiServe):\n"
+    )
+    name = "\nclass Named(Mine):\n    name = 'mine'\n" if lent else "\n    name = 'mine'\n"
+    load_policies(file_of(tmp_path, f"{head}    {method}{name}"))
+    requests = [Request(i, range(4), 9) for i in range(3)]
+    kind = "Named" if lent else "Mine"
+    with pytest.raises(UserError, match=rf"^policy 'mine' \({kind}\): {said}"):
+        simulate(requests, policy="mine", chunk_size=8, max_batch_size=2, cache_tokens=16)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "def rank(self, request): return (1, 2) if request.request_id else 0",
+        "def decodes(self): pass",
+        "reads = ('priority',)",
+    ],
+)
+def test_what_a_mistake_does_to_our_own_methods_is_one_line(tmp_path: Path, line: str) -> None:
+    load_policies(file_of(tmp_path, f"{GOOD}\n    {line}\n"))
+    with pytest.raises(UserError, match="mine.py(, line [0-9]+)?: TypeError: "):
+        simulate([Request(i, range(9), 3) for i in range(2)], policy="mine")
 
 
 def test_tags_reach_a_scheduler_for_real() -> None:
@@ -186,7 +241,7 @@ def test_it_is_compared_on_each_workload_of_the_heirs(tmp_path: Path) -> None:
     """In files of their own; rows name the file by its hash, and the command."""
     done = call(heirs, "--policy-file", PRIORITY, "--quick", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
-    own = read_rows(tmp_path / "heirs-priority.csv").where(policy="priority")
+    own = read_rows(tmp_path / "quick" / "heirs-priority.csv").where(policy="priority")
     assert own.column("workload") == list(heirs.WORKLOADS) and len(own.column("tuning")) == len(own)
     for row in own:
         assert (
@@ -200,12 +255,37 @@ def test_both_are_compared_without_an_edit(tmp_path: Path) -> None:
     out = ("--out", tmp_path, "--quick")
     done = call(serve_latency, "--policy-file", PRIORITY, *out)
     assert done.returncode == 0 and "\npriority " in done.stdout, done.stderr
+    assert done.stdout.count("\npolicy ") == len(re.findall(r"\npolicy +C +B ", done.stdout)) > 3
+    assert done.stdout.count("a P99 of 48 requests: below 100, it is about the longest") == 1
+    assert [*tmp_path.iterdir()] == [tmp_path / "quick"], "a full run's files have these names"
+    tmp_path /= "quick"  # which stays itself
     rows = read_rows(tmp_path / "serve_latency-priority.csv").where("C", "commit", "seed", "B")
     assert rows.where(policy="priority").column("P99 E2E lowest")
     for end in (".png", ".pdf"):
         assert is_ours(tmp_path / f"serve_latency-priority{end}")
     assert not (tmp_path / "serve_latency.png").exists()
     files = ("--policy-file", TARGET, *("--policy-file", PRIORITY) * 2)
-    done = call(policies, *files, "--policy", "target_tbt:80", *out)
+    done = call(policies, *files, "--policy", "target_tbt:80", "--quick", "--out", tmp_path)
     assert done.returncode == 0 and "target_tbt:80" in done.stdout, done.stderr
     assert (tmp_path / "policies-target_tbt-80-priority.png").exists(), "no file is left out"
+    assert "ends_after" not in done.stdout
+
+
+@pytest.mark.usefixtures("sketches")
+def test_a_policy_that_knows_when_a_request_ends_is_said(tmp_path: Path) -> None:
+    """Below the table, as `python -m tests.oracle` says it."""
+    rank = "    def rank(self, request):\n        return request.ends_after\n"
+    path = file_of(tmp_path, f"{GOOD}\n{rank}")
+    done = call(policies, "--policy-file", path, "--quick", "--out", tmp_path)
+    said = f"{path}, line 11: a policy may not know `ends_after`, when a request will end in fact;"
+    assert done.returncode == 0 and f"\n{said}" in done.stdout.partition("mine ")[2]
+
+
+def test_what_runs_is_said_of_these_requests_alone() -> None:
+    for policy, said in ((["vtc"], True), (None, False)):
+        notes = [
+            note for sweep in serve_latency.sweeps(True, policy=policy) for note in sweep.notes
+        ]
+        assert bool(notes) == said
+        assert not said or notes[0] == "2 windows of 64 requests"
+        assert not said or notes[-1].startswith("vtc: no request has the tag user")

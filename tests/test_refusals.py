@@ -23,10 +23,10 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, call, tiny_model
 from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 from served import Served, parse, raw, request, served
+from shared import TINY, call, tiny_model
 from test_families import LLAMA3  # noqa: F401  (for rows)
 from test_tokenizer import hub_tokenizer
 

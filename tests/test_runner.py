@@ -10,7 +10,7 @@ from collections.abc import Callable
 from unittest import mock
 
 import pytest
-from conftest import PlainLLM, small_llm
+from shared import PlainLLM, small_llm
 from watch import wait_for
 
 from batch import Batch, Request

@@ -3,7 +3,7 @@ rule is told.
 """
 
 import pytest
-from conftest import second_by_second
+from shared import second_by_second
 
 from batch import Batch, Chunk, Request
 from command.checks import UserError

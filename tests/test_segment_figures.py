@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from conftest import ran
+from shared import ran
 
 from configs import MODELS, ModelConfig
 from configs.constants import VIDUR
@@ -82,7 +82,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory, running: Callable) -> dic
         for name in NAMES:
             for more in (flags, ()):
                 ran(name, *quick, *more)
-            found[name] = read_rows(path / f"{name}.csv").where(source="measured")
+            found[name] = read_rows(path / "quick" / f"{name}.csv").where(source="measured")
     return found
 
 

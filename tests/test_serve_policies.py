@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import call, ran
 from served import Hurried, Served, events, served, streamed
+from shared import call, ran
 from watch import wait_for
 
 from command.checks import UserError

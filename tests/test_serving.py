@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Odd, ran
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared import Odd, ran
 
 from batch import Request
 from costmodel import TILE, make_batch
@@ -114,7 +114,7 @@ def test_a_policy_of_ones_own_is_compared_with_a_budget_and_a_colour_of_its_own(
     path.write_text("\n".join(["arrival,prompt_tokens,output_tokens", *lines]), encoding="utf-8")
     flags = ["--quick", "--requests-file", str(path), "--policy", "picky", "--out", str(tmp_path)]
     ran("serve_capacity", *flags)
-    found = read_rows(tmp_path / "serve_capacity-short-picky.csv")
+    found = read_rows(tmp_path / "quick" / "serve_capacity-short-picky.csv")
     assert list(found.by("policy")) == [*serve_capacity.POLICIES, "picky"]
     picky, ours, rival = (
         found.where(policy=name, slo="relaxed") for name in ("picky", "sarathi_serve", "vllm_v0")

@@ -19,8 +19,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import call
 from pipeline_worker import NAMES, PLAYS
+from shared import call
 from test_perfetto import events_of, groups_of
 from test_perfetto import named as lanes_of
 from watch import PATIENCE, alive, children_of

@@ -5,7 +5,7 @@ from itertools import cycle, islice
 
 import pytest
 import torch
-from conftest import TINY, assert_within, last_logits, noise_bound, run_loop, tiny_model
+from shared import TINY, assert_within, last_logits, noise_bound, run_loop, tiny_model
 from torch import Tensor
 
 from batch import Batch, Chunk, Request

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
-from conftest import ran
+from shared import ran
 
 import plan
 from batch import Request
@@ -395,7 +395,7 @@ def test_a_figure_by_tag(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     flags = "--model llama3.1-8b --gpu h100 --tp 1 --max-batch-size 4 --by user --rate 9 20 --quick"
     files = ("--policy", "vtc", "--requests-file", USERS, "--out", tmp_path)
     ran(serve_latency, *flags.split(), *files)
-    name = tmp_path / "serve_latency-users-llama3.1-8b-h100-tp1-B4-vtc-rate9-rate20"
+    name = tmp_path / "quick" / "serve_latency-users-llama3.1-8b-h100-tp1-B4-vtc-rate9-rate20"
     rows = read_rows(name.with_name(name.name + ".csv"))
     assert name.with_name(name.name + ".png").exists()
     own = rows.where(policy="vtc", rate=20)

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from conftest import Odd, run_loop, second_by_second
+from shared import Odd, run_loop, second_by_second
 
 from batch import Request
 from experiments import heirs

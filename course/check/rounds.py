@@ -40,7 +40,9 @@ class Replay:
         self.state = Scheduler(case["B"], case["C"], case["cache"])
         self.requests = make_requests(case)
         self.arriving = deque(sorted(self.requests, key=lambda request: request.arrival))
-        self.model, self.seconds_of, self.now = FakeModel(), clock_of(case), 0.0
+        self.model = FakeModel()
+        self.seconds_of = clock_of(case)
+        self.now = 0.0
         self.slots: set[int] = set()
         self.trace = Trace()
         self.step = 0

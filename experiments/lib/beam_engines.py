@@ -99,7 +99,9 @@ class RealBeams(Real):
 
     def __init__(self, llm: "LLM", engines: Engines, repeats: int) -> None:
         super().__init__(llm, repeats)
-        self.engines, self.config, self.model = engines, engines.config, engines.config.name
+        self.engines = engines
+        self.config = engines.config
+        self.model = engines.config.name
         self.found: dict[tuple, tuple[int, dict[int, float]]] = {}  # by `largest_batch`
 
     def warm_up(self) -> None:

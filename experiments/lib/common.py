@@ -128,38 +128,40 @@ def longest_word(text: str) -> int:
 
 
 def print_table(
-    header: Sequence[object], rows: Sequence[Sequence[object]], title: str = ""
+    header: Sequence[object], rows: Sequence[Sequence[object]], title: str = "", keys: int = 1
 ) -> None:
     """Columns as wide as they need, below a title, if there is one.
 
     Words go to the left, everything that starts like a number to the right. A table that is wider
     than the terminal has words below each other. If it is still too wide, its columns are printed
-    as several tables, each with the rows' names.
+    as several tables, each with the rows' names. keys: as in `column_groups`.
     """
     if title:
         print(f"\n{title}\n")
-    cells = [[str(cell) for cell in row] for row in (header, *rows)]
-    numeric = [all(row[c][:1] in "0123456789+-." for row in cells[1:]) for c in range(len(header))]
+    cells = [list(map(str, row)) for row in (header, *rows)]
+    numeric = []
+    for c in range(len(header)):
+        numeric.append(all(row[c][:1] in "0123456789+-." for row in cells[1:]))
     widths = column_widths(cells, numeric)
-    for number, columns in enumerate(column_groups(widths, numeric)):
+    for number, columns in enumerate(column_groups(widths, numeric, keys)):
         if number:
             print()
-        print_columns(
-            [[row[c] for c in columns] for row in cells],
-            [widths[c] for c in columns],
-            [numeric[c] for c in columns],
-        )
+        part = []
+        for row in cells:
+            part.append([row[c] for c in columns])
+        print_columns(part, [widths[c] for c in columns], [numeric[c] for c in columns])
 
 
-def column_groups(widths: Sequence[int], numeric: Sequence[bool]) -> list[list[int]]:
+def column_groups(widths: Sequence[int], numeric: Sequence[bool], keys: int) -> list[list[int]]:
     """Which columns stand side by side: as many as fit. Each group begins with the row's name.
 
-    That is the columns of words at the left, or only the first, where they take half of the width.
+    That is the first `keys` columns, and those of words at the left, as far as they take no more
+    than half of the width; the first in any case.
     """
     words = numeric.index(True) if True in numeric else 1
-    names = list(range(max(1, words)))
-    if sum(widths[c] + 2 for c in names) > table_width() / 2:
-        names = [0]
+    names = list(range(max(keys, words)))
+    while len(names) > 1 and sum(widths[c] + 2 for c in names) > table_width() / 2:
+        names.pop()
     groups = [list(names)]
     for column in range(len(names), len(widths)):
         taken = sum(widths[c] + 2 for c in groups[-1])

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from batch import Batch, Request
-from command.checks import UserError, lookup
+from command.checks import MOST, Range, UserError, lookup, shown
 from configs import GPUS, ModelConfig
 from costmodel import CostModel, requests_that_fit
 from experiments.lib import measuring
@@ -256,6 +256,7 @@ def setups(model: str | None, gpu: str | None) -> dict[Priced, dict[int, int]]:
 
 
 # what needs no model and no hardware
+SIZES = Range(1, MOST)  # of L, B and C
 ANY = SimpleNamespace(model="any model", hardware="any hardware")
 
 
@@ -301,6 +302,15 @@ def cases(**keys: object) -> list[dict[str, object]]:
     return [dict(zip(keys, combination, strict=True)) for combination in product(*several)]
 
 
+def check_sizes(**constants: object) -> None:
+    """A UserError unless each constant of a script is a tuple of whole numbers, one or more."""
+    for name, sizes in constants.items():
+        listed = isinstance(sizes, list | tuple | range) and len(sizes) > 0
+        if not listed or not all(size in SIZES for size in sizes):
+            allowed = "whole numbers from 1, such as (256,) or (256, 512)"
+            raise UserError(f"{name} is {shown(sizes)}; it must be a tuple of {allowed}")
+
+
 @dataclass(frozen=True)
 class Sweep:
     """A function, and the cases that it is asked for.
@@ -314,6 +324,7 @@ class Sweep:
     formula(answer, **case) -> what the rows hold in place of what `run` said. A real engine's are
     medians of all turns: for a difference of two times, which is mostly noise in one turn. None:
     what `run` said.
+    notes: lines that stand above the study's table.
     measured: cases for the real engine; none: it is not measured. quick, quick_measured: with
     --quick; None: the same. gpu: those that a GPU measures (`Study.here`); None: all. processes: it
     runs on all cores.
@@ -328,10 +339,14 @@ class Sweep:
     gpu: Cases | None = None
     processes: bool = False
     formula: Callable[..., Answer] | None = None
+    notes: Sequence[str] = ()
 
     def predict(self, quick: bool) -> list[Row]:
         """The rows of all engines and cases."""
         cases = self.quick if quick and self.quick is not None else self.cases
+        for case in cases:
+            for name in case.keys() & {"L", "B", "C"}:  # a constant of a script
+                SIZES.check(name, case[name])
         jobs = [(engine, case) for engine in self.on for case in cases]
         if self.processes and not quick:
             answers = list(run_jobs(self.perform, range(len(jobs)), "predicting").values())

@@ -39,8 +39,13 @@ RESULTS = ROOT / "results"
 QUICK_RESULTS = ROOT / "build" / "quick"
 # Of every script that writes results. A smoke test must not replace them.
 WRITES = {
-    "out": Flag("", RESULTS, QUICK_RESULTS, shown="results/; build/quick/ with --quick"),
-    "quick": Flag(),
+    "out": Flag(
+        "",
+        RESULTS,
+        QUICK_RESULTS,
+        shown="results/; build/quick/ with --quick",
+    ),
+    "quick": Flag("run a smaller case, into a folder quick/ of --out: a smoke test, not a result"),
     "force": Flag(),
 }
 # ... and a picture or a page.
@@ -94,6 +99,9 @@ class ScriptParser(Parser):
             given = options.policy = [*dict.fromkeys([*others, *scheduler.POLICIES])]
         for policy in given:
             scheduler.make_scheduler(policy, MOST, MOST)  # refuses an unknown name before any work
+        out = getattr(options, "out", None)
+        if out and getattr(options, "quick", False) and out.name != QUICK_RESULTS.name:
+            options.out = out / QUICK_RESULTS.name  # no smoke test in the place of a result
         common.set_wide(options.wide)
         common.set_open(getattr(options, "open", False))
         return options

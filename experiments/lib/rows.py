@@ -23,6 +23,7 @@ WHERE = ("source", "model", "hardware")  # the first columns of every file
 # columns that say something about a row: no keys of its case
 ABOUT = ("commit", "files", "versions", "command", "state", "tuning")
 SPREAD = (" lowest", " highest")  # what the columns of a measured range end with
+NO_CASE = "the constants at the top of its script leave no case"
 Row = dict[str, object]
 
 
@@ -180,7 +181,12 @@ class Rows(list[Row]):
         return by_names(self.newest().numbers(), source)
 
     def write(self, path: Path) -> None:
-        """A CSV file: where it was run, keys, quantities with their ranges."""
+        """A CSV file: where it was run, keys, quantities with their ranges.
+
+        Raises UserError, and writes nothing, if there are no rows.
+        """
+        if not self:
+            raise UserError(f"{path.stem} has no rows, so nothing is written: {NO_CASE}")
         used = self.columns()
         heads = {name: name for name in WHERE}
         for name in used:
@@ -402,8 +408,11 @@ def parts_of(name: str) -> tuple[str, set[str]]:
 COUNTED = ("numbers", "tokens", "requests", "iterations")  # units of whole numbers, mostly
 
 
-def print_rows(rows: Rows, columns: Sequence[object], title: str = "") -> None:
-    """A line for each row. Of quantities the head has the unit."""
+def print_rows(rows: Rows, columns: Sequence[object], title: str = "", keys: int = 0) -> None:
+    """A line for each row. Of quantities the head has the unit.
+
+    keys: as in `print_table`; 0: the columns before the first quantity.
+    """
     header = []
     for column in columns:
         unit = rows.units.get(column)
@@ -411,7 +420,8 @@ def print_rows(rows: Rows, columns: Sequence[object], title: str = "") -> None:
     cells = []
     for row in rows:
         cells.append([as_shown(row.get(each), rows.units.get(each)) for each in columns])
-    print_table(header, cells, title)
+    places = [place for place, column in enumerate(columns) if column in rows.units]
+    print_table(header, cells, title, keys or min(places, default=1))
 
 
 def as_shown(value: object, unit: str | None) -> str:

@@ -31,6 +31,7 @@ from experiments.lib.engines import ANY, Priced, Real, Sweep
 from experiments.lib.flags import DRAWS, MEASURE, ScriptParser, file_name
 from experiments.lib.panels import Panel
 from experiments.lib.rows import (
+    NO_CASE,
     Row,
     Rows,
     make_directory,
@@ -38,6 +39,7 @@ from experiments.lib.rows import (
     read_rows,
     with_kept,
 )
+from more.loading.policyfile import LOADED, knows_end
 
 if TYPE_CHECKING:  # predicting needs no torch
     from nano_sarathi import LLM
@@ -108,10 +110,16 @@ class Study:
         return self.sweeps(quick, **flags) if callable(self.sweeps) else self.sweeps
 
     def predict(self, quick: bool = False, **flags: object) -> Rows:
-        """Predicted rows, and published ones beside them. flags: the study's own."""
+        """Predicted rows, and published ones beside them. flags: the study's own.
+
+        Raises UserError if it has no case, unless it only measures.
+        """
         rows = Rows((), self.units)
-        for sweep in self.swept(quick, **flags):
+        sweeps = self.swept(quick, **flags)
+        for sweep in sweeps:
             rows += sweep.predict(quick)
+        if not rows and any(sweep.on for sweep in sweeps):
+            raise UserError(f"{self.name} has no rows, so nothing is written: {NO_CASE}")
         self.derive(rows)
         if not self.own(flags, rows):
             rows += self.published(rows)
@@ -179,6 +187,7 @@ class Study:
         if measure and "model" in given:  # it is what runs
             given["model"] = None
         sweeps = self.swept(quick, **given)  # refuses flags before any work
+        notes = [note for sweep in sweeps for note in sweep.notes]
         if measure:
             sweeps = self.here(options, sweeps)
             llm = self.load(options, sweeps, given)
@@ -197,6 +206,8 @@ class Study:
                 row.update(made)
         rows = with_kept(path, rows)
         rows.write(path)  # at once: what follows may fail, and a measurement takes minutes
+        for note in notes:
+            print(note)
         self.show(rows)
         title = self.title
         if self.own(given, rows):
@@ -350,6 +361,8 @@ def finish(
     """Write NAME.csv and the pictures, and say what was guessed: the end of every script."""
     for guess in guesses:
         print("\n" + textwrap.fill(f"A guess: {guess}", 100))
+    for said in filter(None, map(knows_end, LOADED)):
+        print(f"\n{said}")
     rows.write(path)
     look.use_style()
     # of the file: its numbers are rounded, and whoever draws them again gets the same picture

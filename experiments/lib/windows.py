@@ -30,7 +30,7 @@ from typing import Protocol
 from batch import Request
 from experiments.lib.engines import median_row
 from experiments.lib.flags import word_of
-from experiments.lib.rows import Row, three_digits
+from experiments.lib.rows import Row, Rows, three_digits
 from more.policies.qoserve import kept
 from more.serving.capacity import START_SHARE, WHOLE, Deployment
 from more.serving.search import percentile
@@ -39,6 +39,7 @@ from timeline import Trace
 
 REQUESTS = 1024  # of a window: with 256, two policies may stand in the wrong order
 STEADY = 0.95  # of the requests that come; with fewer that leave, a queue grows
+FEW = 100  # requests: of fewer, none is the longest of a hundred
 STATIONARY = "stationary"
 PROMISES = "promises kept"
 SECONDS = ("P99 TBT", "median TTFT", "P99 TTFT", "P99 E2E", "mean E2E")
@@ -243,6 +244,13 @@ def medians(rows: Sequence[Row]) -> Row:
     count = sum(map(unsteady, rows))
     words = f"not {STATIONARY} in {count} of {len(rows)}" if count else STATIONARY
     return median_row(rows) | {"state": words}
+
+
+def say_if_few(rows: Rows) -> None:
+    """Print how many requests are behind a P99, where one in a hundred of them is none."""
+    counted = min(rows.newest().column("counted"), default=FEW)
+    if counted < FEW:
+        print(f"\na P99 of {counted:g} requests: below {FEW}, it is about the longest of them")
 
 
 def words_of(quantity: str, tuned: Mapping[int, tuple[float, float]]) -> str:

@@ -101,7 +101,9 @@ class Fleet:
         self.engines = engines
         self.route = route
         self.done = done
-        self.decoders, self.hand_over, self.way = decoders, hand_over, way or Way()
+        self.decoders = decoders
+        self.hand_over = hand_over
+        self.way = way or Way()
         self.keep = keep
         self.fetches = []
         self.now = 0.0

@@ -178,7 +178,9 @@ def added_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
 
 def in_place(span: Span, cache: KVCache) -> Plan:
     """For one request: its slot's keys are read where they are, by all heads of a group."""
-    (slot,), (context,), device = span.slots, span.contexts, cache.k.device
+    [slot] = span.slots
+    [context] = span.contexts
+    device = cache.k.device
     rows = span.rows.stop - span.rows.start
     whole = rows == context > 1  # a whole prompt: its lower triangle needs no mask in memory
     mask = None

@@ -90,7 +90,9 @@ class RMSNorm:
     """x (..., size), as the `nn.RMSNorm` that it is made from. For inference only."""
 
     def __init__(self, norm: nn.RMSNorm):
-        self.weight, self.size, self.eps = norm.weight.detach(), len(norm.weight), norm.eps
+        self.weight = norm.weight.detach()
+        self.size = len(norm.weight)
+        self.eps = norm.eps
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x.contiguous()
@@ -124,7 +126,8 @@ def write(
     cache: KVCache, layer: int, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor
 ) -> None:
     """As `KVCache.write`, with k and v parts of one qkv."""
-    (rows, heads, dim), (keys, values) = k.shape, cache.layers[layer]
+    rows, heads, dim = k.shape
+    keys, values = cache.layers[layer]
     grid = (rows, triton.cdiv(heads, HEADS))
     width = triton.next_power_of_2(dim)
     sizes = heads, k.stride(0), keys.stride(0), keys.stride(1)

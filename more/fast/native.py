@@ -266,7 +266,8 @@ def attention(batch: FlatBatch, cache: KVCache) -> AttendLayer:
     numbers = requests_of(batch, cache)
     count = sum(len(span.slots) for span in batch.spans)
     run = function("attend", cache.k.dtype)
-    (n_kv_head, _, _, head_dim), strides = cache.k.shape[1:], cache.k.stride()[1:]
+    n_kv_head, _, _, head_dim = cache.k.shape[1:]
+    strides = cache.k.stride()[1:]
     assert cache.v.stride()[1:] == strides and strides[2:] == (head_dim, 1)
 
     def attend_layer(layer: int, qkv: Tensor) -> Tensor:
@@ -316,7 +317,9 @@ class RMSNorm:
     """x (..., size), as the `nn.RMSNorm` that it is made from. For inference only."""
 
     def __init__(self, norm: nn.RMSNorm):
-        self.weight, self.size, self.eps = norm.weight.detach(), len(norm.weight), norm.eps
+        self.weight = norm.weight.detach()
+        self.size = len(norm.weight)
+        self.eps = norm.eps
 
     def __call__(self, x: Tensor) -> Tensor:
         assert x.dtype == self.weight.dtype and x.shape[-1] == self.size

@@ -7,13 +7,18 @@ policies from then on, for real and priced. examples/ has three.
 
 import re
 import sys
+import tokenize
 from collections.abc import Callable, Iterable
 from functools import wraps
-from inspect import isfunction
+from inspect import getattr_static, isfunction
+from io import StringIO
+from math import isnan
+from numbers import Integral, Real
 from pathlib import Path
 from types import ModuleType
 
-from command.checks import UserError, moved
+from batch import Batch, Chunk, Request
+from command.checks import UserError, moved, shown
 from command.cli import one_line, read_text
 from more.policies import FOR_PIPELINES
 from scheduler import ALIASES, POLICIES, Scheduler, make_scheduler
@@ -24,6 +29,56 @@ LOADED: dict[Path, list[str]] = {}  # the files that were run, and the names of 
 DECODES_FIRST = {"sarathi", "sarathi_serve", "vllm_v1"}
 NOT_TOGETHER = {"chunked_only", "prefill_first"}
 NAME = re.compile(r"[A-Za-z]\w{0,39}", re.ASCII)  # series of results have blanks, commas, colons
+# What the drivers call. It is guarded in a policy that inherits it, too: it calls the policy's own.
+DRIVEN = ("check", "enqueue", "schedule")
+
+
+def is_rank(value: object) -> bool:
+    parts = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(part, Real) and not isnan(part) for part in parts)
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, Integral)
+
+
+def is_request(value: object) -> bool:
+    return isinstance(value, Request)
+
+
+def is_chunk(value: object) -> bool:
+    return isinstance(value, Chunk) and is_whole(value.start) and is_whole(value.length)
+
+
+def are_chunks(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(map(is_chunk, value))
+
+
+def are_requests(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(map(is_request, value))
+
+
+def is_batch(value: object) -> bool:
+    if not isinstance(value, Batch):
+        return value is None
+    return are_chunks(value.chunks) and are_requests(value.decodes)
+
+
+def have_ended(value: object) -> bool:
+    return are_requests(value) and all(request.finish_reason for request in value)
+
+
+# Of a method: whether a value may be returned, and what may, in words.
+RETURNS: dict[str, tuple[Callable[[object], bool], str]] = {
+    "rank": (is_rank, "a number, or a tuple of numbers"),
+    "budget": (is_whole, "a whole number of tokens"),
+    "share": (is_whole, "a whole number of tokens"),
+    "first": (is_request, "a request that waits"),
+    "victim": (is_request, "a request that runs"),
+    "prefills": (are_chunks, "a list of chunks, whose start and length are whole numbers"),
+    "schedule": (is_batch, "a Batch of two lists, chunks and decodes; or None"),
+    "update": (have_ended, "the requests that have ended, as super().update(batch, tokens) does"),
+}
 
 
 def load_policies(path: Path) -> list[str]:
@@ -56,11 +111,7 @@ def load_policies(path: Path) -> list[str]:
     for policy in found:
         check_name(path, policy, [each.name for each in found])
     for policy in found:
-        for name, function in list(vars(policy).items()):
-            if isfunction(function):
-                setattr(policy, name, guarded(function, path))
-            elif isinstance(function, property) and function.fget:  # such as has_work
-                setattr(policy, name, function.getter(guarded(function.fget, path)))
+        guard(policy, path)
         POLICIES[policy.name] = policy
     if not found:
         raise UserError(
@@ -69,6 +120,17 @@ def load_policies(path: Path) -> list[str]:
         )
     LOADED[path] = [policy.name for policy in found]
     return LOADED[path]
+
+
+def knows_end(path: Path) -> str:
+    """What to say of a file of policies that reads when a request will end in fact; else ""."""
+    for token in tokenize.generate_tokens(StringIO(read_text(path, MOST_BYTES)).readline):
+        if token.type == tokenize.NAME and token.string == "ends_after":
+            return (
+                f"{path}, line {token.start[0]}: a policy may not know `ends_after`, when a request"
+                " will end in fact; it may read max_tokens"
+            )
+    return ""
 
 
 def load_files(paths: Iterable[Path] | None, policy: str) -> None:
@@ -104,21 +166,43 @@ def check_name(path: Path, policy: type[Scheduler], names: list[str]) -> None:
         raise UserError(f"{start} {name!r}, which is taken; give it another")
 
 
-def is_ours(policy: type[Scheduler]) -> bool:
-    return f"{policy.__module__}.".startswith(("scheduler.", "more.policies."))
+def is_ours(found: type[Scheduler] | Callable) -> bool:
+    return f"{found.__module__}.".startswith(("scheduler.", "more.policies."))
+
+
+def guard(policy: type[Scheduler], path: Path) -> None:
+    """From now on, a mistake in a method or a property of this policy gives one line.
+
+    Its own, those of bases that are not ours, and DRIVEN.
+    """
+    for name in dir(policy):
+        method = getattr_static(policy, name)
+        own = method.fget if isinstance(method, property) else method
+        if not isfunction(own) or (is_ours(own) and name not in DRIVEN):
+            continue
+        new = guarded(own, path)
+        setattr(policy, name, method.getter(new) if isinstance(method, property) else new)
 
 
 def guarded(function: Callable, path: Path) -> Callable:
-    """The function, with a UserError of one line for whatever goes wrong in it."""
+    """The function, with a UserError of one line for whatever goes wrong in it.
+
+    Also for a result that is none of RETURNS.
+    """
+    allowed, words = RETURNS.get(function.__name__, (None, ""))
 
     @wraps(function)
     def call(*args: object, **options: object) -> object:
         try:
-            return function(*args, **options)
+            found = function(*args, **options)
         except UserError:
             raise
         except (Exception, SystemExit) as error:
             raise broken(path, error) from error
+        if allowed and not allowed(found):
+            said = f"{function.__name__} returned {shown(found)}; it must return {words}"
+            raise args[0].broken(said)
+        return found
 
     return call
 

@@ -17,7 +17,6 @@ from more.loading.files import existing, fetched, first_line, read_json, readabl
 from more.loading.hub import Tokenizer, from_hub, guarded
 from tokenizer import SPLIT
 
-EOS = "<|endoftext|>"
 GPT2_FILES = "vocab.json", "merges.txt"  # in place of tokenizer.json
 # OpenAI's size, and nanoGPT's, which is rounded up. They tell GPT-2 from others of that shape
 GPT2_VOCABULARIES = (50257, 50304)
@@ -88,21 +87,19 @@ def from_ranks(ranks: dict[bytes, int]) -> Tokenizer:
 
     The next free id ends a text.
     """
-    library = tiktoken.Encoding(
-        "demo", pat_str=SPLIT, mergeable_ranks=ranks, special_tokens={EOS: len(ranks)}
-    )
+    library = tiktoken.Encoding("demo", pat_str=SPLIT, mergeable_ranks=ranks, special_tokens={})
     return _from_tiktoken(library, len(ranks))
 
 
 def _from_tiktoken(library: tiktoken.Encoding, eos_id: int) -> Tokenizer:
-    """If the tokenizer does not know an id of the model, its text is left out.
+    """Decoded text leaves out the token that ends a text, as `transformers` does, and all after it.
 
-    A model's vocabulary is often rounded up.
+    A model's vocabulary is often rounded up: those have no text.
     """
     return Tokenizer(
         # encode_ordinary: a prompt that spells out <|endoftext|> is text, not a command
         guarded(library.encode_ordinary),
-        guarded(lambda ids: library.decode([token for token in ids if token < library.n_vocab])),
+        guarded(lambda ids: library.decode([token for token in ids if token < eos_id])),
         eos_id,
     )
 

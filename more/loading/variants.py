@@ -142,7 +142,8 @@ def olmo2(layer: Layer, config: ModelConfig) -> None:
     layer.postproj = ThenNorm(layer.postproj, layer.norm_1)
     layer.ffn_ln2 = ThenNorm(layer.ffn_ln2, layer.norm_2)
     layer.norm_1 = layer.norm_2 = nn.Identity()
-    layer.norm_q, layer.norm_k = AllHeads(config.n_head, config), AllHeads(config.n_kv_head, config)
+    layer.norm_q = AllHeads(config.n_head, config)
+    layer.norm_k = AllHeads(config.n_kv_head, config)
 
 
 class Windowed(Transformer):

@@ -136,7 +136,8 @@ class BlockMemory(Memory):
         for block in found:
             self._hold(block)
         table.blocks += found
-        self.tables[newcomer], self._newcomer = table, (None, Table())
+        self.tables[newcomer] = table
+        self._newcomer = (None, Table())
         self.cover(newcomer, newcomer.prefill_length)
         self.asked += newcomer.prefill_length
         self.hits += len(found) * self.block_size
@@ -177,7 +178,9 @@ class BlockMemory(Memory):
             self.key_of.pop(block, None)
         self.block_of = {key: block for block, key in self.key_of.items()}
         self.unsure.clear()
-        self.tables, self._newcomer, self.taken = {}, (None, Table()), 0
+        self.tables = {}
+        self._newcomer = (None, Table())
+        self.taken = 0
         self.references = [0] * len(self.references)
         self.idle |= dict.fromkeys(sorted(self.key_of.keys() - self.idle.keys()))
         self.free = sorted(set(range(len(self.references))) - self.key_of.keys())

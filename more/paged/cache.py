@@ -53,7 +53,9 @@ class PagedCache(KVCache):
     def allocate(self, request: Request | None = None) -> int:
         """A free slot for a request that its scheduler has admitted. It begins after the hit."""
         slot = super().allocate(request)
-        self.owner[slot], self.used[slot], self.mapped[slot] = request, request.prefilled, 0
+        self.owner[slot] = request
+        self.used[slot] = request.prefilled
+        self.mapped[slot] = 0
         return slot
 
     def extend(self, slot: int, tokens: int) -> int:

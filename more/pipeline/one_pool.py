@@ -63,7 +63,8 @@ class OnePool(MicroBatches):
         if not self._sets_out(number, scheduler, batch):
             return None, ""
         self.without_work.discard(number)
-        self.flying[number], shortage = batch, ""
+        self.flying[number] = batch
+        shortage = ""
         if self.count - len(self.without_work) < self.stages:
             shortage = "starved" if self.arriving or self.count < self.stages else "drain"
             shortage = shortage if self.ahead else self._waited(batch) or shortage

@@ -321,7 +321,9 @@ class PipelineLLM(LLM):
             seconds = [end - start for start, end in own]
             sizes = flight.batch.num_prefill_tokens, flight.batch.num_tokens
             steps.append(Step(flight.micro_batch, *sizes, starts, seconds))
-        self.hop, trace, left = measured_hop(steps), self.pipeline, deque(preempted)
+        self.hop = measured_hop(steps)
+        trace = self.pipeline
+        left = deque(preempted)
         way = self.stages * self.hop if self.stages > 1 else 0.0
         for step, flight in zip(steps, flights, strict=True):
             while left and left[0][1] <= step.starts[0]:

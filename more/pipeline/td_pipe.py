@@ -51,7 +51,8 @@ class TDPipe(MicroBatches):
         self.ledger = Ledger(max_batch_size * self.groups, cache_tokens=cache_tokens)
         super().__init__(self.ledger, 1, stages)
         self.count = AHEAD * max(stages, self.groups)
-        self.max_batch_size, self.rules = max_batch_size, rules or Rules()
+        self.max_batch_size = max_batch_size
+        self.rules = rules or Rules()
         self.intensity = Intensity(seconds_of, stages)
         self.phase = "prefill"
         self.flying: dict[int, int | None] = {}  # in flight -> its group, or None if it prefills
@@ -120,10 +121,12 @@ class TDPipe(MicroBatches):
         return self.rules.prefill_pays(self.ledger, self.groups, ended, self.intensity)
 
     def _prefill_phase(self) -> None:
-        self.phase, self.ahead = "prefill", self.rules.look_ahead(self.ledger.running)
+        self.phase = "prefill"
+        self.ahead = self.rules.look_ahead(self.ledger.running)
 
     def _decode_phase(self) -> None:
-        self.phase, self.at_start = "decode", len(self.ledger.running)
+        self.phase = "decode"
+        self.at_start = len(self.ledger.running)
         self.launched = self.ended = 0
 
     # ---- batches

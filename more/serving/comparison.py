@@ -247,7 +247,8 @@ def search(
         at = dict.fromkeys(near, EXACT * best.rate or rough.rate)
         at[best.budget] = best.rate / SLOWER
         found = run([slower, *jobs], "budgets beside it", at)
-        slow, curve[best.budget] = found.pop(slower), best
+        slow = found.pop(slower)
+        curve[best.budget] = best
         for each in found.values():
             if each.rate > best.rate or each.rate < curve.get(each.budget, each).rate:
                 curve[each.budget] = each

@@ -287,7 +287,11 @@ def read_trace(path: Path | str, counter: Counter = lambda: None) -> list[Reques
         lines = [(place, [*cells, "0"]) for place, cells in lines]
     if texts.found or columns["output"][1].startswith(("Response", "usage.", BATCH)):
         sizes = [place for place, name in enumerate(header) if name in SIZES]
-        kept = [line for line in lines if sum(line[1][at] not in ("", "0") for at in sizes) > 1]
+        kept = []
+        for place, cells in lines:
+            written = [at for at in sizes if cells[at] not in ("", "0")]
+            if len(written) > 1:
+                kept.append((place, cells))
         if len(kept) < len(lines):
             print(f"{path}: left out {len(lines) - len(kept)} of {len(lines)} requests: no tokens")
         lines = kept
@@ -316,7 +320,9 @@ def read_trace(path: Path | str, counter: Counter = lambda: None) -> list[Reques
     known = {name for _, name in columns.values()} | {LIMIT}
     known |= {HASHES} if has_blocks(header) else set()
     places = [place for place, name in enumerate(header) if name not in known]
-    tags = [{header[place]: cells[place].strip() for place in places} for _, cells in lines]
+    tags = []
+    for _, cells in lines:
+        tags.append({header[place]: cells[place].strip() for place in places})
     early = sum(after[0] < before[0] for before, after in pairwise(rows))
     if early:
         print(

@@ -70,7 +70,8 @@ class Feed:
     """
 
     def __init__(self, runner: Runner):
-        self.runner, self.thrower = runner, Thrower(runner)
+        self.runner = runner
+        self.thrower = Thrower(runner)
         self.pages: set[asyncio.Queue[str]] = set()
         self.events: deque[dict] = deque()  # not sent yet
         self.ringing = False  # `flush` will be called

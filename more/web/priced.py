@@ -21,7 +21,8 @@ class Clock:
     """Real time, in seconds. `stop` ends all waiting, now and later."""
 
     def __init__(self) -> None:
-        self.origin, self.stopped = time.perf_counter(), threading.Event()
+        self.origin = time.perf_counter()
+        self.stopped = threading.Event()
 
     def now(self) -> float:
         return time.perf_counter() - self.origin
@@ -112,7 +113,8 @@ class PricedEngine:
         self.max_batch_size = max_batch_size
         self.cache_tokens = cache_tokens
         self.description = f"{config.name} on {where}, predicted by the cost model ({SOFTWARE})"
-        self.tokenizer, self.clock = Placeholders(), clock or Clock()
+        self.tokenizer = Placeholders()
+        self.clock = clock or Clock()
         self.scheduler(policy, chunk_size)  # complains at once
 
     @property

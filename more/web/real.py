@@ -21,7 +21,8 @@ class RealEngine:
     priced = False
 
     def __init__(self, llm: LLM):
-        self.llm, self.origin = llm, time.perf_counter()
+        self.llm = llm
+        self.origin = time.perf_counter()
         self.name = one_line(llm.config.name).strip()  # of a folder, which may have line ends
         self.vocab_size = llm.config.vocab_size
         self.policy = llm.policy

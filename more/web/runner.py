@@ -136,7 +136,8 @@ class Runner:
         if len(requests) > self.most:
             raise UserError(f"{len(requests)} requests at once; the server holds {self.most}")
         for request in requests:
-            request.request_id, request.arrival = next(self.ids), self.loop.executor.now()
+            request.request_id = next(self.ids)
+            request.arrival = self.loop.executor.now()
         self.engine.check(requests)
         for request in requests:
             self.loop.scheduler.check(request)
@@ -443,7 +444,8 @@ class Runner:
         traced = None if isinstance(error, UserError) else error
         log.error("the engine failed and was restarted: %s", why(error), exc_info=traced)
         failed = self.in_force
-        self.failures, self.error = self.failures + 1, why(error)
+        self.failures += 1
+        self.error = why(error)
         own = not is_ours(type(self.loop.scheduler))
         if own:
             told = f"{self.policy} gives way to {LAST_RESORT}"

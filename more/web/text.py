@@ -61,7 +61,8 @@ class Words:
     """The text of one answer. `add` its tokens, then `end` it; both return text to show."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()):
-        self.pieces, self.stops = Pieces(decode), Stops(stops)
+        self.pieces = Pieces(decode)
+        self.stops = Stops(stops)
 
     @property
     def stopped(self) -> bool:
