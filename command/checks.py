@@ -1,7 +1,6 @@
 """What every file needs of a user's values: one error, tables by name, ranges of numbers."""
 
 import difflib
-import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -33,27 +32,6 @@ def shown(value: object, as_text: Callable[[object], str] = repr) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
-# Folders that a file of an older version imports. They are in `more/` now.
-MOVED = re.compile("apart|beam|fast|loading|paged|pipeline|pictures|serving|web")
-
-# What commands and `simulate` once took, and its name today.
-RENAMED = {
-    "laptop": "llama-0.2b",
-    "sarathi": "xformers-2023",
-    "sarathi_serve": "vidur-2024",
-    "td_pipe": "vllm-0.5.3",
-    "sarathi-serve": "sarathi-artefact",
-    "sarathi-serve-constant": "sarathi-artefact-constant",
-    "vllm-v1": "vllm-2025",
-}
-
-
-def moved(error: BaseException) -> str:
-    """The end of an error: where a folder is now that is not found. "" for all else."""
-    name = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
-    return f"; {name} is more.{name} now" if MOVED.fullmatch(name) else ""
-
-
 def by_name(entries: Iterable) -> dict:
     """A table of entries that have a `name`."""
     return {entry.name: entry for entry in entries}
@@ -68,16 +46,11 @@ def lookup(table: dict, key: str, kind: str) -> Any:
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """The end of an error: "; did you mean 'a100-80gb'?" for "a100". "" if no name is near.
-
-    For an old name of one of these names: "; it is 'llama-0.2b' now".
-    """
+    """The end of an error: "; did you mean 'a100-80gb'?" for "a100". "" if no name is near."""
     if not isinstance(word, str) or not 0 < len(word) < 100:
         return ""
     names = list(names)
     word = word.lower()
-    if RENAMED.get(word) in names:
-        return f"; it is {RENAMED[word]!r} now"
     near = [name for name in names if name.lower().startswith(word)]
     near = near or difflib.get_close_matches(word, names, 1)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from command.checks import UserError, moved
+from command.checks import UserError
 from command.cli import to_run
 from course.drive import answer_of
 from course.exercises import (
@@ -113,7 +113,7 @@ def told(error: BaseException, name: str) -> str:
     ours = [file.name for file in files if HERE.parent in file.parents and file not in WRAPPERS]
     if not places and ours:
         where = f" (in {ours[-1]}, which takes what your code has returned or stored)"
-    what = str(error.msg if isinstance(error, SyntaxError) else error) + moved(error)
+    what = str(error.msg if isinstance(error, SyntaxError) else error)
     return f"{type(error).__name__}: {what[:300]}{where}"
 
 

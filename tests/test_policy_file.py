@@ -57,15 +57,6 @@ def test_its_classes_are_policies(tmp_path: Path) -> None:
     assert not (tmp_path / "__pycache__").exists()
 
 
-def test_where_a_folder_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in an updated clone, where git leaves the old folder with Python's own cache in it."""
-    (tmp_path / "serving").mkdir()
-    monkeypatch.syspath_prepend(tmp_path)
-    for line in ("from serving.capacity import Slo", "from serving import capacity"):
-        with pytest.raises(UserError, match="; serving is more.serving now"):
-            load_policies(file_of(tmp_path, line))
-
-
 @pytest.mark.parametrize(
     ("method", "said"),
     [

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from batch import Batch, Chunk, Request
-from command.checks import UserError, moved, shown
+from command.checks import UserError, shown
 from command.cli import one_line, read_text
 from more.policies import FOR_PIPELINES
 from scheduler import ALIASES, POLICIES, Scheduler, make_scheduler
@@ -124,7 +124,7 @@ def load_policies(path: Path) -> list[str]:
 
 def knows_end(path: Path) -> str:
     """What to say of a file of policies that reads when a request will end in fact; else ""."""
-    for token in tokenize.generate_tokens(StringIO(read_text(path, MOST_BYTES)).readline):
+    for token in tokenize.generate_tokens(StringIO(read_text(path)).readline):
         if token.type == tokenize.NAME and token.string == "ends_after":
             return (
                 f"{path}, line {token.start[0]}: a policy may not know `ends_after`, when a request"
@@ -217,5 +217,4 @@ def broken(path: Path, error: BaseException) -> UserError:
         step = step.tb_next
     where = f"{path}, line {line}" if line else f"{path}"
     what = getattr(error, "msg", None) or error  # a SyntaxError would name file and line again
-    what = f"{what}{moved(error)}"
     return UserError(f"{where}: {type(error).__name__}: {one_line(what)}")

@@ -1,8 +1,7 @@
 """What every answer needs, whatever it says: limits, keys, ids, a log, and a clean shutdown.
 
-Gate        around the endpoints: who may come in, and how large a request may be
-Connection  uvicorn's, which hangs up on who opens it and asks for nothing
-Server      uvicorn's, which lets all accepted requests end before it does
+Gate    around the endpoints: who may come in, and how large a request may be
+Server  uvicorn's, which lets all accepted requests end before it does
 """
 
 import asyncio
@@ -17,13 +16,11 @@ import time
 import uuid
 from collections.abc import Sequence
 
-import h11
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from command.checks import UserError, shown
 from command.cli import one_line
@@ -40,7 +37,7 @@ SAFE = [
 # bytes of a body; at once
 MOST_BODY = 10**6
 CONNECTIONS = 1000
-PATIENCE = 20.0  # s: for the head of a request, for its body, and for the next one's first byte
+PATIENCE = 20.0  # s: for the body of a request, and for the next one of a connection
 GONE = "gone"  # in the log: the client went away before its answer was complete
 
 log = logging.getLogger("nano-sarathi")
@@ -247,39 +244,6 @@ def refused(request: Request, error: Exception) -> Refused:
 # ------------------------------------------------------------------------------------ the server
 
 
-class Connection(H11Protocol):
-    """Hangs up on a client whose request has no whole head in time, however slowly it comes.
-
-    uvicorn itself limits only the silence between two requests: `timeout_keep_alive`.
-    """
-
-    late: asyncio.TimerHandle | None = None  # set while a head is awaited
-
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        super().connection_made(transport)
-        self.watch()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self.watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self.forget()
-
-    def watch(self) -> None:
-        if self.conn.their_state is not h11.IDLE:
-            self.forget()
-        elif self.late is None:
-            seconds = self.timeout_keep_alive
-            self.late = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
-
-    def forget(self) -> None:
-        if self.late is not None:
-            self.late.cancel()
-        self.late = None
-
-
 class Server(uvicorn.Server):
     """Shuts down cleanly: after the first signal, it takes no more requests, and finishes those
     that it has, for `drain` seconds at most. After the second signal, it ends at once.
@@ -301,7 +265,6 @@ class Server(uvicorn.Server):
         self.cut = False
         config = uvicorn.Config(
             application(api, routers, keys, patience),
-            http=Connection,
             ws="none",
             timeout_keep_alive=patience,
             lifespan="on",
