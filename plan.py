@@ -23,10 +23,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from batch import Request
-from command.checks import UserError
+from command.checks import UserError, did_you_mean
 from command.cli import run_main
 from command.flags import Flag
-from configs import ModelConfig, gpu_named
+from configs import GPUS, ModelConfig, gpu_named
 from costmodel import SOFTWARE, constants, make_batch
 from experiments.lib.common import run_jobs
 from experiments.lib.flags import POLICIES as POLICY_FLAGS
@@ -201,16 +201,27 @@ def beside_of(
 ) -> Deployment:
     """The replica of a --beside. What the word leaves out is as in the question."""
     place = options.tp, options.pp
-    gpu = weights = cache = ""
+    found: dict[str, object] = {}
     for part in word.lower().split(":"):
         if layout := LAYOUT.fullmatch(part):
-            place = int(layout[1]), int(layout[2] or 1)
+            kind, value = "layout", (int(layout[1]), int(layout[2] or 1))
         elif part in WEIGHTS:
-            weights = part
+            kind, value = "weights", part
         elif (form := part.removeprefix(CACHE)) in WEIGHTS:
-            cache = form
+            kind, value = "cache", form
+        elif part and (name := gpu_named(part)) in GPUS:
+            kind, value = "GPU", name
         else:
-            gpu = gpu_named(part)
+            near = did_you_mean(part, [*GPUS, *(CACHE + form for form in WEIGHTS)])
+            raise UserError(
+                f"--beside {word}: {part!r} is no GPU, no layout (tp2, tp2-pp2) and no format (fp8,"
+                f" bf16, cache-fp8, cache-bf16){near}"
+            )
+        if kind in found:
+            raise UserError(f"--beside {word}: it names its {kind} twice")
+        found[kind] = value
+    place = found.get("layout", place)
+    gpu, weights, cache = (found.get(name, "") for name in ("GPU", "weights", "cache"))
     if options.anchor and (gpu or weights or cache):
         raise UserError(f"--beside {word}: an anchor says nothing of it; give a layout, as tp2")
     if not (gpu or weights or cache) and place in replicas:

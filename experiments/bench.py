@@ -273,6 +273,8 @@ def run_benchmark(options: argparse.Namespace, llm: LLM, directory: str, model: 
         f"this machine, on the model's linears: {machine.flops / 1e9:.0f} GFLOP/s,"
         f" {machine.bandwidth / 1e9:.1f} GB/s"
     )
+    if options.quick:
+        print("--quick: a trial with a tiny model and a 16th of the tokens, no result")
     path = options.out / f"{NAME}.csv"
     engines = {}
     works = {

@@ -363,7 +363,8 @@ class Peer:
             self.process.wait()
             self.log.seek(0)
             said = (self.log.read().strip().splitlines() or ["it said nothing"])[-1]
-            raise user_error(f"{self.name} cannot run here: {said.strip()}")
+            how = "; docs/performance.md installs it" if "ModuleNotFoundError" in said else ""
+            raise user_error(f"{self.name} cannot run here: {said.strip()}{how}")
         return json.loads(line)
 
     def close(self) -> None:

@@ -100,19 +100,24 @@ def errors_said(tp: int, anchor: Anchor | None) -> list[str]:
 
     All are of numbers of one part. A kind of which that has fewer than FEWEST is left out.
     """
-    used = sum(load.used for load in anchor.loads) if anchor else 0
-    way = (WAY, ANCHORED[2], ANCHORED[3])[used]
-    every = error_of(tp, way)
-    if not every:
-        return []
-    *_, words = every
-    known = f", with an anchor of {('the heaviest load', 'two loads')[used - 1]}" if used else ""
-    found = [f"how far {words} are from what we predict{known}, as a factor:"]
-    for what in WHAT:
-        error = error_of(tp, way, what)
-        if error and error[2] >= FEWEST and error[3] == words:
-            half, most, count, _ = error
-            found.append(f"{what}: half within {half:.2f}, nine of ten within {most:.1f} ({count})")
+    if not anchor:
+        ways = {"": WAY}
+    elif sum(load.used for load in anchor.loads) > 1:
+        ways = {", with an anchor of two loads": ANCHORED[3]}
+    else:
+        ways = {f", with their {way} as the anchor": way for way in ANCHORED[1:3]}
+    found = []
+    for known, way in ways.items():
+        every = error_of(tp, way)
+        *_, words = every or [""]
+        if every:
+            found.append(f"how far {words} are from what we predict{known}, as a factor:")
+        for what in WHAT:
+            error = error_of(tp, way, what)
+            if error and error[2] >= FEWEST and error[3] == words:
+                half, most, count, _ = error
+                numbers = f"half within {half:.2f}, nine of ten within {most:.1f} ({count})"
+                found.append(f"{what}: {numbers}")
     return found
 
 
@@ -377,10 +382,13 @@ def what_binds(plan: Plan) -> str:
 def print_beside(plan: Plan) -> None:
     """Other replicas with their capacities at the same SLO, the one that is asked for first."""
     rows = []
+    shown = latencies_of(plan.question.slo, USUAL)
     for replica, found in zip(
         [plan.replica, *plan.question.beside], [plan.best, *plan.beside], strict=True
     ):
         cells = [rounded(found.rate), rounded(found.rate / replica.gpus)]
+        load = found.load
+        cells += [three_digits(1e3 * load.value(*each)) if load else "-" for each in shown.values()]
         cells += [str(replica.holds(found.budget))]
         for each in plan.question.demands[-1:]:
             gpus = math.ceil(each.rate / found.rate) * replica.gpus if found.rate else "-"
@@ -390,8 +398,10 @@ def print_beside(plan: Plan) -> None:
         rows.append([*place, found.budget, *cells])
     more = [f"GPUs for {rounded(each.rate)}/s" for each in plan.question.demands[-1:]]
     header = ["GPU", "layout", "weights", "cache", "C", "requests/s", "a GPU"]
-    header += ["tokens of cache", *more]
+    header += [*(f"{name}, ms" for name in shown), "tokens of cache", *more]
     print_table(header, rows, f"side by side: {plan.question.slo}")
+    if any(row[3] == "fp8" for row in rows):
+        print(textwrap.fill(f"Keys and values in fp8. A guess: {FP8_CACHE}", 88))
 
 
 def print_prefixes(plan: Plan) -> None:
