@@ -40,6 +40,8 @@ def test_floor_by_hand() -> None:
     read = 2 * weights + kv
     floor = machine.floor([([1, 2, 3], 2)], config, 2)
     assert floor == pytest.approx(3 * 2 * weights / 1e12 + read / 1e9)
+    of_16 = machine.floor(16 * [([1, 2, 3], 2)], config, 2)  # eight at once
+    assert of_16 == pytest.approx(16 * 3 * 2 * weights / 1e12 + (2 * 2 * weights + 16 * kv) / 1e9)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from configs import GPUS, MODELS
 from configs.hosts import HOSTS
 from costmodel import CostModel
 from experiments import beside_benchmarks as beside
-from experiments.lib.plan_report import FRESH, KINDS, MEASURED, WAY
+from experiments.lib.plan_report import ANCHORED, FRESH, KINDS, MEASURED, WAY
 from experiments.lib.rows import read_rows
 from more.serving.capacity import cache_of_engine
 
@@ -83,6 +83,30 @@ def test_fresh_numbers_stand_alone() -> None:
 def test_a_version_has_a_host(engine: str, version: str, host: str) -> None:
     each = replace(beside.benchmarks()[0], engine=engine, version=version)
     assert each.host == host in HOSTS
+
+
+def test_an_anchor_of_three_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lightest and the heaviest load find a server again whose iterations take 1.3 x (ours + 1
+    ms). So the load in the middle is met, and no end is compared.
+    """
+    one = next(each for each in beside.benchmarks() if each.what == "throughput")
+    one = replace(one, load_kind="closed", requests=0, quantity="output", dataset="fixed")
+    one = replace(one, engine="vllm", version="", prompt_tokens=100, output_tokens=20)
+    loads = [replace(one, id=f"{clients}", load=clients) for clients in (16, 1, 128)]
+    loads = [replace(each, value=beside.predicted(each, 1.3, 1e-3)) for each in loads]
+    monkeypatch.setattr(beside, "benchmarks", lambda: loads)
+    middle, light, heavy = loads
+    beside.ends_of.cache_clear()
+    assert beside.ends_of(one.place) == (light, heavy)
+    ways = beside.anchors_of(light, heavy)
+    assert list(ways) == list(ANCHORED) and ways["two loads"] == pytest.approx((1.3, 1e-3))
+    assert beside.beside(middle, "16")["two loads"] == pytest.approx(1)
+    assert "two loads" not in beside.beside(heavy, "128")
+    assert ways["heaviest load"][0] > 1.3 and ways["lightest load"][0] > ways["heaviest load"][0]
+    monkeypatch.setattr(beside, "benchmarks", lambda: loads[:2])
+    beside.ends_of.cache_clear()
+    assert beside.ends_of(one.place) == ()
+    beside.ends_of.cache_clear()
 
 
 @pytest.mark.parametrize("account", ACCOUNTS)

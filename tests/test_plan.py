@@ -658,6 +658,10 @@ def test_whose_errors_are_shown(tmp_path: Path) -> None:
         assert said == ["throughput: half within 2.00, nine of ten within 2.0 (1)"], (
             "of kept ones alone"
         )
+        two = SimpleNamespace(loads=[SimpleNamespace(used=used) for used in (True, True, False)])
+        known, line = errors_said(1, two)
+        assert known.endswith("from what we predict, with an anchor of two loads, as a factor:")
+        assert line == "throughput: half within 1.10, nine of ten within 1.1 (1)"
         file.write_text(file.read_text() + "predicted,m,h100,e,fresh,throughput,3,\n")
         *_, words = error_of(1)
         assert error_of(1)[0] == 3 and words.endswith("that no constant had seen")

@@ -68,9 +68,9 @@ def write_gguf(checkpoint: Path, path: Path) -> None:
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     rotated = {"q_proj": heads, "k_proj": kv_heads} if kind == "llama" else {}
     for name, weights in tensors(checkpoint).items():
-        layer = name.split(".")[-2]
-        if layer in rotated:
-            weights = pairs_together(weights, rotated[layer])
+        linear = name.split(".")[-2]
+        if linear in rotated:
+            weights = pairs_together(weights, rotated[linear])
         own = names.get_name(name, try_suffixes=(".weight",))
         if weights.dtype == np.uint16 and weights.ndim > 1:
             bf16 = gguf.GGMLQuantizationType.BF16
@@ -86,7 +86,10 @@ def write_gguf(checkpoint: Path, path: Path) -> None:
 
 
 class Server:
-    """Batches as llama.cpp's server forms them: all decodes, then prompts, up to the budget."""
+    """Batches as llama.cpp's server forms them: all decodes, then prompts, up to the budget.
+
+    Keys and values are of float16, its default.
+    """
 
     def __init__(self, checkpoint: str, budget: int, batch_size: int):
         self.silent = llama_cpp.llama_log_callback(lambda *_: None)
@@ -104,13 +107,15 @@ class Server:
         self.batch_size = batch_size
         params = llama_cpp.llama_context_default_params()
         params.n_seq_max = batch_size
-        params.n_ctx = batch_size * min(2304, config["max_position_embeddings"])
-        params.n_batch = params.n_ubatch = budget
+        longest = min(2304, config["max_position_embeddings"])  # bench.py's requests have fewer
+        params.n_ctx = batch_size * longest
+        most = max(budget, batch_size)  # rows: all decodes run, also where the budget is less
+        params.n_batch = params.n_ubatch = most
         params.n_threads = params.n_threads_batch = len(os.sched_getaffinity(0))
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         assert self.context, "llama.cpp cannot make a cache"
         self.memory = llama_cpp.llama_get_memory(self.context)
-        self.batch = llama_cpp.llama_batch_init(budget, 0, 1)
+        self.batch = llama_cpp.llama_batch_init(most, 0, 1)
 
     def put(self, token: int, position: int, slot: int, wanted: bool) -> int:
         """One row of the next batch. Returns its index. wanted: its logits are."""

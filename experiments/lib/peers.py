@@ -9,14 +9,16 @@ It first says {"version"}. Then each line of its input is a question, and each l
 answer, both in JSON. Sampling is greedy, and end-of-text is ignored.
 
     generate   [[prompt token ids, output tokens], ...] -> seconds, tokens (ids of each request),
-               and of vLLM, firsts (s from the call to each request's first token), hits (prompt
-               tokens that were in the cache). BUDGET: tokens of a batch (transformers has none)
+               and of vLLM and llama.cpp, firsts (s from the call to each request's first token),
+               hits (prompt tokens that were in the cache). BUDGET: tokens of a batch
+               (transformers has none)
     beams      {prompts (token ids), beam_width, response (output tokens)} -> first, next: s, from
                the call to the first token of all prompts, then for each further token. peak: bytes,
                the largest RSS less the RSS before the call (Linux; else null). tokens: the best
                sequence of each prompt. "segment" and "standard" are `LLM.beam_search`
 
-vLLM's environment has nothing of ours: what is imported here is imported inside of functions.
+The environments of vLLM and llama.cpp have nothing of ours: what is imported here is imported
+inside of functions.
 """
 
 import ctypes
@@ -132,7 +134,7 @@ def vllm_generate(checkpoint: str, dtype: str, budget: str, prefix_caching: bool
 
 
 def llamacpp_generate(checkpoint: str, dtype: str, budget: str) -> Answer:
-    sys.path.append(str(Path(__file__).parent))
+    sys.path.append(str(Path(__file__).parent))  # last: no file there hides a package
     import llamacpp
 
     return llamacpp.Server(checkpoint, int(budget), BATCH_SIZE).answer
@@ -251,7 +253,7 @@ class Row:
     """What to start, how to ask it, and how to read what it says.
 
     load: (checkpoint, dtype, ...) -> a function: question -> answer, as the head of this file has
-    them. environment: of its own Python; None: it runs with this Python and this environment.
+    them. environment: its variables, by its Python; None: they are ours.
     """
 
     package: str  # whose version it has

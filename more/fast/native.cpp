@@ -606,7 +606,6 @@ void gate(const T* x, T* y, int64_t rows, int64_t size) {
 
 constexpr int PANEL = 64;         // outputs that oneDNN packs together: (outputs / PANEL, words of inputs, PANEL) words
 constexpr int64_t BLOCK = 64;     // words of inputs
-constexpr int FAR = BLOCK * PANEL;  // words: weights are fetched from memory while the block before them is used
 constexpr int SPINS = 2000;       // looks of a thread that waits, before it lets another program have its core
 constexpr int SUMS = REGISTERS / 2;  // vectors of sums that registers hold, beside what is added
 constexpr int MOST_ROWS = SUMS;   // of an iteration: with more, sums leave the registers
@@ -620,13 +619,13 @@ constexpr int vectors_for(int rows) {
 }
 
 // ROWS rows of x times one panel of weights. x: `words` words a row. A block of words is used for all its outputs while it is in a cache, and
-// meanwhile the block FAR ahead comes there: its lines are fetched at an even pace, because many at once would wait for each other. A block's
+// meanwhile the next block comes there: its lines are fetched at an even pace, because many at once would wait for each other. A block's
 // sum is added to the others as a whole: so fewer roundings lie on the way of each.
 template <class T, int ROWS> void multiply_panel(const word* panel, const word* x, int64_t words, Sums sums) {
     constexpr int V = vectors_for(ROWS);
     for (int64_t begin = 0; begin < words; begin += BLOCK) {
         const int64_t end = std::min(begin + BLOCK, words);
-        const word* ahead = panel + begin * PANEL + FAR;
+        const word* ahead = panel + (begin + BLOCK) * PANEL;
         for (int first = 0; first < PANEL; first += V * LANES) {
             vec own[ROWS][V] = {};
             for (int64_t c = begin; c < end; c++) {

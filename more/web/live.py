@@ -43,6 +43,7 @@ OUTPUT = 16
 MOST_CHAT_PROMPT = 128
 MOST_CHAT_OUTPUT = 512
 TRIAL = 5.0  # s, of a policy before it is in force; usual ones take milliseconds
+LONGEST_NAME = 100  # letters of a policy with its option, such as dynamic:512,256
 NUMBERS = ("waiting", "running", "held", "capacity", "budget")  # of the runner's state
 SENTENCE = "The with statement is used to wrap the execution of a block. "  # for a real model
 FILES = ("live.js", "page.js", "page.css", "draw.js", "schedule.js", "dom.js", "icon.svg")
@@ -250,12 +251,14 @@ def router(runner: Runner) -> APIRouter:
     async def policy(request: Request) -> dict:
         given = read_json(await request.body())
         fields = {name: given.get(name) for name in ("policy", "chunk_size")}
+        name = shown(fields["policy"])
+        if len(str(fields["policy"])) > LONGEST_NAME:  # it is in each event from then on
+            raise UserError(f"policy is {name}; it must have {LONGEST_NAME} letters at most")
         async with turn:
             try:
                 async with asyncio.timeout(TRIAL):
                     await asyncio.to_thread(try_policy, runner.engine, **fields)
             except TimeoutError:
-                name = shown(fields["policy"])
                 told = f"policy {name} fails as it is tried: it has not ended in {TRIAL:g} s"
                 raise UserError(told) from None
             await asyncio.wrap_future(runner.switch(**fields))
