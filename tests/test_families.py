@@ -26,6 +26,9 @@ from more.loading.load import new_model
 from more.policies import compared
 from nano_sarathi import LLM, SamplingParams
 
+# Files config.json: one as published; and what differs in those that are priced alone, for each the
+# name in configs.MODELS, and what differs in the model then
+CONFIGS = json.loads((Path(__file__).parent / "configs.json").read_text(encoding="utf-8"))
 VOCABULARY = 61
 LENGTH = 120
 ROTARY = {
@@ -214,22 +217,10 @@ def test_transformers_reads_what_save_writes(case: str, tmp_path: Path) -> None:
     assert_same_logits(model, reference.eval())
 
 
-# google/gemma-3-1b-it: its config.json as published
-GEMMA = {
-    "architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "head_dim": 256,
-    "attn_logit_softcapping": None, "cache_implementation": "hybrid", "hidden_size": 1152,
-    "final_logit_softcapping": None, "hidden_activation": "gelu_pytorch_tanh",
-    "intermediate_size": 6912, "max_position_embeddings": 32768, "model_type": "gemma3_text",
-    "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1,
-    "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000,
-    "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512,
-    "sliding_window_pattern": 6, "vocab_size": 262144,
-}  # fmt: skip
-
-
 def test_a_published_config(tmp_path: Path) -> None:
     """Keys as they were before transformers 5."""
-    (tmp_path / "config.json").write_text(json.dumps(GEMMA))
+    published = CONFIGS["published"]["google/gemma-3-1b-it"]
+    (tmp_path / "config.json").write_text(json.dumps(published))
     config = load_config(tmp_path, "mine")
     assert config.name == "mine" and config.window == 512 and config.narrow.count(True) == 22
     assert config.parameters == pytest.approx(999_885_952, rel=1e-3)  # norms do not count
@@ -237,75 +228,7 @@ def test_a_published_config(tmp_path: Path) -> None:
     assert config.bases == tuple((([1e4] * 5 + [1e6]) * 5)[:26])
 
 
-FP8_GROUP = {key: {"num_bits": 8, "type": "float"} for key in ("weights", "input_activations")}
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "expected"),
-    [
-        ("mixtral-8x7b", {"model_type": "mixtral", "num_local_experts": 8}, {}),
-        ("qwen3-30b-a3b", {"model_type": "qwen3_moe", "num_experts": 128}, {}),
-        (
-            "qwen3-8b",
-            {"model_type": "qwen3", "quantization_config": {"quant_method": "fp8"}},
-            {"weights": "fp8"},
-        ),
-        (
-            "qwen3-30b-a3b",
-            {
-                "model_type": "qwen3_moe",
-                "num_experts": 128,
-                "quantization_config": {
-                    "quant_method": "fp8",
-                    "weight_block_size": [128, 128],
-                    "modules_to_not_convert": [
-                        "lm_head",
-                        "model.layers.0.mlp.gate",
-                        "model.layers.0.post_attention_layernorm",
-                    ],
-                },
-            },
-            {"weights": "fp8", "weight_block": 128},
-        ),
-        (
-            "llama3.1-8b",
-            {
-                "model_type": "llama",
-                "rope_scaling": None,
-                "quantization_config": {
-                    "quant_method": "compressed-tensors",
-                    "config_groups": {"group_0": FP8_GROUP},
-                },
-            },
-            {"weights": "fp8", "rope_scaling": None},
-        ),
-        (
-            "qwen3-8b",
-            {
-                "model_type": "qwen3",
-                "quantization_config": {
-                    "quant_method": "modelopt",
-                    "quant_algo": "FP8",
-                    "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
-                },
-            },
-            {"weights": "fp8", "cache": "fp8"},
-        ),
-        ("phi-4", {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"]}, {}),
-        (
-            "qwen3-14b",
-            {
-                "model_type": "qwen3",
-                "rope_scaling": {
-                    "type": "yarn",
-                    "factor": 4.0,
-                    "original_max_position_embeddings": 32768,
-                },
-            },
-            {"max_length": 131072},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "changes", "expected"), CONFIGS["priced"])
 def test_what_is_priced_and_not_run(
     name: str, changes: dict, expected: dict, tmp_path: Path
 ) -> None:
