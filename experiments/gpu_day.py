@@ -327,9 +327,9 @@ def read(out: Path, what: str = "") -> list[dict]:
 
 def bundle(out: Path) -> None:
     with zipfile.ZipFile(out / "gpu-day.zip", "w", zipfile.ZIP_DEFLATED) as made:
-        for each in sorted(out.iterdir()):
+        for each in sorted(out.rglob("*")):  # a rehearsal's figures are in quick/
             if each.suffix != ".zip" and each.is_file():
-                made.write(each, each.name)
+                made.write(each, each.relative_to(out))
 
 
 def summarize(out: Path, left: list[str]) -> str:

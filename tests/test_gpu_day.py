@@ -57,9 +57,11 @@ def test_a_bad_step_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "no such kernel" in failed["raises"] and "illegal memory" in failed["breaks"]
     assert failed["hangs"] == "ended after 1 s" and failed["dies"] == "ended itself, status 9"
     assert "hangs: 1 s, ended" in gpu_day.summarize(out, [])
+    (out / "quick").mkdir()
+    (out / "quick" / "fig3.png").touch()  # of a rehearsal
     gpu_day.bundle(out)
     with zipfile.ZipFile(out / "gpu-day.zip") as made:
-        assert {"gpu.jsonl", "summary.txt", "log.txt"} <= {*made.namelist()}
+        assert {"gpu.jsonl", "summary.txt", "log.txt", "quick/fig3.png"} <= {*made.namelist()}
     assert [row["value"] for row in gpu_day.read(out, "a copy")] == [1.0]
 
 
@@ -67,7 +69,7 @@ def check(out: Path) -> None:
     rows = gpu_day.read(out)
     assert not [row["failed"] for row in rows if row.get("failed")]
     assert {"decodes", "chunk", "sampling"} <= {row["what"] for row in rows}
-    made = {path.name for path in out.iterdir()}
+    made = {path.name for path in out.rglob("*.png")}
     assert {f"{name}.png" for name in ("fig3", "fig4", "fig8", "fig9", "table4")} <= made
 
 
