@@ -196,31 +196,36 @@ def replicas_of(
     return dict(sorted(found.items(), key=lambda item: item[0][::-1])), refused
 
 
+def part_of(word: str, part: str) -> tuple[str, object]:
+    """What a part of a --beside names, and its value. Raises UserError."""
+    if layout := LAYOUT.fullmatch(part):
+        return "layout", (int(layout[1]), int(layout[2] or 1))
+    if part in WEIGHTS:
+        return "weights", part
+    form = part.removeprefix(CACHE)
+    if form in WEIGHTS:
+        return "cache", form
+    name = gpu_named(part) if part else ""
+    if name in GPUS:
+        return "GPU", name
+    near = did_you_mean(part, [*GPUS, *(CACHE + form for form in WEIGHTS)])
+    raise UserError(
+        f"--beside {word}: {part!r} is no GPU, no layout (tp2, tp2-pp2) and no format (fp8,"
+        f" bf16, cache-fp8, cache-bf16){near}"
+    )
+
+
 def beside_of(
     options: Namespace, word: str, replicas: Mapping[tuple[int, int], Deployment], traffic: Traffic
 ) -> Deployment:
     """The replica of a --beside. What the word leaves out is as in the question."""
-    place = options.tp, options.pp
     found: dict[str, object] = {}
     for part in word.lower().split(":"):
-        if layout := LAYOUT.fullmatch(part):
-            kind, value = "layout", (int(layout[1]), int(layout[2] or 1))
-        elif part in WEIGHTS:
-            kind, value = "weights", part
-        elif (form := part.removeprefix(CACHE)) in WEIGHTS:
-            kind, value = "cache", form
-        elif part and (name := gpu_named(part)) in GPUS:
-            kind, value = "GPU", name
-        else:
-            near = did_you_mean(part, [*GPUS, *(CACHE + form for form in WEIGHTS)])
-            raise UserError(
-                f"--beside {word}: {part!r} is no GPU, no layout (tp2, tp2-pp2) and no format (fp8,"
-                f" bf16, cache-fp8, cache-bf16){near}"
-            )
+        kind, value = part_of(word, part)
         if kind in found:
             raise UserError(f"--beside {word}: it names its {kind} twice")
         found[kind] = value
-    place = found.get("layout", place)
+    place = found.get("layout", (options.tp, options.pp))
     gpu, weights, cache = (found.get(name, "") for name in ("GPU", "weights", "cache"))
     if options.anchor and (gpu or weights or cache):
         raise UserError(f"--beside {word}: an anchor says nothing of it; give a layout, as tp2")

@@ -110,8 +110,11 @@ class Server:
         longest = min(2304, config["max_position_embeddings"])  # bench.py's requests have fewer
         params.n_ctx = batch_size * longest
         most = max(budget, batch_size)  # rows: all decodes run, also where the budget is less
-        params.n_batch = params.n_ubatch = most
-        params.n_threads = params.n_threads_batch = len(os.sched_getaffinity(0))
+        params.n_batch = most
+        params.n_ubatch = most
+        cores = len(os.sched_getaffinity(0))
+        params.n_threads = cores
+        params.n_threads_batch = cores
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         assert self.context, "llama.cpp cannot make a cache"
         self.memory = llama_cpp.llama_get_memory(self.context)

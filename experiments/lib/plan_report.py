@@ -109,9 +109,10 @@ def errors_said(tp: int, anchor: Anchor | None) -> list[str]:
     found = []
     for known, way in ways.items():
         every = error_of(tp, way)
-        *_, words = every or [""]
-        if every:
-            found.append(f"how far {words} are from what we predict{known}, as a factor:")
+        if not every:
+            continue
+        words = every[3]
+        found.append(f"how far {words} are from what we predict{known}, as a factor:")
         for what in WHAT:
             error = error_of(tp, way, what)
             if error and error[2] >= FEWEST and error[3] == words:
